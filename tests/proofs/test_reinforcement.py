@@ -43,12 +43,15 @@ def test_presets_reach_their_returns(name, seed):
     reaches(name, seed)
 
 
-WITHOUT_PRESET = {"Dreamer"}  # their tests are in tests/rl/algorithms
-
-
 def test_each_algorithm_has_a_preset():
-    assert {p.algorithm for p in PRESETS.values()} | WITHOUT_PRESET == set(ALGORITHMS)
-    assert not {p.algorithm for p in PRESETS.values()} & WITHOUT_PRESET
+    assert {p.algorithm for p in PRESETS.values()} == set(ALGORITHMS)
+
+
+@pytest.mark.slow
+def test_hindsight_is_what_reaches_goals():
+    p = PRESETS["dqn-bitflip"]
+    agent = algorithm(p.algorithm)(p.env, level="eager", **{**p.options, "hindsight": 0}).learn(p.steps)
+    assert agent.evaluate(100).mean < -11.5  # no episode, or hardly one, reaches its goal
 
 
 def near(one: Agent, two: Agent) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tutti.rl import PPO, SAC, Agent, CheckpointCallback, EvalCallback, StopOnReturn, make
+from tutti.rl import PPO, SAC, Agent, CheckpointCallback, EvalCallback, StopOnReturn, files, make
 from tutti.rl.agent import Evaluation
 from tutti.rl.algorithms import algorithm
 from tutti.rl.callbacks import TensorBoard, checkpoints
@@ -135,6 +135,19 @@ def test_callbacks_evaluate_save_and_end(tmp_path):
     assert small().learn(1024, StopOnReturn(1.0, episodes=5)).num_timesteps < 1024
     with pytest.raises(ValueError, match="every is 0"):
         EvalCallback(every=0)
+
+
+def test_the_best_agent_of_a_run_is_replaced_by_a_better_one_only(tmp_path, monkeypatch):
+    path, score = tmp_path / "best", iter([3.0, 5.0, 4.0, 4.5, 6.0, 1.0])
+    monkeypatch.setattr(Agent, "evaluate", lambda self, *_, **__: Evaluation(np.array([next(score)]), np.ones(1)))
+    first = small().learn(128, EvalCallback(every=64, best=path))
+    assert files.about(path)["score"] == 5 and files.about(path)["num_timesteps"] == 128
+    first.learn(128, EvalCallback(every=64, best=path))  # 4, 4.5, in a process of its own
+    assert files.about(path)["num_timesteps"] == 128
+    first.learn(64, EvalCallback(every=64, best=path))
+    assert files.about(path)["score"] == 6
+    small().learn(64, EvalCallback(every=64, best=path))  # another run
+    assert files.about(path)["score"] == 1
 
 
 def test_options_that_do_not_exist_or_do_not_fit():

@@ -1,16 +1,9 @@
 """Running statistics, against those of all data at once and against a loop."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import torch
 
 from tutti.rl.normalize import Normalizer
-
-
-def made(**options):
-    config = SimpleNamespace(**{"gamma": 0.9, "normalize_obs": False, "normalize_reward": False, **options})
-    return Normalizer(3, config)
 
 
 def chunk(obs, reward=None, ended=None):
@@ -20,7 +13,7 @@ def chunk(obs, reward=None, ended=None):
 
 
 def test_observations_have_the_mean_and_deviation_of_all_that_were_seen():
-    norm, whole = made(normalize_obs=True), torch.randn(5, 8, 4, 3) * 3 + 7
+    norm, whole = Normalizer(3, obs=True), torch.randn(5, 8, 4, 3) * 3 + 7
     learner = norm.init((4,))
     for part in whole:
         learner, found = norm.update(learner, chunk(part))
@@ -33,9 +26,9 @@ def test_observations_have_the_mean_and_deviation_of_all_that_were_seen():
 
 
 def test_rewards_are_divided_by_the_deviation_of_returns():
-    norm, steps = made(normalize_reward=True), 40
+    norm, steps = Normalizer(3, reward=True), 40
     reward, ended = torch.rand(steps, 2), torch.rand(steps, 2) < 0.1
-    learner, found = norm.update(norm.init((2,)), chunk(torch.zeros(steps, 2, 3), reward, ended))
+    learner, found = norm.update(norm.init((2,)), chunk(torch.zeros(steps, 2, 3), reward, ended), 0.9)
     total, seen = np.zeros(2), []
     for t in range(steps):
         total = total * 0.9 + reward[t].numpy()
@@ -46,6 +39,6 @@ def test_rewards_are_divided_by_the_deviation_of_returns():
 
 
 def test_without_options_nothing_changes():
-    norm, given = made(), chunk(torch.randn(4, 2, 3))
+    norm, given = Normalizer(3), chunk(torch.randn(4, 2, 3))
     learner, found = norm.update({}, given)
     assert learner == {} and all(found[name] is given[name] for name in given)

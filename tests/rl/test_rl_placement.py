@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from gloo import Pool
+from rl_cases import CASES as ALL
+from rl_cases import given
+from tutti.rl.algorithms import ALGORITHMS, algorithm
+from tutti.rl.offline import Offline
 from tutti.rl.placement import PLACEMENTS, Placed
 from tutti.rl.program import leaves
 from tutti.rl.ranks import Ranks, mean_of_ranks
@@ -16,6 +20,7 @@ CASES = {
     "SAC": ("Pendulum-v1", {"n_envs": 4, "n_steps": 4, "gradient_steps": 2, "hidden": (16,), "batch_size": 16,
                             "learning_starts": 32, "buffer_size": 128}),
 }  # fmt: skip
+QUICK = ("CrossQ", "Dreamer", "MBPO")  # with statistics in their learners
 SYNCHRONOUS = ("learners", "actors")
 
 
@@ -66,6 +71,26 @@ def test_all_learners_have_equal_weights(name, more):
         shared = [k for k in other if k.startswith("learner.") and "return" not in k]
         assert shared and all(torch.equal(states[0][k], other[k]) for k in shared)
         assert not torch.equal(states[0]["actor.env.x"], other["actor.env.x"])
+
+
+def check_equal_learners(name):
+    env, options = ALL[name]
+    placed = Placed(name, env, "learners", 2, level="eager", **options, **given(name)).learn(256)
+    one, two = (leaves(agent.program.state()["learner"]) for agent in placed.others)
+    assert [k for k in one if "return" not in k and not torch.equal(one[k], two[k])] == []
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_all_that_is_learned_is_equal_on_all_ranks(name):
+    check_equal_learners(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [x for x in ALGORITHMS if x not in QUICK])
+def test_all_that_others_learn_is_equal_on_all_ranks(name):
+    if issubclass(algorithm(name), Offline):
+        pytest.skip("it has no environments to share out")
+    check_equal_learners(name)
 
 
 def test_actors_give_the_learner_what_all_have_done():

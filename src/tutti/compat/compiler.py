@@ -15,9 +15,11 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 
 # Operators that Inductor caches only if it is told that it may: its key contains the code of their sub-graphs.
 LOOPS = ("torch.ops.higher_order.scan", "torch.ops.higher_order.while_loop")
+LARGE = 4000  # operators: g++ -O3 takes minutes for them, -O2 half a minute
 INSTRUCTIONS, HEADER = "vector instructions", "header"
 _getting_ready: dict[str, threading.Thread] = {}
 
@@ -103,10 +105,34 @@ def compile_graph(
     fake = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True))  # without one, torch does not cache on disk
     loops = {"cpp_wrapper": True, "unsafe_marked_cacheable_functions": dict.fromkeys(LOOPS, "1")}
     wrapper = config.patch(loops) if modules else nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
-    with torch.no_grad(), tracing(TracingContext(fake)), wrapper:
+    size = sum(len(each.nodes) for each in (graph, *_bodies(modules or {})))
+    flags = _flags({"O3": "O2"}) if size > LARGE else nullcontext()
+    with torch.no_grad(), tracing(TracingContext(fake)), wrapper, flags:
         with fake:
             given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
         return compile_fx(fx.GraphModule(dict(modules or {}), graph), given)  # pyright: ignore
+
+
+def _bodies(modules: Mapping[str, torch.nn.Module]) -> Iterator[fx.Graph]:
+    for module in modules.values():
+        yield from (each.graph for each in module.modules() if isinstance(each, fx.GraphModule))
+
+
+@contextmanager
+def _flags(instead: Mapping[str, str]) -> Iterator[None]:
+    """Compile C++ with other optimization flags."""
+    from torch._inductor import cpp_builder
+
+    usual = cpp_builder._get_optimization_cflags
+
+    def flags(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map(lambda flag: instead.get(flag, flag), usual(*args, **kwargs))
+
+    cpp_builder._get_optimization_cflags = flags
+    try:
+        yield
+    finally:
+        cpp_builder._get_optimization_cflags = usual
 
 
 def lower_to_memory(operator: Any) -> None:

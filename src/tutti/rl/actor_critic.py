@@ -33,6 +33,10 @@ class ActorCritic(OnPolicy):
 
     adam: Adam | RMSProp
 
+    def check(self) -> None:
+        if not isinstance(self.distribution, Box):
+            self.refuse("with discrete actions", "log_std")
+
     def build(self) -> None:
         self.net = Network(lambda: Both(self))
 

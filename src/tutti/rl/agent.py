@@ -14,7 +14,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -39,7 +41,7 @@ from tutti.rl.vector import VectorEnv
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Tree = dict[str, Any]
 Number = float | Tensor
-Rate = float | Callable[[Any], Any]  # constant, or a function of the remaining progress, from 1 to 0
+Rate = Number | Callable[[Any], Any]  # constant, or a function of the remaining progress, from 1 to 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,25 @@ class Config:
     normalize_reward: bool = False
     precision: str = "float32"
 
+    def __getattribute__(self, name: str) -> Any:
+        if (reads := _reads.get()) is not None:
+            reads.add(name)
+        return super().__getattribute__(name)
+
+
+_reads: ContextVar[set[str] | None] = ContextVar("reads", default=None)
+
+
+@contextmanager
+def reads() -> Iterator[set[str]]:
+    """The names of options that are read meanwhile."""
+    found: set[str] = set()
+    token = _reads.set(found)
+    try:
+        yield found
+    finally:
+        _reads.reset(token)
+
 
 class Agent(ABC):
     """A policy, how it learns, and the environments that it learns in.
@@ -81,18 +102,21 @@ class Agent(ABC):
     squashed: ClassVar[bool] = False  # whether continuous actions are tanh of a normal number
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ()  # the action spaces that the algorithm can handle; () is all
     multi_agent: ClassVar[bool] = True
+    unused: ClassVar[tuple[str, ...]] = ()  # options of a parent class that have no effect: giving them is an error
     warm_until = 0  # number of steps when the replay was last empty, for algorithms with one
 
     def __init__(self, env: str | Env | VectorEnv, *, seed: int = 0, level: str = "O2", threads: int = 1,
                  **options: Any):  # fmt: skip
-        self.config, self.threads = configured(self.Config, options), threads
+        self.config, self.threads = configured(type(self), options), threads
         self.env = self._made(env)
         self.seed, self.level = seed, level
         self._check_spaces()
         self.features: Features = features_of(self.env.observation_space)
         self.distribution: Any = distribution_for(self.env.action_space, self.squashed)
-        self.normalizer = Normalizer(self.features.size, self.config)
-        self.build()
+        self.normalizer = Normalizer(self.features.size, self.config.normalize_obs, self.config.normalize_reward)
+        self.check()
+        with reads() as self.constants:  # options whose values are a part of networks, optimizers and the replay
+            self.build()
         for x in vars(self).values():
             if isinstance(x, Network | Ensemble):
                 x.compute_in(PRECISIONS[self.config.precision])
@@ -100,6 +124,9 @@ class Agent(ABC):
         self.metrics: dict[str, float] = {}
         self.functions: dict[Any, Callable] = {}  # what the program has compiled, by what it is for
         self._begin()
+
+    def check(self) -> None:  # noqa: B027
+        """Raise ValueError for options that have no effect in this environment."""
 
     # -- what an algorithm defines --------------------------------------------------------------------------------
 
@@ -144,6 +171,13 @@ class Agent(ABC):
     def rows(self, n: int) -> tuple[int, ...]:
         """The shape of rewards of n environments: (n,), or (n, agents)."""
         return (n,) if len(self.env.agents) == 1 else (n, len(self.env.agents))
+
+    def refuse(self, why: str, *names: str) -> None:
+        """Raise ValueError if one of these options, which have no effect here, is not the default."""
+        default = type(self).Config()
+        for name in names:
+            if getattr(self.config, name) != getattr(default, name):
+                raise ValueError(f"{name} has no effect on {type(self).__name__} {why}; leave it out")
 
     def to_env(self, action: Tensor) -> Tensor:
         return self.distribution.to_env(action)
@@ -234,14 +268,19 @@ class Agent(ABC):
         return (action[0] if single else action), (carry or None)
 
     def evaluate(self, episodes: int = 10, deterministic: bool = True, env: Any = None, seed: int = 1) -> Evaluation:
-        """Returns and lengths of new episodes."""
+        """Returns and lengths of new episodes.
+
+        env: instead of the agent's; of a `VectorEnv`, each instance contributes equally many of the episodes, up to
+        one. seed: the episodes of none are those of training.
+        """
         from tutti.rl.evaluate import evaluate
 
         return evaluate(self, episodes, deterministic, env, seed)
 
-    def save(self, path: str | Path, replay: bool = True) -> Path:
-        """Write everything that continuing needs to one file, and return its path. replay: whether with its data."""
-        return files.save(self, Path(path), replay)
+    def save(self, path: str | Path, replay: bool = True, score: float | None = None) -> Path:
+        """Write everything that continuing needs to one file, and return its path. replay: whether with its data.
+        score: the mean return that an evaluation gave it."""
+        return files.save(self, Path(path), replay, score)
 
     @classmethod
     def load(cls, path: str | Path, env: str | Env | VectorEnv | None = None, **options: Any) -> Any:
@@ -290,7 +329,9 @@ class Agent(ABC):
             run["actor"] = collect.begin(self, self.env, keys.fold(key, 2), n)
         else:
             self.host = HostActor(self, self.env, self.seed)
-        run |= self.more_state()
+        with reads() as more:
+            run |= self.more_state()
+        self.constants |= more
         self.program, self.predictions = Program(run, self.level, self.threads), 0
 
     def more_state(self) -> Tree:
@@ -350,11 +391,17 @@ class Evaluation:
 Callback = Callable[[Agent], bool | None]
 
 
-def configured(kind: type[Config], options: dict[str, Any]) -> Config:
-    """A config with these options. Raises ValueError for unknown ones, and for values out of range."""
-    known = [f.name for f in fields(kind)]
+def configured(algorithm: type[Agent], options: dict[str, Any]) -> Config:
+    """A config with these options. Raises ValueError for unknown ones, for those that have no effect on the algorithm,
+    and for values out of range."""
+    kind = algorithm.Config
+    known = [f.name for f in fields(kind) if f.name not in algorithm.unused]
+    default = {f.name: f.default for f in fields(kind)}
     for name in options:
-        if name not in known:
+        if name in algorithm.unused:  # files have all options
+            if options[name] != default[name]:
+                raise ValueError(f"{name} has no effect on {algorithm.__name__}; leave it out")
+        elif name not in known:
             near = get_close_matches(name, known, 1)
             raise ValueError(f"there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
                              f"The options are {', '.join(known)}")  # fmt: skip

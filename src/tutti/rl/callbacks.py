@@ -11,6 +11,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tutti.rl import files
+
 if TYPE_CHECKING:
     from tutti.rl.agent import Agent, Evaluation
 
@@ -38,7 +40,8 @@ class Every:
 
 
 class EvalCallback(Every):
-    """Evaluate every so many steps. best: a file for the best agent. threshold: learning ends at this mean return.
+    """Evaluate every so many steps. best: a file for the best agent; one that an earlier part of the same run wrote is
+    replaced by a better one only. threshold: learning ends at this mean return.
 
     evaluations: list of (steps, `Evaluation`).
     """
@@ -48,13 +51,19 @@ class EvalCallback(Every):
         super().__init__(every)
         self.episodes, self.threshold, self.best, self.env = episodes, threshold, best, env
         self.evaluations: list[tuple[int, Evaluation]] = []
+        self.highest = float("-inf")
+
+    def begin(self, agent: Agent) -> None:
+        super().begin(agent)
+        if self.best is not None and Path(self.best).exists():
+            self.highest = max(self.highest, files.score(Path(self.best), agent))
 
     def run(self, agent: Agent) -> bool | None:
         found = agent.evaluate(self.episodes, env=self.env() if callable(self.env) else self.env)
-        best = max((x.mean for _, x in self.evaluations), default=float("-inf"))
         self.evaluations.append((agent.num_timesteps, found))
-        if self.best is not None and found.mean > best:
-            agent.save(self.best)
+        if self.best is not None and found.mean > self.highest:
+            self.highest = found.mean
+            agent.save(self.best, score=found.mean)
         return False if self.threshold is not None and found.mean >= self.threshold else None
 
 

@@ -21,6 +21,7 @@ import tutti
 from tutti.rl import keys
 from tutti.rl.descent import Adam
 from tutti.rl.networks import Ensemble, mlp
+from tutti.rl.normalize import over_ranks
 
 Tree = dict[str, Any]
 LOWEST, HIGHEST = -10.0, 1.0  # log variances, in units of the data's variance
@@ -51,7 +52,8 @@ class Dynamics:
         for name, x in (("in", _inputs(rows["obs"], rows["action"])), ("out", _outputs(rows))):
             share = (valid.float() / valid.sum().clamp(min=1)).unsqueeze(-1)
             mean = (share * x).sum(0)
-            std = (share * (x - mean).square()).sum(0).sqrt()
+            mean, var = over_ranks(mean, (share * (x - mean).square()).sum(0))
+            std = var.sqrt()
             found |= {f"{name}_mean": mean, f"{name}_std": torch.where(std < 1e-6, 1.0, std)}
         return {**model, **found}
 

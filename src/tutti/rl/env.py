@@ -20,8 +20,6 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tutti.rl import keys
-
 State = dict[str, Tensor]
 Step = tuple[State, Any, Tensor, Tensor, Tensor]
 
@@ -52,7 +50,7 @@ class Env(ABC):
 
     @abstractmethod
     def step(self, state: State, action: Tensor, key: Tensor) -> Step:
-        """Advance all instances by one step. Does not reset: see `Autoreset`.
+        """Advance all instances by one step. Begins no new episodes: see `begun_again`.
 
         action: int64 (n,) or (n, agents) for a discrete space, else float32 with the shape of the space at the end.
 
@@ -77,22 +75,16 @@ class Env(ABC):
         return torch.zeros_like(t, dtype=torch.bool) if self.limit is None else t >= self.limit
 
 
-class Autoreset:
-    """Steps an environment, and begins new episodes in the same step (gymnasium's `SAME_STEP`).
+class GoalEnv(Env):
+    """An environment whose task is to reach a goal.
 
-    `step` returns what `Env.step` returns, and the last observation of episodes that ended. The observation is that of
-    the new episode there; truncated episodes are bootstrapped from the last one.
+    Observations are a `Dict` with "achieved_goal" and "desired_goal", Boxes (goals,), and others, as those of
+    gymnasium-robotics.
     """
 
-    def __init__(self, env: Env):
-        self.env = env
-
-    def step(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Any, Tensor, Tensor, Tensor, Any]:
-        """(state, observations, reward, terminated, truncated, last observations)."""
-        of_step, of_reset = keys.split(key)
-        after, last, reward, terminated, truncated = self.env.step(state, action, of_step)
-        state, obs = begun_again(self.env, terminated | truncated, after, last, of_reset)
-        return state, obs, reward, terminated, truncated, last
+    @abstractmethod
+    def judge(self, achieved: Tensor, desired: Tensor) -> tuple[Tensor, Tensor]:
+        """(reward, terminated), (n,), of steps that reach `achieved` (n, goals) where the goal is `desired`."""
 
 
 def begun_again(env: Env, done: Tensor, state: State, last: Any, key: Tensor) -> tuple[State, Any]:

@@ -21,38 +21,54 @@ LONGEST = 100_000  # steps of an episode
 
 
 def evaluate(agent: Agent, episodes: int, deterministic: bool, env: Any, seed: int) -> Evaluation:
-    """Returns and lengths of the first episode of each of `episodes` instances. See `Agent.evaluate`."""
+    """Returns and lengths of the first episodes of the instances of an environment. See `Agent.evaluate`."""
     from tutti.rl.agent import Evaluation
 
-    if env is None:
-        if isinstance(agent.env, VectorEnv) and agent.env_name is None:
-            raise ValueError(f"{agent.env.name} was not given by name: pass evaluate(env=), a VectorEnv of its own")
-        env = agent.env if isinstance(agent.env, Env) else agent.env_name
-    made = isinstance(env, str)
-    if isinstance(env, str):
-        from tutti.rl.by_name import make
-
-        env = make(env, episodes)
+    env, made = own_env(agent, env, episodes, "evaluate(env=)")
     pure = isinstance(env, Env)
     chunks = _pure(agent, env, episodes, deterministic, seed) if pure else _host(agent, env, deterministic, seed)
-    n = episodes if pure else env.n
-    returns: list[np.ndarray | None] = [None] * n
-    lengths = np.zeros(n)
+    of_each = shares(episodes, episodes if pure else env.n)
+    found: list[list[tuple[np.ndarray, float]]] = [[] for _ in of_each]
     steps = 0
     for chunk in chunks:
-        ended = chunk["length"] > 0
-        for i in range(n):
-            if returns[i] is None and bool(ended[:, i].any()):
-                t = int(ended[:, i].long().argmax())
-                returns[i], lengths[i] = chunk["return"][t, i].numpy(), float(chunk["length"][t, i])
-        steps += len(ended)
-        if all(x is not None for x in returns):
+        for i, (kept, share) in enumerate(zip(found, of_each, strict=True)):
+            for t in chunk["length"][:, i].nonzero().flatten().tolist()[: share - len(kept)]:
+                kept.append((chunk["return"][t, i].numpy(), float(chunk["length"][t, i])))
+        steps += len(chunk["length"])
+        if all(len(kept) == share for kept, share in zip(found, of_each, strict=True)):
             break
-        if steps >= LONGEST:
+        if steps >= LONGEST * max(of_each):
             raise ValueError(f"episodes of {env.name} have not ended after {steps:,} steps; give it a limit of steps")
-    if made and not pure:
+    if made:
         env.close()
-    return Evaluation(np.stack([x for x in returns if x is not None]), lengths)
+    returns, lengths = zip(*(episode for kept in found for episode in kept), strict=True)
+    return Evaluation(np.stack(returns), np.array(lengths))
+
+
+def shares(count: int, n: int) -> list[int]:
+    """How many of `count` episodes each of n instances contributes: its first ones, so that short episodes are not
+    preferred."""
+    if count < 1:
+        raise ValueError(f"{count} episodes were asked for; it must be at least 1")
+    return [count // n + (i < count % n) for i in range(n)]
+
+
+def own_env(agent: Agent, env: Any, n: int, how: str) -> tuple[Any, bool]:
+    """(an environment besides the one that the agent learns in, whether the caller must close it).
+
+    env: an environment, a name, or None for that of the agent. n: instances of one that is made. how: to pass `env`.
+    Raises ValueError for environments of the host that were not given by name.
+    """
+    if env is None:
+        if isinstance(agent.env, VectorEnv) and agent.env_name is None:
+            raise ValueError(f"{agent.env.name} was not given by name: pass {how}, a VectorEnv of its own")
+        env = agent.env if isinstance(agent.env, Env) else agent.env_name
+    if not isinstance(env, str):
+        return env, False
+    from tutti.rl.by_name import make
+
+    made = make(env, n)
+    return made, not isinstance(made, Env)
 
 
 def _pure(agent: Agent, env: Env, n: int, deterministic: bool, seed: int):
@@ -79,7 +95,7 @@ def _rollout(agent: Agent, env: Env, deterministic: bool):
 
 def _host(agent: Agent, env: VectorEnv, deterministic: bool, seed: int):
     """Chunks of an environment of the host."""
-    actor = HostActor(agent, env, seed, not deterministic)
+    actor = HostActor(agent, env, keys.seed(keys.fold(keys.make(seed), 7)), not deterministic)
     while True:
         with torch.no_grad():
             yield actor.collect(agent, CHUNK)

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,14 @@ from torch import Tensor
 class Features:
     """size: numbers of an observation. of: maps a batch of observations (..., *shape) to float32 (..., size).
 
-    image: (channels, height, width) of a `Box` of pixels, whose features are in [0, 1]; None for others.
+    image: (channels, height, width) of a `Box` of pixels, whose features are in [0, 1]; None for others. parts: which
+    of the numbers belong to each key of a `Dict`.
     """
 
     size: int
     of: Callable[[Any], Tensor]
     image: tuple[int, int, int] | None = None
+    parts: dict[str, slice] = field(default_factory=dict)
 
     def __call__(self, obs: Any) -> Tensor:
         return self.of(obs)
@@ -63,7 +66,9 @@ def features_of(space: spaces.Space) -> Features:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         parts = {str(key): features_of(part) for key, part in items}
+        ends = dict(zip(parts, accumulate(p.size for p in parts.values()), strict=True))
         return Features(sum(p.size for p in parts.values()),
-                        lambda x: torch.cat([part(x[key]) for key, part in parts.items()], -1))  # fmt: skip
+                        lambda x: torch.cat([part(x[key]) for key, part in parts.items()], -1),
+                        parts={key: slice(end - parts[key].size, end) for key, end in ends.items()})  # fmt: skip
     raise ValueError(f"observations of the space {space} have no fixed size; wrap the environment so that they are a "
                      "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")  # fmt: skip

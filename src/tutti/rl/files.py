@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 FORMAT = "tutti.rl 1"
 
 
-def save(agent: Agent, path: Path, replay: bool) -> Path:
-    """Write a run. The file is complete or absent, even if the process is killed meanwhile."""
+def save(agent: Agent, path: Path, replay: bool, score: float | None) -> Path:
+    """Write a run. score: what an evaluation gave it. The file is complete or absent, even if the process is killed
+    meanwhile."""
     from safetensors.torch import save_file
 
     from tutti.rl.agent import options_of, unsaved
@@ -34,13 +35,10 @@ def save(agent: Agent, path: Path, replay: bool) -> Path:
         "options": options_of(agent.config), "unsaved": unsaved(agent.config), "episodes": list(agent.episodes),
         "level": agent.level, "threads": agent.threads,
         "warm_until": agent.warm_until if replay else agent.num_timesteps,
-        "num_timesteps": agent.num_timesteps, "predictions": agent.predictions,
+        "num_timesteps": agent.num_timesteps, "predictions": agent.predictions, "score": score,
     }  # fmt: skip
     if not isinstance(agent.env, Env):
-        try:
-            about["host"] = base64.b64encode(pickle.dumps(agent.host.state())).decode()
-        except NotImplementedError:
-            about["host"] = ""
+        about["host"] = base64.b64encode(pickle.dumps(agent.host.state())).decode()
     unfinished = path.with_name(path.name + ".unfinished")
     tensors = {name: x.contiguous() for name, x in leaves(kept).items()}
     save_file(tensors, unfinished, {"about": json.dumps(about)})
@@ -62,6 +60,18 @@ def about(path: Path) -> dict[str, Any]:
     if found.get("format") != FORMAT:
         raise ValueError(f"{path} is not a file of an agent; Agent.save writes one")
     return found
+
+
+def score(path: Path, agent: Agent) -> float:
+    """The score in a file that an earlier part of an agent's run wrote, else minus infinity."""
+    try:
+        found = about(path)
+    except ValueError:
+        return float("-inf")
+    same = {"algorithm": type(agent).__name__, "env": agent.env_name, "seed": agent.seed}
+    before = all(found[name] == x for name, x in same.items()) and found["num_timesteps"] <= agent.num_timesteps
+    score = found.get("score")
+    return score if before and score is not None else float("-inf")
 
 
 def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, options: dict[str, Any]) -> Agent:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tutti.rl import keys
 from tutti.rl.collect import rewarded, seen_by
-from tutti.rl.vector import VectorEnv
+from tutti.rl.vector import Moved, VectorEnv
 
 if TYPE_CHECKING:
     from tutti.rl.agent import Agent
@@ -39,12 +39,12 @@ class HostActor:
 
     def _step(self, agent: Agent, act: Any) -> Tree:
         self.steps += 1
-        key = keys.make(self.seed + (self.steps << 20))
+        key = keys.fold(keys.make(self.seed), self.steps)
         action, for_env, extra, carry = agent.program.ask(act, self.seen, self.carry, key, *self.given)
         moved = self.env.step(for_env.numpy())
         done = moved.terminated | moved.truncated
         after = self._seen(agent, moved.obs)
-        last = agent.features(tensors(moved.last)) if done.any() else after["obs"]
+        ended = self._ended(agent, moved) if done.any() else after
         self.total += moved.reward
         self.length += 1
         wide = done.reshape(-1, *[1] * (self.total.ndim - 1))
@@ -52,8 +52,8 @@ class HostActor:
         self.total, self.length = np.where(wide, 0, self.total), np.where(done, 0, self.length)
         now = [moved.reward.astype(np.float32), moved.terminated, moved.truncated]
         named = dict(zip(("reward", "terminated", "truncated"), map(torch.from_numpy, now), strict=True))
-        more = {f"last_{name}": x for name, x in after.items() if name != "obs"}
-        row = {**self.seen, **more, **named, "action": action, "last": last, **extra,
+        last = {"last" if name == "obs" else f"last_{name}": x for name, x in ended.items()}
+        row = {**self.seen, **last, **named, "action": action, **extra,
                **{k: torch.from_numpy(x.astype(np.float32)) for k, x in told.items()}}  # fmt: skip
         over = torch.from_numpy(done)
         self.carry = pytree.tree_map(
@@ -64,18 +64,38 @@ class HostActor:
         return row
 
     def _seen(self, agent: Agent, obs: Any) -> Tree:
-        extras = [None if x is None else torch.from_numpy(x) for x in (self.env.masks(), self.env.overview())]
-        return seen_by(agent.features(tensors(obs)), *extras)
+        return _all_of(agent, obs, self.env.masks(), self.env.overview())
+
+    def _ended(self, agent: Agent, moved: Moved) -> Tree:
+        """What is seen after a step in which an episode ended, of the same episode."""
+        for name in ("masks", "overview"):
+            if getattr(self.env, name)() is not None and getattr(moved, f"last_{name}") is None:
+                raise ValueError(f"{self.env.name} has {name}, but its step did not return those of the last "
+                                 f"observations where an episode ended: give `Moved` its last_{name}")  # fmt: skip
+        return _all_of(agent, moved.last, moved.last_masks, moved.last_overview)
 
     def state(self) -> Tree:
-        """What continuing needs, for a checkpoint."""
-        return {"env": self.env.state(), "total": self.total, "length": self.length, "carry": self.carry,
-                "steps": self.steps}  # fmt: skip
+        """What continuing needs, for a checkpoint. Without "env" where environments cannot be saved."""
+        try:
+            env = self.env.state()
+        except NotImplementedError:
+            return {"steps": self.steps}
+        return {"env": env, "total": self.total, "length": self.length, "carry": self.carry, "steps": self.steps}
 
     def restore(self, agent: Agent, state: Tree) -> None:
-        self.total, self.length, self.carry = state["total"], state["length"], state["carry"]
+        """Continue; with new episodes, unlike those before, where environments cannot be saved."""
         self.steps = state["steps"]
+        if "env" not in state:
+            fresh = keys.seed(keys.fold(keys.make(self.seed), self.steps))
+            self.seen = self._seen(agent, self.env.reset(fresh))
+            return
+        self.total, self.length, self.carry = state["total"], state["length"], state["carry"]
         self.seen = self._seen(agent, self.env.restore(state["env"]))
+
+
+def _all_of(agent: Agent, obs: Any, masks: np.ndarray | None, overview: np.ndarray | None) -> Tree:
+    extras = [None if x is None else torch.from_numpy(x) for x in (masks, overview)]
+    return seen_by(agent.features(tensors(obs)), *extras)
 
 
 def tensors(obs: Any) -> Any:

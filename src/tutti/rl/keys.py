@@ -37,6 +37,12 @@ def fold(key: Tensor, number: int | Tensor) -> Tensor:
     return stored(z ^ ((z >> 31) & ((1 << 33) - 1)))
 
 
+def seed(key: Tensor) -> int:
+    """A seed for what draws random numbers of its own, from 2^30 to 2^31 - 2^20: apart from small seeds, and with room
+    for those of further instances."""
+    return (1 << 30) + int(key) % ((1 << 30) - (1 << 20))
+
+
 def _wrapped(word: int) -> int:
     """A signed 64-bit word."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)

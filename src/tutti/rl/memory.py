@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tutti.rl.networks import GAIN, mlp
+from tutti.rl.networks import ACTIVATIONS, GAIN, mlp
 from tutti.rl.through_time import unroll
 
 GATES = {"gru": 3, "lstm": 4}
@@ -80,14 +80,14 @@ class Remembering(nn.Module):
         super().__init__()
         *layers, last = (size, *hidden)
         self.encoder = mlp([*layers, last], activation, GAIN, GAIN) if layers else nn.Identity()
-        self.cell = Cell(last, memory, kind)
+        self.cell, self.activation = Cell(last, memory, kind), ACTIVATIONS[activation]()
         self.outputs = nn.ModuleDict({name: nn.Linear(memory, n) for name, n in outputs.items()})
         for name, linear in self.outputs.items():
             nn.init.orthogonal_(linear.weight, (gain or {}).get(name, 1.0))  # pyright: ignore[reportArgumentType]
             nn.init.zeros_(linear.bias)  # pyright: ignore[reportArgumentType]
 
     def forward(self, x: Tensor, state: Tensor, first: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
-        states = self.cell(self.encoder(x).tanh(), state, first)
+        states = self.cell(self.activation(self.encoder(x)), state, first)
         seen = states[..., : self.cell.width]
         return {name: linear(seen) for name, linear in self.outputs.items()}, states
 

@@ -20,11 +20,10 @@ CLIP, EPS = 10.0, 1e-8
 
 
 class Normalizer:
-    """Statistics of observations (size,), if the config asks for them, and of returns."""
+    """obs, reward: whether observations (size,) and rewards are normalized."""
 
-    def __init__(self, size: int, config: Any):
-        self.size, self.gamma = size, config.gamma
-        self.obs, self.reward = config.normalize_obs, config.normalize_reward
+    def __init__(self, size: int, obs: bool = False, reward: bool = False):
+        self.size, self.obs, self.reward = size, obs, reward
 
     def init(self, rows: tuple[int, ...]) -> Tree:
         """rows: the shape of a reward."""
@@ -42,10 +41,9 @@ class Normalizer:
         norm = learner["obs_norm"]
         return ((obs - norm["mean"]) / (norm["var"] + EPS).sqrt()).clamp(-CLIP, CLIP)
 
-    def update(self, learner: Tree, chunk: Tree, gamma: Any = None) -> tuple[Tree, Tree]:
+    def update(self, learner: Tree, chunk: Tree, gamma: Any = 1.0) -> tuple[Tree, Tree]:
         """The learner with statistics that include the chunk, and the chunk normalized: observations as the policy that
-        acted has seen them, rewards by the new statistics. gamma: instead of the config's, where it differs between
-        members of a population."""
+        acted has seen them, rewards by the new statistics. gamma: discount of the returns that scale rewards."""
         learner, chunk = dict(learner), dict(chunk)
         if self.obs:
             rows = chunk["obs"].reshape(-1, self.size)
@@ -58,7 +56,7 @@ class Normalizer:
 
             def body(total: Tensor, x: tuple[Tensor, Tensor]):
                 reward, done = x
-                total = total * (self.gamma if gamma is None else gamma) + reward
+                total = total * gamma + reward
                 return where(done, torch.zeros_like(total), total), total
 
             last, totals = tutti.scan(body, norm["return"], (chunk["reward"], done))
@@ -68,15 +66,20 @@ class Normalizer:
         return learner, chunk
 
 
+def over_ranks(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the variance of the rows of all ranks, of those of each, which has equally many."""
+    whole = mean_of_ranks(mean)
+    return whole, mean_of_ranks(var + (mean - whole).square())
+
+
 def _empty(size: int) -> Tree:
     return {"count": torch.full((), 1e-4), "mean": torch.zeros(size), "var": torch.ones(size)}
 
 
 def _merged(norm: Tree, rows: Tensor) -> Tree:
     """Statistics that include more rows (n, size)."""
-    n, own = len(rows), rows.mean(0)
-    mean = mean_of_ranks(own)
-    var = mean_of_ranks(rows.var(0, correction=0) + (own - mean).square())
+    n = len(rows)
+    mean, var = over_ranks(rows.mean(0), rows.var(0, correction=0))
     total = norm["count"] + n
     moved = mean - norm["mean"]
     spread = norm["var"] * norm["count"] + var * n + moved.square() * norm["count"] * n / total

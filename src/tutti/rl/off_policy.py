@@ -14,6 +14,7 @@ import tutti
 from tutti.rl import agent, collect, keys
 from tutti.rl.distributions import Box, masked
 from tutti.rl.env import Env
+from tutti.rl.replay.hindsight import Hindsight
 from tutti.rl.replay.ring import Ring, Shape
 
 Tree = dict[str, Any]
@@ -26,7 +27,8 @@ class OffPolicy(agent.Agent):
     class Config(agent.Config):
         """buffer_size: transitions in the replay. learning_starts: steps with random actions before the first update.
         n_step: steps of n-step returns. gradient_steps: updates of an iteration; -1 is one for each step.
-        tau: of the targets' slow average; 1 copies."""
+        tau: of the targets' slow average; 1 copies. hindsight: in environments with goals, how many goals that were
+        reached later are learned from for each true one; 4 is usual (`tutti.rl.replay.hindsight`)."""
 
         learning_rate: agent.Rate = 3e-4
         buffer_size: int = 100_000
@@ -35,7 +37,9 @@ class OffPolicy(agent.Agent):
         gradient_steps: int = -1
         n_step: int = 1
         tau: agent.Number = 0.005
+        hindsight: int = 0
 
+    unused = ("normalize_reward",)  # rewards are learned from as they were stored
     replay: Ring
 
     @abstractmethod
@@ -48,16 +52,14 @@ class OffPolicy(agent.Agent):
         c = self.config
         return c.gradient_steps if c.gradient_steps >= 0 else c.n_steps * c.n_envs
 
-    def check(self) -> None:
-        """Raise ValueError for options that would have no effect, or that do not fit together."""
-        c = self.config
-        if c.normalize_reward:
-            raise ValueError(f"{type(self).__name__} learns from rewards as they were stored: normalize_reward has no "
-                             "effect; scale the rewards in the environment")  # fmt: skip
-
     def make_replay(self) -> Ring:
         c = self.config
-        return Ring(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.gamma)
+        length = max(c.buffer_size // c.n_envs, 1)
+        if not c.hindsight:
+            return Ring(length, c.n_envs, c.n_step)
+        if c.n_step != 1:
+            raise ValueError(f"n_step is {c.n_step}; hindsight knows rewards of one step only: set it to 1")
+        return Hindsight.of(self.env, self.features, length, c.n_envs, c.hindsight)
 
     def row_shapes(self) -> dict[str, Shape]:
         """Shapes and dtypes of what is stored of one step of one environment."""
@@ -82,7 +84,6 @@ class OffPolicy(agent.Agent):
         return {name: x for name, x in collect.seen_by(None, *given).items() if name != "obs"}
 
     def more_state(self) -> Tree:
-        self.check()
         self.replay = self.make_replay()
         return {"replay": self.replay.init(self.row_shapes())}
 
@@ -127,14 +128,14 @@ class OffPolicy(agent.Agent):
     def remember(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         steps, n = chunk["terminated"].shape
         episodes = {name: chunk[name] for name in ("return", "length")}
-        learner, _ = self.normalizer.update(run["learner"], chunk, self.config.gamma)
+        learner, _ = self.normalizer.update(run["learner"], chunk)
         replay = self.replay.add(run["replay"], chunk)
         run = {**run, "learner": learner, "replay": replay, "key": keys.fold(run["key"], 2)}
         return self.advance(run, steps * n), {"episodes": episodes}
 
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         run, told = self.remember(run, chunk)
-        replay, self.replay.gamma = run["replay"], self.config.gamma
+        c, replay = self.config, run["replay"]
         kept = {name: x for name, x in replay.items() if name != "rows"}
         learner = self.before(run["learner"], run["steps"])
 
@@ -142,7 +143,7 @@ class OffPolicy(agent.Agent):
             learner, kept = carry
             of_sample, of_update = keys.split(keys.fold(run["key"], i + 3))
             memory = {**kept, "rows": replay["rows"]}
-            batch, where = self.replay.sample(memory, of_sample, self.config.batch_size)
+            batch, where = self.replay.sample(memory, of_sample, c.batch_size, c.gamma)
             batch = {**batch, "weight": where["weight"]}
             for name in ("obs", "last"):
                 batch[name] = self.normalizer.apply(learner, batch[name])

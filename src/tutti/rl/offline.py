@@ -45,6 +45,7 @@ class Offline(agent.Agent):
         tau: agent.Number = 0.005
 
     multi_agent = False
+    unused = ("n_envs", "n_steps", "normalize_reward")
 
     def __init__(self, env: str | Env | VectorEnv, *, data: Any = None, seed: int = 0, level: str = "O2",
                  threads: int = 1, **options: Any):  # fmt: skip
@@ -80,6 +81,9 @@ class Offline(agent.Agent):
         run = self.advance({**run, "learner": learner, "key": keys.fold(key, 2)}, c.gradient_steps)
         return run, {name: x.mean() for name, x in metrics.items()}
 
+    def phase(self) -> Callable[[Tree], tuple[Tree, Tree]]:
+        return self.iterate
+
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         raise NotImplementedError("an offline algorithm learns from its data only")
 
@@ -88,20 +92,17 @@ class Offline(agent.Agent):
         if self.data is None:
             raise ValueError(f"{type(self).__name__} has no data to learn from; pass data=")
         start, count = time.perf_counter(), self.config.gradient_steps
-        metrics = self.program.call(self.iterate)
+        metrics = self.program.call(self.phase())
         self.metrics = {name: float(x) for name, x in metrics.items()}
         self.num_timesteps += count
         self.metrics["updates_per_second"] = count / (time.perf_counter() - start)
 
-    def save(self, path: str | Path, replay: bool = False) -> Path:
+    def save(self, path: str | Path, replay: bool = False, score: float | None = None) -> Path:
         """As `Agent.save`, without the data."""
-        return super().save(path, False)
+        return super().save(path, False, score)
 
     def _begin(self) -> None:
-        c, name = self.config, type(self).__name__
-        if c.normalize_reward or c.n_steps != 1:
-            option = "n_steps" if c.n_steps != 1 else "normalize_reward"
-            raise ValueError(f"{option} has no effect on {name}, which learns from data; leave it out")
+        c = self.config
         spaced = self.env.observation_space, self.env.action_space
         rows = None if self.data is None else rows_of(self.data, self.features, self.distribution, spaced)
         self.normalizer = OfData(self.features.size, c, rows)
@@ -123,7 +124,7 @@ class OfData(Normalizer):
     """Statistics of the observations of a data set."""
 
     def __init__(self, size: int, config: Any, rows: Rows | None):
-        super().__init__(size, config)
+        super().__init__(size, config.normalize_obs)
         self.rows = None if rows is None else rows["obs"]
         if rows is not None and self.obs:
             var, mean = torch.var_mean(rows["obs"], 0, correction=0)

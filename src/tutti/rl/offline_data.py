@@ -24,7 +24,9 @@ from tutti.rl.adapt import minari
 from tutti.rl.adapt.minari import Episode
 from tutti.rl.agent import Agent
 from tutti.rl.env import Env
+from tutti.rl.evaluate import own_env, shares
 from tutti.rl.host import HostActor, acting
+from tutti.rl.vector import VectorEnv
 
 Tree = dict[str, Any]
 POLICIES = ("explore", "best", "random")
@@ -82,9 +84,10 @@ def make(name: str, seed: int = 0, level: str = "eager") -> tuple[Episode, ...]:
     return tuple(found)
 
 
-def record(agent: Agent, folder: str | Path, count: int, policy: str = "explore", seed: int = 1, **about: Any) -> None:
+def record(agent: Agent, folder: str | Path, count: int, policy: str = "explore", seed: int = 1, env: Any = None,
+           **about: Any) -> None:  # fmt: skip
     """Write `count` episodes of an agent as a data set in Minari's format. about: options of `minari.save`."""
-    write(folder, episodes(agent, count, policy, seed), agent, **about)
+    write(folder, episodes(agent, count, policy, seed, env), agent, **about)
 
 
 def write(folder: str | Path, recorded: Sequence[Episode], agent: Agent, **about: Any) -> None:
@@ -94,37 +97,43 @@ def write(folder: str | Path, recorded: Sequence[Episode], agent: Agent, **about
     minari.save(folder, recorded, **{**given, **about})
 
 
-def episodes(agent: Agent, count: int, policy: str = "explore", seed: int = 1) -> list[Episode]:
-    """The first episode of each of `count` instances of the agent's environment.
+def episodes(
+    agent: Agent, count: int, policy: str = "explore", seed: int = 1, env: Any = None
+) -> list[Episode]:  # fmt: skip
+    """The first episodes of instances of an environment, besides those that the agent learns in.
 
-    policy: "explore" acts as in learning, "best" as in `evaluate`, "random" uniformly. An environment of the host has
-    `n_envs` instances; episodes go on there until there are `count`.
-    Raises ValueError for observations that are neither a Box nor Discrete.
+    policy: "explore" acts as in learning, "best" as in `evaluate`, "random" uniformly. env: instead of the agent's; of
+    a `VectorEnv`, each instance contributes equally many of the episodes, up to one.
+    Raises ValueError for observations that are neither a Box nor Discrete, and for environments of the host that were
+    not given by name.
     """
     if policy not in POLICIES:
         raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
     if not isinstance(agent.env.observation_space, spaces.Box | spaces.Discrete):
         raise ValueError(f"observations of {agent.env.name} are {agent.env.observation_space}; only those of a Box or "
                          "Discrete can be recorded")  # fmt: skip
-    pure, found = isinstance(agent.env, Env), list[Episode]()
-    chunks = _pure(agent, agent.env, count, policy, seed) if isinstance(agent.env, Env) else _host(agent, policy, seed)
-    open_: list[list[Tree]] = [[] for _ in range(count if pure else agent.config.n_envs)]
-    complete = [False] * len(open_)
+    env, made = own_env(agent, env, agent.config.n_envs, "episodes(env=)")
+    pure = isinstance(env, Env)
+    chunks = _pure(agent, env, count, policy, seed) if pure else _host(agent, env, policy, seed)
+    of_each = shares(count, count if pure else env.n)
+    open_: list[list[Tree]] = [[] for _ in of_each]
+    found: list[list[Episode]] = [[] for _ in of_each]
     for chunk in chunks:
-        for i, parts in enumerate(open_):
+        for i, (parts, kept, share) in enumerate(zip(open_, found, of_each, strict=True)):
             begin = 0
             ends = (chunk["terminated"][:, i] | chunk["truncated"][:, i]).nonzero().flatten().tolist()
-            for end in ends:
-                if not complete[i]:
-                    parts.append({name: x[begin : end + 1, i] for name, x in chunk.items()})
-                    found.append(_episode(agent, parts))
-                    complete[i] = pure
-                    parts.clear()
+            for end in ends[: share - len(kept)]:
+                parts.append({name: x[begin : end + 1, i] for name, x in chunk.items()})
+                kept.append(_episode(agent, parts))
+                parts.clear()
                 begin = end + 1
-            parts.append({name: x[begin:, i] for name, x in chunk.items()})
-        if len(found) >= count:
-            return found[:count]
-    raise AssertionError("chunks do not end")
+            if len(kept) < share:
+                parts.append({name: x[begin:, i] for name, x in chunk.items()})
+        if all(len(kept) == share for kept, share in zip(found, of_each, strict=True)):
+            break
+    if made:
+        env.close()
+    return [episode for kept in found for episode in kept]
 
 
 def _episode(agent: Agent, parts: list[Tree]) -> Episode:
@@ -157,9 +166,9 @@ def _pure(agent: Agent, env: Env, n: int, policy: str, seed: int):
         yield rows
 
 
-def _host(agent: Agent, policy: str, seed: int):
-    env: Any = agent.env
-    actor, act = HostActor(agent, env, seed, policy == "explore"), acting(agent, policy == "explore")
+def _host(agent: Agent, env: VectorEnv, policy: str, seed: int):
+    of_env = keys.seed(keys.fold(keys.make(seed), 11))
+    actor, act = HostActor(agent, env, of_env, policy == "explore"), acting(agent, policy == "explore")
     if policy == "random":
         free = random_action(agent)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from tutti.rl.env import Env
 from tutti.rl.program import Program
 
 Tree = dict[str, Any]
-FIXED = ("max_grad_norm",)  # options that are constants of an optimizer
 
 
 class Population:
@@ -48,6 +47,9 @@ class Population:
         if not isinstance(self.one.env, Env):
             raise ValueError(f"a population is one program with its environments, and {self.one.env.name} is stepped "
                              "by the host: `tutti rl list` shows those that are not")  # fmt: skip
+        if fixed := sorted(self.varied.keys() & self.one.constants):
+            raise ValueError(f"{fixed[0]} cannot differ between members of a population: {self.kind.__name__} makes "
+                             "its networks, optimizers and replay with it, once for all members")  # fmt: skip
         states = [x.program.state() for x in members]
         run = pytree.tree_map(lambda *x: torch.stack(x), *states)
         self.program = Program(run, level)
@@ -57,9 +59,10 @@ class Population:
     def _numbers(self, name: str, values: list) -> Tensor:
         if len(values) != len(self.seeds):
             raise ValueError(f"{name} has {len(values)} values for {len(self.seeds)} members")
-        if name in FIXED or not all(isinstance(x, float) for x in values):
+        if name not in variable(self.kind) or not all(isinstance(x, float) for x in values):
+            can = ", ".join(variable(self.kind))
             raise ValueError(f"{name} cannot differ between members of a population: only numbers that are read while "
-                             "learning can, such as learning_rate, gamma and ent_coef, as floats")  # fmt: skip
+                             f"learning can, as floats; of {self.kind.__name__} {can}")  # fmt: skip
         return torch.tensor(values)
 
     def _member(self, i: int, level: str) -> Any:
@@ -82,11 +85,15 @@ class Population:
         one = self.one
         one.num_timesteps = self.num_timesteps
         metrics = self.program.call(self._function(one.phase()))
-        returns, lengths = metrics["episodes"]["return"], metrics["episodes"]["length"]
+        ended = metrics.pop("episodes", None)
+        self.metrics = metrics  # (members,)
+        if ended is None:  # offline algorithms count updates
+            self.num_timesteps += one.config.gradient_steps
+            return
+        returns, lengths = ended["return"], ended["length"]
         each = returns if returns.ndim == lengths.ndim else returns.mean(-1)
         for i, kept in enumerate(self.episodes):
             kept.extend(each[i][lengths[i] > 0].tolist())
-        self.metrics = {name: x for name, x in metrics.items() if name != "episodes"}  # (members,)
         self.num_timesteps += lengths[0].numel()
 
     def _function(self, phase: Any) -> Any:
@@ -118,3 +125,9 @@ class Population:
         made.program.load(pytree.tree_map(lambda x: x[i].clone(), self.program.state()))
         made.num_timesteps = self.num_timesteps
         return made
+
+
+def variable(kind: type[Agent]) -> list[str]:
+    """The options of an algorithm that may be tensors, and so may differ between members of a population."""
+    hints = get_type_hints(kind.Config)
+    return [name for name, hint in hints.items() if Tensor in get_args(hint) and name not in kind.unused]

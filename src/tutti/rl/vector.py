@@ -17,6 +17,8 @@ class Moved:
     obs: observations, an array (n, ...) or a dict of arrays. Where an episode ended, the first of the next episode.
     reward: float32 (n,) or (n, agents). terminated, truncated: bool (n,).
     last: as obs, but where an episode ended its last observation.
+    last_masks, last_overview: as `VectorEnv.masks` and `overview`, of `last`. None where the environment has none, and
+        where no episode ended.
     """
 
     obs: Any
@@ -24,6 +26,8 @@ class Moved:
     terminated: np.ndarray
     truncated: np.ndarray
     last: Any
+    last_masks: np.ndarray | None = None
+    last_overview: np.ndarray | None = None
 
 
 class VectorEnv(ABC):

@@ -281,3 +281,13 @@ def test_spaces_without_a_fixed_shape_are_refused(space):
 
     with pytest.raises(ValueError, match=rf"Wordy.observation_space\['a'\]\[0\] is .* {type(space).__name__} space"):
         Gymnasium(lambda: Wordy(""), 1)
+
+
+def test_masks_of_last_observations_are_not_those_of_the_next_episode():
+    env = Gymnasium(lambda: Odd(2), N)
+    env.reset(0)
+    action = random_actions(env, 1)[0]
+    assert env.step(action).last_masks is None
+    moved = env.step(action)
+    assert moved.terminated.all() and moved.last_masks.tolist() == [[True, True, True]] * N
+    assert env.masks().tolist() == [[True, False, True]] * N

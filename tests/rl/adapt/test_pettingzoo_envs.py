@@ -45,6 +45,7 @@ def test_equals_environments_stepped_by_hand(module, continuous):
             for k, agent in enumerate(agents):
                 np.testing.assert_array_equal(moved.last[i, k, : len(now[i][agent])], now[i][agent])
             if not e.agents:
+                np.testing.assert_array_equal(moved.last_overview[i], e.state().astype(np.float32))
                 now[i], _ = e.reset()
         obs = moved.obs
     assert env.masks() is None and env.alive.all()
@@ -106,8 +107,11 @@ def test_agents_that_leave_early_and_unlike_spaces(cut):
     moved = env.step(action)
     assert moved.reward[0].tolist() == [0, 3] and moved.obs[0].tolist() == [[0, 0, 0], [3, 3, 3]]
     assert not moved.terminated.any() and not moved.truncated.any()
+    assert moved.last_masks is None
     moved = env.step(action)
     assert moved.truncated.tolist() == [cut] * N and moved.terminated.tolist() == [not cut] * N
+    assert moved.last_masks is not None and env.masks()[0, 0].tolist() == [False, True, False, False]
+    assert moved.last_masks[0].tolist() == [[True, False, False, False], [True] * 4]  # a had left
     assert moved.last[0].tolist() == [[0, 0, 0], [4, 4, 4]] and moved.obs[0].tolist() == [[0, 0, 0]] * 2
     assert env.alive.all()
 

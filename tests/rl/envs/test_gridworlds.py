@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_cases import stepped
 from tutti.rl import keys
-from tutti.rl.env import Autoreset
 from tutti.rl.envs.catch import Catch
 from tutti.rl.envs.deep_sea import DeepSea
 from tutti.rl.envs.gridworld import LAKES, GridWorld, frozen_lake
@@ -132,10 +132,10 @@ def test_tmaze_needs_memory():
 
 
 def test_episodes_of_catch_follow_each_other():
-    auto, key = Autoreset(Catch()), keys.make(5)
-    state, _ = auto.env.reset(key, 8)
+    env, key = Catch(), keys.make(5)
+    state, _ = env.reset(key, 8)
     ends = []
     for i in range(27):
-        state, _, _, terminated, _, _ = auto.step(state, torch.ones_like(state["t"]), keys.fold(key, i))
+        state, _, _, terminated, _, _ = stepped(env, state, torch.ones_like(state["t"]), keys.fold(key, i))
         ends.append(terminated)
     assert torch.stack(ends).nonzero()[:, 0].unique().tolist() == [8, 17, 26]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_cases import stepped
 from tutti.rl import keys
-from tutti.rl.env import Autoreset
 from tutti.rl.envs.minatar import Breakout, SpaceInvaders
 
 GAMES = {"breakout": Breakout, "space_invaders": SpaceInvaders}
@@ -29,7 +29,7 @@ def dodge(state):
 def test_steps_are_those_of_minatar(name):
     reference = pytest.importorskip(f"minatar.environments.{name}")
     env, n = GAMES[name](sticky=0.0), 16
-    auto, games = Autoreset(env), [reference.Env() for _ in range(n)]
+    games = [reference.Env() for _ in range(n)]
     chosen = games[0].minimal_action_set()
     state, _ = env.reset(keys.make(0), n)
 
@@ -46,7 +46,7 @@ def test_steps_are_those_of_minatar(name):
         skilled = follow(state) if name == "breakout" else dodge(state)
         random = torch.randint(len(chosen), (n,), generator=generator)
         action = torch.where(torch.rand(n, generator=generator) < 0.1, random, skilled)
-        state, _, reward, terminated, _, last = auto.step(state, action, keys.fold(keys.make(2), i))
+        state, _, reward, terminated, _, last = stepped(env, state, action, keys.fold(keys.make(2), i))
         moved = [game.act(chosen[a]) for game, a in zip(games, action.tolist(), strict=True)]
         assert reward.tolist() == [float(r) for r, _ in moved]
         assert terminated.tolist() == [bool(over) for _, over in moved]
@@ -78,11 +78,10 @@ def test_breakout_bricks_go_one_by_one_and_come_back():
 
 def test_space_invaders_aliens_go_by_shots_only():
     env = SpaceInvaders(sticky=0.0)
-    auto = Autoreset(env)
     state, _ = env.reset(keys.make(5), 32)
     kills = 0
     for i in range(600):
-        after, _, reward, _, _, last = auto.step(state, dodge(state), keys.fold(keys.make(6), i))
+        after, _, reward, _, _, last = stepped(env, state, dodge(state), keys.fold(keys.make(6), i))
         left, now = state["aliens"].flatten(1).sum(-1), last[:, 1].flatten(1).sum(-1)
         assert ((left - now == reward) | ((left == reward) & (now == 24))).all()
         assert torch.equal(last[:, 2] + last[:, 3], last[:, 1])

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import tutti
+from rl_cases import stepped
 from tutti.rl import keys
-from tutti.rl.env import Autoreset
 from tutti.rl.envs import registry
 from tutti.rl.envs.mpe import SimpleTag
 
@@ -36,13 +36,19 @@ def tree(x):
     return torch.utils._pytree.tree_leaves(x)
 
 
+def parts(env, obs):
+    """Pairs of a space and the observations that are in it."""
+    space = env.observation_space
+    return [(space[k], obs[k]) for k in space] if isinstance(space, spaces.Dict) else [(space, obs)]
+
+
 def rollout(env, key, length=30):
     """All states, observations, actions and what steps return."""
-    auto, (state, obs) = Autoreset(env), env.reset(key, N)
+    state, obs = env.reset(key, N)
     rows = [(state, obs)]
     for i in range(length):
         of_action, of_step = keys.split(keys.fold(key, i))
-        state, *rest = auto.step(state, act(env, state, of_action), of_step)
+        state, *rest = stepped(env, state, act(env, state, of_action), of_step)
         rows.append((state, *rest))
     return rows
 
@@ -52,19 +58,20 @@ def test_shapes_and_dtypes_are_those_of_the_contract(env):
     rows = rollout(env, keys.make(0))
     first, obs = rows[0]
     agents = () if len(env.agents) == 1 else (len(env.agents),)
-    assert obs.shape == (N, *agents, *env.observation_space.shape)
-    assert obs.dtype == torch.float32
+    for space, x in parts(env, obs):
+        assert x.shape == (N, *agents, *space.shape) and x.dtype == torch.float32
     assert first["t"].dtype == torch.int64
     for state, after, reward, terminated, truncated, last in rows[1:]:
         assert {k: (x.shape, x.dtype) for k, x in state.items()} == {k: (x.shape, x.dtype) for k, x in first.items()}
-        assert (after.shape, after.dtype) == (last.shape, last.dtype) == (obs.shape, obs.dtype)
+        for (_, a), (_, b), (_, c) in zip(parts(env, after), parts(env, last), parts(env, obs), strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype) == (c.shape, c.dtype)
         assert (reward.shape, reward.dtype) == ((N, *agents), torch.float32)
         assert (terminated.shape, terminated.dtype) == (truncated.shape, truncated.dtype) == ((N,), torch.bool)
-        assert all(x.isfinite().all() for x in (after, reward))
-        if isinstance(env.observation_space, spaces.Box):
-            low, high = torch.tensor(env.observation_space.low), torch.tensor(env.observation_space.high)
-            done = (terminated | truncated).reshape(-1, *[1] * (last.ndim - 1))
-            assert (((last >= low) & (last <= high)) | done).all()
+        assert all(x.isfinite().all() for x in (*tree(after), reward))
+        for space, x in parts(env, last):
+            low, high = torch.tensor(space.low), torch.tensor(space.high)
+            done = (terminated | truncated).reshape(-1, *[1] * (x.ndim - 1))
+            assert (((x >= low) & (x <= high)) | done).all()
         masks = env.masks(state)
         if masks is not None:
             assert (masks.shape, masks.dtype) == ((N, *agents, int(env.action_space.n)), torch.bool)
@@ -123,16 +130,20 @@ class Rollouts(nn.Module):
 
     def __init__(self, env):
         super().__init__()
-        self.env, self.bonus = Autoreset(env), nn.Parameter(torch.ones(()))
+        self.env, self.bonus = env, nn.Parameter(torch.ones(()))
 
     def forward(self, key):
-        env = self.env.env
+        env = self.env
 
         def body(carry, i):
             state, obs = carry
             of_action, of_step = keys.split(keys.fold(key, i))
-            state, obs, reward, terminated, truncated, _ = self.env.step(state, act(env, state, of_action), of_step)
-            return (state, obs), (obs.flatten(1).sum(-1), reward.reshape(N, -1).sum(-1), terminated | truncated)
+            state, obs, reward, terminated, truncated, _ = stepped(env, state, act(env, state, of_action), of_step)
+            return (state, obs), (
+                sum(x.flatten(1).sum(-1) for x in tree(obs)),
+                reward.reshape(N, -1).sum(-1),
+                terminated | truncated,
+            )
 
         _, (seen, reward, done) = tutti.scan(body, env.reset(key, N), torch.arange(12))
         return (seen + reward + done).mean() * self.bonus

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from scipy import stats
 
 from tutti.rl import keys
-from tutti.rl.replay import Hindsight, Prioritized, Reservoir, Ring
+from tutti.rl.replay import Hindsight, Prioritized, Ring
 
 GAMMA = 0.9
 SHAPES = {
@@ -36,9 +35,9 @@ def filled(replay: Ring, count: int, steps: int):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_returns_of_several_steps_end_with_the_episode(steps):
-    replay = Ring(20, 3, steps, GAMMA)
+    replay = Ring(20, 3, steps)
     memory, all_of = filled(replay, 7, 5)
-    batch, _ = replay.sample(memory, keys.make(0), 400)
+    batch, _ = replay.sample(memory, keys.make(0), 400, GAMMA)
     assert batch["obs"][:, 0].min() == 15 and batch["obs"][:, 0].max() == 35 - steps  # the last 20 of 35 rows
     for i in range(400):
         t, env = (int(x) for x in batch["obs"][i])
@@ -80,7 +79,7 @@ def test_what_does_not_fit():
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_priorities_are_probabilities(steps):
-    replay = Prioritized(10, 2, steps, GAMMA, alpha=1.0, beta=1.0)
+    replay = Prioritized(10, 2, steps, alpha=1.0, beta=1.0)
     memory, _ = filled(replay, 3, 5)
     tree = memory["tree"]
     inner = torch.arange(1, replay.leaves)
@@ -106,10 +105,10 @@ def test_hindsight_takes_goals_from_the_same_episode():
         there = (x == goal).squeeze(-1)
         return there.float(), there
 
-    replay = Hindsight(30, 2, 1, lambda x: x, reward, later=4, horizon=6, gamma=GAMMA)
+    replay = Hindsight(30, 2, slice(0, 1), slice(1, 2), reward, later=4, horizon=6)
     memory, all_of = filled(replay, 5, 5)
     memory["rows"]["obs"][..., 1] = memory["rows"]["last"][..., 1] = -1.0
-    batch, _ = replay.sample(memory, keys.make(3), 2000)
+    batch, _ = replay.sample(memory, keys.make(3), 2000, GAMMA)
     goal = batch["obs"][:, 1]
     changed = goal != -1
     assert abs(float(changed.float().mean()) - 0.8) < 0.04
@@ -124,16 +123,3 @@ def test_hindsight_takes_goals_from_the_same_episode():
         t, until = int(batch["obs"][i, 0]), int(goal[i])
         crossed = [bool(ends[t : until - 1, env].any()) for env in (0, 1)]
         assert not all(crossed), "the goal lies in another episode"
-
-
-def test_a_reservoir_is_a_uniform_sample():
-    replay, kept = Reservoir(20), torch.zeros(200)
-    for trial in range(150):
-        memory = replay.init({"x": ((), torch.int64)})
-        for i in range(20):
-            key = keys.fold(keys.fold(keys.make(trial), i), 1)
-            memory = replay.add(memory, {"x": torch.arange(10 * i, 10 * i + 10)}, key)
-        assert len(memory["rows"]["x"].unique()) == 20
-        kept[memory["rows"]["x"]] += 1
-    assert stats.chisquare(kept).pvalue > 1e-3
-    assert set(replay.sample(memory, keys.make(0), 500)["x"].tolist()) == set(memory["rows"]["x"].tolist())

@@ -67,7 +67,7 @@ class Gymnasium(VectorEnv):
         self.steps += 1
         reward: list[Any] = [0.0] * self.n
         terminated, truncated = [False] * self.n, [False] * self.n
-        last, first, self.ended = [], [], {}
+        last, first, self.ended, masks = [], [], {}, {}
         for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
             try:
                 obs, reward[i], terminated[i], truncated[i], self.infos[i] = env.step(value)
@@ -76,6 +76,7 @@ class Gymnasium(VectorEnv):
             if terminated[i] or truncated[i]:
                 obs = copy.deepcopy(obs)  # the environment may write the next one to the same array
                 self.ended[i] = self.infos[i]
+                masks[i] = self._mask(i)
                 first.append((i, self._begin(i)))
             last.append(obs)
         rewards = checked.rewards(self.name, reward, self.steps)
@@ -84,17 +85,35 @@ class Gymnasium(VectorEnv):
             for i, obs in first:
                 last[i] = obs
             after = self._gather(last)
-        return Moved(after, rewards, np.array(terminated, bool), np.array(truncated, bool), before)
+        return Moved(after, rewards, np.array(terminated, bool), np.array(truncated, bool), before,
+                     self._last(masks, truncated))  # fmt: skip
 
     def masks(self) -> np.ndarray | None:
-        if "action_mask" in self.infos[0]:
-            missing = [i for i, info in enumerate(self.infos) if "action_mask" not in info]
-            if missing:
-                raise ValueError(f"{self.name}: instance {missing[0]} has no info['action_mask'], unlike instance 0")
-            return np.array([info["action_mask"] for info in self.infos]).astype(bool)
-        if hasattr(self.envs[0].unwrapped, "action_masks"):
-            return np.array([env.unwrapped.action_masks() for env in self.envs]).astype(bool)  # type: ignore[attr-defined]
-        return None
+        found = [self._mask(i) for i in range(self.n)]
+        unlike = [i for i, mask in enumerate(found) if (mask is None) != (found[0] is None)]
+        if unlike:
+            has, lacks = (0, unlike[0]) if found[0] is not None else (unlike[0], 0)
+            raise ValueError(f"{self.name}: instance {lacks} has no info['action_mask'], unlike instance {has}")
+        return None if found[0] is None else np.stack([x for x in found if x is not None])
+
+    def _mask(self, i: int) -> Any:
+        """The mask of an instance, or None."""
+        own: Any = self.envs[i].unwrapped
+        if "action_mask" in self.infos[i]:
+            return np.array(self.infos[i]["action_mask"], bool)
+        return np.array(own.action_masks(), bool) if hasattr(own, "action_masks") else None
+
+    def _last(self, ended: dict[int, Any], truncated: list[bool]) -> np.ndarray | None:
+        """Masks of the last observations. ended: those of instances whose episode ended."""
+        now = self.masks() if ended else None
+        if now is None:
+            return None
+        for i, mask in ended.items():
+            if mask is None and truncated[i]:
+                raise ValueError(f"{self.name}: the step that ended the episode of instance {i} has no "
+                                 "info['action_mask'], unlike the reset after it")  # fmt: skip
+            now[i] = True if mask is None else mask
+        return now
 
     def draw(self, i: int = 0) -> np.ndarray | None:
         return np.asarray(self.envs[i].render()) if self.envs[i].render_mode == "rgb_array" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,11 @@ class Halves(VectorEnv):
         for half, x in zip(self.halves, self.split(action), strict=True):
             half.send(x)
         a, b = (half.recv() for half in self.halves)
-        fields = ("obs", "reward", "terminated", "truncated", "last")
-        return Moved(*(_join(getattr(a, name), getattr(b, name)) for name in fields))
+        for name in ("masks", "overview"):  # a half in which no episode ended may leave those of the last out
+            for half, moved in ((self.halves[0], a), (self.halves[1], b)):
+                if getattr(moved, f"last_{name}") is None:
+                    setattr(moved, f"last_{name}", getattr(half, name)())
+        return Moved(**{x.name: _join(getattr(a, x.name), getattr(b, x.name)) for x in fields(Moved)})
 
     def masks(self) -> np.ndarray | None:
         return _join(*(half.masks() for half in self.halves))

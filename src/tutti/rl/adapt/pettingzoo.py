@@ -76,7 +76,7 @@ class PettingZoo(VectorEnv):
         self.steps += 1
         reward = np.zeros((self.n, len(self.agents)))
         terminated, truncated = np.zeros(self.n, bool), np.zeros(self.n, bool)
-        last, first = [], []
+        last, first, masks, overview = [], [], {}, {}
         for i, env in enumerate(self.envs):
             given = {agent: actions[k][i] for k, agent in enumerate(self.agents) if agent in env.agents}
             try:
@@ -90,6 +90,8 @@ class PettingZoo(VectorEnv):
                 truncated[i] = any(cut and not ends[agent] for agent, cut in cuts.items())
                 terminated[i] = not truncated[i]
                 obs = copy.deepcopy(obs)  # the environment may write the next one to the same arrays
+                masks[i] = self._mask(i, [agent in obs for agent in self.agents])
+                overview[i] = self._overview(env)
                 first.append((i, self._begin(i)))
             last.append(obs)
         rewards = checked.rewards(self.name, reward, self.steps)
@@ -98,22 +100,31 @@ class PettingZoo(VectorEnv):
             for i, obs in first:
                 last[i] = obs
             self.obs = self._gather(last)
-        return Moved(self.obs, rewards, terminated, truncated, before)
+        return Moved(self.obs, rewards, terminated, truncated, before, _but(self.masks(), masks),
+                     _but(self.overview(), overview))  # fmt: skip
 
     def masks(self) -> np.ndarray | None:
         if not self.is_masked or not isinstance(self.action_space, spaces.Discrete):
             return None
-        masks = np.zeros((self.n, len(self.agents), int(self.action_space.n)), bool)
-        for i, masked in enumerate(self.masked):
-            for k, (agent, space) in enumerate(zip(self.agents, self.acted, strict=True)):
-                if self.alive[i, k]:
-                    masks[i, k, : space.n] = masked.get(agent, True)  # type: ignore[attr-defined]
-        masks[..., 0] |= ~masks.any(-1)
-        return masks
+        return np.stack([self._mask(i, alive) for i, alive in enumerate(self.alive)])
+
+    def _mask(self, i: int, alive: Any) -> np.ndarray:
+        """The masks of an instance, (agents, actions). alive: which agents are."""
+        width = self.action_space.n if isinstance(self.action_space, spaces.Discrete) else 1
+        mask = np.zeros((len(self.agents), int(width)), bool)
+        for k, (agent, space) in enumerate(zip(self.agents, self.acted, strict=True)):
+            if alive[k] and isinstance(space, spaces.Discrete):
+                mask[k, : space.n] = self.masked[i].get(agent, True)
+        mask[..., 0] |= ~mask.any(-1)
+        return mask
 
     def overview(self) -> np.ndarray | None:
+        found = [x for x in map(self._overview, self.envs) if x is not None]
+        return np.stack(found) if found else None
+
+    def _overview(self, env: Any) -> np.ndarray | None:
         try:
-            return np.stack([np.asarray(env.state(), np.float32).reshape(-1) for env in self.envs])
+            return np.array(env.state(), np.float32).reshape(-1)
         except (NotImplementedError, AttributeError):
             return None
 
@@ -180,6 +191,15 @@ class PettingZoo(VectorEnv):
             layout.scatter(space, padding.cut(layout.rows(action, (slice(None), k)), plain), self.n)
             for k, (space, plain) in enumerate(zip(self.spaces[1], self.acted, strict=True))
         ]
+
+
+def _but(now: np.ndarray | None, ended: dict[int, Any]) -> np.ndarray | None:
+    """What there is now, but for instances whose episode ended; None where there is none or none ended."""
+    if now is None or not ended:
+        return None
+    for i, x in ended.items():
+        now[i] = x
+    return now
 
 
 def _parallel(env: Any) -> Any:

@@ -58,15 +58,14 @@ class Pure(VectorEnv):
             done = terminated | truncated
             self.now = {name: where(done, fresh[name], x) for name, x in after.items()}
             self.obs = pytree.tree_map(partial(where, done), first, last)
-        return Moved(_arrays(self.obs), reward.numpy(), terminated.numpy(), truncated.numpy(), _arrays(last))
+        return Moved(_arrays(self.obs), reward.numpy(), terminated.numpy(), truncated.numpy(), _arrays(last),
+                     _arrays(self.env.masks(after)), _arrays(self.env.overview(after)))  # fmt: skip
 
     def masks(self) -> np.ndarray | None:
-        found = self.env.masks(self.now)
-        return None if found is None else found.numpy()
+        return _arrays(self.env.masks(self.now))
 
     def overview(self) -> np.ndarray | None:
-        found = self.env.overview(self.now)
-        return None if found is None else found.numpy()
+        return _arrays(self.env.overview(self.now))
 
     def draw(self, i: int = 0) -> np.ndarray | None:
         return self.env.draw(self.now, i)
@@ -96,4 +95,5 @@ def _made(env: str | Env, n: int) -> Pure:
 
 
 def _arrays(x: Any) -> Any:
-    return pytree.tree_map(lambda t: t.numpy(), x)
+    """Tensors as arrays; None as it is."""
+    return pytree.tree_map(lambda t: None if t is None else t.numpy(), x)

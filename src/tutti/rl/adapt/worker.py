@@ -74,7 +74,7 @@ def describe(env: VectorEnv, n: int) -> About:
     arrays[("terminated",)] = arrays[("truncated",)] = np.zeros(n, bool)
     for name, x in (("masks", env.masks()), ("overview", env.overview())):
         if x is not None:
-            arrays[(name,)] = x
+            arrays[(name,)] = arrays[(f"last_{name}",)] = x
     shapes: Shapes = {path: (x.shape[1:], x.dtype.str) for path, x in arrays.items()}
     return About({name: getattr(env, name) for name in names}, shapes)
 
@@ -100,7 +100,7 @@ def reset(env: VectorEnv, mine: Arrays, seed: int | None) -> None:
 
 
 def step(env: VectorEnv, mine: Arrays, argument: None) -> bool:
-    """Whether an episode ended: only then the last observations are written."""
+    """Whether an episode ended: only then the last observations, with their masks and overview, are written."""
     action = layout.tree({path[1:]: x.copy() for path, x in mine.items() if path[0] == "action"})
     moved = env.step(action)
     look(env, mine, moved.obs)
@@ -109,6 +109,9 @@ def step(env: VectorEnv, mine: Arrays, argument: None) -> bool:
     ended = bool((moved.terminated | moved.truncated).any())
     if ended:
         write(mine, "last", moved.last)
+        for name in ("last_masks", "last_overview"):
+            if (name,) in mine:
+                write(mine, name, getattr(moved, name))
     return ended
 
 

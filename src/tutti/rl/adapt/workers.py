@@ -20,6 +20,7 @@ from tutti.rl.adapt.worker import About, serve
 from tutti.rl.vector import Moved, VectorEnv
 
 IN_A_ROW = 3  # failures of a worker without a step between them, after which it is given up
+EXTRAS = ("masks", "overview")  # what environments may tell besides observations
 PATIENCE = 5.0  # s, for a process to end
 
 
@@ -104,6 +105,7 @@ class Workers(VectorEnv):
         for path, x in given.items():
             into[path][...] = x
         self.sent = True
+        self.before: list[Any] = [self._optional(name) for name in EXTRAS]
         self.steps += 1
         for worker in self.workers:
             worker.ask("step")
@@ -126,15 +128,21 @@ class Workers(VectorEnv):
         arrays = self._shared().arrays
         known, self.obs = self.obs, self._copy("obs")
         reward, terminated, truncated = (arrays[(name,)].copy() for name in ("reward", "terminated", "truncated"))
-        last = self.obs
+        last, extras = self.obs, [self._optional(name) for name in EXTRAS]
         if ended or lost:
             done = terminated | truncated
             last = layout.put(self.obs, done, layout.rows(layout.tree(self._shared().group("last")), done))
+            for name, x in zip(EXTRAS, extras, strict=True):
+                if x is not None:
+                    x[done] = arrays[(f"last_{name}",)][done]
         for worker in lost:
             of = slice(worker.lo, worker.hi)
             reward[of], terminated[of], truncated[of] = 0, False, True
             last = layout.put(last, of, layout.rows(known, of))
-        return Moved(self.obs, reward, terminated, truncated, last)
+            for x, before in zip(extras, self.before, strict=True):
+                if x is not None:
+                    x[of] = before[of]
+        return Moved(self.obs, reward, terminated, truncated, last, *extras)
 
     def step(self, action: Any) -> Moved:
         self.send(action)

@@ -66,6 +66,7 @@ class AlphaZero(agent.Agent):
         decay: float = 1e-4
 
     multi_agent = False
+    unused = ("gamma", "normalize_obs", "normalize_reward")
 
     def build(self) -> None:
         c, env = self.config, self.env

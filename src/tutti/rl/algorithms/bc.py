@@ -73,3 +73,5 @@ class BC(Cloning, Offline):
         learning_rate: Rate = 1e-3
         activation: str = "relu"
         decay: float = 0.0
+
+    unused = (*Offline.unused, "gamma", "tau")

@@ -36,7 +36,7 @@ class CQL(Offline, SAC):
         hidden: tuple[int, ...] = (256, 256)
         activation: str = "relu"
         ent_coef: Number | None = None
-        target_entropy: float | None = None
+        target_entropy: Number | None = None
         cql_alpha: Number = 5.0
         n_actions: int = 10
 

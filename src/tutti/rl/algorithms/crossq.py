@@ -26,6 +26,7 @@ from tutti.rl.algorithms.sac import SAC
 from tutti.rl.descent import Adam, moved_towards
 from tutti.rl.distributions import TanhGaussian
 from tutti.rl.networks import ACTIVATIONS, Ensemble
+from tutti.rl.normalize import over_ranks
 
 Tree = dict[str, Any]
 EPS = 1e-3
@@ -46,6 +47,7 @@ class CrossQ(SAC):
         renorm_warmup: int = 100_000
 
     distribution: TanhGaussian
+    unused = (*SAC.unused, "tau")
 
     def build(self) -> None:
         super().build()
@@ -76,6 +78,7 @@ class CrossQ(SAC):
             learner["critic"], learner, batch, alpha, of_critic
         )
         critic, adam = self.adam.step(learner["critic"], gradient, learner["critic_adam"], rate)
+        seen = dict(zip(("mean", "var"), over_ranks(seen["mean"], seen["var"]), strict=True))
         stats = {name: moved_towards(x, seen[name], c.momentum) for name, x in learner["stats"].items()}
         count = learner["updates"] + 1
         learner = {**learner, "critic": critic, "critic_adam": adam, "stats": stats, "updates": count}

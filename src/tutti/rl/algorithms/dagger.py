@@ -44,6 +44,7 @@ class DAgger(Cloning, OffPolicy):
         decay: float = 0.0
 
     multi_agent = False
+    unused = (*OffPolicy.unused, "hindsight", "gamma", "tau", "n_step")
 
     def __init__(self, env: str | Env | VectorEnv, *, expert: Expert | None = None, seed: int = 0, level: str = "O2",
                  threads: int = 1, **options: Any):  # fmt: skip
@@ -51,8 +52,6 @@ class DAgger(Cloning, OffPolicy):
         super().__init__(env, seed=seed, level=level, threads=threads, **options)
 
     def build(self) -> None:
-        if self.config.n_step != 1:
-            raise ValueError("n_step has no effect on DAgger, which does not learn from rewards; leave it out")
         super().build()
         self.told = None if self.expert is None else actions_of(self.expert, self.distribution)
 

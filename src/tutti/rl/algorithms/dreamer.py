@@ -26,6 +26,7 @@ from tutti.rl.descent import Adam, moved_towards
 from tutti.rl.distributions import Box, masked
 from tutti.rl.networks import Network, mlp
 from tutti.rl.off_policy import OffPolicy
+from tutti.rl.ranks import mean_of_ranks
 from tutti.rl.two_hot import TwoHot
 from tutti.rl.world_model import WorldModel
 
@@ -40,13 +41,13 @@ class Dreamer(OffPolicy):
     class Config(OffPolicy.Config):
         """length: of sequences, of which a batch has batch_size. deter, groups, classes, width: of the world model.
         model_lr: its learning rate; learning_rate: that of actor and critic. horizon: of imagination. tau: of the slow
-        critic. max_grad_norm: of a gradient."""
+        critic. max_grad_norm: of a gradient. obs_coef: weight of errors of observations."""
 
         n_envs: int = 8
-        n_steps: int = 8
+        n_steps: int = 4
         gradient_steps: int = 8
-        learning_rate: Rate = 3e-4
-        model_lr: float = 1e-3
+        learning_rate: Rate = 1e-3
+        model_lr: float = 3e-3
         hidden: tuple[int, ...] = (64, 64)
         activation: str = "silu"
         buffer_size: int = 50_000
@@ -54,28 +55,30 @@ class Dreamer(OffPolicy):
         batch_size: int = 16
         length: int = 16
         horizon: int = 12
-        deter: int = 64
+        deter: int = 128
         groups: int = 8
         classes: int = 8
-        width: int = 64
+        width: int = 128
         gamma: Number = 0.98
         gae_lambda: Number = 0.95
         ent_coef: Number = 3e-3
         tau: Number = 0.02
         max_grad_norm: Number = 10.0
+        obs_coef: float = 10.0
 
     actions = (spaces.Discrete, spaces.Box)
     multi_agent = False
+    unused = (*OffPolicy.unused, "hindsight", "n_step")  # returns are those of imagined steps
 
     def build(self) -> None:
         c, d = self.config, self.distribution
-        if c.n_step != 1:
-            raise ValueError("n_step has no effect on Dreamer, whose returns are those of imagined steps; leave it out")
         if c.learning_starts < c.length * c.n_envs:
             raise ValueError(f"learning_starts is {c.learning_starts}: after it each of the {c.n_envs} environments "
                              f"must have {c.length} steps; set it to at least {c.length * c.n_envs}")  # fmt: skip
         self.numbers = d.width if isinstance(d, Box) else d.size
-        self.world = WorldModel(self.features.size, self.numbers, c.deter, c.groups, c.classes, c.width, BINS)
+        self.world = WorldModel(
+            self.features.size, self.numbers, c.deter, c.groups, c.classes, c.width, BINS, c.obs_coef
+        )
         self.pi = Network(lambda: head([self.world.features, *c.hidden, d.size], c.activation))
         self.v = Network(lambda: head([self.world.features, *c.hidden, BINS], c.activation))
         self.two_hot = TwoHot(BINS)
@@ -161,7 +164,7 @@ class Dreamer(OffPolicy):
         reached = torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).cumprod(0)  # the weight of each step
         ordered = returns.flatten().sort().values
         n = ordered.shape[0]
-        spread = ordered[int(0.95 * (n - 1))] - ordered[int(0.05 * (n - 1))]
+        spread = mean_of_ranks(ordered[int(0.95 * (n - 1))] - ordered[int(0.05 * (n - 1))])
         span = 0.99 * learner["range"] + 0.01 * spread
         advantage = (returns - value[:-1]) / span.clamp(min=1.0)
 

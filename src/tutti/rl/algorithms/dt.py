@@ -49,6 +49,7 @@ class DT(Offline):
         max_grad_norm: float = 0.25
 
     squashed = True
+    unused = (*Offline.unused, "gamma", "tau", "hidden", "activation")
 
     def build(self) -> None:
         c, d = self.config, self.distribution

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tutti.rl.algorithms.double_dqn import DoubleDQN
-from tutti.rl.networks import mlp
+from tutti.rl.networks import ACTIVATIONS, mlp
 
 
 class DuelingDQN(DoubleDQN):
@@ -29,12 +29,12 @@ class Dueling(nn.Module):
         width = last if shared else size
         self.value = mlp([width, last, atoms], activation)
         self.advantage = mlp([width, last, actions * atoms], activation)
-        self.atoms = atoms
+        self.atoms, self.activation = atoms, ACTIVATIONS[activation]()
 
     def forward(self, obs: Tensor) -> Tensor:
         x = self.body(obs)
         if isinstance(self.body, nn.Sequential):
-            x = x.relu()
+            x = self.activation(x)
         value, advantage = self.value(x).unsqueeze(-2), self.advantage(x).unflatten(-1, (-1, self.atoms))
         q = value + advantage - advantage.mean(-2, keepdim=True)
         return q.squeeze(-1) if self.atoms == 1 else q

@@ -53,6 +53,7 @@ class GAIL(PPO):
         reward: str = "gail"
 
     multi_agent = False
+    unused = ("normalize_reward",)  # the reward is that of the discriminator
 
     def __init__(self, env: str | Env | VectorEnv, *, data: Any = None, seed: int = 0, level: str = "O2",
                  threads: int = 1, **options: Any):  # fmt: skip

@@ -34,6 +34,8 @@ class IMPALA(A2C):
         c: float = 1.0
         lam: Number = 1.0
 
+    unused = ("gae_lambda",)
+
     def build(self) -> None:
         super().build()
         self.adam = RMSProp(eps=0.01, inside=True, clip=self.config.max_grad_norm)

@@ -51,6 +51,13 @@ class MADDPG(OffPolicy):
 
     actions = (spaces.Discrete, spaces.Box)
     squashed = True
+    unused = (*OffPolicy.unused, "hindsight")
+
+    def check(self) -> None:
+        if isinstance(self.distribution, Box):
+            self.refuse("with continuous actions", "temperature")
+        else:
+            self.refuse("with discrete actions", "noise")
 
     def build(self) -> None:
         c, d, self.count, size = self.config, self.distribution, teams.several(self), self.features.size

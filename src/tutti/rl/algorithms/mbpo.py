@@ -15,7 +15,6 @@ from torch import Tensor
 
 import tutti
 from tutti.rl import keys
-from tutti.rl.agent import Number
 from tutti.rl.algorithms.sac import SAC
 from tutti.rl.dynamics import Dynamics
 from tutti.rl.replay.ring import Ring, Shape
@@ -44,8 +43,8 @@ class MBPO(SAC):
         rollouts: int = 512
         kept: int = 10
         real_ratio: float = 0.1
-        target_entropy: float | None = None
-        tau: Number = 0.005
+
+    unused = (*SAC.unused, "hindsight")
 
     def build(self) -> None:
         c = self.config
@@ -53,7 +52,7 @@ class MBPO(SAC):
             raise ValueError("MBPO does not normalize observations: its model has scales of its own; leave it out")
         super().build()
         self.model = Dynamics(self.features.size, self.distribution.width, c.members, c.model_hidden, c.model_lr)
-        self.imagined = Ring(c.horizon * c.kept, c.rollouts, 1, c.gamma)
+        self.imagined = Ring(c.horizon * c.kept, c.rollouts)
 
     def init(self, seed: int) -> Tree:
         return {**super().init(seed), "model": self.model.init(seed + 7)}
@@ -77,8 +76,8 @@ class MBPO(SAC):
 
         def body(learner: Tree, i: Tensor) -> tuple[Tree, Tree]:
             of_real, of_dream, of_update = keys.split(keys.fold(run["key"], i + 3), 3)
-            some, where = self.replay.sample(replay, of_real, real)
-            more, _ = self.imagined.sample(imagined, of_dream, c.batch_size - real)
+            some, where = self.replay.sample(replay, of_real, real, c.gamma)
+            more, _ = self.imagined.sample(imagined, of_dream, c.batch_size - real, c.gamma)
             both = {**some, "weight": where["weight"]}
             batch = {name: torch.cat([both[name], more[name]]) for name in both}
             learner, _, metrics = self.update(learner, batch, of_update)

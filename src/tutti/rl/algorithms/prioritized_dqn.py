@@ -18,6 +18,8 @@ class PrioritizedDQN(DoubleDQN):
         alpha: float = 0.6
         beta: float = 0.4
 
+    unused = (*DoubleDQN.unused, "hindsight")
+
     def make_replay(self) -> Prioritized:
         c = self.config
-        return Prioritized(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.gamma, c.alpha, c.beta)
+        return Prioritized(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.alpha, c.beta)

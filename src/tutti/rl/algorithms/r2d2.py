@@ -48,10 +48,12 @@ class R2D2(DQN):
         cell: str = "gru"
         memory: int = 64
         hidden: tuple[int, ...] = (64,)
+        activation: str = "tanh"
         target_update_interval: int = 2_000
         rescale: bool = True
 
     actions = (spaces.Discrete,)
+    unused = (*DQN.unused, "hindsight")
 
     def build(self) -> None:
         super().build()

@@ -19,6 +19,7 @@ from tutti.rl import keys
 from tutti.rl.agent import Number
 from tutti.rl.algorithms.c51 import C51
 from tutti.rl.distributions import masked
+from tutti.rl.networks import ACTIVATIONS
 from tutti.rl.replay.priority import Prioritized
 
 Tree = dict[str, Any]
@@ -38,13 +39,15 @@ class Rainbow(C51):
         exploration_initial_eps: Number = 0.0
         exploration_final_eps: Number = 0.0
 
+    unused = (*C51.unused, "hindsight")
+
     def module(self) -> nn.Module:
         c = self.config
-        return Noisy(self.features.size, c.hidden, self.distribution.size, c.atoms, c.sigma)
+        return Noisy(self.features.size, c.hidden, self.distribution.size, c.atoms, c.sigma, c.activation)
 
     def make_replay(self) -> Prioritized:
         c = self.config
-        return Prioritized(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.gamma, c.alpha, c.beta)
+        return Prioritized(max(c.buffer_size // c.n_envs, 1), c.n_envs, c.n_step, c.alpha, c.beta)
 
     def logits(self, weights: Tensor, obs: Tensor, key: Tensor | None) -> Tensor:
         return self.q(weights, obs, key)
@@ -61,22 +64,24 @@ class Rainbow(C51):
 class Noisy(nn.Module):
     """A dueling network whose layers after the first have noisy weights: (..., actions, atoms)."""
 
-    def __init__(self, size: int, hidden: tuple[int, ...], actions: int, atoms: int, sigma: float):
+    def __init__(
+        self, size: int, hidden: tuple[int, ...], actions: int, atoms: int, sigma: float, activation: str
+    ):  # fmt: skip
         super().__init__()
         *shared, last = hidden
         self.first = nn.ModuleList([nn.Linear(a, b) for a, b in pairwise([size, *shared])])
         width = shared[-1] if shared else size
         self.value = nn.ModuleList([NoisyLinear(width, last, sigma), NoisyLinear(last, atoms, sigma)])
         self.advantage = nn.ModuleList([NoisyLinear(width, last, sigma), NoisyLinear(last, actions * atoms, sigma)])
-        self.atoms = atoms
+        self.atoms, self.activation = atoms, ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
         for layer in self.first:
-            x = layer(x).relu()
+            x = self.activation(layer(x))
         made = []
         for i, (hidden, out) in enumerate((self.value, self.advantage)):  # pyright: ignore[reportGeneralTypeIssues]
             noise = (None, None) if key is None else keys.split(keys.fold(key, i))
-            made.append(out(hidden(x, noise[0]).relu(), noise[1]).unflatten(-1, (-1, self.atoms)))
+            made.append(out(self.activation(hidden(x, noise[0])), noise[1]).unflatten(-1, (-1, self.atoms)))
         value, advantage = made
         return value + advantage - advantage.mean(-2, keepdim=True)
 
@@ -95,7 +100,8 @@ class NoisyLinear(nn.Module):
     def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
         if key is None:
             return F.linear(x, self.weight, self.bias)
-        rows, columns = (_root(keys.normal(k, (n,))) for k, n in zip(keys.split(key), self.weight.shape, strict=True))
+        drawn = (keys.normal(k, (n,)) for k, n in zip(keys.split(key), self.weight.shape, strict=True))
+        rows, columns = (_root(noise).to(x.dtype) for noise in drawn)
         weight = self.weight + self.weight_size * rows.unsqueeze(-1) * columns
         return F.linear(x, weight, self.bias + self.bias_size * rows)
 

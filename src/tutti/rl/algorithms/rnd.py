@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from tutti.rl.actor_critic import Both, flat_rows
-from tutti.rl.agent import Config as AgentConfig
 from tutti.rl.agent import Number
 from tutti.rl.algorithms.ppo import PPO, explained
 from tutti.rl.networks import GAIN, Network, mlp
@@ -48,8 +47,7 @@ class RND(PPO):
         c, size = self.config, self.features.size
         self.net = Network(lambda: Curious(self))
         self.random = Network(lambda: mlp([size, *c.distill_hidden, c.distilled], "relu", GAIN, 1.0))
-        self.of_seen = Normalizer(size, AgentConfig(normalize_obs=True))
-        self.of_bonus = Normalizer(size, AgentConfig(normalize_reward=True, gamma=c.int_gamma))
+        self.of_seen, self.of_bonus = Normalizer(size, obs=True), Normalizer(size, reward=True)
 
     def init(self, seed: int) -> Tree:
         rows = self.rows(self.config.n_envs)
@@ -80,7 +78,8 @@ class RND(PPO):
         goal = self.random(learner["random"], seen)
         error = (self.net(learner["weights"], None, None, seen) - goal).square().mean(-1)
         never = torch.zeros_like(chunk["terminated"])
-        norm, made = self.of_bonus.update(norm, {"reward": error, "terminated": never, "truncated": never})
+        bonus = {"reward": error, "terminated": never, "truncated": never}
+        norm, made = self.of_bonus.update(norm, bonus, self.config.int_gamma)
         return {**learner, "novelty": norm}, {"seen": seen, "goal": goal, "bonus": made["reward"]}
 
     def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:

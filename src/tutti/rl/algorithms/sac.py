@@ -35,7 +35,7 @@ class SAC(OffPolicy):
         hidden: tuple[int, ...] = (256, 256)
         activation: str = "relu"
         ent_coef: Number | None = None
-        target_entropy: float | None = None
+        target_entropy: Number | None = None
 
     actions = (spaces.Box,)
     multi_agent = False
@@ -47,7 +47,11 @@ class SAC(OffPolicy):
         self.pi = Network(lambda: mlp([size, *c.hidden, 2 * width], c.activation))
         self.q = Ensemble(lambda: mlp([size + width, *c.hidden, self.outputs], c.activation), self.critics)
         self.adam = Adam()
-        self.target_entropy = -float(width) if c.target_entropy is None else c.target_entropy
+
+    @property
+    def target_entropy(self) -> Number:
+        target = self.config.target_entropy
+        return -float(self.distribution.width) if target is None else target
 
     outputs = 1  # of each critic
 

@@ -41,6 +41,8 @@ class TRPO(ActorCritic):
         value_epochs: int = 10
         batch_size: int = 128
 
+    unused = ("vf_coef", "ent_coef", "max_grad_norm")
+
     def build(self) -> None:
         super().build()
         self.adam = Adam()

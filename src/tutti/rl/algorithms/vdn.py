@@ -40,6 +40,7 @@ class VDN(DQN):
         agent_ids: bool = True
 
     multi_agent = True
+    unused = (*DQN.unused, "hindsight")
 
     def build(self) -> None:
         self.count = teams.several(self)

@@ -21,6 +21,7 @@ from tutti.rl.envs.boards import ConnectFour, TicTacToe
 from tutti.rl.envs.cartpole import CartPole
 from tutti.rl.envs.catch import Catch
 from tutti.rl.envs.deep_sea import DeepSea
+from tutti.rl.envs.goals import BitFlip, Reach
 from tutti.rl.envs.gridworld import GridWorld, frozen_lake
 from tutti.rl.envs.lqr import LQR
 from tutti.rl.envs.minatar import Breakout, SpaceInvaders
@@ -42,6 +43,8 @@ ENVS: dict[str, Callable[..., Env]] = {
     "FrozenLake-v1": frozen_lake,
     "FrozenLake8x8-v1": partial(frozen_lake, 8),
     "Catch": Catch,
+    "BitFlip": BitFlip,
+    "Reach": Reach,
     "DeepSea": DeepSea,
     "TMaze": TMaze,
     "MinAtar/Breakout-v1": Breakout,

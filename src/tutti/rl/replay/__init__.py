@@ -2,5 +2,4 @@
 
 from tutti.rl.replay.hindsight import Hindsight as Hindsight
 from tutti.rl.replay.priority import Prioritized as Prioritized
-from tutti.rl.replay.reservoir import Reservoir as Reservoir
 from tutti.rl.replay.ring import Ring as Ring

@@ -1,7 +1,7 @@
-"""Hindsight experience replay (Andrychowicz et al., 2017): goals are replaced by what was reached later.
+"""Hindsight experience replay (Andrychowicz et al., 2017, arXiv 1707.01495): goals are replaced by what was reached.
 
-Observations end with the goal. A share of the samples gets, as its goal, what the same episode reached at a later step
-(strategy "future"), and the reward of that goal.
+A share of the samples gets, as its goal, what the same episode achieved at a later step (strategy "future"), and the
+reward of that goal.
 """
 
 from __future__ import annotations
@@ -13,50 +13,60 @@ import torch
 from torch import Tensor
 
 from tutti.rl import keys
-from tutti.rl.replay.ring import Ring
+from tutti.rl.env import GoalEnv
+from tutti.rl.features import Features
+from tutti.rl.replay.ring import Number, Ring
 
 Tree = dict[str, Any]
+Judge = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+HORIZON = 50  # steps, where episodes have no limit
 
 
 class Hindsight(Ring):
-    """goals: numbers at the end of an observation. reached: maps observations without the goal (..., size - goals) to
-    what they have reached (..., goals). reward: maps (reached, goal) to a reward and whether the episode terminates.
-    later: goals per true one. horizon: how many steps later at most.
+    """achieved, desired: where observations (..., size) have what was reached, and the goal. judge: see
+    `tutti.rl.env.GoalEnv`. later: replaced goals for each true one. horizon: how many steps later at most.
     """
 
-    def __init__(self, length: int, n: int, goals: int, reached: Callable[[Tensor], Tensor],
-                 reward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], later: int = 4, horizon: int = 50,
-                 gamma: float | Tensor = 0.99):  # fmt: skip
-        super().__init__(length, n, 1, gamma)
-        self.goals, self.reached, self.reward, self.share, self.horizon = (
-            goals,
-            reached,
-            reward,
-            later / (later + 1),
-            horizon,
-        )
+    def __init__(self, length: int, n: int, achieved: slice, desired: slice, judge: Judge, later: int = 4,
+                 horizon: int = HORIZON):  # fmt: skip
+        super().__init__(length, n)
+        self.achieved, self.desired, self.judge = achieved, desired, judge
+        self.share, self.horizon = later / (later + 1), horizon
 
-    def sample(self, memory: Tree, key: Tensor, count: int) -> tuple[Tree, Tree]:
+    @staticmethod
+    def of(env: Any, features: Features, length: int, n: int, later: int) -> Hindsight:
+        """That of an environment. Raises ValueError for one without goals."""
+        if not isinstance(env, GoalEnv):
+            raise ValueError(f"hindsight needs an environment with goals, a tutti.rl.env.GoalEnv such as BitFlip, and "
+                             f"{env.name} is none; leave it out")  # fmt: skip
+        parts = features.parts
+        return Hindsight(length, n, parts["achieved_goal"], parts["desired_goal"], env.judge, later,
+                         env.limit or HORIZON)  # fmt: skip
+
+    def sample(self, memory: Tree, key: Tensor, count: int, gamma: Number = 1.0) -> tuple[Tree, Tree]:
         of_rows, of_share, of_step = keys.split(key, 3)
         of_time, of_env = keys.split(of_rows)
         start = keys.integers(of_time, (count,), memory["size"])
         env = keys.integers(of_env, (count,), self.n)
-        batch = self.transitions(memory, start, env)
-        left = self._left(memory, start, env)
-        ahead = (keys.uniform(of_step, (count,)) * (left + 1)).long()
+        batch = self.transitions(memory, start, env, gamma)
+        ahead = (keys.uniform(of_step, (count,)) * (self._left(memory, start, env) + 1)).long()
         at = (memory["at"] - memory["size"] + start + ahead) % self.length * self.n + env
-        later = memory["rows"]["last"].flatten(0, 1)[at][:, : -self.goals]
+        later = memory["rows"]["last"].flatten(0, 1)[at][:, self.achieved]
         relabel = keys.uniform(of_share, (count,)) < self.share
-        goal = torch.where(relabel.unsqueeze(-1), self.reached(later), batch["obs"][:, -self.goals :])
-        reward, terminated = self.reward(self.reached(batch["last"][:, : -self.goals]), goal)
+        goal = torch.where(relabel.unsqueeze(-1), later, batch["obs"][:, self.desired])
+        reward, terminated = self.judge(batch["last"][:, self.achieved], goal)
         reward = torch.where(relabel, reward, batch["reward"])
         terminated = torch.where(relabel, terminated, batch["terminated"])
-        with_goal = {name: torch.cat([batch[name][:, : -self.goals], goal], -1) for name in ("obs", "last")}
+        with_goal = {name: self._with(batch[name], goal) for name in ("obs", "last")}
         return {**batch, **with_goal, "reward": reward, "terminated": terminated,
-                "discount": torch.where(terminated, 0.0, self.gamma)}, {"weight": torch.ones(count)}  # fmt: skip
+                "discount": torch.where(terminated, 0.0, gamma)}, {"weight": torch.ones(count)}  # fmt: skip
+
+    def _with(self, obs: Tensor, goal: Tensor) -> Tensor:
+        """Observations with other goals."""
+        return torch.cat([obs[:, : self.desired.start], goal, obs[:, self.desired.stop :]], -1)
 
     def _left(self, memory: Tree, start: Tensor, env: Tensor) -> Tensor:
-        """How many rows of the same episode follow, at most `horizon`."""
+        """How many rows of the same episode follow, less than `horizon`."""
         steps = torch.arange(self.horizon)
         age = start.unsqueeze(-1) + steps
         at = (memory["at"] - memory["size"] + age) % self.length * self.n + env.unsqueeze(-1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tutti.rl import keys
-from tutti.rl.replay.ring import Ring, Shape
+from tutti.rl.replay.ring import Number, Ring, Shape
 
 Tree = dict[str, Any]
 EPS = 1e-6
@@ -21,9 +21,8 @@ EPS = 1e-6
 class Prioritized(Ring):
     """alpha: how much priorities count. beta: how much weights correct for them."""
 
-    def __init__(self, length: int, n: int, steps: int = 1, gamma: float | Tensor = 0.99, alpha: float = 0.6,
-                 beta: float = 0.4):  # fmt: skip
-        super().__init__(length, n, steps, gamma)
+    def __init__(self, length: int, n: int, steps: int = 1, alpha: float = 0.6, beta: float = 0.4):
+        super().__init__(length, n, steps)
         self.alpha, self.beta = alpha, beta
         self.depth = (length * n - 1).bit_length()
         self.leaves = 1 << self.depth
@@ -57,7 +56,7 @@ class Prioritized(Ring):
             tree = tree.index_put((node,), tree[2 * node] + tree[2 * node + 1])
         return tree
 
-    def sample(self, memory: Tree, key: Tensor, count: int) -> tuple[Tree, Tree]:
+    def sample(self, memory: Tree, key: Tensor, count: int, gamma: Number = 1.0) -> tuple[Tree, Tree]:
         tree = memory["tree"]
         part = (torch.arange(count) + keys.uniform(key, (count,))) / count  # one from each of `count` equal parts
         rest, node = part * tree[1], torch.ones(count, dtype=torch.int64)
@@ -70,7 +69,7 @@ class Prioritized(Ring):
         start = (row - memory["at"] + memory["size"]) % self.length
         chance = tree[node] / tree[1]
         weight = (chance * memory["size"] * self.n + 1e-12) ** -self.beta
-        return self.transitions(memory, start, env), {"index": leaf, "weight": weight / weight.max()}
+        return self.transitions(memory, start, env, gamma), {"index": leaf, "weight": weight / weight.max()}
 
     def learned(self, memory: Tree, where: Tree, error: Tensor) -> Tree:
         value = error.abs() + EPS

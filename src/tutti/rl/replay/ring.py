@@ -16,20 +16,21 @@ from tutti.rl import keys
 from tutti.rl.env import over
 
 Tree = dict[str, Any]
+Number = float | Tensor
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class Ring:
     """A memory of `length` steps of `n` environments.
 
-    steps: of n-step returns (Sutton 1988; Watkins 1989). gamma: their discount.
+    steps: of n-step returns (Sutton 1988; Watkins 1989).
     """
 
-    def __init__(self, length: int, n: int, steps: int = 1, gamma: float | Tensor = 0.99):
+    def __init__(self, length: int, n: int, steps: int = 1):
         if length < steps + 1:
             raise ValueError(f"a replay of {length} steps cannot hold returns of {steps} steps; enlarge buffer_size to "
                              f"at least {(steps + 1) * n}")  # fmt: skip
-        self.length, self.n, self.steps, self.gamma = length, n, steps, gamma
+        self.length, self.n, self.steps = length, n, steps
 
     def bytes(self, shapes: dict[str, Shape]) -> int:
         """Memory of the replay, for rows of these shapes and dtypes."""
@@ -52,8 +53,8 @@ class Ring:
         return {**memory, "at": (memory["at"] + count) % self.length,
                 "size": (memory["size"] + count).clamp(max=self.length)}  # fmt: skip
 
-    def sample(self, memory: Tree, key: Tensor, count: int) -> tuple[Tree, Tree]:
-        """`count` transitions, and where they are: (batch, {"index", "weight"}).
+    def sample(self, memory: Tree, key: Tensor, count: int, gamma: Number = 1.0) -> tuple[Tree, Tree]:
+        """`count` transitions, and where they are: (batch, {"index", "weight"}). gamma: the discount.
 
         A batch has the stored names and "discount", (count, ...) as rewards: what the value of `last` counts, 0 where
         the episode terminated. reward: the discounted sum of `steps` rewards, or of those to the end of the episode.
@@ -61,16 +62,16 @@ class Ring:
         of_time, of_env = keys.split(key)
         start = keys.integers(of_time, (count,), memory["size"] - self.steps + 1)
         env = keys.integers(of_env, (count,), self.n)
-        return self.transitions(memory, start, env), {"weight": torch.ones(count)}
+        return self.transitions(memory, start, env, gamma), {"weight": torch.ones(count)}
 
-    def transitions(self, memory: Tree, start: Tensor, env: Tensor) -> Tree:
+    def transitions(self, memory: Tree, start: Tensor, env: Tensor, gamma: Number) -> Tree:
         """Transitions that begin at these ages (0 is the oldest row) in these environments."""
         flat = {name: x.flatten(0, 1) for name, x in memory["rows"].items()}
         first = (memory["at"] - memory["size"] + start) % self.length * self.n + env
         batch = {name: x[first] for name, x in flat.items()}
         reward, like = batch["reward"], batch["reward"]
         going, discount = torch.ones_like(start, dtype=torch.bool), torch.full_like(like, 1.0)
-        terminated, last, discount = batch["terminated"], batch["last"], discount * self.gamma
+        terminated, last, discount = batch["terminated"], batch["last"], discount * gamma
         ended = terminated | batch["truncated"]
         for i in range(1, self.steps):
             going = going & ~ended
@@ -83,7 +84,7 @@ class Ring:
                 if name in batch:
                     more = flat[name][at]
                     batch[name] = torch.where(going.view(-1, *[1] * (more.ndim - 1)), more, batch[name])
-            discount = torch.where(over(going, like), discount * self.gamma, discount)
+            discount = torch.where(over(going, like), discount * gamma, discount)
         return {**batch, "reward": reward, "last": last, "terminated": terminated,
                 "discount": torch.where(over(terminated, like), 0.0, discount)}  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.replay.ring import Ring
+from tutti.rl.replay.ring import Number, Ring
 
 Tree = dict[str, Any]
 
@@ -22,6 +22,7 @@ class Sequences(Ring):
         super().__init__(length, n)
         self.run = run
 
-    def sample(self, memory: Tree, key: Tensor, count: int) -> tuple[Tree, Tree]:
-        """`count` sequences, names as stored, each (run, count, ...), and {"weight": ones (count,)}."""
+    def sample(self, memory: Tree, key: Tensor, count: int, gamma: Number = 1.0) -> tuple[Tree, Tree]:
+        """`count` sequences, names as stored, each (run, count, ...), and {"weight": ones (count,)}. gamma: unused,
+        as no returns are summed."""
         return self.sequences(memory, key, count, self.run), {"weight": torch.ones(count)}
