@@ -15,7 +15,8 @@ from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.program import leaves
 
 # Other values of options, where they are not found by arithmetic.
-OTHERS = {"precision": ["bfloat16"], "activation": ["elu"], "cell": ["lstm"], "reward": ["airl"], "ent_coef": [0.3], "target_entropy": [-3.0],
+OTHERS = {"precision": ["bfloat16"], "activation": ["elu"],
+          "cell": ["lstm"], "reward": ["airl"], "ent_coef": [0.3], "target_entropy": [-3.0],
           "target_kl": [1e-9], "target_return": [1.0], "scale": [7.0], "play_simulations": [12], "channels": [(2,)],
           "depth": [1], "heads": [4], "gradient_steps": [5], "log_std": [-1.0], "decay": [0.1],
           "exploration_initial_eps": [0.3], "max_grad_norm": [1e-3], "rho": [0.1], "c": [0.1],

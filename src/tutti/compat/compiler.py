@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 # Operators that Inductor caches only if it is told that it may: its key contains the code of their sub-graphs.
 LOOPS = ("torch.ops.higher_order.scan", "torch.ops.higher_order.while_loop")
-LARGE = 4000  # operators: g++ -O3 takes minutes for them, -O2 half a minute
+LARGE = 1500  # operators: g++ -O3 takes minutes for them, -O2 half a minute
 INSTRUCTIONS, HEADER = "vector instructions", "header"
 _getting_ready: dict[str, threading.Thread] = {}
 

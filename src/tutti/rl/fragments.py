@@ -79,7 +79,7 @@ class _Measuring:
             raise ValueError(f"{kind.__name__} learns from data, without environments: it has no placement")
         self.kind: Any = kind
         self.env, self.options, self.level, self.progress = env, options, level, progress
-        c = configured(kind.Config, options)
+        c = configured(kind, options)
         self.n, self.steps = c.n_envs, c.n_steps
         self.refused: dict[str, str] = {}
         self.limits: dict[str, int] = {}
@@ -302,7 +302,7 @@ def _fitting(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[str
     try:
         return shared_out(kind, options, ranks)
     except ValueError:
-        c = configured(kind.Config, options)
+        c = configured(kind, options)
         return {"batch_size": c.n_steps * c.n_envs // ranks} if "batch_size" in SHARED else {}
 
 

@@ -307,7 +307,7 @@ def shared(learner: Tree) -> Tree:
 def shared_out(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Options of one of several learners, which together make the updates of one. Raises ValueError for a batch that
     cannot be shared out."""
-    c: Any = configured(kind.Config, options)
+    c: Any = configured(kind, options)
     found = {f.name: -(-getattr(c, f.name) // ranks) for f in fields(c) if f.name in SHARED}
     if "batch_size" in found and c.batch_size % ranks:
         raise ValueError(f"batch_size is {c.batch_size}, which {ranks} learners cannot share equally")

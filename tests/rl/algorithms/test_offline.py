@@ -174,7 +174,7 @@ def test_iql_values_only_actions_of_the_data():
     given = pendulum(1, 16)
     given[0].rewards[:] = np.sign(given[0].observations[:-1, 0])
     agent = IQL("Pendulum-v1", data=given, gamma=0.0, learning_rate=0.02, expectile=0.9, tau=0.1,
-                **{**SMALL, "hidden": (32,)}).learn(201)  # fmt: skip
+                **{**SMALL, "hidden": (32,)}).learn(401)  # fmt: skip
     state = agent.program.state()
     rows, learner = state["replay"], state["learner"]
     value = agent.v(learner["value"], rows["obs"]).squeeze(-1)
