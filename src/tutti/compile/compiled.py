@@ -14,6 +14,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 
 from tutti import compat
+from tutti.compile.bias import take_biases_out
 from tutti.compile.loops import with_higher_order
 from tutti.compile.tanh import expand_tanh
 from tutti.ir.step_graph import Spec
@@ -49,6 +50,7 @@ class Compiled:
             for body in (each for module in modules.values() for each in module.modules()):
                 assert isinstance(body, fx.GraphModule)
                 expand_tanh(body.graph)
+                take_biases_out(body.graph)
                 body.recompile()
         function = self.made[_how(args)] = compat.compile_graph(graph, args, modules)
         return function
