@@ -147,7 +147,7 @@ class DQN(Training):
         weights = layers(one, [self.size, *c["hidden"], self.width])
         rows = (self.length, self.n)
         obs = jnp.zeros((*rows, self.size))
-        replay = {"obs": obs, "next": obs, "reward": jnp.zeros(rows), "action": jnp.zeros(rows, jnp.int32),
+        replay = {"obs": obs, "next": jnp.copy(obs), "reward": jnp.zeros(rows), "action": jnp.zeros(rows, jnp.int32),
                   "done": jnp.zeros(rows)}  # fmt: skip
         self.state = (weights, jax.tree.map(jnp.copy, weights), self.adam.init(weights), self.envs, self.obs, replay,
                       jnp.zeros((), jnp.int32), self.key)  # fmt: skip
