@@ -206,3 +206,9 @@ def test_what_is_only_written_is_stored():
     function(torch.full((3,), 4.0))
     store.write_back()
     assert seen["now"].tolist() == [8, 8, 8] and store.names() == ["cache:seen.now"]
+
+
+def test_fixed_functions_know_entries_by_name():
+    pair = {"a": torch.ones(3), "b": torch.zeros(3)}
+    difference = tutti.function(lambda x: x["a"] - x["b"], pair, cluster="cpu:1").fixed(pair)
+    assert difference(dict(reversed(pair.items()))).tolist() == [1, 1, 1]

@@ -24,11 +24,11 @@ def expanded(dtype: torch.dtype) -> fx.GraphModule:
 
 def test_relative_error_is_that_of_float32():
     size = torch.logspace(-30, 4, 200_001, dtype=torch.float64)
-    x = torch.cat([size, -size, torch.zeros(1, dtype=torch.float64), torch.linspace(-9, 9, 100_001).double()]).float()
+    x = torch.cat([size, -size, torch.zeros(1, dtype=torch.float64), torch.linspace(-9, 9, 2_000_001).double()]).float()
     exact = torch.tanh(x.double())
     made = expanded(torch.float32)(x)
     assert made.dtype == torch.float32
-    assert (made.double() - exact).abs().le(3.5e-7 * exact.abs()).all()
+    assert (made.double() - exact).abs().le(4e-7 * exact.abs()).all()
     assert made.abs().max() < 1
 
 

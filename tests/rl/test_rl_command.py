@@ -51,6 +51,15 @@ def test_train_continue_evaluate_and_record(config, tmp_path, capsys):
         assert image.n_frames == 5  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_environments_in_workers_are_evaluated_by_name(config, tmp_path, capsys):
+    out = tmp_path / "run"
+    placed = ["--placement", "environments", "--ranks", "2", "--steps", "256"]
+    assert cli.main(["rl", "train", str(config), "--out", str(out), *placed]) == 0
+    assert "256 steps  return" in capsys.readouterr().out
+    assert cli.main(["rl", "eval", str(out), "--episodes", "3"]) == 0
+    assert "over 3 episodes" in capsys.readouterr().out
+
+
 def test_another_run_in_the_same_folder_is_refused(config, tmp_path, capsys):
     out = tmp_path / "run"
     assert cli.main(["rl", "train", str(config), "--out", str(out), "--steps", "64"]) == 0

@@ -108,6 +108,27 @@ def test_a_run_continues_from_its_last_state(tmp_path, placement):
         assert all(torch.equal(whole[name], parts[name]) for name in names)
 
 
+def test_a_run_ends_where_ranks_cannot_share_its_steps_equally(tmp_path):
+    placed = Placed("PPO", "CartPole-v1", "learners", 2, level="eager", n_envs=2, n_steps=2, batch_size=4, hidden=(4,))
+    job.train(placed, 13, [8], tmp_path, [])  # after 12 steps one is left for two ranks
+    assert placed.num_timesteps == 16
+
+
+@pytest.mark.parametrize("placement", ["actors", "learners"])
+def test_environments_of_the_host_do_not_begin_again_with_their_first_episodes(tmp_path, placement):
+    def made() -> Placed:
+        return Placed("PPO", "gymnasium:CartPole-v1", placement, 2, level="eager", **OPTIONS)
+
+    def hosts(placed: Placed) -> list:
+        return [agent.host for agent in (*(actor.agent for actor in placed.actors), *placed.others)]
+
+    job.train(made(), 64, [64], tmp_path, [])
+    fresh, continued = made(), made()
+    job.resume(continued, tmp_path)
+    for one, two in zip(hosts(fresh), hosts(continued), strict=True):
+        assert two.steps == 8 and not torch.equal(one.seen["obs"], two.seen["obs"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("{}", 'needs "place" with placement, ranks, processes'), ("x", "is not a placement"),

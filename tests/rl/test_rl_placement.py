@@ -151,3 +151,10 @@ def test_what_cannot_be_placed():
         Placed("PPO", "CartPole-v1", "fused", 2)
     with pytest.raises(ValueError, match="n_envs is 8, which 3 ranks cannot share equally"):
         Placed("PPO", "CartPole-v1", "actors", 3, n_envs=8)
+
+
+def test_episodes_of_learners_are_reported_once():
+    placed = Placed("PPO", "CartPole-v1", "learners", 2, level="eager", **CASES["PPO"][1])
+    for _ in range(4):
+        placed.learn(256)
+    assert 0 < sum(length for _, length in placed.agent.episodes) <= placed.num_timesteps == 1024

@@ -175,11 +175,11 @@ class Function:
         arguments, Python attributes of the objects, options of optimizers and layouts are still those of the capture.
         """
         executable, holdings = self._executable(args, kwargs), self.store.holdings
-        names = list(inputs(arguments(args, kwargs, holdings)))
+        names = {name.partition(":")[2]: name for name in inputs(arguments(args, kwargs, holdings))}
 
         def call(*args: Any, **kwargs: Any) -> Any:
             data = batch_items(arguments(args, kwargs, holdings))
-            return self._run(executable, {name: x for name, (_, x) in zip(names, data, strict=True)})
+            return self._run(executable, {names[name]: x for name, x in data})
 
         return call
 

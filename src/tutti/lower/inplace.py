@@ -3,8 +3,7 @@
 Parameters of a kind are updated by calls that write into many of them. A rank that updates its shard of a parameter
 which it stores unsharded writes into that slice, or into a copy if the slice is not contiguous; shards gathered from
 all ranks are then written into the parameter, bucket by bucket. Results of other optimizers are copied into their
-inputs as soon as they are computed. Rows of a paged cache or a
-replay are written into it.
+inputs as soon as they are computed. Rows of a paged cache or a replay are written into it.
 
 If nothing couples all gradients, such as their global norm, updates run in pieces during the backward pass: each piece
 when its gradients are ready and the old parameters are no longer read, so gradients are freed before others are made.
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tutti.ir.costs import FREE
 from tutti.ir.step_graph import UPDATE, Call, replace_uses
@@ -25,7 +25,7 @@ from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.early import early
 from tutti.lower.order import ARRANGING, advance, sort
 from tutti.lower.transfers import TRANSFERS, store
-from tutti.lower.writes import ROWS, WRITES, behind_views, looks, overwritten
+from tutti.lower.writes import ROWS, WRITES, behind_views, looks, overwritten, root_of
 from tutti.nn.adam import IN_PLACE
 from tutti.plan.price import PIECE
 
@@ -56,6 +56,9 @@ def _write_rows(graph: fx.Graph) -> None:
             old = node.args[0]
             if last.get(old) is not node or not _may_go(old) or names.get(node) != old.meta.get("input"):
                 continue
+            given = [root_of(x) for x in pytree.tree_leaves(node.args[1:]) if isinstance(x, fx.Node)]
+            if old in given or [root_of(x) for x in output.args[0]].count(node) > 1:
+                continue  # rows that overlap their source, or a result that the next call would overwrite
             with graph.inserting_before(node):
                 call = graph.call_function(in_place, node.args)
                 new = graph.call_function(written, (call, old))

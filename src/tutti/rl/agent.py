@@ -398,7 +398,7 @@ def configured(algorithm: type[Agent], options: dict[str, Any]) -> Config:
     known = [f.name for f in fields(kind) if f.name not in algorithm.unused]
     default = {f.name: f.default for f in fields(kind)}
     for name in options:
-        if name in algorithm.unused:  # files have all options
+        if name in algorithm.unused:
             if options[name] != default[name]:
                 raise ValueError(f"{name} has no effect on {algorithm.__name__}; leave it out")
         elif name not in known:

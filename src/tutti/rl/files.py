@@ -88,7 +88,8 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     if missing := [name for name in known["unsaved"] if name not in options]:
         raise ValueError(f"{path} was saved with a function as {missing[0]}, which a file cannot hold: pass "
                          f"load(..., {missing[0]}=...)")  # fmt: skip
-    given = {name: tuple(x) if isinstance(x, list) else x for name, x in known["options"].items()}
+    given = {name: tuple(x) if isinstance(x, list) else x for name, x in known["options"].items()
+             if name not in own.unused}  # fmt: skip
     agent = own(
         env, **{"seed": known["seed"], "level": known["level"], "threads": known["threads"], **given, **options}
     )

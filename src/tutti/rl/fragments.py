@@ -33,7 +33,7 @@ from tutti.rl.forecast import HOSTED, Costs, Line
 from tutti.rl.off_policy import OffPolicy
 from tutti.rl.offline import Offline
 from tutti.rl.on_policy import OnPolicy
-from tutti.rl.placement import SHARED, shared, shared_out
+from tutti.rl.placement import shared, shared_out
 from tutti.rl.vector import VectorEnv
 
 FOLDER = machine.FOLDER / "rl-costs"
@@ -157,7 +157,7 @@ class _Measuring:
             self.limits |= {"async": ranks, "server": ranks} if error else {}
             return act, size_of(chunk), self.n // ranks, learn_few
         if error:
-            self.refused |= {"async": str(error), "server": str(error)}
+            self.refused = {"async": str(error), "server": str(error), **self.refused}
         agent = self.agent(few, **_fitting(self.kind, self.options, self.n // few))
         actor, policy = Actor(agent, 0), self.policy(agent)
         chunk = actor.act(policy, agent)
@@ -272,7 +272,7 @@ class _Timed(VectorEnv):
         self.env, self.n, self.name, self.busy = env, env.n, env.name, 0.0
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.agents, self.limit, self.threshold = env.agents, env.limit, env.threshold
-        self.reset, self.masks, self.overview = env.reset, env.masks, env.overview
+        self.masks, self.overview = env.masks, env.overview
 
     def reset(self, seed: int | None = None) -> Any:
         return self.env.reset(seed)
@@ -303,7 +303,7 @@ def _fitting(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[str
         return shared_out(kind, options, ranks)
     except ValueError:
         c = configured(kind, options)
-        return {"batch_size": c.n_steps * c.n_envs // ranks} if "batch_size" in SHARED else {}
+        return {"batch_size": c.n_steps * c.n_envs // ranks}
 
 
 def _some_action(env: VectorEnv, n: int) -> np.ndarray:

@@ -103,6 +103,7 @@ class Placed:
             self.options = {**options, **shared_out(self.kind, options, ranks)}
         whole = placement == "actors"
         self.agent: Agent = self._made(n if whole else self.part)
+        self.agent.env_name = env if isinstance(env, str) else None  # to evaluate, also where workers step environments
         self.actors = [self._actor(rank) for rank in self.own] if placement in ("actors", "async") else []
         self.others = [self._made(self.part, rank) for rank in self.own] if placement in ("learners", "server") else []
         self.num_timesteps = 0
@@ -128,7 +129,7 @@ class Placed:
         schedule: number of steps at whose end rates that decay are 0, by default the end of this call.
         """
         share = self.ranks if self.placement in ("learners", "server") else 1
-        per_rank = total_timesteps // share
+        per_rank = -(-total_timesteps // share)
         for agent in (self.agent, *self.others, *(actor.agent for actor in self.actors)):
             end = agent.num_timesteps + (per_rank if agent in self.others else total_timesteps)
             agent.total = end if schedule is None else schedule // (share if agent in self.others else 1)
@@ -139,7 +140,9 @@ class Placed:
         self.num_timesteps += rounds * steps * (self.ranks if self.others else 1)
         if self.others:
             self.agent.num_timesteps, self.agent.metrics = self.num_timesteps, self.others[0].metrics
-            self.agent.episodes.extend(episode for agent in self.others for episode in agent.episodes)
+            for agent in self.others:
+                self.agent.episodes.extend(agent.episodes)
+                agent.episodes.clear()
         return self
 
     def _fused(self, rounds: int) -> None:
@@ -294,6 +297,9 @@ class Placed:
             elif self.others:
                 self.others[i].num_timesteps = self.num_timesteps // self.ranks
                 self.others[i].program.load(with_leaves(self.others[i].program.state(), own))
+        for agent in (*(actor.agent for actor in self.actors), *self.others):
+            if not isinstance(agent.env, Env):  # episodes and noise unlike those at the beginning
+                agent.host.restore(agent, {"steps": self.num_timesteps // (self.part * self.ranks)})
 
 
 def shared(learner: Tree) -> Tree:

@@ -12,6 +12,7 @@ from scipy import stats
 from tutti.rl import collect, keys
 from tutti.rl.adapt import minari
 from tutti.rl.adapt.minari import Episode
+from tutti.rl.adapt.pure import Pure
 from tutti.rl.algorithms.awac import AWAC
 from tutti.rl.algorithms.bc import BC
 from tutti.rl.algorithms.cql import CQL
@@ -273,3 +274,8 @@ def test_bc_does_as_its_teacher_and_continues_from_a_file(tmp_path):
     agent.learn(100)
     again.learn(100)
     assert torch.equal(agent.program.state()["learner"]["weights"], again.program.state()["learner"]["weights"])
+
+
+def test_a_file_of_an_agent_with_several_environments_of_the_host(tmp_path):
+    file = BC(Pure(CartPole(), 4), level="eager").save(tmp_path / "agent.safetensors")
+    assert BC.load(file, env=Pure(CartPole(), 4)).config.n_envs == 4
