@@ -100,12 +100,29 @@ def test_a_run_continues_from_its_last_state(tmp_path, placement):
     whole = trained(192, tmp_path / "whole")
     trained(128, tmp_path / "parts")
     parts = trained(192, tmp_path / "parts")
-    assert {x.name for x in (tmp_path / "parts").iterdir()} == {
+    assert {x.name for x in (tmp_path / "parts").iterdir()} == {"reported"} | {
         f"{what}-0000000{steps}.safetensors" for what in ("steps", "ranks") for steps in (128, 192)
     }
     if placement in ("learners", "actors"):  # others learn from chunks in any order; rates decay to the last step
         names = [name for name in whole if name != "progress"]
         assert all(torch.equal(whole[name], parts[name]) for name in names)
+
+
+def test_a_report_that_was_not_complete_is_made_after_the_restart(tmp_path):
+    told = []
+
+    def tell(agent):
+        told.append(agent.num_timesteps)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    def placed() -> Placed:
+        return Placed("PPO", "CartPole-v1", "actors", 2, level="eager", **OPTIONS)
+
+    with pytest.raises(KeyboardInterrupt):
+        job.train(placed(), 192, [64], tmp_path, [tell])
+    job.train(placed(), 192, [64], tmp_path, [tell])
+    assert told == [64, 128, 128, 192]
 
 
 def test_a_run_ends_where_ranks_cannot_share_its_steps_equally(tmp_path):

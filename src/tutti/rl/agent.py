@@ -51,8 +51,8 @@ class Config:
     n_envs: environments that are stepped together. n_steps: steps of each between two learning phases.
     gamma: discount. learning_rate: a number, or a function of the remaining progress (1 at the start, 0 at the end).
     hidden: widths of hidden layers. normalize_obs, normalize_reward: by running statistics.
-    precision: "float32", or "bfloat16" for the layers of networks; weights, optimizers and losses stay float32. It pays
-    for wide layers on processors with AVX-512 BF16 or AMX.
+    precision: "float32", or "bfloat16" for the layers of policies and value functions; weights, optimizers, losses and
+    models of the environment stay float32. It pays for wide layers on processors with AVX-512 BF16 or AMX.
     """
 
     n_envs: int = 1
@@ -271,7 +271,7 @@ class Agent(ABC):
         """Returns and lengths of new episodes.
 
         env: instead of the agent's; of a `VectorEnv`, each instance contributes equally many of the episodes, up to
-        one. seed: the episodes of none are those of training.
+        one. seed: no seed repeats training episodes.
         """
         from tutti.rl.evaluate import evaluate
 

@@ -182,7 +182,7 @@ def _train_placed(run: Run, processes: int | None, restarts: int) -> None:
     if count == 1 or under_launcher():
         return placed_run(run)
     _check_folder(run, Path(run.out))
-    _placed(replace(run, level="eager"))  # what is wrong with the run is said once, and not by each restart
+    _placed(replace(run, level="eager"))  # validate once, before processes start
     launch(placed_run, count, run, restarts=restarts)
 
 

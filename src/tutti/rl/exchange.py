@@ -38,7 +38,7 @@ class Failed(RuntimeError):
 
 
 class Lost(RuntimeError):
-    """Another process has ended without a word: it was killed, or its machine was."""
+    """Another process has exited without sending an error: it was killed, or its machine was."""
 
     def __init__(self, source: int, why: object):
         super().__init__(f"process {source} of this job has ended ({str(why).splitlines()[0]})")

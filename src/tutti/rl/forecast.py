@@ -26,8 +26,8 @@ from tutti.rl.placement import PLACEMENTS, SPLIT
 
 HOSTED = "an environment of the host"
 THREADS = 2  # ranks in one process, at most: more have never been faster
-OLDER, WORTH = ("async", "server"), 1.1  # learn from older policies, or weights; chosen if they are so much faster
-NEAR = 1.03  # among placements that are predicted to take at most so many times as long, the simplest is chosen
+OLDER, WORTH = ("async", "server"), 1.1  # required speedup of placements with stale policies or weights
+NEAR = 1.03  # forecasts within 3 % count as equal; the simplest placement is chosen
 
 
 @dataclass(frozen=True)

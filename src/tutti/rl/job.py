@@ -24,6 +24,7 @@ from tutti.rl.placement import Placed
 from tutti.rl.ranks import process, processes
 
 KEEP = 2  # states
+REPORTED = "reported"  # the file with the steps of the last state that was reported
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,25 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
     """Learn up to `steps`, from the last state in the folder if there is one.
 
     every: intervals, in steps. At each multiple of one the state is saved, and then the callbacks are called, in
-    process 0. Learning ends when one returns False.
+    process 0; after a restart they are called for a state whose report was not complete. Learning ends when one returns
+    False.
     """
     resume(placed, folder)
+    told = folder / REPORTED
+    reported = int(_of_first(torch.tensor(int(told.read_text()) if told.exists() else 0)))
     for callback in callbacks:
         if isinstance(callback, Every):
-            callback.begin(placed.agent)
-    while placed.num_timesteps < steps:
+            callback.next = (reported // callback.every + 1) * callback.every
+    while True:
+        if placed.num_timesteps > reported:
+            goes_on = process() or all([callback(placed.agent) is not False for callback in callbacks])
+            if not _of_first(torch.tensor(bool(goes_on))):
+                return
+            reported = placed.num_timesteps
+            if process() == 0:
+                told.write_text(str(reported))
+        if placed.num_timesteps >= steps:
+            return
         end = min(steps, *((placed.num_timesteps // each + 1) * each for each in every))
         try:
             placed.learn(end - placed.num_timesteps, schedule=steps)
@@ -82,14 +95,14 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
             own = f"rank {first}" if ranks == 1 else f"ranks {first} to {last}"
             print(f"lost {own} after {placed.num_timesteps:,} steps: {lost}", file=sys.stderr, flush=True)
             raise
-        goes_on = torch.ones((), dtype=torch.bool)
-        if process() == 0:
-            goes_on = torch.tensor(all([callback(placed.agent) is not False for callback in callbacks]))
-            send_to_all({"goes_on": goes_on})
-        else:
-            goes_on = received({"goes_on": goes_on}, 0)["goes_on"]
-        if not goes_on:
-            return
+
+
+def _of_first(x: torch.Tensor) -> torch.Tensor:
+    """The tensor of process 0, in all processes."""
+    if process():
+        return received({"x": x}, 0)["x"]
+    send_to_all({"x": x})
+    return x
 
 
 def save(placed: Placed, folder: Path) -> None:

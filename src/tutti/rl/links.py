@@ -40,7 +40,7 @@ PROCESSES = (2, 4)
 def this_machine(
     most: int = 4, progress: Callable[[str], None] = lambda _: None, cache: Path | None = CACHE
 ) -> Machine:
-    """This machine with ranks up to `most`, and with what else it does now. Takes half a minute for the first time."""
+    """This machine with ranks up to `most`, and including its present load. Takes half a minute for the first time."""
     key = machine.key("cpu", 1, 1)
     known = {}
     if cache is not None and cache.exists():

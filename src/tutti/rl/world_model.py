@@ -9,8 +9,8 @@ From (h_t, z_t) the model predicts the observation x_t, and from f(h_t, z_t, a_t
 episode goes on: these belong to the step, so that the last step of an episode is learned from as any other.
 
 The loss is that of the predictions, and KL(sg q || p) + 0.1 KL(q || sg p), each at least 1 nat. Squared errors of
-observations count `obs_coef` times: those of a few numbers near 1 are else worth less than the nats that latents pay to
-tell them apart, and latents remain blind. (The paper's sums run over the 12,288 numbers of a picture.)
+observations count `obs_coef` times: otherwise the KL outweighs the reconstruction of small
+observations, and latents ignore them. (The paper's sums run over the 12,288 numbers of a picture.)
 """
 
 from __future__ import annotations
