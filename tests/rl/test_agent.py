@@ -1,5 +1,6 @@
 """What all agents share: levels, files, evaluation, and errors."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -228,3 +229,59 @@ def test_gymnasiums_cartpole_is_learned_like_ours():
         k: x.shape for k, x in leaves(theirs.program.state()["learner"]).items()}  # fmt: skip
     lengths = [np.mean([n for _, n in agent.episodes]) for agent in (ours, theirs)]
     assert min(lengths) > 10 and max(lengths) < 60
+
+
+class Small(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_environments_of_others_are_made_by_adapt(monkeypatch):
+    import tutti.rl
+
+    assert {"PPO", "adapt", "make"} <= set(dir(tutti.rl))
+    with pytest.raises(ValueError, match=r"tutti\.rl\.adapt\.make\(function, n\)"):
+        tutti.rl.PPO(Small())
+    monkeypatch.setattr(Small, "action_masks", lambda self: [True, False], raising=False)
+    agent = tutti.rl.PPO(tutti.rl.adapt.make(Small, 2), n_steps=8, batch_size=16, level="eager")
+    with pytest.raises(ValueError, match=r"pass EvalCallback\(env=\)"):
+        agent.learn(32, tutti.rl.EvalCallback(16))
+    monkeypatch.setattr(Small, "action_masks", lambda self: [True, False, True])
+    with pytest.raises(ValueError, match=r"the mask of instance 0 has the shape \(3,\), and there are 2 actions"):
+        tutti.rl.PPO(tutti.rl.adapt.make(Small, 2), n_steps=8, batch_size=16, level="eager").learn(16)
+    with pytest.raises(ValueError, match="hindsight is -1"):
+        tutti.rl.DQN("BitFlip", hindsight=-1, level="eager")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"verbose": 1}, r"no option 'verbose'\. The options are"),
+        ({"n_envs": 2.5}, "n_envs is 2.5; it must be a whole number"),
+        ({"normalize_obs": "yes"}, "it must be True or False"),
+        ({"clip_range": lambda progress: 0.2}, "clip_range is .*; it must be a number"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0; it must be at least 0"),
+        ({"target_kl": "auto"}, "target_kl is 'auto'; it must be a number or None"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_errors(options, message):
+    from tutti.rl import PPO
+
+    with pytest.raises(ValueError, match=message):
+        PPO("CartPole-v1", level="eager", **options)
+
+
+def test_algorithms_of_users_are_loaded_by_their_class(tmp_path):
+    class Mine(PPO):
+        pass
+
+    agent = Mine("CartPole-v1", level="eager", **SMALL).learn(64)
+    path = agent.save(tmp_path / "mine")
+    assert Mine.load(path).num_timesteps == 64
+    with pytest.raises(ValueError, match=r"Mine\.load\(path\)"):
+        Agent.load(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -76,12 +77,28 @@ def test_another_run_in_the_same_folder_is_refused(config, tmp_path, capsys):
         (CONFIG.replace("n_epochs", "epochs"), "did you mean 'n_epochs'?"),
         (CONFIG.replace("CartPole-v1", "CartPole"), "did you mean 'CartPole-v1'?"),
         (CONFIG.replace("CartPole-v1", "NoSuch-v0"), "NoSuch"),
+        (CONFIG.replace('"PPO"', "PPO"), "is not TOML: Invalid value"),
+        (CONFIG.replace("512", '"many"'), "steps is 'many'; it must be a whole number"),
+        (CONFIG + 'level = "eager"\n', "level is not an option of the algorithm: write it above [options]"),
+        (CONFIG.replace("n_envs = 4", "n_envs = 4.5"), "n_envs is 4.5; it must be a whole number"),
+        (CONFIG.replace("[16]", "16"), "hidden is 16; it must be whole numbers in brackets"),
     ],
 )
 def test_configs_with_an_error(config, capsys, text, message):
     config.write_text(text)
     assert cli.main(["rl", "train", str(config)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_is_interrupted_is_said_and_saved(config, tmp_path, capsys, monkeypatch):
+    def interrupted(agent, total, callbacks, progress_bar):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tutti.rl.agent.Agent.learn", interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        cli.main(["rl", "train", str(config), "--out", str(tmp_path)])
+    assert "stopped after 0 steps; the same command continues" in capsys.readouterr().out
+    assert (tmp_path / "agent.safetensors").exists()
 
 
 def test_presets_are_known_by_name(capsys):

@@ -32,6 +32,14 @@ def __getattr__(name: str) -> Any:
 
     if name in ALGORITHMS:
         return algorithm(name)
+    if name == "adapt":
+        return import_module("tutti.rl.adapt")
     if name in NAMES:
         return getattr(import_module(f"tutti.rl.{NAMES[name]}"), name)
     raise AttributeError(f"module 'tutti.rl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from tutti.rl.algorithms import ALGORITHMS
+
+    return sorted({*globals(), *NAMES, *ALGORITHMS, "adapt"})

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -303,8 +304,9 @@ class Agent(ABC):
         if isinstance(env, VectorEnv) and env.n != self.config.n_envs:
             self.config = replace(self.config, n_envs=env.n)
         if not isinstance(env, Env | VectorEnv):
-            raise ValueError(f"env is a {type(env).__name__}; pass a name, a tutti.rl.Env or a tutti.rl.VectorEnv "
-                             "(tutti.rl.adapt wraps those of other libraries)")  # fmt: skip
+            raise ValueError(f"env is a {type(env).__name__}; pass a name, a tutti.rl.Env or a tutti.rl.VectorEnv: "
+                             "tutti.rl.adapt.make(function, n) makes n environments of other libraries with a function "
+                             "that returns one")  # fmt: skip
         return env
 
     def _check_spaces(self) -> None:
@@ -403,17 +405,40 @@ def configured(algorithm: type[Agent], options: dict[str, Any]) -> Config:
                 raise ValueError(f"{name} has no effect on {algorithm.__name__}; leave it out")
         elif name not in known:
             near = get_close_matches(name, known, 1)
-            raise ValueError(f"there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
+            raise ValueError(f"there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
                              f"The options are {', '.join(known)}")  # fmt: skip
+    for f in fields(kind):
+        if f.name in options and (wants := _misfit(str(f.type), options[f.name])):
+            raise ValueError(f"{f.name} is {options[f.name]!r}; it must be {wants}")
     made = kind(**options)
-    for name, low in (("n_envs", 1), ("n_steps", 1), ("batch_size", 1), ("n_epochs", 1)):
+    for name, low in (("n_envs", 1), ("n_steps", 1), ("batch_size", 1), ("n_epochs", 1), ("hindsight", 0)):
         if name in known and getattr(made, name) < low:
             raise ValueError(f"{name} is {getattr(made, name)}; it must be at least {low}")
+    if isinstance(made.learning_rate, Real) and made.learning_rate < 0:
+        raise ValueError(f"learning_rate is {made.learning_rate}; it must be at least 0")
     if made.precision not in PRECISIONS:
         raise ValueError(f"precision {made.precision!r} is not one of {', '.join(PRECISIONS)}")
     if not isinstance(made.gamma, Tensor) and not 0 <= made.gamma <= 1:
         raise ValueError(f"gamma is {made.gamma}; it must be from 0 to 1")
     return made
+
+
+def _misfit(kind: str, x: Any) -> str | None:
+    """What an option must be, if a value is not of the kind that its annotation says."""
+    kind, *more = kind.removeprefix("agent.").split(" | ")
+    number = isinstance(x, Real | Tensor) and not isinstance(x, bool)
+    fits, wants = {
+        "bool": (isinstance(x, bool), "True or False"),
+        "int": (isinstance(x, Integral | Tensor) and not isinstance(x, bool), "a whole number"),
+        "float": (number, "a number"),
+        "Number": (number, "a number"),
+        "Rate": (number or callable(x), "a number, or a function of the remaining progress"),
+        "str": (isinstance(x, str), "a text"),
+        "tuple[int, ...]": (isinstance(x, tuple | list), "whole numbers in brackets, as in [64, 64]"),
+    }.get(kind, (True, ""))
+    if fits or ("None" in more and x is None):
+        return None
+    return f"{wants} or None" if "None" in more else wants
 
 
 def options_of(config: Config) -> dict[str, Any]:

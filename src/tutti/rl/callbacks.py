@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tutti.rl import files
+from tutti.rl.vector import VectorEnv
 
 if TYPE_CHECKING:
     from tutti.rl.agent import Agent, Evaluation
@@ -55,6 +56,9 @@ class EvalCallback(Every):
 
     def begin(self, agent: Agent) -> None:
         super().begin(agent)
+        if self.env is None and agent.env_name is None and isinstance(agent.env, VectorEnv):
+            raise ValueError(f"{agent.env.name} was not given by name: pass EvalCallback(env=), a VectorEnv of its own "
+                             "or a function that makes one")  # fmt: skip
         if self.best is not None and Path(self.best).exists():
             self.highest = max(self.highest, files.score(Path(self.best), agent))
 

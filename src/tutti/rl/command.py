@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from tutti.rl.ranks import process
 from tutti.rl.vector import VectorEnv
 
 FINAL, CURVE, CONFIG = "agent.safetensors", "curve.json", "config.json"
+WORDS = {"str": "a text", "int": "a whole number", "float | None": "a number", "dict[str, Any]": "a table"}
 First = tyro.conf.Positional
 
 
@@ -59,12 +61,19 @@ class Run:
         path = Path(name)
         if not path.exists():
             raise ValueError(f"there is no file {path}; presets are {', '.join(PRESETS)}")
-        table = tomllib.loads(path.read_text())
+        try:
+            table = tomllib.loads(path.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f'{path} is not TOML: {error}; texts are quoted, as in algorithm = "PPO"') from None
         known = list(Run.__dataclass_fields__)
         if unknown := [key for key in table if key not in known]:
             raise ValueError(f"{path}: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
         if missing := [key for key in ("algorithm", "env", "steps") if key not in table]:
             raise ValueError(f"{path}: {missing[0]} is missing")
+        kinds: dict[str, Any] = {"str": str, "int": int, "float | None": (int, float), "dict[str, Any]": dict}
+        for key, x in table.items():
+            if not isinstance(x, kinds[kind := str(Run.__dataclass_fields__[key].type)]) or isinstance(x, bool):
+                raise ValueError(f"{path}: {key} is {x!r}; it must be {WORDS[kind]}")
         return Run(**{"out": f"out/rl/{path.stem}", **table})
 
 
@@ -106,6 +115,10 @@ def train(
              "placement": placement, "ranks": ranks}  # fmt: skip
     run = replace(Run.of(config), **{k: v for k, v in given.items() if v is not None})
     run = replace(run, options={**run.options, **dict(map(parsed, option))})
+    if outside := [name for name in run.options if name in Run.__dataclass_fields__]:
+        raise ValueError(
+            f"{outside[0]} is not an option of the algorithm: write it above [options], or as --{outside[0]}"
+        )
     if plan is not None:
         if any(x is not None for x in (placement, ranks, processes)):
             raise ValueError(f"--plan {plan} says the placement, ranks and processes: leave out those options")
@@ -125,6 +138,8 @@ def train(
     finally:
         (folder / CURVE).write_text(json.dumps(curve.points))
         agent.save(folder / FINAL)
+        if agent.num_timesteps < run.steps and sys.exc_info()[0] is KeyboardInterrupt:
+            print(f"stopped after {agent.num_timesteps:,} steps; the same command continues")
     _draw(curve.points, folder / "curve.svg", run)
     print(f"{agent.evaluate(20)}; saved in {folder}")
 

@@ -76,10 +76,13 @@ def score(path: Path, agent: Agent) -> float:
 
 def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, options: dict[str, Any]) -> Agent:
     """An agent from a file. kind: its class, or a parent class."""
-    from tutti.rl.algorithms import algorithm
+    from tutti.rl.algorithms import ALGORITHMS, algorithm
 
     known = about(path)
-    own = algorithm(known["algorithm"])
+    name = known["algorithm"]
+    if name not in ALGORITHMS and name != kind.__name__:
+        raise ValueError(f"{path} is a {name}, an algorithm of your own: load it by its class, as in {name}.load(path)")
+    own = kind if name == kind.__name__ else algorithm(name)
     if not issubclass(own, kind):
         raise ValueError(f"{path} is a {known['algorithm']}, not a {kind.__name__}")
     env = known["env"] if env is None else env

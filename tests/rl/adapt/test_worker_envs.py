@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -15,7 +16,7 @@ from tutti.rl.adapt.gymnasium import Gymnasium
 from tutti.rl.adapt.halves import Halves
 from tutti.rl.adapt.workers import Workers
 
-pytestmark = pytest.mark.starts
+pytestmark = [pytest.mark.starts, pytest.mark.filterwarnings("ignore:.*is started again:RuntimeWarning")]
 
 
 def same(x, y):
@@ -108,7 +109,8 @@ def test_dicts_masks_and_ends(env):
 def test_a_killed_worker_is_restarted_and_its_episodes_are_truncated(env):
     env.reset(10)
     env.step(np.zeros(5, np.int64))
-    moved = env.step(np.array([0, 0, Counting.CRASH, 0, 0]))  # worker 1 has instances 2 to 4
+    with pytest.warns(RuntimeWarning, match=r"worker 1 \(instances 2 to 4\) failed in step 2 and is started again"):
+        moved = env.step(np.array([0, 0, Counting.CRASH, 0, 0]))
     assert env.restarts == 1
     assert moved.truncated.tolist() == [False, False, True, True, True] and not moved.terminated.any()
     assert moved.reward.tolist() == [2, 2, 0, 0, 0]
@@ -227,3 +229,12 @@ def test_halves_step_alone_and_together():
     halves.step(actions[0])
     same(halves.restore(saved), expected[-1].obs)
     halves.close()
+
+
+def test_a_process_that_cannot_be_started_is_the_error(monkeypatch):
+    def start(self):
+        raise RuntimeError("before the current process has finished its bootstrapping phase")
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    with pytest.raises(RuntimeError, match="bootstrapping"):
+        Workers(lambda n: Gymnasium(Counting, n), 2, processes=2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from tutti.rl.adapt import checked, layout, snapshot
 from tutti.rl.vector import Moved, VectorEnv
@@ -94,6 +95,11 @@ class Gymnasium(VectorEnv):
         if unlike:
             has, lacks = (0, unlike[0]) if found[0] is not None else (unlike[0], 0)
             raise ValueError(f"{self.name}: instance {lacks} has no info['action_mask'], unlike instance {has}")
+        if isinstance(self.action_space, spaces.Discrete):
+            for i, mask in enumerate(found):
+                if mask is not None and mask.shape != (self.action_space.n,):
+                    raise ValueError(f"{self.name}: the mask of instance {i} has the shape {mask.shape}, and there are "
+                                     f"{self.action_space.n} actions")  # fmt: skip
         return None if found[0] is None else np.stack([x for x in found if x is not None])
 
     def _mask(self, i: int) -> Any:

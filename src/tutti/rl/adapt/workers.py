@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import signal
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -234,6 +235,9 @@ class Workers(VectorEnv):
                     f"{failed.words}"
                 ) from None
             self.restarts += 1
+            if self.restarts == 1:
+                warnings.warn(f"{self.name}: {worker} failed in step {self.steps} and is started again, as after later "
+                              f"failures: {failed.words}", RuntimeWarning, stacklevel=4)  # fmt: skip
             try:
                 worker.stop()
                 worker.start(self.context, self.factory)
@@ -295,8 +299,9 @@ class _Worker:
     def stop(self) -> None:
         if self.process is not None:
             self.connection.close()
-            self.process.kill()
-            self.process.join()
+            if self.process.pid is not None:  # it was started
+                self.process.kill()
+                self.process.join()
             self.process.close()
             self.process = None
 
@@ -314,7 +319,8 @@ def _end(workers: list[_Worker], shared: Shared | None) -> None:
     until = time.monotonic() + PATIENCE
     for worker in workers:
         if worker.process is not None:
-            worker.process.join(max(0.0, until - time.monotonic()))
+            if worker.process.pid is not None:
+                worker.process.join(max(0.0, until - time.monotonic()))
             worker.stop()
     if shared is not None:
         shared.close()

@@ -58,7 +58,7 @@ def algorithm(name: str) -> type[Agent]:
     found = known.get(name.lower())
     if found is None:
         near = get_close_matches(name.lower(), known, 1)
-        raise ValueError(f"there is no algorithm {name!r}{f'; did you mean {known[near[0]]}?' if near else ''} "
+        raise ValueError(f"there is no algorithm {name!r}{f'; did you mean {known[near[0]]}?' if near else '.'} "
                          f"There are {', '.join(ALGORITHMS)}")  # fmt: skip
     return getattr(import_module(f"tutti.rl.algorithms.{ALGORITHMS[found]}"), found)
 
