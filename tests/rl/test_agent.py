@@ -10,6 +10,7 @@ from tutti.rl import PPO, SAC, Agent, CheckpointCallback, EvalCallback, StopOnRe
 from tutti.rl.agent import Evaluation
 from tutti.rl.algorithms import algorithm
 from tutti.rl.callbacks import TensorBoard, checkpoints
+from tutti.rl.envs.cartpole import CartPole
 from tutti.rl.files import equal
 from tutti.rl.program import leaves
 from tutti.rl.vector import Moved, VectorEnv
@@ -118,6 +119,21 @@ def test_predictions_are_actions_of_the_space():
     assert many.shape == (5, 1) and len(np.unique(many)) == 5 and abs(many).max() <= 2
     with pytest.raises(ValueError, match=r"this one has the shape \(2,\)"):
         agent.predict(np.zeros(2, np.float32))
+
+
+class Broken(CartPole):
+    """Rewards are not numbers from the third step on."""
+
+    def step(self, state, action, key):
+        state, obs, reward, terminated, truncated = super().step(state, action, key)
+        return state, obs, torch.where(state["t"] > 2, float("nan"), reward), terminated, truncated
+
+
+def test_rewards_of_pure_environments_that_are_not_numbers_are_errors():
+    with pytest.raises(
+        ValueError, match=r"Broken: the return of an episode that ended by step \d+ is nan; `step` must"
+    ):
+        PPO(Broken(), level="eager", **SMALL).learn(1_000)
 
 
 def test_callbacks_evaluate_save_and_end(tmp_path):

@@ -226,11 +226,14 @@ class Agent(ABC):
         ended = metrics.pop("episodes")
         returns, lengths = ended["return"], ended["length"]
         finished = lengths > 0
-        each = returns if returns.ndim == lengths.ndim else returns.mean(-1)
-        self.episodes.extend(zip(each[finished].tolist(), lengths[finished].tolist(), strict=True))
-        self.metrics = {name: float(x) for name, x in metrics.items()}
+        each = (returns if returns.ndim == lengths.ndim else returns.mean(-1))[finished]
         steps = lengths.numel()
         self.num_timesteps += steps
+        if not each.isfinite().all():
+            raise ValueError(f"{self.env.name}: the return of an episode that ended by step {self.num_timesteps:,} is "
+                             f"{float(each[~each.isfinite()][0])}; `step` must return finite rewards")  # fmt: skip
+        self.episodes.extend(zip(each.tolist(), lengths[finished].tolist(), strict=True))
+        self.metrics = {name: float(x) for name, x in metrics.items()}
         self.metrics["steps_per_second"] = steps / (time.perf_counter() - start)
 
     def phase(self) -> Callable[[Tree], tuple[Tree, Tree]]:

@@ -28,5 +28,5 @@ def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | Vec
     try:
         return adapted(name, n, processes, **options)
     except gymnasium.error.Error as error:
-        near = get_close_matches(name, registry.ENVS, 3, 0.5)
-        raise ValueError(f"{error}{f' Of ours there is {chr(44).join(near)}.' if near else ''}") from error
+        near = " or ".join(get_close_matches(name, registry.ENVS, 3, 0.5))
+        raise ValueError(f"{error}{f' Of ours there is {near}.' if near else ''}") from error
