@@ -28,12 +28,16 @@ class Every:
 
     def begin(self, agent: Agent) -> None:
         """Called before the first iteration of `Agent.learn`."""
-        self.next = (agent.num_timesteps // self.every + 1) * self.every
+        self.due_after(agent.num_timesteps)
+
+    def due_after(self, steps: int) -> None:
+        """Run next at the first multiple of `every` after so many steps."""
+        self.next = (steps // self.every + 1) * self.every
 
     def __call__(self, agent: Agent) -> bool | None:
         if agent.num_timesteps < self.next:
             return None
-        self.next = (agent.num_timesteps // self.every + 1) * self.every
+        self.due_after(agent.num_timesteps)
         return self.run(agent)
 
     def run(self, agent: Agent) -> bool | None:

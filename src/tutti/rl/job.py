@@ -74,7 +74,8 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
     reported = int(_of_first(torch.tensor(int(told.read_text()) if told.exists() else 0)))
     for callback in callbacks:
         if isinstance(callback, Every):
-            callback.next = (reported // callback.every + 1) * callback.every
+            callback.begin(placed.agent)
+            callback.due_after(reported)
     while True:
         if placed.num_timesteps > reported:
             goes_on = process() or all([callback(placed.agent) is not False for callback in callbacks])

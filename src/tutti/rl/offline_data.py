@@ -97,9 +97,7 @@ def write(folder: str | Path, recorded: Sequence[Episode], agent: Agent, **about
     minari.save(folder, recorded, **{**given, **about})
 
 
-def episodes(
-    agent: Agent, count: int, policy: str = "explore", seed: int = 1, env: Any = None
-) -> list[Episode]:  # fmt: skip
+def episodes(agent: Agent, count: int, policy: str = "explore", seed: int = 1, env: Any = None) -> list[Episode]:
     """The first episodes of instances of an environment, besides those that the agent learns in.
 
     policy: "explore" acts as in learning, "best" as in `evaluate`, "random" uniformly. env: instead of the agent's; of

@@ -64,9 +64,7 @@ class Rainbow(C51):
 class Noisy(nn.Module):
     """A dueling network whose layers after the first have noisy weights: (..., actions, atoms)."""
 
-    def __init__(
-        self, size: int, hidden: tuple[int, ...], actions: int, atoms: int, sigma: float, activation: str
-    ):  # fmt: skip
+    def __init__(self, size: int, hidden: tuple[int, ...], actions: int, atoms: int, sigma: float, activation: str):
         super().__init__()
         *shared, last = hidden
         self.first = nn.ModuleList([nn.Linear(a, b) for a, b in pairwise([size, *shared])])
