@@ -24,7 +24,7 @@ USUAL = {
     "tests/checkpoint": 40, "tests/compile": 10, "tests/data": 25, "tests/exec": 95, "tests/hardware": 8,
     "tests/ir": 5, "tests/launch": 45, "tests/lower": 87, "tests/models": 20, "tests/nn": 45, "tests/observe": 12,
     "tests/ops": 14, "tests/optim": 20, "tests/plan": 80, "tests/proofs": 440, "tests/rl": 60,
-    "tests/serve": 140, "tests/sim": 38,
+    "tests/science": 60, "tests/serve": 140, "tests/sim": 38,
     "tests/tracing": 22, "tests/train": 230,
 }  # fmt: skip
 TIMES, SLACK = 4.0, 120.0  # a folder may take so many times as long, and so many seconds more

@@ -1,0 +1,1 @@
+"""Numerical methods of the sciences: electromagnetics (`em`)."""

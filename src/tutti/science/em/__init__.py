@@ -1,0 +1,1 @@
+"""Electromagnetics: magnetotellurics (`mt`) and finite differences in the time domain (`fdtd`)."""

@@ -1,0 +1,1 @@
+"""Finite differences in the time domain, with gradients."""

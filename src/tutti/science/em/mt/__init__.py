@@ -1,0 +1,1 @@
+"""Magnetotellurics: forward models, data, priors and inversion."""
