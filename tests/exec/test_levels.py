@@ -12,6 +12,7 @@ import tutti
 import zoo
 from cases import slow
 from tutti.compile import segment_calls
+from tutti.nn import MoE
 
 
 def net() -> nn.Module:
@@ -56,6 +57,29 @@ def test_weights_are_read_before_they_are_written_over(make, level):
         return [step(batch).item() for _ in range(4)]
 
     assert trained(level) == pytest.approx(trained("O0"), rel=1e-4)
+
+
+@needs_compiler
+@pytest.mark.starts
+def test_experts_are_compiled_around():
+    """Their forward pass returns a workspace for the backward pass, and segments read its first output."""
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.before, self.experts, self.after = nn.LayerNorm(8), MoE(8, 12, 4, 2), nn.LayerNorm(8)
+
+        def forward(self, x):
+            return self.after(x + self.experts(self.before(x))[0]).relu()
+
+    def trained(level: str) -> list[float]:
+        model, generator = Experts(), torch.Generator().manual_seed(1)
+        batch = torch.randn(2, 6, 8, generator=generator), torch.randn(2, 6, 8, generator=generator)
+        step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), batch, loss=loss, level=level)
+        return [step(batch).item() for _ in range(3)]
+
+    assert trained("O1") == pytest.approx(trained("O0"), rel=1e-5)
 
 
 @needs_compiler

@@ -87,7 +87,7 @@ def test_two_backward_passes_share_what_one_forward_pass_kept():
     forward = graph.call_function(ops.experts.default, (x, index, weight, up, down, None, None, "silu", 0, 4))
     both = [graph.call_function(ops.experts_backward.default, (y, *forward.args)) for y in (g, h)]
     for node in (forward, *both):
-        node.meta = {"phase": "", "path": "", "label": ""}
+        node.meta = {"phase": "", "path": "", "label": "", "val": None}
     graph.output((forward, *both))
     keep_workspaces(graph)
     graph.lint()

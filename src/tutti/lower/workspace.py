@@ -79,6 +79,7 @@ def _take_first(call: fx.Node) -> None:
     with call.graph.inserting_after(call):
         first = call.graph.call_function(operator.getitem, (call, 0))
     first.meta = dict(call.meta)
+    call.meta["val"] = (call.meta["val"],)  # the workspace has no description
     call.replace_all_uses_with(first, lambda user: user is not first)
 
 
