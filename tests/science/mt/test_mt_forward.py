@@ -1,0 +1,83 @@
+"""Responses and their derivatives: exact cases, refinement, central differences, reciprocity."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tutti.science.em.mt.forward import MT2D
+from tutti.science.em.mt.layered import apparent, layered, log_resistivity
+from tutti.science.em.mt.mesh import Mesh2D
+
+SITES, FREQUENCIES = [-1000.0, 0.0, 300.0, 1999.0], [10.0, 0.1]
+ALL = ("tipper", "TE", "TM")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh2D:
+    return Mesh2D.for_survey(FREQUENCIES, SITES, (10, 1000), growth=1.4, width=500)
+
+
+@pytest.fixture(scope="module")
+def section(mesh) -> torch.Tensor:
+    """Random cells about 100 ohm-m, with half a decade of deviation."""
+    return 2 + 0.5 * torch.randn(mesh.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_layers_by_waits_recursion():
+    rho, phase = layered([100, 10, 1000], [500, 1500], [100, 1, 0.01])
+    assert rho.tolist() == pytest.approx([112.155494, 13.913755, 211.208560], rel=5e-8)
+    assert phase.tolist() == pytest.approx([52.461589, 48.316978, 19.962683], rel=1e-7)
+    rho, phase = layered([100, 100], [700], [1e3, 1, 1e-3])
+    assert rho.tolist() == pytest.approx([100] * 3, rel=1e-12) and phase.tolist() == pytest.approx([45] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("outputs", ["apparent", "impedance"])
+@pytest.mark.parametrize("solver", ["splu", "block"])
+def test_jacobian_against_central_differences(mesh, section, solver, outputs):
+    """Corner, surface, edge, interior and bottom cells."""
+    problem = MT2D(mesh, FREQUENCIES, SITES, ALL, solver=solver, outputs=outputs)
+    data, jacobian = problem.jacobian(section)
+    assert torch.equal(data, problem(section))
+    jacobian = jacobian.view(*problem.shape, -1)
+    middle, step = mesh.nx // 2, 1e-3
+    for cell in (0, middle, 3 * mesh.nx + 7, 5 * mesh.nx + middle, 8 * mesh.nx, mesh.cells - 1, mesh.cells - middle):
+        change = torch.zeros(mesh.cells, dtype=torch.float64)
+        change[cell] = step
+        change = change.view(mesh.shape)
+        central = (problem(section + change) - problem(section - change)).view(problem.shape) / (2 * step)
+        for mode in range(len(ALL)):
+            found, scale = jacobian[mode, ..., cell], data.view(problem.shape)[mode].abs().max()
+            assert (central[mode] - found).abs().max() <= 1e-4 * found.abs().max() + 1e-10 * scale, (cell, ALL[mode])
+
+
+@pytest.mark.parametrize("solver", ["splu", "block"])
+def test_products_with_the_jacobian(mesh, section, solver):
+    problem = MT2D(mesh, FREQUENCIES, SITES, ALL, solver=solver)
+    draw = torch.Generator().manual_seed(1)
+    change = torch.randn(mesh.shape, generator=draw, dtype=torch.float64)
+    weights = torch.randn(problem.size, generator=draw, dtype=torch.float64)
+    _, jacobian = problem.jacobian(section)
+    forward = problem.jvp(section, change)
+    torch.testing.assert_close(forward, jacobian @ change.flatten(), rtol=1e-9, atol=1e-9)
+    leaf = section.flatten().requires_grad_()
+    (problem(leaf) * weights).sum().backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad, jacobian.T @ weights, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(problem.vjp(section, weights).flatten(), leaf.grad, rtol=0, atol=0)
+    assert (forward @ weights).item() == pytest.approx((leaf.grad @ change.flatten()).item(), rel=1e-10)
+
+
+def test_solvers_and_threads_agree(mesh, section):
+    by_lu = MT2D(mesh, FREQUENCIES, SITES, ALL, threads=1)(section)
+    assert torch.equal(by_lu, MT2D(mesh, FREQUENCIES, SITES, ALL, threads=3)(section))
+    torch.testing.assert_close(
+        MT2D(mesh, FREQUENCIES, SITES, ALL, solver="block")(section), by_lu, rtol=1e-9, atol=1e-9
+    )
+
+
+def test_helpers_convert_and_check():
+    assert log_resistivity([10, 1000]).tolist() == [1, 3]
+    z = MT2D(Mesh2D([0, 1e3, 2e3], [0, 10, 100]), [1.0], [500.0], "TM", outputs="impedance")(torch.full((2, 2), 2.0))
+    rho, phase = apparent(torch.view_as_complex(z.view(1, 2)), [1.0])
+    assert rho.item() == pytest.approx(100, rel=1e-2) and phase.item() == pytest.approx(45, abs=0.1)
