@@ -1,0 +1,77 @@
+"""Solids from files: STEP, IGES and BREP through gmsh, STL, OBJ, PLY, OFF and 3MF through trimesh."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from tutti.science.em.cad.solids import Mesh
+
+PARAMETRIC = (".step", ".stp", ".iges", ".igs", ".brep")
+TRIANGLES = (".stl", ".obj", ".ply", ".off", ".3mf")
+
+
+def read(path: str | Path, *, unit: float = 1e-3, angle: float = 32) -> dict[str, Mesh]:
+    """The solids of a file by name. unit: metres of a unit of the file; CAD files are usually in millimetres.
+    angle: triangles of a full turn of a curved face.
+
+    Raises ValueError for an unknown format or a surface that is not closed.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    kind = path.suffix.lower()
+    if kind in PARAMETRIC:
+        found = _parametric(path, angle)
+    elif kind in TRIANGLES:
+        found = _triangles(path)
+    else:
+        raise ValueError(f"{path.name} has no known format; known are {', '.join(PARAMETRIC + TRIANGLES)}")
+    if not found:
+        raise ValueError(f"{path.name} holds no solid")
+    return {name: Mesh(vertices * unit, faces, f"{name} of {path.name}") for name, (vertices, faces) in found.items()}
+
+
+def _triangles(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    import trimesh
+
+    scene = trimesh.load_scene(path)
+    return {name: (np.asarray(mesh.vertices), np.asarray(mesh.faces)) for name, mesh in scene.geometry.items()
+            if isinstance(mesh, trimesh.Trimesh)}  # fmt: skip
+
+
+def _parametric(path: Path, angle: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    import gmsh
+
+    gmsh.initialize(interruptible=False)
+    try:
+        gmsh.option.setNumber("General.Verbosity", 1)
+        gmsh.option.setString("Geometry.OCCTargetUnit", "MM")
+        gmsh.model.occ.importShapes(str(path))
+        gmsh.model.occ.synchronize()
+        gmsh.option.setNumber("Mesh.MeshSizeFromCurvature", angle)
+        gmsh.model.mesh.generate(2)
+        tags, points = (np.asarray(each) for each in gmsh.model.mesh.getNodes()[:2])
+        place = np.zeros(int(tags.max(initial=0)) + 1, np.int64)
+        place[tags] = np.arange(len(tags))
+        points = points.reshape(-1, 3)
+        found = {}
+        for _, body in gmsh.model.getEntities(3):
+            given = gmsh.model.getEntityName(3, body).rpartition("/")[2]
+            name = re.sub(r"\W+", "_", given) or f"solid{body}"
+            name = name if name not in found else f"{name}_{body}"
+            faces = []
+            for _, face in gmsh.model.getBoundary([(3, body)]):  # a negative tag: the face points inwards
+                _, _, nodes = gmsh.model.mesh.getElements(2, abs(face))
+                triangles = place[np.concatenate(nodes)].reshape(-1, 3)
+                faces.append(triangles if face > 0 else triangles[:, ::-1])
+            found[name] = (points, np.concatenate(faces))
+        return found
+    except Exception as error:
+        if isinstance(error, ValueError):
+            raise
+        raise ValueError(f"gmsh cannot read {path.name}: {error}") from error
+    finally:
+        gmsh.finalize()

@@ -1,0 +1,122 @@
+"""Voxels of solids: exact where faces lie in the planes of cells, and unbiased elsewhere."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tutti.science.em.cad import MATERIALS, Mesh, box, cone, cylinder, fill, material, sphere, voxelize
+from tutti.science.em.cad.picture import picture
+
+EDGES = np.linspace(0, 1, 21)
+
+
+def volume(solid, edges=EDGES, samples=2):
+    cell = np.prod([edges[1] - edges[0]] * 3)
+    return fill(solid, edges, edges, edges, samples=samples).double().sum().item() * cell
+
+
+def test_a_box_in_the_planes_of_cells_is_exact():
+    filled = fill(box((0.1, 0.2, 0.3), (0.5, 0.4, 0.9)), EDGES, EDGES, EDGES)
+    wanted = torch.zeros(20, 20, 20)
+    wanted[2:10, 4:8, 6:18] = 1
+    torch.testing.assert_close(filled, wanted, atol=1e-6, rtol=0)
+
+
+def test_partly_filled_cells_along_rays():
+    filled = fill(box((0, 0, 0.125), (1, 1, 0.26)), EDGES, EDGES, EDGES)
+    wanted = torch.tensor([0, 0, 0.5, 1, 1, 0.2, 0])
+    torch.testing.assert_close(filled[3, 4, :7], wanted, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("solid", "exact"), [
+    (sphere((0.5, 0.5, 0.5), 0.37), 4 / 3 * math.pi * 0.37**3),
+    (cylinder((0.5, 0.5, 0.1), 0.3, 0.75), math.pi * 0.09 * 0.75),
+    (cone((0.5, 0.5, 0.1), 0.4, 0.1, 0.6), math.pi * 0.6 / 3 * (0.16 + 0.04 + 0.01)),
+    (sphere((0.5, 0.5, 0.5), 0.4) - sphere((0.5, 0.5, 0.5), 0.2), 4 / 3 * math.pi * (0.4**3 - 0.2**3)),
+])  # fmt: skip
+def test_volumes(solid, exact):
+    assert volume(solid) == pytest.approx(exact, rel=1.2e-2)
+    assert volume(solid, np.linspace(0, 1, 81)) == pytest.approx(exact, rel=2e-3)
+
+
+def test_the_error_of_a_volume_has_no_sign():
+    """A rotated box at random places."""
+    rng = np.random.default_rng(0)
+    solid = box((-0.2, -0.15, -0.1), (0.2, 0.15, 0.1)).rotated((1, 2, 3), 35)
+    errors = [
+        volume(solid.moved(0.5 + rng.uniform(-0.1, 0.1, 3)), samples=1) / (0.4 * 0.3 * 0.2) - 1 for _ in range(60)
+    ]
+    assert np.std(errors) < 0.02
+    assert abs(np.mean(errors)) < 3 * np.std(errors) / len(errors) ** 0.5
+
+
+def test_rays_through_edges_and_vertices_hit_once():
+    """Rays in the planes of a mesh's diagonals and through its vertices."""
+    edges = np.linspace(-1, 1, 9)
+    rays = (edges[:-1] + edges[1:]) / 2
+    solid = box((rays[1], rays[1], -0.5), (rays[6], rays[6], 0.5))
+    hits = solid.crossings(rays, rays)
+    per_ray = np.bincount(hits.ray, minlength=64)
+    assert set(per_ray.tolist()) <= {0, 2} and (per_ray == 2).sum() == 25
+    faces = [[0, 1, 2], [1, 3, 2], [3, 4, 2], [4, 0, 2], [1, 0, 5], [3, 1, 5], [4, 3, 5], [0, 4, 5]]
+    octahedron = Mesh(np.concatenate([np.eye(3), -np.eye(3)]), np.array(faces))
+    hits = octahedron.crossings(np.array([-0.5, 0.0, 0.5]), np.array([-0.5, 0.0, 0.5]))
+    assert (hits.ray == 4).sum() == 2 and hits.z[hits.ray == 4].tolist() == [-1, 1]
+
+
+def test_boolean_operations_equal_those_of_voxels():
+    a, b = box((0.1, 0.1, 0.1), (0.6, 0.6, 0.6)), box((0.3, 0.3, 0.3), (0.9, 0.9, 0.9))
+    x, y = (fill(s, EDGES, EDGES, EDGES) > 0.5 for s in (a, b))
+    for solid, wanted in ((a | b, x | y), (a & b, x & y), (a - b, x & ~y), (b - a, y & ~x)):
+        torch.testing.assert_close(fill(solid, EDGES, EDGES, EDGES), wanted.float(), atol=1e-6, rtol=0)
+
+
+def test_later_solids_win_and_materials_are_averaged():
+    board, patch = box((0, 0, 0), (1, 1, 0.2)), box((0.2, 0.2, 0.1), (0.5, 0.5, 0.2))
+    voxels = voxelize({"board": (board, "fr4"), "patch": (patch, "copper")}, EDGES, EDGES, np.linspace(0, 0.4, 5))
+    eps = voxels.eps_r()
+    assert eps[0, 0].tolist() == pytest.approx([4.3, 4.3, 1, 1])
+    assert eps[6, 6].tolist() == pytest.approx([4.3, 1, 1, 1])
+    assert voxels.metal().sum() == 36
+    assert voxels.volume("board") == pytest.approx(0.2 - 0.009)
+    assert voxels.sigma(1e9)[0, 0, 0].item() == pytest.approx(2 * math.pi * 1e9 * 8.8541878e-12 * 4.3 * 0.02)
+
+
+def test_open_surfaces_are_errors():
+    solid = box((0, 0, 0), (1, 1, 1))
+    with pytest.raises(ValueError, match="not closed: 3 of 33 edges"):
+        Mesh(solid.vertices, solid.faces[1:])
+    flipped = solid.faces.copy()
+    flipped[0] = flipped[0, ::-1]
+    with pytest.raises(ValueError, match="opposite orientation"):
+        Mesh(solid.vertices, flipped)
+    with pytest.raises(ValueError, match="not finite"):
+        Mesh(solid.vertices * math.nan, solid.faces)
+
+
+def test_inward_surfaces_are_turned():
+    solid = box((0, 0, 0), (1, 1, 1))
+    assert Mesh(solid.vertices, solid.faces[:, ::-1]).volume() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: box((0, 0, 0), (1, 0, 1)), "high corner"),
+    (lambda: sphere((0, 0, 0), -1), "radius must be positive"),
+    (lambda: fill(box((0, 0, 0), (1, 1, 1)), [0, 1, 1], [0, 1], [0, 1]), "x must be 2 or more"),
+    (lambda: fill(box((0, 0, 0), (1, 1, 1)), [0, 1], [0, 1], [0, 1], samples=0), "samples"),
+    (lambda: material("coper"), "did you mean copper"),
+])  # fmt: skip
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_table_is_physical():
+    assert all(m.eps_r >= 1 and m.sigma >= 0 for m in MATERIALS.values())
+
+
+def test_a_picture_is_drawn(tmp_path):
+    picture(voxelize({"ball": (sphere((0.5, 0.5, 0.5), 0.3), "ptfe")}, EDGES, EDGES, EDGES), tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 5000
