@@ -1,7 +1,7 @@
 """Sections whose responses are known: COMMEMI 2D-0, exact in TM, and COMMEMI 2D-1.
 
-The models of the comparison of modelling methods for electromagnetic induction (COMMEMI), Zhdanov et al. (1997), J. Appl.
-Geophys. 37, 133.
+The models of the comparison of modelling methods for electromagnetic induction (COMMEMI): Zhdanov et al. (1997),
+J. Appl. Geophys. 37, 133.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def commemi_2d0_tm(x: Sequence[float] | Tensor, modes: int = 20_000) -> tuple[Te
 
         H = cosh(k_s (D - z)) / cosh(k_s D) + sum_n sin(b_n z) X_sn(x),    b_n = (n + 1/2) pi / D
 
-    X_sn is a sum of exp(+-g x), g^2 = b_n^2 + k_s^2. The coefficients of the first term by sin(b_n z) are 2 b_n / (D g^2);
-    H and rho dH/dx are continuous at both interfaces, for each n by itself.
+    X_sn is a sum of exp(+-g x), g^2 = b_n^2 + k_s^2. The coefficients of the first term by sin(b_n z) are
+    2 b_n / (D g^2); H and rho dH/dx are continuous at both interfaces, for each n by itself.
     """
     x = torch.as_tensor(x, dtype=torch.float64)[:, None]
     iwmu = 2j * math.pi / PERIOD * MU0
