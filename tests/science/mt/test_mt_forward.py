@@ -81,3 +81,33 @@ def test_helpers_convert_and_check():
     z = MT2D(Mesh2D([0, 1e3, 2e3], [0, 10, 100]), [1.0], [500.0], "TM", outputs="impedance")(torch.full((2, 2), 2.0))
     rho, phase = apparent(torch.view_as_complex(z.view(1, 2)), [1.0])
     assert rho.item() == pytest.approx(100, rel=1e-2) and phase.item() == pytest.approx(45, abs=0.1)
+
+
+@pytest.mark.parametrize("solver", ["splu", "block"])
+def test_reciprocity(mesh, section, solver):
+    """A source at one node gives at another what a source there gives here."""
+    of = MT2D(mesh, FREQUENCIES, SITES, solver=solver)
+    for polarisation in of.polarisations(section.device):
+        physics = polarisation.physics
+        iwmu = torch.tensor([1e-5j, 1e-7j], dtype=torch.complex128)
+        factors = polarisation.solver.factor(physics.stencil(section), iwmu)
+        here, there = (physics.surface + 1, 12), (physics.surface + 9, 20)
+        sources = torch.zeros(2, 2, physics.surface + mesh.nz + 1, mesh.nx + 1, dtype=torch.complex128)
+        sources[:, 0, *here] = sources[:, 1, *there] = 1
+        fields = factors.solve(sources)
+        torch.testing.assert_close(fields[:, 0, *there], fields[:, 1, *here], rtol=1e-9, atol=0)
+
+
+def test_a_mirrored_section_has_mirrored_data(mesh, section):
+    """Also where sites and frequencies are listed in another order."""
+    problem = MT2D(mesh, FREQUENCIES, SITES, ALL)
+    mirrored = Mesh2D([-x for x in reversed(mesh.x_edges)], mesh.z_edges)
+    other = MT2D(mirrored, FREQUENCIES[::-1], [-x for x in reversed(SITES)], ALL)
+    data, jacobian = problem.jacobian(section)
+    seen, derivatives = other.jacobian(section.flip(1))
+    sign = torch.ones(3, 1, 1, 1, dtype=torch.float64)
+    sign[0] = -1  # of the tipper
+    torch.testing.assert_close(seen.view(other.shape).flip(1, 2), sign * data.view(problem.shape), rtol=1e-9, atol=1e-9)
+    derivatives = derivatives.view(*other.shape, *mesh.shape).flip(1, 2, 5)
+    expected = sign[..., None, None] * jacobian.view(*problem.shape, *mesh.shape)
+    torch.testing.assert_close(derivatives, expected, rtol=1e-7, atol=1e-8)

@@ -1,10 +1,4 @@
-"""Responses of a two-dimensional earth to plane waves, and their derivatives by the adjoint method.
-
-    A u = f,   q = q(u, m)    =>    dq/dm = explicit - g^T (dA/dm u),    A g = (dq/du)^T
-
-for the complex quantity q of each site (ln Z, whose derivative is dZ/Z), m the log10 resistivity of cells. One LU of
-each frequency gives the fields u, and as A is symmetric also the adjoint fields g, one right-hand side a site.
-"""
+"""Magnetotelluric responses of a two-dimensional section, and their derivatives."""
 
 from __future__ import annotations
 
@@ -13,15 +7,18 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tutti.science.em.mt.fields import Fields
 from tutti.science.em.mt.mesh import MU0, Mesh2D, positive_frequencies, skin_depth
-from tutti.science.em.mt.solvers import SOLVERS, Block, Factorization, SuperLU
-from tutti.science.em.mt.stencil import LN10, Readout, contract, interpolation, spread
+from tutti.science.em.mt.share import Share
+from tutti.science.em.mt.solvers import SOLVERS, Solver, one_blas_thread
+from tutti.science.em.mt.stencil import LN10, Stencil, interpolation
 from tutti.science.em.mt.te import TE
 from tutti.science.em.mt.tm import TM
 
@@ -31,49 +28,22 @@ AIR_HEIGHT, AIR_RHO = 1e5, 100.0  # the air is as high as the larger of these: m
 T = TypeVar("T")
 
 
-@dataclass
-class Fields:
-    """One polarisation at some frequencies: fields, what sites see, and the factors to go on with."""
+@dataclass(frozen=True)
+class Polarisation:
+    """One kind of equations, and the modes of the data that are read from its fields."""
 
     physics: TE | TM
-    log_rho: Tensor
-    iwmu: Tensor
-    factors: Factorization
-    u: Tensor
-    readout: Readout
+    solver: Solver
+    modes: list[int]
 
-    def corners(self) -> Tensor:
-        return self.physics.corners(self.u, self.log_rho, self.iwmu)
 
-    def adjoint(self, rows: Tensor) -> Tensor:
-        """A^{-1} of rows on the surface and the nodes below, seen on nodes of the earth. rows: (b, r, 2, nx + 1)."""
-        surface = self.physics.surface
-        rhs = rows.new_zeros(*rows.shape[:2], *self.u.shape[1:])
-        rhs[:, :, surface : surface + 2] = rows
-        return self.factors.solve(rhs)[:, :, surface:]
+@dataclass(frozen=True)
+class Batch:
+    """Some of this process's frequencies in one polarisation."""
 
-    def jacobian(self) -> Tensor:
-        """dq/dm, complex (b, r, nz, nx)."""
-        out = contract(self.adjoint(self.readout.rows), self.corners()).neg_()
-        out[:, :, 0] += self.readout.explicit
-        return out
-
-    def jvp(self, change: Tensor) -> Tensor:
-        """dq for a change of m (nz, nx). Returns (b, r)."""
-        surface = self.physics.surface
-        rhs = torch.zeros_like(self.u)
-        rhs[:, surface:] = spread(self.corners(), change)
-        if isinstance(self.physics, TM):
-            rhs[:, 0] = 0  # H is given there
-        du = self.factors.solve(-rhs[:, None])[:, 0, surface : surface + 2]
-        return torch.einsum("brsx,bsx->br", self.readout.rows, du) + self.readout.explicit @ change[0].to(du.dtype)
-
-    def vjp(self, weights: Tensor) -> Tensor:
-        """Re(weights dq/dm) summed over sites, for each frequency. weights: complex (b, r). Returns (b, nz, nx)."""
-        rows = torch.einsum("br,brsx->bsx", weights, self.readout.rows)
-        out = contract(self.adjoint(rows[:, None]), self.corners())[:, 0].neg_()
-        out[:, 0] += torch.einsum("br,brx->bx", weights, self.readout.explicit)
-        return out.real
+    of: Polarisation
+    stencil: Stencil
+    part: slice
 
 
 class MT2D:
@@ -85,17 +55,18 @@ class MT2D:
     imaginary part of Z = E/H in ohm; of the tipper Hz/Hy (x along strike, y along the profile, z down) always these.
 
     log_rho: log10 ohm-m of cells, (nz, nx) or flat. solver: "splu" (CPU) or "block" (the device of log_rho). threads:
-    of "splu", frequencies at the same time; all cores by default. Results do not depend on either.
+    of "splu", frequencies at the same time; all cores by default. group: processes that share the work; all get all
+    results. Results depend on none of these. Raises ValueError for sites outside of the mesh and models not finite.
 
     >>> problem = MT2D(Mesh2D.for_survey([1.0, 10.0], [0.0, 500.0], (10, 100)), [1.0, 10.0], [0.0, 500.0])
     >>> d = problem(torch.full(problem.mesh.shape, 2.0)).view(problem.shape)
-    >>> d.shape, [round(x, 1) for x in d[1, 0, 0].tolist()]  # TM at 1 Hz over 100 ohm-m
-    (torch.Size([2, 2, 2, 2]), [2.0, 45.0])
+    >>> d.shape, [round(x) for x in d[1, 0, 0].tolist()]  # TM at 1 Hz over 100 ohm-m
+    (torch.Size([2, 2, 2, 2]), [2, 45])
     """
 
     def __init__(self, mesh: Mesh2D, frequencies: Sequence[float] | Tensor, sites: Sequence[float] | Tensor,
                  modes: Sequence[str] = ("TE", "TM"), *, solver: str = "splu", outputs: str = "apparent",
-                 threads: int | None = None) -> None:  # fmt: skip
+                 threads: int | None = None, group: dist.ProcessGroup | None = None) -> None:  # fmt: skip
         self.mesh, self.modes = mesh, (modes,) if isinstance(modes, str) else tuple(modes)
         self.frequencies, self.sites = positive_frequencies(frequencies), tuple(float(x) for x in sites)
         if not self.sites:
@@ -107,8 +78,8 @@ class MT2D:
         if outputs not in OUTPUTS:
             raise ValueError(f"outputs must be one of {OUTPUTS}; got {outputs!r}")
         self.solver, self.log, self.threads = solver, outputs == "apparent", threads or os.cpu_count() or 1
-        self.at = interpolation(mesh, self.sites)
-        self._physics: dict[torch.device, list[tuple[TE | TM, SuperLU | Block, list[int]]]] = {}
+        self.at, self.share = interpolation(mesh, self.sites), Share(len(self.frequencies), len(self.sites), group)
+        self._polarisations: dict[torch.device, list[Polarisation]] = {}
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -124,8 +95,9 @@ class MT2D:
 
     def jacobian(self, log_rho: Tensor) -> tuple[Tensor, Tensor]:
         """d and its derivatives by each cell, float64 of shape (data, cells)."""
-        at = self.linearize(log_rho)
-        return at.data, at.jacobian()
+        at = Linearization(self, log_rho, jacobian=True)
+        assert at.derivatives is not None
+        return at.data, at.derivatives
 
     def jvp(self, log_rho: Tensor, change: Tensor) -> Tensor:
         """The derivative of d along a change of the model."""
@@ -135,12 +107,12 @@ class MT2D:
         """The gradient of (weights * d).sum(), in the shape of log_rho."""
         return self.linearize(log_rho).vjp(weights).view(log_rho.shape)
 
-    @torch.no_grad()
     def linearize(self, log_rho: Tensor) -> Linearization:
-        """The response at a model, and what its derivatives need: each frequency is factored once."""
-        return Linearization(self, self._checked(log_rho))
+        """The response at a model with the factors of all frequencies, for many products with the Jacobian."""
+        return Linearization(self, log_rho, keep=True)
 
-    def _checked(self, log_rho: Tensor) -> Tensor:
+    def checked(self, log_rho: Tensor) -> Tensor:
+        """log_rho as float64 (nz, nx). Raises ValueError for a wrong shape and values that are not finite."""
         if log_rho.shape not in (self.mesh.shape, (self.mesh.cells,)):
             raise ValueError(
                 f"log_rho must have the shape {self.mesh.shape} (nz, nx) of the mesh or ({self.mesh.cells},);"
@@ -155,9 +127,8 @@ class MT2D:
             raise ValueError(f"solver 'splu' runs on the CPU; use solver='block' for log_rho on {log_rho.device}")
         return log_rho.detach().double().reshape(self.mesh.shape)
 
-    def physics(self, device: torch.device) -> list[tuple[TE | TM, SuperLU | Block, list[int]]]:
-        """The polarisations with their solvers and the modes read from them."""
-        if device not in self._physics:
+    def polarisations(self, device: torch.device) -> list[Polarisation]:
+        if device not in self._polarisations:
             height = max(AIR_HEIGHT, skin_depth(AIR_RHO, min(self.frequencies)))
             names = {"TE": "impedance", "tipper": "tipper"}
             electric = [i for i, mode in enumerate(self.modes) if mode in names]
@@ -167,110 +138,126 @@ class MT2D:
                 found.append((TE(self.mesh, self.at, height, channels, device), electric))
             if "TM" in self.modes:
                 found.append((TM(self.mesh, self.at, device), [self.modes.index("TM")]))
-            self._physics[device] = [
-                (p, SOLVERS[self.solver]((p.surface + self.mesh.nz + 1, self.mesh.nx + 1)), modes) for p, modes in found
+            solver = SOLVERS[self.solver]
+            nodes = self.mesh.nz + 1, self.mesh.nx + 1
+            self._polarisations[device] = [
+                Polarisation(physics, solver((physics.surface + nodes[0], nodes[1])), modes) for physics, modes in found
             ]
-        return self._physics[device]
+        return self._polarisations[device]
 
-    def each(self, work: Callable[..., T], jobs: Sequence[Any]) -> list[T]:
-        """work(job) for each, in order; with SuperLU in threads."""
-        if self.solver == "block" or self.threads == 1 or len(jobs) == 1:
-            return [work(job) for job in jobs]
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(work, jobs))
+    def scales(self, mode: int) -> tuple[float, float]:
+        """From the real and imaginary part of a quantity to the data."""
+        return (2 / LN10, 180 / math.pi) if self.log and self.modes[mode] != "tipper" else (1.0, 1.0)
 
 
 class Linearization:
-    """The response of a problem at one model: `data`, and derivatives from the same factors."""
+    """The response of a problem at one model, `data`, and its derivatives.
 
-    def __init__(self, problem: MT2D, log_rho: Tensor) -> None:
-        self.problem, self.log_rho = problem, log_rho
+    keep: keep the factors for `jvp` and `vjp`. jacobian: compute `derivatives`, (data, cells).
+    """
+
+    @torch.no_grad()
+    def __init__(self, problem: MT2D, log_rho: Tensor, keep: bool = False, jacobian: bool = False) -> None:
+        self.problem, self.log_rho = problem, problem.checked(log_rho)
         w = 2 * math.pi * torch.tensor(problem.frequencies, dtype=torch.float64, device=log_rho.device)
-        self.iwmu = 1j * MU0 * w
-        jobs = []
-        for physics, solver, modes in problem.physics(log_rho.device):
-            stencil = physics.stencil(log_rho)
-            jobs += [(physics, solver, modes, stencil, part) for part in torch.arange(len(w)).split(solver.batch)]
-        self.fields = problem.each(self._solve, jobs)
-        self.places = [(modes, part) for _, _, modes, _, part in jobs]
-        q = self._gather([fields.readout.value for fields in self.fields])
-        self.data = self._parts(q, offset=(w * MU0).log10()).flatten()
+        own, own_sites = problem.share.own()
+        self.iwmu = 1j * MU0 * w[own]
+        self.batches: list[Batch] = []
+        for of in problem.polarisations(log_rho.device):
+            stencil, size = of.physics.stencil(self.log_rho), of.solver.batch
+            self.batches += [Batch(of, stencil, slice(i, i + size)) for i in range(0, len(self.iwmu), size)]
+        modes, count = len(problem.modes), len(self.iwmu)
+        sites = len(range(len(problem.sites))[own_sites])
+        own_rows = w.new_empty(modes, count, sites, 2, problem.mesh.cells) if jacobian else None
 
-    def _solve(self, job: tuple[TE | TM, SuperLU | Block, list[int], Any, Tensor]) -> Fields:
-        physics, solver, _, stencil, part = job
-        iwmu = self.iwmu[part.to(self.iwmu.device)]
-        factors = solver.factor(stencil, iwmu)
-        u = factors.solve(physics.rhs(stencil, iwmu)[:, None])[:, 0]
-        return Fields(physics, self.log_rho, iwmu, factors, u, physics.readout(u, self.log_rho, iwmu, self.problem.log))
+        def work(batch: Batch) -> tuple[Tensor, Fields | None]:
+            of = batch.of
+            iwmu = self.iwmu[batch.part]
+            fields = Fields.solve(of.physics, of.solver, batch.stencil, self.log_rho, iwmu, problem.log)
+            if own_rows is not None:
+                self._fill(own_rows, batch, fields, own_sites)
+            return fields.readout.value, fields if keep else None
 
-    def _gather(self, values: list[Tensor]) -> Tensor:
-        """Complex quantities (mode, frequency, site) from those of each of `fields`."""
-        out = self.iwmu.new_empty(self.problem.shape[:3])
-        for value, (modes, part) in zip(values, self.places, strict=True):
-            for mode, q in zip(modes, value.unflatten(1, (len(modes), -1)).unbind(1), strict=True):
-                out[mode, part] = q
-        return out
+        done = self._each(work, self.batches)
+        self.fields = [fields for _, fields in done if fields is not None]
+        self.data = self._data([value for value, _ in done], offset=(w * MU0).log10())
+        self.derivatives: Tensor | None = None
+        if own_rows is not None:
+            self.derivatives = problem.share.gather(own_rows, split_sites=True).view(-1, problem.mesh.cells)
 
-    def _scales(self, mode: str) -> tuple[float, float]:
-        """From the real and imaginary part of a quantity to the data."""
-        return (2 / LN10, 180 / math.pi) if self.problem.log and mode != "tipper" else (1.0, 1.0)
+    def _each(self, work: Callable[..., T], *jobs: Sequence) -> list[T]:
+        """work of each job, in order, in threads where that pays."""
+        if not all(batch.of.solver.threaded for batch in self.batches):
+            return [work(*job) for job in zip(*jobs, strict=True)]
+        with one_blas_thread():
+            if self.problem.threads == 1 or len(self.batches) == 1:
+                return [work(*job) for job in zip(*jobs, strict=True)]
+            with ThreadPoolExecutor(self.problem.threads) as pool:
+                return list(pool.map(work, *jobs))
 
-    def _parts(self, q: Tensor, offset: Tensor | None = None) -> Tensor:
-        """Real data (mode, frequency, site, 2) from complex quantities; offset: log10(w mu0)."""
-        out = torch.view_as_real(q.resolve_conj()).clone()
-        for i, mode in enumerate(self.problem.modes):
-            out[i] *= out.new_tensor(self._scales(mode))
-            if offset is not None and self.problem.log and mode != "tipper":
-                out[i, :, :, 0] -= offset[:, None]
-        return out
+    def _data(self, values: list[Tensor], offset: Tensor | None = None) -> Tensor:
+        """Real data of all from complex quantities of each batch; offset: log10(w mu0) (frequency)."""
+        problem = self.problem
+        q = self.iwmu.new_empty(len(problem.modes), len(self.iwmu), len(problem.sites))
+        for value, batch in zip(values, self.batches, strict=True):
+            of = batch.of.modes
+            q[of, batch.part] = value.unflatten(1, (len(of), -1)).transpose(0, 1)
+        out = problem.share.gather(torch.view_as_real(q), split_sites=False).clone()
+        for mode in range(len(problem.modes)):
+            out[mode] *= out.new_tensor(problem.scales(mode))
+            if offset is not None and problem.scales(mode) != (1.0, 1.0):
+                out[mode, :, :, 0] -= offset[:, None]
+        return out.flatten()
+
+    def _fill(self, out: Tensor, batch: Batch, fields: Fields, sites: slice) -> None:
+        """out: (mode, own frequency, own site, 2, cell)."""
+        everywhere = len(self.problem.sites)
+        for k, mode in enumerate(batch.of.modes):
+            which = range(k * everywhere, (k + 1) * everywhere)[sites]
+            q = fields.jacobian(slice(which.start, which.stop, which.step)).flatten(2)
+            a, b = self.problem.scales(mode)
+            for row, into in zip(q, out[mode, batch.part], strict=True):
+                torch.mul(row.real, a, out=into[:, 0])
+                torch.mul(row.imag, b, out=into[:, 1])
 
     @torch.no_grad()
     def jacobian(self) -> Tensor:
-        """(data, cells)."""
-        modes, frequencies, sites, _ = self.problem.shape
-        out = self.data.new_empty(modes, frequencies, sites, 2, self.problem.mesh.cells)
-
-        def fill(i: int) -> None:
-            q = self.fields[i].jacobian().flatten(2)
-            of, part = self.places[i]
-            for k, mode in enumerate(of):
-                a, b = self._scales(self.problem.modes[mode])
-                for j, f in enumerate(part.tolist()):
-                    rows = q[j, k * sites : (k + 1) * sites]
-                    torch.mul(rows.real, a, out=out[mode, f, :, 0])
-                    torch.mul(rows.imag, b, out=out[mode, f, :, 1])
-
-        self.problem.each(fill, range(len(self.fields)))
-        return out.view(-1, self.problem.mesh.cells)
+        """(data, cells), from the factors that were kept."""
+        own_sites = self.problem.share.own()[1]
+        sites = len(range(len(self.problem.sites))[own_sites])
+        out = self.data.new_empty(len(self.problem.modes), len(self.iwmu), sites, 2, self.problem.mesh.cells)
+        self._each(lambda b, fields: self._fill(out, b, fields, own_sites), self.batches, self.fields)
+        return self.problem.share.gather(out, split_sites=True).view(-1, self.problem.mesh.cells)
 
     @torch.no_grad()
     def jvp(self, change: Tensor) -> Tensor:
+        """The derivative of d along a change of the model, (data,)."""
         change = change.to(self.log_rho).reshape(self.log_rho.shape)
-        values = self.problem.each(lambda fields: fields.jvp(change), self.fields)
-        return self._parts(self._gather(values)).flatten()
+        return self._data(self._each(lambda fields: fields.jvp(change), self.fields))
 
     @torch.no_grad()
     def vjp(self, weights: Tensor) -> Tensor:
-        """The gradient (nz, nx)."""
-        w = weights.to(self.data).reshape(self.problem.shape).clone()
-        for i, mode in enumerate(self.problem.modes):
-            w[i] *= w.new_tensor(self._scales(mode))
-        c = torch.complex(w[..., 0], -w[..., 1])  # Re(c dq) = a Re dq + b Im dq
+        """The gradient of (weights * d).sum(), (nz, nx). Sums over frequencies are in one order on all processes."""
+        problem = self.problem
+        w = weights.to(self.data).reshape(problem.shape).clone()
+        for mode in range(len(problem.modes)):
+            w[mode] *= w.new_tensor(problem.scales(mode))
+        c = torch.complex(w[..., 0], -w[..., 1])[:, problem.share.own()[0]]  # Re(c dq) = a Re dq + b Im dq
 
-        def one(i: int) -> Tensor:
-            modes, part = self.places[i]
-            return self.fields[i].vjp(c[modes][:, part].transpose(0, 1).flatten(1))
+        def one(batch: Batch, fields: Fields) -> Tensor:
+            return fields.vjp(c[batch.of.modes][:, batch.part].transpose(0, 1).flatten(1))
 
-        return torch.cat(self.problem.each(one, range(len(self.fields)))).sum(0)
+        parts = torch.cat(self._each(one, self.batches, self.fields))
+        parts = parts.view(-1, len(self.iwmu), 1, *self.log_rho.shape)  # (polarisation, own frequency, 1, nz, nx)
+        return problem.share.gather(parts, split_sites=False).sum((0, 1, 2))
 
 
 class _Response(torch.autograd.Function):
     @staticmethod
     def forward(ctx, log_rho: Tensor, problem: MT2D) -> Tensor:  # type: ignore[override]
-        at = problem.linearize(log_rho)
-        if ctx.needs_input_grad[0]:
-            ctx.at, ctx.like = at, (log_rho.shape, log_rho.dtype)
-        return at.data.clone()
+        ctx.at = Linearization(problem, log_rho, keep=ctx.needs_input_grad[0])
+        ctx.like = log_rho.shape, log_rho.dtype
+        return ctx.at.data.clone()
 
     @staticmethod
     @once_differentiable

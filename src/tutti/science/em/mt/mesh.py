@@ -151,3 +151,25 @@ def _growing(first: float, growth: float, total: float) -> list[float]:
         step *= growth
         sums.append(sums[-1] + step)
     return sums
+
+
+def graded(
+    points: Sequence[float], first: float, growth: float, *, before: float = 0.0, after: float = 0.0
+) -> list[float]:
+    """Edges through all `points` (m), with cells of about `first` beside each and growing away from it.
+
+    before, after: how far the edges go on on either side, in metres. For sections whose interfaces are known:
+    `Mesh2D(graded([-500, 500], 20, 1.1, before=1e5, after=1e5), graded([0, 250, 2250], 20, 1.1, after=1e5))`.
+    """
+    edges = [float(points[0])]
+    for a, b in pairwise(points):
+        count = 1
+        while sum(sizes := [first * growth ** min(i, count - 1 - i) for i in range(count)]) < b - a:
+            count += 1
+        shrink = (b - a) / sum(sizes)
+        for size in sizes[:-1]:
+            edges.append(edges[-1] + size * shrink)
+        edges.append(float(b))
+    left = [edges[0] - x for x in reversed(_growing(first, growth, before))] if before else []
+    right = [edges[-1] + x for x in _growing(first, growth, after)] if after else []
+    return left + edges + right

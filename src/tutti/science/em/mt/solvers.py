@@ -13,7 +13,9 @@ matrices are symmetric.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -21,9 +23,12 @@ import torch
 from scipy.sparse import csc_array
 from scipy.sparse.linalg import SuperLU as Factors
 from scipy.sparse.linalg import splu
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from tutti.science.em.mt.stencil import Stencil
+
+BLOCK_BYTES = 2**31  # of inverses at once
 
 
 class Factorization(Protocol):
@@ -32,10 +37,18 @@ class Factorization(Protocol):
         ...
 
 
+class Solver(Protocol):
+    threaded: bool  # several `factor` and `solve` at the same time pay
+    batch: int  # frequencies to factor at once
+
+    def factor(self, stencil: Stencil, iwmu: Tensor) -> Factorization: ...
+
+
 class SuperLU:
     """SciPy's sparse LU of one matrix after the other. For one shape of nodes."""
 
-    batch = 1  # frequencies at once; threads take others
+    threaded = True  # a matrix at a time in each thread
+    batch = 1
 
     def __init__(self, shape: tuple[int, int]) -> None:
         n = np.arange(shape[0] * shape[1]).reshape(shape)
@@ -71,22 +84,23 @@ class SparseFactors:
     place: np.ndarray
 
     def solve(self, rhs: Tensor) -> Tensor:
-        b, r, *shape = rhs.shape
+        b, r, *shape = rhs.shape  # "T" below: the transpose, which is equal, is solved faster
         flat = rhs.numpy().reshape(b, r, -1)
         out = np.empty_like(flat)
         for i, factors in enumerate(self.factors):
             moved = np.empty_like(flat[i])
             moved[:, self.place] = flat[i]
-            np.take(factors.solve(moved.T).T, self.place, axis=1, out=out[i])
+            np.take(factors.solve(moved.T, "T").T, self.place, axis=1, out=out[i])
         return torch.from_numpy(out).view(b, r, *shape)
 
 
 class Block:
     """Block elimination along the longer side of the mesh, batched over frequencies."""
 
-    batch = 64
+    threaded = False
 
     def __init__(self, shape: tuple[int, int]) -> None:
+        self.batch = max(BLOCK_BYTES // (16 * shape[0] * shape[1] * min(shape)), 1)
         self.across = shape[0] > shape[1]  # lines are rows instead of columns
 
     def factor(self, stencil: Stencil, iwmu: Tensor) -> BlockFactors:
@@ -125,6 +139,16 @@ class BlockFactors:
         for i in reversed(range(last)):
             x[i] += self.inverses[i] @ (o[i] * x[i + 1])
         return x.permute(1, 3, 0, 2) if self.across else x.permute(1, 3, 2, 0)
+
+
+def one_blas_thread() -> AbstractContextManager:
+    """One thread each for SuperLU's calls of OpenBLAS: its matrices are small, and its own threads wait by spinning."""
+    return _openblas().limit(limits=1)
+
+
+@cache
+def _openblas() -> ThreadpoolController:
+    return ThreadpoolController().select(internal_api="openblas")
 
 
 SOLVERS = {"splu": SuperLU, "block": Block}
