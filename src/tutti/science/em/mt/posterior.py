@@ -1,0 +1,77 @@
+"""How certain a model is: posterior standard deviations, resolution, and samples.
+
+Near the model, with G = W J D of all N data (not divided by sqrt(N)) and prior precision N beta R, the posterior of the
+parameters is normal with covariance (G^T G + N beta R)^-1. Samples are by randomised maximum likelihood (Oliver, He and
+Reynolds, 1996): data and prior are perturbed by their own noise and the inversion is repeated from the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.mt.inversion import Inversion, Result, System
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """sd: posterior standard deviation of log10 resistivity (nz, nx). prior: that of the prior. resolution: how much of
+    a change of a cell the model shows in that cell, 0 to 1 (nz, nx): the diagonal of the resolution matrix."""
+
+    sd: Tensor
+    prior: Tensor
+    resolution: Tensor
+
+
+def posterior(inversion: Inversion, result: Result) -> Posterior:
+    """The linearised uncertainty of a result. It needs a matrix of parameters x parameters."""
+    at = inversion.problem.linearize(result.model)
+    local = result.parameters.linearize(result.p)
+    n, beta = inversion.data.count, _beta(result)
+    j = at.jacobian()[inversion.keep] * inversion.weights[:, None] * n**0.5
+    d = torch.from_numpy(local.jacobian.toarray())
+    g, precision = j @ d, n * beta * torch.from_numpy(local.matrix.toarray())
+    covariance = torch.cholesky_inverse(torch.linalg.cholesky(g.T @ g + precision))
+    spread = d @ covariance
+    before = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+    shape = result.model.shape
+    return Posterior(
+        (spread * d).sum(1).clamp_min(0).sqrt().view(shape),
+        ((d @ before) * d).sum(1).clamp_min(0).sqrt().view(shape),
+        ((spread @ g.T) * j.T).sum(1).view(shape),
+    )
+
+
+def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: int = 2, seed: int = 0) -> Tensor:
+    """Models of the posterior, (count, nz, nx). steps: Gauss-Newton steps of each."""
+    generator = torch.Generator().manual_seed(seed)
+    n, beta = inversion.data.count, _beta(result)
+    parameters, models = result.parameters, []
+    first = parameters.linearize(result.p)
+    factor = torch.linalg.cholesky(torch.from_numpy(first.matrix.toarray()))
+
+    def normal(size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    for _ in range(count):
+        noise = normal(len(inversion.keep)) / n**0.5
+        away = torch.linalg.solve_triangular(factor.T, normal(len(factor))[:, None], upper=True)[:, 0] / (n * beta) ** 0.5
+        p = result.p.clone()
+        for _ in range(steps):
+            at = inversion.problem.linearize(parameters.model(p))
+            local = parameters.linearize(p)
+            local = local._replace(gradient=local.gradient - local.matrix @ away.numpy())
+            system = System(inversion, at, local, inversion.residual(at.data, result.shift) + noise, result.shift)
+            change, _ = system.step(beta)
+            cap = torch.from_numpy(parameters.cap)
+            p = p + change / max(1.0, float((change.abs() / cap).max()))
+        models.append(parameters.model(p).clone())
+    return torch.stack(models)
+
+
+def _beta(result: Result) -> float:
+    if not result.beta > 0:
+        raise ValueError("the inversion made no step, so its result has no weight of the penalty")
+    return result.beta
