@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -111,3 +114,9 @@ def test_a_mirrored_section_has_mirrored_data(mesh, section):
     derivatives = derivatives.view(*other.shape, *mesh.shape).flip(1, 2, 5)
     expected = sign[..., None, None] * jacobian.view(*problem.shape, *mesh.shape)
     torch.testing.assert_close(derivatives, expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ("forward", "layered"))
+def test_examples(name):
+    found = doctest.testmod(import_module(f"tutti.science.em.mt.{name}"))
+    assert found.attempted and not found.failed

@@ -57,7 +57,7 @@ def test_half_space(solver):
     mesh = Mesh2D.for_survey(frequencies, sites, (100, 100), growth=1.1, width=1500)
     rho, phase = response(MT2D(mesh, frequencies, sites, solver=solver), torch.full(mesh.shape, 2.0))
     torch.testing.assert_close(rho, torch.full_like(rho, 100), rtol=4e-3, atol=0)
-    torch.testing.assert_close(phase, torch.full_like(phase, 45), rtol=0, atol=0.1)
+    torch.testing.assert_close(phase, torch.full_like(phase, 45), rtol=0, atol=0.2)
 
 
 def test_layers():

@@ -57,8 +57,8 @@ def pseudosections(path: str | Path, data: Data, response: Tensor | None = None)
         for axes, (title, values) in zip(line, shown, strict=True):
             is_data = not title.startswith("residual")
             low, high = limits if is_data else (-3, 3)
-            image = axes.imshow(values[i, :, :, k].where(used, float("nan")).numpy(), aspect="auto", vmin=low, vmax=high,
-                                cmap="turbo_r" if is_data else "RdBu")  # fmt: skip
+            shown_values = values[i, :, :, k].where(used, float("nan")).numpy()
+            image = axes.imshow(shown_values, aspect="auto", vmin=low, vmax=high, cmap="turbo_r" if is_data else "RdBu")
             ticks = np.unique(np.linspace(0, len(data.frequencies) - 1, 5).astype(int))
             axes.set(title=f"{data.modes[i]}: {name if is_data else title}", xlabel="site", ylabel="frequency (Hz)")
             axes.set_yticks(ticks, [f"{data.frequencies[t]:.3g}" for t in ticks])

@@ -82,7 +82,8 @@ class Inversion:
     """
 
     def __init__(self, problem: MT2D, data: Data, *, shifts: float = 0.0, target: float = 1.05, steps: int = 15,
-                 strategy: str = "occam", weight: float = 1e-3, say: Callable[[Iteration], Any] | None = None) -> None:  # fmt: skip
+                 strategy: str = "occam", weight: float = 1e-3,
+                 say: Callable[[Iteration], Any] | None = None) -> None:  # fmt: skip
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {STRATEGIES}; got {strategy!r}")
         outputs = "apparent" if problem.log else "impedance"
@@ -94,22 +95,15 @@ class Inversion:
         if not data.count:
             raise ValueError("the mask leaves no data")
         if shifts < 0 or not target > 0 or steps < 0:
-            raise ValueError(f"shifts and steps must not be negative, target must be positive: {shifts}, {steps}, {target}")
+            raise ValueError(
+                f"shifts and steps must not be negative, target must be positive: {shifts}, {steps}, {target}"
+            )
         self.problem, self.data, self.keep = problem, data, torch.nonzero(data.mask.flatten()).flatten()
         self.values = data.values.flatten()
         self.weights = data.weights[self.keep] / data.count**0.5
         self.target, self.steps, self.strategy, self.weight, self.say = target, steps, strategy, weight, say
-        self.shift_columns, self.shift_sd = self._shift_columns(), shifts
-
-    def _shift_columns(self) -> Tensor:
-        """Which log10 apparent resistivities a static shift of each site and mode moves: (data, shifts), weighted."""
-        modes, frequencies, sites, _ = self.problem.shape
-        columns = torch.zeros(modes, frequencies, sites, 2, modes * sites, dtype=torch.float64)
-        for i, mode in enumerate(self.problem.modes):
-            if mode != "tipper" and self.problem.log:
-                for site in range(sites):
-                    columns[i, :, site, 0, i * sites + site] = 1
-        return columns.flatten(0, 3)[self.keep] * self.weights[:, None]
+        shift = data.shift_jacobian() if problem.log else torch.zeros(data.values.numel(), 0, dtype=torch.float64)
+        self.shift_columns, self.shift_sd = shift[self.keep] * self.weights[:, None], shifts
 
     def residual(self, response: Tensor, shift: Tensor) -> Tensor:
         """Weighted residuals: their norm is chi."""
@@ -228,7 +222,7 @@ class System:
 def _inverse(matrix: sp.csc_array) -> Callable[[Tensor], Tensor]:
     """Solve with a penalty's matrix for many right-hand sides. SuperLU has fewer operations than a dense factorisation
     and ten times their cost: it serves where a dense matrix would be too large."""
-    if matrix.shape[0] <= DENSE:
+    if len(matrix.indptr) <= DENSE:
         factor = torch.linalg.cholesky(torch.from_numpy(matrix.toarray()))
         return lambda rhs: torch.cholesky_solve(rhs, factor)
     options = {"SymmetricMode": True}

@@ -57,7 +57,9 @@ def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: in
 
     for _ in range(count):
         noise = normal(len(inversion.keep)) / n**0.5
-        away = torch.linalg.solve_triangular(factor.T, normal(len(factor))[:, None], upper=True)[:, 0] / (n * beta) ** 0.5
+        away = (
+            torch.linalg.solve_triangular(factor.T, normal(len(factor))[:, None], upper=True)[:, 0] / (n * beta) ** 0.5
+        )
         p = result.p.clone()
         for _ in range(steps):
             at = inversion.problem.linearize(parameters.model(p))

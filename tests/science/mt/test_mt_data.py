@@ -1,0 +1,231 @@
+"""Observations: errors, masks, static shift, files; and EDI files."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from tutti.science.em.mt.data import Data
+from tutti.science.em.mt.edi import OHM, Edi, profile, read_edi, survey
+from tutti.science.em.mt.forward import MT2D
+from tutti.science.em.mt.mesh import Mesh2D
+
+FREQUENCIES, SITES = (10.0, 1.0), (0.0, 400.0, 1000.0)
+
+# In the layout of the SEG standard: options, a count, free spacing, an empty value, degrees:minutes:seconds.
+FILE = """>HEAD
+  DATAID="KAP103"
+  LAT=-23:30:36.0
+  LONG=18:06:00
+  ELEV=1250.5
+  EMPTY=1.0E+32
+
+>INFO  MAXINFO=500
+  LAT=99 is free text here
+
+>=DEFINEMEAS
+  REFLAT=-23:30:36.0
+  UNITS=M
+>HMEAS ID=1001.001 CHTYPE=HX X=0.0 Y=0.0 AZM=0.0
+>EMEAS ID=1004.001 CHTYPE=EX X=-50.0 Y=0.0 X2=50.0 Y2=0.0
+
+>=MTSECT
+  SECTID=KAP103
+  NFREQ=3
+>!****FREQUENCIES****!
+>FREQ NFREQ=3 ORDER=DEC // 3
+  1.000E+01 1.000E+00
+  1.000E-01
+>ZROT // 3
+ 3.0E+01 3.0E+01 3.0E+01
+>ZXXR ROT=ZROT // 3
+ 0.0 1.0E+00 2.0
+>ZXXI ROT=ZROT // 3
+ 0.0 1.0 2.0
+>ZXX.VAR ROT=ZROT // 3
+ 1.0 1.0 1.0
+>ZXYR ROT=ZROT // 3
+ 5.0E+01 1.6E+01 5.0D+00
+>ZXYI ROT=ZROT // 3
+ 5.0E+01 1.6E+01 1.0E+32
+>ZXY.VAR ROT=ZROT // 3
+ 1.0 0.25 0.01
+>ZYXR ROT=ZROT // 3
+-5.0E+01 -1.6E+01 -5.0E+00
+>ZYXI ROT=ZROT // 3
+-5.0E+01 -1.6E+01 -5.0E+00
+>ZYX.VAR ROT=ZROT // 3
+ 1.0 0.25 0.01
+>ZYYR ROT=ZROT // 3
+ 0.0 -1.0 -2.0
+>ZYYI ROT=ZROT // 3
+ 0.0 -1.0 -2.0
+>ZYY.VAR ROT=ZROT // 3
+ 1.0 1.0 1.0
+>TROT // 3
+ 3.0E+01 3.0E+01 3.0E+01
+>TXR.EXP ROT=TROT // 3
+ 0.1 0.2 0.3
+>TXI.EXP ROT=TROT // 3
+ 0.0 0.0 0.0
+>TXVAR.EXP ROT=TROT // 3
+ 1.0E-04 1.0E-04 1.0E-04
+>TYR.EXP ROT=TROT // 3
+ -0.1 -0.2 -0.3
+>TYI.EXP ROT=TROT // 3
+ 0.05 0.05 0.05
+>TYVAR.EXP ROT=TROT // 3
+ 1.0E-04 1.0E-04 1.0E-04
+>END
+"""
+
+
+@pytest.fixture(scope="module")
+def problem() -> MT2D:
+    mesh = Mesh2D.for_survey(FREQUENCIES, SITES, (10, 100), growth=1.5, width=400)
+    return MT2D(mesh, FREQUENCIES, SITES, ("TE", "TM", "tipper"))
+
+
+@pytest.fixture(scope="module")
+def data(problem) -> Data:
+    return Data.synthetic(problem, torch.full(problem.mesh.shape, 2.0), rho=0.05, phase=1.0, tipper=0.02)
+
+
+def test_synthetic_data_fit_their_section(problem, data):
+    response = problem(torch.full(problem.mesh.shape, 2.0))
+    assert data.chi(response) == pytest.approx(1, abs=0.3)
+    assert data.errors[0, 0, 0].tolist() == pytest.approx([0.05 / math.log(10), 1.0])
+    assert data.misfit(torch.zeros(problem.size)) == pytest.approx(1)
+    again = data.problem(problem.mesh, solver="block")
+    assert data.chi(again(torch.full(problem.mesh.shape, 2.0))) == pytest.approx(data.chi(response), rel=1e-9)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv"])
+def test_files_keep_everything(data, tmp_path, suffix):
+    mask = data.mask.clone()
+    mask[1, 0, 2] = 0
+    masked = Data(data.frequencies, data.sites, data.modes, data.values, data.errors, mask)
+    masked.save(tmp_path / f"data{suffix}")
+    loaded = Data.load(tmp_path / f"data{suffix}")
+    assert (loaded.frequencies, loaded.sites, loaded.modes, loaded.outputs) == (
+        FREQUENCIES,
+        SITES,
+        data.modes,
+        "apparent",
+    )
+    for name in ("values", "errors", "mask"):
+        assert torch.equal(getattr(loaded, name), getattr(masked, name)), name
+    assert loaded.count == data.count - 2 and loaded.weights.count_nonzero() == loaded.count
+
+
+def test_missing_values_must_be_masked(data):
+    values = data.values.clone()
+    values[1, 0, 2, 0] = math.nan
+    with pytest.raises(ValueError, match=r"1 of 36 values, .* TM at 10 Hz, site 2 \(x = 1000 m\), are not finite"):
+        Data(data.frequencies, data.sites, data.modes, values, data.errors)
+    masked = Data.masked_nan(data.frequencies, data.sites, data.modes, values, data.errors)
+    assert masked.count == 35 and masked.weights.isfinite().all()
+    with pytest.raises(ValueError, match="error not positive and finite: set a floor or mask 0"):
+        Data(data.frequencies, data.sites, data.modes, data.values, 0 * data.errors)
+    with pytest.raises(ValueError, match=r"shape \(mode, frequency, site, 2\) = \(3, 2, 3, 2\); got \(35,\)"):
+        Data(data.frequencies, data.sites, data.modes, data.values.flatten()[1:], data.errors)
+    with pytest.raises(ValueError, match="mask must be 0 or 1"):
+        Data(data.frequencies, data.sites, data.modes, data.values, data.errors, 0.5 * data.mask)
+    with pytest.raises(ValueError, match=r"saved as .npz or .csv; got data.txt"):
+        data.save("data.txt")
+
+
+def test_error_floors(data):
+    wider = data.with_floor(rho=0.1, phase=0.5, tipper=0.03)
+    expected = torch.tensor([[0.1 / math.log(10), 1.0], [0.1 / math.log(10), 1.0], [0.03, 0.03]], dtype=torch.float64)
+    torch.testing.assert_close(wider.errors, expected[:, None, None].expand(data.shape))
+
+
+def test_static_shift_as_correction_and_as_unknown(problem, data):
+    shift = torch.tensor([[0.3, 0.0, -0.1], [0.2, 0.1, 0.0], [9.0, 9.0, 9.0]], dtype=torch.float64, requires_grad=True)
+    response = problem(torch.full(problem.mesh.shape, 2.0))
+    moved = data.shifted(response, shift)
+    part = (moved - response).view(data.shape)
+    assert part[0, :, 0].tolist() == [pytest.approx([0.3, 0]), pytest.approx([0.3, 0])]
+    assert not part[2].any(), "a tipper has no static shift"
+    torch.testing.assert_close(data.shift_jacobian() @ shift.detach().flatten(), (moved - response).detach())
+    (gradient,) = torch.autograd.grad(moved.sum(), shift)
+    assert gradient[:2].eq(len(FREQUENCIES)).all() and not gradient[2].any()
+    back = Data(data.frequencies, data.sites, data.modes, data.values + part.detach(), data.errors)
+    torch.testing.assert_close(back.without_shift(shift.detach()).values, data.values)
+    with pytest.raises(ValueError, match=r"shift must have the shape \(mode, site\) = \(3, 3\); got \(3,\)"):
+        data.without_shift(torch.zeros(3))
+
+
+@pytest.fixture
+def site(tmp_path) -> Edi:
+    (tmp_path / "kap103.edi").write_text(FILE)
+    return read_edi(tmp_path / "kap103.edi")
+
+
+def test_edi_is_read_in_ohm(site):
+    assert (site.station, site.elevation) == ("KAP103", 1250.5)
+    assert site.latitude == pytest.approx(-23.51) and site.longitude == pytest.approx(18.1)
+    assert site.frequencies.tolist() == [10, 1, 0.1] and site.azimuth.tolist() == [30] * 3
+    assert site.impedance[0, 0, 1].item() == pytest.approx(OHM * (50 + 50j))
+    assert math.isnan(site.impedance[2, 0, 1].imag) and not site.impedance[2, 1].isnan().any()
+    assert site.tipper is not None and site.tipper[1].tolist() == [0.2, -0.2 + 0.05j]
+
+
+def test_edi_is_written_as_it_is_read(site, tmp_path):
+    site.write(tmp_path / "again.edi")
+    again = read_edi(tmp_path / "again.edi")
+    assert again.station == site.station and again.latitude == pytest.approx(site.latitude, abs=1e-8)
+    for name in ("frequencies", "impedance", "variance", "azimuth", "tipper", "tipper_variance", "tipper_azimuth"):
+        torch.testing.assert_close(getattr(again, name), getattr(site, name), rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_rotation_to_strike(site):
+    """By 90 degrees xy becomes -yx; there and back is nothing; trace and determinant stay."""
+    turned = site.rotated(120)
+    torch.testing.assert_close(turned.impedance[:2, 0, 1], -site.impedance[:2, 1, 0])
+    torch.testing.assert_close(turned.tipper[:, 0], site.tipper[:, 1])
+    torch.testing.assert_close(turned.variance[:, 0, 1], site.variance[:, 1, 0])
+    other = site.rotated(-17)
+    torch.testing.assert_close(other.rotated(30).impedance[:2], site.impedance[:2], rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(torch.linalg.det(other.impedance[:2]), torch.linalg.det(site.impedance[:2]))
+
+
+def test_survey_across_strike(site):
+    """100 km of profile along the azimuth 120: TE is xy, TM is -yx of axes at 30 degrees."""
+    step = math.degrees(1e5 / 6371e3)
+    lat = site.latitude + step * math.cos(math.radians(120))
+    lon = site.longitude + step * math.sin(math.radians(120)) / math.cos(math.radians((lat + site.latitude) / 2))
+    far = dataclasses.replace(site, latitude=lat, longitude=lon, frequencies=site.frequencies * 1.01)
+    assert profile([site, far], 30) == pytest.approx([0, 1e5], rel=1e-6, abs=1e-6)
+    data = survey([far, site], 30, [1.0, 0.1], tipper=True)
+    assert data.sites == pytest.approx((-1e5, 0.0), rel=1e-6) and data.modes == ("TE", "TM", "tipper")
+    rho = 0.2 / 1.0 * (16**2 * 2)  # 0.2 |Z|^2 / f for Z in mV/km/nT
+    assert data.values[0, 0, 1].tolist() == pytest.approx([math.log10(rho), 45], rel=1e-4)
+    assert data.values[1, 0, 1].tolist() == pytest.approx([math.log10(rho), 45], rel=1e-4)
+    relative = 0.5 / (16 * math.sqrt(2))
+    assert data.errors[0, 0, 1].tolist() == pytest.approx([2 * relative / math.log(10), math.degrees(relative)])
+    assert data.values[2, 0, 1].tolist() == pytest.approx([-0.2, 0.05])
+    assert data.mask[:, :, 1].flatten(1).mean(1).tolist() == [0.5, 1, 1], "Zxy is empty at 0.1 Hz"
+    none = survey([site], 30, [3.0])
+    assert none.count == 0, "no frequency within 2 %"
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        (">ZXYR ROT", ">QXYR ROT", "it lacks >ZXYR and has other blocks"),
+        ("0.1 0.2 0.3", "0.1 0.2", ">TXR.EXP has 2 numbers, >FREQ 3"),
+        ("0.1 0.2 0.3", "0.1 x 0.3", ">TXR.EXP holds what is not a number"),
+        ("1.000E-01", "-1.0", "positive frequencies in Hz; got -1"),
+        ("LAT=-23:30:36.0\n  LONG", "LAT=-23d30\n  LONG", "must be like -23:30:15.5 or -23.504; got '-23d30'"),
+    ],
+)
+def test_broken_edi_files(tmp_path, old, new, message):
+    assert old in FILE
+    (tmp_path / "broken.edi").write_text(FILE.replace(old, new, 1))
+    with pytest.raises(ValueError, match=message):
+        read_edi(tmp_path / "broken.edi")
