@@ -37,7 +37,7 @@ MESH = Mesh2D([0, 100, 200, 400], [0, 10, 30])
         (lambda: MT2D(MESH, [1.0], []), "sites are x positions in metres; got none"),
         (lambda: MT2D(MESH, [1.0], [0.0], ("TE", "TE")), "each once"),
         (lambda: MT2D(MESH, [1.0], [0.0], "XY"), r"modes must be one or more of \('TE', 'TM', 'tipper'\)"),
-        (lambda: MT2D(MESH, [1.0], [0.0], solver="cholmod"), r"solver must be one of \('splu', 'block'\)"),
+        (lambda: MT2D(MESH, [1.0], [0.0], solver="cholmod"), r"solver must be one of \('splu', 'block', 'block32'\)"),
         (lambda: MT2D(MESH, [1.0], [0.0], outputs="rho"), r"outputs must be one of \('apparent', 'impedance'\)"),
         (
             lambda: MT2D(MESH, [1.0], [0.0])(torch.zeros(3, 2)),

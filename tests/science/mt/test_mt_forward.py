@@ -74,9 +74,11 @@ def test_products_with_the_jacobian(mesh, section, solver):
 def test_solvers_and_threads_agree(mesh, section):
     by_lu = MT2D(mesh, FREQUENCIES, SITES, ALL, threads=1)(section)
     assert torch.equal(by_lu, MT2D(mesh, FREQUENCIES, SITES, ALL, threads=3)(section))
-    torch.testing.assert_close(
-        MT2D(mesh, FREQUENCIES, SITES, ALL, solver="block")(section), by_lu, rtol=1e-9, atol=1e-9
-    )
+    derivatives = MT2D(mesh, FREQUENCIES, SITES, ALL).jacobian(section)[1]
+    for solver in ("block", "block32"):
+        data, jacobian = MT2D(mesh, FREQUENCIES, SITES, ALL, solver=solver).jacobian(section)
+        torch.testing.assert_close(data, by_lu, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(jacobian, derivatives, rtol=1e-9, atol=1e-9)
 
 
 def test_helpers_convert_and_check():

@@ -54,9 +54,10 @@ class MT2D:
     log10 of the apparent resistivity in ohm-m and the phase in degrees; with outputs="impedance" the real and
     imaginary part of Z = E/H in ohm; of the tipper Hz/Hy (x along strike, y along the profile, z down) always these.
 
-    log_rho: log10 ohm-m of cells, (nz, nx) or flat. solver: "splu" (CPU) or "block" (the device of log_rho). threads:
-    of "splu", frequencies at the same time; all cores by default. group: processes that share the work; all get all
-    results. Results depend on none of these. Raises ValueError for sites outside of the mesh and models not finite.
+    log_rho: log10 ohm-m of cells, (nz, nx) or flat. solver: "splu" (CPU), "block" or "block32" (the device of log_rho;
+    see `solvers`). threads: of "splu", frequencies at the same time; all cores by default. group: processes that share
+    the work; all get all results. Results depend on none of these. Raises ValueError for sites outside of the mesh and
+    models that are not finite.
 
     >>> problem = MT2D(Mesh2D.for_survey([1.0, 10.0], [0.0, 500.0], (10, 100)), [1.0, 10.0], [0.0, 500.0])
     >>> d = problem(torch.full(problem.mesh.shape, 2.0)).view(problem.shape)

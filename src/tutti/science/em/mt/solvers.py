@@ -9,10 +9,13 @@ matrices are symmetric.
       S_0 = D_0,    S_b = D_b - diag(o_b) S_{b-1}^{-1} diag(o_b)
 
   with dense inverses, batched over frequencies. Memory: 16 bytes times lines times (nodes of a line)^2 a frequency.
+- `block32`: the same inverses in complex64, half of that, with refinement: x grows by the solution for the residual,
+  which is taken in complex128, until that changes it by less than 1e-12.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +32,7 @@ from torch import Tensor
 from tutti.science.em.mt.stencil import Stencil
 
 BLOCK_BYTES = 2**31  # of inverses at once
+REFINEMENTS, REFINED = 10, 1e-12  # most steps, and the relative change that ends them
 
 
 class Factorization(Protocol):
@@ -103,8 +107,13 @@ class Block:
         self.batch = max(BLOCK_BYTES // (16 * shape[0] * shape[1] * min(shape)), 1)
         self.across = shape[0] > shape[1]  # lines are rows instead of columns
 
-    def factor(self, stencil: Stencil, iwmu: Tensor) -> BlockFactors:
-        diagonal, line, between = stencil.diagonal(iwmu), stencil.vertical, stencil.horizontal
+    def factor(self, stencil: Stencil, iwmu: Tensor) -> Factorization:
+        return self.eliminate(stencil, stencil.diagonal(iwmu))
+
+    def eliminate(self, stencil: Stencil, diagonal: Tensor) -> BlockFactors:
+        """In the precision of the diagonal."""
+        real = diagonal.real.dtype
+        line, between = stencil.vertical.to(real), stencil.horizontal.to(real)
         diagonal, line, between = (x.transpose(-1, -2) for x in (diagonal, line, between)) if not self.across else (
             diagonal, between, line)  # fmt: skip
         # diagonal (b, lines, n), couplings in a line (lines, n - 1), between lines (lines - 1, n)
@@ -124,7 +133,7 @@ class Block:
 @dataclass
 class BlockFactors:
     inverses: list[Tensor]  # of each line (b, n, n)
-    between: Tensor
+    between: Tensor  # couplings of lines (lines - 1, n)
     across: bool
 
     def solve(self, rhs: Tensor) -> Tensor:
@@ -141,6 +150,44 @@ class BlockFactors:
         return x.permute(1, 3, 0, 2) if self.across else x.permute(1, 3, 2, 0)
 
 
+class Block32(Block):
+    """Block elimination in complex64 with iterative refinement in complex128."""
+
+    def factor(self, stencil: Stencil, iwmu: Tensor) -> Refined:
+        diagonal = stencil.diagonal(iwmu)
+        return Refined(self.eliminate(stencil, diagonal.to(torch.complex64)), stencil, diagonal)
+
+
+@dataclass
+class Refined:
+    rough: BlockFactors
+    stencil: Stencil
+    diagonal: Tensor  # complex128 (b, nodes in z, nodes in x)
+
+    def times(self, x: Tensor) -> Tensor:
+        """A x for x of (b, r, nodes in z, nodes in x)."""
+        across, down = self.stencil.horizontal, self.stencil.vertical
+        out = self.diagonal[:, None] * x
+        out[..., 1:] -= across * x[..., :-1]
+        out[..., :-1] -= across * x[..., 1:]
+        out[..., 1:, :] -= down * x[..., :-1, :]
+        out[..., :-1, :] -= down * x[..., 1:, :]
+        return out
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        x, rest = torch.zeros_like(rhs), rhs
+        for _ in range(REFINEMENTS):
+            scale = rest.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
+            step = self.rough.solve((rest / scale).to(torch.complex64)).to(rhs.dtype) * scale
+            x = x + step
+            if (step.abs().amax((-2, -1)) <= REFINED * x.abs().amax((-2, -1))).all():
+                return x
+            rest = rhs - self.times(x)
+        raise ArithmeticError(
+            f"refinement of complex64 did not converge in {REFINEMENTS} steps; use solver='block', in complex128"
+        )
+
+
 def one_blas_thread() -> AbstractContextManager:
     """One thread each for SuperLU's calls of OpenBLAS: its matrices are small, and its own threads wait by spinning."""
     return _openblas().limit(limits=1)
@@ -151,4 +198,4 @@ def _openblas() -> ThreadpoolController:
     return ThreadpoolController().select(internal_api="openblas")
 
 
-SOLVERS = {"splu": SuperLU, "block": Block}
+SOLVERS: dict[str, Callable[[tuple[int, int]], Solver]] = {"splu": SuperLU, "block": Block, "block32": Block32}
