@@ -54,6 +54,13 @@ VERBS = {
         extra="rl",
         verbs=("train", "eval", "play", "list"),
     ),
+    "mt": Verb(
+        "tutti.science.em.mt.command:mt",
+        "magnetotellurics: responses of a section of the earth, inversion of data",
+        raw=True,
+        extra="science",
+        verbs=("forward", "invert"),
+    ),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "plan": Verb(
         "tutti.cli.plan:plan",

@@ -9,13 +9,13 @@ the type.
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import asdict, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tutti.train.config import Config, check, flatten
+from tutti.train.config import Config, check
 
 
 def parse(args: list[str]) -> Config:
@@ -84,33 +84,49 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def from_table(table: dict[str, Any], file: str) -> Config:
     """A config from nested tables of TOML or JSON. Errors name the `file`."""
-    return _build(Config, table, file, "")
+    return build(Config, table, file)
 
 
-def _build(kind: type, table: dict[str, Any], file: str, section: str) -> Any:
-    types = get_type_hints(kind)
+def build(kind: type, table: dict[str, Any], file: str, section: str = "", root: type | None = None) -> Any:
+    """A dataclass from nested tables. Errors name the `file` and the key. section: where the table stands in it.
+    root: the dataclass of the whole file, to name keys of other sections."""
+    types, root = get_type_hints(kind), root or kind
     values = {}
     for key, value in table.items():
         where = f"{section}.{key}" if section else key
         if key not in types:
-            raise ValueError(f"{file}: there is no key {where}; {_nearest(key, section, types)}")
-        if is_dataclass(types[key]):
+            raise ValueError(f"{file}: there is no key {where}; {_nearest(key, section, types, root)}")
+        if inner := _section(types[key]):
             if not isinstance(value, dict):
                 raise ValueError(f"{file}: {where} is a section: write [{where}] and its keys below")
-            values[key] = _build(types[key], value, file, where)
+            values[key] = build(inner, value, file, where, root)
+        elif get_origin(types[key]) is tuple and is_dataclass(each := get_args(types[key])[0]):
+            if not isinstance(value, list) or not all(isinstance(x, dict) for x in value):
+                raise ValueError(f"{file}: {where} is a list of sections: write [[{where}]] and its keys below")
+            values[key] = tuple(build(each, x, file, where, root) for x in value)  # type: ignore[arg-type]
         elif not _fits(value, types[key]):
             raise ValueError(f"{file}: {where} = {value!r} should be {_name(types[key])}")
         else:
             values[key] = tuple(value) if isinstance(value, list) else value
+    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"{file}: {f'[{section}]' if section else 'the file'} needs {', '.join(missing)}")
     return kind(**values)
 
 
-def _nearest(key: str, section: str, known: Iterable[str]) -> str:
+def _section(kind: Any) -> Any:
+    """The dataclass of a section, or of one that may be left out; None for other types."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return next((k for k in kinds if is_dataclass(k)), None)
+
+
+def _nearest(key: str, section: str, known: Iterable[str], root: type) -> str:
     """The most similar key of this section, else of another section, else all keys."""
     prefix = f"{section}." if section else ""
     if near := get_close_matches(key, known, 1):
         return f"did you mean {prefix}{near[0]}?"
-    elsewhere = [f for f in flatten(asdict(Config())) if f.split(".")[-1] == key]
+    elsewhere = [f"{name}.{key}" for name, inner in get_type_hints(root).items()
+                 if is_dataclass(inner) and key in get_type_hints(inner)]  # fmt: skip
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
     return f"{f'[{section}]' if section else 'the file'} has " + ", ".join(known)

@@ -47,6 +47,7 @@ def pseudosections(path: str | Path, data: Data, response: Tensor | None = None)
         response = response.view(data.shape)
         shown += [("response", response), ("residual / error", (data.values - response) / data.errors)]
     rows = [(i, k) for i in range(len(data.modes)) for k in range(2)]
+    down = np.argsort(data.frequencies)[::-1]  # low frequencies see deep
     figure = Figure((4.2 * len(shown), 2.4 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), len(shown), squeeze=False)
     for (i, k), line in zip(rows, grid, strict=True):
@@ -57,11 +58,11 @@ def pseudosections(path: str | Path, data: Data, response: Tensor | None = None)
         for axes, (title, values) in zip(line, shown, strict=True):
             is_data = not title.startswith("residual")
             low, high = limits if is_data else (-3, 3)
-            shown_values = values[i, :, :, k].where(used, float("nan")).numpy()
+            shown_values = values[i, :, :, k].where(used, float("nan")).numpy()[down]
             image = axes.imshow(shown_values, aspect="auto", vmin=low, vmax=high, cmap="turbo_r" if is_data else "RdBu")
             ticks = np.unique(np.linspace(0, len(data.frequencies) - 1, 5).astype(int))
             axes.set(title=f"{data.modes[i]}: {name if is_data else title}", xlabel="site", ylabel="frequency (Hz)")
-            axes.set_yticks(ticks, [f"{data.frequencies[t]:.3g}" for t in ticks])
+            axes.set_yticks(ticks, [f"{data.frequencies[down[t]]:.3g}" for t in ticks])
             figure.colorbar(image, ax=axes)
     figure.savefig(path)
 

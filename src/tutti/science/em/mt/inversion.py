@@ -76,14 +76,14 @@ class Inversion:
 
     shifts: standard deviation of an unknown static shift of each site and mode, in decades of apparent resistivity; 0
     for none. target: chi at which it ends. strategy: "occam", or "multiplicative", whose beta is `weight` times chi^2
-    (Habashy and Abubakar, 2004). say: is told each iteration.
+    (Habashy and Abubakar, 2004). say: is called with the number of each iteration, 0 at the start.
 
     Raises ValueError if the problem's responses do not compare with the data.
     """
 
     def __init__(self, problem: MT2D, data: Data, *, shifts: float = 0.0, target: float = 1.05, steps: int = 15,
                  strategy: str = "occam", weight: float = 1e-3,
-                 say: Callable[[Iteration], Any] | None = None) -> None:  # fmt: skip
+                 say: Callable[[int, Iteration], Any] | None = None) -> None:  # fmt: skip
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {STRATEGIES}; got {strategy!r}")
         outputs = "apparent" if problem.log else "impedance"
@@ -119,7 +119,7 @@ class Inversion:
         with progress("inverting") as tell:
             at = self.problem.linearize(parameters.model(p))
             r = self.residual(at.data, shift)
-            history.append(self._told(at, r, 0.0, parameters.linearize(p).penalty, 0.0, 1, 0.0))
+            history.append(self._told(0, at, r, 0.0, parameters.linearize(p).penalty, 0.0, 1, 0.0))
             for i in range(self.steps):
                 if history[-1].chi <= self.target:
                     break
@@ -132,16 +132,16 @@ class Inversion:
                     break
                 p, shift, beta, at, r, step, forwards = found
                 penalty = parameters.linearize(p).penalty
-                history.append(self._told(at, r, beta, penalty, step, forwards, time.perf_counter() - began))
+                history.append(self._told(i + 1, at, r, beta, penalty, step, forwards, time.perf_counter() - began))
         return Result(parameters.model(p), at.data, p, parameters, beta or 0.0, shift,
                       history[-1].chi <= self.target, history)  # fmt: skip
 
-    def _told(self, at: Linearization, r: Tensor, beta: float, penalty: float, step: float, forwards: int,
+    def _told(self, number: int, at: Linearization, r: Tensor, beta: float, penalty: float, step: float, forwards: int,
               seconds: float) -> Iteration:  # fmt: skip
         misfit = self.data.misfit(at.data)
         told = Iteration(r.norm().item(), misfit, beta, penalty, step, forwards, seconds)
         if self.say:
-            self.say(told)
+            self.say(number, told)
         return told
 
     def _betas(self, system: System, beta: float | None, chi: float) -> Sequence[float]:

@@ -15,7 +15,7 @@ def rms(model: Tensor, truth: Tensor, weight: Tensor | None = None) -> float:
 
 def ssim(model: Tensor, truth: Tensor, window: int = 7) -> float:
     """Structural similarity of two sections (nz, nx), with a uniform window and the range of the truth: Wang et al.,
-    IEEE Trans. Image Processing 13(4), 2004. It equals `skimage.metrics.structural_similarity`."""
+    IEEE Trans. Image Processing 13(4), 2004."""
     if min(truth.shape) < window:
         raise ValueError(f"a window of {window} cells does not fit in a section of {tuple(truth.shape)}")
     span = (truth.max() - truth.min()).item()

@@ -1,0 +1,190 @@
+"""The verb `tutti mt`: responses of a section, and inversion of data, as a config says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from torch import Tensor
+
+from tutti.science.em.mt import figures
+from tutti.science.em.mt.columns import PRIORS
+from tutti.science.em.mt.config import MTConfig
+from tutti.science.em.mt.data import Data
+from tutti.science.em.mt.forward import MT2D
+from tutti.science.em.mt.inversion import Inversion, Iteration, Result
+from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.mismatch import Mismatch, checked, mismatch
+from tutti.science.em.mt.parameters import Coded, Pixel
+from tutti.science.em.mt.posterior import ensemble, posterior
+from tutti.science.em.mt.quality import rms
+from tutti.science.em.mt.vae import VAE
+
+First = tyro.conf.Positional
+CONSOLE = Console(highlight=False)
+
+
+def forward(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "") -> None:
+    """Compute the responses of a section, with noise, and draw them.
+
+    Args:
+        config: A TOML file; runs/mt_basin.toml is one.
+        out: Folder of the results; by default out/mt/NAME.
+    """
+    table = MTConfig.load(config)
+    folder = _folder(table, config, out)
+    mesh, problem, truth, data = _synthetic(table)
+    data.save(folder / "data.npz")
+    data.save(folder / "data.csv")
+    np.savez(folder / "model.npz", log_rho=truth.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges)
+    figures.sections(
+        folder / "model.png", mesh, {"model": truth}, sites=problem.sites, area=_area(table, mesh, problem)
+    )
+    figures.pseudosections(folder / "data.png", data)
+    size = f"{mesh.nz} x {mesh.nx} cells, {len(problem.frequencies)} frequencies, {len(problem.sites)} sites"
+    CONSOLE.print(f"{size}, {', '.join(problem.modes)}: wrote {folder}/data.npz, data.csv, model.npz and pictures")
+
+
+def invert(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "") -> int:
+    """Invert data, or the synthetic data of the config's model, and draw the result.
+
+    The exit code is 1 if the data are not fitted to the target.
+
+    Args:
+        config: A TOML file; runs/mt_basin.toml is one.
+        out: Folder of the results; by default out/mt/NAME.
+    """
+    table = MTConfig.load(config)
+    folder = _folder(table, config, out)
+    data, truth = table.observations(), None
+    if data is None:
+        if table.model is None:
+            raise ValueError(f"{config} has neither data.path nor a [model] to make synthetic data of")
+        mesh, problem, truth, data = _synthetic(table)
+    else:
+        mesh, _, _ = table.geometry(data)
+        problem = data.problem(mesh, solver=table.solver)
+    wanted = table.inversion
+    inversion = Inversion(problem, data, shifts=wanted.shifts, target=wanted.target, steps=wanted.steps,
+                          strategy=wanted.strategy, weight=wanted.weight, say=_say)  # fmt: skip
+    CONSOLE.print(f"{data.count} data, {mesh.cells} cells")
+    start = torch.log10(torch.tensor(wanted.start, dtype=torch.float64))
+    if not start.isfinite():
+        raise ValueError(f"inversion.start must be a positive resistivity in ohm-m; got {wanted.start}")
+    result, told, others = _run(table, inversion, mesh, start)
+    report = _report(result, told, data, truth)
+    if wanted.uncertainty and result.beta > 0:
+        known = posterior(inversion, result)
+        report["resolution"] = known.resolution.mean().item()
+        extra = {"sd": known.sd.numpy(), "resolution": known.resolution.numpy()}
+        area = _area(table, mesh, problem)
+        figures.sections(folder / "uncertainty.png", mesh, {"standard deviation": known.sd}, area=area,
+                         label="decades", limits=(0, float(known.sd.max())))  # fmt: skip
+    else:
+        extra = {}
+    if wanted.samples and result.beta > 0:
+        extra["samples"] = ensemble(inversion, result, wanted.samples).numpy()
+    np.savez(folder / "result.npz", log_rho=result.model.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges,
+             response=result.response.view(problem.shape).numpy(), **extra)  # type: ignore[arg-type]  # fmt: skip
+    (folder / "report.json").write_text(json.dumps(report, indent=1))
+    models = ({"truth": truth} if truth is not None else {}) | others | {f"model, chi {result.chi:.2f}": result.model}
+    figures.sections(folder / "model.png", mesh, models, sites=problem.sites, area=_area(table, mesh, problem))
+    figures.pseudosections(folder / "data.png", data, result.response)
+    figures.fits(folder / "fits.png", data, result.response)
+    figures.convergence(folder / "convergence.png", {"inversion": result.history}, wanted.target)
+    end = f"chi {result.chi:.3f}, relative misfit {result.misfit:.4f} after {len(result.history) - 1} steps"
+    CONSOLE.print(f"{end}; wrote {folder}/model.png, fits.png, result.npz, report.json, ...")
+    if not result.reached:
+        CONSOLE.print(f"the target, chi {wanted.target}, was not reached: more steps, larger error floors or another"
+                      " starting model may help")  # fmt: skip
+    return 0 if result.reached else 1
+
+
+def _run(table: MTConfig, inversion: Inversion, mesh: Mesh2D,
+         start: Tensor) -> tuple[Result, Mismatch | None, dict[str, Tensor]]:  # fmt: skip
+    """The result, what the diagnostics say of the prior, and other models to draw."""
+    wanted, prior = table.inversion, table.prior
+    if wanted.parameters == "cells":
+        return inversion.run(Pixel(mesh, along=wanted.along, down=wanted.down), start), None, {}
+    region = table.region(mesh)
+    columns = PRIORS[table.columns()](mesh.z[region.rows])
+    coded = Coded(mesh, _vae(table, columns), region, lateral=prior.lateral, deviation=prior.deviation)
+    if wanted.parameters == "codes":
+        result = inversion.run(coded, start)
+        told, others = mismatch(result), {}
+    else:
+        found = checked(inversion, coded, start, along=wanted.along, down=wanted.down)
+        result, told = found.result, found.mismatch
+        others = {} if found.result is found.coded else {f"codes, chi {found.coded.chi:.2f}": found.coded.model}
+    for reason in told.reasons:
+        CONSOLE.print(f"the prior may not suit these data: {reason}")
+    return result, told, others
+
+
+def _vae(table: MTConfig, columns) -> VAE:
+    prior = table.prior
+    if prior.file and Path(prior.file).exists():
+        vae = VAE.load(prior.file)
+        if vae.rows != len(columns.z):
+            raise ValueError(f"the VAE of {prior.file} has columns of {vae.rows} rows; the region has {len(columns.z)}")
+        return vae
+    vae = VAE(len(columns.z), prior.codes, prior.network)
+    vae.fit(columns, samples=prior.samples, epochs=prior.epochs)
+    if prior.file:
+        Path(prior.file).parent.mkdir(parents=True, exist_ok=True)
+        vae.save(prior.file)
+    return vae
+
+
+def _synthetic(table: MTConfig) -> tuple[Mesh2D, MT2D, Tensor, Data]:
+    mesh, frequencies, sites = table.geometry(None)
+    problem = MT2D(mesh, frequencies, sites, table.survey.modes, solver=table.solver)
+    truth = table.truth(mesh)
+    noise = table.noise
+    data = Data.synthetic(problem, truth, rho=noise.rho, phase=noise.phase, tipper=noise.tipper, seed=noise.seed)
+    return mesh, problem, truth, data
+
+
+def _report(result: Result, told: Mismatch | None, data: Data, truth: Tensor | None) -> dict:
+    report = {"chi": result.chi, "misfit": result.misfit, "reached": result.reached, "data": data.count,
+              "shift": result.shift.tolist(), "iterations": [asdict(i) for i in result.history]}  # fmt: skip
+    if told is not None:
+        report["prior"] = {"codes": told.codes, "suspected": list(told.reasons)}
+    if truth is not None:
+        report["model_rms"] = rms(result.model, truth)
+    return report
+
+
+def _say(number: int, it: Iteration) -> None:
+    if number == 0:
+        CONSOLE.print(" step     chi   misfit      beta  seconds")
+    CONSOLE.print(f"{number:5d} {it.chi:7.3f} {it.misfit:8.4f} {it.beta:9.2e} {it.seconds:8.1f}")
+
+
+def _area(table: MTConfig, mesh: Mesh2D, problem: MT2D) -> tuple[float, float, float]:
+    """What is drawn: the region of the setting, or the sites and a tenth more, to the depth of half the profile."""
+    if setting := table.setting():
+        columns, bottom = setting.region.columns, setting.region.rows.stop
+        return mesh.x_edges[columns.start], mesh.x_edges[columns.stop], mesh.z_edges[bottom]
+    left, right = min(problem.sites), max(problem.sites)
+    more = max(0.1 * (right - left), 500.0)
+    depth = min(mesh.z_edges[-1], max(0.5 * (right - left), 1000.0))
+    return max(left - more, mesh.x_edges[0]), min(right + more, mesh.x_edges[-1]), depth
+
+
+def _folder(table: MTConfig, config: Path, out: str) -> Path:
+    folder = Path(out or table.out or f"out/mt/{config.stem}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def mt(argv: list[str]) -> int | None:
+    """Run `tutti mt`."""
+    verbs = {"forward": forward, "invert": invert}
+    return tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti mt", description="Magnetotellurics.", args=argv)
