@@ -122,3 +122,15 @@ def test_a_mirrored_section_has_mirrored_data(mesh, section):
 def test_examples(name):
     found = doctest.testmod(import_module(f"tutti.science.em.mt.{name}"))
     assert found.attempted and not found.failed
+
+
+def test_models_may_be_flat_and_in_single_precision(mesh, section):
+    """Responses are in double precision; the gradient is in the shape and precision of the model."""
+    problem = MT2D(mesh, FREQUENCIES, SITES)
+    flat = section.float().flatten().requires_grad_()
+    d = problem(flat)
+    assert d.dtype == torch.float64 and torch.equal(d, problem(section.float()))
+    d.sum().backward()
+    assert flat.grad is not None and flat.grad.shape == flat.shape and flat.grad.dtype == torch.float32
+    expected = problem.vjp(section, torch.ones(problem.size)).flatten().float()
+    torch.testing.assert_close(flat.grad, expected, rtol=1e-3, atol=1e-6)
