@@ -122,3 +122,27 @@ def test_a_mirrored_section_has_mirrored_data(mesh, section):
 def test_examples(name):
     found = doctest.testmod(import_module(f"tutti.science.em.mt.{name}"))
     assert found.attempted and not found.failed
+
+
+def test_models_may_be_flat_and_in_single_precision(mesh, section):
+    """Responses are in double precision; the gradient is in the shape and precision of the model."""
+    problem = MT2D(mesh, FREQUENCIES, SITES)
+    flat = section.float().flatten().requires_grad_()
+    d = problem(flat)
+    assert d.dtype == torch.float64 and torch.equal(d, problem(section.float()))
+    d.sum().backward()
+    assert flat.grad is not None and flat.grad.shape == flat.shape and flat.grad.dtype == torch.float32
+    expected = problem.vjp(section, torch.ones(problem.size)).flatten().float()
+    torch.testing.assert_close(flat.grad, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["block", "block32"])
+def test_solvers_agree_where_systems_are_stiff(solver):
+    """Cells of 25 km by 2 m, frequencies over six decades."""
+    mesh, frequencies, sites = Mesh2D.geometric(750e3, columns=30), [1e3, 1e-3], [0.0, 400e3]
+    draw = torch.Generator().manual_seed(0)
+    section = 2 + 0.3 * torch.randn(mesh.shape, generator=draw, dtype=torch.float64)
+    by_lu, derivatives = MT2D(mesh, frequencies, sites).jacobian(section)
+    data, jacobian = MT2D(mesh, frequencies, sites, solver=solver).jacobian(section)
+    torch.testing.assert_close(data, by_lu, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(jacobian, derivatives, rtol=1e-9, atol=1e-9 * derivatives.abs().max().item())

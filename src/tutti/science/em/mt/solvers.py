@@ -10,7 +10,7 @@ matrices are symmetric.
 
   with dense inverses, batched over frequencies. Memory: 16 bytes times lines times (nodes of a line)^2 a frequency.
 - `block32`: the same inverses in complex64, half of that, with refinement: x grows by the solution for the residual,
-  which is taken in complex128, until that changes it by less than 1e-12.
+  which is taken in complex128, until that changes it by less than 1e-12, or rounding keeps it from that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from torch import Tensor
 from tutti.science.em.mt.stencil import Stencil
 
 BLOCK_BYTES = 2**31  # of inverses at once
-REFINEMENTS, REFINED = 10, 1e-12  # most steps, and the relative change that ends them
+REFINEMENTS = 20  # at most
+REFINED, ROUNDING = 1e-12, 1e-9  # relative changes that end them, and that may stay
 
 
 class Factorization(Protocol):
@@ -175,14 +176,16 @@ class Refined:
         return out
 
     def solve(self, rhs: Tensor) -> Tensor:
-        x, rest = torch.zeros_like(rhs), rhs
+        x, rest, last = torch.zeros_like(rhs), rhs, torch.inf
         for _ in range(REFINEMENTS):
             scale = rest.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
             step = self.rough.solve((rest / scale).to(torch.complex64)).to(rhs.dtype) * scale
             x = x + step
-            if (step.abs().amax((-2, -1)) <= REFINED * x.abs().amax((-2, -1))).all():
+            change = step.abs().amax((-2, -1)) / x.abs().amax((-2, -1)).clamp_min(1e-300)
+            at_rounding = (change > last / 4) & (change <= ROUNDING)  # of the residual, as in complex128
+            if ((change <= REFINED) | at_rounding).all():
                 return x
-            rest = rhs - self.times(x)
+            rest, last = rhs - self.times(x), change
         raise ArithmeticError(
             f"refinement of complex64 did not converge in {REFINEMENTS} steps; use solver='block', in complex128"
         )
