@@ -182,7 +182,7 @@ struct Adjoint {
   void h_plane(int64_t step, int64_t shot, int64_t i, Plane<T>& out, T* s, T* waves) const {
     for (int64_t x = magnetic.first[shot * m.planes + i]; waves && x < magnetic.first[shot * m.planes + i + 1]; ++x)
       waves[step * number + magnetic.wave[x]] +=
-          magnetic.amount[x] * m.f[H][magnetic.component[x]][shot * m.cells + magnetic.place[x]];
+          magnetic.amount[x] * m.f[H][magnetic.component[x] - 3][shot * m.cells + magnetic.place[x]];
     for (int p = 0; p < 3; ++p) {
       if (!m.f[H][p]) continue;
       int64_t j0, j1, k0, k1;

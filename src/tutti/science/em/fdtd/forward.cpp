@@ -30,7 +30,7 @@ struct Forward {
     }
     const T* wave = waves + step * number;
     for (int64_t x = magnetic.first[shot * m.planes + i]; x < magnetic.first[shot * m.planes + i + 1]; ++x)
-      m.f[H][magnetic.component[x]][shot * m.cells + magnetic.place[x]] += magnetic.amount[x] * wave[magnetic.wave[x]];
+      m.f[H][magnetic.component[x] - 3][shot * m.cells + magnetic.place[x]] += magnetic.amount[x] * wave[magnetic.wave[x]];
   }
 
   // normal, tangential: which components of E.
