@@ -23,10 +23,7 @@ struct Forward {
       if (!m.updates(H, p, i) || (!m.is_node(H, p, 0) && i == m.n[0] - 1)) continue;
       int64_t j0, j1, k0, k1;
       m.range(H, p, 1, j0, j1), m.range(H, p, 2, k0, k1);
-      for (int64_t j = j0; j < j1; ++j) {
-        m.template curl<H>(p, shot, i, j, k0, k1, cur);
-        m.advance(H, p, shot, i * m.stride[0] + j * m.stride[1], k0, k1, cur);
-      }
+      for (int64_t j = j0; j < j1; ++j) m.template update<H>(p, shot, i, j, k0, k1, cur);
     }
     const T* wave = waves + step * number;
     for (int64_t x = magnetic.first[shot * m.planes + i]; x < magnetic.first[shot * m.planes + i + 1]; ++x)
@@ -40,6 +37,11 @@ struct Forward {
       int64_t j0, j1, k0, k1;
       m.range(E, p, 1, j0, j1), m.range(E, p, 2, k0, k1);
       for (int64_t j = j0; j < j1; ++j) {
+        const bool stored = history.curl[p] && history.box.has(i, j);
+        if (!stored && m.poles.empty()) {
+          m.template update<E>(p, shot, i, j, k0, k1, cur);
+          continue;
+        }
         const int64_t row = i * m.stride[0] + j * m.stride[1];
         m.template curl<E>(p, shot, i, j, k0, k1, cur);
         for (const Pole<T>& pole : m.poles)
@@ -57,7 +59,7 @@ struct Forward {
               cur[k] -= y[k];
             }
           }
-        if (history.curl[p] && history.box.has(i, j)) {
+        if (stored) {
           const int64_t length = history.box.to[2] - history.box.from[2];
           const int64_t to = (step * m.shots + shot) * history.box.cells() + history.box.row(i, j);
           std::memcpy(history.curl[p] + to, cur + history.box.from[2], length * sizeof(T));

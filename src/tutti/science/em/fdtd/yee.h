@@ -23,6 +23,11 @@
 #include <immintrin.h>
 #endif
 
+// Inductor's flags turn this off, and with it `omp simd`.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("tree-loop-vectorize")
+#endif
+
 #ifndef NAMESPACE
 #define NAMESPACE tutti_compiled
 #endif
@@ -231,7 +236,7 @@ struct Model {
       const T* __restrict dr = drive[s][2] + by;
       T* __restrict y = psi_row(s, p, t, shot, i, j) + by;
 #pragma omp simd
-      for (int64_t k = end[s][side][0]; k < end[s][side][1]; ++k) {
+      for (int64_t k = std::max(k0, end[s][side][0]); k < std::min(k1, end[s][side][1]); ++k) {
         y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
         cur[k] += y[k];
       }
@@ -244,6 +249,70 @@ struct Model {
     bool first = true;
     for (int t = 0; t < 2; ++t)
       if (f[1 - s][source(s, p, t)]) term<s>(p, t, shot, i, j, k0, k1, cur, first), first = false;
+  }
+
+  // Curl and advance of a row outside of layers, in one loop. VECTOR: which term is along axis 2, or none (2).
+  template <Side s, int VECTOR, bool TWO, bool KEEP, bool GAIN>
+  void fused(int p, int one, int two, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1) const {
+    const int64_t row = i * stride[0] + j * stride[1];
+    const int d0 = direction(s, p, one), d1 = direction(s, p, two);
+    const T* from0 = f[1 - s][source(s, p, one)] + shot * cells + row;
+    const T* from1 = TWO ? f[1 - s][source(s, p, two)] + shot * cells + row : from0;
+    const T* __restrict x1 = s == E ? from0 : from0 + stride[d0];
+    const T* __restrict x0 = s == E ? from0 - stride[d0] : from0;
+    const T* __restrict y1 = s == E ? from1 : from1 + stride[d1];
+    const T* __restrict y0 = s == E ? from1 - stride[d1] : from1;
+    const T* __restrict w2 = w[s][2];
+    const T sx = one ? T(-1) : T(1), sy = two ? T(-1) : T(1);
+    const T vx = VECTOR == 0 ? sx : sx * w[s][d0][d0 == 0 ? i : j];
+    const T vy = VECTOR == 1 ? sy : sy * w[s][d1][d1 == 0 ? i : j];
+    T* __restrict z = f[s][p] + shot * cells + row;
+    const T* __restrict keep = KEEP ? a[s][p] + row : nullptr;
+    const T* __restrict gain = GAIN ? b[s][p] + row : nullptr;
+    const T single = scalar[s][p];
+#pragma omp simd
+    for (int64_t k = k0; k < k1; ++k) {
+      T cur = (VECTOR == 0 ? vx * w2[k] : vx) * (x1[k] - x0[k]);
+      if (TWO) cur += (VECTOR == 1 ? vy * w2[k] : vy) * (y1[k] - y0[k]);
+      z[k] = (KEEP ? keep[k] * z[k] : z[k]) + (GAIN ? gain[k] : single) * cur;
+    }
+  }
+
+  template <Side s, int VECTOR, bool TWO>
+  void fused(int p, int one, int two, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1) const {
+    if (a[s][p]) {
+      if (b[s][p]) fused<s, VECTOR, TWO, true, true>(p, one, two, shot, i, j, k0, k1);
+      else fused<s, VECTOR, TWO, true, false>(p, one, two, shot, i, j, k0, k1);
+    } else {
+      if (b[s][p]) fused<s, VECTOR, TWO, false, true>(p, one, two, shot, i, j, k0, k1);
+      else fused<s, VECTOR, TWO, false, false>(p, one, two, shot, i, j, k0, k1);
+    }
+  }
+
+  // X = a X + b (curl) over a row. The same bits as `curl` and `advance`.
+  template <Side s>
+  void update(int p, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1, T* cur) const {
+    const bool first = f[1 - s][source(s, p, 0)], second = f[1 - s][source(s, p, 1)];
+    const int d0 = direction(s, p, 0), d1 = direction(s, p, 1), one = first ? 0 : 1;
+    if ((first && d0 < 2 && in_layer(s, d0, i, j)) || (second && d1 < 2 && in_layer(s, d1, i, j))) {
+      curl<s>(p, shot, i, j, k0, k1, cur);
+      advance(s, p, shot, i * stride[0] + j * stride[1], k0, k1, cur);
+      return;
+    }
+    int64_t low = k0, high = k1;
+    if (layer[s][2] && ((first && d0 == 2) || (second && d1 == 2))) {
+      low = std::min(k1, std::max(k0, end[s][0][1]));
+      if (end[s][1][1]) high = std::max(low, std::min(k1, end[s][1][0]));
+      const int64_t row = i * stride[0] + j * stride[1];
+      if (low > k0) curl<s>(p, shot, i, j, k0, low, cur), advance(s, p, shot, row, k0, low, cur);
+      if (high < k1) curl<s>(p, shot, i, j, high, k1, cur), advance(s, p, shot, row, high, k1, cur);
+    }
+    if (first && second) {
+      if (d0 == 2) fused<s, 0, true>(p, 0, 1, shot, i, j, low, high);
+      else if (d1 == 2) fused<s, 1, true>(p, 0, 1, shot, i, j, low, high);
+      else fused<s, 2, true>(p, 0, 1, shot, i, j, low, high);
+    } else if (direction(s, p, one) == 2) fused<s, 0, false>(p, one, one, shot, i, j, low, high);
+    else fused<s, 2, false>(p, one, one, shot, i, j, low, high);
   }
 
   // X = a X + b cur over a row.
