@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.science.em.fdtd import march, materials, monitors, sources
+from tutti.science.em.fdtd import elsewhere, march, materials, monitors, sources
 from tutti.science.em.fdtd.cpml import CPML, Lines, lines
 from tutti.science.em.fdtd.dispersion import Pole
 from tutti.science.em.fdtd.grid import EPS0, Grid
@@ -97,7 +97,13 @@ class Simulation:
             march.Schedule(steps, steps, 0)
         )  # fmt: skip
         state = [x.clone() for x in after.state] if after else problem.state()
-        results = march.March.apply(problem, needs, plan, state, waves, *parameters)
+        if torch.device(self.device).type == "cpu":
+            results = march.March.apply(problem, needs, plan, state, waves, *parameters)
+        elif any(vars(needs).values()) or not elsewhere.triton_kernels():
+            results, state = elsewhere.differentiable(problem, parameters, waves, state, plan.length)
+            state = [x.detach() for x in state]
+        else:
+            results = elsewhere.forward(problem, state, waves)
         return Result(self.named(results, orders, problem), state, (after.steps if after else 0) + steps)
 
     def needs(self, waves: Tensor, parameters: Sequence[Tensor]) -> march.Needs:
