@@ -9,6 +9,7 @@ from tutti.science.em.fdtd.monitors import Energy as Energy
 from tutti.science.em.fdtd.monitors import Probe as Probe
 from tutti.science.em.fdtd.monitors import Snapshots as Snapshots
 from tutti.science.em.fdtd.monitors import Spectrum as Spectrum
+from tutti.science.em.fdtd.planewave import PlaneWave as PlaneWave
 from tutti.science.em.fdtd.simulation import Result as Result
 from tutti.science.em.fdtd.simulation import Simulation as Simulation
 from tutti.science.em.fdtd.sources import Current as Current
