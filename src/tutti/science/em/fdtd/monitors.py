@@ -44,20 +44,7 @@ class Spectrum:
     every: int = 1
 
 
-@dataclass(frozen=True)
-class Energy:
-    """The energy in J (per metre in two dimensions) after every so many steps, with H at both sides of E:
-
-        sum (eps E E + mu H(t - dt/2) H(t + dt/2)) / 2,
-
-    which is constant in a lossless cavity. No gradients.
-    """
-
-    name: str
-    every: int = 1
-
-
-Monitor = Probe | Snapshots | Spectrum | Energy
+Monitor = Probe | Snapshots | Spectrum
 
 
 def phases(monitor: Spectrum, times: Tensor, dt: float) -> Tensor:

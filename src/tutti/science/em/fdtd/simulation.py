@@ -230,8 +230,6 @@ class Simulation:
         out, orders = [], []
         device = torch.device(self.device)
         for x in self.monitors:
-            if isinstance(x, monitors.Energy):
-                continue
             number = self.grid.component(x.component)
             phase, every = torch.zeros(0, dtype=self.dtype, device=device), 1
             if isinstance(x, monitors.Probe):
@@ -251,8 +249,6 @@ class Simulation:
         out = {}
         found = iter(zip(results, orders, strict=True))
         for x in self.monitors:
-            if isinstance(x, monitors.Energy):
-                continue
             value, order = next(found)
             sign = self.grid.h_sign if x.component[0] == "H" else 1
             if isinstance(x, monitors.Spectrum):
