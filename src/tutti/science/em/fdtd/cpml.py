@@ -23,14 +23,15 @@ from tutti.science.em.fdtd.grid import EPS0, Grid
 class CPML:
     """Layers of `cells` cells inside of a grid: one number, or for each axis one or (low, high); 0 is a wall.
 
-    alpha: in S/m. eps_r: permittivity of the medium that touches them. offset: by how many cells they begin earlier.
+    alpha: in S/m; it helps against evanescent fields, and spoils frequencies below alpha / (2 pi eps0).
+    eps_r: permittivity of the medium that touches them. offset: by how many cells they begin earlier.
     """
 
     cells: int | tuple = 10
     order: float = 4
     factor: float = 1.0
     kappa: float = 5.0
-    alpha: float = 0.05
+    alpha: float = 0.0
     eps_r: float = 1.0
     offset: float = 0.0
 
