@@ -1,0 +1,52 @@
+"""Dispersive media by auxiliary differential equations.
+
+A pole adds the polarization current J to a medium: dJ/dt + 2 damping J + resonance^2 P = eps0 strength E, J = dP/dt.
+P is known with E, J with H, so that a step is explicit:
+
+    J = keep J + gain E - spring P,   P = P + dt J,   E = a E + b (curl H - J),
+
+keep = (1 - damping dt) / (1 + damping dt), gain = eps0 strength dt / (1 + damping dt), spring = resonance^2 dt / (1 +
+damping dt). It is stable for (2 / dt)^2 > 4 c^2 sum 1 / delta^2 + sum of (strength + resonance^2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pole:
+    """`strength`: 1/s^2, a number or a tensor over cells (it may require gradients); resonance, damping: 1/s.
+
+    where: cells in which a number holds, as a boolean tensor over cells; all if not given.
+    """
+
+    strength: float | Tensor
+    resonance: float
+    damping: float
+    where: Tensor | None = None
+
+    def susceptibility(self, frequency: Tensor, dt: float = 0.0) -> Tensor:
+        """Of a pole with a number as strength, at frequencies in Hz; with `dt` that of the discrete equations.
+
+        The time factor is exp(+i omega t).
+        """
+        omega = 2 * pi * frequency.to(torch.complex128)
+        if dt:
+            slope, mean = 2 / dt * torch.sin(omega * dt / 2), torch.cos(omega * dt / 2)
+            return self.strength / (self.resonance**2 - slope**2 + 2j * self.damping * slope * mean)
+        return self.strength / (self.resonance**2 - omega**2 + 2j * self.damping * omega)
+
+
+def drude(plasma: float, collision: float, where: Tensor | None = None) -> Pole:
+    """eps = 1 - plasma^2 / (omega^2 - i omega collision); both in rad/s."""
+    return Pole(plasma**2, 0.0, collision / 2, where)
+
+
+def lorentz(delta_eps: float, resonance: float, damping: float, where: Tensor | None = None) -> Pole:
+    """delta_eps resonance^2 / (resonance^2 - omega^2 + 2 i omega damping); resonance and damping in rad/s."""
+    return Pole(delta_eps * resonance**2, resonance, damping, where)

@@ -1,0 +1,201 @@
+"""One autograd.Function around the whole time loop, with checkpoints.
+
+The forward pass copies the state at the start of each segment. The backward pass recomputes a segment from its copy,
+which gives the same bits, stores the curl of each step, and transposes the segment. The last segment is stored in the
+forward pass. With n steps in segments of length l,
+
+    bytes = ceil(n / l) state + l curl + state (of the adjoint) + gradients,
+
+least for l = sqrt(n state / curl). A single segment stores everything and recomputes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.fdtd import kernels
+from tutti.science.em.fdtd.problem import Problem
+
+ROOM = 256 * 2**20  # bytes of history that are stored without being asked: nothing is recomputed
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which gradients are wanted: of b and a of E, of gains of poles, of the waves."""
+
+    b: bool = False
+    a: bool = False
+    gains: bool = False
+    waves: bool = False
+
+    @property
+    def history(self) -> bool:
+        return self.b or self.a or self.gains
+
+
+def step_bytes(problem: Problem, needs: Needs) -> int:
+    """Of the history of one step."""
+    if not needs.history:
+        return 0
+    size = torch.empty(0, dtype=problem.dtype).element_size()
+    box = [y - x for x, y in zip(problem.box[:3], problem.box[3:], strict=True)]
+    arrays = sum(problem.present[:3]) * (1 + (needs.a or needs.gains))
+    return arrays * problem.shots * box[0] * box[1] * box[2] * size
+
+
+def gradient_bytes(problem: Problem, needs: Needs) -> int:
+    size = torch.empty(0, dtype=problem.dtype).element_size()
+    box = [y - x for x, y in zip(problem.box[:3], problem.box[3:], strict=True)]
+    of_box = sum(problem.present[:3]) * problem.shots * box[0] * box[1] * box[2] * size
+    gains = sum(g.numel() for pole in problem.poles for g in pole.gain) * problem.shots * size
+    return of_box * (needs.b + needs.a) + gains * needs.gains
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`length`: steps of a segment. bytes: of checkpoints, history, adjoint state and gradients together."""
+
+    steps: int
+    length: int
+    bytes: int
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """(start, steps) of each."""
+        return [(i, min(self.length, self.steps - i)) for i in range(0, self.steps, self.length)]
+
+
+def schedule(problem: Problem, needs: Needs, steps: int, checkpoints: int | None = None,
+             memory: float | None = None) -> Schedule:  # fmt: skip
+    """How a gradient is taken. checkpoints: number of segments. memory: most bytes; the longest segments that fit.
+
+    Raises ValueError if no segments fit in `memory`.
+    """
+    state, each, rest = problem.state_bytes(), step_bytes(problem, needs), gradient_bytes(problem, needs)
+
+    def total(length: int) -> int:
+        count = ceil(steps / length)
+        return (count if count > 1 else 0) * state + length * each + 2 * state + rest
+
+    if checkpoints is not None and memory is not None:
+        raise ValueError("either checkpoints or memory, not both")
+    if checkpoints is not None:
+        if not 1 <= checkpoints <= steps:
+            raise ValueError(f"checkpoints: from 1 to the {steps} steps, not {checkpoints}")
+        length = ceil(steps / checkpoints)
+        return Schedule(steps, length, total(length))
+    best = max(1, min(steps, round(sqrt(steps * state / max(each, 1)))))
+    best = min((x for x in (best, steps)), key=total)
+    if memory is None:
+        length = steps if steps * each <= ROOM else best
+        return Schedule(steps, length, total(length))
+    if total(steps) <= memory:
+        return Schedule(steps, steps, total(steps))
+    least = min(range(1, steps + 1), key=total)
+    if total(least) > memory:
+        raise ValueError(f"a gradient of {steps} steps needs at least {total(least)} bytes, with {ceil(steps / least)} "
+                         f"checkpoints; memory is {int(memory)}")  # fmt: skip
+    length = max(x for x in range(1, steps + 1) if total(x) <= memory)
+    return Schedule(steps, length, total(length))
+
+
+def results_of(problem: Problem, steps: int) -> list[Tensor]:
+    """Zeros for what is read."""
+    out = []
+    for x in problem.readings:
+        fourier = (problem.shots, x.phase.shape[1], len(x.place), 2) if x.phase.numel() else ()
+        shape = fourier or (steps // x.every, problem.shots, len(x.place))
+        out.append(torch.zeros(shape, dtype=problem.dtype, device=problem.device))
+    return out
+
+
+def narrowed(problem: Problem, results: Sequence[Tensor], start: int, steps: int) -> list[Tensor]:
+    """Of results, the part that steps from `start` write."""
+    out = []
+    for x, whole in zip(problem.readings, results, strict=True):
+        first, last = start // x.every, (start + steps) // x.every
+        out.append(whole if x.phase.numel() or not whole.numel() else whole[first:last])
+    return out
+
+
+class March(torch.autograd.Function):
+    """(problem, needs, schedule, state, waves, b of E, a of E, gains) -> results. `state` becomes the final one."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, needs: Needs, plan: Schedule, state: list[Tensor], waves: Tensor,
+                *parameters: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+        results, saved, history = results_of(problem, plan.steps), [], []
+        segments = plan.segments
+        tracked = needs.history or needs.waves
+        for start, steps in segments:
+            if tracked and len(segments) > 1:
+                saved.append([x.clone() for x in state])
+            if needs.history and start == segments[-1][0]:
+                history = empty_history(problem, needs, plan.length)
+            kernels.forward(problem, state, waves, narrowed(problem, results, start, steps), start, steps, history)
+        ctx.kept = (problem, needs, plan, saved, history, waves.detach()) if tracked else None
+        ctx.many = len(parameters)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
+        problem, needs, plan, saved, history, waves = ctx.kept
+        given = tuple(x.contiguous() for x in given)
+        state, gradients = problem.state(), empty_gradients(problem, needs)
+        of_waves = torch.zeros_like(waves) if needs.waves else None
+        segments = plan.segments
+        for i in reversed(range(len(segments))):
+            start, steps = segments[i]
+            if needs.history and i < len(segments) - 1:
+                kernels.forward(problem, [x.clone() for x in saved[i]], waves, (), start, steps, history)
+            part = kernels.adjoint(problem, state, narrowed(problem, given, start, steps), start, steps, history,
+                                   gradients, waves.shape[1] if needs.waves else 0)  # fmt: skip
+            if of_waves is not None and part is not None:
+                of_waves[start : start + steps] = part
+        ctx.kept = None
+        return (None, None, None, None, of_waves, *whole_gradients(problem, gradients, ctx.many))
+
+
+def empty_history(problem: Problem, needs: Needs, steps: int) -> list[Tensor]:
+    box = [y - x for x, y in zip(problem.box[:3], problem.box[3:], strict=True)]
+    none = torch.empty(0, dtype=problem.dtype, device=problem.device)
+
+    def make(here: bool) -> Tensor:
+        shape = (steps, problem.shots, *box)
+        return torch.zeros(shape, dtype=problem.dtype, device=problem.device) if here else none
+
+    return [*(make(x) for x in problem.present[:3]),
+            *(make(x and (needs.a or needs.gains)) for x in problem.present[:3])]  # fmt: skip
+
+
+def empty_gradients(problem: Problem, needs: Needs) -> list[Tensor]:
+    box = [y - x for x, y in zip(problem.box[:3], problem.box[3:], strict=True)]
+    none = torch.empty(0, dtype=problem.dtype, device=problem.device)
+
+    def make(here: bool, shape: Sequence[int]) -> Tensor:
+        return torch.zeros((problem.shots, *shape), dtype=problem.dtype, device=problem.device) if here else none
+
+    out = [make(x and needs.history, box) for x in problem.present[:3]]
+    out += [make(x and needs.a, box) for x in problem.present[:3]]
+    return out + [make(bool(g.numel()) and needs.gains, pole.shape) for pole in problem.poles for g in pole.gain]
+
+
+def whole_gradients(problem: Problem, gradients: Sequence[Tensor], many: int) -> list[Tensor | None]:
+    """Of b and a over the whole array, summed over shots; None where there is none."""
+    out: list[Tensor | None] = []
+    box = tuple(slice(x, y) for x, y in zip(problem.box[:3], problem.box[3:], strict=True))
+    for x in gradients[:6]:
+        if not x.numel():
+            out.append(None)
+            continue
+        whole = torch.zeros(problem.array, dtype=problem.dtype, device=problem.device)
+        whole[box] = x.sum(0)
+        out.append(whole)
+    out += [x.sum(0) if x.numel() else None for x in gradients[6:]]
+    return out[:many]

@@ -1,0 +1,98 @@
+"""Update coefficients from materials, differentiable by autograd.
+
+    a = (1 - x) / (1 + x),  b = dt / (eps0 eps_r (1 + x)),  x = sigma dt / (2 eps0 eps_r)
+
+Values of cells are averaged over the four cells around an edge (two at a face), which is second-order for tangential E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.fdtd.grid import EPS0, MU0, Grid
+
+Material = float | Tensor | Mapping[str, Tensor]
+
+
+def in_array(grid: Grid, x: Tensor) -> Tensor:
+    """With the axes of the kernels."""
+    return x.unsqueeze(1) if grid.flat else x
+
+
+def around(grid: Grid, cells: Tensor, electric: bool, axis: int) -> tuple[list[Tensor], int]:
+    """The values of all cells around a component, each over nodes: E has those beside its edge, H those before and
+    behind its face. `axis`: of the kernels. Beyond the walls the nearest cells count."""
+    parts = [in_array(grid, cells)]
+    for d in range(3):
+        if grid.flat and d == 1:
+            continue
+        across = (d != axis) if electric else (d == axis)
+        grown = []
+        for x in parts:
+            first, last = x.narrow(d, 0, 1), x.narrow(d, x.shape[d] - 1, 1)
+            grown.append(torch.cat([x, last], d))
+            if across:
+                grown.append(torch.cat([first, x], d))
+        parts = grown
+    return parts, len(parts)
+
+
+def at_component(grid: Grid, given: Material, name: str, what: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A material at the places of a component, as (): everywhere alike, or in the array of the kernels.
+
+    given: a number, a tensor over cells, or a mapping of components to tensors over nodes.
+    """
+    if isinstance(given, Mapping):
+        if name not in given:
+            raise ValueError(f"{what} is given by component, but without {name}")
+        x = torch.as_tensor(given[name], dtype=dtype, device=device)
+        if tuple(x.shape) != grid.nodes:
+            raise ValueError(f"{what} of {name} has shape {tuple(x.shape)}; nodes have {grid.nodes}")
+        return in_array(grid, x)
+    x = torch.as_tensor(given, dtype=dtype, device=device)
+    if x.ndim == 0:
+        return x
+    if tuple(x.shape) != grid.shape:
+        raise ValueError(f"{what} has shape {tuple(x.shape)}; cells have {grid.shape}")
+    axis = grid.component(name) % 3
+    parts, count = around(grid, x, name[0] == "E", axis)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total / count
+
+
+def conductor(grid: Grid, given: Tensor | Mapping[str, Tensor], name: str, device: torch.device) -> Tensor:
+    """Where a component of E is zero: an edge of any conducting cell, or what is given by component over nodes."""
+    if isinstance(given, Mapping):
+        none = torch.zeros(grid.nodes, dtype=torch.bool)
+        return in_array(grid, torch.as_tensor(given.get(name, none), dtype=torch.bool, device=device))
+    x = torch.as_tensor(given, dtype=torch.bool, device=device)
+    if tuple(x.shape) != grid.shape:
+        raise ValueError(f"pec has shape {tuple(x.shape)}; cells have {grid.shape}")
+    parts, _ = around(grid, x, True, grid.component(name) % 3)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total | part
+    return total
+
+
+def electric(eps_r: Tensor, sigma: Tensor | None, pec: Tensor | None, dt: float) -> tuple[Tensor | None, Tensor]:
+    """(a, b) of a component of E; None stands for 1."""
+    b = dt / (EPS0 * eps_r)
+    a = None
+    if sigma is not None:
+        x = sigma * dt / (2 * EPS0 * eps_r)
+        a, b = (1 - x) / (1 + x), b / (1 + x)
+    if pec is not None:
+        b = torch.where(pec, 0, b)
+        a = None if a is None else torch.where(pec, 1, a)
+    return a, b
+
+
+def magnetic(mu_r: Tensor, dt: float) -> Tensor:
+    """b of a component of H."""
+    return dt / (MU0 * mu_r)

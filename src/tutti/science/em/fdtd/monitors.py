@@ -1,0 +1,53 @@
+"""Monitors: what is read of the fields. After step n, E is known at (n + 1) dt and H at (n + 1/2) dt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.fdtd.sources import Where
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A component at points over time: (steps, points), after an axis of shots if there are several."""
+
+    name: str
+    component: str
+    points: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """A component in a region after every so many steps: (times, *region). Integers in `where` drop an axis."""
+
+    name: str
+    component: str
+    where: Where
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The running Fourier sum dt sum x(t) exp(-2 pi i f t) of a component: complex (frequencies, *region).
+
+    every: of so many steps one counts.
+    """
+
+    name: str
+    component: str
+    where: Where
+    frequencies: Tensor
+    every: int = 1
+
+
+Monitor = Probe | Snapshots | Spectrum
+
+
+def phases(monitor: Spectrum, times: Tensor, dt: float) -> Tensor:
+    """(steps, frequencies, 2): dt exp(-2 pi i f t)."""
+    angle = -2 * torch.pi * times[:, None] * torch.as_tensor(monitor.frequencies, dtype=torch.float64)
+    return torch.stack([torch.cos(angle), torch.sin(angle)], -1) * (dt * monitor.every)

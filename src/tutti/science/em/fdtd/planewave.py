@@ -1,0 +1,130 @@
+"""Plane waves along an axis by total and scattered fields (A. Taflove and S. Hagness, Computational Electrodynamics,
+3rd ed., section 5.6).
+
+Inside of a box all fields are total, outside only scattered. Where a difference takes one of each, the incident field
+makes up for it. It comes from a grid of one dimension with the same cells and time step, so that nothing leaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.science.em.fdtd.grid import C0, EPS0, MU0, Grid
+from tutti.science.em.fdtd.problem import Setting, direction, source
+from tutti.science.em.fdtd.sources import MAGNETIC, SOFT, Entries
+from tutti.science.em.fdtd.waveforms import Waveform
+
+AHEAD = 2  # cells between the start of the wave and the box
+
+
+@dataclass(frozen=True)
+class PlaneWave:
+    """A wave in vacuum. box: (first, last) node by axis; -1 or beyond the last node for an axis that it leaves open.
+
+    along: "+x", "-x", ... polarization: of E, "Ez", ... (in TE, of H: "Hz" follows from E). waveform: E in V/m, at
+    AHEAD cells before the box.
+    """
+
+    box: Sequence[tuple[int, int]]
+    along: str
+    polarization: str
+    waveform: Waveform
+
+    def incident(self, setting: Setting, count: int) -> tuple[Tensor, Tensor]:
+        """E before each step (steps, count) and H / sign after its half, by distance in cells from the start."""
+        grid = setting.grid
+        delta = grid.lengths["xyz".index(self.along[1])]
+        n = count + ceil(setting.steps * C0 * setting.dt / delta / 2) + 4
+        n = max(n, count + 2)
+        e, h = np.zeros(n + 1), np.zeros(n)
+        at = self.waveform(setting.times(1.0)).numpy()
+        es, hs = np.zeros((setting.steps, count)), np.zeros((setting.steps, count))
+        for step in range(setting.steps):
+            es[step] = e[:count]
+            h -= setting.dt / (MU0 * delta) * (e[1:] - e[:-1])
+            hs[step] = h[:count]
+            e[1:-1] -= setting.dt / (EPS0 * delta) * (h[1:] - h[:-1])
+            e[0] = at[step]
+        return torch.from_numpy(es), torch.from_numpy(hs)
+
+    def entries(self, setting: Setting) -> list[Entries]:
+        grid = setting.grid
+        u, v = "xyz".index(self.along[1]), "xyz".index(self.polarization[1])
+        if self.along[0] not in "+-" or u == v or u >= len(grid.shape) or self.polarization[0] != "E":
+            raise ValueError(f"a plane wave along {self.along} cannot have {self.polarization}")
+        if len(self.box) != len(grid.shape):
+            raise ValueError(f"box: (first, last) for each of {len(grid.shape)} axes, not {self.box}")
+        forward = self.along[0] == "+"
+        third = 3 - u - v
+        sign = (1 if (u, v, third) in ((0, 1, 2), (1, 2, 0), (2, 0, 1)) else -1) * (1 if forward else -1)
+        e_name, h_name = self.polarization, "H" + "xyz"[third]
+        e, h = grid.component(e_name), grid.component(h_name)
+        first, last = self.box[u]
+        count = last - first + 2 * AHEAD + 2
+        es, hs = self.incident(setting, count)
+        total = [self.inside(grid, i) if grid_has(grid, i) else None for i in range(6)]
+        out = []
+        for target in range(6):
+            if total[target] is None:
+                continue
+            side, p = divmod(target, 3)
+            for t in (0, 1):
+                other = 3 * (1 - side) + source(side, p, t)
+                if other != (e if side else h):
+                    continue
+                d = direction(side, p, t)
+                out += self.corrections(setting, total[target], total[other], target, d, -1 if t else 1, u, forward,
+                                        (es if side else hs) * (1 if side else sign * grid.h_sign))  # fmt: skip
+        return out
+
+    def corrections(self, setting: Setting, mine: Tensor | None, theirs: Tensor | None, target: int, d: int,
+                    sign: int, u: int, forward: bool, waves: Tensor) -> list[Entries]:  # fmt: skip
+        """Of a difference along axis d of the kernels, of what is incident."""
+        assert mine is not None and theirs is not None
+        grid, electric, out = setting.grid, target < 3, []
+        w = setting.lines[0 if electric else 1][d].w
+        # x1 - x0: for E the neighbours are at n and n - 1, for H at n + 1 and n
+        for x1 in (True, False):
+            by = (0 if x1 else -1) if electric else (1 if x1 else 0)
+            shifted = torch.roll(theirs, -by, d)
+            lost = mine.to(torch.int8) - shifted.to(torch.int8)
+            edge = lost.narrow(d, 0 if by < 0 else mine.shape[d] - 1, 1)
+            if by:
+                edge.zero_()
+            where = lost.nonzero()
+            if not len(where):
+                continue
+            amount = lost[tuple(where.T)].double() * (1 if x1 else -1) * sign * w[where[:, d]]
+            node = where[:, grid.axes[u]] + (by if d == grid.axes[u] else 0)
+            first, last = self.box[u]
+            # E is at nodes, H half a cell further
+            column = node - first + AHEAD if forward else last + AHEAD - node - (1 if electric else 0)
+            n = grid.array
+            place = (where[:, 0] * n[1] + where[:, 1]) * n[2] + where[:, 2]
+            if not electric:
+                amount = amount * setting.gain(target, place)
+            kind = SOFT if electric else MAGNETIC
+            out.append(Entries(kind, target, place, amount, column, waves, None))
+        return out
+
+    def inside(self, grid: Grid, component: int) -> Tensor:
+        """Where a component is in the box, in the array of the kernels."""
+        side, p = divmod(component, 3)
+        out = torch.ones(grid.array, dtype=torch.bool)
+        for axis, (first, last) in enumerate(self.box):
+            d = grid.axes[axis]
+            place = torch.arange(grid.array[d], dtype=torch.float64) + (0.5 if (d == p) == (side == 0) else 0.0)
+            shape = [1, 1, 1]
+            shape[d] = -1
+            out &= ((place >= first) & (place <= last)).reshape(shape)
+        return out
+
+
+def grid_has(grid: Grid, component: int) -> bool:
+    return component in [grid.component(name) for name in grid.components]

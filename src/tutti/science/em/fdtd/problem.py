@@ -1,0 +1,172 @@
+"""What the kernels work on: one simulation as arrays of one dtype on one device.
+
+| array | shape |
+|---|---|
+| field of a component | (shots, *grid.array) |
+| psi of a component and term | the same, with the rows of the layers in place of the axis of its derivative |
+| a, b of a component | grid.array, or one number, or empty (a: 1 everywhere) |
+| J, P of a pole and component | (shots, *box of the pole) |
+
+Component p of E has the terms + d_(p+1) H_(p+2) and - d_(p+2) H_(p+1), with p + 1 and p + 2 modulo 3; of -H, the
+terms + d_(p+2) E_(p+1) and - d_(p+1) E_(p+2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.fdtd.cpml import Lines
+from tutti.science.em.fdtd.grid import Grid
+from tutti.science.em.fdtd.sources import Entries
+
+
+def direction(h: int, p: int, term: int) -> int:
+    """The axis of the derivative in a term of component p of E (h = 0) or H (1)."""
+    return (p + 1 + (1 - term if h else term)) % 3
+
+
+def source(h: int, p: int, term: int) -> int:
+    """The component of the other field in that term."""
+    return (p + 2 - (1 - term if h else term)) % 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What sources need to know. gain: b of a component of H at flat places, in float64."""
+
+    grid: Grid
+    dt: float
+    steps: int
+    lines: Sequence[Sequence[Lines]]
+    gain: Callable[[int, Tensor], Tensor]
+    start: int = 0
+
+    def times(self, offset: float) -> Tensor:
+        return (torch.arange(self.start, self.start + self.steps, dtype=torch.float64) + offset) * self.dt
+
+
+@dataclass
+class PoleArrays:
+    """box: (from, to) by axis of the kernels. gain: of E0, E1, E2, empty where the grid lacks it."""
+
+    start: tuple[int, int, int]
+    stop: tuple[int, int, int]
+    keep: float
+    spring: float
+    dt: float
+    gain: list[Tensor]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))  # pyright: ignore
+
+
+@dataclass
+class Reading:
+    """Places that are read, sorted by plane. phase: (steps, frequencies, 2) of a running Fourier sum, or empty."""
+
+    first: Tensor
+    component: Tensor
+    place: Tensor
+    every: int
+    phase: Tensor
+
+
+@dataclass
+class Problem:
+    """See the table of the module. `lines`: [E or H][axis of the kernels]. `wall`: planes of axis 0, -1 for none."""
+
+    array: tuple[int, int, int]
+    flat: bool
+    present: tuple[bool, ...]
+    shots: int
+    dtype: torch.dtype
+    device: torch.device
+    lines: list[list[Lines]]
+    a: list[Tensor]
+    b: list[Tensor]
+    poles: list[PoleArrays]
+    sources: list[Tensor]
+    readings: list[Reading]
+    wall: tuple[int, int]
+    box: tuple[int, ...] = ()
+    packed: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.packed:
+            for x in (x for side in self.lines for x in side):
+                self.packed += [x.w.to(self.device, self.dtype), x.decay.to(self.device, self.dtype),
+                                x.drive.to(self.device, self.dtype), x.at.to(self.device)]  # fmt: skip
+
+    def psi_shape(self, h: int, p: int, term: int) -> tuple[int, ...]:
+        d = direction(h, p, term)
+        shape = list(self.array)
+        shape[d] = len(self.lines[h][d].decay)
+        return (self.shots, *shape)
+
+    def state(self) -> list[Tensor]:
+        """Fields, psi, and J and P of poles, all zero. A copy of these is a checkpoint."""
+        none = torch.empty(0, dtype=self.dtype, device=self.device)
+
+        def zeros(shape: Sequence[int]) -> Tensor:
+            return torch.zeros(tuple(shape), dtype=self.dtype, device=self.device)
+
+        out = [zeros((self.shots, *self.array)) if here else none for here in self.present]
+        for h in (0, 1):
+            for p in range(3):
+                for t in (0, 1):
+                    here = self.present[3 * h + p] and self.present[3 * (1 - h) + source(h, p, t)]
+                    shape = self.psi_shape(h, p, t)
+                    out.append(zeros(shape) if here and 0 not in shape else none)
+        for pole in self.poles:
+            out += [zeros((self.shots, *pole.shape)) if g.numel() else none for g in pole.gain * 2]
+        return out
+
+    def state_bytes(self) -> int:
+        """Of `state`, without allocating it."""
+        size = torch.empty(0, dtype=self.dtype).element_size()
+        one = self.array[0] * self.array[1] * self.array[2]
+        total = sum(self.present) * one
+        for h in (0, 1):
+            for p in range(3):
+                for t in (0, 1):
+                    if self.present[3 * h + p] and self.present[3 * (1 - h) + source(h, p, t)]:
+                        shape = self.psi_shape(h, p, t)[1:]
+                        total += shape[0] * shape[1] * shape[2]
+        for pole in self.poles:
+            total += 2 * sum(g.numel() for g in pole.gain)
+        return total * self.shots * size
+
+
+def table(entries: Sequence[Entries], kind: int, shots: int, array: tuple[int, int, int], columns: Sequence[int],
+          dtype: torch.dtype, device: torch.device) -> list[Tensor]:  # fmt: skip
+    """Entries of a kind as [first, component, place, column, amount], sorted by shot and plane."""
+    parts = []
+    for x, column in zip(entries, columns, strict=True):
+        if x.kind != kind:
+            continue
+        for shot in range(shots) if x.shot is None else (x.shot,):
+            whole = torch.full_like(x.place, shot), torch.full_like(x.place, x.component), x.place
+            parts.append((*whole, x.column + column, x.amount))
+    none = torch.zeros(0, dtype=torch.int64)
+    shot, component, place, column, amount = (
+        [torch.cat(x) for x in zip(*parts, strict=True)] if parts else [none] * 4 + [none.double()]
+    )
+    key = shot * array[0] + place // (array[1] * array[2])
+    key, order = key.sort(stable=True)
+    first = torch.searchsorted(key, torch.arange(shots * array[0] + 1))
+    ints = [x.to(device) for x in (first, component[order], place[order], column[order])]
+    return [*ints, amount[order].to(device, dtype)]
+
+
+def reading(component: int, place: Tensor, array: tuple[int, int, int], every: int, phase: Tensor) -> tuple[Reading, Tensor]:
+    """Places to read, and the order to bring the results into."""
+    plane, order = (place // (array[1] * array[2])).sort(stable=True)
+    first = torch.searchsorted(plane, torch.arange(array[0] + 1))
+    device = phase.device
+    whole = torch.full_like(place, component).to(device)
+    return Reading(first.to(device), whole, place[order].to(device), every, phase), order.argsort().to(device)

@@ -1,0 +1,273 @@
+"""A simulation: a grid with absorbing layers, sources and monitors, which runs over given materials.
+
+    grid = Grid((100, 100), 0.01)
+    sim = Simulation(grid, cpml=CPML(10), sources=[Current("Ez", (20, 50), gaussian_up_to(1.4e9))],
+                     monitors=[Probe("seen", "Ez", [(75, 50)])])
+    eps_r = torch.ones(grid.shape, requires_grad=True)
+    sim.run(eps_r, steps=350)["seen"].square().sum().backward()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.fdtd import elsewhere, march, materials, monitors, sources
+from tutti.science.em.fdtd.cpml import CPML, Lines, lines
+from tutti.science.em.fdtd.dispersion import Pole
+from tutti.science.em.fdtd.grid import EPS0, Grid
+from tutti.science.em.fdtd.materials import Material
+from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, Setting, reading, table
+
+
+@dataclass(frozen=True)
+class Result:
+    """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on."""
+
+    values: Mapping[str, Tensor]
+    state: list[Tensor] = field(repr=False)
+    steps: int = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.values:
+            raise KeyError(f"no monitor {name!r}; there are {', '.join(self.values) or 'none'}")
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """dt: time step in seconds; by default `courant` of the limit in vacuum.
+
+    design: slices of cells outside of which gradients are zero: they cost memory and time only inside.
+    dtype: float32 or float64.
+    """
+
+    grid: Grid
+    cpml: CPML | None = None
+    sources: Sequence[Any] = ()
+    monitors: Sequence[monitors.Monitor] = ()
+    dt: float = 0.0
+    courant: float = 0.9
+    design: Sequence[slice] | None = None
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        names = [x.name for x in self.monitors]
+        if len(set(names)) < len(names):
+            raise ValueError(f"monitors need different names: {names}")
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype: float32 or float64, not {self.dtype}")
+        object.__setattr__(self, "dt", self.dt or self.courant * self.grid.courant_limit())
+
+    @property
+    def lines(self) -> list[list[Lines]]:
+        """[E or H][axis of the kernels]."""
+        out: list[list[Lines]] = []
+        for electric in (True, False):
+            by_axis: dict[int, Lines] = {}
+            for axis in range(len(self.grid.shape)):
+                by_axis[self.grid.axes[axis]] = lines(self.grid, self.cpml, axis, self.dt, electric)
+            nothing = torch.zeros(0, dtype=torch.float64)
+            flat = Lines(torch.zeros(1).double(), nothing, nothing, torch.tensor([-1]), (0, 0, 0, 0))
+            out.append([by_axis.get(d, flat) for d in range(3)])
+        return out
+
+    def run(self, eps_r: Material = 1.0, steps: int = 0, *, sigma: Material | None = None, mu_r: Material = 1.0,
+            pec: Tensor | Mapping[str, Tensor] | None = None, poles: Sequence[Pole] = (), after: Result | None = None,
+            checkpoints: int | None = None, memory: float | None = None) -> Result:  # fmt: skip
+        """Run `steps` steps from rest, or from the end of the run `after`.
+
+        eps_r, mu_r, sigma (S/m): a number, a tensor over cells, or tensors over nodes by component. pec: cells, or
+        nodes by component, that conduct perfectly. poles: of dispersive media. Gradients reach eps_r, sigma, the
+        strengths of poles and the waveforms.
+        checkpoints, memory: how gradients are taken; see `march.schedule`.
+        Raises ValueError for a time step that is not stable, and for materials that are not numbers.
+        """
+        if steps < 1:
+            raise ValueError(f"steps: at least 1, not {steps}")
+        problem, waves, parameters, orders = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, after)
+        needs = self.needs(waves, parameters)
+        plan = march.schedule(problem, needs, steps, checkpoints, memory) if any(vars(needs).values()) else (
+            march.Schedule(steps, steps, 0)
+        )  # fmt: skip
+        state = [x.clone() for x in after.state] if after else problem.state()
+        if torch.device(self.device).type == "cpu":
+            results = march.March.apply(problem, needs, plan, state, waves, *parameters)
+        elif any(vars(needs).values()) or not elsewhere.triton_kernels():
+            results, state = elsewhere.differentiable(problem, parameters, waves, state, plan.length)
+            state = [x.detach() for x in state]
+        else:
+            results = elsewhere.forward(problem, state, waves)
+        return Result(self.named(results, orders, problem), state, (after.steps if after else 0) + steps)
+
+    def needs(self, waves: Tensor, parameters: Sequence[Tensor]) -> march.Needs:
+        wanted = [x.requires_grad and torch.is_grad_enabled() for x in parameters]
+        a, gains = any(wanted[3:6]), any(wanted[6:])
+        return march.Needs(any(wanted[:3]) or a or gains, a, gains, waves.requires_grad and torch.is_grad_enabled())
+
+    def adjoint_memory(self, eps_r: Material, steps: int, *, checkpoints: int | None = None,
+                       memory: float | None = None, **given: Any) -> int:  # fmt: skip
+        """Bytes that a run and its gradient take beside materials and results. Arguments as in `run`."""
+        problem, waves, parameters, _ = self.prepare(eps_r, steps, given.get("sigma"), given.get("mu_r", 1.0),
+                                                     given.get("pec"), given.get("poles", ()), None)  # fmt: skip
+        return march.schedule(problem, self.needs(waves, parameters), steps, checkpoints, memory).bytes
+
+    def prepare(self, eps_r: Material, steps: int, sigma: Material | None, mu_r: Material, pec: Any,
+                poles: Sequence[Pole], after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
+        """The arrays of the kernels, the waves, what gradients are taken of, and the order of what is read."""
+        grid, dtype, device = self.grid, self.dtype, torch.device(self.device)
+        none = torch.empty(0, dtype=dtype, device=device)
+        a, b, present = [none] * 6, [none] * 6, [False] * 6
+        least_eps = least_mu = float("inf")
+        added = self.conductivity()
+        for name in grid.components:
+            i = grid.component(name)
+            present[i] = True
+            what = eps_r if i < 3 else mu_r
+            value = materials.at_component(grid, what, name, "eps_r" if i < 3 else "mu_r", torch.float64, device)
+            check(value, name, "eps_r" if i < 3 else "mu_r", 0.0)
+            if i >= 3:
+                b[i] = materials.magnetic(value, self.dt).to(dtype)
+                least_mu = min(least_mu, float(value.detach().min()))
+                continue
+            least_eps = min(least_eps, float(value.detach().min()))
+            loss = None if sigma is None else materials.at_component(grid, sigma, name, "sigma", torch.float64, device)
+            if loss is not None:
+                check(loss, name, "sigma", -1e-300)
+            if name in added:
+                loss = added[name].reshape(grid.array).to(device) + (0 if loss is None else loss)
+            wall = None if pec is None else materials.conductor(grid, pec, name, device)
+            a_e, b_e = materials.electric(value, loss, wall, self.dt)
+            needed = b_e.ndim > 0 or b_e.requires_grad or (a_e is not None and a_e.ndim > 0)
+            b[i] = (b_e.expand(grid.array) if needed else b_e).to(dtype).contiguous()
+            a[i] = none if a_e is None else a_e.expand(grid.array).to(dtype).contiguous()
+        self.check_dt(least_eps, least_mu, poles)
+        lines_of = self.lines
+        arrays, gains = self.pole_arrays(poles)
+
+        def gain(component: int, place: Tensor) -> Tensor:
+            x = b[component].detach().double().cpu()
+            return x.flatten()[place] if x.numel() > 1 else x.expand(place.shape)
+
+        start = after.steps if after else 0
+        setting = Setting(grid, self.dt, steps, lines_of, gain, start)
+        shots = sources.shots(self.sources)
+        entries = [x for s in self.sources for x in s.entries(setting)]
+        waves = torch.cat([x.waves for x in entries], 1) if entries else torch.zeros(steps, 1, dtype=torch.float64)
+        columns, count = [], 0
+        for x in entries:
+            columns.append(count)
+            count += x.waves.shape[1]
+        tables = [y for kind in range(3) for y in table(entries, kind, shots, grid.array, columns, dtype, device)]
+        readings, orders = self.readings(setting)
+        problem = Problem(grid.array, grid.flat, tuple(present), shots, dtype, device, lines_of,
+                          [x.detach() for x in a], [x.detach() for x in b], arrays, tables, readings,
+                          (0, grid.array[0] - 1), self.box())  # fmt: skip
+        return problem, waves.to(device, dtype), [*b[:3], *a[:3], *gains], orders
+
+    def conductivity(self) -> dict[str, Tensor]:
+        """What sources add, by component: flat over nodes."""
+        out: dict[str, Tensor] = {}
+        for x in self.sources:
+            for name, place, value in x.conductivity(self.grid) if hasattr(x, "conductivity") else ():
+                out.setdefault(name, torch.zeros(self.grid.nodes, dtype=torch.float64).flatten())[place] += value
+        return out
+
+    def check_dt(self, eps_r: float, mu_r: float, poles: Sequence[Pole]) -> None:
+        limit = self.grid.courant_limit(eps_r, mu_r)
+        own = sum(float(torch.as_tensor(x.strength).detach().max()) / eps_r + x.resonance**2 for x in poles)
+        if own:
+            limit = 2 / sqrt((2 / limit) ** 2 + own)
+        if self.dt > limit * (1 + 1e-9):
+            raise ValueError(f"dt = {self.dt:.6g} s is not stable: the Courant limit is {limit:.6g} s for cells of "
+                             f"{' x '.join(f'{x:g}' for x in self.grid.lengths)} m, eps_r >= {eps_r:g}"
+                             + (f" and {len(poles)} poles" if own else ""))  # fmt: skip
+
+    def box(self) -> tuple[int, ...]:
+        """The design region in nodes: from, then to, by axis of the kernels."""
+        shape = self.grid.array
+        begin, end = [0, 0, 0], list(shape)
+        for axis, part in enumerate(self.design or ()):
+            first, last, _ = part.indices(self.grid.shape[axis])
+            begin[self.grid.axes[axis]], end[self.grid.axes[axis]] = first, last + 1
+        return (*begin, *end)
+
+    def pole_arrays(self, poles: Sequence[Pole]) -> tuple[list[PoleArrays], list[Tensor]]:
+        grid, device = self.grid, torch.device(self.device)
+        arrays, gains, none = [], [], torch.empty(0, dtype=self.dtype, device=device)
+        for pole in poles:
+            strength = torch.as_tensor(pole.strength, dtype=torch.float64, device=device)
+            if pole.where is not None:
+                strength = torch.where(pole.where, strength, 0.0)
+            loss = 1 + pole.damping * self.dt
+            whole = [none] * 3
+            for name in grid.components:
+                if name[0] == "E":
+                    x = materials.at_component(grid, strength, name, "strength of a pole", torch.float64, device)
+                    whole[grid.component(name)] = (EPS0 * self.dt / loss * x).expand(grid.array)
+            used = torch.stack([(x.detach() != 0) for x in whole if x.numel()]).any(0)
+            if strength.requires_grad and pole.where is None:
+                used = torch.ones_like(used)
+            where = used.nonzero()
+            if not len(where):
+                continue
+            begin = tuple(int(x) for x in where.min(0).values)
+            end = tuple(int(x) + 1 for x in where.max(0).values)
+            box = tuple(slice(x, y) for x, y in zip(begin, end, strict=True))
+            of_pole = [x[box].to(self.dtype).contiguous() if x.numel() else none for x in whole]
+            keep, spring = (1 - pole.damping * self.dt) / loss, pole.resonance**2 * self.dt / loss
+            arrays.append(PoleArrays(begin, end, keep, spring, self.dt, [x.detach() for x in of_pole]))  # pyright: ignore
+            gains += of_pole
+        return arrays, gains
+
+    def readings(self, setting: Setting) -> tuple[list[Reading], list[Tensor]]:
+        out, orders = [], []
+        device = torch.device(self.device)
+        for x in self.monitors:
+            number = self.grid.component(x.component)
+            phase, every = torch.zeros(0, dtype=self.dtype, device=device), 1
+            if isinstance(x, monitors.Probe):
+                place = torch.cat([sources.places(self.grid, p, f"monitor {x.name}")[0] for p in x.points])
+            else:
+                place, _ = sources.places(self.grid, x.where, f"monitor {x.name}")
+                every = x.every
+            if isinstance(x, monitors.Spectrum):
+                times = setting.times(1.0 if number < 3 else 0.5)
+                phase = monitors.phases(x, times, self.dt).to(device, self.dtype)
+            r, order = reading(number, place, self.grid.array, every, phase)
+            out.append(r)
+            orders.append(order)
+        return out, orders
+
+    def named(self, results: Sequence[Tensor], orders: Sequence[Tensor], problem: Problem) -> dict[str, Tensor]:
+        out = {}
+        found = iter(zip(results, orders, strict=True))
+        for x in self.monitors:
+            value, order = next(found)
+            sign = self.grid.h_sign if x.component[0] == "H" else 1
+            if isinstance(x, monitors.Spectrum):
+                y = torch.view_as_complex(value.index_select(2, order))
+            else:
+                y = value.index_select(2, order).transpose(0, 1)
+            y = -y if sign < 0 else y
+            if not isinstance(x, monitors.Probe):
+                y = y.unflatten(2, sources.places(self.grid, x.where, x.name)[1] or (1,))
+                y = y if sources.places(self.grid, x.where, x.name)[1] else y.squeeze(2)
+            out[x.name] = y if problem.shots > 1 else y.squeeze(0)
+        return out
+
+
+def check(x: Tensor, name: str, what: str, above: float) -> None:
+    """Raises ValueError unless all are finite and above a bound."""
+    x = x.detach()
+    if not bool(torch.isfinite(x).all()):
+        at = (~torch.isfinite(x)).nonzero()[0].tolist()
+        raise ValueError(f"{what} of {name} is {float(x[tuple(at)])} at node {at}")
+    if not bool((x > above).all()):
+        raise ValueError(f"{what} of {name} must be {'positive' if above >= 0 else 'at least 0'}, not {float(x.min())}")

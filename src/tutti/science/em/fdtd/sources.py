@@ -1,0 +1,116 @@
+"""Sources: what is added to fields, or prescribed, at each step.
+
+Currents are known at the middle of a step, (n + 1/2) dt; prescribed E at its end, (n + 1) dt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.fdtd.grid import Grid
+from tutti.science.em.fdtd.waveforms import Waveform
+
+if TYPE_CHECKING:
+    from tutti.science.em.fdtd.problem import Setting
+
+Where = Sequence[int | slice]
+SOFT, HARD, MAGNETIC = range(3)
+
+
+@dataclass
+class Entries:
+    """Places of one component. kind: SOFT adds b amount wave to E, HARD sets E, MAGNETIC adds amount wave to H.
+
+    place: flat in the array of a component. column: of `waves` (steps, columns). shot: None for all.
+    """
+
+    kind: int
+    component: int
+    place: Tensor
+    amount: Tensor
+    column: Tensor
+    waves: Tensor
+    shot: int | None
+
+
+class Source(Protocol):
+    """`sigma`: conductivity in S/m that the source adds, by component: (place, value)."""
+
+    def entries(self, setting: Setting) -> list[Entries]: ...
+
+
+def places(grid: Grid, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]]:
+    """Flat places of node indices, each an integer or a slice, and the shape without the axes of integers.
+
+    Raises ValueError outside of the grid.
+    """
+    if len(where) != len(grid.nodes):
+        raise ValueError(f"{what}: {len(grid.nodes)} indices or slices, not {tuple(where)}")
+    ranges, shape = [], []
+    for x, n in zip(where, grid.nodes, strict=True):
+        if isinstance(x, slice):
+            ranges.append(torch.arange(n)[x])
+            shape.append(len(ranges[-1]))
+        elif 0 <= x < n:
+            ranges.append(torch.tensor([x]))
+        else:
+            raise ValueError(f"{what}: index {x} is not one of {n} nodes")
+    flat = torch.zeros((), dtype=torch.int64)
+    for axis, (r, n) in enumerate(zip(ranges, grid.nodes, strict=True)):
+        shape_of = [1] * len(ranges)
+        shape_of[axis] = len(r)
+        flat = flat * n + r.reshape(shape_of)
+    if not flat.numel():
+        raise ValueError(f"{what}: {tuple(where)} contains no nodes")
+    return flat.flatten(), tuple(shape)
+
+
+def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
+    """A waveform at times, as a column. A tensor holds one number per step."""
+    x = waveform if isinstance(waveform, Tensor) else waveform(times)
+    if x.shape != times.shape:
+        raise ValueError(f"{what}: a waveform of shape {tuple(x.shape)} for {len(times)} steps")
+    return x[:, None]
+
+
+@dataclass(frozen=True)
+class Current:
+    """A current density in A/m^2 (of H: a magnetic one in V/m^2) in a component at nodes.
+
+    waveform: a function of time, or a tensor with a number per step (gradients reach it). shot: the run that has it,
+    if there are several; None for all. hard: the field is prescribed instead, in V/m.
+    """
+
+    component: str
+    where: Where
+    waveform: Waveform | Tensor
+    amplitude: float = 1.0
+    shot: int | None = None
+    hard: bool = False
+
+    def entries(self, setting: Setting) -> list[Entries]:
+        grid = setting.grid
+        number = grid.component(self.component)
+        place, _ = places(grid, self.where, f"source of {self.component}")
+        half = {SOFT: 0.5, HARD: 1.0, MAGNETIC: 0.0}
+        kind = MAGNETIC if number >= 3 else HARD if self.hard else SOFT
+        if kind == MAGNETIC and self.hard:
+            raise ValueError(f"only E can be prescribed, not {self.component}")
+        amount = torch.full(place.shape, self.amplitude, dtype=torch.float64)
+        if kind == SOFT:
+            amount = -amount
+        if kind == MAGNETIC:
+            amount = -amount * grid.h_sign * setting.gain(number, place)
+        waves = sampled(self.waveform, setting.times(half[kind]), f"source of {self.component}")
+        return [Entries(kind, number, place, amount, torch.zeros_like(place), waves, self.shot)]
+
+
+def shots(sources: Sequence[Any]) -> int:
+    """How many runs the sources tell apart."""
+    numbers = [x.shot for x in sources if getattr(x, "shot", None) is not None]
+    return max(numbers, default=0) + 1

@@ -1,0 +1,89 @@
+"""Cavities of perfect conductor: modes of the discrete equations are known exactly.
+
+sin^2(w dt / 2) = (c dt)^2 sum sin^2(k delta / 2) / delta^2 along the axes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tutti.science.em.fdtd import Current, Grid, Probe, Simulation
+from tutti.science.em.fdtd.grid import C0
+
+pytestmark = pytest.mark.starts
+
+
+def discrete_frequency(grid, dt, modes):
+    total = sum((math.sin(m * math.pi / (2 * n)) / x) ** 2 for m, n, x in zip(modes, grid.shape, grid.lengths, strict=True))
+    return 2 / dt * math.asin(C0 * dt * math.sqrt(total)) / (2 * math.pi)
+
+
+def measured_frequency(simulation, name, modes, steps=400):
+    """Of a mode that is excited alone: its discrete shape as a prescribed start, then free oscillation.
+
+    A sinusoid obeys x(n + 1) + x(n - 1) = 2 cos(w dt) x(n).
+    """
+    grid = simulation.grid
+    shape = torch.ones((), dtype=torch.float64)
+    for axis, (m, n) in enumerate(zip(modes, grid.nodes, strict=True)):
+        along = [1] * len(modes)
+        along[axis] = n
+        places = torch.arange(n, dtype=torch.float64)
+        own = axis == "xyz".index(name[1])
+        wave = torch.cos(m * math.pi * (places + 0.5) / (n - 1)) if own else torch.sin(m * math.pi * places / (n - 1))
+        shape = shape * wave.reshape(along)
+    found = simulation.prepare(1.0, steps, None, 1.0, None, (), None)[0]
+    state = found.state()
+    state[grid.component(name)].copy_((shape.unsqueeze(1) if grid.flat else shape)[None])
+    start = type(simulation.run(1.0, 1))({}, state, 0)
+    x = simulation.run(1.0, steps, after=start)["x"].flatten()
+    cosine = (x[1:-1] * (x[2:] + x[:-2])).sum() / (2 * x[1:-1].square().sum())
+    return math.acos(float(cosine)) / simulation.dt / (2 * math.pi)
+
+
+def test_two_dimensions_follow_the_discrete_dispersion():
+    grid = Grid((20, 16), (0.05, 0.0625))
+    simulation = Simulation(grid, monitors=[Probe("x", "Ez", [(7, 5)])], dtype=torch.float64)
+    for modes in ((1, 1), (2, 3)):
+        exact = discrete_frequency(grid, simulation.dt, modes)
+        assert measured_frequency(simulation, "Ez", modes) == pytest.approx(exact, rel=1e-12)
+
+
+def test_three_dimensions_follow_the_discrete_dispersion():
+    """TM110 has Ez alone."""
+    grid = Grid((10, 12, 8), (0.1, 0.08, 0.125))
+    simulation = Simulation(grid, monitors=[Probe("x", "Ez", [(3, 5, 4)])], dtype=torch.float64)
+    exact = discrete_frequency(grid, simulation.dt, (1, 1, 0))
+    assert measured_frequency(simulation, "Ez", (1, 1, 0)) == pytest.approx(exact, rel=1e-12)
+
+
+def test_second_order_of_the_first_mode():
+    """TM11 of a square of 1 m is at 211.98528 MHz."""
+    exact, errors = C0 / math.sqrt(2), []
+    for n in (10, 20, 40, 80):
+        simulation = Simulation(Grid((n, n), 1 / n), monitors=[Probe("x", "Ez", [(n // 2, n // 2)])], courant=0.5,
+                                dtype=torch.float64)  # fmt: skip
+        errors.append(abs(measured_frequency(simulation, "Ez", (1, 1), 200) / exact - 1))
+    orders = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)]
+    assert exact == pytest.approx(211.98528e6, rel=1e-7)
+    assert all(abs(order - 2) < 0.02 for order in orders) and errors[-1] < 1e-4
+
+
+def test_unstable_steps_and_bad_materials_are_errors():
+    grid = Grid((10, 10), 0.01)
+    limit = grid.courant_limit()
+    with pytest.raises(ValueError, match="Courant limit is"):
+        Simulation(grid, dt=1.01 * limit).run(1.0, 5)
+    with pytest.raises(ValueError, match="Courant limit is"):
+        Simulation(grid, dt=0.9 * limit).run(0.5, 5)
+    eps = torch.ones(10, 10)
+    eps[3, 4] = float("nan")
+    with pytest.raises(ValueError, match="eps_r of Ez is nan"):
+        Simulation(grid).run(eps, 5)
+    with pytest.raises(ValueError, match="mode TM has Ez, Hx, Hy"):
+        Simulation(grid, sources=[Current("Ex", (3, 3), lambda t: t)]).run(1.0, 5)
+    with pytest.raises(ValueError, match="index 11 is not one of 11 nodes"):
+        Simulation(grid, monitors=[Probe("x", "Ez", [(3, 11)])]).run(1.0, 5)

@@ -1,0 +1,71 @@
+"""Gradients against autograd through the reference, and against central differences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fdtd_cases import case
+
+from tutti.science.em.fdtd.reference import Reference
+
+pytestmark = pytest.mark.starts  # the compiler
+
+
+def loss_of(values):
+    weights = torch.Generator().manual_seed(1)
+    total = 0
+    for name in ("points", "pictures", "spectrum"):
+        x = torch.view_as_real(values[name]) * 1e9 if values[name].is_complex() else values[name]
+        total = total + (x * torch.randn(x.shape, generator=weights, dtype=x.dtype)).sum()
+    return total
+
+
+def by_reference(simulation, given, steps):
+    """Results of a run by plain PyTorch, with autograd through it."""
+    problem, waves, parameters, orders = simulation.prepare(
+        given["eps_r"], steps, given.get("sigma"), 1.0, None, given.get("poles", ()), None)  # fmt: skip
+    gains = parameters[6:]
+    model = Reference(problem, parameters[3:6], parameters[:3], [gains[i : i + 3] for i in range(0, len(gains), 3)])
+    results, _ = model.run(waves)
+    return simulation.named(results, orders, problem)
+
+
+@pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
+def test_results_and_gradients_are_those_of_the_reference(mode):
+    simulation, given, wanted = case(mode)
+    own = simulation.run(**given, steps=40)
+    expected = by_reference(simulation, given, 40)
+    for name, x in expected.items():
+        torch.testing.assert_close(own[name], x, rtol=1e-11, atol=1e-13 * float(x.detach().abs().max()))
+    found = torch.autograd.grad(loss_of(own), wanted)
+    for x, y in zip(found, torch.autograd.grad(loss_of(expected), wanted), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-11 * float(y.abs().max()))
+        assert y.abs().max() > 0
+
+
+@pytest.mark.parametrize("mode", ["TM", "3D"])
+def test_segments_give_the_same_bits(mode):
+    found = []
+    for segments in (1, 3, 7, 40):
+        simulation, given, wanted = case(mode, torch.float32)
+        loss = loss_of(simulation.run(**given, steps=40, checkpoints=segments))
+        found.append(torch.autograd.grad(loss, wanted))
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
+def test_central_differences(mode):
+    """A random direction in all materials and the waveform."""
+    simulation, given, wanted = case(mode)
+    gradients = torch.autograd.grad(loss_of(simulation.run(**given, steps=40)), wanted)
+    torch.manual_seed(2)
+    ways = [torch.rand_like(x) * x.detach() for x in wanted]
+    slope = sum((g * w).sum() for g, w in zip(gradients, ways, strict=True))
+    values = []
+    with torch.no_grad():
+        for step in (1e-5, -2e-5):
+            for x, w in zip(wanted, ways, strict=True):
+                x += step * w
+            values.append(loss_of(simulation.run(**given, steps=40)))
+    torch.testing.assert_close((values[0] - values[1]) / 2e-5, slope, rtol=1e-6, atol=0)

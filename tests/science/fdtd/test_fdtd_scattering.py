@@ -1,0 +1,100 @@
+"""Scattering against exact solutions: Mie's series of a cylinder, Fresnel's coefficients of slabs, absorbing layers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tutti.science.em.fdtd import CPML, Current, Grid, PlaneWave, Probe, Simulation, drude, gaussian_up_to, lorentz, pulse
+from tutti.science.em.fdtd.farfield import scattering_width, surface
+from tutti.science.em.fdtd.grid import C0
+from tutti.science.em.fdtd.mie import cylinder
+
+pytestmark = pytest.mark.starts
+
+
+def test_mie_series():
+    """Values of the literature for eps_r 4: forward and backward."""
+    for ka, forward, backward in ((0.5, 1.901300, 1.569998), (1, 14.258944, 1.683575), (2, 82.477417, 4.255854),
+                                  (5, 310.725117, 7.242679)):  # fmt: skip
+        assert cylinder(ka, 4.0, np.array([0, math.pi])) == pytest.approx([forward, backward], rel=2e-6)
+
+
+def disc(n: int, radius: float, eps_r: float, parts: int = 8):
+    """eps_r of cells with the share of each that is in a disc in the middle."""
+    at = (torch.arange(n * parts, dtype=torch.float64) + 0.5) / parts - n / 2
+    inside = (at[:, None] ** 2 + at[None, :] ** 2 <= radius**2).double()
+    return 1 + (eps_r - 1) * inside.reshape(n, parts, n, parts).mean((1, 3))
+
+
+def cylinder_error(radius: int) -> float:
+    """The greatest relative error of k sigma over angles, as a share of its maximum, at ka = 1 and 2."""
+    delta, gap = 1.0 / radius, 6
+    n = 2 * (radius + 3 * gap + 10)
+    box = ((10 + 2 * gap, n - 10 - 2 * gap),) * 2
+    around = ((10 + gap, n - 10 - gap),) * 2
+    frequencies = torch.tensor([1.0, 2.0], dtype=torch.float64) * C0 / (2 * math.pi)
+    wave = pulse(1.5 * C0 / (2 * math.pi), 1.2 * C0 / (2 * math.pi))
+    grid = Grid((n, n), delta)
+    simulation = Simulation(grid, CPML(10), [PlaneWave(box, "+x", "Ez", wave)], surface(around, frequencies),
+                            dtype=torch.float64)  # fmt: skip
+    steps = int(45 / (C0 * simulation.dt))
+    result = simulation.run(disc(n, radius, 4.0), steps)
+    times = torch.arange(1, steps + 1, dtype=torch.float64) * simulation.dt
+    incident = (wave(times) * torch.exp(-2j * math.pi * frequencies[:, None] * times)).sum(-1).abs() * simulation.dt
+    angles = torch.linspace(0, 2 * math.pi, 73, dtype=torch.float64)
+    found = scattering_width(grid, around, result, frequencies, angles, incident).numpy()
+    exact = np.stack([cylinder(ka, 4.0, angles.numpy()) for ka in (1, 2)])
+    return float((np.abs(found - exact).max(1) / exact.max(1)).max())
+
+
+def test_a_dielectric_cylinder_scatters_as_mie_says():
+    assert cylinder_error(16) < 0.02
+
+
+@pytest.mark.slow
+def test_a_dielectric_cylinder_converges():
+    errors = [cylinder_error(radius) for radius in (12, 24, 48)]
+    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.005
+
+
+@pytest.mark.parametrize("pole", [drude(2 * math.pi * 3e9, 1e9), lorentz(1.5, 2 * math.pi * 2e9, 1e9)], ids=["Drude", "Lorentz"])
+def test_reflection_of_a_dispersive_slab(pole):
+    """Normal incidence: a wave between two plates, on 20 mm of a medium, cells of 0.5 mm."""
+    delta, n, first, last = 0.5e-3, 400, 200, 240
+    where = torch.zeros(n, 1, dtype=torch.bool)
+    where[first:last] = True
+    grid = Grid((n, 1), (delta, delta), "TE")
+    layers = CPML(((20, 20), 0))
+    simulation = Simulation(grid, layers, [PlaneWave([(60, 340), (-1, 3)], "+x", "Ey", gaussian_up_to(4e9))],
+                            [Probe("back", "Ey", [(40, 0)]), Probe("in", "Ey", [(100, 0)])], dtype=torch.float64)  # fmt: skip
+    steps = 12000
+    pole = type(pole)(pole.strength, pole.resonance, pole.damping, where)
+    back = simulation.run(1.0, steps, poles=[pole])["back"].flatten()
+    incident = simulation.run(1.0, steps)["in"].flatten()
+    frequencies = torch.linspace(0.5e9, 4e9, 30, dtype=torch.float64)
+    times = torch.arange(1, steps + 1, dtype=torch.float64) * simulation.dt
+    factors = torch.exp(-2j * math.pi * frequencies[:, None] * times)
+    found = ((factors @ back.to(torch.complex128)) / (factors @ incident.to(torch.complex128))).abs()
+    index = torch.sqrt(1 + pole.susceptibility(frequencies))
+    index = torch.where(index.imag > 0, -index, index)
+    r = (1 - index) / (1 + index)
+    round_trip = torch.exp(-4j * math.pi * frequencies / C0 * index * (last - first) * delta)
+    exact = (r * (1 - round_trip) / (1 - r**2 * round_trip)).abs()
+    assert float((found - exact).abs().max()) < 0.02
+
+
+def test_absorbing_layers_reflect_below_60_db():
+    """Against the same source in a grid so large that no wave returns."""
+    found = []
+    for n, layers in ((50, CPML(10)), (290, None)):
+        middle = n // 2
+        simulation = Simulation(Grid((n, n), 0.01), layers, [Current("Ez", (middle, middle), gaussian_up_to(2e9))],
+                                [Probe("x", "Ez", [(middle + 13, middle), (middle + 13, middle + 13)])],
+                                dtype=torch.float64)  # fmt: skip
+        found.append(simulation.run(1.0, 330)["x"])
+    worst = (found[0] - found[1]).abs().amax(0) / found[1].abs().amax(0)
+    assert 20 * math.log10(float(worst.max())) < -60
