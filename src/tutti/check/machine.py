@@ -171,6 +171,7 @@ class _Call:
         self.tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         expected = sample.target(*sample.args, **sample.kwargs)
         several = isinstance(expected, (tuple, list))
+        self.random = self._random(expected) if several and any(x.is_cuda for x in self.tensors) else set()
         self.expected = list(expected) if several else [expected]
         graph = fx.Graph()
         inputs = {f"batch:{i}": graph.placeholder(f"x{i}") for i in range(len(self.tensors))}
@@ -191,6 +192,12 @@ class _Call:
         self.rounding = max((ROUNDING.get(t.dtype, 0.0) for t in (*self.tensors, *self.expected)), default=0.0)
         graph.output(tuple(outputs.values()))
         self.step = StepGraph(graph, inputs, outputs, device=self.tensors[0].device if self.tensors else CPU)
+
+    def _random(self, expected: Sequence[Any]) -> set[int]:
+        """The outputs, counted among tensors, that are the state of a generator: a second call gives other numbers."""
+        pairs = zip(expected, self.sample.target(*self.sample.args, **self.sample.kwargs), strict=True)
+        tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
+        return {i for i, (a, b) in enumerate(tensors) if not a.dtype.is_floating_point and not torch.equal(a, b)}
 
     def __str__(self) -> str:
         shown = pytree.tree_map(_shown, (self.sample.args, self.sample.kwargs))
@@ -215,7 +222,8 @@ class _Call:
         undefined = self.sample.target in {aten.empty.memory_format, *UNDEFINED}
         for rank, found in enumerate(run_virtual(runs, inputs, mesh)):
             for i, (ours, expected) in enumerate(zip(found, self.expected, strict=True)):
-                assert_same(ours, expected, f"output {i} on rank {rank}", self.rounding, undefined)
+                shape_only = undefined or i in self.random
+                assert_same(ours, expected, f"output {i} on rank {rank}", self.rounding, shape_only)
 
     def compare_price(self, rule: Rule, mesh: Mesh, choices: Choices, report: Report) -> None:
         """Compare SENDS with what the local computation of one axis sends."""

@@ -11,7 +11,7 @@ from string import ascii_lowercase
 import torch
 from torch import fx
 
-from tutti.ir.op_info import DENSE, FLOPS
+from tutti.ir.op_info import CONTIGUOUS, DENSE, FLOPS
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.attention import attention_flops
 from tutti.ops.registry import rules, specs
@@ -67,7 +67,8 @@ BACKWARD = [
     aten._scaled_dot_product_cudnn_attention_backward.default,
 ]
 
-DENSE |= dict.fromkeys(FORWARD, (0, 1, 2)) | dict.fromkeys(BACKWARD, (0, 1, 2, 3))
+DENSE |= dict.fromkeys(FORWARD, (0, 1, 2)) | dict.fromkeys(BACKWARD, (0, 1, 2, 3, 4))
+CONTIGUOUS |= dict.fromkeys(BACKWARD, (5,)) | {BACKWARD[1]: (5, 6)}  # log-sum-exp: kernels overlook its strides
 
 rules(
     dict.fromkeys(FORWARD, _attention(("out", "logsumexp")))

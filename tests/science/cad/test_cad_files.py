@@ -10,7 +10,7 @@ from tutti.science.em.cad import Mesh, read
 
 try:
     import gmsh
-except OSError as error:  # a library of the system that its window needs
+except (ImportError, OSError) as error:  # OSError: a library of the system that its window needs
     gmsh = None
     WHY = str(error)
 else:
