@@ -5,7 +5,7 @@
 A basin of 10 km x 1 km, 25 sites, 16 frequencies from 1 Hz to 5 kHz, TE, 1 % noise of apparent resistivity and 0.286
 degrees of phase. Each truth is inverted cell by cell and by codes of columns from a half-space of 100 ohm-m to the same
 chi; model errors are taken in the region of 10 km x 1 km. Where the diagnostics suspect the prior, the result with the
-prior is that of the cells. Truths: of the prior, outside of it, of the prior with three times the noise, and with a
+prior is that of the cells; their threshold was set on other truths (seeds 11 and 7). Truths: of the prior, outside of it, of the prior with three times the noise, and with a
 third of the sites. It resumes: delete OUT to start again.
 """
 
@@ -60,10 +60,10 @@ def one(setting: Setting, vae: VAE, truth: torch.Tensor, noise: float, seed: int
     pixel = inversion.run(Pixel(setting.mesh))
     coded = Coded(setting.mesh, vae, setting.region)
     found = inversion.run(coded)
-    suspected = mismatch(found)
+    suspected = mismatch(inversion, found)
     return {"cells": told(setting, pixel, truth), "codes": told(setting, found, truth),
             "noise_misfit": data.misfit(problem(truth)), "suspected": list(suspected.reasons),
-            "codes_square": suspected.codes}  # fmt: skip
+            "codes_over_expected": suspected.codes}  # fmt: skip
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -75,8 +75,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     ratios = [k["rms"] / row["cells"]["rms"] for k, row in zip(kept, rows, strict=True)]
     out = {f"{key} {which}": mean(key, which) for which in ("cells", "codes")
            for key in ("rms", "ssim", "sharpness", "chi", "misfit", "misfit_after_8", "steps", "seconds")}  # fmt: skip
+    by_codes = [row["codes_over_expected"] for row in rows]
     return out | {
-        "truths": len(rows), "suspected": sum(bool(row["suspected"]) for row in rows),
+        "codes_over_expected": [min(by_codes), max(by_codes)], "truths": len(rows), "suspected": sum(bool(row["suspected"]) for row in rows),
         "noise_misfit": statistics.mean(row["noise_misfit"] for row in rows),
         "rms codes / cells": mean("rms", "codes") / mean("rms", "cells"),
         "rms chosen / cells": statistics.mean(k["rms"] for k in kept) / mean("rms", "cells"),
@@ -117,7 +118,7 @@ def run(quick: bool) -> dict[str, Any]:
     for name, (count, noise, sites) in GROUPS.items():
         setting = basin_setting(sites)
         outside = name.startswith("outside")
-        truths = outside_of_prior(setting, count, 7) if outside else setting.truths(count, 11)
+        truths = outside_of_prior(setting, count, 107) if outside else setting.truths(count, 111)
         rows = []
         for i, truth in enumerate(truths[:2] if quick else truths):
             path = OUT / f"{name.replace(' ', '_')}-{i}.json"
@@ -128,7 +129,7 @@ def run(quick: bool) -> dict[str, Any]:
                         f" suspected: {rows[-1]['suspected']}")  # fmt: skip
         groups[name] = summary(rows)
     if not quick:
-        draw(whole, vae, whole.truths(1, 11)[0])
+        draw(whole, vae, whole.truths(1, 111)[0])
     return {"groups": groups}
 
 

@@ -125,7 +125,7 @@ def test_codes_recover_a_truth_of_the_prior_better_than_cells(problem, vae):
     data = Data.synthetic(problem, truth(), seed=3)
     inversion, inside = Inversion(problem, data), (REGION.rows, REGION.columns)
     cells, codes = inversion.run(Pixel(MESH)), inversion.run(Coded(MESH, vae, REGION))
-    assert codes.reached and not mismatch(codes)
+    assert codes.reached and not mismatch(inversion, codes)
     assert rms(codes.model[inside], truth()[inside]) < 0.8 * rms(cells.model[inside], truth()[inside])
 
 

@@ -117,7 +117,7 @@ def _run(table: MTConfig, inversion: Inversion, mesh: Mesh2D,
     coded = Coded(mesh, _vae(table, columns), region, lateral=prior.lateral, deviation=prior.deviation)
     if wanted.parameters == "codes":
         result = inversion.run(coded, start)
-        told, others = mismatch(result), {}
+        told, others = mismatch(inversion, result), {}
     else:
         found = checked(inversion, coded, start, along=wanted.along, down=wanted.down)
         result, told = found.result, found.mismatch

@@ -25,14 +25,19 @@ class Posterior:
     resolution: Tensor
 
 
-def posterior(inversion: Inversion, result: Result) -> Posterior:
-    """The linearised uncertainty of a result. It needs a matrix of parameters x parameters."""
+def normal_system(inversion: Inversion, result: Result) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """At a result: G (data, parameters), the prior precision N beta R, and what G is made of: W J (data, cells) and D."""
     at = inversion.problem.linearize(result.model)
     local = result.parameters.linearize(result.p)
-    n, beta = inversion.data.count, _beta(result)
-    j = at.jacobian()[inversion.keep] * inversion.weights[:, None] * n**0.5
+    j = at.jacobian()[inversion.keep] * inversion.weights[:, None] * inversion.data.count**0.5
     d = torch.from_numpy(local.jacobian.toarray())
-    g, precision = j @ d, n * beta * torch.from_numpy(local.matrix.toarray())
+    precision = inversion.data.count * _beta(result) * torch.from_numpy(local.matrix.toarray())
+    return j @ d, precision, (j, d)
+
+
+def posterior(inversion: Inversion, result: Result) -> Posterior:
+    """The linearised uncertainty of a result. It needs a matrix of parameters x parameters."""
+    g, precision, (j, d) = normal_system(inversion, result)
     covariance = torch.cholesky_inverse(torch.linalg.cholesky(g.T @ g + precision))
     spread = d @ covariance
     before = torch.cholesky_inverse(torch.linalg.cholesky(precision))
