@@ -5,8 +5,8 @@
 A basin of 10 km x 1 km, 25 sites, 16 frequencies from 1 Hz to 5 kHz, TE, 1 % noise of apparent resistivity and 0.286
 degrees of phase. Each truth is inverted cell by cell and by codes of columns from a half-space of 100 ohm-m to the same
 chi; model errors are taken in the region of 10 km x 1 km. Where the diagnostics suspect the prior, the result with the
-prior is that of the cells; their threshold was set on other truths (seeds 11 and 7). Truths: of the prior, outside of it, of the prior with three times the noise, and with a
-third of the sites. It resumes: delete OUT to start again.
+prior is that of the cells; their threshold was set on other truths (seeds 11 and 7). Truths: of the prior, outside of
+it, of the prior with three times the noise, and with a third of the sites. It resumes: delete OUT to start again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
            for key in ("rms", "ssim", "sharpness", "chi", "misfit", "misfit_after_8", "steps", "seconds")}  # fmt: skip
     by_codes = [row["codes_over_expected"] for row in rows]
     return out | {
-        "codes_over_expected": [min(by_codes), max(by_codes)], "truths": len(rows), "suspected": sum(bool(row["suspected"]) for row in rows),
+        "codes_over_expected": [min(by_codes), max(by_codes)], "truths": len(rows),
+        "suspected": sum(bool(row["suspected"]) for row in rows),
         "noise_misfit": statistics.mean(row["noise_misfit"] for row in rows),
         "rms codes / cells": mean("rms", "codes") / mean("rms", "cells"),
         "rms chosen / cells": statistics.mean(k["rms"] for k in kept) / mean("rms", "cells"),

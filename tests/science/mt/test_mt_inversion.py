@@ -24,7 +24,7 @@ def problem():
     return MT2D(MESH, FREQUENCIES, SITES, ("TE", "TM"), threads=1)
 
 
-def truth(top=180.0, rho=0.7):
+def truth(top=220.0, rho=0.8):
     model = torch.full(MESH.shape, 2.0, dtype=torch.float64)
     model[(MESH.z > top) & (MESH.z < top + 200)] = rho
     return model

@@ -26,7 +26,7 @@ class Posterior:
 
 
 def normal_system(inversion: Inversion, result: Result) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """At a result: G (data, parameters), the prior precision N beta R, and what G is made of: W J (data, cells) and D."""
+    """At a result: G (data, parameters), the prior precision N beta R, and the parts of G: W J (data, cells) and D."""
     at = inversion.problem.linearize(result.model)
     local = result.parameters.linearize(result.p)
     j = at.jacobian()[inversion.keep] * inversion.weights[:, None] * inversion.data.count**0.5
