@@ -17,7 +17,9 @@ pytestmark = pytest.mark.starts
 
 
 def discrete_frequency(grid, dt, modes):
-    total = sum((math.sin(m * math.pi / (2 * n)) / x) ** 2 for m, n, x in zip(modes, grid.shape, grid.lengths, strict=True))
+    total = sum(
+        (math.sin(m * math.pi / (2 * n)) / x) ** 2 for m, n, x in zip(modes, grid.shape, grid.lengths, strict=True)
+    )
     return 2 / dt * math.asin(C0 * dt * math.sqrt(total)) / (2 * math.pi)
 
 

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.science.em.fdtd import CPML, Current, Grid, PlaneWave, Probe, Simulation, drude, gaussian_up_to, lorentz, pulse
+from tutti.science.em.fdtd import (
+    CPML,
+    Current,
+    Grid,
+    PlaneWave,
+    Probe,
+    Simulation,
+    drude,
+    gaussian_up_to,
+    lorentz,
+    pulse,
+)
 from tutti.science.em.fdtd.farfield import scattering_width, surface
 from tutti.science.em.fdtd.grid import C0
 from tutti.science.em.fdtd.mie import cylinder
@@ -61,7 +72,9 @@ def test_a_dielectric_cylinder_converges():
     assert errors[0] > errors[1] > errors[2] and errors[2] < 0.005
 
 
-@pytest.mark.parametrize("pole", [drude(2 * math.pi * 3e9, 1e9), lorentz(1.5, 2 * math.pi * 2e9, 1e9)], ids=["Drude", "Lorentz"])
+@pytest.mark.parametrize(
+    "pole", [drude(2 * math.pi * 3e9, 1e9), lorentz(1.5, 2 * math.pi * 2e9, 1e9)], ids=["Drude", "Lorentz"]
+)
 def test_reflection_of_a_dispersive_slab(pole):
     """Normal incidence: a wave between two plates, on 20 mm of a medium, cells of 0.5 mm."""
     delta, n, first, last = 0.5e-3, 400, 200, 240

@@ -163,7 +163,9 @@ def table(entries: Sequence[Entries], kind: int, shots: int, array: tuple[int, i
     return [*ints, amount[order].to(device, dtype)]
 
 
-def reading(component: int, place: Tensor, array: tuple[int, int, int], every: int, phase: Tensor) -> tuple[Reading, Tensor]:
+def reading(
+    component: int, place: Tensor, array: tuple[int, int, int], every: int, phase: Tensor
+) -> tuple[Reading, Tensor]:
     """Places to read, and the order to bring the results into."""
     plane, order = (place // (array[1] * array[2])).sort(stable=True)
     first = torch.searchsorted(plane, torch.arange(array[0] + 1))

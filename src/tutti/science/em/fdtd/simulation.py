@@ -1,10 +1,10 @@
 """A simulation: a grid with absorbing layers, sources and monitors, which runs over given materials.
 
-    grid = Grid((100, 100), 0.01)
-    sim = Simulation(grid, cpml=CPML(10), sources=[Current("Ez", (20, 50), gaussian_up_to(1.4e9))],
-                     monitors=[Probe("seen", "Ez", [(75, 50)])])
-    eps_r = torch.ones(grid.shape, requires_grad=True)
-    sim.run(eps_r, steps=350)["seen"].square().sum().backward()
+grid = Grid((100, 100), 0.01)
+sim = Simulation(grid, cpml=CPML(10), sources=[Current("Ez", (20, 50), gaussian_up_to(1.4e9))],
+                 monitors=[Probe("seen", "Ez", [(75, 50)])])
+eps_r = torch.ones(grid.shape, requires_grad=True)
+sim.run(eps_r, steps=350)["seen"].square().sum().backward()
 """
 
 from __future__ import annotations
