@@ -59,14 +59,17 @@ struct Forward {
               cur[k] -= y[k];
             }
           }
+        T* kept = nullptr;
         if (stored) {
           const int64_t length = history.box.to[2] - history.box.from[2];
           const int64_t to = (step * m.shots + shot) * history.box.cells() + history.box.row(i, j);
-          std::memcpy(history.curl[p] + to, cur + history.box.from[2], length * sizeof(T));
+          kept = history.curl[p] + to;
+          std::memcpy(kept, cur + history.box.from[2], length * sizeof(T));
           if (history.before[p])
             std::memcpy(history.before[p] + to, m.f[E][p] + shot * m.cells + row + history.box.from[2], length * sizeof(T));
         }
         m.advance(E, p, shot, row, k0, k1, cur);
+        m.template ends<E>(p, shot, i, j, kept, history.box.from[2], history.box.to[2]);
       }
     }
     const T* wave = waves + step * number;
