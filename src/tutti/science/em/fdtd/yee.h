@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <atomic>
