@@ -8,10 +8,10 @@ from tutti.science.em.fdtd.grid import Grid as Grid
 from tutti.science.em.fdtd.monitors import Probe as Probe
 from tutti.science.em.fdtd.monitors import Snapshots as Snapshots
 from tutti.science.em.fdtd.monitors import Spectrum as Spectrum
+from tutti.science.em.fdtd.planewave import PlaneWave as PlaneWave
 from tutti.science.em.fdtd.ports import LinePlane as LinePlane
 from tutti.science.em.fdtd.ports import Port as Port
 from tutti.science.em.fdtd.ports import s_parameters as s_parameters
-from tutti.science.em.fdtd.planewave import PlaneWave as PlaneWave
 from tutti.science.em.fdtd.simulation import Result as Result
 from tutti.science.em.fdtd.simulation import Simulation as Simulation
 from tutti.science.em.fdtd.sources import Current as Current

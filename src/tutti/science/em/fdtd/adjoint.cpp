@@ -320,13 +320,12 @@ void adjoint_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
   Barrier barrier(team.threads);
   const int first = Model<T>::direction(H, 1, 0) == 0 ? 0 : 1, second = Model<T>::direction(H, 2, 0) == 0 ? 0 : 1;
   std::vector<T> edges(team.by_shot ? 0 : team.threads * m.shots * 2 * m.stride[0]);
-#pragma omp parallel num_threads(team.threads)
-  {
+  team.run([&](int64_t me) {
     const FlushSubnormal flush;
     std::vector<T> row(m.n[2] + 16);
     T* s = row.data();
     Plane<T> e(m.stride[0]), h(m.stride[0]);
-    const int64_t me = omp_get_thread_num(), of = team.threads;
+    const int64_t of = team.threads;
     T* wave = number ? data<T>(waves) + me * steps * number : nullptr;
     if (team.by_shot) {
       for (int64_t shot = me; shot < m.shots; shot += of)
@@ -368,7 +367,7 @@ void adjoint_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
           f.to_e_after(shot, lo, edge(me - 1, shot), edge(me - 1, shot) + m.stride[0]);
       }
     }
-  }
+  });
 }
 
 // Transposes `fdtd_forward`: adjoint fields are changed in place, gradients are added. See kernels.py.

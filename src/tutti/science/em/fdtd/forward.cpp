@@ -59,14 +59,17 @@ struct Forward {
               cur[k] -= y[k];
             }
           }
+        T* kept = nullptr;
         if (stored) {
           const int64_t length = history.box.to[2] - history.box.from[2];
           const int64_t to = (step * m.shots + shot) * history.box.cells() + history.box.row(i, j);
-          std::memcpy(history.curl[p] + to, cur + history.box.from[2], length * sizeof(T));
+          kept = history.curl[p] + to;
+          std::memcpy(kept, cur + history.box.from[2], length * sizeof(T));
           if (history.before[p])
             std::memcpy(history.before[p] + to, m.f[E][p] + shot * m.cells + row + history.box.from[2], length * sizeof(T));
         }
         m.advance(E, p, shot, row, k0, k1, cur);
+        m.template ends<E>(p, shot, i, j, kept, history.box.from[2], history.box.to[2]);
       }
     }
     const T* wave = waves + step * number;
@@ -138,6 +141,15 @@ struct Team {
     threads = by_shot ? std::min(most, shots) : most;
     if (cells * shots < 1 << 13) threads = 1, by_shot = true;
   }
+
+  // `work(number)` in each. Threads of our own: those of a second OpenMP would compete with PyTorch's, which spin.
+  template <class F>
+  void run(const F& work) const {
+    std::vector<std::thread> others;
+    for (int64_t i = 1; i < threads; ++i) others.emplace_back([&work, i] { work(i); });
+    work(0);
+    for (std::thread& each : others) each.join();
+  }
 };
 
 void run(const char* what, const at::Tensor& like, const std::function<void(float)>& f32,
@@ -159,12 +171,11 @@ void forward_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
   const int64_t planes = std::max<int64_t>(m.n[0] - 1, 1);
   const Team team(m.shots, planes, m.cells);
   Barrier barrier(team.threads);
-#pragma omp parallel num_threads(team.threads)
-  {
+  team.run([&](int64_t me) {
     const FlushSubnormal flush;
     std::vector<T> row(m.n[2] + 16);
     T* cur = row.data();
-    const int64_t me = omp_get_thread_num(), of = team.threads;
+    const int64_t of = team.threads;
     if (team.by_shot) {
       for (int64_t shot = me; shot < m.shots; shot += of)
         for (int64_t step = 0; step < steps; ++step) {
@@ -190,7 +201,7 @@ void forward_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
         barrier.wait();
       }
     }
-  }
+  });
 }
 
 // Advance fields in place by `steps`. See kernels.py.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from torch import Tensor
 from tutti.science.em.fdtd.cpml import Lines
 from tutti.science.em.fdtd.grid import Grid
 from tutti.science.em.fdtd.sources import Entries
+
+STAGGER = 9 * 16  # numbers
 
 
 def direction(h: int, p: int, term: int) -> int:
@@ -115,7 +118,12 @@ class Problem:
         def zeros(shape: Sequence[int]) -> Tensor:
             return torch.zeros(tuple(shape), dtype=self.dtype, device=self.device)
 
-        out = [zeros((self.shots, *self.array)) if here else none for here in self.present]
+        def staggered(number: int) -> Tensor:
+            """So that equal places of different fields are not in one set of a cache."""
+            shape, skip = (self.shots, *self.array), number * STAGGER
+            return zeros((prod(shape) + skip,))[skip:].view(shape)
+
+        out = [staggered(i) if here else none for i, here in enumerate(self.present)]
         for h in (0, 1):
             for p in range(3):
                 for t in (0, 1):

@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <atomic>
@@ -230,16 +229,40 @@ struct Model {
 #pragma omp simd
       for (int64_t k = k0; k < k1; ++k) cur[k] += sign * v[k] * (x1[k] - x0[k]);
     }
-    for (int side = 0; layer[s][2] && side < 2; ++side) {
-      const int64_t by = shift(s, side);
+  }
+
+  // What psi of axis 2 adds to an advanced row, and to what is stored of its curl (places from, to).
+  template <Side s>
+  void ends(int p, int64_t shot, int64_t i, int64_t j, T* stored = nullptr, int64_t from = 0, int64_t to = 0) const {
+    const int t = direction(s, p, 0) == 2 ? 0 : 1, d = direction(s, p, t);
+    if (d != 2 || !layer[s][2] || !f[1 - s][source(s, p, t)]) return;
+    const int64_t row = i * stride[0] + j * stride[1];
+    const T* x = f[1 - s][source(s, p, t)] + shot * cells + row;
+    const T* __restrict x1 = s == E ? x : x + 1;
+    const T* __restrict x0 = s == E ? x - 1 : x;
+    const T* __restrict v = w[s][2];
+    T* __restrict z = f[s][p] + shot * cells + row;
+    const T* __restrict gain = b[s][p] ? b[s][p] + row : nullptr;
+    const T sign = t ? T(-1) : T(1), one = scalar[s][p];
+    for (int side = 0; side < 2; ++side) {
+      const int64_t by = shift(s, side), k0 = end[s][side][0], k1 = end[s][side][1];
       const T* __restrict de = decay[s][2] + by;
       const T* __restrict dr = drive[s][2] + by;
       T* __restrict y = psi_row(s, p, t, shot, i, j) + by;
+      if (gain) {
 #pragma omp simd
-      for (int64_t k = std::max(k0, end[s][side][0]); k < std::min(k1, end[s][side][1]); ++k) {
-        y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
-        cur[k] += y[k];
+        for (int64_t k = k0; k < k1; ++k) {
+          y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
+          z[k] += gain[k] * y[k];
+        }
+      } else {
+#pragma omp simd
+        for (int64_t k = k0; k < k1; ++k) {
+          y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
+          z[k] += one * y[k];
+        }
       }
+      for (int64_t k = std::max(k0, from); stored && k < std::min(k1, to); ++k) stored[k - from] += y[k];
     }
   }
 
@@ -297,22 +320,16 @@ struct Model {
     if ((first && d0 < 2 && in_layer(s, d0, i, j)) || (second && d1 < 2 && in_layer(s, d1, i, j))) {
       curl<s>(p, shot, i, j, k0, k1, cur);
       advance(s, p, shot, i * stride[0] + j * stride[1], k0, k1, cur);
+      ends<s>(p, shot, i, j);
       return;
     }
-    int64_t low = k0, high = k1;
-    if (layer[s][2] && ((first && d0 == 2) || (second && d1 == 2))) {
-      low = std::min(k1, std::max(k0, end[s][0][1]));
-      if (end[s][1][1]) high = std::max(low, std::min(k1, end[s][1][0]));
-      const int64_t row = i * stride[0] + j * stride[1];
-      if (low > k0) curl<s>(p, shot, i, j, k0, low, cur), advance(s, p, shot, row, k0, low, cur);
-      if (high < k1) curl<s>(p, shot, i, j, high, k1, cur), advance(s, p, shot, row, high, k1, cur);
-    }
     if (first && second) {
-      if (d0 == 2) fused<s, 0, true>(p, 0, 1, shot, i, j, low, high);
-      else if (d1 == 2) fused<s, 1, true>(p, 0, 1, shot, i, j, low, high);
-      else fused<s, 2, true>(p, 0, 1, shot, i, j, low, high);
-    } else if (direction(s, p, one) == 2) fused<s, 0, false>(p, one, one, shot, i, j, low, high);
-    else fused<s, 2, false>(p, one, one, shot, i, j, low, high);
+      if (d0 == 2) fused<s, 0, true>(p, 0, 1, shot, i, j, k0, k1);
+      else if (d1 == 2) fused<s, 1, true>(p, 0, 1, shot, i, j, k0, k1);
+      else fused<s, 2, true>(p, 0, 1, shot, i, j, k0, k1);
+    } else if (direction(s, p, one) == 2) fused<s, 0, false>(p, one, one, shot, i, j, k0, k1);
+    else fused<s, 2, false>(p, one, one, shot, i, j, k0, k1);
+    ends<s>(p, shot, i, j);
   }
 
   // X = a X + b cur over a row.
