@@ -112,7 +112,7 @@ def test_cells_fit_the_data_to_their_errors(problem):
     data = Data.synthetic(problem, truth(), seed=3)
     told = []
     result = Inversion(problem, data, say=lambda i, it: told.append((i, it.chi))).run(Pixel(MESH))
-    assert result.reached and 0.8 < result.chi <= 1.05
+    assert result.reached and 0.7 < result.chi <= 1.05
     assert [i for i, _ in told] == list(range(len(told)))
     assert result.chi == pytest.approx(data.chi(result.response))
     assert result.misfit == pytest.approx(data.misfit(result.response))
