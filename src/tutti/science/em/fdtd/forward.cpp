@@ -18,12 +18,12 @@ struct Forward {
   int64_t number;
   History<T> history;
 
-  void h_plane(int64_t step, int64_t shot, int64_t i, T* cur) const {
+  void h_plane(int64_t step, int64_t shot, int64_t i) const {
     for (int p = 0; p < 3; ++p) {
       if (!m.updates(H, p, i) || (!m.is_node(H, p, 0) && i == m.n[0] - 1)) continue;
       int64_t j0, j1, k0, k1;
       m.range(H, p, 1, j0, j1), m.range(H, p, 2, k0, k1);
-      for (int64_t j = j0; j < j1; ++j) m.template update<H>(p, shot, i, j, k0, k1, cur);
+      for (int64_t j = j0; j < j1; ++j) m.template update<H>(p, shot, i, j, k0, k1);
     }
     const T* wave = waves + step * number;
     for (int64_t x = magnetic.first[shot * m.planes + i]; x < magnetic.first[shot * m.planes + i + 1]; ++x)
@@ -39,7 +39,7 @@ struct Forward {
       for (int64_t j = j0; j < j1; ++j) {
         const bool stored = history.curl[p] && history.box.has(i, j);
         if (!stored && m.poles.empty()) {
-          m.template update<E>(p, shot, i, j, k0, k1, cur);
+          m.template update<E>(p, shot, i, j, k0, k1);
           continue;
         }
         const int64_t row = i * m.stride[0] + j * m.stride[1];
@@ -180,7 +180,7 @@ void forward_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
       for (int64_t shot = me; shot < m.shots; shot += of)
         for (int64_t step = 0; step < steps; ++step) {
           for (int64_t i = 0; i < planes; ++i) {
-            f.h_plane(step, shot, i, cur);
+            f.h_plane(step, shot, i);
             f.e_plane(step, shot, i, true, true, cur);
           }
           reader.read(m, step, start, shot, 0, planes);
@@ -190,7 +190,7 @@ void forward_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
       for (int64_t step = 0; step < steps; ++step) {
         for (int64_t shot = 0; shot < m.shots; ++shot)
           for (int64_t i = lo; i < hi; ++i) {
-            f.h_plane(step, shot, i, cur);
+            f.h_plane(step, shot, i);
             f.e_plane(step, shot, i, true, i > lo, cur);
           }
         barrier.wait();  // the first plane waits for H of the slab before

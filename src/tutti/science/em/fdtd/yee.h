@@ -274,8 +274,9 @@ struct Model {
       if (f[1 - s][source(s, p, t)]) term<s>(p, t, shot, i, j, k0, k1, cur, first), first = false;
   }
 
-  // Curl and advance of a row outside of layers, in one loop. VECTOR: which term is along axis 2, or none (2).
-  template <Side s, int VECTOR, bool TWO, bool KEEP, bool GAIN>
+  // Curl and advance of a row in one loop, with the same bits as `curl` and `advance`. VECTOR: which term is along axis
+  // 2, or none (2). PSI: bit t is set if term t lies in a layer of axis 0 or 1.
+  template <Side s, int VECTOR, bool TWO, int PSI, bool KEEP, bool GAIN>
   void fused(int p, int one, int two, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1) const {
     const int64_t row = i * stride[0] + j * stride[1];
     const int d0 = direction(s, p, one), d1 = direction(s, p, two);
@@ -289,46 +290,66 @@ struct Model {
     const T sx = one ? T(-1) : T(1), sy = two ? T(-1) : T(1);
     const T vx = VECTOR == 0 ? sx : sx * w[s][d0][d0 == 0 ? i : j];
     const T vy = VECTOR == 1 ? sy : sy * w[s][d1][d1 == 0 ? i : j];
+    const int64_t mx = PSI & 1 ? at[s][d0][d0 == 0 ? i : j] : 0, my = PSI & 2 ? at[s][d1][d1 == 0 ? i : j] : 0;
+    const T dex = PSI & 1 ? decay[s][d0][mx] : T(0), drx = PSI & 1 ? drive[s][d0][mx] : T(0);
+    const T dey = PSI & 2 ? decay[s][d1][my] : T(0), dry = PSI & 2 ? drive[s][d1][my] : T(0);
+    T* __restrict px = PSI & 1 ? psi_row(s, p, one, shot, i, j) : nullptr;
+    T* __restrict py = PSI & 2 ? psi_row(s, p, two, shot, i, j) : nullptr;
     T* __restrict z = f[s][p] + shot * cells + row;
     const T* __restrict keep = KEEP ? a[s][p] + row : nullptr;
     const T* __restrict gain = GAIN ? b[s][p] + row : nullptr;
     const T single = scalar[s][p];
 #pragma omp simd
     for (int64_t k = k0; k < k1; ++k) {
-      T cur = (VECTOR == 0 ? vx * w2[k] : vx) * (x1[k] - x0[k]);
-      if (TWO) cur += (VECTOR == 1 ? vy * w2[k] : vy) * (y1[k] - y0[k]);
+      const T first = (VECTOR == 0 ? vx * w2[k] : vx) * (x1[k] - x0[k]);
+      T cur = first;
+      if (PSI & 1) {
+        px[k] = dex * px[k] + drx * first;
+        cur += px[k];
+      }
+      if (TWO) {
+        const T second = (VECTOR == 1 ? vy * w2[k] : vy) * (y1[k] - y0[k]);
+        cur += second;
+        if (PSI & 2) {
+          py[k] = dey * py[k] + dry * second;
+          cur += py[k];
+        }
+      }
       z[k] = (KEEP ? keep[k] * z[k] : z[k]) + (GAIN ? gain[k] : single) * cur;
     }
   }
 
-  template <Side s, int VECTOR, bool TWO>
+  template <Side s, int VECTOR, bool TWO, int PSI>
   void fused(int p, int one, int two, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1) const {
     if (a[s][p]) {
-      if (b[s][p]) fused<s, VECTOR, TWO, true, true>(p, one, two, shot, i, j, k0, k1);
-      else fused<s, VECTOR, TWO, true, false>(p, one, two, shot, i, j, k0, k1);
+      if (b[s][p]) fused<s, VECTOR, TWO, PSI, true, true>(p, one, two, shot, i, j, k0, k1);
+      else fused<s, VECTOR, TWO, PSI, true, false>(p, one, two, shot, i, j, k0, k1);
     } else {
-      if (b[s][p]) fused<s, VECTOR, TWO, false, true>(p, one, two, shot, i, j, k0, k1);
-      else fused<s, VECTOR, TWO, false, false>(p, one, two, shot, i, j, k0, k1);
+      if (b[s][p]) fused<s, VECTOR, TWO, PSI, false, true>(p, one, two, shot, i, j, k0, k1);
+      else fused<s, VECTOR, TWO, PSI, false, false>(p, one, two, shot, i, j, k0, k1);
     }
   }
 
   // X = a X + b (curl) over a row. The same bits as `curl` and `advance`.
   template <Side s>
-  void update(int p, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1, T* cur) const {
+  void update(int p, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1) const {
     const bool first = f[1 - s][source(s, p, 0)], second = f[1 - s][source(s, p, 1)];
     const int d0 = direction(s, p, 0), d1 = direction(s, p, 1), one = first ? 0 : 1;
-    if ((first && d0 < 2 && in_layer(s, d0, i, j)) || (second && d1 < 2 && in_layer(s, d1, i, j))) {
-      curl<s>(p, shot, i, j, k0, k1, cur);
-      advance(s, p, shot, i * stride[0] + j * stride[1], k0, k1, cur);
-      ends<s>(p, shot, i, j);
-      return;
-    }
+    const bool l0 = d0 < 2 && in_layer(s, d0, i, j), l1 = d1 < 2 && in_layer(s, d1, i, j);
     if (first && second) {
-      if (d0 == 2) fused<s, 0, true>(p, 0, 1, shot, i, j, k0, k1);
-      else if (d1 == 2) fused<s, 1, true>(p, 0, 1, shot, i, j, k0, k1);
-      else fused<s, 2, true>(p, 0, 1, shot, i, j, k0, k1);
-    } else if (direction(s, p, one) == 2) fused<s, 0, false>(p, one, one, shot, i, j, k0, k1);
-    else fused<s, 2, false>(p, one, one, shot, i, j, k0, k1);
+      if (d0 == 2) {
+        if (l1) fused<s, 0, true, 2>(p, 0, 1, shot, i, j, k0, k1);
+        else fused<s, 0, true, 0>(p, 0, 1, shot, i, j, k0, k1);
+      } else if (d1 == 2) {
+        if (l0) fused<s, 1, true, 1>(p, 0, 1, shot, i, j, k0, k1);
+        else fused<s, 1, true, 0>(p, 0, 1, shot, i, j, k0, k1);
+      } else if (l0 && l1) fused<s, 2, true, 3>(p, 0, 1, shot, i, j, k0, k1);
+      else if (l0) fused<s, 2, true, 1>(p, 0, 1, shot, i, j, k0, k1);
+      else if (l1) fused<s, 2, true, 2>(p, 0, 1, shot, i, j, k0, k1);
+      else fused<s, 2, true, 0>(p, 0, 1, shot, i, j, k0, k1);
+    } else if (direction(s, p, one) == 2) fused<s, 0, false, 0>(p, one, one, shot, i, j, k0, k1);
+    else if (one ? l1 : l0) fused<s, 2, false, 1>(p, one, one, shot, i, j, k0, k1);
+    else fused<s, 2, false, 0>(p, one, one, shot, i, j, k0, k1);
     ends<s>(p, shot, i, j);
   }
 
