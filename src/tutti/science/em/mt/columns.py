@@ -180,7 +180,8 @@ class Columns:
 
     def sections(self, count: int, x: Tensor, length: float, generator: torch.Generator | None = None) -> Tensor:
         """Sections (count, nz, nx) over places x (nx) in metres, smooth over a correlation `length` in metres."""
-        distance = (x[:, None] - x[None, :]).double() / length
+        x = x.double()
+        distance = (x[:, None] - x[None, :]) / length
         covariance = torch.exp(-0.5 * distance**2) + 1e-8 * torch.eye(len(x), dtype=torch.float64)
         normal = torch.randn(count * self.draws, len(x), generator=generator, dtype=torch.float64)
         u = torch.special.ndtr(normal @ torch.linalg.cholesky(covariance).T)

@@ -1,0 +1,76 @@
+"""`tutti mt`: from a config to pictures, and what is said of a wrong config."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tutti import cli
+
+SMALL = """
+[survey]
+modes = ["TE", "TM"]
+frequency_range = [1.0, 1000.0]
+frequency_count = 4
+site_range = [-800.0, 800.0]
+site_count = 5
+
+[mesh]
+x_edges = [-20e3, -8e3, -3e3, -1000.0, -600.0, -200.0, 200.0, 600.0, 1000.0, 3e3, 8e3, 20e3]
+z_edges = [0.0, 15.0, 35.0, 60.0, 90.0, 130.0, 180.0, 250.0, 340.0, 460.0, 620.0, 840.0, 1200.0, 2000.0, 4000.0, 8000.0]
+
+[model]
+background = 100.0
+layers = [{ top = 400.0, bottom = 1e9, rho = 1000.0 }]
+bodies = [{ x = [-500.0, 500.0], z = [100.0, 300.0], rho = 5.0 }]
+"""
+
+
+def run(tmp_path, text, verb="invert"):
+    (tmp_path / "a.toml").write_text(text)
+    return cli.main(["mt", verb, str(tmp_path / "a.toml"), "--out", str(tmp_path / "out")])
+
+
+def test_forward_then_invert_its_data(tmp_path, capsys):
+    assert run(tmp_path, SMALL, "forward") == 0
+    assert "15 x 11 cells, 4 frequencies, 5 sites, TE, TM" in capsys.readouterr().out
+    with np.load(tmp_path / "out" / "model.npz") as arrays:
+        model = arrays["log_rho"]
+    assert model[5, 5] == pytest.approx(np.log10(5)) and model[-1, 0] == 3 and model[0, 0] == 2
+    without = SMALL.partition("[model]")[0].replace("frequency_range", "#").replace("site_range", "#")
+    text = without + f'[data]\npath = "{tmp_path}/out/data.csv"\n[inversion]\nsamples = 2\n'
+    assert run(tmp_path, text) == 0
+    out = capsys.readouterr().out
+    assert "80 data, 165 cells" in out and "chi" in out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["reached"] and report["chi"] <= 1.05 and report["iterations"][0]["chi"] > 5
+    with np.load(tmp_path / "out" / "result.npz") as arrays:
+        result = dict(arrays)
+    assert result["sd"].shape == result["resolution"].shape == (15, 11) and result["samples"].shape == (2, 15, 11)
+    assert 0 < result["resolution"].max() <= 1
+    for name in ("model", "data", "fits", "convergence", "uncertainty"):
+        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 5000
+
+
+def test_the_exit_code_says_that_data_were_not_fitted(tmp_path, capsys):
+    assert run(tmp_path, SMALL + "[inversion]\nsteps = 1\n") == 1
+    assert "the target, chi 1.05, was not reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("[survey]\nfrequencys = [1.0]\n", "did you mean survey.frequencies?"),
+    ("[survey]\nfrequencies = [1.0]\n[model]\n", "the survey has no sites"),
+    ("[survey]\nfrequencies = 3\n", "should be a list of numbers"),
+    (SMALL.replace("rho = 5.0", "rho = -5.0"), "must be a positive resistivity"),
+    (SMALL.replace("[-500.0, 500.0], z", "[90e3, 91e3], z"), "holds the centre of no cell"),
+    (SMALL.replace("site_range = [-800.0, 800.0]", "site_range = [-90e3, 800.0]"), "outside"),
+    (SMALL.replace(", rho = 5.0", ""), "[model.bodies] needs rho"),
+    (SMALL.replace("[1.0, 1000.0]", "[-1.0, 1000.0]"), "must be positive"),
+    (SMALL + '[inversion]\nparameters = "codes"\n', "needs prior.columns"),
+    (SMALL + "[inversion]\nstart = -1.0\n", "inversion.start must be a positive"),
+    (SMALL.partition("[model]")[0], "neither data.path nor a [model]"),
+    ('[data]\npath = "no/*.edi"\n', "no file matches"),
+])  # fmt: skip
+def test_wrong_configs(tmp_path, capsys, text, message):
+    assert run(tmp_path, text) == 2
+    assert message in capsys.readouterr().err
