@@ -98,3 +98,18 @@ def test_pangu_beta(runs, tmp_path):
         )
     assert set(found["multi-task"]) == {"together", "together, then alone", "alone"}
     assert len(found["few-shot"]["PET"]) == len(found["few-shot"]["new head"]) == 1
+
+
+def test_inverse_scattering(runs, tmp_path):
+    found = quick(runs, "inverse_scattering", tmp_path)["reconstruction"]
+    assert found["losses"][0] == pytest.approx(2.114370e-01, rel=1e-5) and found["losses"][-1] < found["losses"][0]
+
+
+@pytest.mark.slow
+def test_waveguide_splitter(runs, tmp_path):
+    quick(runs, "waveguide_splitter", tmp_path)
+
+
+@pytest.mark.slow
+def test_microstrip_filter(runs, tmp_path):
+    quick(runs, "microstrip_filter", tmp_path)
