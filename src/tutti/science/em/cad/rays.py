@@ -28,8 +28,26 @@ class Crossings:
         order = np.lexsort((-change, z, ray))  # at one place a ray enters before it leaves
         return Crossings(ray[order], z[order], change[order])
 
+    def only(self, which: np.ndarray) -> Crossings:
+        """Those of some rays: which, by number of a ray."""
+        kept = which[self.ray]
+        return Crossings(self.ray[kept], self.z[kept], self.change[kept])
+
     def combined(self, other: Crossings, inside: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Crossings:
         """The crossings of a solid that is `inside(in self, in other)`, which must be False outside of both."""
+        mine, theirs = np.zeros((2, max(self.ray.max(initial=-1), other.ray.max(initial=-1)) + 1), bool)
+        mine[self.ray], theirs[other.ray] = True, True
+        parts = [self.only(mine & theirs)._merged(other.only(mine & theirs), inside)]
+        yes, no = np.ones(1, bool), np.zeros(1, bool)
+        if inside(yes, no)[0]:
+            parts.append(self.only(~theirs))
+        if inside(no, yes)[0]:
+            parts.append(other.only(~mine))
+        ray, z, change = (np.concatenate([getattr(x, name) for x in parts]) for name in ("ray", "z", "change"))
+        order = np.argsort(ray, kind="stable")
+        return Crossings(ray[order], z[order], change[order])
+
+    def _merged(self, other: Crossings, inside: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Crossings:
         ray, z = np.concatenate([self.ray, other.ray]), np.concatenate([self.z, other.z])
         order = np.lexsort((z, ray))
         first = np.concatenate([self.change, np.zeros_like(other.change)])[order].cumsum() > 0
@@ -49,7 +67,7 @@ def cast(vertices: np.ndarray, faces: np.ndarray, xs: np.ndarray, ys: np.ndarray
     low, high = corners.min(1), corners.max(1)
     x0, x1 = np.searchsorted(xs, low[:, 0]), np.searchsorted(xs, high[:, 0], side="right")
     y0, y1 = np.searchsorted(ys, low[:, 1]), np.searchsorted(ys, high[:, 1], side="right")
-    counts = (x1 - x0) * (y1 - y0)
+    counts = np.where(_area(*corners.swapaxes(0, 1)) != 0, (x1 - x0) * (y1 - y0), 0)  # upright walls are not crossed
     found = [_hits(vertices, faces, part, xs, ys, x0, y0, y1 - y0, counts) for part in _parts(counts)]
     ray, z, change = (np.concatenate(each) for each in zip(*found, strict=True))
     hits = Crossings.sorted(ray, z, change)
@@ -61,6 +79,11 @@ def cast(vertices: np.ndarray, faces: np.ndarray, xs: np.ndarray, ys: np.ndarray
     inside = depth > 0
     kept = inside != np.concatenate([[False], inside[:-1]])
     return Crossings(hits.ray[kept], hits.z[kept], hits.change[kept])
+
+
+def _area(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Twice the area of triangles seen from above, positive if they face up."""
+    return (b[:, 0] - a[:, 0]) * (c[:, 1] - a[:, 1]) - (b[:, 1] - a[:, 1]) * (c[:, 0] - a[:, 0])
 
 
 def _parts(counts: np.ndarray) -> list[np.ndarray]:
@@ -91,9 +114,8 @@ def _hits(
     x, y = xs[i], ys[j]
     face = faces[part]
     a, b, c = (vertices[face[:, k]] for k in range(3))
-    area = (b[:, 0] - a[:, 0]) * (c[:, 1] - a[:, 1]) - (b[:, 1] - a[:, 1]) * (c[:, 0] - a[:, 0])
-    up = np.sign(area)
-    inside = up[triangle] != 0
+    up = np.sign(_area(a, b, c))
+    inside = np.ones(len(triangle), bool)
     for k in range(3):
         ends = face[:, [k, (k + 1) % 3]]
         forward = np.where(ends[:, 0] < ends[:, 1], 1.0, -1.0)

@@ -17,6 +17,10 @@ from tutti.science.em.cad.rays import Crossings, cast
 Point = Sequence[float]
 
 
+def _without(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return first & ~second
+
+
 class Solid:
     """Something with an inside. Lengths are in metres. `|`, `-` and `&` combine solids."""
 
@@ -53,7 +57,9 @@ class Solid:
         return Combined(self, other, operator.and_)
 
     def __sub__(self, other: Solid) -> Solid:
-        return Combined(self, other, lambda a, b: a & ~b)
+        if isinstance(self, Combined) and self.inside is _without:
+            return Combined(self.first, self.second | other, _without)  # few rays meet what is taken away
+        return Combined(self, other, _without)
 
 
 class Combined(Solid):

@@ -25,7 +25,8 @@ def section(axes: Axes, mesh: Mesh2D, model: Tensor, *, title: str = "", sites: 
     low, high = limits or (float(model.min()), float(model.max()))
     image = axes.pcolormesh(np.array(mesh.x_edges) / 1e3, np.array(mesh.z_edges) / 1e3, model.numpy(), cmap="turbo_r",
                             vmin=low, vmax=high, rasterized=True)  # fmt: skip
-    axes.plot(np.array(sites) / 1e3, np.zeros(len(sites)), "kv", markersize=3, clip_on=False)
+    shown = np.array([x for x in sites if left <= x <= right]) / 1e3
+    axes.plot(shown, np.zeros(len(shown)), "kv", markersize=3, clip_on=False)
     axes.set(title=title, xlabel="x (km)", ylabel="depth (km)", xlim=(left / 1e3, right / 1e3), ylim=(depth / 1e3, 0))
     assert axes.figure is not None
     axes.figure.colorbar(image, ax=axes, label=label)
