@@ -217,3 +217,9 @@ def test_regions_outside_of_the_mesh_are_errors(vae):
         Region.of(MESH, 30e3, 40e3)
     with pytest.raises(ValueError, match="columns of the VAE"):
         Coded(MESH, vae, Region.of(MESH, -1000, 1000, 0, 300))
+
+
+def test_parameters_may_be_used_again_from_another_start(problem):
+    inversion, again = Inversion(problem, Data.synthetic(problem, truth()), steps=2), Pixel(MESH)
+    inversion.run(again, 1.0)
+    torch.testing.assert_close(inversion.run(again, 2.5).model, inversion.run(Pixel(MESH), 2.5).model)

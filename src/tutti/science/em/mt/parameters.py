@@ -76,11 +76,11 @@ class Pixel:
         rough = roughness(np.hstack([across, below]), weights, np.full(mesh.cells, small))
         self.matrix = sp.csc_array(rough.T @ rough)
         self.cap = np.full(mesh.cells, step)
-        self.reference = None if reference is None else torch.as_tensor(reference).double().expand(mesh.shape)
+        self.given = None if reference is None else torch.as_tensor(reference).double().expand(mesh.shape)
+        self.reference: Tensor | None = self.given
 
     def start(self, model: Tensor) -> Tensor:
-        if self.reference is None:
-            self.reference = model.double().clone()
+        self.reference = model.double().clone() if self.given is None else self.given
         return model.double().flatten().clone()
 
     def model(self, p: Tensor) -> Tensor:
@@ -152,13 +152,12 @@ class Coded:
             own[self.codes + len(outside) :] = deviation**-2
         self.own = own
         self.cap = np.concatenate([np.full(self.codes, step), np.full(len(self.cells), 1.2)])
-        self.reference: Tensor | None = None
+        self.level = torch.zeros((), dtype=torch.float64)  # small pulls cells to where the inversion starts
 
     def start(self, model: Tensor) -> Tensor:
         """Cells of the region take the nearest codes."""
         flat = model.double().flatten()
-        if self.reference is None:
-            self.reference = flat.clone()
+        self.level = flat.mean()
         with torch.no_grad():
             codes = self.vae.encode(flat[self.inside].float()).double()
         cells = flat[self.cells].clone()
@@ -176,7 +175,6 @@ class Coded:
         return flat.view(self.mesh.shape)
 
     def linearize(self, p: Tensor) -> Local:
-        assert self.reference is not None, "start() sets it"
         decode = torch.func.vmap(torch.func.jacrev(lambda code: self.vae.decode(code[None])[0]))
         with torch.no_grad():
             each = decode(self._codes(p)).double().numpy()  # (columns, rows, codes)
@@ -189,11 +187,6 @@ class Coded:
         )
         rough = self.rough @ jacobian
         matrix = sp.csc_array(rough.T @ rough + sp.diags_array(self.own + 1e-9))
-        values = self.rough @ (self.model(p).flatten() - self._level()).numpy()
+        values = self.rough @ (self.model(p).flatten() - self.level).numpy()
         own = self.own * p.numpy()
         return Local(sp.csr_array(jacobian), matrix, rough.T @ values + own, float(values @ values + own @ p.numpy()))
-
-    def _level(self) -> Tensor:
-        """A constant section does not count as rough; `small` pulls cells to where the inversion starts."""
-        assert self.reference is not None
-        return self.reference.mean()
