@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, sqrt
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from tutti.science.em.fdtd import kernels
 from tutti.science.em.fdtd.problem import Problem
+from tutti.science.em.fdtd.slabs import Slab
 
 ROOM = 256 * 2**20  # bytes of history that are stored without being asked: nothing is recomputed
 
@@ -105,6 +107,22 @@ def schedule(problem: Problem, needs: Needs, steps: int, checkpoints: int | None
     return Schedule(steps, length, total(length))
 
 
+def agreed(slab: Slab, needs: Needs, steps: int, checkpoints: int | None, memory: float | None) -> Schedule:
+    """The schedule of all processes, whose segments are the shortest that one of them needs.
+
+    Raises ValueError on all if no segments fit in the memory of one.
+    """
+    error: ValueError | None = None
+    try:
+        length = schedule(slab.problem, needs, steps, checkpoints, memory).length
+    except ValueError as found:
+        error, length = found, 0
+    length = slab.least(length)
+    if not length:
+        raise error or ValueError(f"a gradient of {steps} steps does not fit in the memory of another process")
+    return schedule(slab.problem, needs, steps, ceil(steps / length))
+
+
 def results_of(problem: Problem, steps: int) -> list[Tensor]:
     """Zeros for what is read."""
     out = []
@@ -125,11 +143,16 @@ def narrowed(problem: Problem, results: Sequence[Tensor], start: int, steps: int
 
 
 class March(torch.autograd.Function):
-    """(problem, needs, schedule, state, waves, b of E, a of E, gains) -> results. `state` becomes the final one."""
+    """(problem or slab, needs, schedule, state, waves, b of E, a of E, gains) -> results. `state` becomes the final one.
+
+    Of a slab, `state` is that of its planes; all else is of the whole.
+    """
 
     @staticmethod
-    def forward(ctx: Any, problem: Problem, needs: Needs, plan: Schedule, state: list[Tensor], waves: Tensor,
+    def forward(ctx: Any, what: Problem | Slab, needs: Needs, plan: Schedule, state: list[Tensor], waves: Tensor,
                 *parameters: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+        slab = what if isinstance(what, Slab) else None
+        problem, advance = (slab.problem, slab.forward) if slab else (what, partial(kernels.forward, what))
         results, saved, history = results_of(problem, plan.steps), [], []
         segments = plan.segments
         tracked = needs.history or needs.waves
@@ -138,28 +161,35 @@ class March(torch.autograd.Function):
                 saved.append([x.clone() for x in state])
             if needs.history and start == segments[-1][0]:
                 history = empty_history(problem, needs, plan.length)
-            kernels.forward(problem, state, waves, narrowed(problem, results, start, steps), start, steps, history)
-        ctx.kept = (problem, needs, plan, saved, history, waves.detach()) if tracked else None
+            advance(state, waves, narrowed(problem, results, start, steps), start, steps, history)
+        ctx.kept = (what, needs, plan, saved, history, waves.detach()) if tracked else None
         ctx.many = len(parameters)
-        return tuple(results)
+        return tuple(slab.gathered(results) if slab else results)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
-        problem, needs, plan, saved, history, waves = ctx.kept
-        given = tuple(x.contiguous() for x in given)
+        what, needs, plan, saved, history, waves = ctx.kept
+        slab = what if isinstance(what, Slab) else None
+        problem, seen = (slab.problem, slab.transposed) if slab else (what, what)
+        advance, retreat = ((slab.forward, slab.adjoint) if slab else
+                            (partial(kernels.forward, what), partial(kernels.adjoint, what)))  # fmt: skip
+        given = tuple(slab.seen(given)) if slab else tuple(x.contiguous() for x in given)
         state, gradients = problem.state(), empty_gradients(problem, needs)
         of_waves = torch.zeros_like(waves) if needs.waves else None
         segments = plan.segments
         for i in reversed(range(len(segments))):
             start, steps = segments[i]
             if needs.history and i < len(segments) - 1:
-                kernels.forward(problem, [x.clone() for x in saved[i]], waves, (), start, steps, history)
-            part = kernels.adjoint(problem, state, narrowed(problem, given, start, steps), start, steps, history,
-                                   gradients, waves.shape[1] if needs.waves else 0)  # fmt: skip
+                advance([x.clone() for x in saved[i]], waves, (), start, steps, history)
+            part = retreat(state, narrowed(seen, given, start, steps), start, steps, history, gradients,
+                           waves.shape[1] if needs.waves else 0)  # fmt: skip
             if of_waves is not None and part is not None:
                 of_waves[start : start + steps] = part
         ctx.kept = None
-        return (None, None, None, None, of_waves, *whole_gradients(problem, gradients, ctx.many))
+        own = whole_gradients(problem, gradients, ctx.many)
+        if slab and of_waves is not None:
+            slab.summed([of_waves])
+        return (None, None, None, None, of_waves, *(slab.whole_gradients(own) if slab else own))
 
 
 def empty_history(problem: Problem, needs: Needs, steps: int) -> list[Tensor]:

@@ -15,6 +15,7 @@ from math import sqrt
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tutti.science.em.fdtd import elsewhere, march, materials, monitors, sources
@@ -23,15 +24,20 @@ from tutti.science.em.fdtd.dispersion import Pole
 from tutti.science.em.fdtd.grid import EPS0, Grid
 from tutti.science.em.fdtd.materials import Material
 from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, Setting, reading, table
+from tutti.science.em.fdtd.slabs import Slab
 
 
 @dataclass(frozen=True)
 class Result:
-    """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on."""
+    """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on.
+
+    slab: of this process, if several share the simulation: `state` is that of its planes.
+    """
 
     values: Mapping[str, Tensor]
     state: list[Tensor] = field(repr=False)
     steps: int = 0
+    slab: Slab | None = field(default=None, repr=False)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.values:
@@ -45,6 +51,9 @@ class Simulation:
 
     design: slices of cells outside of which gradients are zero: they cost memory and time only inside.
     dtype: float32 or float64.
+    group: processes that share the grid as slabs along x. All call `run` with the same arguments, take gradients of the
+    same loss, and get the same results. halo: planes that two neighbours compute both, which is also how many steps
+    pass between their messages. slabs: planes of each process; by default so that all compute equally many.
     """
 
     grid: Grid
@@ -56,6 +65,9 @@ class Simulation:
     design: Sequence[slice] | None = None
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
+    group: dist.ProcessGroup | None = None
+    halo: int = 4
+    slabs: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         names = [x.name for x in self.monitors]
@@ -63,6 +75,8 @@ class Simulation:
             raise ValueError(f"monitors need different names: {names}")
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: float32 or float64, not {self.dtype}")
+        if self.group is not None and torch.device(self.device).type != "cpu":
+            raise ValueError(f"processes share a simulation on CPUs only, not on {self.device}")
         object.__setattr__(self, "dt", self.dt or self.courant * self.grid.courant_limit())
 
     @property
@@ -93,18 +107,21 @@ class Simulation:
             raise ValueError(f"steps: at least 1, not {steps}")
         problem, waves, parameters, orders = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, after)
         needs = self.needs(waves, parameters)
-        plan = march.schedule(problem, needs, steps, checkpoints, memory) if any(vars(needs).values()) else (
-            march.Schedule(steps, steps, 0)
-        )  # fmt: skip
-        state = [x.clone() for x in after.state] if after else problem.state()
+        slab = Slab(problem, self.group, self.halo, self.slabs) if self.group is not None else None
+        own = slab.problem if slab else problem
+        plan = march.Schedule(steps, steps, 0)
+        if any(vars(needs).values()):
+            plan = (march.agreed(slab, needs, steps, checkpoints, memory) if slab else
+                    march.schedule(problem, needs, steps, checkpoints, memory))  # fmt: skip
+        state = [x.clone() for x in after.state] if after else own.state()
         if torch.device(self.device).type == "cpu":
-            results = march.March.apply(problem, needs, plan, state, waves, *parameters)
+            results = march.March.apply(slab or problem, needs, plan, state, waves, *parameters)
         elif any(vars(needs).values()) or not elsewhere.triton_kernels():
             results, state = elsewhere.differentiable(problem, parameters, waves, state, plan.length)
             state = [x.detach() for x in state]
         else:
             results = elsewhere.forward(problem, state, waves)
-        return Result(self.named(results, orders, problem), state, (after.steps if after else 0) + steps)
+        return Result(self.named(results, orders, problem), state, (after.steps if after else 0) + steps, slab)
 
     def needs(self, waves: Tensor, parameters: Sequence[Tensor]) -> march.Needs:
         wanted = [x.requires_grad and torch.is_grad_enabled() for x in parameters]
