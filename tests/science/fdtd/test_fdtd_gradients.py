@@ -69,3 +69,10 @@ def test_central_differences(mode):
                 x += step * w
             values.append(loss_of(simulation.run(**given, steps=40)))
     torch.testing.assert_close((values[0] - values[1]) / 2e-5, slope, rtol=1e-6, atol=0)
+
+
+def test_poles_with_gradients_lie_in_the_design():
+    simulation, given, _ = case("TM")
+    simulation = type(simulation)(**{**vars(simulation), "design": (slice(4, 9), slice(2, 9))})
+    with pytest.raises(ValueError, match="need a design region that contains it"):
+        simulation.run(**given, steps=4)

@@ -12,6 +12,8 @@ from tutti.science.em.fdtd.planewave import PlaneWave as PlaneWave
 from tutti.science.em.fdtd.ports import LinePlane as LinePlane
 from tutti.science.em.fdtd.ports import Port as Port
 from tutti.science.em.fdtd.ports import s_parameters as s_parameters
+from tutti.science.em.fdtd.predict import Prediction as Prediction
+from tutti.science.em.fdtd.predict import predict as predict
 from tutti.science.em.fdtd.simulation import Result as Result
 from tutti.science.em.fdtd.simulation import Simulation as Simulation
 from tutti.science.em.fdtd.sources import Current as Current

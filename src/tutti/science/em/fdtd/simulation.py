@@ -107,6 +107,8 @@ class Simulation:
             raise ValueError(f"steps: at least 1, not {steps}")
         problem, waves, parameters, orders = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, after)
         needs = self.needs(waves, parameters)
+        if needs.gains:
+            self.check_design(problem)
         slab = Slab(problem, self.group, self.halo, self.slabs) if self.group is not None else None
         own = slab.problem if slab else problem
         plan = march.Schedule(steps, steps, 0)
@@ -214,6 +216,14 @@ class Simulation:
             first, last, _ = part.indices(self.grid.shape[axis])
             begin[self.grid.axes[axis]], end[self.grid.axes[axis]] = first, last + 1
         return (*begin, *end)
+
+    def check_design(self, problem: Problem) -> None:
+        for pole in problem.poles:
+            if any(x < y for x, y in zip(pole.start, problem.box[:3], strict=True)) or any(
+                x > y for x, y in zip(pole.stop, problem.box[3:], strict=True)
+            ):
+                raise ValueError(f"gradients of a pole at nodes {pole.start} to {pole.stop} need a design region that "
+                                 f"contains it, not nodes {problem.box[:3]} to {problem.box[3:]}")  # fmt: skip
 
     def pole_arrays(self, poles: Sequence[Pole]) -> tuple[list[PoleArrays], list[Tensor]]:
         grid, device = self.grid, torch.device(self.device)

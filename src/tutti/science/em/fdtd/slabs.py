@@ -120,7 +120,12 @@ class Slab:
         counted = range(first, last) if forward else range(self.low, self.high)
         readings = [part_of_reading(r, stride, first, last, low, high) for r in x.readings]
         sources = [part_of_table(x.sources[i : i + 5], x.shots, x.array, first, last, counted) for i in (0, 5, 10)]
-        box = [min(max(x.box[0], first), last) - first, *x.box[1:3], min(max(x.box[3], first), last) - first, *x.box[4:]]
+        box = [
+            min(max(x.box[0], first), last) - first,
+            *x.box[1:3],
+            min(max(x.box[3], first), last) - first,
+            *x.box[4:],
+        ]
         wall = (0 if forward or first == 0 else -1, last - first - 1)
         return Problem(
             (last - first, *x.array[1:]), x.flat, x.present, x.shots, x.dtype, x.device,
