@@ -13,6 +13,7 @@ from tutti.science.em.fdtd import CPML, Grid, PlaneWave, Simulation, pulse
 from tutti.science.em.fdtd.farfield3d import amplitude, cross_section, extinction, surface3d
 from tutti.science.em.fdtd.grid import C0
 from tutti.science.em.fdtd.mie import sphere
+from tutti.science.em.fdtd.subpixel import conductor, permittivity
 
 
 def test_series_of_the_literature():
@@ -38,11 +39,13 @@ def scattered(ka: list[float], radius: int, metal: bool, duration: float, gap: i
     frequencies = torch.tensor(ka, dtype=torch.float64) * C0 / (2 * math.pi)
     middle, half = (max(ka) + min(ka)) / 2 * C0 / (2 * math.pi), max(0.6, (max(ka) - min(ka)) / 2) * C0 / (2 * math.pi)
     wave = PlaneWave(box, "+x", "Ez", pulse(middle, half))
-    simulation = Simulation(grid, CPML(pml), [wave], surface3d(around, frequencies))
+    courant = 0.45 if metal else 0.9
+    simulation = Simulation(grid, CPML(pml), [wave], surface3d(around, frequencies), courant=courant)
     steps = int(duration / (C0 * simulation.dt))
-    edges = torch.arange(n + 1, dtype=torch.float64)
-    share = fill(ball((n / 2, n / 2, n / 2), radius), edges, edges, edges, samples=4)
-    result = simulation.run(1.0, steps, pec=share > 0.5) if metal else simulation.run(1 + 3 * share, steps)
+    edges = torch.arange(4 * n + 1, dtype=torch.float64) / 4
+    share = fill(ball((n / 2, n / 2, n / 2), radius), edges, edges, edges, samples=1)
+    material = conductor(grid, share) if metal else {"eps_r": permittivity(grid, share, 4.0)}
+    result = simulation.run(steps=steps, **material)
     ways = torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])
     f = amplitude(grid, around, result, frequencies, ways, (n / 2,) * 3)
     incident = wave.spectrum(grid, simulation.dt, steps, frequencies, n // 2)
