@@ -25,13 +25,15 @@ def test_series_of_the_literature():
 
 
 def test_series_of_the_table():
-    for ka, back, q in ((0.5, 0.52958, 0.045664), (1, 3.63757, 0.796830), (2, 1.00814, 4.770440), (5, 1.16884, 2.852516)):
+    for ka, back, q in ((0.5, 0.52958, 0.045664), (1, 3.63757, 0.796830), (2, 1.00814, 4.770440),
+                        (5, 1.16884, 2.852516)):  # fmt: skip
         assert sphere(ka, None).back == pytest.approx(back, rel=1e-5)
         assert sphere(ka, 2.0).extinction == pytest.approx(q, rel=1e-5)
         assert sphere(ka, 2.0).forward >= (sphere(ka, 2.0).extinction * ka / 2) ** 2 * 0.999  # optical theorem
 
 
-def scattered(ka: list[float], radius: int, metal: bool, duration: float, gap: int = 4, pml: int = 8) -> dict[str, list[float]]:
+def scattered(ka: list[float], radius: int, metal: bool, duration: float, gap: int = 4,
+              pml: int = 8) -> dict[str, list[float]]:  # fmt: skip
     """Efficiencies of a sphere of `radius` cells. duration: in radii over c."""
     n = 2 * (radius + 3 * gap + pml)
     grid = Grid((n, n, n), 1.0 / radius)
@@ -55,3 +57,30 @@ def scattered(ka: list[float], radius: int, metal: bool, duration: float, gap: i
         "back": sections[:, 1].tolist(),
         "extinction": (extinction(f[:, 0], frequencies, 2, incident) / math.pi).tolist(),
     }
+
+
+@pytest.mark.starts
+def test_a_conducting_sphere_scatters_back_as_mie_says():
+    """Eight cells in a radius."""
+    found = scattered([0.5, 1], 8, True, 30)
+    assert found["back"] == pytest.approx([sphere(x, None).back for x in (0.5, 1)], rel=0.04)
+
+
+@pytest.mark.starts
+def test_a_dielectric_sphere_takes_from_the_wave_what_mie_says():
+    """eps_r 4, eight cells in a radius, 12 in a wavelength inside at ka = 2."""
+    found, exact = scattered([0.5, 1, 2], 8, False, 40), [sphere(x, 2.0) for x in (0.5, 1, 2)]
+    assert found["extinction"] == pytest.approx([x.extinction for x in exact], rel=0.05)
+    assert found["forward"] == pytest.approx([x.forward for x in exact], rel=0.04)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metal", [True, False], ids=["conductor", "dielectric"])
+def test_spheres_converge(metal):
+    ka, name = [0.5, 1, 2], "back" if metal else "extinction"
+    exact = [getattr(sphere(x, None if metal else 2.0), name) for x in ka]
+    errors = []
+    for radius in (8, 12, 18):
+        found = scattered(ka, radius, metal, 60, max(4, radius // 3))[name]
+        errors.append(sum(abs(x / y - 1) for x, y in zip(found, exact, strict=True)))
+    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.03

@@ -5,6 +5,7 @@ from tutti.science.em.fdtd.dispersion import Pole as Pole
 from tutti.science.em.fdtd.dispersion import drude as drude
 from tutti.science.em.fdtd.dispersion import lorentz as lorentz
 from tutti.science.em.fdtd.grid import Grid as Grid
+from tutti.science.em.fdtd.monitors import Energy as Energy
 from tutti.science.em.fdtd.monitors import Probe as Probe
 from tutti.science.em.fdtd.monitors import Snapshots as Snapshots
 from tutti.science.em.fdtd.monitors import Spectrum as Spectrum

@@ -5,8 +5,8 @@ centre, and time factor exp(+i w t), the scattered field is E = F(r) exp(- i k R
 
     F = - i k / (4 pi) (eta0 (N - r (r . N)) + L x r),  N, L = integral of J, M exp(i k r . r') dS
 
-(A. Taflove and S. Hagness, Computational Electrodynamics, 3rd ed., section 8.5). The surface lies in planes of nodes, with
-tangential E; H is the mean of both sides. Each component is integrated at its own places.
+(A. Taflove and S. Hagness, Computational Electrodynamics, 3rd ed., section 8.5). The surface lies in planes of nodes,
+with tangential E; H is the mean of both sides. Each component is integrated at its own places.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ least for l = sqrt(n state / curl). A single segment stores everything and recom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, sqrt
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tutti.science.em.fdtd import kernels
+from tutti.science.em.fdtd.energy import Watch
 from tutti.science.em.fdtd.problem import Problem
 from tutti.science.em.fdtd.slabs import Slab
 
@@ -142,17 +143,25 @@ def narrowed(problem: Problem, results: Sequence[Tensor], start: int, steps: int
     return out
 
 
-class March(torch.autograd.Function):
-    """(problem or slab, needs, schedule, state, waves, b of E, a of E, gains) -> results. `state` becomes the final one.
+def loops(what: Problem | Slab) -> tuple[Problem, Problem, Callable[..., None], Callable[..., Tensor | None]]:
+    """What the loop and its transpose work on, and both: of a whole, or of a slab with its halos."""
+    if isinstance(what, Slab):
+        return what.problem, what.transposed, what.forward, what.adjoint
+    return what, what, partial(kernels.forward, what), partial(kernels.adjoint, what)
 
-    Of a slab, `state` is that of its planes; all else is of the whole.
+
+class March(torch.autograd.Function):
+    """(problem or slab, watch, needs, schedule, state, waves, b of E, a of E, gains) -> results.
+
+    `state` becomes the final one. Of a slab, `state` is that of its planes; all else is of the whole.
     """
 
     @staticmethod
-    def forward(ctx: Any, what: Problem | Slab, needs: Needs, plan: Schedule, state: list[Tensor], waves: Tensor,
-                *parameters: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
-        slab = what if isinstance(what, Slab) else None
-        problem, advance = (slab.problem, slab.forward) if slab else (what, partial(kernels.forward, what))
+    def forward(ctx: Any, what: Problem | Slab, watch: Watch | None, needs: Needs, plan: Schedule, state: list[Tensor],
+                waves: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+        problem, _, advance, _ = loops(what)
+        if watch:
+            advance = partial(watch.advance, advance)
         results, saved, history = results_of(problem, plan.steps), [], []
         segments = plan.segments
         tracked = needs.history or needs.waves
@@ -164,15 +173,13 @@ class March(torch.autograd.Function):
             advance(state, waves, narrowed(problem, results, start, steps), start, steps, history)
         ctx.kept = (what, needs, plan, saved, history, waves.detach()) if tracked else None
         ctx.many = len(parameters)
-        return tuple(slab.gathered(results) if slab else results)
+        return tuple(what.gathered(results) if isinstance(what, Slab) else results)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
         what, needs, plan, saved, history, waves = ctx.kept
+        problem, seen, advance, retreat = loops(what)
         slab = what if isinstance(what, Slab) else None
-        problem, seen = (slab.problem, slab.transposed) if slab else (what, what)
-        advance, retreat = ((slab.forward, slab.adjoint) if slab else
-                            (partial(kernels.forward, what), partial(kernels.adjoint, what)))  # fmt: skip
         given = tuple(slab.seen(given)) if slab else tuple(x.contiguous() for x in given)
         state, gradients = problem.state(), empty_gradients(problem, needs)
         of_waves = torch.zeros_like(waves) if needs.waves else None
@@ -189,7 +196,7 @@ class March(torch.autograd.Function):
         own = whole_gradients(problem, gradients, ctx.many)
         if slab and of_waves is not None:
             slab.summed([of_waves])
-        return (None, None, None, None, of_waves, *(slab.whole_gradients(own) if slab else own))
+        return (None, None, None, None, None, of_waves, *(slab.whole_gradients(own) if slab else own))
 
 
 def empty_history(problem: Problem, needs: Needs, steps: int) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Scattering of a plane wave by circular cylinders and spheres: the series, exact.
 
-Cylinder with E along its axis: with a = radius, m = sqrt(eps_r), x = k a, and time factor exp(+i w t), the coefficients are
+Cylinder with E along its axis: with a = radius, m = sqrt(eps_r), x = k a, and time factor exp(+i w t), the
+coefficients are
 
     a_n = (m J_n(x) J_n'(m x) - J_n'(x) J_n(m x)) / (H_n(x) J_n'(m x) m - H_n'(x) J_n(m x)), H of the second kind,
 

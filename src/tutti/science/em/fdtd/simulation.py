@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from torch import Tensor
 from tutti.science.em.fdtd import elsewhere, march, materials, monitors, sources
 from tutti.science.em.fdtd.cpml import CPML, Lines, lines
 from tutti.science.em.fdtd.dispersion import Pole
+from tutti.science.em.fdtd.energy import Watch
 from tutti.science.em.fdtd.grid import EPS0, Grid
 from tutti.science.em.fdtd.materials import Material
+from tutti.science.em.fdtd.monitors import Energy
 from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, Setting, reading, table
 from tutti.science.em.fdtd.slabs import Slab
 
@@ -75,6 +77,8 @@ class Simulation:
             raise ValueError(f"monitors need different names: {names}")
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: float32 or float64, not {self.dtype}")
+        if torch.device(self.device).type != "cpu" and any(isinstance(x, Energy) for x in self.monitors):
+            raise ValueError(f"monitors of energy run on CPUs only, not on {self.device}")
         if self.group is not None and torch.device(self.device).type != "cpu":
             raise ValueError(f"processes share a simulation on CPUs only, not on {self.device}")
         object.__setattr__(self, "dt", self.dt or self.courant * self.grid.courant_limit())
@@ -116,14 +120,26 @@ class Simulation:
             plan = (march.agreed(slab, needs, steps, checkpoints, memory) if slab else
                     march.schedule(problem, needs, steps, checkpoints, memory))  # fmt: skip
         state = [x.clone() for x in after.state] if after else own.state()
+        watch = None
         if torch.device(self.device).type == "cpu":
-            results = march.March.apply(slab or problem, needs, plan, state, waves, *parameters)
+            watch = self.watch(own, slab, steps)
+            results = march.March.apply(slab or problem, watch, needs, plan, state, waves, *parameters)
         elif any(vars(needs).values()) or not elsewhere.triton_kernels():
             results, state = elsewhere.differentiable(problem, parameters, waves, state, plan.length)
             state = [x.detach() for x in state]
         else:
             results = elsewhere.forward(problem, state, waves)
-        return Result(self.named(results, orders, problem), state, (after.steps if after else 0) + steps, slab)
+        values = self.named(results, orders, problem)
+        if watch:
+            energies = slab.summed(watch.values) if slab else watch.values
+            for name, x in zip((x.name for x in self.monitors if isinstance(x, Energy)), energies, strict=True):
+                values[name] = x.T if problem.shots > 1 else x[:, 0]
+        return Result(values, state, (after.steps if after else 0) + steps, slab)
+
+    def watch(self, problem: Problem, slab: Slab | None, steps: int) -> Watch | None:
+        every = [x.every for x in self.monitors if isinstance(x, Energy)]
+        planes = slice(slab.low - slab.first, slab.high - slab.first) if slab else slice(None)
+        return Watch(problem, prod(self.grid.lengths), every, steps, self.dt, planes) if every else None
 
     def needs(self, waves: Tensor, parameters: Sequence[Tensor]) -> march.Needs:
         wanted = [x.requires_grad and torch.is_grad_enabled() for x in parameters]
@@ -138,7 +154,8 @@ class Simulation:
         return march.schedule(problem, self.needs(waves, parameters), steps, checkpoints, memory).bytes
 
     def prepare(self, eps_r: Material, steps: int, sigma: Material | None, mu_r: Material, pec: Any,
-                poles: Sequence[Pole], after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
+                poles: Sequence[Pole],
+                after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
         """The arrays of the kernels, the waves, what gradients are taken of, and the order of what is read."""
         grid, dtype, device = self.grid, self.dtype, torch.device(self.device)
         none = torch.empty(0, dtype=dtype, device=device)
@@ -257,6 +274,8 @@ class Simulation:
         out, orders = [], []
         device = torch.device(self.device)
         for x in self.monitors:
+            if isinstance(x, Energy):
+                continue
             number = self.grid.component(x.component)
             phase, every = torch.zeros(0, dtype=self.dtype, device=device), 1
             if isinstance(x, monitors.Probe):
@@ -276,6 +295,8 @@ class Simulation:
         out = {}
         found = iter(zip(results, orders, strict=True))
         for x in self.monitors:
+            if isinstance(x, Energy):
+                continue
             value, order = next(found)
             sign = self.grid.h_sign if x.component[0] == "H" else 1
             if isinstance(x, monitors.Spectrum):

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from tutti.science.em.fdtd import kernels
 from tutti.science.em.fdtd.cpml import Lines
-from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, direction
+from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, direction, within
 
 
 def widths(planes: int, count: int, halo: int) -> tuple[int, ...]:
@@ -202,7 +202,8 @@ class Slab:
         for offset, n in reversed(self.chunks(steps)):
             self.exchange(state)
             part = kernels.adjoint(self.transposed, state, within(self.transposed, given, start, offset, n),
-                                   start + offset, n, [x[offset : offset + n] for x in history], gradients, columns)  # fmt: skip
+                                   start + offset, n, [x[offset : offset + n] for x in history], gradients,
+                                   columns)  # fmt: skip
             parts.append(part)
         return torch.cat(parts[::-1]) if columns else None
 
@@ -251,12 +252,3 @@ class Slab:
         x = torch.tensor([number])
         dist.all_reduce(x, dist.ReduceOp.MIN, group=self.group)
         return int(x)
-
-
-def within(problem: Problem, results: Sequence[Tensor], start: int, offset: int, steps: int) -> list[Tensor]:
-    """Of results of steps from `start`, the part of `steps` steps from `start + offset`."""
-    out = []
-    for x, whole in zip(problem.readings, results, strict=bool(len(results))):
-        first, last = ((start + offset + n) // x.every - start // x.every for n in (0, steps))
-        out.append(whole if x.phase.numel() or not whole.numel() else whole[first:last])
-    return out

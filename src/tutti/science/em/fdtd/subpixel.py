@@ -4,13 +4,14 @@ Dielectrics: across an interface with normal n, tangential E and normal D are co
 
     1 / eps_p = n_p^2 <1 / eps> + (1 - n_p^2) / <eps>,
 
-with means over a cell around the component (A. Farjadpour et al., Opt. Lett. 31, 2972, 2006; the diagonal of their tensor).
+with means over a cell around the component (A. Farjadpour et al., Opt. Lett. 31, 2972, 2006; the diagonal of their
+tensor alone, with errors still of first order but small).
 
 Conductors (S. Dey and R. Mittra, IEEE Microw. Guided Wave Lett. 7, 273, 1997): in Faraday's law the integral of E takes
-the length l outside of the conductor of each edge, and that of H the area A of each face. With E l / delta in place of E
-this is the usual scheme with eps delta / l and mu A / delta^2.
+the length l outside of the conductor of each edge, and that of H the area A of each face. With E l / delta in place of
+E this is the usual scheme with eps delta / l and mu A / delta^2.
 
-fractions: (parts nx, parts ny, parts nz) from `tutti.science.em.cad.fill`, with an even number of parts of a cell by axis.
+fractions: (parts nx, parts ny, parts nz) from `tutti.science.em.cad.fill`, an even number of parts of a cell by axis.
 """
 
 from __future__ import annotations
