@@ -33,13 +33,14 @@ from tutti.science.em.fdtd.slabs import Slab
 class Result:
     """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on.
 
-    slab: of this process, if several share the simulation: `state` is that of its planes.
+    Of several processes that share a simulation, each has the `state` of its planes. sent: messages to the neighbours,
+    and their bytes.
     """
 
     values: Mapping[str, Tensor]
     state: list[Tensor] = field(repr=False)
     steps: int = 0
-    slab: Slab | None = field(default=None, repr=False)
+    sent: tuple[int, int] = (0, 0)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.values:
@@ -134,7 +135,8 @@ class Simulation:
             energies = slab.summed(watch.values) if slab else watch.values
             for name, x in zip((x.name for x in self.monitors if isinstance(x, Energy)), energies, strict=True):
                 values[name] = x.T if problem.shots > 1 else x[:, 0]
-        return Result(values, state, (after.steps if after else 0) + steps, slab)
+        sent = (slab.sent[0], slab.sent[1]) if slab else (0, 0)
+        return Result(values, state, (after.steps if after else 0) + steps, sent)
 
     def watch(self, problem: Problem, slab: Slab | None, steps: int) -> Watch | None:
         every = [x.every for x in self.monitors if isinstance(x, Energy)]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -152,7 +152,7 @@ class Slab:
                 out.append((number, begin, end))
         return out
 
-    @cache  # noqa: B019  a slab lives as long as a run
+    @cached_property
     def sides(self) -> list[tuple[int, list[tuple[int, int, int]], list[tuple[int, int, int]]]]:
         """(neighbour, rows to send, rows to receive)."""
         out = []
@@ -166,7 +166,7 @@ class Slab:
     def exchange(self, state: Sequence[Tensor]) -> None:
         """Take the halos of a state from the neighbours."""
         work, arriving = [], []
-        for neighbour, send, receive in self.sides():
+        for neighbour, send, receive in self.sides:
             peer = dist.get_global_rank(self.group, neighbour)
             parts = [state[i][:, a:b].flatten() for i, a, b in send if state[i].numel()]
             message = torch.cat(parts)
