@@ -6,6 +6,7 @@ sin^2(w dt / 2) = (c dt)^2 sum sin^2(k delta / 2) / delta^2 along the axes.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_second_order_of_the_first_mode():
         simulation = Simulation(Grid((n, n), 1 / n), monitors=[Probe("x", "Ez", [(n // 2, n // 2)])], courant=0.5,
                                 dtype=torch.float64)  # fmt: skip
         errors.append(abs(measured_frequency(simulation, "Ez", (1, 1), 200) / exact - 1))
-    orders = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)]
+    orders = [math.log2(a / b) for a, b in pairwise(errors)]
     assert exact == pytest.approx(211.98528e6, rel=1e-7)
     assert all(abs(order - 2) < 0.02 for order in orders) and errors[-1] < 1e-4
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fdtd_cases import case
 
+from tutti.science.em.fdtd import Grid, Pole
 from tutti.science.em.fdtd.reference import Reference
 
 pytestmark = pytest.mark.starts  # the compiler
@@ -69,3 +70,33 @@ def test_central_differences(mode):
                 x += step * w
             values.append(loss_of(simulation.run(**given, steps=40)))
     torch.testing.assert_close((values[0] - values[1]) / 2e-5, slope, rtol=1e-6, atol=0)
+
+
+def test_poles_with_gradients_lie_in_the_design():
+    simulation, given, _ = case("TM")
+    simulation = type(simulation)(**{**vars(simulation), "design": (slice(4, 9), slice(2, 9))})
+    with pytest.raises(ValueError, match="need a design region that contains it"):
+        simulation.run(**given, steps=40)
+
+
+@pytest.mark.parametrize("mode, shots", [("TM", 2), ("TE", 1), ("3D", 1), ("3D", 3)])
+def test_bits_do_not_depend_on_threads(mode, shots):
+    """Of results and gradients; waveforms, which sum over places of all threads, within rounding."""
+    grid = Grid((37, 30, 11), 0.01) if mode == "3D" else Grid((90, 130), 0.01, mode)
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            simulation, _, (*_, wave) = case(mode, torch.float32, shots)
+            simulation = type(simulation)(**{**vars(simulation), "grid": grid, "dt": 0.0})
+            eps, sigma = (torch.linspace(1, 2, grid.cells).reshape(grid.shape).requires_grad_() for _ in range(2))
+            strength = torch.full(grid.shape, 1e20, requires_grad=True)
+            poles = [Pole(strength, 1e10, 2e8)]
+            own = simulation.run(eps, 40, sigma=sigma, poles=poles)
+            gradients = torch.autograd.grad(loss_of(own), [eps, sigma, strength, wave])
+            found.append([own["points"], own["pictures"], own["spectrum"], *gradients])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0][:-1], other[:-1], strict=True))
+        torch.testing.assert_close(other[-1], found[0][-1], rtol=1e-5, atol=1e-6 * float(found[0][-1].abs().max()))

@@ -15,6 +15,7 @@ from tutti.science.em.fdtd import (
     PlaneWave,
     Probe,
     Simulation,
+    Snapshots,
     drude,
     gaussian_up_to,
     lorentz,
@@ -34,7 +35,7 @@ def test_mie_series():
         assert cylinder(ka, 4.0, np.array([0, math.pi])) == pytest.approx([forward, backward], rel=2e-6)
 
 
-def disc(n: int, radius: float, eps_r: float, parts: int = 8):
+def disc(n: int, radius: float, eps_r: float, parts: int = 16):
     """eps_r of cells with the share of each that is in a disc in the middle."""
     at = (torch.arange(n * parts, dtype=torch.float64) + 0.5) / parts - n / 2
     inside = (at[:, None] ** 2 + at[None, :] ** 2 <= radius**2).double()
@@ -52,7 +53,7 @@ def cylinder_error(radius: int) -> float:
     grid = Grid((n, n), delta)
     simulation = Simulation(grid, CPML(10), [PlaneWave(box, "+x", "Ez", wave)], surface(around, frequencies),
                             dtype=torch.float64)  # fmt: skip
-    steps = int(45 / (C0 * simulation.dt))
+    steps = int(90 / (C0 * simulation.dt))  # until the cylinder has rung down
     result = simulation.run(disc(n, radius, 4.0), steps)
     times = torch.arange(1, steps + 1, dtype=torch.float64) * simulation.dt
     incident = (wave(times) * torch.exp(-2j * math.pi * frequencies[:, None] * times)).sum(-1).abs() * simulation.dt
@@ -69,7 +70,7 @@ def test_a_dielectric_cylinder_scatters_as_mie_says():
 @pytest.mark.slow
 def test_a_dielectric_cylinder_converges():
     errors = [cylinder_error(radius) for radius in (12, 24, 48)]
-    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.005
+    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.001
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,8 @@ def test_reflection_of_a_dispersive_slab(pole):
     grid = Grid((n, 1), (delta, delta), "TE")
     layers = CPML(((20, 20), 0))
     simulation = Simulation(grid, layers, [PlaneWave([(60, 340), (-1, 3)], "+x", "Ey", gaussian_up_to(4e9))],
-                            [Probe("back", "Ey", [(40, 0)]), Probe("in", "Ey", [(100, 0)])], dtype=torch.float64)  # fmt: skip
+                            [Probe("back", "Ey", [(40, 0)]), Probe("in", "Ey", [(100, 0)])],
+                            dtype=torch.float64)  # fmt: skip
     steps = 12000
     pole = type(pole)(pole.strength, pole.resonance, pole.damping, where)
     back = simulation.run(1.0, steps, poles=[pole])["back"].flatten()
@@ -111,3 +113,18 @@ def test_absorbing_layers_reflect_below_60_db():
         found.append(simulation.run(1.0, 330)["x"])
     worst = (found[0] - found[1]).abs().amax(0) / found[1].abs().amax(0)
     assert 20 * math.log10(float(worst.max())) < -60
+
+
+@pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
+@pytest.mark.parametrize("along", ["+x", "-x", "+y", "-y"])
+def test_nothing_leaks_out_of_the_total_field(mode, along):
+    """Of a wave of 1 V/m in an empty grid."""
+    shape = (40, 36) if mode != "3D" else (30, 28, 24)
+    grid = Grid(shape, (0.01, 0.012) if mode != "3D" else (0.01, 0.012, 0.011), mode)
+    polarization = "Ez" if mode != "TE" else "Ey" if along[1] == "x" else "Ex"
+    wave = PlaneWave([(9, n - 9) for n in shape], along, polarization, gaussian_up_to(2.5e9))
+    every = Snapshots("E", polarization, tuple(slice(0, n + 1) for n in shape))
+    e = Simulation(grid, CPML(5), [wave], [every], dtype=torch.float64).run(1.0, 160)["E"]
+    inside = e[(slice(None), *(slice(10, n - 10) for n in shape))].clone()
+    e[(slice(None), *(slice(8, n - 7) for n in shape))] = 0
+    assert 0.9 < float(inside.abs().max()) < 1.1 and float(e.abs().max()) < 1e-12

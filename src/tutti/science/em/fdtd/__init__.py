@@ -5,6 +5,7 @@ from tutti.science.em.fdtd.dispersion import Pole as Pole
 from tutti.science.em.fdtd.dispersion import drude as drude
 from tutti.science.em.fdtd.dispersion import lorentz as lorentz
 from tutti.science.em.fdtd.grid import Grid as Grid
+from tutti.science.em.fdtd.monitors import Energy as Energy
 from tutti.science.em.fdtd.monitors import Probe as Probe
 from tutti.science.em.fdtd.monitors import Snapshots as Snapshots
 from tutti.science.em.fdtd.monitors import Spectrum as Spectrum
@@ -12,6 +13,8 @@ from tutti.science.em.fdtd.planewave import PlaneWave as PlaneWave
 from tutti.science.em.fdtd.ports import LinePlane as LinePlane
 from tutti.science.em.fdtd.ports import Port as Port
 from tutti.science.em.fdtd.ports import s_parameters as s_parameters
+from tutti.science.em.fdtd.predict import Prediction as Prediction
+from tutti.science.em.fdtd.predict import predict as predict
 from tutti.science.em.fdtd.simulation import Result as Result
 from tutti.science.em.fdtd.simulation import Simulation as Simulation
 from tutti.science.em.fdtd.sources import Current as Current

@@ -74,5 +74,6 @@ def adjoint(problem: Problem, state: Sequence[Tensor], given: Sequence[Tensor], 
     shape = (threads, steps, columns) if columns else (0,)
     of_waves = torch.zeros(shape, dtype=problem.dtype)
     operators().fdtd_adjoint(*arguments(problem, state), groups, list(given), phases, every, start, steps,
-                             list(history), list(problem.box) if history else [0] * 6, list(gradients), of_waves)  # fmt: skip
+                             list(history), list(problem.box) if history else [0] * 6, list(gradients),
+                             of_waves)  # fmt: skip
     return of_waves.sum(0) if columns else None

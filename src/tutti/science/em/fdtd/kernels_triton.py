@@ -78,10 +78,7 @@ def _update(
     value = tl.load(x + whole, mask=here, other=0.0)
     if KEEP:
         value = tl.load(a + place, mask=here, other=0.0) * value
-    if GAIN:
-        gain = tl.load(b + place, mask=here, other=0.0)
-    else:
-        gain = tl.load(b)
+    gain = tl.load(b + place, mask=here, other=0.0) if GAIN else tl.load(b)
     tl.store(x + whole, value + gain * cur, mask=here)
 
 
@@ -111,7 +108,7 @@ def update(problem: Problem, state: list[Tensor], h: int, p: int) -> None:
     rows = [len(y[1]) for y in lines]
     safe = [[y if y.numel() else x for y in line] for line in lines]
     cells = strides[0] * problem.array[0]
-    _update[(triton.cdiv(cells, BLOCK), problem.shots)](
+    _update[(triton.cdiv(cells, BLOCK), problem.shots)](  # pyright: ignore
         x, *other, *(y if y.numel() else x for y in psi), a if a.numel() else x, b, *safe[0], *safe[1],
         *problem.array, strides[d[0]], strides[d[1]], *rows, *ranges(problem, h, p), D0=d[0], D1=d[1], H=bool(h),
         HAS0=has[0], HAS1=has[1], LAYER0=layer[0], LAYER1=layer[1], KEEP=bool(a.numel()), GAIN=b.numel() > 1,

@@ -11,8 +11,9 @@ least for l = sqrt(n state / curl). A single segment stores everything and recom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, sqrt
 from typing import Any
 
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 
 from tutti.science.em.fdtd import kernels
+from tutti.science.em.fdtd.energy import Watch
 from tutti.science.em.fdtd.problem import Problem
+from tutti.science.em.fdtd.slabs import Slab
 
 ROOM = 256 * 2**20  # bytes of history that are stored without being asked: nothing is recomputed
 
@@ -105,6 +108,22 @@ def schedule(problem: Problem, needs: Needs, steps: int, checkpoints: int | None
     return Schedule(steps, length, total(length))
 
 
+def agreed(slab: Slab, needs: Needs, steps: int, checkpoints: int | None, memory: float | None) -> Schedule:
+    """The schedule of all processes, whose segments are the shortest that one of them needs.
+
+    Raises ValueError on all if no segments fit in the memory of one.
+    """
+    error: ValueError | None = None
+    try:
+        length = schedule(slab.problem, needs, steps, checkpoints, memory).length
+    except ValueError as found:
+        error, length = found, 0
+    length = slab.least(length)
+    if not length:
+        raise error or ValueError(f"a gradient of {steps} steps does not fit in the memory of another process")
+    return schedule(slab.problem, needs, steps, ceil(steps / length))
+
+
 def results_of(problem: Problem, steps: int) -> list[Tensor]:
     """Zeros for what is read."""
     out = []
@@ -124,12 +143,25 @@ def narrowed(problem: Problem, results: Sequence[Tensor], start: int, steps: int
     return out
 
 
+def loops(what: Problem | Slab) -> tuple[Problem, Problem, Callable[..., None], Callable[..., Tensor | None]]:
+    """What the loop and its transpose work on, and both: of a whole, or of a slab with its halos."""
+    if isinstance(what, Slab):
+        return what.problem, what.transposed, what.forward, what.adjoint
+    return what, what, partial(kernels.forward, what), partial(kernels.adjoint, what)
+
+
 class March(torch.autograd.Function):
-    """(problem, needs, schedule, state, waves, b of E, a of E, gains) -> results. `state` becomes the final one."""
+    """(problem or slab, watch, needs, schedule, state, waves, b of E, a of E, gains) -> results.
+
+    `state` becomes the final one. Of a slab, `state` is that of its planes; all else is of the whole.
+    """
 
     @staticmethod
-    def forward(ctx: Any, problem: Problem, needs: Needs, plan: Schedule, state: list[Tensor], waves: Tensor,
-                *parameters: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+    def forward(ctx: Any, what: Problem | Slab, watch: Watch | None, needs: Needs, plan: Schedule, state: list[Tensor],
+                waves: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+        problem, _, advance, _ = loops(what)
+        if watch:
+            advance = partial(watch.advance, advance)
         results, saved, history = results_of(problem, plan.steps), [], []
         segments = plan.segments
         tracked = needs.history or needs.waves
@@ -138,28 +170,33 @@ class March(torch.autograd.Function):
                 saved.append([x.clone() for x in state])
             if needs.history and start == segments[-1][0]:
                 history = empty_history(problem, needs, plan.length)
-            kernels.forward(problem, state, waves, narrowed(problem, results, start, steps), start, steps, history)
-        ctx.kept = (problem, needs, plan, saved, history, waves.detach()) if tracked else None
+            advance(state, waves, narrowed(problem, results, start, steps), start, steps, history)
+        ctx.kept = (what, needs, plan, saved, history, waves.detach()) if tracked else None
         ctx.many = len(parameters)
-        return tuple(results)
+        return tuple(what.gathered(results) if isinstance(what, Slab) else results)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
-        problem, needs, plan, saved, history, waves = ctx.kept
-        given = tuple(x.contiguous() for x in given)
+        what, needs, plan, saved, history, waves = ctx.kept
+        problem, seen, advance, retreat = loops(what)
+        slab = what if isinstance(what, Slab) else None
+        given = tuple(slab.seen(given)) if slab else tuple(x.contiguous() for x in given)
         state, gradients = problem.state(), empty_gradients(problem, needs)
         of_waves = torch.zeros_like(waves) if needs.waves else None
         segments = plan.segments
         for i in reversed(range(len(segments))):
             start, steps = segments[i]
             if needs.history and i < len(segments) - 1:
-                kernels.forward(problem, [x.clone() for x in saved[i]], waves, (), start, steps, history)
-            part = kernels.adjoint(problem, state, narrowed(problem, given, start, steps), start, steps, history,
-                                   gradients, waves.shape[1] if needs.waves else 0)  # fmt: skip
+                advance([x.clone() for x in saved[i]], waves, (), start, steps, history)
+            part = retreat(state, narrowed(seen, given, start, steps), start, steps, history, gradients,
+                           waves.shape[1] if needs.waves else 0)  # fmt: skip
             if of_waves is not None and part is not None:
                 of_waves[start : start + steps] = part
         ctx.kept = None
-        return (None, None, None, None, of_waves, *whole_gradients(problem, gradients, ctx.many))
+        own = whole_gradients(problem, gradients, ctx.many)
+        if slab and of_waves is not None:
+            slab.summed([of_waves])
+        return (None, None, None, None, None, of_waves, *(slab.whole_gradients(own) if slab else own))
 
 
 def empty_history(problem: Problem, needs: Needs, steps: int) -> list[Tensor]:

@@ -44,7 +44,22 @@ class Spectrum:
     every: int = 1
 
 
-Monitor = Probe | Snapshots | Spectrum
+@dataclass(frozen=True)
+class Energy:
+    """The energy of all fields in joules (J/m in two dimensions) before steps 0, every, 2 every, ...: float64 (times).
+
+    See `energy`. On the CPU; without gradients.
+    """
+
+    name: str
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every: at least one step, not {self.every}")
+
+
+Monitor = Probe | Snapshots | Spectrum | Energy
 
 
 def phases(monitor: Spectrum, times: Tensor, dt: float) -> Tensor:

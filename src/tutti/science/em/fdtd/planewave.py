@@ -53,6 +53,19 @@ class PlaneWave:
             e[0] = at[step]
         return torch.from_numpy(es), torch.from_numpy(hs)
 
+    def spectrum(self, grid: Grid, dt: float, steps: int, frequencies: Tensor, node: int) -> Tensor:
+        """The Fourier sums of incident E at a node of the wave's axis in the box, complex (frequencies).
+
+        As a `Spectrum` would see it in an empty grid.
+        """
+        setting = Setting(grid, dt, steps + 1, (), lambda _, place: place.double())
+        first, last = self.box["xyz".index(self.along[1])]
+        column = AHEAD + (node - first if self.along[0] == "+" else last - node)
+        e, _ = self.incident(setting, last - first + 2 * AHEAD + 2)
+        times = torch.arange(1, steps + 1, dtype=torch.float64) * dt
+        phase = torch.exp(-2j * torch.pi * torch.as_tensor(frequencies, dtype=torch.float64)[:, None] * times)
+        return (phase * e[1:, column]).sum(1) * dt
+
     def entries(self, setting: Setting) -> list[Entries]:
         grid = setting.grid
         u, v = "xyz".index(self.along[1]), "xyz".index(self.polarization[1])

@@ -180,3 +180,12 @@ def reading(
     device = phase.device
     whole = torch.full_like(place, component).to(device)
     return Reading(first.to(device), whole, place[order].to(device), every, phase), order.argsort().to(device)
+
+
+def within(problem: Problem, results: Sequence[Tensor], start: int, offset: int, steps: int) -> list[Tensor]:
+    """Of results of steps from `start`, the part of `steps` steps from `start + offset`."""
+    out = []
+    for x, whole in zip(problem.readings, results, strict=bool(len(results))):
+        first, last = ((start + offset + n) // x.every - start // x.every for n in (0, steps))
+        out.append(whole if x.phase.numel() or not whole.numel() else whole[first:last])
+    return out

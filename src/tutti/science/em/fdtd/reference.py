@@ -54,7 +54,8 @@ class Reference:
         self.a = [*(a or problem.a[:3]), *problem.a[3:]]
         self.b = [*(b or problem.b[:3]), *problem.b[3:]]
         self.gains = gains or [pole.gain for pole in problem.poles]
-        self.masks = [mask(problem, i // 3, i % 3) if here else None for i, here in enumerate(problem.present)]
+        none = torch.empty(0, dtype=problem.dtype, device=problem.device)
+        self.masks = [mask(problem, i // 3, i % 3) if here else none for i, here in enumerate(problem.present)]
         self.rows = [[(x.at >= 0).nonzero().flatten().to(problem.device) for x in side] for side in problem.lines]
 
     def curl(self, state: list[Tensor], h: int, p: int) -> Tensor:

@@ -11,27 +11,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tutti.science.em.fdtd import elsewhere, march, materials, monitors, sources
 from tutti.science.em.fdtd.cpml import CPML, Lines, lines
 from tutti.science.em.fdtd.dispersion import Pole
+from tutti.science.em.fdtd.energy import Watch
 from tutti.science.em.fdtd.grid import EPS0, Grid
 from tutti.science.em.fdtd.materials import Material
+from tutti.science.em.fdtd.monitors import Energy
 from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, Setting, reading, table
+from tutti.science.em.fdtd.slabs import Slab
 
 
 @dataclass(frozen=True)
 class Result:
-    """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on."""
+    """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on.
+
+    Of several processes that share a simulation, each has the `state` of its planes. sent: messages to the neighbours,
+    and their bytes.
+    """
 
     values: Mapping[str, Tensor]
     state: list[Tensor] = field(repr=False)
     steps: int = 0
+    sent: tuple[int, int] = (0, 0)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.values:
@@ -45,6 +54,9 @@ class Simulation:
 
     design: slices of cells outside of which gradients are zero: they cost memory and time only inside.
     dtype: float32 or float64.
+    group: processes that share the grid as slabs along x. All call `run` with the same arguments, take gradients of the
+    same loss, and get the same results. halo: planes that two neighbours compute both, which is also how many steps
+    pass between their messages. slabs: planes of each process; by default so that all compute equally many.
     """
 
     grid: Grid
@@ -56,6 +68,9 @@ class Simulation:
     design: Sequence[slice] | None = None
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
+    group: dist.ProcessGroup | None = None
+    halo: int = 4
+    slabs: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         names = [x.name for x in self.monitors]
@@ -63,6 +78,10 @@ class Simulation:
             raise ValueError(f"monitors need different names: {names}")
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: float32 or float64, not {self.dtype}")
+        if torch.device(self.device).type != "cpu" and any(isinstance(x, Energy) for x in self.monitors):
+            raise ValueError(f"monitors of energy run on CPUs only, not on {self.device}")
+        if self.group is not None and torch.device(self.device).type != "cpu":
+            raise ValueError(f"processes share a simulation on CPUs only, not on {self.device}")
         object.__setattr__(self, "dt", self.dt or self.courant * self.grid.courant_limit())
 
     @property
@@ -93,18 +112,36 @@ class Simulation:
             raise ValueError(f"steps: at least 1, not {steps}")
         problem, waves, parameters, orders = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, after)
         needs = self.needs(waves, parameters)
-        plan = march.schedule(problem, needs, steps, checkpoints, memory) if any(vars(needs).values()) else (
-            march.Schedule(steps, steps, 0)
-        )  # fmt: skip
-        state = [x.clone() for x in after.state] if after else problem.state()
+        if needs.gains:
+            self.check_design(problem)
+        slab = Slab(problem, self.group, self.halo, self.slabs) if self.group is not None else None
+        own = slab.problem if slab else problem
+        plan = march.Schedule(steps, steps, 0)
+        if any(vars(needs).values()):
+            plan = (march.agreed(slab, needs, steps, checkpoints, memory) if slab else
+                    march.schedule(problem, needs, steps, checkpoints, memory))  # fmt: skip
+        state = [x.clone() for x in after.state] if after else own.state()
+        watch = None
         if torch.device(self.device).type == "cpu":
-            results = march.March.apply(problem, needs, plan, state, waves, *parameters)
+            watch = self.watch(own, slab, steps)
+            results = march.March.apply(slab or problem, watch, needs, plan, state, waves, *parameters)
         elif any(vars(needs).values()) or not elsewhere.triton_kernels():
             results, state = elsewhere.differentiable(problem, parameters, waves, state, plan.length)
             state = [x.detach() for x in state]
         else:
             results = elsewhere.forward(problem, state, waves)
-        return Result(self.named(results, orders, problem), state, (after.steps if after else 0) + steps)
+        values = self.named(results, orders, problem)
+        if watch:
+            energies = slab.summed(watch.values) if slab else watch.values
+            for name, x in zip((x.name for x in self.monitors if isinstance(x, Energy)), energies, strict=True):
+                values[name] = x.T if problem.shots > 1 else x[:, 0]
+        sent = (slab.sent[0], slab.sent[1]) if slab else (0, 0)
+        return Result(values, state, (after.steps if after else 0) + steps, sent)
+
+    def watch(self, problem: Problem, slab: Slab | None, steps: int) -> Watch | None:
+        every = [x.every for x in self.monitors if isinstance(x, Energy)]
+        planes = slice(slab.low - slab.first, slab.high - slab.first) if slab else slice(None)
+        return Watch(problem, prod(self.grid.lengths), every, steps, self.dt, planes) if every else None
 
     def needs(self, waves: Tensor, parameters: Sequence[Tensor]) -> march.Needs:
         wanted = [x.requires_grad and torch.is_grad_enabled() for x in parameters]
@@ -119,7 +156,8 @@ class Simulation:
         return march.schedule(problem, self.needs(waves, parameters), steps, checkpoints, memory).bytes
 
     def prepare(self, eps_r: Material, steps: int, sigma: Material | None, mu_r: Material, pec: Any,
-                poles: Sequence[Pole], after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
+                poles: Sequence[Pole],
+                after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
         """The arrays of the kernels, the waves, what gradients are taken of, and the order of what is read."""
         grid, dtype, device = self.grid, self.dtype, torch.device(self.device)
         none = torch.empty(0, dtype=dtype, device=device)
@@ -198,6 +236,14 @@ class Simulation:
             begin[self.grid.axes[axis]], end[self.grid.axes[axis]] = first, last + 1
         return (*begin, *end)
 
+    def check_design(self, problem: Problem) -> None:
+        for pole in problem.poles:
+            if any(x < y for x, y in zip(pole.start, problem.box[:3], strict=True)) or any(
+                x > y for x, y in zip(pole.stop, problem.box[3:], strict=True)
+            ):
+                raise ValueError(f"gradients of a pole at nodes {pole.start} to {pole.stop} need a design region that "
+                                 f"contains it, not nodes {problem.box[:3]} to {problem.box[3:]}")  # fmt: skip
+
     def pole_arrays(self, poles: Sequence[Pole]) -> tuple[list[PoleArrays], list[Tensor]]:
         grid, device = self.grid, torch.device(self.device)
         arrays, gains, none = [], [], torch.empty(0, dtype=self.dtype, device=device)
@@ -230,6 +276,8 @@ class Simulation:
         out, orders = [], []
         device = torch.device(self.device)
         for x in self.monitors:
+            if isinstance(x, Energy):
+                continue
             number = self.grid.component(x.component)
             phase, every = torch.zeros(0, dtype=self.dtype, device=device), 1
             if isinstance(x, monitors.Probe):
@@ -249,6 +297,8 @@ class Simulation:
         out = {}
         found = iter(zip(results, orders, strict=True))
         for x in self.monitors:
+            if isinstance(x, Energy):
+                continue
             value, order = next(found)
             sign = self.grid.h_sign if x.component[0] == "H" else 1
             if isinstance(x, monitors.Spectrum):

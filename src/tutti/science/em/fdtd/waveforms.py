@@ -22,7 +22,7 @@ def gaussian_up_to(frequency: float) -> Waveform:
 
 
 def pulse(frequency: float, bandwidth: float) -> Waveform:
-    """A sine of `frequency` with a Gaussian envelope; its spectrum falls to 1/e at `frequency` +- `bandwidth`, in Hz."""
+    """A sine with a Gaussian envelope; its spectrum falls to 1/e at `frequency` +- `bandwidth`, in Hz."""
     width = 1 / (pi * bandwidth)
     delay = 4.5 * width
     return lambda t: torch.sin(2 * pi * frequency * (t - delay)) * torch.exp(-(((t - delay) / width) ** 2))
