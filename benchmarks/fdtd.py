@@ -13,8 +13,9 @@ import statistics
 import time
 from typing import Any
 
-import harness
 import torch
+
+import harness
 
 JAX = ("fdtdx==0.6.3",)
 BYTES = 4 * (12 + 3)
@@ -54,7 +55,10 @@ def ratio(found: dict[str, list[float]], ours: str, peer: str) -> float:
 def run(quick: bool) -> dict[str, Any]:
     cells, count, threads = (48, 2, os.cpu_count() or 1) if quick else (96, 5, os.cpu_count() or 1)
     peers = {
-        f"ours, {threads} threads": (harness.Peer("ours", (), "fdtd_peers.py", "ours", str(cells), "10", str(threads)), 40),
+        f"ours, {threads} threads": (
+            harness.Peer("ours", (), "fdtd_peers.py", "ours", str(cells), "10", str(threads)),
+            40,
+        ),
         "ours, no layers": (harness.Peer("ours", (), "fdtd_peers.py", "ours", str(cells), "0", str(threads)), 40),
         "fdtdx": (harness.Peer("fdtdx", JAX, "fdtd_peers.py", "fdtdx", str(cells), "10", str(threads)), 20),
     }

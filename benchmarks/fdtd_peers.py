@@ -57,7 +57,9 @@ def fdtdx(cells: int, layers: int, threads: int):
         bound = library.BoundaryConfig.from_uniform_bound(thickness=layers)
         boundaries, constraints = library.boundary_objects_from_config(bound, volume)
         key = jax.random.PRNGKey(0)
-        objects, arrays, params, config, _ = library.place_objects([volume, *boundaries.values()], config, constraints, key)
+        objects, arrays, params, config, _ = library.place_objects(
+            [volume, *boundaries.values()], config, constraints, key
+        )
         arrays, objects, _ = library.apply_params(arrays, objects, params, key)
         run = jax.jit(lambda x: library.run_fdtd(x, objects, config, key, show_progress=False))
         jax.block_until_ready(run(arrays))

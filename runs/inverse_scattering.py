@@ -1,7 +1,7 @@
 """Inverse scattering with a differentiable FDTD solver: two discs from fields at eight receivers.
 
-    python runs/inverse_scattering.py          # 100 steps of Adam, about ten seconds on two cores
-    python runs/inverse_scattering.py --quick  # 5 steps
+python runs/inverse_scattering.py          # 100 steps of Adam, about ten seconds on two cores
+python runs/inverse_scattering.py --quick  # 5 steps
 """
 
 from __future__ import annotations

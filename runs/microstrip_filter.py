@@ -1,7 +1,7 @@
 """S-parameters of Sheen's microstrip low-pass filter (1990) by FDTD.
 
-    python runs/microstrip_filter.py           # 3000 steps, seconds
-    python runs/microstrip_filter.py --quick   # 300 steps: the pulse has not left yet
+python runs/microstrip_filter.py           # 3000 steps, seconds
+python runs/microstrip_filter.py --quick   # 300 steps: the pulse has not left yet
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def permittivity(design: Tensor, sharpness: float) -> Tensor:
     at = torch.arange(-3, 4).float()
     disc = (RADIUS - (at[:, None] ** 2 + at[None] ** 2).sqrt()).clamp(min=0)
     x = torch.sigmoid(design)[None, None]
-    x = torch.nn.functional.conv2d(torch.nn.functional.pad(x, (3, 3, 3, 3), mode="replicate"), (disc / disc.sum())[None, None])
+    x = torch.nn.functional.conv2d(
+        torch.nn.functional.pad(x, (3, 3, 3, 3), mode="replicate"), (disc / disc.sum())[None, None]
+    )
     low, high = torch.tanh(torch.tensor(sharpness * ETA)), torch.tanh(torch.tensor(sharpness * (1 - ETA)))
     x = (low + torch.tanh(sharpness * (x[0, 0] - ETA))) / (low + high)
     eps = guides()
