@@ -19,6 +19,7 @@ from math import ceil
 import torch
 
 from tutti.hardware import Cluster
+from tutti.hardware.names import cluster as named
 from tutti.science.em.fdtd.cpml import CPML, Lines
 from tutti.science.em.fdtd.grid import Grid
 from tutti.science.em.fdtd.problem import direction, source
@@ -72,15 +73,16 @@ def plane_bytes(grid: Grid, lines: Sequence[Sequence[Lines]], low: int, high: in
     return numbers * size
 
 
-def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster, cpml: CPML | None = None,
+def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpml: CPML | None = None,
             rate: float | None = None, halo: int | None = None, slabs: Sequence[int] = (),
             dtype: torch.dtype = torch.float32, shots: int = 1, poles: int = 0) -> Prediction:  # fmt: skip
-    """Of `steps` steps on so many devices of a cluster.
+    """Of `steps` steps on so many devices of a cluster, or of the one of this name, such as "h100:4".
 
     rate: cells per second and step of a device; by default its memory's bandwidth over what a step reads and writes of
     a cell, which is the most it could be. halo: planes; by default what is fastest. slabs: planes of each device.
     Raises ValueError for more devices than the cluster or the planes of axis 0 have room for.
     """
+    cluster = named(cluster) if isinstance(cluster, str) else cluster
     if not 1 <= devices <= cluster.size:
         raise ValueError(f"devices: from 1 to the {cluster.size} of {cluster}, not {devices}")
     lines, planes = Simulation(grid, cpml).lines, grid.array[0]
