@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.trainer_callback import PrinterCallback
 
 import tutti
 from tutti.science.em.surrogate.curves import REPRESENTATIONS, Basis, passive
@@ -89,10 +88,10 @@ class Surrogate:
             held = max(1, round(how.held * len(samples)))
             seen, unseen = samples[order[held:]], samples[order[:held]]
         unseen.check(geometry)
-        rank = math.ceil((len(unseen) + 1) * coverage)
+        rank = math.ceil((len(unseen) + 1) * coverage - 1e-9)
         if rank > len(unseen):
             raise ValueError(f"{len(unseen)} samples cannot calibrate a bound with a coverage of {coverage:g}: hold out "
-                             f"at least {math.ceil(coverage / (1 - coverage))}, or lower the coverage")  # fmt: skip
+                             f"at least {math.ceil(coverage / (1 - coverage) - 1e-9)}, or lower the coverage")  # fmt: skip
         basis = Basis.of(seen.s, geometry.representation, most=how.modes)
         with tempfile.TemporaryDirectory() as temporary:
             network = trained(geometry, seen, basis, how, folder or temporary, options)
@@ -158,6 +157,8 @@ class Surrogate:
 def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, folder: str | Path,
             options: Mapping[str, Any]) -> Ensemble:  # fmt: skip
     """An ensemble, trained on samples by `tutti.Trainer`."""
+    from transformers.trainer_callback import PrinterCallback  # seconds, which processes that solve need not wait for
+
     inputs, labels = geometry.space.unit(samples.points).float(), basis.encode(samples.s).float()
     draw = torch.Generator().manual_seed(how.seed)
     counts = torch.ones(len(samples), how.members)
