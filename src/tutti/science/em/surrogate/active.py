@@ -1,0 +1,65 @@
+"""Active sampling: each round solves the points where the ensemble disagrees most (query by committee, H. S. Seung et
+al., COLT 1992).
+
+Of random candidates the one of the largest spread is taken; the spreads of the others then count less the nearer they
+are, by 1 - exp(-d^2 / (2 r^2)), r being half the usual distance of neighbours, so that a round does not solve one place
+several times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.surrogate.geometry import Geometry
+from tutti.science.em.surrogate.samples import Samples, collect
+from tutti.science.em.surrogate.surrogate import Surrogate, Training
+
+
+def chosen(surrogate: Surrogate, candidates: Tensor, count: int, known: int) -> Tensor:
+    """Rows of the candidates to solve next (count,). known: the number of samples so far."""
+    if count > len(candidates):
+        raise ValueError(f"{count} points of {len(candidates)} candidates")
+    space = surrogate.geometry.space
+    x = space.unit(candidates)
+    spread = surrogate.curves(candidates)[1].clone()
+    radius = (known + count) ** (-1 / x.shape[1])  # half the edge of a sample's share of the box
+    rows = []
+    for _ in range(count):
+        rows.append(int(spread.argmax()))
+        distance = (x - x[rows[-1]]).square().sum(1)
+        spread = spread * (1 - torch.exp(-distance / (2 * radius**2)))
+    return torch.tensor(rows)
+
+
+def active(geometry: Geometry, *, start: int, per_round: int, rounds: int, folder: str | Path | None = None,
+           training: Training | None = None, candidates: int = 4000, processes: int = 1, tolerance: float = 0.05,
+           coverage: float = 0.9, after: Callable[[int, Surrogate], None] | None = None) -> tuple[Surrogate, Samples]:  # fmt: skip
+    """A surrogate and its samples: `start` points of a Sobol sequence, then `rounds` times `per_round` chosen ones.
+
+    The bound is calibrated on independent uniform points, a fifth of all samples: chosen ones are no fair sample. after:
+    called with the number of solver runs and the surrogate of each round.
+    """
+    how = training or Training()
+    total = start + rounds * per_round
+    held = max(10, total // 5)
+    if held >= start:
+        raise ValueError(f"start: more than the {held} samples that calibrate the bound, not {start}")
+    unseen = collect(geometry, geometry.space.random(held, how.seed + 1), folder, processes)
+    seen = collect(geometry, geometry.space.sobol(start - held, how.seed), folder, processes)
+    made = Surrogate.fit(geometry, seen, how, calibration=unseen, tolerance=tolerance, coverage=coverage)
+    for i in range(rounds):
+        if after:
+            after(len(seen) + held, made)
+        pool = geometry.space.random(candidates, how.seed + 100 + i)
+        points = pool[chosen(made, pool, per_round, len(seen))]
+        seen = seen + collect(geometry, points, folder, processes)
+        made = Surrogate.fit(geometry, seen, replace(how, seed=how.seed + i + 1), calibration=unseen,
+                             tolerance=tolerance, coverage=coverage)  # fmt: skip
+    if after:
+        after(len(seen) + held, made)
+    return made, seen + unseen

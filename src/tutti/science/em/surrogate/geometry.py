@@ -1,0 +1,78 @@
+"""A geometry: parameters, frequencies, and a solver that gives S-parameters of a point.
+
+    stub = Geometry("stub", Space((Parameter("length", 5e-3, 2e-2, "m"),)), frequencies, ("S11", "S21"), solve)
+    s = stub(torch.tensor([[1e-2]]))        # complex (1, traces, frequencies)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tutti.science.em.surrogate.curves import REPRESENTATIONS
+from tutti.science.em.surrogate.parameters import Space
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """frequencies: in Hz, increasing. traces: what `solve` returns the rows of, such as S11 and S21.
+
+    solve: from a value of each parameter to complex S-parameters (traces, frequencies) of a passive device that is
+    driven at one port. It runs in other processes too, if it is a function of a module.
+    representation: how networks see curves, see `curves`.
+    """
+
+    name: str
+    space: Space
+    frequencies: Tensor
+    traces: tuple[str, ...]
+    solve: Callable[[Mapping[str, float]], Tensor] = field(repr=False)
+    representation: str = "complex"
+
+    def __post_init__(self) -> None:
+        f = self.frequencies
+        if f.ndim != 1 or len(f) < 2 or not bool((f.diff() > 0).all()):
+            raise ValueError(f"frequencies of {self.name}: at least two, increasing, in Hz")
+        if self.representation not in REPRESENTATIONS:
+            raise ValueError(f"representation: {' or '.join(REPRESENTATIONS)}, not {self.representation!r}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of S: (traces, frequencies)."""
+        return len(self.traces), len(self.frequencies)
+
+    def __call__(self, points: Tensor | Mapping[str, float] | Sequence[float]) -> Tensor:
+        """Solve points in the ranges: complex128 (n, traces, frequencies).
+
+        Raises ValueError for points out of range, and for what `solve` returns if it is no passive response.
+        """
+        x = self.space.points(points)
+        self.space.check(x)
+        return torch.stack([self.solved(row) for row in x])
+
+    def solved(self, point: Tensor) -> Tensor:
+        """S of one point (parameters,), wherever it lies: complex128 (traces, frequencies)."""
+        s = self.solve(dict(zip(self.space.names, point.tolist(), strict=True)))
+        return check_s(s, self.shape, f"{self.name} at {point.tolist()}")
+
+
+def check_s(s: Tensor, shape: tuple[int, ...], what: str, gain: float = 1.05) -> Tensor:
+    """S-parameters as complex128. Raises ValueError for another shape, NaN, and |S| above `gain`."""
+    if not isinstance(s, Tensor) or tuple(s.shape) != tuple(shape):
+        told = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
+        raise ValueError(f"S of {what}: shape (..., traces, frequencies) = {tuple(shape)}, not {told}")
+    s = s.detach().to(torch.complex128)
+    if not bool(torch.isfinite(torch.view_as_real(s)).all()):
+        raise ValueError(f"S of {what} is not finite at {(~torch.isfinite(s.abs())).nonzero()[0].tolist()}")
+    if s.numel() and float(s.abs().max()) > gain:
+        raise ValueError(f"S of {what}: |S| = {float(s.abs().max()):.3f}, and a passive device has at most 1; the "
+                         "solver ran too few steps, or its ports are wrong")  # fmt: skip
+    return s
+
+
+def relative_error(s: Tensor, truth: Tensor) -> Tensor:
+    """||s - truth|| / ||truth|| with norms over traces and frequencies: (n,)."""
+    return (s - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)

@@ -1,0 +1,110 @@
+"""Solver runs on disk: one file per sample in a folder, so that an interrupted collection resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.launch.progress import progress
+from tutti.science.em.surrogate.geometry import Geometry, check_s
+
+
+@dataclass(frozen=True)
+class Samples:
+    """points: float64 (n, parameters). s: complex128 (n, traces, frequencies). seconds: of each solver run (n,)."""
+
+    points: Tensor
+    s: Tensor
+    seconds: Tensor
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, rows: slice | Tensor) -> Samples:
+        return Samples(self.points[rows], self.s[rows], self.seconds[rows])
+
+    def __add__(self, other: Samples) -> Samples:
+        return Samples(torch.cat([self.points, other.points]), torch.cat([self.s, other.s]),
+                       torch.cat([self.seconds, other.seconds]))  # fmt: skip
+
+    def check(self, geometry: Geometry, least: int = 1) -> None:
+        """Raises ValueError for shapes that are not the geometry's, values that are not finite, and too few rows."""
+        x = geometry.space.points(self.points)
+        geometry.space.check(x)
+        check_s(self.s, (len(x), *geometry.shape), f"samples of {geometry.name}")
+        if len(x) < least:
+            raise ValueError(f"{len(x)} samples of {geometry.name} are too few: at least {least}")
+
+
+def collect(geometry: Geometry, points: Tensor, folder: str | Path | None = None, processes: int = 1) -> Samples:
+    """Solve points, reading from `folder` those that it has and writing the others there as they are done.
+
+    processes: how many solve at once; with several, `geometry.solve` is a function of a module.
+    Raises ValueError for points out of range, and for a file of another geometry.
+    """
+    points = geometry.space.points(points)
+    geometry.space.check(points)
+    files = [Path(folder, f"{key(geometry, x)}.npz") if folder is not None else None for x in points]
+    rows: list[tuple[Tensor, float] | None] = [read(geometry, x, file) for x, file in zip(points, files, strict=True)]
+    missing = [i for i, row in enumerate(rows) if row is None]
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    with progress(f"solving {geometry.name}") as tell:
+        for done, (i, row) in enumerate(solved(geometry, points, missing, processes)):
+            rows[i] = row
+            write(points[i], row, files[i])
+            tell(f"solving {geometry.name}: {done + 1} of {len(missing)}")
+    found = [row for row in rows if row is not None]
+    none = torch.zeros(0, *geometry.shape, dtype=torch.complex128)
+    return Samples(points, torch.stack([s for s, _ in found]) if found else none,
+                   torch.tensor([t for _, t in found], dtype=torch.float64))  # fmt: skip
+
+
+def timed(geometry: Geometry, point: Tensor) -> tuple[Tensor, float]:
+    begin = time.perf_counter()
+    s = geometry.solved(point)
+    return s, time.perf_counter() - begin
+
+
+def solved(geometry: Geometry, points: Tensor, rows: list[int], processes: int) -> Iterator[tuple[int, tuple]]:
+    """(row, (s, seconds)) of each row, as they are done."""
+    if processes <= 1 or len(rows) < 2:
+        for i in rows:
+            yield i, timed(geometry, points[i])
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from zip(rows, pool.map(timed, [geometry] * len(rows), [points[i] for i in rows]), strict=True)
+
+
+def key(geometry: Geometry, point: Tensor) -> str:
+    told = f"{geometry.name} {geometry.space.names} {point.tolist()}"
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def read(geometry: Geometry, point: Tensor, file: Path | None) -> tuple[Tensor, float] | None:
+    if file is None or not file.exists():
+        return None
+    with np.load(file) as data:
+        x, s, seconds = (torch.from_numpy(data[name]) for name in ("point", "s", "seconds"))
+    if not torch.equal(x, point):
+        raise ValueError(f"{file} is a sample of another point, {x.tolist()}")
+    return check_s(s, geometry.shape, str(file)), float(seconds)
+
+
+def write(point: Tensor, row: tuple[Tensor, float], file: Path | None) -> None:
+    if file is None:
+        return
+    half = file.with_suffix(".part")
+    with half.open("wb") as out:
+        np.savez(out, point=point.numpy(), s=row[0].numpy(), seconds=np.float64(row[1]))
+    half.replace(file)

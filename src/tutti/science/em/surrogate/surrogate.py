@@ -1,0 +1,186 @@
+"""A surrogate of a solver: S-parameters with an error bound, and the solver itself where the bound is too large.
+
+Curves are coefficients of a basis of singular vectors; an ensemble of networks predicts these from the parameters, and
+the mean of the ensemble is made passive. The bound is split-conformal (V. Vovk et al., Algorithmic Learning in a Random
+World, 2005; J. Lei et al., J. Am. Stat. Assoc. 113, 1094, 2018): on samples that no network has seen, the quantile
+ceil((n + 1) coverage) / n of error / (spread + floor); error: relative L2 of the curve, spread: root mean square
+distance of members from their mean, relative too. For new points drawn like those the bound holds with a probability
+of at least `coverage`.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tutti
+from tutti.science.em.surrogate.curves import REPRESENTATIONS, Basis, passive
+from tutti.science.em.surrogate.geometry import Geometry, relative_error
+from tutti.science.em.surrogate.network import Ensemble
+from tutti.science.em.surrogate.samples import Samples
+
+LEAST = 10  # samples
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """s: complex128 (n, traces, frequencies). bound: of the relative L2 error of each curve (n,).
+
+    trusted: whether a point lies in the ranges and its bound below the tolerance (n,). solved: whether `s` is the
+    solver's (n,); its bound is then 0.
+    """
+
+    s: Tensor
+    bound: Tensor
+    trusted: Tensor
+    solved: Tensor
+
+
+@dataclass(frozen=True)
+class Training:
+    """How networks are trained. held: fraction of the samples that calibrate the bound."""
+
+    members: int = 5
+    width: int = 128
+    blocks: int = 2
+    steps: int = 3000
+    batch: int = 64
+    rate: float = 3e-3
+    held: float = 0.2
+    modes: int = 48
+    bagged: bool = False
+    seed: int = 0
+
+
+class Surrogate:
+    """Of a geometry, from samples. tolerance: the largest bound that is trusted. coverage: of the bound."""
+
+    def __init__(self, geometry: Geometry, basis: Basis, network: Ensemble, scale: float, floor: float,
+                 tolerance: float = 0.05, coverage: float = 0.9) -> None:  # fmt: skip
+        self.geometry, self.basis, self.network = geometry, basis, network.eval()
+        self.scale, self.floor = scale, floor
+        self.tolerance, self.coverage = tolerance, coverage
+
+    @staticmethod
+    def fit(geometry: Geometry, samples: Samples, training: Training | None = None, *,
+            calibration: Samples | None = None, tolerance: float = 0.05, coverage: float = 0.9,
+            folder: str | Path | None = None, **options: Any) -> Surrogate:  # fmt: skip
+        """Train the ensemble with `tutti.Trainer` and calibrate its bound.
+
+        calibration: samples for the bound; by default a fraction of `samples` is held out. folder: of the Trainer's
+        files; by default they are temporary. options: more of `tutti.TrainingArguments`.
+        Raises ValueError for samples that do not fit the geometry, and for too few to calibrate.
+        """
+        how = training or Training()
+        samples.check(geometry, LEAST)
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage: between 0 and 1, not {coverage}")
+        seen, unseen = samples, calibration
+        if unseen is None:
+            order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(how.seed))
+            held = max(1, round(how.held * len(samples)))
+            seen, unseen = samples[order[held:]], samples[order[:held]]
+        unseen.check(geometry)
+        rank = math.ceil((len(unseen) + 1) * coverage - 1e-9)
+        if rank > len(unseen):
+            raise ValueError(f"{len(unseen)} samples cannot calibrate a bound with a coverage of {coverage:g}: hold out "
+                             f"at least {math.ceil(coverage / (1 - coverage) - 1e-9)}, or lower the coverage")  # fmt: skip
+        basis = Basis.of(seen.s, geometry.representation, most=how.modes)
+        with tempfile.TemporaryDirectory() as temporary:
+            network = trained(geometry, seen, basis, how, folder or temporary, options)
+        made = Surrogate(geometry, basis, network, 1.0, 0.0, tolerance, coverage)
+        s, spread = made.curves(unseen.points)
+        made.floor = 0.5 * float(spread.median())
+        scores = relative_error(s, unseen.s) / (spread + made.floor)
+        made.scale = float(scores.sort().values[rank - 1])
+        return made
+
+    @torch.no_grad()
+    def curves(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean curves (n, traces, frequencies), passive, and the relative spread of members (n,)."""
+        found = self.network.coefficients(self.geometry.space.unit(points).float())
+        s = passive(self.basis.decode(found.double().mean(0)))
+        away = (passive(self.basis.decode(found)) - s).flatten(2).norm(dim=2).square().mean(0).sqrt()
+        return s, away / s.flatten(1).norm(dim=1).clamp(min=1e-12)
+
+    def predict(self, points: Tensor | Mapping[str, float] | Sequence[float]) -> Prediction:
+        """S and bounds. Points out of the ranges have the bound inf. Raises ValueError for values that are no number."""
+        x = self.geometry.space.points(points)
+        s, spread = self.curves(x)
+        bound = torch.where(self.geometry.space.inside(x), self.scale * (spread + self.floor), math.inf)
+        return Prediction(s, bound, bound <= self.tolerance, torch.zeros(len(x), dtype=torch.bool))
+
+    def solve(self, points: Tensor | Mapping[str, float] | Sequence[float]) -> Prediction:
+        """As `predict`, but points that are not trusted are solved."""
+        x = self.geometry.space.points(points)
+        found = self.predict(x)
+        s, bound = found.s.clone(), found.bound.clone()
+        for i in (~found.trusted).nonzero().flatten().tolist():
+            s[i], bound[i] = self.geometry.solved(x[i]), 0.0
+        return Prediction(s, bound, torch.ones_like(found.trusted), ~found.trusted)
+
+    def save(self, path: str | Path) -> None:
+        """Save all but the geometry."""
+        network = self.network
+        torch.save({
+            "geometry": self.geometry.name, "names": self.geometry.space.names,
+            "representation": self.geometry.representation, "form": self.basis.form.facts(),
+            "basis": (self.basis.mean, self.basis.vectors, self.basis.scale),
+            "sizes": (network.members, network.first.weight.shape[1], network.first.weight.shape[2],
+                      len(network.blocks) // 2),
+            "state": network.state_dict(), "scale": self.scale, "floor": self.floor,
+            "tolerance": self.tolerance, "coverage": self.coverage,
+        }, path)  # fmt: skip
+
+    @staticmethod
+    def load(path: str | Path, geometry: Geometry) -> Surrogate:
+        """Raises ValueError for a file of another geometry."""
+        saved = torch.load(path, weights_only=True)
+        if saved["geometry"] != geometry.name or saved["names"] != geometry.space.names:
+            raise ValueError(f"{path} is a surrogate of {saved['geometry']} ({', '.join(saved['names'])}), not of "
+                             f"{geometry.name} ({', '.join(geometry.space.names)})")  # fmt: skip
+        members, inputs, width, blocks = saved["sizes"]
+        network = Ensemble(members, inputs, saved["state"]["weight"], width, blocks)
+        network.load_state_dict(saved["state"])
+        form = REPRESENTATIONS[saved["representation"]](**saved["form"])
+        return Surrogate(geometry, Basis(form, *saved["basis"]), network, saved["scale"], saved["floor"],
+                         saved["tolerance"], saved["coverage"])  # fmt: skip
+
+
+def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, folder: str | Path,
+            options: Mapping[str, Any]) -> Ensemble:  # fmt: skip
+    """An ensemble, trained on samples by `tutti.Trainer`."""
+    from transformers.trainer_callback import PrinterCallback  # seconds, which processes that solve need not wait for
+
+    inputs, labels = geometry.space.unit(samples.points).float(), basis.encode(samples.s).float()
+    draw = torch.Generator().manual_seed(how.seed)
+    counts = torch.ones(len(samples), how.members)
+    if how.bagged:
+        picks = torch.randint(len(samples), (how.members, len(samples)), generator=draw)
+        counts = torch.stack([torch.bincount(x, minlength=len(samples)) for x in picks], 1).float()
+    rows = [{"parameters": x, "labels": y, "counts": c} for x, y, c in zip(inputs, labels, counts, strict=True)]
+    weight = basis.scale.square() / basis.scale.square().sum()
+    with torch.random.fork_rng([]):
+        torch.manual_seed(how.seed)
+        network = Ensemble(how.members, inputs.shape[1], weight, how.width, how.blocks)
+        given: dict[str, Any] = {
+            "max_steps": how.steps, "learning_rate": how.rate, "per_device_train_batch_size": min(how.batch, len(rows)),
+            "lr_scheduler_type": "cosine", "warmup_steps": how.steps // 20, "save_strategy": "no", "optim": "adamw_torch",
+            "logging_steps": max(1, how.steps // 5), "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+            "dataloader_drop_last": True, "plan": "single", "cluster": "auto", "level": "O0", "seed": how.seed,
+        }  # fmt: skip
+        arguments = tutti.TrainingArguments(str(folder), **(given | dict(options)))
+        trainer = tutti.Trainer(network, arguments, train_dataset=rows)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    losses = [x["loss"] for x in trainer.state.log_history if "loss" in x]
+    if not all(math.isfinite(x) for x in losses):
+        raise ValueError(f"training diverged ({losses}): lower the rate, {how.rate:g}")
+    return network

@@ -1,0 +1,184 @@
+"""Surrogates: curves and bounds on a line's stub with a closed form, samples on disk, and what is refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tutti.science.em.surrogate import Geometry, Parameter, Samples, Space, Surrogate, Training, collect, relative_error
+from tutti.science.em.surrogate.active import active, chosen
+from tutti.science.em.surrogate.curves import Basis, passive
+from tutti.science.em.surrogate.posts import POSTS, WIDTH, permittivity, scattered, simulation
+from tutti.science.em.surrogate.stub import STUB
+
+HOW = Training(members=4, width=64, blocks=1, steps=500, batch=64)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return collect(STUB, STUB.space.sobol(160, 1))
+
+
+@pytest.fixture(scope="module")
+def surrogate(samples):
+    return Surrogate.fit(STUB, samples, HOW)
+
+
+def test_error_and_coverage_on_held_out_points(surrogate):
+    points = STUB.space.random(200, 2)
+    found, truth = surrogate.predict(points), STUB(points)
+    error = relative_error(found.s, truth)
+    assert error.mean() < 0.05
+    assert 0.8 <= float((error <= found.bound).double().mean()) <= 1.0
+    assert found.s.abs().square().sum(1).max() < 1 + 1e-9
+
+
+def test_points_that_are_not_trusted_are_solved(surrogate):
+    outside = {"length": 9e-3, "impedance": 60.0, "eps_r": 2.5}
+    found = surrogate.predict(outside)
+    assert math.isinf(found.bound) and not found.trusted
+    solved = surrogate.solve(outside)
+    assert bool(solved.solved) and torch.equal(solved.s[0], STUB.solve(outside).to(torch.complex128))
+    assert float(solved.bound) == 0
+    inside = {**outside, "length": 6e-3}
+    surrogate.tolerance = 1.0
+    assert not surrogate.solve(inside).solved and torch.equal(surrogate.solve(inside).s, surrogate.predict(inside).s)
+    surrogate.tolerance = 0.0
+    assert bool(surrogate.solve(inside).solved)
+
+
+def test_saved_and_loaded(surrogate, tmp_path):
+    surrogate.save(tmp_path / "stub.pt")
+    again = Surrogate.load(tmp_path / "stub.pt", STUB)
+    points = STUB.space.random(3, 5)
+    for one, two in ((again.predict(points), surrogate.predict(points)),):
+        assert torch.equal(one.s, two.s) and torch.equal(one.bound, two.bound)
+    with pytest.raises(ValueError, match="surrogate of stub"):
+        Surrogate.load(tmp_path / "stub.pt", POSTS)
+
+
+def test_points_of_largest_spread_are_chosen_apart(surrogate):
+    pool = STUB.space.random(300, 7)
+    rows = chosen(surrogate, pool, 5, 160)
+    assert len(set(rows.tolist())) == 5
+    assert int(rows[0]) == int(surrogate.curves(pool)[1].argmax())
+    twice = torch.cat([pool[rows[:1]], pool])  # the same point again has no spread left
+    assert len({tuple(x) for x in twice[chosen(surrogate, twice, 2, 160)].tolist()}) == 2
+
+
+def test_active_rounds_solve_no_more_than_they_say(tmp_path):
+    seen = []
+    how = replace(HOW, members=2, width=16, steps=20)
+    made, found = active(STUB, start=30, per_round=5, rounds=2, training=how, folder=tmp_path, candidates=50,
+                         after=lambda n, _: seen.append(n))  # fmt: skip
+    assert seen == [30, 35, 40] and len(found) == 40 == len(list(tmp_path.glob("*.npz")))
+    assert made.predict(found.points).s.shape == (40, *STUB.shape)
+
+
+def test_collection_resumes(tmp_path):
+    calls = []
+
+    def solve(values):
+        calls.append(values)
+        return STUB.solve(values)
+
+    geometry = replace(STUB, solve=solve)
+    points = STUB.space.sobol(6)
+    first = collect(geometry, points[:4], tmp_path)
+    again = collect(geometry, points, tmp_path)
+    assert len(calls) == 6
+    assert torch.equal(again.s[:4], first.s) and torch.equal(again.s, STUB(points))
+    assert torch.equal(again.seconds[:4], first.seconds)
+
+
+@pytest.mark.starts
+def test_collection_by_processes(tmp_path):
+    points = STUB.space.sobol(4)
+    assert torch.equal(collect(STUB, points, tmp_path, processes=2).s, STUB(points))
+
+
+@pytest.mark.parametrize("representation", ["complex", "phases"])
+def test_a_basis_has_the_curves_of_its_samples(samples, representation):
+    s = samples.s if representation == "complex" else lossless()
+    basis = Basis.of(s, representation, error=1e-9, most=200)
+    assert float(relative_error(basis.decode(basis.encode(s)), s).max()) < 1e-6
+    few = Basis.of(s, representation, error=1e-2)
+    assert len(few.scale) < len(basis.scale)
+    assert float(relative_error(few.decode(few.encode(s)), s).square().mean().sqrt()) < 0.1
+
+
+def lossless():
+    f = torch.linspace(0, 3, 40, dtype=torch.float64)
+    shift = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
+    even, odd = torch.exp(-1j * (2 * f + shift)), torch.exp(-1j * (f - 2 + torch.sin(shift * f)))
+    return torch.stack([even + odd, even - odd], 1) / 2
+
+
+def test_phases_give_lossless_curves():
+    basis = Basis.of(lossless(), "phases", error=1e-2)
+    s = basis.decode(torch.randn(5, len(basis.scale), generator=torch.Generator().manual_seed(0)))
+    assert torch.allclose(s.abs().square().sum(1), torch.ones(5, 40, dtype=torch.float64))
+
+
+def test_passive_curves_are_not_changed_and_others_scaled():
+    s = torch.tensor([[0.6 + 0j, 2.0], [0.8j, 0.0]])
+    assert torch.allclose(passive(s), torch.tensor([[0.6 + 0j, 1.0], [0.8j, 0.0]]))
+
+
+@pytest.mark.starts
+def test_a_slab_in_the_waveguide():
+    """The field solver of POSTS against the reflection of a slab that fills the guide: half the cells, half the error."""
+    errors = []
+    for cells in (24, 48):
+        made, _ = simulation(cells)
+        delta, n = made.grid.lengths[0], made.grid.shape[0] // 2
+        half = round(5e-3 / delta)
+        eps = torch.ones(made.grid.shape, dtype=torch.float64)
+        eps[n - half : n + half] = 4
+        k = 2 * math.pi * POSTS.frequencies / 299792458
+        outside, inside = ((e * k**2 - (math.pi / WIDTH) ** 2).sqrt() for e in (1, 4))
+        r, p = (outside - inside) / (outside + inside), torch.exp(-1j * inside * 2 * half * delta)
+        back = torch.exp(1j * outside * 2 * half * delta) / (1 - r**2 * p**2)
+        truth = torch.stack([r * (1 - p**2) * back, (1 - r**2) * p * back])
+        errors.append(float(relative_error(scattered(eps, cells)[None], truth[None])))
+    assert errors[1] < 0.01 and errors[1] < 0.6 * errors[0]
+
+
+def test_posts_are_discs_of_their_area():
+    grid = simulation(48)[0].grid
+    eps = permittivity(grid, [(-15e-3, 2e-3, 5.0), (0.0, 2.5e-3, 3.0)])
+    area = float((eps - 1).sum()) * grid.lengths[0] ** 2
+    assert area == pytest.approx(math.pi * (4 * 2e-3**2 + 2 * 2.5e-3**2), rel=0.01)
+
+
+def test_what_is_refused(samples, surrogate):
+    space, s = STUB.space, samples.s
+    with pytest.raises(ValueError, match=r"length = 0.02 m is out of its range, 0.004 to 0.008 m"):
+        STUB(torch.tensor([0.02, 50.0, 2.5]))
+    with pytest.raises(ValueError, match="impedance of point 0 is nan"):
+        surrogate.predict(torch.tensor([5e-3, math.nan, 2.5]))
+    with pytest.raises(ValueError, match=r"shape \(n, 3\)"):
+        surrogate.predict(torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="parameters: length, impedance, eps_r, not length"):
+        surrogate.predict({"length": 5e-3})
+    with pytest.raises(ValueError, match="low must be below high"):
+        Parameter("length", 2.0, 1.0)
+    with pytest.raises(ValueError, match="different names"):
+        Space((Parameter("a", 0, 1), Parameter("a", 0, 1)))
+    with pytest.raises(ValueError, match="increasing"):
+        Geometry("x", space, torch.tensor([2.0, 1.0]), ("S11",), STUB.solve)
+    with pytest.raises(ValueError, match="complex or phases"):
+        replace(STUB, representation="polar")
+    with pytest.raises(ValueError, match="not finite"):
+        Surrogate.fit(STUB, Samples(samples.points, s * math.nan, samples.seconds))
+    with pytest.raises(ValueError, match="traces, frequencies"):
+        Surrogate.fit(STUB, Samples(samples.points, s[:, :1], samples.seconds))
+    with pytest.raises(ValueError, match="at most 1"):
+        Surrogate.fit(STUB, Samples(samples.points, 2 * s, samples.seconds))
+    with pytest.raises(ValueError, match="5 samples of stub are too few: at least 10"):
+        Surrogate.fit(STUB, samples[:5])
+    with pytest.raises(ValueError, match="hold out at least 9"):
+        Surrogate.fit(STUB, samples[:30])
+    with pytest.raises(ValueError, match="lossless symmetric"):
+        Basis.of(0.5 * s, "phases")
