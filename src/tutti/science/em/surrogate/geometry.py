@@ -1,7 +1,7 @@
 """A geometry: parameters, frequencies, and a solver that gives S-parameters of a point.
 
-    stub = Geometry("stub", Space((Parameter("length", 5e-3, 2e-2, "m"),)), frequencies, ("S11", "S21"), solve)
-    s = stub(torch.tensor([[1e-2]]))        # complex (1, traces, frequencies)
+stub = Geometry("stub", Space((Parameter("length", 5e-3, 2e-2, "m"),)), frequencies, ("S11", "S21"), solve)
+s = stub(torch.tensor([[1e-2]]))        # complex (1, traces, frequencies)
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""The Helmholtz equation  div grad u + k^2 u = 0  in the unit square, by a network (M. Raissi et al., J. Comput. Phys.
+378, 686, 2019). On the boundary u = sin(k x), which is the solution inside too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tutti.api.step import parallelize
+from tutti.science.em.pinn.network import MultiScale, second
+
+
+@dataclass(frozen=True)
+class Helmholtz:
+    """k: wave number. weight: of the boundary in the loss."""
+
+    k: float = 2.0
+    weight: float = 100.0
+
+    def residual(self, model: nn.Module, x: Tensor) -> Tensor:
+        """div grad u + k^2 u at points (n, 2): (n, 1)."""
+        return second(model, x, 0) + second(model, x, 1) + self.k**2 * model(x)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        edge = model(batch["boundary"]) - self.solution(batch["boundary"])
+        return self.residual(model, batch["interior"]).square().mean() + self.weight * edge.square().mean()
+
+    def solution(self, x: Tensor) -> Tensor:
+        return torch.sin(self.k * x[:, :1])
+
+    def batch(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Uniform points: `count` inside, a quarter as many on each edge."""
+        edge = torch.rand(count // 4, 1, generator=generator)
+        zero, one = torch.zeros_like(edge), torch.ones_like(edge)
+        boundary = torch.cat([torch.cat(pair, 1) for pair in ((edge, zero), (edge, one), (zero, edge), (one, edge))])
+        return {"interior": torch.rand(count, 2, generator=generator), "boundary": boundary}
+
+    @torch.no_grad()
+    def error(self, model: nn.Module, n: int = 101) -> float:
+        """||u - solution|| / ||solution|| on n^2 points."""
+        line = torch.linspace(0, 1, n)
+        x = torch.cartesian_prod(line, line)
+        truth = self.solution(x)
+        return float((model(x) - truth).norm() / truth.norm())
+
+    def fit(self, steps: int = 1500, count: int = 256, rate: float = 2e-3, seed: int = 0,
+            model: nn.Module | None = None) -> nn.Module:  # fmt: skip
+        """Train a network, with new points in each step. Raises ValueError if it diverges."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            model = model or MultiScale(2, 1, scales=(1.0, 2.0), layers=3, width=32)
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        step = parallelize(model, optimizer, self.batch(count, generator), loss=self.loss, plan="single", level="O0")
+        loss = torch.zeros(())
+        for _ in range(steps):
+            loss = step(self.batch(count, generator))
+            schedule.step()
+        if not math.isfinite(float(loss)):
+            raise ValueError(f"training diverged: lower the rate, {rate:g}")
+        model.load_state_dict(step.state_dict())
+        return model

@@ -1,0 +1,146 @@
+"""Maxwell's equations in the time domain around a point source, by a network: fields Ex, Ey, Hz of (x, y, t).
+
+Lengths are in units of the square's edge and times of edge / c0; Hz is multiplied by the impedance of vacuum. In the
+square |x|, |y| <= 1/2, open to all sides, from rest at t = 0,
+
+    dEx/dt = dHz/dy,  dEy/dt = -dHz/dx,  dHz/dt = dEx/dy - dEy/dx - M,
+    M = p(t) exp(-r^2 / radius^2),  p(t) = -2 s exp(-s^2),  s = (t - delay) / width:
+
+a magnetic current smoothed over a small disc, as in X. Huang et al. (arXiv 2111.01394), who also weight losses by
+learned uncertainties (A. Kendall et al., CVPR 2018). Edges have the impedance condition of outgoing plane waves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tutti.api.step import parallelize
+from tutti.science.em.fdtd import CPML, Current, Grid, Simulation, Snapshots
+from tutti.science.em.fdtd.grid import C0, ETA0
+from tutti.science.em.pinn.network import MultiScale, along
+
+COMPONENTS = ("Ex", "Ey", "Hz")
+
+
+class Fields(nn.Module):
+    """(n, 3) of x, y, t -> (n, 3) of Ex, Ey, Hz, which are 0 at t = 0. weights: of three losses, see `total`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.logs = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = x[:, 2:]
+        return self.net(x) * t.square() / (t.square() + 0.01)
+
+    def total(self, losses: Tensor) -> Tensor:
+        """sum_i  exp(-w_i) L_i + w_i, with w_i in -4 .. 4."""
+        w = self.logs.clamp(-4, 4)
+        return (torch.exp(-w) * losses + w).sum()
+
+
+@dataclass(frozen=True)
+class PointSource:
+    radius: float = 0.06
+    width: float = 0.12
+    delay: float = 0.3
+    duration: float = 1.0
+
+    def pulse(self, t: Tensor) -> Tensor:
+        s = (t - self.delay) / self.width
+        return -2 * s * torch.exp(-s.square())
+
+    def current(self, x: Tensor) -> Tensor:
+        return self.pulse(x[:, 2]) * torch.exp(-x[:, :2].square().sum(1) / self.radius**2)
+
+    def residuals(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Of the three equations at points: (n, 3)."""
+        (_, dx), (_, dy), (_, dt) = (along(model, x, axis) for axis in range(3))
+        return torch.stack([dt[:, 0] - dy[:, 2], dt[:, 1] + dx[:, 2],
+                            dt[:, 2] - dy[:, 0] + dx[:, 1] + self.current(x)], 1)  # fmt: skip
+
+    def loss(self, model: Fields, batch: dict[str, Tensor]) -> Tensor:
+        everywhere = self.residuals(model, batch["interior"]).square().sum(1).mean()
+        near = self.residuals(model, batch["source"]).square().sum(1).mean()
+        u = model(batch["edge"])
+        normal = batch["normal"]  # outgoing: n x E = H, Ey nx - Ex ny = Hz
+        edge = (u[:, 1] * normal[:, 0] - u[:, 0] * normal[:, 1] - u[:, 2]).square().mean()
+        return model.total(torch.stack([everywhere, near, 10 * edge]))
+
+    def batch(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """`count` points in space and time, half as many near the source while it is on, a quarter on edges."""
+        uniform = torch.rand(count, 3, generator=generator) - torch.tensor([0.5, 0.5, 0.0])
+        near = 1.2 * self.radius * torch.randn(count // 2, 2, generator=generator)
+        when = self.delay + 2.5 * self.width * (2 * torch.rand(count // 2, 1, generator=generator) - 1)
+        edge = torch.rand(count // 4, 3, generator=generator) - torch.tensor([0.5, 0.5, 0.0])
+        side = torch.randint(4, (count // 4,), generator=generator)
+        normal = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])[side]
+        edge[:, :2] = torch.where(normal != 0, 0.5 * normal, edge[:, :2])
+        scale = torch.tensor([1.0, 1.0, self.duration])
+        return {"interior": uniform * scale, "edge": edge * scale, "normal": normal,
+                "source": torch.cat([near.clamp(-0.5, 0.5), when.clamp(0, self.duration)], 1)}  # fmt: skip
+
+    def fit(self, steps: int = 2000, count: int = 1024, rate: float = 2e-3, seed: int = 0, model: nn.Module | None = None,
+            after: Callable[[int, float], None] | None = None) -> Fields:  # fmt: skip
+        """Train a network, by default one of four scales with four layers of 64. after: called with each step and
+        its loss every 100 steps. Raises ValueError if it diverges."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            fields = Fields(model or MultiScale(3, 3, layers=4, omega=2.0))
+        optimizer = torch.optim.Adam(fields.parameters(), lr=rate)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.05,
+                                                       cycle_momentum=False)  # fmt: skip
+        step = parallelize(fields, optimizer, self.batch(count, generator), loss=self.loss, plan="single", level="O0")
+        for i in range(steps):
+            loss = step(self.batch(count, generator))
+            schedule.step()
+            if i % 100 == 0 or i == steps - 1:
+                if not math.isfinite(float(loss)):
+                    raise ValueError(f"training diverged after {i} steps: lower the rate, {rate:g}")
+                if after:
+                    after(i, float(loss))
+        fields.load_state_dict(step.state_dict())
+        return fields
+
+    def reference(self, n: int = 100, times: int = 10) -> dict[str, tuple[Tensor, Tensor]]:
+        """The fields by FDTD with n cells along an edge: component -> points (m, 3), values (m,), float64."""
+        h, layers = 1.0 / n, 12
+        cells = n + 2 * layers
+        grid = Grid((cells, cells), h, "TE")
+        steps = math.ceil(self.duration / (0.9 * grid.courant_limit() * C0) / times) * times
+        dt = self.duration / steps
+        place = (torch.arange(cells, dtype=torch.float64) + 0.5) * h - 0.5 - layers * h
+        amount = torch.exp(-(place[:, None].square() + place.square()) / self.radius**2)
+        sources = [Current("Hz", (i, j), lambda t: self.pulse(t * C0), float(amount[i, j]))
+                   for i, j in (amount > 1e-7).nonzero().tolist()]  # fmt: skip
+        every = steps // times
+        inside = {"Ex": (n, n + 1), "Ey": (n + 1, n), "Hz": (n, n)}
+        monitors = [Snapshots(name, name, tuple(slice(layers, layers + m) for m in shape), every)
+                    for name, shape in inside.items()]  # fmt: skip
+        result = Simulation(grid, CPML(layers, order=3), sources, monitors, dt=dt / C0,
+                            dtype=torch.float64).run(1.0, steps)  # fmt: skip
+        found = {}
+        for name, shape in inside.items():
+            value = result[name] * (ETA0 if name == "Hz" else 1)
+            t = (torch.arange(len(value), dtype=torch.float64) * every + (0.5 if name == "Hz" else 1.0)) * dt
+            axes = [(torch.arange(m, dtype=torch.float64) + (0.5 if m == n else 0.0)) * h - 0.5 for m in shape]
+            points = torch.cartesian_prod(t, *axes)[:, [1, 2, 0]]
+            found[name] = points, value.flatten()
+        return found
+
+    @torch.no_grad()
+    def errors(self, model: nn.Module, reference: dict[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """||found - reference|| / ||reference|| by component."""
+        out = {}
+        for i, name in enumerate(COMPONENTS):
+            points, value = reference[name]
+            found = torch.cat([model(x)[:, i] for x in points.float().split(4096)]).double()
+            out[name] = float((found - value).norm() / value.norm())
+        return out
