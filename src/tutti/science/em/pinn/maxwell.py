@@ -4,7 +4,7 @@ Lengths are in units of the square's edge and times of edge / c0; Hz is multipli
 square |x|, |y| <= 1/2, open to all sides, from rest at t = 0,
 
     dEx/dt = dHz/dy,  dEy/dt = -dHz/dx,  dHz/dt = dEx/dy - dEy/dx - M,
-    M = p(t) exp(-r^2 / radius^2),  p(t) = -2 s exp(-s^2),  s = (t - delay) / width:
+    M = 30 p(t) exp(-r^2 / radius^2),  p(t) = -2 s exp(-s^2),  s = (t - delay) / width:
 
 a magnetic current smoothed over a small disc, as in X. Huang et al. (arXiv 2111.01394), who also weight losses by
 learned uncertainties (A. Kendall et al., CVPR 2018). Edges have the impedance condition of outgoing plane waves.
@@ -25,6 +25,7 @@ from tutti.science.em.fdtd.grid import C0, ETA0
 from tutti.science.em.pinn.network import MultiScale, along
 
 COMPONENTS = ("Ex", "Ey", "Hz")
+AMPLITUDE = 30.0  # of M: fields are then about 1
 
 
 class Fields(nn.Module):
@@ -57,7 +58,7 @@ class PointSource:
         return -2 * s * torch.exp(-s.square())
 
     def current(self, x: Tensor) -> Tensor:
-        return self.pulse(x[:, 2]) * torch.exp(-x[:, :2].square().sum(1) / self.radius**2)
+        return AMPLITUDE * self.pulse(x[:, 2]) * torch.exp(-x[:, :2].square().sum(1) / self.radius**2)
 
     def residuals(self, model: nn.Module, x: Tensor) -> Tensor:
         """Of the three equations at points: (n, 3)."""
@@ -117,7 +118,7 @@ class PointSource:
         steps = math.ceil(self.duration / (0.9 * grid.courant_limit() * C0) / times) * times
         dt = self.duration / steps
         place = (torch.arange(cells, dtype=torch.float64) + 0.5) * h - 0.5 - layers * h
-        amount = torch.exp(-(place[:, None].square() + place.square()) / self.radius**2)
+        amount = AMPLITUDE * torch.exp(-(place[:, None].square() + place.square()) / self.radius**2)
         sources = [Current("Hz", (i, j), lambda t: self.pulse(t * C0), float(amount[i, j]))
                    for i, j in (amount > 1e-7).nonzero().tolist()]  # fmt: skip
         every = steps // times
