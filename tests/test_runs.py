@@ -98,3 +98,10 @@ def test_pangu_beta(runs, tmp_path):
         )
     assert set(found["multi-task"]) == {"together", "together, then alone", "alone"}
     assert len(found["few-shot"]["PET"]) == len(found["few-shot"]["new head"]) == 1
+
+
+@pytest.mark.starts
+def test_filter_surrogate(runs, tmp_path):
+    found = quick(runs, "filter_surrogate", tmp_path)
+    assert found["learned"]["solver runs"] == 30 and [n for n, _ in found["learned"]["bounds"]] == [24, 30]
+    assert found["best filter"]["error"] > 0 and -1 <= found["best filter"]["merit"][1] <= 1

@@ -87,8 +87,8 @@ class PointSource:
         return {"interior": uniform * scale, "edge": edge * scale, "normal": normal,
                 "source": torch.cat([near.clamp(-0.5, 0.5), when.clamp(0, self.duration)], 1)}  # fmt: skip
 
-    def fit(self, steps: int = 2000, count: int = 1024, rate: float = 2e-3, seed: int = 0, model: nn.Module | None = None,
-            after: Callable[[int, float], None] | None = None) -> Fields:  # fmt: skip
+    def fit(self, steps: int = 2000, count: int = 1024, rate: float = 3e-3, seed: int = 0,
+            model: nn.Module | None = None, after: Callable[[int, float], None] | None = None) -> Fields:  # fmt: skip
         """Train a network, by default one of four scales with four layers of 64. after: called with each step and
         its loss every 100 steps. Raises ValueError if it diverges."""
         generator = torch.Generator().manual_seed(seed)
@@ -130,7 +130,7 @@ class PointSource:
         found = {}
         for name, shape in inside.items():
             value = result[name] * (ETA0 if name == "Hz" else 1)
-            t = (torch.arange(len(value), dtype=torch.float64) * every + (0.5 if name == "Hz" else 1.0)) * dt
+            t = (torch.arange(1, times + 1, dtype=torch.float64) * every - (0.5 if name == "Hz" else 0.0)) * dt
             axes = [(torch.arange(m, dtype=torch.float64) + (0.5 if m == n else 0.0)) * h - 0.5 for m in shape]
             points = torch.cartesian_prod(t, *axes)[:, [1, 2, 0]]
             found[name] = points, value.flatten()
