@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +67,7 @@ class PointSource:
         return torch.stack([dt[:, 0] - dy[:, 2], dt[:, 1] + dx[:, 2],
                             dt[:, 2] - dy[:, 0] + dx[:, 1] + self.current(x)], 1)  # fmt: skip
 
-    def loss(self, model: Fields, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         everywhere = self.residuals(model, batch["interior"]).square().sum(1).mean()
         near = self.residuals(model, batch["source"]).square().sum(1).mean()
         u = model(batch["edge"])

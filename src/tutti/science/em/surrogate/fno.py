@@ -52,10 +52,10 @@ class Spectral(nn.Module):
 
 
 class FNO(nn.Module):
-    """(batch, inputs, *grid) -> (batch, outputs, *grid). Grids have the period 1; the places of points are further channels.
+    """(batch, inputs, *grid) -> (batch, outputs, *grid). Grids have the period 1.
 
-    `forward(fields, labels)` is the loss, the mean relative L2 error; `operate(fields)` the prediction. scale: of the
-    labels, by channel.
+    `forward(fields, labels)` is the loss, the mean relative L2 error; `operate(fields)` the prediction. The places of
+    points are further channels.
     """
 
     def __init__(self, inputs: int, outputs: int, modes: Sequence[int], width: int = 32, layers: int = 4) -> None:

@@ -91,8 +91,8 @@ class Surrogate:
         rank = math.ceil((len(unseen) + 1) * coverage - 1e-9)
         if rank > len(unseen):
             least = math.ceil(coverage / (1 - coverage) - 1e-9)
-            raise ValueError(f"{len(unseen)} samples cannot calibrate a bound with a coverage of {coverage:g}: hold out "
-                             f"at least {least}, or lower the coverage")  # fmt: skip
+            raise ValueError(f"{len(unseen)} samples cannot calibrate a bound with a coverage of {coverage:g}: hold "
+                             f"out at least {least}, or lower the coverage")  # fmt: skip
         basis = Basis.of(seen.s, geometry.representation, most=how.modes)
         with tempfile.TemporaryDirectory() as temporary:
             network = trained(geometry, seen, basis, how, folder or temporary, options)
@@ -174,8 +174,9 @@ def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, f
         given: dict[str, Any] = {
             "max_steps": how.steps, "learning_rate": how.rate, "per_device_train_batch_size": min(how.batch, len(rows)),
             "lr_scheduler_type": "cosine", "warmup_steps": how.steps // 20, "save_strategy": "no",
-            "optim": "adamw_torch", "logging_steps": max(1, how.steps // 5), "report_to": "none", "disable_tqdm": True, "use_cpu": True,
-            "dataloader_drop_last": True, "plan": "single", "cluster": "auto", "level": "O0", "seed": how.seed,
+            "optim": "adamw_torch", "logging_steps": max(1, how.steps // 5), "report_to": "none", "disable_tqdm": True,
+            "use_cpu": True, "dataloader_drop_last": True, "plan": "single", "cluster": "auto", "level": "O0",
+            "seed": how.seed,
         }  # fmt: skip
         arguments = tutti.TrainingArguments(str(folder), **(given | dict(options)))
         trainer = tutti.Trainer(network, arguments, train_dataset=rows)
