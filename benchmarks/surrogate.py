@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def rounds(geometry: Geometry, how: Training, start: Samples, calibration: Sampl
 
 def reached(curve: list[tuple[int, float]], error: float) -> float | None:
     """How many samples a curve needs for an error, interpolated; None if it does not get there."""
-    for (n0, e0), (n1, e1) in zip(curve, curve[1:], strict=False):
+    for (n0, e0), (n1, e1) in pairwise(curve):
         if e1 <= error <= e0:
             return n0 + (n1 - n0) * (e0 - error) / (e0 - e1)
     return None

@@ -100,16 +100,8 @@ def test_pangu_beta(runs, tmp_path):
     assert len(found["few-shot"]["PET"]) == len(found["few-shot"]["new head"]) == 1
 
 
-def test_inverse_scattering(runs, tmp_path):
-    found = quick(runs, "inverse_scattering", tmp_path)["reconstruction"]
-    assert found["losses"][0] == pytest.approx(2.114370e-01, rel=1e-5) and found["losses"][-1] < found["losses"][0]
-
-
-@pytest.mark.slow
-def test_waveguide_splitter(runs, tmp_path):
-    quick(runs, "waveguide_splitter", tmp_path)
-
-
-@pytest.mark.slow
-def test_microstrip_filter(runs, tmp_path):
-    quick(runs, "microstrip_filter", tmp_path)
+@pytest.mark.starts
+def test_filter_surrogate(runs, tmp_path):
+    found = quick(runs, "filter_surrogate", tmp_path)
+    assert found["learned"]["solver runs"] == 30 and [n for n, _ in found["learned"]["bounds"]] == [24, 30]
+    assert found["best filter"]["error"] > 0 and -1 <= found["best filter"]["merit"][1] <= 1

@@ -128,7 +128,7 @@ def test_passive_curves_are_not_changed_and_others_scaled():
 
 @pytest.mark.starts
 def test_a_slab_in_the_waveguide():
-    """The field solver of POSTS against the reflection of a slab that fills the guide: half the cells, half the error."""
+    """The field solver of POSTS against a slab that fills the guide: half the cells, half the error."""
     errors = []
     for cells in (24, 48):
         made, _ = simulation(cells)

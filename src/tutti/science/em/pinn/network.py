@@ -21,6 +21,8 @@ class MultiScale(nn.Module):
     omega: factor of the sines of the first layer. residual: whether layers add to what they take.
     """
 
+    scales: Tensor
+
     def __init__(self, inputs: int, outputs: int, scales: Sequence[float] = (1.0, 2.0, 4.0, 8.0), layers: int = 7,
                  width: int = 64, omega: float = 1.0, residual: bool = True) -> None:  # fmt: skip
         super().__init__()
@@ -49,7 +51,8 @@ def along(function: Callable[[Tensor], Tensor], x: Tensor, axis: int) -> tuple[T
     """A function of points (n, inputs), and its derivative along an axis, both (n, outputs)."""
     tangent = torch.zeros_like(x)
     tangent[:, axis] = 1
-    return jvp(function, (x,), (tangent,))
+    value, derivative, *_ = jvp(function, (x,), (tangent,))
+    return value, derivative
 
 
 def second(function: Callable[[Tensor], Tensor], x: Tensor, axis: int) -> Tensor:

@@ -38,11 +38,12 @@ def chosen(surrogate: Surrogate, candidates: Tensor, count: int, known: int) -> 
 
 def active(geometry: Geometry, *, start: int, per_round: int, rounds: int, folder: str | Path | None = None,
            training: Training | None = None, candidates: int = 4000, processes: int = 1, tolerance: float = 0.05,
-           coverage: float = 0.9, after: Callable[[int, Surrogate], None] | None = None) -> tuple[Surrogate, Samples]:  # fmt: skip
+           coverage: float = 0.9,
+           after: Callable[[int, Surrogate], None] | None = None) -> tuple[Surrogate, Samples]:  # fmt: skip
     """A surrogate and its samples: `start` points of a Sobol sequence, then `rounds` times `per_round` chosen ones.
 
-    The bound is calibrated on independent uniform points, a fifth of all samples: chosen ones are no fair sample. after:
-    called with the number of solver runs and the surrogate of each round.
+    The bound is calibrated on independent uniform points, a fifth of all samples: chosen ones are no fair sample.
+    after: called with the number of solver runs and the surrogate of each round.
     """
     how = training or Training()
     total = start + rounds * per_round

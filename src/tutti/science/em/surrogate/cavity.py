@@ -21,7 +21,7 @@ from torch import Tensor
 class Cavity:
     """k: wave number in vacuum times the width. source: (x, y, radius) of the current."""
 
-    k: float = 9.0
+    k: float = 6.0
     loss: float = 0.15
     contrast: float = 1.5
     modes: int = 3
@@ -57,7 +57,10 @@ class Cavity:
         return out
 
     def pairs(self, count: int, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """(eps_r (count, 1, n + 1, n + 1), real and imaginary part of u (count, 2, n + 1, n + 1)), float32."""
+        """(eps_r (count, 1, n, n), real and imaginary part of u (count, 2, n, n)), float32.
+
+        Without the last nodes, where u = 0: then the grids of all n have the period 1.
+        """
         eps = self.fillings(count, n, seed)
-        u = self.solve(eps)
-        return eps[:, None].float(), torch.view_as_real(u).permute(0, 3, 1, 2).float().contiguous()
+        u = self.solve(eps)[:, :-1, :-1]
+        return eps[:, None, :-1, :-1].float(), torch.view_as_real(u).permute(0, 3, 1, 2).float().contiguous()

@@ -1,4 +1,4 @@
-"""A basis of curves: a real vector that stands for S is  mean + sum_k c_k v_k  with the singular vectors v_k of samples.
+"""A basis of curves: a real vector that stands for S is  mean + sum_k c_k v_k,  v_k: singular vectors of samples.
 
 Representations, `Geometry.representation`:
 

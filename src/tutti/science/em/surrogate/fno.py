@@ -52,10 +52,10 @@ class Spectral(nn.Module):
 
 
 class FNO(nn.Module):
-    """(batch, inputs, *grid) -> (batch, outputs, *grid). The places of points, 0 to 1, are further channels.
+    """(batch, inputs, *grid) -> (batch, outputs, *grid). Grids have the period 1.
 
-    `forward(fields, labels)` is the loss, the mean relative L2 error; `operate(fields)` the prediction. scale: of the
-    labels, by channel.
+    `forward(fields, labels)` is the loss, the mean relative L2 error; `operate(fields)` the prediction. The places of
+    points are further channels.
     """
 
     def __init__(self, inputs: int, outputs: int, modes: Sequence[int], width: int = 32, layers: int = 4) -> None:
@@ -72,8 +72,8 @@ class FNO(nn.Module):
 
     def operate(self, fields: Tensor) -> Tensor:
         grid = fields.shape[2:]
-        places = torch.meshgrid(*(torch.linspace(0, 1, n, dtype=fields.dtype, device=fields.device) for n in grid),
-                                indexing="ij")  # fmt: skip
+        lines = [torch.arange(n, dtype=fields.dtype, device=fields.device) / n for n in grid]
+        places = torch.meshgrid(*lines, indexing="ij")
         x = self.lift(torch.cat([fields, torch.stack(places).expand(fields.shape[0], -1, *grid)], 1))
         for i, (spectral, point) in enumerate(zip(self.spectral, self.point, strict=True)):
             x = spectral(x) + point(x)

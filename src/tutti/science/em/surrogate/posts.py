@@ -1,8 +1,9 @@
 """A filter of three dielectric posts in a rectangular waveguide: the field of its mode TE10 has no variation along
 the posts, so that a simulation in two dimensions is exact.
 
-WR-90: 22.86 mm wide, 8.2 to 12.4 GHz. Posts stand on the axis at -spacing, 0 and spacing. S is taken from the amplitude of the mode, sin(pi y / a), at two planes, against a run of the empty guide, and
-referred to the plane of the middle post by the propagation constant sqrt(k^2 - (pi / a)^2).
+WR-90: 22.86 mm wide, 8.2 to 12.4 GHz. Posts stand on the axis at -spacing, 0 and spacing. S is taken from the amplitude
+of the mode, sin(pi y / a), at two planes, against a run of the empty guide, and referred to the plane of the middle
+post by the propagation constant sqrt(k^2 - (pi / a)^2).
 """
 
 from __future__ import annotations

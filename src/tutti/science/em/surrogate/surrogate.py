@@ -90,8 +90,9 @@ class Surrogate:
         unseen.check(geometry)
         rank = math.ceil((len(unseen) + 1) * coverage - 1e-9)
         if rank > len(unseen):
-            raise ValueError(f"{len(unseen)} samples cannot calibrate a bound with a coverage of {coverage:g}: hold out "
-                             f"at least {math.ceil(coverage / (1 - coverage) - 1e-9)}, or lower the coverage")  # fmt: skip
+            least = math.ceil(coverage / (1 - coverage) - 1e-9)
+            raise ValueError(f"{len(unseen)} samples cannot calibrate a bound with a coverage of {coverage:g}: hold "
+                             f"out at least {least}, or lower the coverage")  # fmt: skip
         basis = Basis.of(seen.s, geometry.representation, most=how.modes)
         with tempfile.TemporaryDirectory() as temporary:
             network = trained(geometry, seen, basis, how, folder or temporary, options)
@@ -111,7 +112,7 @@ class Surrogate:
         return s, away / s.flatten(1).norm(dim=1).clamp(min=1e-12)
 
     def predict(self, points: Tensor | Mapping[str, float] | Sequence[float]) -> Prediction:
-        """S and bounds. Points out of the ranges have the bound inf. Raises ValueError for values that are no number."""
+        """S and bounds. Points out of the ranges have the bound inf. Raises ValueError for NaN."""
         x = self.geometry.space.points(points)
         s, spread = self.curves(x)
         bound = torch.where(self.geometry.space.inside(x), self.scale * (spread + self.floor), math.inf)
@@ -172,9 +173,10 @@ def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, f
         network = Ensemble(how.members, inputs.shape[1], weight, how.width, how.blocks)
         given: dict[str, Any] = {
             "max_steps": how.steps, "learning_rate": how.rate, "per_device_train_batch_size": min(how.batch, len(rows)),
-            "lr_scheduler_type": "cosine", "warmup_steps": how.steps // 20, "save_strategy": "no", "optim": "adamw_torch",
-            "logging_steps": max(1, how.steps // 5), "report_to": "none", "disable_tqdm": True, "use_cpu": True,
-            "dataloader_drop_last": True, "plan": "single", "cluster": "auto", "level": "O0", "seed": how.seed,
+            "lr_scheduler_type": "cosine", "warmup_steps": how.steps // 20, "save_strategy": "no",
+            "optim": "adamw_torch", "logging_steps": max(1, how.steps // 5), "report_to": "none", "disable_tqdm": True,
+            "use_cpu": True, "dataloader_drop_last": True, "plan": "single", "cluster": "auto", "level": "O0",
+            "seed": how.seed,
         }  # fmt: skip
         arguments = tutti.TrainingArguments(str(folder), **(given | dict(options)))
         trainer = tutti.Trainer(network, arguments, train_dataset=rows)
