@@ -65,3 +65,13 @@ def test_a_file_that_is_none(tmp_path):
     (tmp_path / "part.step").write_text("hello")
     with pytest.raises(ValueError, match=r"part\.step"):
         read(tmp_path / "part.step")
+
+
+def test_parts_lie_where_the_file_places_them(tmp_path):
+    scene, part = trimesh.Scene(), trimesh.creation.box(extents=(10, 10, 10))
+    scene.add_geometry(part, node_name="left", geom_name="part")
+    place = trimesh.transformations.translation_matrix((100, 0, 0))
+    scene.add_geometry(part, node_name="right", geom_name="other", transform=place)
+    (tmp_path / "parts.3mf").write_bytes(scene.export(file_type="3mf"))
+    bounds = sorted(solid.bounds()[0, 0] for solid in read(tmp_path / "parts.3mf").values())
+    assert bounds == pytest.approx([-0.005, 0.095])

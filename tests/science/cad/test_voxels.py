@@ -120,3 +120,16 @@ def test_the_table_is_physical():
 def test_a_picture_is_drawn(tmp_path):
     picture(voxelize({"ball": (sphere((0.5, 0.5, 0.5), 0.3), "ptfe")}, EDGES, EDGES, EDGES), tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+def test_rays_that_graze_edges_of_curved_solids():
+    """Cylinders on their side at many places of a coarse grid, whose rays meet silhouettes."""
+    edges = np.linspace(-1, 1, 21)
+    lying = cylinder((0, 0, -0.5), 0.3, 1.0, segments=32).rotated((0, 1, 0), 90)
+    for i in range(40):
+        filled = fill(lying.moved((0.05 * (i % 7), 0.05 * (i // 7), 0.0)), edges, edges, edges, samples=1)
+        assert filled.double().sum().item() * 1e-3 == pytest.approx(math.pi * 0.09, rel=0.12)
+
+
+def test_volumes_far_from_the_origin():
+    assert box((1e5, 1e5, 1e5), (1e5 + 1, 1e5 + 1, 1e5 + 2)).volume() == pytest.approx(2)

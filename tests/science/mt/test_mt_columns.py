@@ -110,7 +110,8 @@ def test_fitting_is_reproducible():
     (lambda: Uniform(2, 1), "low <= high"),
     (lambda: VAE(30, 4, "convolutional"), "no multiple of 8"),
     (lambda: VAE(32, 4, "deep"), "network must be one of"),
-    (lambda: VAE(16, 4).fit(basin(Z), samples=10), "columns have 32 rows"),
+    (lambda: VAE(16, 4).fit(basin(Z), samples=300), "columns have 32 rows"),
+    (lambda: VAE(32, 4).fit(basin(Z), samples=10), "at least a batch"),
 ])  # fmt: skip
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):

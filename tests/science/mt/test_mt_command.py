@@ -58,6 +58,10 @@ def test_the_exit_code_says_that_data_were_not_fitted(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("text", "message"), [
+    (SMALL.replace("top = 400.0, bottom = 1e9", "top = 405.0, bottom = 406.0"), "holds the centre of no row"),
+    (SMALL + "[inversion]\nsamples = -1\n", "samples must not be negative"),
+    (SMALL + "[inversion]\nalong = -1.0\n", "must not be negative"),
+    ('[survey]\nsetting = "basin"\n[mesh]\ngrowth = 1.1\n[model]\n', "[mesh] has no effect"),
     ("[survey]\nfrequencys = [1.0]\n", "did you mean survey.frequencies?"),
     ("[survey]\nfrequencies = [1.0]\n[model]\n", "the survey has no sites"),
     ("[survey]\nfrequencies = 3\n", "should be a list of numbers"),

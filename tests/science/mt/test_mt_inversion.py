@@ -145,6 +145,7 @@ def test_static_shifts_are_found(problem):
     moved = data.without_shift(-wanted)
     blind, seeing = (Inversion(problem, moved, shifts=s).run(Pixel(MESH)) for s in (0.0, 0.2))
     assert seeing.reached
+    assert seeing.misfit == pytest.approx(moved.misfit(seeing.response)) and moved.chi(seeing.response) < 1.06
     found = seeing.shift.view(2, -1)
     assert found[0, 1] - found[0, [0, 2, 3, 4]].mean() == pytest.approx(0.3, abs=0.08)
     assert found[1, 3] - found[1, [0, 1, 2, 4]].mean() == pytest.approx(-0.2, abs=0.08)
@@ -194,6 +195,21 @@ def test_a_sharp_boundary_is_sharper_than_a_smooth_one():
     smooth = (2 + torch.tanh((z - 15.5) / 4))[:, None].expand(30, 8)
     assert ssim(sharp, sharp) == pytest.approx(1) and sharpness(sharp, sharp, z) == pytest.approx(1)
     assert 0.3 < sharpness(smooth, sharp, z) < 0.6
+
+
+def test_unknown_static_shifts_widen_the_posterior(problem):
+    data = Data.synthetic(problem, truth(), seed=3)
+    result = Inversion(problem, data).run(Pixel(MESH))
+    sure, unsure = (posterior(Inversion(problem, data, shifts=s), result).sd for s in (0.0, 0.3))
+    assert (unsure >= sure * (1 - 1e-9)).all() and (unsure / sure).max() > 1.05
+
+
+def test_impedances_have_no_static_shift():
+    problem = MT2D(MESH, FREQUENCIES, SITES, ("TE",), outputs="impedance", threads=1)
+    values = problem(truth()).view(problem.shape)
+    data = Data(problem.frequencies, problem.sites, problem.modes, values, 0.01 * values.abs(), outputs="impedance")
+    with pytest.raises(ValueError, match="static shifts need apparent resistivities"):
+        Inversion(problem, data, shifts=0.1)
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -14,8 +14,8 @@ TRIANGLES = (".stl", ".obj", ".ply", ".off", ".3mf")
 
 
 def read(path: str | Path, *, unit: float = 1e-3, angle: float = 32) -> dict[str, Mesh]:
-    """The solids of a file by name. unit: metres of a unit of the file; CAD files are usually in millimetres.
-    angle: triangles of a full turn of a curved face.
+    """The solids of a file by name. unit: metres of a unit of a file of triangles, by default a millimetre; STEP, IGES
+    and BREP files say their own. angle: triangles of a full turn of a curved face.
 
     Raises ValueError for an unknown format or a surface that is not closed.
     """
@@ -24,7 +24,7 @@ def read(path: str | Path, *, unit: float = 1e-3, angle: float = 32) -> dict[str
         raise FileNotFoundError(f"there is no file {path}")
     kind = path.suffix.lower()
     if kind in PARAMETRIC:
-        found = _parametric(path, angle)
+        found, unit = _parametric(path, angle), 1e-3  # gmsh converts to millimetres
     elif kind in TRIANGLES:
         found = _triangles(path)
     else:
@@ -37,9 +37,14 @@ def read(path: str | Path, *, unit: float = 1e-3, angle: float = 32) -> dict[str
 def _triangles(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     import trimesh
 
-    scene = trimesh.load_scene(path)
-    return {name: (np.asarray(mesh.vertices), np.asarray(mesh.faces)) for name, mesh in scene.geometry.items()
-            if isinstance(mesh, trimesh.Trimesh)}  # fmt: skip
+    scene, found = trimesh.load_scene(path), {}
+    for node in scene.graph.nodes_geometry:
+        place, name = scene.graph[node]
+        mesh = scene.geometry[name]
+        if isinstance(mesh, trimesh.Trimesh):
+            vertices = trimesh.transform_points(mesh.vertices, place)
+            found[name if name not in found else node] = (vertices, np.asarray(mesh.faces))
+    return found
 
 
 def _parametric(path: Path, angle: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:

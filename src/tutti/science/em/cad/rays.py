@@ -72,7 +72,9 @@ def cast(vertices: np.ndarray, faces: np.ndarray, xs: np.ndarray, ys: np.ndarray
     ray, z, change = (np.concatenate(each) for each in zip(*found, strict=True))
     hits = Crossings.sorted(ray, z, change)
     depth = hits.change.cumsum()
-    if len(depth) and (depth.min() < 0 or depth[-1] != 0):
+    per_ray = np.bincount(hits.ray, hits.change)
+    gap = np.diff(hits.z, append=np.inf)  # where a ray grazes an edge, rounding may swap entry and exit
+    if per_ray.any() or (gap[depth < 0] > 1e-9 * np.ptp(vertices, axis=0).max()).any():
         raise ValueError(
             "a ray leaves the solid more often than it enters: faces must point outwards and the surface be closed"
         )

@@ -122,7 +122,7 @@ class Mesh(Solid):
 
     def volume(self) -> float:
         """In cubic metres (the divergence theorem)."""
-        a, b, c = (self.vertices[self.faces[:, k]] for k in range(3))
+        a, b, c = (self.vertices[self.faces[:, k]] - self.vertices.mean(0) for k in range(3))
         return float(np.einsum("ij,ij->", a, np.cross(b, c)) / 6)
 
     def crossings(self, xs: np.ndarray, ys: np.ndarray) -> Crossings:

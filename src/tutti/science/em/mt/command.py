@@ -75,6 +75,8 @@ def invert(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR")
                           strategy=wanted.strategy, weight=wanted.weight, say=_say)  # fmt: skip
     CONSOLE.print(f"{data.count} data, {mesh.cells} cells")
     start = torch.log10(torch.tensor(wanted.start, dtype=torch.float64))
+    if wanted.samples < 0:
+        raise ValueError(f"inversion.samples must not be negative; got {wanted.samples}")
     if not start.isfinite():
         raise ValueError(f"inversion.start must be a positive resistivity in ohm-m; got {wanted.start}")
     result, told, others = _run(table, inversion, mesh, start)
@@ -128,14 +130,18 @@ def _run(table: MTConfig, inversion: Inversion, mesh: Mesh2D,
 
 
 def _vae(table: MTConfig, columns) -> VAE:
-    prior = table.prior
+    prior, z = table.prior, columns.z
+    kind = f"{prior.codes} codes, {prior.network}, {prior.samples} samples, {prior.epochs} epochs"
+    source = f"{table.columns()}, {len(z)} rows from {z[0]:.6g} to {z[-1]:.6g} m, {kind}"
     if prior.file and Path(prior.file).exists():
         vae = VAE.load(prior.file)
-        if vae.rows != len(columns.z):
-            raise ValueError(f"the VAE of {prior.file} has columns of {vae.rows} rows; the region has {len(columns.z)}")
+        if vae.source != source:
+            raise ValueError(f"{prior.file} was learned from {vae.source or 'something else'}, and this config asks for"
+                             f" {source}: delete it, or name another prior.file")  # fmt: skip
         return vae
     vae = VAE(len(columns.z), prior.codes, prior.network)
     vae.fit(columns, samples=prior.samples, epochs=prior.epochs)
+    vae.source = source
     if prior.file:
         Path(prior.file).parent.mkdir(parents=True, exist_ok=True)
         vae.save(prior.file)
@@ -144,7 +150,7 @@ def _vae(table: MTConfig, columns) -> VAE:
 
 def _synthetic(table: MTConfig) -> tuple[Mesh2D, MT2D, Tensor, Data]:
     mesh, frequencies, sites = table.geometry(None)
-    problem = MT2D(mesh, frequencies, sites, table.survey.modes, solver=table.solver)
+    problem = MT2D(mesh, frequencies, sites, table.survey.modes or ("TE", "TM"), solver=table.solver)
     truth = table.truth(mesh)
     noise = table.noise
     data = Data.synthetic(problem, truth, rho=noise.rho, phase=noise.phase, tipper=noise.tipper, seed=noise.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
 from typing import Literal
@@ -24,10 +24,11 @@ from tutti.train.configfile import build, read
 @dataclass(frozen=True)
 class Survey:
     """setting: "basin" or "samtex" gives mesh, sites, frequencies, region and prior. frequencies: Hz. sites: x in
-    metres. The ranges make evenly spaced ones, of frequencies in log: [first, last]."""
+    metres. The ranges make evenly spaced ones, of frequencies in log: [first, last].
+    modes: by default TE and TM, or those of the data."""
 
     setting: Literal["", "basin", "samtex"] = ""
-    modes: tuple[str, ...] = ("TE", "TM")
+    modes: tuple[str, ...] = ()
     frequencies: tuple[float, ...] = ()
     frequency_range: tuple[float, float] | None = None
     frequency_count: int = 16
@@ -104,13 +105,15 @@ class NoiseTable:
 @dataclass(frozen=True)
 class DataTable:
     """Observations: a .npz or .csv of `Data`, or EDI files by a pattern such as "sites/*.edi". strike: degrees
-    clockwise from north. floor_rho, floor_phase: least errors, relative and in degrees; 0 for none."""
+    clockwise from north. floor_rho, floor_phase, floor_tipper: least errors, relative, in degrees and
+    absolute; 0 for none."""
 
     path: str = ""
     strike: float = 0.0
     tipper: bool = False
     floor_rho: float = 0.0
     floor_phase: float = 0.0
+    floor_tipper: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -177,16 +180,20 @@ class MTConfig:
         """The data of the file, if it names some."""
         if not self.data.path:
             return None
-        if self.data.path.endswith(".edi"):
+        if self.data.path.lower().endswith(".edi"):
             files = sorted(glob(self.data.path))
             if not files:
                 raise ValueError(f"no file matches data.path = {self.data.path!r}")
             wanted = self.survey.all_frequencies() or None
             found = survey([read_edi(f) for f in files], self.data.strike, wanted, tipper=self.data.tipper)
         else:
+            if self.survey.all_frequencies() or self.survey.all_sites():
+                raise ValueError(f"frequencies and sites are those of {self.data.path}: leave them out of [survey]")
             found = Data.load(self.data.path)
-        floors = self.data.floor_rho, self.data.floor_phase
-        return found.with_floor(rho=floors[0], phase=floors[1]) if any(floors) else found
+        if self.survey.modes:
+            found = _of_modes(found, self.survey.modes)
+        floors = {"rho": self.data.floor_rho, "phase": self.data.floor_phase, "tipper": self.data.floor_tipper}
+        return found.with_floor(**{name: x or 1e-300 for name, x in floors.items()}) if any(floors.values()) else found
 
     def geometry(self, data: Data | None) -> tuple[Mesh2D, tuple[float, ...], tuple[float, ...]]:
         """Mesh, frequencies and sites."""
@@ -199,9 +206,11 @@ class MTConfig:
         if not frequencies or not sites:
             missing = "frequencies" if not frequencies else "sites"
             raise ValueError(f"the survey has no {missing}: give survey.{missing}, a range, a setting, or data.path")
-        if setting:
-            return setting.mesh, frequencies, sites
         m = self.mesh
+        if setting:
+            if m != MeshTable():
+                raise ValueError("[mesh] has no effect with survey.setting, which has a mesh of its own: leave one out")
+            return setting.mesh, frequencies, sites
         if m.x_edges or m.z_edges:
             return Mesh2D(m.x_edges, m.z_edges), frequencies, sites
         mesh = Mesh2D.for_survey(frequencies, sites, m.rho_range, growth=m.growth, width=m.width, depth=m.depth,
@@ -224,7 +233,12 @@ class MTConfig:
         x, z = mesh.x[None, :], mesh.z[:, None]
         for layer in table.layers:
             value = torch.tensor(_log(layer.rho, "rho of a layer"), dtype=torch.float64)
-            model = torch.where((z >= layer.top) & (z < layer.bottom), value, model)
+            inside = (z >= layer.top) & (z < layer.bottom)
+            if not inside.any():
+                raise ValueError(
+                    f"the layer from {layer.top:g} to {layer.bottom:g} m holds the centre of no row of cells"
+                )
+            model = torch.where(inside, value, model)
         for body in table.bodies:
             inside = (x >= body.x[0]) & (x < body.x[1]) & (z >= body.z[0]) & (z < body.z[1])
             if not inside.any():
@@ -234,7 +248,8 @@ class MTConfig:
 
     def region(self, mesh: Mesh2D) -> Region:
         prior = self.prior
-        if math.isinf(prior.left) and (setting := self.setting()):
+        bounds, whole = (prior.left, prior.right, prior.top, prior.bottom), (-math.inf, math.inf, 0.0, math.inf)
+        if bounds == whole and (setting := self.setting()):
             return setting.region
         return Region.of(mesh, prior.left, prior.right, prior.top, prior.bottom)
 
@@ -245,6 +260,13 @@ class MTConfig:
             raise ValueError(f"inversion.parameters = {self.inversion.parameters!r} needs prior.columns: one of"
                              f" {', '.join(PRIORS)}")  # fmt: skip
         return name
+
+
+def _of_modes(data: Data, modes: tuple[str, ...]) -> Data:
+    if missing := [mode for mode in modes if mode not in data.modes]:
+        raise ValueError(f"the data have no mode {missing[0]!r}; they have {', '.join(data.modes)}")
+    at = [data.modes.index(mode) for mode in modes]
+    return replace(data, modes=modes, values=data.values[at], errors=data.errors[at], mask=data.mask[at])
 
 
 def _log(rho: float, name: str) -> float:

@@ -50,8 +50,9 @@ class Iteration:
 
 @dataclass
 class Result:
-    """An inversion's outcome. model: log10 ohm-m (nz, nx). response: data of the model. p: parameters. shift: static
-    shift of each row of `shifts`. history: the start, then each iteration. reached: whether chi reached the target."""
+    """An inversion's outcome. model: log10 ohm-m (nz, nx). response: data of the model, with static shifts. p: of the
+    parametrisation. shift: by mode and site. history: the start, then each iteration. reached: chi is at most the
+    target."""
 
     model: Tensor
     response: Tensor
@@ -98,12 +99,18 @@ class Inversion:
             raise ValueError(
                 f"shifts and steps must not be negative, target must be positive: {shifts}, {steps}, {target}"
             )
+        if shifts and not problem.log:
+            raise ValueError("static shifts need apparent resistivities: these data are impedances")
         self.problem, self.data, self.keep = problem, data, torch.nonzero(data.mask.flatten()).flatten()
         self.values = data.values.flatten()
         self.weights = data.weights[self.keep] / data.count**0.5
         self.target, self.steps, self.strategy, self.weight, self.say = target, steps, strategy, weight, say
         shift = data.shift_jacobian() if problem.log else torch.zeros(data.values.numel(), 0, dtype=torch.float64)
         self.shift_columns, self.shift_sd = shift[self.keep] * self.weights[:, None], shifts
+
+    def shifted(self, response: Tensor, shift: Tensor) -> Tensor:
+        """A response with static shifts, which is what compares with the data."""
+        return self.data.shifted(response, shift.view(self.problem.shape[0], -1)) if self.shift_sd else response
 
     def residual(self, response: Tensor, shift: Tensor) -> Tensor:
         """Weighted residuals: their norm is chi."""
@@ -119,7 +126,7 @@ class Inversion:
         with progress("inverting") as tell:
             at = self.problem.linearize(parameters.model(p))
             r = self.residual(at.data, shift)
-            history.append(self._told(0, at, r, 0.0, parameters.linearize(p).penalty, 0.0, 1, 0.0))
+            history.append(self._told(0, at, shift, r, 0.0, parameters.linearize(p).penalty, 0.0, 1, 0.0))
             for i in range(self.steps):
                 if history[-1].chi <= self.target:
                     break
@@ -132,13 +139,15 @@ class Inversion:
                     break
                 p, shift, beta, at, r, step, forwards = found
                 penalty = parameters.linearize(p).penalty
-                history.append(self._told(i + 1, at, r, beta, penalty, step, forwards, time.perf_counter() - began))
-        return Result(parameters.model(p), at.data, p, parameters, beta or 0.0, shift,
+                history.append(
+                    self._told(i + 1, at, shift, r, beta, penalty, step, forwards, time.perf_counter() - began)
+                )
+        return Result(parameters.model(p), self.shifted(at.data, shift), p, parameters, beta or 0.0, shift,
                       history[-1].chi <= self.target, history)  # fmt: skip
 
-    def _told(self, number: int, at: Linearization, r: Tensor, beta: float, penalty: float, step: float, forwards: int,
-              seconds: float) -> Iteration:  # fmt: skip
-        misfit = self.data.misfit(at.data)
+    def _told(self, number: int, at: Linearization, shift: Tensor, r: Tensor, beta: float, penalty: float, step: float,
+              forwards: int, seconds: float) -> Iteration:  # fmt: skip
+        misfit = self.data.misfit(self.shifted(at.data, shift))
         told = Iteration(r.norm().item(), misfit, beta, penalty, step, forwards, seconds)
         if self.say:
             self.say(number, told)

@@ -70,6 +70,8 @@ class Pixel:
 
     def __init__(self, mesh: Mesh2D, *, along: float = 1.0, down: float = 1.0, small: float = 1e-3,
                  reference: Tensor | float | None = None, step: float = 1.2) -> None:  # fmt: skip
+        if along < 0 or down < 0 or not small > 0:
+            raise ValueError(f"along and down must not be negative, small must be positive: {along}, {down}, {small}")
         self.mesh = mesh
         across, below = neighbours(mesh)
         weights = np.concatenate([np.full(across.shape[1], along), np.full(below.shape[1], down)])
@@ -129,6 +131,9 @@ class Coded:
 
     def __init__(self, mesh: Mesh2D, vae: VAE, region: Region, *, lateral: float = 10.0, pixels: float = 10.0,
                  deviation: float | None = None, step: float = 2.5) -> None:  # fmt: skip
+        if lateral < 0 or not pixels > 0 or (deviation is not None and not deviation > 0):
+            raise ValueError("lateral must not be negative, pixels and deviation must be positive:"
+                             f" {lateral}, {pixels}, {deviation}")  # fmt: skip
         self.mesh, self.vae, self.region, self.deviation = mesh, vae, region, deviation
         inside = region.numbers(mesh)
         if inside.shape[0] != vae.rows:

@@ -31,6 +31,10 @@ def normal_system(inversion: Inversion, result: Result) -> tuple[Tensor, Tensor,
     local = result.parameters.linearize(result.p)
     j = at.jacobian()[inversion.keep] * inversion.weights[:, None] * inversion.data.count**0.5
     d = torch.from_numpy(local.jacobian.toarray())
+    if sd := inversion.shift_sd:  # unknown shifts add to the covariance of the data
+        c = inversion.shift_columns * inversion.data.count**0.5
+        noise = torch.eye(len(c), dtype=torch.float64) + sd**2 * (c @ c.T)
+        j = torch.linalg.solve_triangular(torch.linalg.cholesky(noise), j, upper=False)
     precision = inversion.data.count * _beta(result) * torch.from_numpy(local.matrix.toarray())
     return j @ d, precision, (j, d)
 
@@ -51,6 +55,8 @@ def posterior(inversion: Inversion, result: Result) -> Posterior:
 
 def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: int = 2, seed: int = 0) -> Tensor:
     """Models of the posterior, (count, nz, nx). steps: Gauss-Newton steps of each."""
+    if count < 1:
+        raise ValueError(f"an ensemble has 1 or more samples; got {count}")
     generator = torch.Generator().manual_seed(seed)
     n, beta = inversion.data.count, _beta(result)
     parameters, models = result.parameters, []
@@ -62,6 +68,7 @@ def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: in
 
     for _ in range(count):
         noise = normal(len(inversion.keep)) / n**0.5
+        noise += inversion.shift_columns @ (inversion.shift_sd * normal(inversion.shift_columns.shape[1]))
         away = (
             torch.linalg.solve_triangular(factor.T, normal(len(factor))[:, None], upper=True)[:, 0] / (n * beta) ** 0.5
         )

@@ -90,6 +90,7 @@ class VAE(nn.Module):
         if network not in NETWORKS:
             raise ValueError(f"network must be one of {NETWORKS}; got {network!r}")
         self.rows, self.codes, self.network = rows, codes, network
+        self.source = ""  # what it was learned from, in words; saved with it
         self.net = Dense(rows, codes) if network == "dense" else Convolutional(rows, codes)
         self.register_buffer("mean", torch.zeros(rows))
         self.register_buffer("scale", torch.ones(()))
@@ -125,6 +126,8 @@ class VAE(nn.Module):
         """Learn a distribution. noise: the difference of decoded columns that counts as one standard deviation,
         decades. thickness: of rows, if thick ones are to count more: by log10 of it. Returns itself, in eval mode.
         """
+        if samples < batch or epochs < 1:
+            raise ValueError(f"{samples} samples and {epochs} epochs: at least a batch of {batch}, and 1, are needed")
         generator = torch.Generator().manual_seed(seed)
         data = columns.sample(samples, generator).float()
         if data.shape[1] != self.rows:
@@ -164,11 +167,12 @@ class VAE(nn.Module):
 
     def save(self, path: str | Path) -> None:
         facts = {"rows": self.rows, "codes": self.codes, "network": self.network}
-        torch.save({"facts": facts, "state": self.state_dict()}, path)
+        torch.save({"facts": facts, "source": self.source, "state": self.state_dict()}, path)
 
     @staticmethod
     def load(path: str | Path) -> VAE:
         saved = torch.load(path, weights_only=True)
         vae = VAE(**saved["facts"])
         vae.load_state_dict(saved["state"])
+        vae.source = saved["source"]
         return vae.eval()
