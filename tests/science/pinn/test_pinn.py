@@ -37,6 +37,9 @@ def test_derivatives_of_a_network_are_those_of_autograd():
     (by_autograd,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
     for axis in range(3):
         assert torch.allclose(along(model, x, axis)[1][:, 1], by_autograd[:, axis])
+    (first,) = torch.autograd.grad(model(x)[:, 1].sum(), x, create_graph=True)
+    (twice,) = torch.autograd.grad(first[:, 2].sum(), x)
+    assert torch.allclose(second(model, x, 2)[:, 1], twice[:, 2])
 
 
 def test_the_solution_has_no_helmholtz_loss():
@@ -79,6 +82,8 @@ def test_reference_of_the_point_source_is_symmetric_and_converges():
     ex = fine["Ex"][1].reshape(5, 50, 51)
     assert torch.allclose(ex, -fine["Ey"][1].reshape(5, 51, 50).transpose(1, 2), atol=1e-9)
     assert points.shape == (5 * 2500, 3) and 0.98 < float(points[:, 2].max()) < 1.0
+    early, far = points[:, 2] < 0.25, points[:, :2].norm(dim=1) > 0.6
+    assert hz[early & far].abs().max() < 1e-3 * hz.abs().max()
     averaged = ex[:, :, ::2].reshape(5, 25, 2, 26).mean(2)
     assert float((coarse["Ex"][1].reshape(5, 25, 26) - averaged).norm() / averaged.norm()) < 0.1
 

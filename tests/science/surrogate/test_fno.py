@@ -1,5 +1,7 @@
 """Fourier neural operators against circular convolutions, over resolutions, and trained on fields of a cavity."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -48,11 +50,12 @@ def test_resolutions_give_the_same_function():
 
 
 def test_cavity_satisfies_its_equation_and_converges():
-    cavity = Cavity()
-    coarse, fine, finest = (cavity.solve(cavity.fillings(2, n, 3)) for n in (16, 32, 64))
-    first, second = (coarse - fine[:, ::2, ::2]).norm(), (fine - finest[:, ::2, ::2]).norm()
-    assert second < 0.35 * 2 * first  # norms of grids of four times as many points, order 2
-    eps, n, u = cavity.fillings(2, 32, 3), 32, fine
+    cavity, n = Cavity(), 32
+    u = [cavity.solve(cavity.fillings(1, m))[0, :: m // 16, :: m // 16] for m in (16, 32, 64, 128)]
+    errors = [float((a - b).norm()) for a, b in pairwise(u)]
+    assert errors[1] / errors[2] == pytest.approx(4, rel=0.2)
+    eps = cavity.fillings(2, n, 3)
+    u = cavity.solve(eps)
     around = u[:, 2:, 1:-1] + u[:, :-2, 1:-1] + u[:, 1:-1, 2:] + u[:, 1:-1, :-2] - 4 * u[:, 1:-1, 1:-1]
     medium = cavity.k**2 * (1 - 1j * cavity.loss) * eps[:, 1:-1, 1:-1] * u[:, 1:-1, 1:-1]
     assert (around * n**2 + medium + cavity.current(n)[1:-1, 1:-1]).abs().max() < 1e-8
@@ -91,7 +94,7 @@ def test_an_operator_generalises_to_other_fillings_and_finer_grids():
     model, scale = trained(600, 1500, 20, (8, 8))
     held_out = error(model, scale, 40, 32)
     assert held_out < 0.10
-    assert error(model, scale, 40, 64) < held_out + 0.04  # the coarse grid's own error
+    assert error(model, scale, 40, 64) < held_out + 0.05
 
 
 def test_what_an_operator_refuses():
