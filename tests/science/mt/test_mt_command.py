@@ -1,11 +1,14 @@
 """`tutti mt`: from a config to pictures, and what is said of a wrong config."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tutti import cli
+from tutti.science.em.mt.columns import PRIORS
+from tutti.science.em.mt.config import MTConfig
 
 SMALL = """
 [survey]
@@ -78,3 +81,12 @@ def test_the_exit_code_says_that_data_were_not_fitted(tmp_path, capsys):
 def test_wrong_configs(tmp_path, capsys, text, message):
     assert run(tmp_path, text) == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_run_of_the_repository_is_a_valid_config():
+    files = sorted((Path(__file__).parents[3] / "runs").glob("mt_*.toml"))
+    assert [f.stem for f in files] == ["mt_basin", "mt_samtex"]
+    for file in files:
+        table = MTConfig.load(file)
+        mesh, frequencies, sites = table.geometry(None)
+        assert table.truth(mesh).shape == mesh.shape and frequencies and sites and table.columns() in PRIORS
