@@ -3,9 +3,9 @@
 1. The solver gives S-parameters of filters with three dielectric posts. Runs are kept, and resumed.
 2. An ensemble learns them; active sampling chooses further runs where its members disagree.
 3. Of many thousand filters the surrogate finds the one that passes 9.5 to 10.5 GHz best and stops the band's ends. The
-   solver checks it.
+   solver checks it: bounds hold for points that are drawn, less often for the best of thousands.
 
-    python runs/filter_surrogate.py            # about four minutes on two cores
+    python runs/filter_surrogate.py            # several minutes on two cores
     python runs/filter_surrogate.py --quick    # seconds; the surrogate is poor
 """
 

@@ -5,7 +5,7 @@ the mean of the ensemble is made passive. The bound is split-conformal (V. Vovk 
 World, 2005; J. Lei et al., J. Am. Stat. Assoc. 113, 1094, 2018): on samples that no network has seen, the quantile
 ceil((n + 1) coverage) / n of error / (spread + floor); error: relative L2 of the curve, spread: root mean square
 distance of members from their mean, relative too. For new points drawn like those the bound holds with a probability
-of at least `coverage`.
+of at least `coverage`. The best of many points by a figure of their predictions is not drawn like those: solve it.
 """
 
 from __future__ import annotations
