@@ -26,6 +26,7 @@ from tutti.hardware import compute, exchange, machine
 from tutti.hardware.collectives import MESSAGES
 from tutti.hardware.curve import Curve, Grid
 from tutti.hardware.device import Device, Link, Way
+from tutti.hardware.threads import threads as on_threads
 from tutti.hardware.timing import Clock, times
 from tutti.hardware.topology import Cluster
 
@@ -103,14 +104,9 @@ def calibrate_here(threads: int, kind: str, effort: Effort | None = None) -> Clu
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
     effort = effort or (GPU if kind == "cuda" else Effort())
     levels = _levels()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with _Bar(_figures(effort, levels)) as bar:
-            made = _device(device, threads, effort, bar)
-            links = [_link(group, device, threads, effort, bar) for group in _groups(levels)]
-    finally:
-        torch.set_num_threads(before)
+    with on_threads(threads), _Bar(_figures(effort, levels)) as bar:
+        made = _device(device, threads, effort, bar)
+        links = [_link(group, device, threads, effort, bar) for group in _groups(levels)]
     return Cluster(made, tuple(zip(levels, links, strict=True)))
 
 

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 import tutti
 from tutti.compile.compiled import COMPILING
 from tutti.exec.runtime import alone
+from tutti.hardware.threads import threads
 
 LEVELS = ("eager", "O0", "O1", "O2")
 Tree = dict[str, Any]
@@ -57,13 +58,8 @@ class Program:
         return self._run(function, run, args, level or self.level)
 
     def _run(self, function: Callable, run: Callable, args: tuple, level: str) -> Any:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            with alone():
-                return self._program(function, run, args, level)(*args)
-        finally:
-            torch.set_num_threads(before)
+        with threads(self.threads), alone():
+            return self._program(function, run, args, level)(*args)
 
     def _program(self, function: Callable, run: Callable, args: tuple, level: str) -> Callable:
         if self.store is None:

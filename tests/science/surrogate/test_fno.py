@@ -7,7 +7,8 @@ import torch
 
 import tutti
 from tutti.science.em.surrogate.cavity import Cavity
-from tutti.science.em.surrogate.fno import FNO, Spectral, relative
+from tutti.science.em.surrogate.fno import FNO, Spectral
+from tutti.science.em.surrogate.geometry import relative_error
 
 
 def kernel(weight, n):
@@ -81,7 +82,7 @@ def trained(samples, steps, width, modes):
 @torch.no_grad()
 def error(model, scale, count, n):
     fields, labels = Cavity().pairs(count, n, seed=1)
-    return float(relative(model.operate(fields) * scale, labels).mean())
+    return float(relative_error(model.operate(fields) * scale, labels).mean())
 
 
 def test_an_operator_learns():

@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-EPS0 = 8.8541878188e-12  # F/m
+from scipy import constants
+
+EPS0 = constants.epsilon_0  # F/m
 
 
 @dataclass(frozen=True)

@@ -106,13 +106,11 @@ class Mesh(Solid):
         """Each edge must run as often one way as the other."""
         edges = np.concatenate([self.faces[:, [k, (k + 1) % 3]] for k in range(3)])
         n = len(self.vertices)
-        there, times = np.unique(edges[:, 0] * n + edges[:, 1], return_counts=True)
-        back, returns = np.unique(edges[:, 1] * n + edges[:, 0], return_counts=True)
-        balance = dict(zip(there.tolist(), times.tolist(), strict=True))
-        for key, count in zip(back.tolist(), returns.tolist(), strict=True):
-            balance[key] = balance.get(key, 0) - count
-        loose = [key for key, count in balance.items() if count > 0]
-        if loose:
+        keys = np.concatenate([edges[:, 0] * n + edges[:, 1], edges[:, 1] * n + edges[:, 0]])
+        keys, index = np.unique(keys, return_inverse=True)
+        balance = np.bincount(index.reshape(-1), np.repeat([1, -1], len(edges)))  # of each direction of an edge
+        loose = keys[balance > 0]
+        if len(loose):
             at = self.vertices[loose[0] // n]
             raise ValueError(
                 f"{name} is not closed: {len(loose)} of {len(edges)} edges have no triangle on their other side, or one"

@@ -268,29 +268,21 @@ struct Adjoint {
 
 // Adds gradients of samples to the adjoint fields.
 template <class T>
-struct Injector {
-  std::vector<Group> groups;
-  std::vector<int64_t> every, frequencies;
-  std::vector<const T*> from, phase;
-  Injector(Tensors read, Tensors given, Tensors phases, Ints step) {
-    for (size_t g = 0; g < given.size(); ++g) {
-      groups.emplace_back(read[3 * g], read[3 * g + 1], read[3 * g + 2]);
-      every.push_back(step[g]), from.push_back(data<T>(given[g])), phase.push_back(data<T>(phases[g]));
-      frequencies.push_back(phases[g].numel() ? phases[g].size(1) : 0);
-    }
-  }
+struct Injector : Readings<T> {
+  using Readings<T>::Readings;
+
   void add(const Model<T>& m, int64_t step, int64_t start, int64_t shot, int64_t i0, int64_t i1) const {
-    for (size_t g = 0; g < groups.size(); ++g) {
-      if (!from[g] || (start + step + 1) % every[g]) continue;
-      const Group& x = groups[g];
-      const int64_t slot = (start + step + 1) / every[g] - start / every[g] - 1;
+    for (size_t g = 0; g < this->groups.size(); ++g) {
+      const int64_t slot = this->slot(g, step, start), frequencies = this->frequencies[g];
+      if (!this->numbers[g] || slot < 0) continue;
+      const Group& x = this->groups[g];
       for (int64_t y = x.first[i0]; y < x.first[i1]; ++y) {
         T sum = 0;
-        if (!phase[g]) sum = from[g][(slot * m.shots + shot) * x.count + y];
-        for (int64_t v = 0; v < frequencies[g]; ++v) {
-          const T* to = from[g] + ((shot * frequencies[g] + v) * x.count + y) * 2;
-          const T* ph = phase[g] + (step * frequencies[g] + v) * 2;
-          sum += ph[0] * to[0] + ph[1] * to[1];
+        if (!this->phase[g]) sum = this->numbers[g][(slot * m.shots + shot) * x.count + y];
+        for (int64_t v = 0; v < frequencies; ++v) {
+          const T* from = this->numbers[g] + ((shot * frequencies + v) * x.count + y) * 2;
+          const T* phase = this->phase[g] + (step * frequencies + v) * 2;
+          sum += phase[0] * from[0] + phase[1] * from[1];
         }
         m.f[x.component[y] / 3][x.component[y] % 3][shot * m.cells + x.place[y]] += sum;
       }

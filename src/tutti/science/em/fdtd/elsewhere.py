@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tutti.science.em.fdtd.march import results_of
-from tutti.science.em.fdtd.problem import Problem
+from tutti.science.em.fdtd.problem import Problem, entries_of
 from tutti.science.em.fdtd.reference import Reference
 from tutti.science.em.fdtd.sources import HARD, MAGNETIC, SOFT
 
@@ -33,18 +33,12 @@ class Sources:
 
     def __init__(self, problem: Problem):
         self.entries: list[tuple[int, int, Tensor, Tensor, Tensor]] = []
-        cells = problem.array[0] * problem.array[1] * problem.array[2]
         for kind in (MAGNETIC, SOFT, HARD):
-            first, component, place, column, amount = problem.sources[5 * kind : 5 * kind + 5]
-            counts = (first[1:] - first[:-1]).to(place.device)
-            shot = torch.repeat_interleave(torch.arange(len(counts), device=place.device), counts) // problem.array[0]
-            for p in component.unique().tolist():
-                here = component == p
-                scale = amount[here]
+            for p, (at, place, column, scale) in entries_of(problem, kind).items():
                 if kind == SOFT:
                     b = problem.b[p]
-                    scale = scale * (b.flatten()[place[here]] if b.numel() > 1 else b)
-                self.entries.append((kind, p, (shot * cells + place)[here], scale, column[here]))
+                    scale = scale * (b.flatten()[place] if b.numel() > 1 else b)
+                self.entries.append((kind, p, at, scale, column))
 
     def add(self, state: list[Tensor], electric: bool, waves: Tensor) -> None:
         for kind, p, at, scale, column in self.entries:

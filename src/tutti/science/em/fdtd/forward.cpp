@@ -91,40 +91,26 @@ struct Forward {
 
 // Samples of planes after a step, and running Fourier sums.
 template <class T>
-struct Reader {
-  std::vector<Group> groups;
-  std::vector<int64_t> every;
-  std::vector<T*> out;     // (steps / every, shots, count), or (shots, frequencies, count, 2)
-  std::vector<const T*> phase;  // null, or (steps, frequencies, 2)
-  std::vector<int64_t> frequencies;
+struct Reader : Readings<T> {
+  using Readings<T>::Readings;
 
-  // read: groups of (first, component, place); results and phases alike
-  Reader(Tensors read, Tensors results, Tensors phases, Ints step) {
-    for (size_t g = 0; g < results.size(); ++g) {
-      groups.emplace_back(read[3 * g], read[3 * g + 1], read[3 * g + 2]);
-      every.push_back(step[g]), out.push_back(data<T>(results[g])), phase.push_back(data<T>(phases[g]));
-      frequencies.push_back(phases[g].numel() ? phases[g].size(1) : 0);
-    }
-  }
-
-  // start: steps done before this loop, whose results begin at it
   void read(const Model<T>& m, int64_t step, int64_t start, int64_t shot, int64_t i0, int64_t i1) const {
-    for (size_t g = 0; g < groups.size(); ++g) {
-      if ((start + step + 1) % every[g]) continue;
-      const Group& x = groups[g];
-      const int64_t slot = (start + step + 1) / every[g] - start / every[g] - 1;
-      if (!phase[g]) {
-        T* to = out[g] + (slot * m.shots + shot) * x.count;
+    for (size_t g = 0; g < this->groups.size(); ++g) {
+      const int64_t slot = this->slot(g, step, start), frequencies = this->frequencies[g];
+      if (slot < 0) continue;
+      const Group& x = this->groups[g];
+      if (!this->phase[g]) {
+        T* to = this->numbers[g] + (slot * m.shots + shot) * x.count;
         for (int64_t y = x.first[i0]; y < x.first[i1]; ++y)
           to[y] = m.f[x.component[y] / 3][x.component[y] % 3][shot * m.cells + x.place[y]];
         continue;
       }
-      for (int64_t v = 0; v < frequencies[g]; ++v) {
-        const T re = phase[g][(step * frequencies[g] + v) * 2], im = phase[g][(step * frequencies[g] + v) * 2 + 1];
-        T* to = out[g] + (shot * frequencies[g] + v) * x.count * 2;
+      for (int64_t v = 0; v < frequencies; ++v) {
+        const T* phase = this->phase[g] + (step * frequencies + v) * 2;
+        T* to = this->numbers[g] + (shot * frequencies + v) * x.count * 2;
         for (int64_t y = x.first[i0]; y < x.first[i1]; ++y) {
           const T value = m.f[x.component[y] / 3][x.component[y] % 3][shot * m.cells + x.place[y]];
-          to[2 * y] += re * value, to[2 * y + 1] += im * value;
+          to[2 * y] += phase[0] * value, to[2 * y + 1] += phase[1] * value;
         }
       }
     }

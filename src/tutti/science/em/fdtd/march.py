@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, sqrt
+from math import ceil, prod, sqrt
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tutti.science.em.fdtd import kernels
 from tutti.science.em.fdtd.energy import Watch
-from tutti.science.em.fdtd.problem import Problem
+from tutti.science.em.fdtd.problem import Problem, within
 from tutti.science.em.fdtd.slabs import Slab
 
 ROOM = 256 * 2**20  # bytes of history that are stored without being asked: nothing is recomputed
@@ -46,16 +46,13 @@ def step_bytes(problem: Problem, needs: Needs) -> int:
     """Of the history of one step."""
     if not needs.history:
         return 0
-    size = torch.empty(0, dtype=problem.dtype).element_size()
-    box = [y - x for x, y in zip(problem.box[:3], problem.box[3:], strict=True)]
     arrays = sum(problem.present[:3]) * (1 + (needs.a or needs.gains))
-    return arrays * problem.shots * box[0] * box[1] * box[2] * size
+    return arrays * problem.shots * prod(problem.box_shape) * problem.dtype.itemsize
 
 
 def gradient_bytes(problem: Problem, needs: Needs) -> int:
-    size = torch.empty(0, dtype=problem.dtype).element_size()
-    box = [y - x for x, y in zip(problem.box[:3], problem.box[3:], strict=True)]
-    of_box = sum(problem.present[:3]) * problem.shots * box[0] * box[1] * box[2] * size
+    size = problem.dtype.itemsize
+    of_box = sum(problem.present[:3]) * problem.shots * prod(problem.box_shape) * size
     gains = sum(g.numel() for pole in problem.poles for g in pole.gain) * problem.shots * size
     return of_box * (needs.b + needs.a) + gains * needs.gains
 
@@ -134,15 +131,6 @@ def results_of(problem: Problem, steps: int) -> list[Tensor]:
     return out
 
 
-def narrowed(problem: Problem, results: Sequence[Tensor], start: int, steps: int) -> list[Tensor]:
-    """Of results, the part that steps from `start` write."""
-    out = []
-    for x, whole in zip(problem.readings, results, strict=True):
-        first, last = start // x.every, (start + steps) // x.every
-        out.append(whole if x.phase.numel() or not whole.numel() else whole[first:last])
-    return out
-
-
 def loops(what: Problem | Slab) -> tuple[Problem, Problem, Callable[..., None], Callable[..., Tensor | None]]:
     """What the loop and its transpose work on, and both: of a whole, or of a slab with its halos."""
     if isinstance(what, Slab):
@@ -170,7 +158,7 @@ class March(torch.autograd.Function):
                 saved.append([x.clone() for x in state])
             if needs.history and start == segments[-1][0]:
                 history = empty_history(problem, needs, plan.length)
-            advance(state, waves, narrowed(problem, results, start, steps), start, steps, history)
+            advance(state, waves, within(problem, results, 0, start, steps), start, steps, history)
         ctx.kept = (what, needs, plan, saved, history, waves.detach()) if tracked else None
         ctx.many = len(parameters)
         return tuple(what.gathered(results) if isinstance(what, Slab) else results)
@@ -188,7 +176,7 @@ class March(torch.autograd.Function):
             start, steps = segments[i]
             if needs.history and i < len(segments) - 1:
                 advance([x.clone() for x in saved[i]], waves, (), start, steps, history)
-            part = retreat(state, narrowed(seen, given, start, steps), start, steps, history, gradients,
+            part = retreat(state, within(seen, given, 0, start, steps), start, steps, history, gradients,
                            waves.shape[1] if needs.waves else 0)  # fmt: skip
             if of_waves is not None and part is not None:
                 of_waves[start : start + steps] = part
@@ -200,11 +188,10 @@ class March(torch.autograd.Function):
 
 
 def empty_history(problem: Problem, needs: Needs, steps: int) -> list[Tensor]:
-    box = [y - x for x, y in zip(problem.box[:3], problem.box[3:], strict=True)]
     none = torch.empty(0, dtype=problem.dtype, device=problem.device)
 
     def make(here: bool) -> Tensor:
-        shape = (steps, problem.shots, *box)
+        shape = (steps, problem.shots, *problem.box_shape)
         return torch.zeros(shape, dtype=problem.dtype, device=problem.device) if here else none
 
     return [*(make(x) for x in problem.present[:3]),
@@ -212,8 +199,7 @@ def empty_history(problem: Problem, needs: Needs, steps: int) -> list[Tensor]:
 
 
 def empty_gradients(problem: Problem, needs: Needs) -> list[Tensor]:
-    box = [y - x for x, y in zip(problem.box[:3], problem.box[3:], strict=True)]
-    none = torch.empty(0, dtype=problem.dtype, device=problem.device)
+    box, none = problem.box_shape, torch.empty(0, dtype=problem.dtype, device=problem.device)
 
     def make(here: bool, shape: Sequence[int]) -> Tensor:
         return torch.zeros((problem.shots, *shape), dtype=problem.dtype, device=problem.device) if here else none

@@ -105,6 +105,11 @@ class Problem:
                 self.packed += [x.w.to(self.device, self.dtype), x.decay.to(self.device, self.dtype),
                                 x.drive.to(self.device, self.dtype), x.at.to(self.device)]  # fmt: skip
 
+    @property
+    def box_shape(self) -> tuple[int, ...]:
+        """Nodes of the design region along each axis."""
+        return tuple(y - x for x, y in zip(self.box[:3], self.box[3:], strict=True))
+
     def psi_shape(self, h: int, p: int, term: int) -> tuple[int, ...]:
         d = direction(h, p, term)
         shape = list(self.array)
@@ -180,6 +185,20 @@ def reading(
     device = phase.device
     whole = torch.full_like(place, component).to(device)
     return Reading(first.to(device), whole, place[order].to(device), every, phase), order.argsort().to(device)
+
+
+def entries_of(problem: Problem, kind: int) -> dict[int, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Source entries of a kind by component: places in a field over all shots, places in the array of a component,
+    columns of the waves, and amounts."""
+    first, component, place, column, amount = problem.sources[5 * kind : 5 * kind + 5]
+    counts = (first[1:] - first[:-1]).to(place.device)
+    shot = torch.repeat_interleave(torch.arange(len(counts), device=place.device), counts) // problem.array[0]
+    at = shot * prod(problem.array) + place
+    found = {}
+    for p in component.unique().tolist():
+        here = component == p
+        found[p] = at[here], place[here], column[here], amount[here]
+    return found
 
 
 def within(problem: Problem, results: Sequence[Tensor], start: int, offset: int, steps: int) -> list[Tensor]:

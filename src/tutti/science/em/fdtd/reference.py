@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tutti.science.em.fdtd.problem import Problem, direction, source
+from tutti.science.em.fdtd.problem import Problem, direction, entries_of, source
 from tutti.science.em.fdtd.sources import HARD, MAGNETIC, SOFT
 
 
@@ -56,6 +56,7 @@ class Reference:
         self.gains = gains or [pole.gain for pole in problem.poles]
         none = torch.empty(0, dtype=problem.dtype, device=problem.device)
         self.masks = [mask(problem, i // 3, i % 3) if here else none for i, here in enumerate(problem.present)]
+        self.entries = {kind: entries_of(problem, kind) for kind in (SOFT, HARD, MAGNETIC)}
         self.rows = [[(x.at >= 0).nonzero().flatten().to(problem.device) for x in side] for side in problem.lines]
 
     def curl(self, state: list[Tensor], h: int, p: int) -> Tensor:
@@ -78,20 +79,14 @@ class Reference:
 
     def add(self, field: Tensor, kind: int, p: int, waves: Tensor, b: Tensor | None) -> Tensor:
         """`field` with the source entries of a kind."""
-        problem = self.problem
-        first, component, place, column, amount = problem.sources[5 * kind : 5 * kind + 5]
-        here = component == p
-        if not bool(here.any()):
+        if p not in self.entries[kind]:
             return field
-        counts = (first[1:] - first[:-1]).to(place.device)
-        shot = torch.repeat_interleave(torch.arange(len(counts), device=place.device), counts) // problem.array[0]
-        cells = field[0].numel()
-        at = (shot * cells + place)[here]
-        values = amount[here] * waves[column[here]]
+        at, place, column, amount = self.entries[kind][p]
+        values = amount * waves[column]
         if kind == HARD:
             return field.flatten().index_put((at,), values).reshape(field.shape)
         if b is not None:
-            values = values * (b.flatten()[place[here]] if b.numel() > 1 else b)
+            values = values * (b.flatten()[place] if b.numel() > 1 else b)
         return field.flatten().index_put((at,), values, accumulate=True).reshape(field.shape)
 
     def step(self, state: Sequence[Tensor], waves: Tensor) -> list[Tensor]:

@@ -90,6 +90,31 @@ struct Group {
       : first(data<int64_t>(f)), component(data<int64_t>(c)), place(data<int64_t>(p)), count(p.numel()) {}
 };
 
+// What is read after steps: samples of places (steps / every, shots, count), or running Fourier sums
+// (shots, frequencies, count, 2). The adjoint takes their gradients in the same arrays.
+template <class T>
+struct Readings {
+  std::vector<Group> groups;
+  std::vector<int64_t> every, frequencies;
+  std::vector<T*> numbers;
+  std::vector<const T*> phase;  // null, or (steps, frequencies, 2)
+
+  // read: groups of (first, component, place); arrays and phases alike
+  Readings(Tensors read, Tensors arrays, Tensors phases, Ints step) {
+    for (size_t g = 0; g < arrays.size(); ++g) {
+      groups.emplace_back(read[3 * g], read[3 * g + 1], read[3 * g + 2]);
+      every.push_back(step[g]), numbers.push_back(data<T>(arrays[g])), phase.push_back(data<T>(phases[g]));
+      frequencies.push_back(phases[g].numel() ? phases[g].size(1) : 0);
+    }
+  }
+
+  // The row of samples that a step writes, -1 if it writes none. start: steps done before this loop.
+  int64_t slot(size_t g, int64_t step, int64_t start) const {
+    if ((start + step + 1) % every[g]) return -1;
+    return (start + step + 1) / every[g] - start / every[g] - 1;
+  }
+};
+
 template <class T>
 struct Pole {
   int64_t from[3], to[3];  // a box of cells

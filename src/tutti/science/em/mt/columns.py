@@ -4,7 +4,7 @@ A `Columns` is a list of parts, each a function of random numbers in [0, 1) that
 from top to bottom. `sample` draws independent columns. `sections` draws columns beside each other whose numbers vary
 smoothly along the profile (a Gaussian copula), so that every column of a section is one of the distribution.
 
->>> columns = basin(Mesh2D([0, 1, 2], torch.linspace(0, 1000, 33)).z)
+>>> columns = basin(torch.linspace(15, 985, 32))
 >>> columns.sample(3, torch.Generator().manual_seed(0)).shape
 torch.Size([3, 32])
 """
@@ -18,8 +18,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from tutti.science.em.mt.mesh import Mesh2D as Mesh2D  # for the example
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,7 @@ class Inversion:
 
     def residual(self, response: Tensor, shift: Tensor) -> Tensor:
         """Weighted residuals: their norm is chi."""
-        difference = (self.values - response)[self.keep]
-        return self.weights * difference - self.shift_columns @ shift
+        return self.weights * (self.values - self.shifted(response, shift))[self.keep]
 
     def run(self, parameters: Parameters, start: Tensor | float = 2.0) -> Result:
         """Invert from a model (nz, nx), or from a half-space of this log10 resistivity."""
@@ -126,21 +125,21 @@ class Inversion:
         with progress("inverting") as tell:
             at = self.problem.linearize(parameters.model(p))
             r = self.residual(at.data, shift)
-            history.append(self._told(0, at, shift, r, 0.0, parameters.linearize(p).penalty, 0.0, 1, 0.0))
+            local = parameters.linearize(p)
+            history.append(self._told(0, at, shift, r, 0.0, local.penalty, 0.0, 1, 0.0))
             for i in range(self.steps):
                 if history[-1].chi <= self.target:
                     break
                 tell(f"inverting: iteration {i + 1}, chi {history[-1].chi:.2f}")
                 began = time.perf_counter()
-                local = parameters.linearize(p)
                 system = System(self, at, local, r, shift)
                 found = self._search(system, parameters, p, shift, beta, history[-1])
                 if found is None:
                     break
                 p, shift, beta, at, r, step, forwards = found
-                penalty = parameters.linearize(p).penalty
+                local = parameters.linearize(p)
                 history.append(
-                    self._told(i + 1, at, shift, r, beta, penalty, step, forwards, time.perf_counter() - began)
+                    self._told(i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began)
                 )
         return Result(parameters.model(p), self.shifted(at.data, shift), p, parameters, beta or 0.0, shift,
                       history[-1].chi <= self.target, history)  # fmt: skip
@@ -166,7 +165,7 @@ class Inversion:
         for fraction in (1.0, 0.5, 0.25, 0.1, 0.03):
             for each in self._betas(system, beta, last.chi):
                 change, moved = system.step(each)
-                step = float((change.abs() / torch.from_numpy(parameters.cap)).max())
+                step = float((change.abs() / parameters.cap).max())
                 scale = fraction * min(1.0, 1 / max(step, 1e-30))
                 q = p + change * scale
                 s = shift + moved * scale

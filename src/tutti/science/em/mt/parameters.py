@@ -47,9 +47,9 @@ class Local(NamedTuple):
 
 
 class Parameters(Protocol):
-    """cap: the largest change of each parameter in a step (n)."""
+    """cap: the largest change of each parameter in a step (n), float64."""
 
-    cap: np.ndarray
+    cap: Tensor
 
     def start(self, model: Tensor) -> Tensor:
         """The parameters (n), float64, that are nearest to a model (nz, nx)."""
@@ -77,7 +77,7 @@ class Pixel:
         weights = np.concatenate([np.full(across.shape[1], along), np.full(below.shape[1], down)])
         rough = roughness(np.hstack([across, below]), weights, np.full(mesh.cells, small))
         self.matrix = sp.csc_array(rough.T @ rough)
-        self.cap = np.full(mesh.cells, step)
+        self.cap = torch.full((mesh.cells,), step, dtype=torch.float64)
         self.given = None if reference is None else torch.as_tensor(reference).double().expand(mesh.shape)
         self.reference: Tensor | None = self.given
 
@@ -156,7 +156,7 @@ class Coded:
         if deviation is not None:
             own[self.codes + len(outside) :] = deviation**-2
         self.own = own
-        self.cap = np.concatenate([np.full(self.codes, step), np.full(len(self.cells), 1.2)])
+        self.cap = torch.cat([torch.full((self.codes,), step), torch.full((len(self.cells),), 1.2)]).double()
         self.level = torch.zeros((), dtype=torch.float64)  # small pulls cells to where the inversion starts
 
     def start(self, model: Tensor) -> Tensor:

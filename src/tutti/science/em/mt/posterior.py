@@ -79,8 +79,7 @@ def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: in
             local = local._replace(gradient=local.gradient - local.matrix @ away.numpy())
             system = System(inversion, at, local, inversion.residual(at.data, result.shift) + noise, result.shift)
             change, _ = system.step(beta)
-            cap = torch.from_numpy(parameters.cap)
-            p = p + change / max(1.0, float((change.abs() / cap).max()))
+            p = p + change / max(1.0, float((change.abs() / parameters.cap).max()))
         models.append(parameters.model(p).clone())
     return torch.stack(models)
 

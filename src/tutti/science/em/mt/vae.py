@@ -6,31 +6,18 @@ Kingma and Welling, 2014. The loss of a column c is  KL(q(z|c) || N(0, 1)) / cap
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from tutti.api.step import parallelize
+from tutti.hardware.threads import threads
 from tutti.launch.progress import progress
+from tutti.science.em.descent import descend
 from tutti.science.em.mt.columns import Columns
 
 NETWORKS = ("dense", "convolutional")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run small operators on one thread: where other programs use the machine, two take ten times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _block(channels: tuple[int, ...]) -> nn.Sequential:
@@ -153,16 +140,9 @@ class VAE(nn.Module):
             return data[rows], torch.randn(batch, self.codes, generator=generator), sd
 
         self.train()
-        step = parallelize(self, optimizer, drawn(), level="O0", plan="single", loss=lambda model, b: model(*b))
-        with one_thread(), progress("learning the prior") as tell:
-            for i in range(steps):
-                loss = step(drawn())
-                schedule.step()
-                if i % 100 == 0:
-                    if not math.isfinite(loss.item()):
-                        raise ValueError(f"the VAE diverged after {i} steps: lower the learning rate, {lr}")
-                    tell(f"learning the prior: {i / steps:.0%}, {loss.item():.1f} nats")
-        self.load_state_dict(step.state_dict())
+        with threads(1), progress("learning the prior") as tell:  # layers are small
+            descend(self, optimizer, schedule, drawn, lambda model, batch: model(*batch), steps,
+                    lambda i, loss: tell(f"learning the prior: {i / steps:.0%}, {loss:.1f} nats"))  # fmt: skip
         return self.eval()
 
     def save(self, path: str | Path) -> None:

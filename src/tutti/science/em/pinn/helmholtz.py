@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from tutti.api.step import parallelize
+from tutti.science.em.descent import descend
 from tutti.science.em.pinn.network import MultiScale, second
 
 
@@ -56,12 +55,5 @@ class Helmholtz:
             model = model or MultiScale(2, 1, scales=(1.0, 2.0), layers=3, width=32)
         optimizer = torch.optim.Adam(model.parameters(), lr=rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        step = parallelize(model, optimizer, self.batch(count, generator), loss=self.loss, plan="single", level="O0")
-        loss = torch.zeros(())
-        for _ in range(steps):
-            loss = step(self.batch(count, generator))
-            schedule.step()
-        if not math.isfinite(float(loss)):
-            raise ValueError(f"training diverged: lower the rate, {rate:g}")
-        model.load_state_dict(step.state_dict())
+        descend(model, optimizer, schedule, lambda: self.batch(count, generator), self.loss, steps)
         return model

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.api.step import parallelize
+from tutti.science.em.descent import descend
 from tutti.science.em.fdtd import CPML, Current, Grid, Simulation, Snapshots
 from tutti.science.em.fdtd.grid import C0, ETA0
 from tutti.science.em.pinn.network import MultiScale, along
@@ -99,16 +99,7 @@ class PointSource:
         optimizer = torch.optim.Adam(fields.parameters(), lr=rate)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.05,
                                                        cycle_momentum=False)  # fmt: skip
-        step = parallelize(fields, optimizer, self.batch(count, generator), loss=self.loss, plan="single", level="O0")
-        for i in range(steps):
-            loss = step(self.batch(count, generator))
-            schedule.step()
-            if i % 100 == 0 or i == steps - 1:
-                if not math.isfinite(float(loss)):
-                    raise ValueError(f"training diverged after {i} steps: lower the rate, {rate:g}")
-                if after:
-                    after(i, float(loss))
-        fields.load_state_dict(step.state_dict())
+        descend(fields, optimizer, schedule, lambda: self.batch(count, generator), self.loss, steps, after)
         return fields
 
     def reference(self, n: int = 100, times: int = 10) -> dict[str, tuple[Tensor, Tensor]]:

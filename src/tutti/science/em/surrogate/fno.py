@@ -13,6 +13,8 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
+from tutti.science.em.surrogate.geometry import relative_error
+
 
 class Spectral(nn.Module):
     """A circular convolution with few Fourier coefficients over the last `len(modes)` axes, one or two.
@@ -81,9 +83,4 @@ class FNO(nn.Module):
         return self.project(x)
 
     def forward(self, fields: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": relative(self.operate(fields), labels).mean()}
-
-
-def relative(found: Tensor, truth: Tensor) -> Tensor:
-    """||found - truth|| / ||truth|| over channels and grid: (batch,)."""
-    return (found - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
+        return {"loss": relative_error(self.operate(fields), labels).mean()}

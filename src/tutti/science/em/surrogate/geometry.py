@@ -74,5 +74,5 @@ def check_s(s: Tensor, shape: tuple[int, ...], what: str, gain: float = 1.05) ->
 
 
 def relative_error(s: Tensor, truth: Tensor) -> Tensor:
-    """||s - truth|| / ||truth|| with norms over traces and frequencies: (n,)."""
+    """||s - truth|| / ||truth|| with norms over all dims but the first, traces and frequencies for curves: (n,)."""
     return (s - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)

@@ -1,0 +1,31 @@
+"""Training of small networks on batches that are drawn anew in each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.api.step import parallelize
+
+TOLD = 100  # steps between reports
+
+
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler,
+            draw: Callable[[], Any], loss: Callable[[Any, Any], Tensor], steps: int,
+            after: Callable[[int, float], None] | None = None) -> None:  # fmt: skip
+    """Train a model in place. draw: the next batch. after: is called with a step's number and its loss, every 100 steps
+    and at the end. Raises ValueError if the loss is not finite."""
+    step = parallelize(model, optimizer, draw(), loss=loss, plan="single", level="O0")
+    for i in range(steps):
+        value = step(draw())
+        schedule.step()
+        if i % TOLD == 0 or i == steps - 1:
+            if not math.isfinite(number := float(value)):
+                raise ValueError(f"training diverged: lower the rate; the loss after {i + 1} steps is {number}")
+            if after:
+                after(i, number)
+    model.load_state_dict(step.state_dict())
