@@ -11,12 +11,14 @@ rho^order, alpha = alpha_max (1 - rho), where rho is the depth over the thicknes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import pi, sqrt
+from math import ceil, pi, sqrt
 
 import torch
 from torch import Tensor
 
 from tutti.science.em.fdtd.grid import EPS0, Grid
+
+VECTOR = 16  # layers along the contiguous axis have as many rows, with zeros, as a multiple of this
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def lines(grid: Grid, layers: CPML | None, axis: int, dt: float, electric: bool)
     low, high = layers.thickness(axis) if layers else (0, 0)
     if low + high > n:
         raise ValueError(f"absorbing layers of {low} and {high} cells do not fit in {n} cells along {'xyz'[axis]}")
+    contiguous = grid.axes[axis] == 2 and all(2 * VECTOR * ceil((x + 1) / VECTOR) <= n + 1 for x in (low, high))
     inside, ends = torch.zeros(n + 1, dtype=torch.bool), []
     for side, cells in enumerate((low, high)):
         if not layers or not cells:
@@ -76,6 +79,10 @@ def lines(grid: Grid, layers: CPML | None, axis: int, dt: float, electric: bool)
         decay, drive, kappa = torch.where(here, b, decay), torch.where(here, a, drive), torch.where(here, k, kappa)
         inside |= here
         where = here.nonzero().flatten()
-        ends += [int(where[0]), int(where[-1]) + 1]
+        first, last = int(where[0]), int(where[-1]) + 1
+        if contiguous:
+            first, last = (0, ceil(last / VECTOR) * VECTOR) if side == 0 else (n + 1 - ceil((n + 1 - first) / VECTOR) * VECTOR, n + 1)
+            inside[first:last] = True
+        ends += [first, last]
     at = torch.where(inside, inside.cumsum(0) - 1, -1)
     return Lines(1 / (kappa * delta), decay[inside].clone(), drive[inside].clone(), at, tuple(ends))  # pyright: ignore

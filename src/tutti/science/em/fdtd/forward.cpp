@@ -10,6 +10,11 @@ struct History {
   T *curl[3] = {}, *before[3] = {};  // (steps, shots, box)
 };
 
+// Rows [first, last) of a plane, which one loop advances.
+struct Run {
+  int64_t first, last;
+};
+
 template <class T>
 struct Forward {
   const Model<T>& m;
@@ -17,65 +22,111 @@ struct Forward {
   const T* waves;                            // (steps, number)
   int64_t number;
   History<T> history;
+  std::vector<Run> runs[2] = {};  // of E and H: rows that all components have
 
-  void h_plane(int64_t step, int64_t shot, int64_t i) const {
-    for (int p = 0; p < 3; ++p) {
-      if (!m.updates(H, p, i) || (!m.is_node(H, p, 0) && i == m.n[0] - 1)) continue;
-      int64_t j0, j1, k0, k1;
-      m.range(H, p, 1, j0, j1), m.range(H, p, 2, k0, k1);
-      for (int64_t j = j0; j < j1; ++j) m.template update<H>(p, shot, i, j, k0, k1);
+  // Cut where layers, poles and the history begin and end. Rows are alone in layers, and where the history has parts
+  // of them.
+  void cut(Side s) {
+    std::vector<bool> begins(m.n[1] + 1);
+    for (int64_t j = 1; m.layer[s][1] && j < m.n[1]; ++j)
+      begins[j] = (m.at[s][1][j] < 0) != (m.at[s][1][j - 1] < 0);
+    const int64_t low = history.box.from[1], high = history.box.to[1];
+    for (int64_t j = low; s == E && j <= high; ++j)
+      if (j == low || j == high || !whole_rows()) begins[j] = true;
+    for (const Pole<T>& pole : m.poles) begins[pole.from[1]] = begins[pole.to[1]] = true;
+    const int64_t from = s == E && !m.flat, to = m.flat ? 1 : m.n[1] - 1;
+    for (int64_t j = from; j < to; ++j)
+      if (j == from || begins[j]) runs[s].push_back({j, j + 1});
+      else ++runs[s].back().last;
+  }
+
+  bool whole_rows() const { return history.box.from[2] == 0 && history.box.to[2] == m.n[2]; }
+
+  void h_plane(int64_t step, int64_t shot, int64_t i, T* cur) const {
+    for (const Run& x : runs[H]) m.template update<H>(shot, i, x.first, x.last, nullptr);
+    if (!m.flat) {
+      const int64_t j = m.n[1] - 1;  // of H1 alone
+      int64_t k0, k1;
+      m.range(H, 1, 2, k0, k1);
+      m.template curl<H>(1, shot, i, j, k0, k1, cur);
+      m.advance(H, 1, shot, i * m.stride[0] + j * m.stride[1], k0, k1, cur);
+      m.template ends<H>(1, shot, i, j, j + 1);
     }
     const T* wave = waves + step * number;
     for (int64_t x = magnetic.first[shot * m.planes + i]; x < magnetic.first[shot * m.planes + i + 1]; ++x)
       m.f[H][magnetic.component[x] - 3][shot * m.cells + magnetic.place[x]] += magnetic.amount[x] * wave[magnetic.wave[x]];
   }
 
-  // normal, tangential: which components of E.
-  void e_plane(int64_t step, int64_t shot, int64_t i, bool normal, bool tangential, T* cur) const {
-    for (int p = 0; p < 3; ++p) {
-      if (!(p ? tangential : normal) || !m.updates(E, p, i) || (p == 0 && i == m.n[0] - 1)) continue;
-      int64_t j0, j1, k0, k1;
-      m.range(E, p, 1, j0, j1), m.range(E, p, 2, k0, k1);
-      for (int64_t j = j0; j < j1; ++j) {
-        const bool stored = history.curl[p] && history.box.has(i, j);
-        if (!stored && m.poles.empty()) {
-          m.template update<E>(p, shot, i, j, k0, k1);
-          continue;
-        }
-        const int64_t row = i * m.stride[0] + j * m.stride[1];
-        m.template curl<E>(p, shot, i, j, k0, k1, cur);
-        for (const Pole<T>& pole : m.poles)
-          if (pole.gain[p] && pole.has(i, j)) {
-            const int64_t at = pole.row(i, j) - pole.from[2], by = shot * pole.cells() + at;
-            T* __restrict y = pole.j[p] + by;
-            T* __restrict q = pole.p[p] + by;
-            const T* __restrict gain = pole.gain[p] + at;
-            const T* __restrict x = m.f[E][p] + shot * m.cells + row;
-            const int64_t from = std::max(k0, pole.from[2]), to = std::min(k1, pole.to[2]);
+  // Where the history of a row begins, from its first place in the box.
+  int64_t kept(int64_t step, int64_t shot, int64_t i, int64_t j) const {
+    return (step * m.shots + shot) * history.box.cells() + history.box.row(i, j);
+  }
+
+  // Component p of a row, with poles.
+  void e_row(int64_t step, int64_t shot, int64_t i, int64_t j, int p, T* cur) const {
+    const int64_t row = i * m.stride[0] + j * m.stride[1], place = shot * m.cells + row;
+    const Box& box = history.box;
+    int64_t k0, k1;
+    m.range(E, p, 2, k0, k1);
+    m.template curl<E>(p, shot, i, j, k0, k1, cur);
+    for (const Pole<T>& pole : m.poles)
+      if (pole.gain[p] && pole.has(i, j)) {
+        const int64_t at = pole.row(i, j) - pole.from[2], by = shot * pole.cells() + at;
+        T* __restrict y = pole.j[p] + by;
+        T* __restrict q = pole.p[p] + by;
+        const T* __restrict gain = pole.gain[p] + at;
+        const T* __restrict x = m.f[E][p] + place;
+        const int64_t from = std::max(k0, pole.from[2]), to = std::min(k1, pole.to[2]);
 #pragma omp simd
-            for (int64_t k = from; k < to; ++k) {
-              y[k] = pole.keep * y[k] + gain[k] * x[k] - pole.spring * q[k];
-              q[k] += pole.dt * y[k];
-              cur[k] -= y[k];
-            }
-          }
-        T* kept = nullptr;
-        if (stored) {
-          const int64_t length = history.box.to[2] - history.box.from[2];
-          const int64_t to = (step * m.shots + shot) * history.box.cells() + history.box.row(i, j);
-          kept = history.curl[p] + to;
-          std::memcpy(kept, cur + history.box.from[2], length * sizeof(T));
-          if (history.before[p])
-            std::memcpy(history.before[p] + to, m.f[E][p] + shot * m.cells + row + history.box.from[2], length * sizeof(T));
+        for (int64_t k = from; k < to; ++k) {
+          y[k] = pole.keep * y[k] + gain[k] * x[k] - pole.spring * q[k];
+          q[k] += pole.dt * y[k];
+          cur[k] -= y[k];
         }
-        m.advance(E, p, shot, row, k0, k1, cur);
-        m.template ends<E>(p, shot, i, j, kept, history.box.from[2], history.box.to[2]);
       }
+    T* stored = nullptr;
+    if (history.curl[p] && box.has(i, j)) {
+      const int64_t to = kept(step, shot, i, j), length = box.to[2] - box.from[2];
+      stored = history.curl[p] + to;
+      std::copy_n(cur + box.from[2], length, stored);
+      if (history.before[p]) std::copy_n(m.f[E][p] + place + box.from[2], length, history.before[p] + to);
+    }
+    m.advance(E, p, shot, row, k0, k1, cur);
+    m.template ends<E>(p, shot, i, j, j + 1, stored, box.from[2], box.to[2]);
+  }
+
+  // Rows without poles, with a history: of whole rows in place, else of one row by way of `cur`.
+  void e_rows(int64_t step, int64_t shot, int64_t i, const Run& x, T* cur) const {
+    const int64_t row = i * m.stride[0] + x.first * m.stride[1], to = kept(step, shot, i, x.first);
+    const int64_t from = history.box.from[2], length = (x.last - x.first) * (history.box.to[2] - from);
+    T* stored[3];
+    for (int p = 0; p < 3; ++p) {
+      stored[p] = whole_rows() ? history.curl[p] + to : cur + p * m.n[2];
+      if (history.before[p]) std::copy_n(m.f[E][p] + shot * m.cells + row + from, length, history.before[p] + to);
+    }
+    m.template update<E>(shot, i, x.first, x.last, stored);
+    for (int p = 0; p < 3 && !whole_rows(); ++p)
+      if (history.curl[p]) std::copy_n(stored[p] + from, length, history.curl[p] + to);
+  }
+
+  void e_plane(int64_t step, int64_t shot, int64_t i, T* cur) const {
+    const bool wall = i == m.wall[0] || i == m.wall[1];
+    for (int64_t j = 1; wall && m.f[E][0] && j < m.n[1] - 1; ++j) e_row(step, shot, i, j, 0, cur);
+    if (wall && m.flat && m.f[E][0]) e_row(step, shot, i, 0, 0, cur);
+    if (!wall && !m.flat) e_row(step, shot, i, 0, 1, cur);
+    for (const Run& x : runs[E]) {
+      if (wall) break;
+      const bool poles = std::any_of(m.poles.begin(), m.poles.end(), [&](const Pole<T>& y) { return y.has(i, x.first); });
+      for (int64_t j = x.first; poles && j < x.last; ++j)
+        for (int p = 0; p < 3; ++p)
+          if (m.f[E][p]) e_row(step, shot, i, j, p, cur);
+      if (poles) continue;
+      if (history.box.has(i, x.first)) e_rows(step, shot, i, x, cur);
+      else m.template update<E>(shot, i, x.first, x.last, nullptr);
     }
     const T* wave = waves + step * number;
     for (int64_t x = soft.first[shot * m.planes + i]; x < soft.first[shot * m.planes + i + 1]; ++x) {
       const int64_t p = soft.component[x], place = soft.place[x];
-      if (!(p ? tangential : normal)) continue;
       const T current = soft.amount[x] * wave[soft.wave[x]];
       m.f[E][p][shot * m.cells + place] += (m.b[E][p] ? m.b[E][p][place] : m.scalar[E][p]) * current;
       const int64_t j = place / m.stride[1] % m.n[1], k = place % m.n[2];
@@ -84,8 +135,7 @@ struct Forward {
             += current;
     }
     for (int64_t x = hard.first[shot * m.planes + i]; x < hard.first[shot * m.planes + i + 1]; ++x)
-      if (hard.component[x] ? tangential : normal)
-        m.f[E][hard.component[x]][shot * m.cells + hard.place[x]] = hard.amount[x] * wave[hard.wave[x]];
+      m.f[E][hard.component[x]][shot * m.cells + hard.place[x]] = hard.amount[x] * wave[hard.wave[x]];
   }
 };
 
@@ -114,6 +164,19 @@ struct Reader : Readings<T> {
         }
       }
     }
+  }
+};
+
+constexpr int64_t CACHE = 5 << 20;  // bytes of a thread
+
+// How many planes of how many steps a thread has done.
+struct alignas(64) Progress {
+  std::atomic<int64_t> planes{0};
+  void set(int64_t x) { planes.store(x, std::memory_order_release); }
+  // Spins briefly and then yields: cores may be shared with other programs.
+  void wait(int64_t x) const {
+    for (int64_t i = 0; planes.load(std::memory_order_acquire) < x; ++i)
+      if (i > 4000) std::this_thread::yield();
   }
 };
 
@@ -154,39 +217,46 @@ void forward_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
   Forward<T> f{m, soft, hard, magnetic, data<T>(waves), waves.size(1), {}};
   std::copy_n(box.begin(), 3, f.history.box.from), std::copy_n(box.begin() + 3, 3, f.history.box.to);
   for (int p = 0; p < 3 && history.size(); ++p) f.history.curl[p] = data<T>(history[p]), f.history.before[p] = data<T>(history[3 + p]);
+  f.cut(E), f.cut(H);
   const int64_t planes = std::max<int64_t>(m.n[0] - 1, 1);
   const Team team(m.shots, planes, m.cells);
-  Barrier barrier(team.threads);
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(8, CACHE / (m.bytes / m.n[0]) - 2));
+  const int64_t turns = (steps + most * team.threads - 1) / (most * team.threads);  // of each thread
+  const int64_t depth = std::max<int64_t>(1, (steps + turns * team.threads - 1) / (turns * team.threads));
+  std::vector<Progress> done(team.threads);
   team.run([&](int64_t me) {
     const FlushSubnormal flush;
-    std::vector<T> row(m.n[2] + 16);
+    std::vector<T> row(3 * m.n[2]);
     T* cur = row.data();
-    const int64_t of = team.threads;
-    if (team.by_shot) {
-      for (int64_t shot = me; shot < m.shots; shot += of)
-        for (int64_t step = 0; step < steps; ++step) {
-          for (int64_t i = 0; i < planes; ++i) {
-            f.h_plane(step, shot, i);
-            f.e_plane(step, shot, i, true, true, cur);
+    // Steps first to first + depth follow each other at one plane's distance, so that a plane stays in the cache.
+    const auto sweep = [&](int64_t shot, int64_t end, int64_t first, const auto& before, const auto& after) {
+      const int64_t last = std::min(first + depth, steps);
+      for (int64_t front = 0; front < planes + last - first - 1; ++front) {
+        before(front);
+        for (int64_t step = first; step < last; ++step) {
+          const int64_t i = front - (step - first);
+          if (i < 0 || i >= planes) continue;
+          for (int64_t x = shot; x < end; ++x) {
+            f.h_plane(step, x, i, cur), f.e_plane(step, x, i, cur);
+            reader.read(m, step, start, x, i, i + 1);
           }
-          reader.read(m, step, start, shot, 0, planes);
+          if (step == last - 1) after(step, i);
         }
-    } else {
-      const int64_t lo = planes * me / of, hi = planes * (me + 1) / of;
-      for (int64_t step = 0; step < steps; ++step) {
-        for (int64_t shot = 0; shot < m.shots; ++shot)
-          for (int64_t i = lo; i < hi; ++i) {
-            f.h_plane(step, shot, i);
-            f.e_plane(step, shot, i, true, i > lo, cur);
-          }
-        barrier.wait();  // the first plane waits for H of the slab before
-        for (int64_t shot = 0; shot < m.shots; ++shot) {
-          f.e_plane(step, shot, lo, false, true, cur);
-          reader.read(m, step, start, shot, lo, hi);
-        }
-        barrier.wait();
       }
+    };
+    if (team.by_shot) {
+      for (int64_t shot = me; shot < m.shots; shot += team.threads)
+        for (int64_t first = 0; first < steps; first += depth)
+          sweep(shot, shot + 1, first, [](int64_t) {}, [](int64_t, int64_t) {});
+      return;
     }
+    // Threads take turns: the steps of one follow those of the thread before.
+    for (int64_t first = me * depth; first < steps; first += team.threads * depth)
+      sweep(0, m.shots, first,
+            [&](int64_t front) {
+              if (first) done[(me + team.threads - 1) % team.threads].wait((first - 1) * planes + std::min(front + 2, planes));
+            },
+            [&](int64_t step, int64_t i) { done[me].set(step * planes + i + 1); });
   });
 }
 

@@ -155,16 +155,30 @@ class Problem:
         return total * self.shots * size
 
 
+def updated(array: Sequence[int], component: int, place: Tensor) -> Tensor:
+    """Whether the time loop advances flat places of a component: neither tangential E on walls, nor what lies beyond
+    the last node."""
+    (h, p), out = divmod(component, 3), torch.ones_like(place, dtype=torch.bool)
+    for d in range(3) if array[1] > 1 else (0, 2):
+        at = place // prod(array[d + 1 :]) % array[d]
+        if h == 0 and d != p:
+            out &= (at > 0) & (at < array[d] - 1)
+        elif h == 0 or d != p:
+            out &= at < array[d] - 1
+    return out
+
+
 def table(entries: Sequence[Entries], kind: int, shots: int, array: tuple[int, int, int], columns: Sequence[int],
           dtype: torch.dtype, device: torch.device) -> list[Tensor]:  # fmt: skip
-    """Entries of a kind as [first, component, place, column, amount], sorted by shot and plane."""
+    """Entries of a kind as [first, component, place, column, amount], sorted by shot and plane. Amounts are 0 where the
+    field stays zero."""
     parts = []
     for x, column in zip(entries, columns, strict=True):
         if x.kind != kind:
             continue
         for shot in range(shots) if x.shot is None else (x.shot,):
             whole = torch.full_like(x.place, shot), torch.full_like(x.place, x.component), x.place
-            parts.append((*whole, x.column + column, x.amount))
+            parts.append((*whole, x.column + column, x.amount * updated(array, x.component, x.place)))
     none = torch.zeros(0, dtype=torch.int64)
     shot, component, place, column, amount = (
         [torch.cat(x) for x in zip(*parts, strict=True)] if parts else [none] * 4 + [none.double()]

@@ -36,6 +36,8 @@ namespace {
 using Tensors = at::TensorList;
 using Ints = at::IntArrayRef;
 enum Side { E = 0, H = 1 };
+constexpr int64_t VECTOR = 16;  // cpml.py
+
 
 // Subnormal numbers are zero within a block: fields decay into them, and they are slow.
 struct FlushSubnormal {
@@ -139,7 +141,7 @@ struct Box {
 
 template <class T>
 struct Model {
-  int64_t n[3], stride[3], cells, shots, planes;
+  int64_t n[3], stride[3], cells, shots, planes, bytes;  // bytes: of the fields, psi, a and b of a shot
   bool flat;                    // one plane of axis 1: two dimensions
   int64_t wall[2];              // planes of axis 0 whose tangential E is zero
   T *f[2][3], *psi[2][3][2];
@@ -149,6 +151,9 @@ struct Model {
   const int64_t* at[2][3];      // place along an axis -> row of its layer, or -1
   int64_t layer[2][3];          // rows of the layers of an axis
   int64_t end[2][2][2];         // of axis 2: side, low or high, from and to
+  // By place: w of axis 2 over a plane, 0 where nothing is updated; w, decay and drive of axis 1 over its layers' rows.
+  std::vector<T> tile[2][4];
+  std::vector<T> ones, alike[2][3];  // over a plane: an `a` of 1 and a `scalar`, of components that lack arrays
   std::vector<Pole<T>> poles;
 
   // fields: E0 E1 E2 H0 H1 H2, then psi of E (component, term), then of H. coefficients: a and b of E and H. lines: for
@@ -171,6 +176,21 @@ struct Model {
         at[s][p] = data<int64_t>(lines[l + 3]), layer[s][p] = lines[l + 1].numel();
         for (int64_t x = 0; s == 0 && p < 2 && x < 4; ++x) end[p][x / 2][x % 2] = ints[7 + 4 * p + x];
       }
+    bytes = 0;
+    for (const at::Tensor& x : fields) bytes += x.numel() * sizeof(T) / shots;
+    for (const at::Tensor& x : coefficients) bytes += x.numel() * sizeof(T);
+    ones.assign(stride[0], T(1));
+    for (int s = 0; s < 2; ++s) {
+      for (int p = 0; p < 3; ++p) alike[s][p].assign(stride[0], scalar[s][p]);
+      for (int64_t k = 0; k < stride[0]; ++k)
+        tile[s][0].push_back(k % n[2] == n[2] - 1 || (s == E && k % n[2] == 0) ? T(0) : w[s][2][k % n[2]]);
+      for (int64_t j = 0; layer[s][1] && j < n[1]; ++j) {
+        const int64_t m = at[s][1][j];
+        if (m < 0) continue;
+        tile[s][1].insert(tile[s][1].end(), n[2], w[s][1][j]);
+        tile[s][2].insert(tile[s][2].end(), n[2], decay[s][1][m]), tile[s][3].insert(tile[s][3].end(), n[2], drive[s][1][m]);
+      }
+    }
     for (int64_t i = 0; 15 + 6 * i < int64_t(ints.size()); ++i) {
       Pole<T> x;
       std::copy_n(ints.begin() + 15 + 6 * i, 3, x.from), std::copy_n(ints.begin() + 18 + 6 * i, 3, x.to);
@@ -198,8 +218,8 @@ struct Model {
     return !(s == E && p != 0) || (plane != wall[0] && plane != wall[1]);
   }
 
-  static int direction(Side s, int p, int term) { return (p + 1 + ((s == E) ? term : 1 - term)) % 3; }
-  static int source(Side s, int p, int term) { return (p + 2 - ((s == E) ? term : 1 - term)) % 3; }
+  static constexpr int direction(Side s, int p, int term) { return (p + 1 + ((s == E) ? term : 1 - term)) % 3; }
+  static constexpr int source(Side s, int p, int term) { return (p + 2 - ((s == E) ? term : 1 - term)) % 3; }
 
   T* psi_row(Side s, int p, int t, int64_t shot, int64_t i, int64_t j) const {
     const int d = direction(s, p, t);
@@ -256,38 +276,39 @@ struct Model {
     }
   }
 
-  // What psi of axis 2 adds to an advanced row, and to what is stored of its curl (places from, to).
+  // What psi of axis 2 adds to advanced rows [j0, j1), and to what is stored of their curl: places [from, to) of each.
   template <Side s>
-  void ends(int p, int64_t shot, int64_t i, int64_t j, T* stored = nullptr, int64_t from = 0, int64_t to = 0) const {
-    const int t = direction(s, p, 0) == 2 ? 0 : 1, d = direction(s, p, t);
-    if (d != 2 || !layer[s][2] || !f[1 - s][source(s, p, t)]) return;
-    const int64_t row = i * stride[0] + j * stride[1];
-    const T* x = f[1 - s][source(s, p, t)] + shot * cells + row;
-    const T* __restrict x1 = s == E ? x : x + 1;
-    const T* __restrict x0 = s == E ? x - 1 : x;
-    const T* __restrict v = w[s][2];
-    T* __restrict z = f[s][p] + shot * cells + row;
-    const T* __restrict gain = b[s][p] ? b[s][p] + row : nullptr;
-    const T sign = t ? T(-1) : T(1), one = scalar[s][p];
+  void ends(int p, int64_t shot, int64_t i, int64_t j0, int64_t j1, T* stored = nullptr, int64_t from = 0, int64_t to = 0) const {
+    const int t = direction(s, p, 0) == 2 ? 0 : 1;
+    if (p == 2 || !layer[s][2] || !f[s][p] || !f[1 - s][source(s, p, t)]) return;
     for (int side = 0; side < 2; ++side) {
-      const int64_t by = shift(s, side), k0 = end[s][side][0], k1 = end[s][side][1];
-      const T* __restrict de = decay[s][2] + by;
-      const T* __restrict dr = drive[s][2] + by;
-      T* __restrict y = psi_row(s, p, t, shot, i, j) + by;
-      if (gain) {
-#pragma omp simd
-        for (int64_t k = k0; k < k1; ++k) {
-          y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
-          z[k] += gain[k] * y[k];
-        }
-      } else {
-#pragma omp simd
-        for (int64_t k = k0; k < k1; ++k) {
-          y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
-          z[k] += one * y[k];
-        }
+      const int64_t k0 = end[s][side][0], count = end[s][side][1] - k0;
+      if (count == VECTOR && b[s][p]) end_rows<s, VECTOR, true>(p, t, shot, i, j0, j1, side);
+      else if (count == VECTOR) end_rows<s, VECTOR, false>(p, t, shot, i, j0, j1, side);
+      else if (b[s][p]) end_rows<s, 0, true>(p, t, shot, i, j0, j1, side);
+      else end_rows<s, 0, false>(p, t, shot, i, j0, j1, side);
+      for (int64_t j = j0; stored && j < j1; ++j) {
+        const T* y = psi_row(s, p, t, shot, i, j) + shift(s, side);
+        for (int64_t k = std::max(k0, from); k < std::min(k0 + count, to); ++k) stored[(j - j0) * (to - from) + k - from] += y[k];
       }
-      for (int64_t k = std::max(k0, from); stored && k < std::min(k1, to); ++k) stored[k - from] += y[k];
+    }
+  }
+
+  template <Side s, int64_t COUNT, bool GAIN>
+  void end_rows(int p, int t, int64_t shot, int64_t i, int64_t j0, int64_t j1, int side) const {
+    const int64_t k0 = end[s][side][0], row = i * stride[0] + k0, at_layer = shift(s, side) + k0;
+    const int64_t count = COUNT ? COUNT : end[s][side][1] - k0;
+    const T* x = f[1 - s][source(s, p, t)] + shot * cells + row - (s == E);
+    const T *__restrict v = w[s][2] + k0, *__restrict de = decay[s][2] + at_layer, *__restrict dr = drive[s][2] + at_layer;
+    const T sign = t ? T(-1) : T(1), one = scalar[s][p];
+    for (int64_t j = j0; j < j1; ++j) {
+      const T *__restrict x0 = x + j * n[2], *__restrict x1 = x0 + 1, *__restrict gain = GAIN ? b[s][p] + row + j * n[2] : nullptr;
+      T *__restrict y = psi_row(s, p, t, shot, i, j) + at_layer, *__restrict z = f[s][p] + shot * cells + row + j * n[2];
+#pragma omp simd
+      for (int64_t k = 0; k < count; ++k) {
+        y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
+        z[k] += (GAIN ? gain[k] : one) * y[k];
+      }
     }
   }
 
@@ -299,83 +320,123 @@ struct Model {
       if (f[1 - s][source(s, p, t)]) term<s>(p, t, shot, i, j, k0, k1, cur, first), first = false;
   }
 
-  // Curl and advance of a row in one loop, with the same bits as `curl` and `advance`. VECTOR: which term is along axis
-  // 2, or none (2). PSI: bit t is set if term t lies in a layer of axis 0 or 1.
-  template <Side s, int VECTOR, bool TWO, int PSI, bool KEEP, bool GAIN>
-  void fused(int p, int one, int two, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1) const {
-    const int64_t row = i * stride[0] + j * stride[1];
-    const int d0 = direction(s, p, one), d1 = direction(s, p, two);
-    const T* from0 = f[1 - s][source(s, p, one)] + shot * cells + row;
-    const T* from1 = TWO ? f[1 - s][source(s, p, two)] + shot * cells + row : from0;
-    const T* __restrict x1 = s == E ? from0 : from0 + stride[d0];
-    const T* __restrict x0 = s == E ? from0 - stride[d0] : from0;
-    const T* __restrict y1 = s == E ? from1 : from1 + stride[d1];
-    const T* __restrict y0 = s == E ? from1 - stride[d1] : from1;
-    const T* __restrict w2 = w[s][2];
-    const T sx = one ? T(-1) : T(1), sy = two ? T(-1) : T(1);
-    const T vx = VECTOR == 0 ? sx : sx * w[s][d0][d0 == 0 ? i : j];
-    const T vy = VECTOR == 1 ? sy : sy * w[s][d1][d1 == 0 ? i : j];
-    const int64_t mx = PSI & 1 ? at[s][d0][d0 == 0 ? i : j] : 0, my = PSI & 2 ? at[s][d1][d1 == 0 ? i : j] : 0;
-    const T dex = PSI & 1 ? decay[s][d0][mx] : T(0), drx = PSI & 1 ? drive[s][d0][mx] : T(0);
-    const T dey = PSI & 2 ? decay[s][d1][my] : T(0), dry = PSI & 2 ? drive[s][d1][my] : T(0);
-    T* __restrict px = PSI & 1 ? psi_row(s, p, one, shot, i, j) : nullptr;
-    T* __restrict py = PSI & 2 ? psi_row(s, p, two, shot, i, j) : nullptr;
-    T* __restrict z = f[s][p] + shot * cells + row;
-    const T* __restrict keep = KEEP ? a[s][p] + row : nullptr;
-    const T* __restrict gain = GAIN ? b[s][p] + row : nullptr;
-    const T single = scalar[s][p];
-#pragma omp simd
-    for (int64_t k = k0; k < k1; ++k) {
-      const T first = (VECTOR == 0 ? vx * w2[k] : vx) * (x1[k] - x0[k]);
-      T cur = first;
-      if (PSI & 1) {
-        px[k] = dex * px[k] + drx * first;
-        cur += px[k];
-      }
-      if (TWO) {
-        const T second = (VECTOR == 1 ? vy * w2[k] : vy) * (y1[k] - y0[k]);
-        cur += second;
-        if (PSI & 2) {
-          py[k] = dey * py[k] + dry * second;
-          cur += py[k];
-        }
-      }
-      z[k] = (KEEP ? keep[k] * z[k] : z[k]) + (GAIN ? gain[k] : single) * cur;
-    }
-  }
+  // A term of the curl over whole rows of a plane: v line (x1 - x0), where `line` counts along axis 2 alone.
+  struct Term {
+    const T *x1, *x0;
+    T v, decay, drive;                      // in a layer of axis 0
+    const T *w_at, *decay_at, *drive_at;    // by place, in a layer of axis 1
+    T* psi;
+  };
 
-  template <Side s, int VECTOR, bool TWO, int PSI>
-  void fused(int p, int one, int two, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1) const {
-    if (a[s][p]) {
-      if (b[s][p]) fused<s, VECTOR, TWO, PSI, true, true>(p, one, two, shot, i, j, k0, k1);
-      else fused<s, VECTOR, TWO, PSI, true, false>(p, one, two, shot, i, j, k0, k1);
-    } else {
-      if (b[s][p]) fused<s, VECTOR, TWO, PSI, false, true>(p, one, two, shot, i, j, k0, k1);
-      else fused<s, VECTOR, TWO, PSI, false, false>(p, one, two, shot, i, j, k0, k1);
-    }
-  }
+  struct Rows {
+    Term term[2];
+    T* z;
+    const T *a, *b;
+    T scalar;
+    T* stored;
+  };
 
-  // X = a X + b (curl) over a row. The same bits as `curl` and `advance`.
+  // All of component p that one loop needs, over rows of plane i from row j. stored: where its curl goes.
   template <Side s>
-  void update(int p, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1) const {
-    const bool first = f[1 - s][source(s, p, 0)], second = f[1 - s][source(s, p, 1)];
-    const int d0 = direction(s, p, 0), d1 = direction(s, p, 1), one = first ? 0 : 1;
-    const bool l0 = d0 < 2 && in_layer(s, d0, i, j), l1 = d1 < 2 && in_layer(s, d1, i, j);
-    if (first && second) {
-      if (d0 == 2) {
-        if (l1) fused<s, 0, true, 2>(p, 0, 1, shot, i, j, k0, k1);
-        else fused<s, 0, true, 0>(p, 0, 1, shot, i, j, k0, k1);
-      } else if (d1 == 2) {
-        if (l0) fused<s, 1, true, 1>(p, 0, 1, shot, i, j, k0, k1);
-        else fused<s, 1, true, 0>(p, 0, 1, shot, i, j, k0, k1);
-      } else if (l0 && l1) fused<s, 2, true, 3>(p, 0, 1, shot, i, j, k0, k1);
-      else if (l0) fused<s, 2, true, 1>(p, 0, 1, shot, i, j, k0, k1);
-      else if (l1) fused<s, 2, true, 2>(p, 0, 1, shot, i, j, k0, k1);
-      else fused<s, 2, true, 0>(p, 0, 1, shot, i, j, k0, k1);
-    } else if (direction(s, p, one) == 2) fused<s, 0, false, 0>(p, one, one, shot, i, j, k0, k1);
-    else if (one ? l1 : l0) fused<s, 2, false, 1>(p, one, one, shot, i, j, k0, k1);
-    else fused<s, 2, false, 0>(p, one, one, shot, i, j, k0, k1);
-    ends<s>(p, shot, i, j);
+  Rows rows(int p, int64_t shot, int64_t i, int64_t j, T* stored) const {
+    const int64_t row = i * stride[0] + j * stride[1];
+    Rows out{{}, f[s][p] + shot * cells + row, a[s][p] ? a[s][p] + row : ones.data(),
+             b[s][p] ? b[s][p] + row : alike[s][p].data(), scalar[s][p], stored};
+    for (int t = 0; t < 2; ++t) {
+      const int d = direction(s, p, t);
+      const T* x = f[1 - s][source(s, p, t)];
+      if (!x) continue;
+      x += shot * cells + row;
+      Term& term = out.term[t];
+      term.x1 = s == E ? x : x + stride[d], term.x0 = s == E ? x - stride[d] : x;
+      term.v = (t ? T(-1) : T(1)) * (d == 2 ? T(1) : w[s][d][d ? j : i]);
+      if (d == 2 || !in_layer(s, d, i, j)) continue;
+      const int64_t m = at[s][d][d ? j : i];
+      term.psi = psi_row(s, p, t, shot, i, j);
+      if (d == 0) term.decay = decay[s][0][m], term.drive = drive[s][0][m];
+      else {
+        term.v = t ? T(-1) : T(1), term.w_at = tile[s][1].data() + m * n[2];
+        term.decay_at = tile[s][2].data() + m * n[2], term.drive_at = tile[s][3].data() + m * n[2];
+      }
+    }
+    return out;
+  }
+
+  // The same bits as `curl` and `advance` of place k, of component p if there is one.
+  template <Side s, int p, int HAS, bool KEEP, bool GAIN, bool FIRST, bool SECOND, bool STORE>
+  static void cell(const Rows& r, const T* __restrict line, int64_t k) {
+    if constexpr ((HAS >> p & 1) != 0) {
+      constexpr int OTHER = HAS == 7 ? 7 : 7 - HAS;
+      T cur = 0;
+      const auto add = [&](const Term& x, auto t) {
+        constexpr int d = direction(s, p, t);
+        if constexpr ((OTHER >> source(s, p, t) & 1) != 0) {
+          const T v = d == 2 ? x.v * line[k] : d == 1 && SECOND ? x.v * x.w_at[k] : x.v;
+          const T part = v * (x.x1[k] - x.x0[k]);
+          cur = t == 1 && (OTHER >> source(s, p, 0) & 1) ? cur + part : part;
+          if constexpr ((d == 0 && FIRST) || (d == 1 && SECOND)) {
+            const T y = (d == 0 ? x.decay : x.decay_at[k]) * x.psi[k] + (d == 0 ? x.drive : x.drive_at[k]) * part;
+            x.psi[k] = y;
+            cur += y;
+          }
+        }
+      };
+      add(r.term[0], std::integral_constant<int, 0>()), add(r.term[1], std::integral_constant<int, 1>());
+      if (STORE) r.stored[k] = cur;
+      r.z[k] = (KEEP ? r.a[k] * r.z[k] : r.z[k]) + (GAIN ? r.b[k] : r.scalar) * cur;
+    }
+  }
+
+  // X = a X + b curl of all components over whole rows [j0, j1) of a plane, in one loop over their places. Those that
+  // are not updated stay zero: `line` is zero there, and so is all that the other term reads. HAS: bits of the
+  // components. FIRST, SECOND: the plane lies in a layer of axis 0, the row (then only one) in a layer of axis 1.
+  template <Side s, int HAS, bool KEEP, bool GAIN, bool FIRST, bool SECOND, bool STORE>
+  void fused(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored) const {
+    Rows r[3] = {};
+    for (int p = 0; p < 3; ++p)
+      if (HAS >> p & 1) r[p] = rows<s>(p, shot, i, j0, STORE ? stored[p] : nullptr);
+    const T* line = tile[s][0].data();
+    const int64_t count = (j1 - j0) * n[2];
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) {
+      cell<s, 0, HAS, KEEP, GAIN, FIRST, SECOND, STORE>(r[0], line, k);
+      cell<s, 1, HAS, KEEP, GAIN, FIRST, SECOND, STORE>(r[1], line, k);
+      cell<s, 2, HAS, KEEP, GAIN, FIRST, SECOND, STORE>(r[2], line, k);
+    }
+  }
+
+  template <Side s, int HAS, bool KEEP, bool GAIN, bool STORE>
+  void fused(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored) const {
+    const bool first = in_layer(s, 0, i, j0), second = HAS == 7 && in_layer(s, 1, i, j0);
+    if constexpr (HAS == 7) {
+      if (first && second) return fused<s, HAS, KEEP, GAIN, true, true, STORE>(shot, i, j0, j1, stored);
+      if (second) return fused<s, HAS, KEEP, GAIN, false, true, STORE>(shot, i, j0, j1, stored);
+    }
+    if (first) fused<s, HAS, KEEP, GAIN, true, false, STORE>(shot, i, j0, j1, stored);
+    else fused<s, HAS, KEEP, GAIN, false, false, STORE>(shot, i, j0, j1, stored);
+  }
+
+  // stored: by component, from the first place of the rows; null if the curl is not kept.
+  template <Side s, int HAS>
+  void update(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored) const {
+    const bool keep = a[s][0] || a[s][1] || a[s][2], gain = keep || b[s][0] || b[s][1] || b[s][2];
+    if constexpr (s == E) {
+      if (stored && keep) fused<s, HAS, true, true, true>(shot, i, j0, j1, stored);
+      else if (stored && gain) fused<s, HAS, false, true, true>(shot, i, j0, j1, stored);
+      else if (stored) fused<s, HAS, false, false, true>(shot, i, j0, j1, stored);
+      else if (keep) fused<s, HAS, true, true, false>(shot, i, j0, j1, stored);
+    }
+    if (stored || keep) {}
+    else if (gain) fused<s, HAS, false, true, false>(shot, i, j0, j1, stored);
+    else fused<s, HAS, false, false, false>(shot, i, j0, j1, stored);
+    for (int p = 0; p < 2; ++p) ends<s>(p, shot, i, j0, j1, stored ? stored[p] : nullptr, 0, n[2]);
+  }
+
+  template <Side s>
+  void update(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored = nullptr) const {
+    if (f[s][0] && f[s][1]) update<s, 7>(shot, i, j0, j1, stored);
+    else if (f[s][1]) update<s, 2>(shot, i, j0, j1, stored);
+    else update<s, 5>(shot, i, j0, j1, stored);
   }
 
   // X = a X + b cur over a row.
