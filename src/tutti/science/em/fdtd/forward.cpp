@@ -15,6 +15,11 @@ struct Run {
   int64_t first, last;
 };
 
+// Planes [first, last) that are advanced between two looks at other threads: one, or in two dimensions some alike.
+struct Band {
+  int64_t first, last;
+};
+
 template <class T>
 struct Forward {
   const Model<T>& m;
@@ -22,28 +27,45 @@ struct Forward {
   const T* waves;                            // (steps, number)
   int64_t number;
   History<T> history;
-  std::vector<Run> runs[2] = {};  // of E and H: rows that all components have
+  std::vector<Run> runs[2] = {};  // of E and H: rows of a plane that all components have
+  std::vector<Band> bands = {};
 
-  // Cut where layers, poles and the history begin and end. Rows are alone in layers, and where the history has parts
-  // of them.
-  void cut(Side s) {
-    std::vector<bool> begins(m.n[1] + 1);
-    for (int64_t j = 1; m.layer[s][1] && j < m.n[1]; ++j)
-      begins[j] = (m.at[s][1][j] < 0) != (m.at[s][1][j - 1] < 0);
-    const int64_t low = history.box.from[1], high = history.box.to[1];
-    for (int64_t j = low; s == E && j <= high; ++j)
-      if (j == low || j == high || !whole_rows()) begins[j] = true;
-    for (const Pole<T>& pole : m.poles) begins[pole.from[1]] = begins[pole.to[1]] = true;
-    const int64_t from = s == E && !m.flat, to = m.flat ? 1 : m.n[1] - 1;
-    for (int64_t j = from; j < to; ++j)
-      if (j == from || begins[j]) runs[s].push_back({j, j + 1});
-      else ++runs[s].back().last;
+  // Where layers, poles and the history begin and end along an axis.
+  std::vector<bool> cuts(Side s, int axis) const {
+    std::vector<bool> out(m.n[axis] + 1);
+    for (int64_t j = 1; m.layer[s][axis] && j < m.n[axis]; ++j)
+      out[j] = (m.at[s][axis][j] < 0) != (m.at[s][axis][j - 1] < 0);
+    if (s == H) return out;
+    out[history.box.from[axis]] = out[history.box.to[axis]] = true;
+    for (const Pole<T>& pole : m.poles) out[pole.from[axis]] = out[pole.to[axis]] = true;
+    return out;
+  }
+
+  void cut() {
+    const int64_t planes = std::max<int64_t>(m.n[0] - 1, 1);
+    const auto e = cuts(E, 0), h = cuts(H, 0);
+    for (int64_t i = 0; i < planes; ++i)
+      if (m.flat && i > 1 && !e[i] && !h[i] && i - bands.back().first < m.most) ++bands.back().last;
+      else bands.push_back({i, i + 1});
+    for (Side s : {E, H}) {
+      const auto begins = cuts(s, 1);
+      for (int64_t j = s == E; !m.flat && j < m.n[1] - 1; ++j)
+        if (runs[s].empty() || begins[j]) runs[s].push_back({j, j + 1});
+        else ++runs[s].back().last;
+    }
+  }
+
+  template <class F>
+  void each_run(Side s, const Band& band, const F& f) const {
+    if (m.flat) f(Run{0, band.last - band.first});
+    for (const Run& x : runs[s]) f(x);
   }
 
   bool whole_rows() const { return history.box.from[2] == 0 && history.box.to[2] == m.n[2]; }
 
-  void h_plane(int64_t step, int64_t shot, int64_t i, T* cur) const {
-    for (const Run& x : runs[H]) m.template update<H>(shot, i, x.first, x.last, nullptr);
+  void h_band(int64_t step, int64_t shot, const Band& band, T* cur) const {
+    const int64_t i = band.first;
+    each_run(H, band, [&](const Run& x) { m.template update<H>(shot, i, x.first, x.last, nullptr); });
     if (!m.flat) {
       const int64_t j = m.n[1] - 1;  // of H1 alone
       int64_t k0, k1;
@@ -53,7 +75,7 @@ struct Forward {
       m.template ends<H>(1, shot, i, j, j + 1);
     }
     const T* wave = waves + step * number;
-    for (int64_t x = magnetic.first[shot * m.planes + i]; x < magnetic.first[shot * m.planes + i + 1]; ++x)
+    for (int64_t x = magnetic.first[shot * m.planes + i]; x < magnetic.first[shot * m.planes + band.last]; ++x)
       m.f[H][magnetic.component[x] - 3][shot * m.cells + magnetic.place[x]] += magnetic.amount[x] * wave[magnetic.wave[x]];
   }
 
@@ -95,46 +117,48 @@ struct Forward {
     m.template ends<E>(p, shot, i, j, j + 1, stored, box.from[2], box.to[2]);
   }
 
-  // Rows without poles, with a history: of whole rows in place, else of one row by way of `cur`.
+  // Rows without poles, with a history: of whole rows in place, else by way of `cur`.
   void e_rows(int64_t step, int64_t shot, int64_t i, const Run& x, T* cur) const {
-    const int64_t row = i * m.stride[0] + x.first * m.stride[1], to = kept(step, shot, i, x.first);
-    const int64_t from = history.box.from[2], length = (x.last - x.first) * (history.box.to[2] - from);
+    const int64_t from = history.box.from[2], length = history.box.to[2] - from;
     T* stored[3];
     for (int p = 0; p < 3; ++p) {
-      stored[p] = whole_rows() ? history.curl[p] + to : cur + p * m.n[2];
-      if (history.before[p]) std::copy_n(m.f[E][p] + shot * m.cells + row + from, length, history.before[p] + to);
+      stored[p] = whole_rows() ? history.curl[p] + kept(step, shot, i, x.first) : cur + p * m.most * m.n[2];
+      const T* before = m.f[E][p] + shot * m.cells + i * m.stride[0] + from;
+      for (int64_t j = x.first; history.before[p] && j < x.last; ++j)
+        std::copy_n(before + j * m.n[2], length, history.before[p] + kept(step, shot, i, j));
     }
     m.template update<E>(shot, i, x.first, x.last, stored);
-    for (int p = 0; p < 3 && !whole_rows(); ++p)
-      if (history.curl[p]) std::copy_n(stored[p] + from, length, history.curl[p] + to);
+    if (whole_rows()) return;
+    for (int p = 0; p < 3; ++p)
+      for (int64_t j = x.first; history.curl[p] && j < x.last; ++j)
+        std::copy_n(stored[p] + (j - x.first) * m.n[2] + from, length, history.curl[p] + kept(step, shot, i, j));
   }
 
-  void e_plane(int64_t step, int64_t shot, int64_t i, T* cur) const {
-    const bool wall = i == m.wall[0] || i == m.wall[1];
-    for (int64_t j = 1; wall && m.f[E][0] && j < m.n[1] - 1; ++j) e_row(step, shot, i, j, 0, cur);
-    if (wall && m.flat && m.f[E][0]) e_row(step, shot, i, 0, 0, cur);
+  void e_band(int64_t step, int64_t shot, const Band& band, T* cur) const {
+    const int64_t i = band.first;
+    const bool wall = i == m.wall[0] || i == m.wall[1];  // tangential E is zero
+    for (int64_t j = m.flat ? 0 : 1; wall && m.f[E][0] && (j == 0 || j < m.n[1] - 1); ++j) e_row(step, shot, i, j, 0, cur);
     if (!wall && !m.flat) e_row(step, shot, i, 0, 1, cur);
-    for (const Run& x : runs[E]) {
-      if (wall) break;
+    if (!wall) each_run(E, band, [&](const Run& x) {
       const bool poles = std::any_of(m.poles.begin(), m.poles.end(), [&](const Pole<T>& y) { return y.has(i, x.first); });
-      for (int64_t j = x.first; poles && j < x.last; ++j)
-        for (int p = 0; p < 3; ++p)
-          if (m.f[E][p]) e_row(step, shot, i, j, p, cur);
-      if (poles) continue;
-      if (history.box.has(i, x.first)) e_rows(step, shot, i, x, cur);
+      if (poles) {
+        for (int64_t j = x.first; j < x.last; ++j)
+          for (int p = 0; p < 3; ++p)
+            if (m.f[E][p]) e_row(step, shot, m.flat ? i + j : i, m.flat ? 0 : j, p, cur);
+      } else if (history.box.has(i, x.first)) e_rows(step, shot, i, x, cur);
       else m.template update<E>(shot, i, x.first, x.last, nullptr);
-    }
+    });
     const T* wave = waves + step * number;
-    for (int64_t x = soft.first[shot * m.planes + i]; x < soft.first[shot * m.planes + i + 1]; ++x) {
+    for (int64_t x = soft.first[shot * m.planes + i]; x < soft.first[shot * m.planes + band.last]; ++x) {
       const int64_t p = soft.component[x], place = soft.place[x];
       const T current = soft.amount[x] * wave[soft.wave[x]];
       m.f[E][p][shot * m.cells + place] += (m.b[E][p] ? m.b[E][p][place] : m.scalar[E][p]) * current;
-      const int64_t j = place / m.stride[1] % m.n[1], k = place % m.n[2];
-      if (history.curl[p] && history.box.has(i, j) && k >= history.box.from[2] && k < history.box.to[2])
-        history.curl[p][(step * m.shots + shot) * history.box.cells() + history.box.row(i, j) + k - history.box.from[2]]
+      const int64_t at = place / m.stride[0], j = place / m.stride[1] % m.n[1], k = place % m.n[2];
+      if (history.curl[p] && history.box.has(at, j) && k >= history.box.from[2] && k < history.box.to[2])
+        history.curl[p][(step * m.shots + shot) * history.box.cells() + history.box.row(at, j) + k - history.box.from[2]]
             += current;
     }
-    for (int64_t x = hard.first[shot * m.planes + i]; x < hard.first[shot * m.planes + i + 1]; ++x)
+    for (int64_t x = hard.first[shot * m.planes + i]; x < hard.first[shot * m.planes + band.last]; ++x)
       m.f[E][hard.component[x]][shot * m.cells + hard.place[x]] = hard.amount[x] * wave[hard.wave[x]];
   }
 };
@@ -169,13 +193,13 @@ struct Reader : Readings<T> {
 
 constexpr int64_t CACHE = 5 << 20;  // bytes of a thread
 
-// How many planes of how many steps a thread has done.
+// How many bands of all steps a thread has done.
 struct alignas(64) Progress {
-  std::atomic<int64_t> planes{0};
-  void set(int64_t x) { planes.store(x, std::memory_order_release); }
+  std::atomic<int64_t> bands{0};
+  void set(int64_t x) { bands.store(x, std::memory_order_release); }
   // Spins briefly and then yields: cores may be shared with other programs.
   void wait(int64_t x) const {
-    for (int64_t i = 0; planes.load(std::memory_order_acquire) < x; ++i)
+    for (int64_t i = 0; bands.load(std::memory_order_acquire) < x; ++i)
       if (i > 4000) std::this_thread::yield();
   }
 };
@@ -217,46 +241,45 @@ void forward_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
   Forward<T> f{m, soft, hard, magnetic, data<T>(waves), waves.size(1), {}};
   std::copy_n(box.begin(), 3, f.history.box.from), std::copy_n(box.begin() + 3, 3, f.history.box.to);
   for (int p = 0; p < 3 && history.size(); ++p) f.history.curl[p] = data<T>(history[p]), f.history.before[p] = data<T>(history[3 + p]);
-  f.cut(E), f.cut(H);
-  const int64_t planes = std::max<int64_t>(m.n[0] - 1, 1);
-  const Team team(m.shots, planes, m.cells);
-  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(8, CACHE / (m.bytes / m.n[0]) - 2));
+  f.cut();
+  const int64_t bands = f.bands.size();
+  const Team team(m.shots, bands, m.cells);
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(8, CACHE * bands / m.bytes - 2));
   const int64_t turns = (steps + most * team.threads - 1) / (most * team.threads);  // of each thread
   const int64_t depth = std::max<int64_t>(1, (steps + turns * team.threads - 1) / (turns * team.threads));
   std::vector<Progress> done(team.threads);
   team.run([&](int64_t me) {
     const FlushSubnormal flush;
-    std::vector<T> row(3 * m.n[2]);
-    T* cur = row.data();
-    // Steps first to first + depth follow each other at one plane's distance, so that a plane stays in the cache.
+    std::vector<T> scratch(3 * m.most * m.n[2]);
+    T* cur = scratch.data();
+    // Steps first to first + depth follow each other at a band's distance, so that bands stay in the cache.
     const auto sweep = [&](int64_t shot, int64_t end, int64_t first, const auto& before, const auto& after) {
       const int64_t last = std::min(first + depth, steps);
-      for (int64_t front = 0; front < planes + last - first - 1; ++front) {
+      for (int64_t front = 0; front < bands + last - first - 1; ++front) {
         before(front);
         for (int64_t step = first; step < last; ++step) {
-          const int64_t i = front - (step - first);
-          if (i < 0 || i >= planes) continue;
+          const int64_t at = front - (step - first);
+          if (at < 0 || at >= bands) continue;
+          const Band& band = f.bands[at];
           for (int64_t x = shot; x < end; ++x) {
-            f.h_plane(step, x, i, cur), f.e_plane(step, x, i, cur);
-            reader.read(m, step, start, x, i, i + 1);
+            f.h_band(step, x, band, cur), f.e_band(step, x, band, cur);
+            reader.read(m, step, start, x, band.first, band.last);
           }
-          if (step == last - 1) after(step, i);
+          if (step == last - 1) after(step * bands + at + 1);
         }
       }
     };
     if (team.by_shot) {
       for (int64_t shot = me; shot < m.shots; shot += team.threads)
-        for (int64_t first = 0; first < steps; first += depth)
-          sweep(shot, shot + 1, first, [](int64_t) {}, [](int64_t, int64_t) {});
+        for (int64_t first = 0; first < steps; first += depth) sweep(shot, shot + 1, first, [](int64_t) {}, [](int64_t) {});
       return;
     }
     // Threads take turns: the steps of one follow those of the thread before.
+    const Progress& other = done[(me + team.threads - 1) % team.threads];
     for (int64_t first = me * depth; first < steps; first += team.threads * depth)
       sweep(0, m.shots, first,
-            [&](int64_t front) {
-              if (first) done[(me + team.threads - 1) % team.threads].wait((first - 1) * planes + std::min(front + 2, planes));
-            },
-            [&](int64_t step, int64_t i) { done[me].set(step * planes + i + 1); });
+            [&](int64_t front) { if (first) other.wait((first - 1) * bands + std::min(front + 2, bands)); },
+            [&](int64_t count) { done[me].set(count); });
   });
 }
 

@@ -37,6 +37,7 @@ using Tensors = at::TensorList;
 using Ints = at::IntArrayRef;
 enum Side { E = 0, H = 1 };
 constexpr int64_t VECTOR = 16;  // cpml.py
+constexpr int64_t PLACES = 1536;  // of one loop in two dimensions: they stay in the first cache
 
 
 // Subnormal numbers are zero within a block: fields decay into them, and they are slow.
@@ -151,9 +152,11 @@ struct Model {
   const int64_t* at[2][3];      // place along an axis -> row of its layer, or -1
   int64_t layer[2][3];          // rows of the layers of an axis
   int64_t end[2][2][2];         // of axis 2: side, low or high, from and to
-  // By place: w of axis 2 over a plane, 0 where nothing is updated; w, decay and drive of axis 1 over its layers' rows.
+  // Rows follow each other along axis 1, or in two dimensions along axis 0; `most` at once. By place: w of axis 2 over
+  // so many rows, 0 where nothing is updated; and w, decay and drive over the rows of layers.
+  int64_t most;
   std::vector<T> tile[2][4];
-  std::vector<T> ones, alike[2][3];  // over a plane: an `a` of 1 and a `scalar`, of components that lack arrays
+  std::vector<T> ones, alike[2][3];  // over `most` rows: an `a` of 1 and a `scalar`, of components that lack arrays
   std::vector<Pole<T>> poles;
 
   // fields: E0 E1 E2 H0 H1 H2, then psi of E (component, term), then of H. coefficients: a and b of E and H. lines: for
@@ -179,16 +182,18 @@ struct Model {
     bytes = 0;
     for (const at::Tensor& x : fields) bytes += x.numel() * sizeof(T) / shots;
     for (const at::Tensor& x : coefficients) bytes += x.numel() * sizeof(T);
-    ones.assign(stride[0], T(1));
+    most = flat ? std::max<int64_t>(1, PLACES / n[2]) : n[1];
+    ones.assign(most * n[2], T(1));
     for (int s = 0; s < 2; ++s) {
-      for (int p = 0; p < 3; ++p) alike[s][p].assign(stride[0], scalar[s][p]);
-      for (int64_t k = 0; k < stride[0]; ++k)
+      for (int p = 0; p < 3; ++p) alike[s][p].assign(most * n[2], scalar[s][p]);
+      for (int64_t k = 0; k < most * n[2]; ++k)
         tile[s][0].push_back(k % n[2] == n[2] - 1 || (s == E && k % n[2] == 0) ? T(0) : w[s][2][k % n[2]]);
-      for (int64_t j = 0; layer[s][1] && j < n[1]; ++j) {
-        const int64_t m = at[s][1][j];
+      const int d = flat ? 0 : 1;
+      for (int64_t j = 0; layer[s][d] && j < n[d]; ++j) {
+        const int64_t m = at[s][d][j];
         if (m < 0) continue;
-        tile[s][1].insert(tile[s][1].end(), n[2], w[s][1][j]);
-        tile[s][2].insert(tile[s][2].end(), n[2], decay[s][1][m]), tile[s][3].insert(tile[s][3].end(), n[2], drive[s][1][m]);
+        tile[s][1].insert(tile[s][1].end(), n[2], w[s][d][j]);
+        tile[s][2].insert(tile[s][2].end(), n[2], decay[s][d][m]), tile[s][3].insert(tile[s][3].end(), n[2], drive[s][d][m]);
       }
     }
     for (int64_t i = 0; 15 + 6 * i < int64_t(ints.size()); ++i) {
@@ -323,8 +328,8 @@ struct Model {
   // A term of the curl over whole rows of a plane: v line (x1 - x0), where `line` counts along axis 2 alone.
   struct Term {
     const T *x1, *x0;
-    T v, decay, drive;                      // in a layer of axis 0
-    const T *w_at, *decay_at, *drive_at;    // by place, in a layer of axis 1
+    T v, decay, drive;                    // in a layer of planes
+    const T *w_at, *decay_at, *drive_at;  // by place, in a layer of rows
     T* psi;
   };
 
@@ -353,7 +358,7 @@ struct Model {
       if (d == 2 || !in_layer(s, d, i, j)) continue;
       const int64_t m = at[s][d][d ? j : i];
       term.psi = psi_row(s, p, t, shot, i, j);
-      if (d == 0) term.decay = decay[s][0][m], term.drive = drive[s][0][m];
+      if (d == 0 && !flat) term.decay = decay[s][0][m], term.drive = drive[s][0][m];
       else {
         term.v = t ? T(-1) : T(1), term.w_at = tile[s][1].data() + m * n[2];
         term.decay_at = tile[s][2].data() + m * n[2], term.drive_at = tile[s][3].data() + m * n[2];
@@ -366,16 +371,16 @@ struct Model {
   template <Side s, int p, int HAS, bool KEEP, bool GAIN, bool FIRST, bool SECOND, bool STORE>
   static void cell(const Rows& r, const T* __restrict line, int64_t k) {
     if constexpr ((HAS >> p & 1) != 0) {
-      constexpr int OTHER = HAS == 7 ? 7 : 7 - HAS;
+      constexpr int OTHER = HAS == 7 ? 7 : 7 - HAS, ROWS = HAS == 7 ? 1 : 0;
       T cur = 0;
       const auto add = [&](const Term& x, auto t) {
         constexpr int d = direction(s, p, t);
         if constexpr ((OTHER >> source(s, p, t) & 1) != 0) {
-          const T v = d == 2 ? x.v * line[k] : d == 1 && SECOND ? x.v * x.w_at[k] : x.v;
+          const T v = d == 2 ? x.v * line[k] : d == ROWS && SECOND ? x.v * x.w_at[k] : x.v;
           const T part = v * (x.x1[k] - x.x0[k]);
           cur = t == 1 && (OTHER >> source(s, p, 0) & 1) ? cur + part : part;
-          if constexpr ((d == 0 && FIRST) || (d == 1 && SECOND)) {
-            const T y = (d == 0 ? x.decay : x.decay_at[k]) * x.psi[k] + (d == 0 ? x.drive : x.drive_at[k]) * part;
+          if constexpr ((d == 0 && FIRST) || (d == ROWS && SECOND)) {
+            const T y = (d == ROWS ? x.decay_at[k] : x.decay) * x.psi[k] + (d == ROWS ? x.drive_at[k] : x.drive) * part;
             x.psi[k] = y;
             cur += y;
           }
@@ -387,9 +392,9 @@ struct Model {
     }
   }
 
-  // X = a X + b curl of all components over whole rows [j0, j1) of a plane, in one loop over their places. Those that
-  // are not updated stay zero: `line` is zero there, and so is all that the other term reads. HAS: bits of the
-  // components. FIRST, SECOND: the plane lies in a layer of axis 0, the row (then only one) in a layer of axis 1.
+  // X = a X + b curl of all components over whole rows [j0, j1) of plane i, or in two dimensions over rows from plane i
+  // on, in one loop over their places. Those that are not updated stay zero: `line` is zero there, and so is all that
+  // the other term reads. HAS: bits of the components. FIRST, SECOND: the plane, or all of the rows, lie in a layer.
   template <Side s, int HAS, bool KEEP, bool GAIN, bool FIRST, bool SECOND, bool STORE>
   void fused(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored) const {
     Rows r[3] = {};
@@ -407,12 +412,12 @@ struct Model {
 
   template <Side s, int HAS, bool KEEP, bool GAIN, bool STORE>
   void fused(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored) const {
-    const bool first = in_layer(s, 0, i, j0), second = HAS == 7 && in_layer(s, 1, i, j0);
+    const bool first = in_layer(s, 0, i, j0), second = flat ? first : in_layer(s, 1, i, j0);
     if constexpr (HAS == 7) {
       if (first && second) return fused<s, HAS, KEEP, GAIN, true, true, STORE>(shot, i, j0, j1, stored);
-      if (second) return fused<s, HAS, KEEP, GAIN, false, true, STORE>(shot, i, j0, j1, stored);
+      if (first) return fused<s, HAS, KEEP, GAIN, true, false, STORE>(shot, i, j0, j1, stored);
     }
-    if (first) fused<s, HAS, KEEP, GAIN, true, false, STORE>(shot, i, j0, j1, stored);
+    if (second) fused<s, HAS, KEEP, GAIN, false, true, STORE>(shot, i, j0, j1, stored);
     else fused<s, HAS, KEEP, GAIN, false, false, STORE>(shot, i, j0, j1, stored);
   }
 
