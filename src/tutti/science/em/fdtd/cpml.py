@@ -62,14 +62,17 @@ def lines(grid: Grid, layers: CPML | None, axis: int, dt: float, electric: bool)
     low, high = layers.thickness(axis) if layers else (0, 0)
     if low + high > n:
         raise ValueError(f"absorbing layers of {low} and {high} cells do not fit in {n} cells along {'xyz'[axis]}")
-    contiguous = grid.axes[axis] == 2 and all(2 * VECTOR * ceil((x + 1) / VECTOR) <= n + 1 for x in (low, high))
+    padded = grid.axes[axis] == 2 and all(2 * VECTOR * ceil((x + 1) / VECTOR) <= n + 1 for x in (low, high))
     inside, ends = torch.zeros(n + 1, dtype=torch.bool), []
     for side, cells in enumerate((low, high)):
-        if not layers or not cells:
+        depth = (cells - place if side == 0 else place - (n - cells)) + (layers.offset if layers and cells else 0)
+        here = (depth > 0) & (place > 0) & (place < n)
+        if not layers or not here.any():
             ends += [0, 0]
             continue
-        depth = (cells - place if side == 0 else place - (n - cells)) + layers.offset
-        here = (depth > 0) & (place > 0) & (place < n)
+        if (inside & here).any():
+            raise ValueError(f"absorbing layers of {low} and {high} cells that begin {layers.offset:g} cells earlier "
+                             f"overlap in {n} cells along {'xyz'[axis]}")  # fmt: skip
         rho = (depth / cells).clamp(0, 1)
         sigma = layers.factor * (layers.order + 1) / (150 * pi * sqrt(layers.eps_r) * delta) * rho**layers.order
         k = 1 + (layers.kappa - 1) * rho**layers.order
@@ -77,12 +80,12 @@ def lines(grid: Grid, layers: CPML | None, axis: int, dt: float, electric: bool)
         b = torch.exp(-(sigma / k + alpha) * dt / EPS0)
         a = (b - 1) * sigma / (sigma + alpha * k).clamp(min=1e-300)
         decay, drive, kappa = torch.where(here, b, decay), torch.where(here, a, drive), torch.where(here, k, kappa)
-        inside |= here
         where = here.nonzero().flatten()
         first, last = int(where[0]), int(where[-1]) + 1
-        if contiguous:
-            first, last = (0, ceil(last / VECTOR) * VECTOR) if side == 0 else (n + 1 - ceil((n + 1 - first) / VECTOR) * VECTOR, n + 1)
-            inside[first:last] = True
+        if padded:
+            whole = VECTOR * ceil((last if side == 0 else n + 1 - first) / VECTOR)
+            first, last = (0, whole) if side == 0 else (n + 1 - whole, n + 1)
+        inside[first:last] = True
         ends += [first, last]
     at = torch.where(inside, inside.cumsum(0) - 1, -1)
     return Lines(1 / (kappa * delta), decay[inside].clone(), drive[inside].clone(), at, tuple(ends))  # pyright: ignore

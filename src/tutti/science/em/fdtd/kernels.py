@@ -25,8 +25,12 @@ FILES = ("yee.h", "forward.cpp", "adjoint.cpp")
 
 
 @cache
-def operators() -> Any:
-    return compat.compile_operators("".join(Path(__file__).with_name(name).read_text() for name in FILES))
+def operators(dtype: torch.dtype) -> tuple[Any, Any]:
+    """The time loop and its transpose."""
+    real = "double" if dtype == torch.float64 else "float"
+    source = "".join(Path(__file__).with_name(name).read_text() for name in FILES)
+    made = compat.compile_operators(f"#define REAL {real}\n{source}")
+    return getattr(made, f"fdtd_forward_{real}"), getattr(made, f"fdtd_adjoint_{real}")
 
 
 def arguments(problem: Problem, state: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -56,9 +60,9 @@ def forward(problem: Problem, state: Sequence[Tensor], waves: Tensor, results: S
             history: Sequence[Tensor] = ()) -> None:  # fmt: skip
     """Advance `state` in place by `steps`, from step `start`. Without results nothing is read."""
     groups, phases, every = read(problem, start, steps) if results else ([], [], [])
-    operators().fdtd_forward(*arguments(problem, state), waves[start : start + steps].contiguous(), groups,
-                             list(results), phases, every, start, steps, list(history),
-                             list(problem.box) if history else [0] * 6)  # fmt: skip
+    loop, _ = operators(problem.dtype)
+    loop(*arguments(problem, state), waves[start : start + steps].contiguous(), groups, list(results), phases, every,
+         start, steps, list(history), list(problem.box) if history else [0] * 6)  # fmt: skip
 
 
 def adjoint(problem: Problem, state: Sequence[Tensor], given: Sequence[Tensor], start: int, steps: int,
@@ -73,7 +77,7 @@ def adjoint(problem: Problem, state: Sequence[Tensor], given: Sequence[Tensor], 
     threads = max(torch.get_num_threads(), 1)
     shape = (threads, steps, columns) if columns else (0,)
     of_waves = torch.zeros(shape, dtype=problem.dtype)
-    operators().fdtd_adjoint(*arguments(problem, state), groups, list(given), phases, every, start, steps,
-                             list(history), list(problem.box) if history else [0] * 6, list(gradients),
-                             of_waves)  # fmt: skip
+    _, loop = operators(problem.dtype)
+    loop(*arguments(problem, state), groups, list(given), phases, every, start, steps, list(history),
+         list(problem.box) if history else [0] * 6, list(gradients), of_waves)  # fmt: skip
     return of_waves.sum(0) if columns else None

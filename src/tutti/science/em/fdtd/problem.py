@@ -156,15 +156,14 @@ class Problem:
 
 
 def updated(array: Sequence[int], component: int, place: Tensor) -> Tensor:
-    """Whether the time loop advances flat places of a component: neither tangential E on walls, nor what lies beyond
-    the last node."""
+    """Whether a component changes at flat places: not tangential E and normal H on walls, nor what lies beyond the last
+    node."""
     (h, p), out = divmod(component, 3), torch.ones_like(place, dtype=torch.bool)
     for d in range(3) if array[1] > 1 else (0, 2):
         at = place // prod(array[d + 1 :]) % array[d]
-        if h == 0 and d != p:
-            out &= (at > 0) & (at < array[d] - 1)
-        elif h == 0 or d != p:
-            out &= at < array[d] - 1
+        out &= at < array[d] - 1
+        if (h == 0) == (d != p):
+            out &= at > 0
     return out
 
 

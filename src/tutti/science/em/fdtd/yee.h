@@ -1,4 +1,4 @@
-// The Yee update of rows, planes and slabs (layout.py describes the arrays), and its transpose. adjoint.cpp and
+// The Yee update of rows, planes and slabs (problem.py describes the arrays), and its transpose. adjoint.cpp and
 // forward.cpp are the time loops; kernels.py puts this file before them.
 //
 // Axes are 0, 1, 2 with 2 contiguous. Component p of E has the terms + d_(p+1) H_(p+2) and - d_(p+2) H_(p+1) by
@@ -14,7 +14,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <thread>
 #include <vector>
 
@@ -30,6 +29,11 @@
 #ifndef NAMESPACE
 #define NAMESPACE tutti_compiled
 #endif
+#ifndef REAL
+#define REAL float
+#endif
+#define NAMED(name, real) NAMED_(name, real)
+#define NAMED_(name, real) name "_" #real
 
 namespace {
 
@@ -47,27 +51,6 @@ struct FlushSubnormal {
   FlushSubnormal() { _mm_setcsr(before | 0x8040); }
   ~FlushSubnormal() { _mm_setcsr(before); }
 #endif
-};
-
-// A barrier that spins briefly and then yields: cores may be shared with other programs.
-class Barrier {
- public:
-  explicit Barrier(int64_t members) : members_(members) {}
-  void wait() {
-    if (members_ == 1) return;
-    const int64_t turn = turn_.load(std::memory_order_relaxed);
-    if (here_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_) {
-      here_.store(0, std::memory_order_relaxed);
-      turn_.store(turn + 1, std::memory_order_release);
-      return;
-    }
-    for (int64_t i = 0; turn_.load(std::memory_order_acquire) == turn; ++i)
-      if (i > 4000) std::this_thread::yield();
-  }
-
- private:
-  const int64_t members_;
-  std::atomic<int64_t> here_{0}, turn_{0};
 };
 
 template <class T>
@@ -216,11 +199,6 @@ struct Model {
     if (axis == 1 && flat) return;
     if (!is_node(s, p, axis)) to = n[axis] - 1;
     else if (s == E) from = 1, to = n[axis] - 1;
-  }
-
-  bool updates(Side s, int p, int64_t plane) const {
-    if (!f[s][p]) return false;
-    return !(s == E && p != 0) || (plane != wall[0] && plane != wall[1]);
   }
 
   static constexpr int direction(Side s, int p, int term) { return (p + 1 + ((s == E) ? term : 1 - term)) % 3; }
@@ -465,5 +443,139 @@ struct Model {
     }
   }
 };
+
+// What gradients need of each step, in a box: the curl that E was advanced with, and E before.
+template <class T>
+struct History {
+  Box box;
+  T *curl[3] = {}, *before[3] = {};  // (steps, shots, box)
+  History(Tensors arrays, Ints given) {
+    std::copy_n(given.begin(), 3, box.from), std::copy_n(given.begin() + 3, 3, box.to);
+    for (int p = 0; p < 3 && arrays.size(); ++p) curl[p] = data<T>(arrays[p]), before[p] = data<T>(arrays[3 + p]);
+  }
+};
+
+// Rows [first, last) of a plane, which one loop advances.
+struct Run {
+  int64_t first, last;
+};
+
+// Planes [first, last) that are advanced between two looks at other threads: one, or in two dimensions some alike.
+struct Band {
+  int64_t first, last;
+};
+
+template <class T>
+struct Bands {
+  const Model<T>& m;
+  std::vector<Run> runs[2];  // of E and H: rows of a plane that all components have
+  std::vector<Band> all;
+
+  Bands(const Model<T>& m, const Box& box) : m(m) {
+    const auto e = cuts(E, 0, box), h = cuts(H, 0, box);
+    for (int64_t i = 0; i < std::max<int64_t>(m.n[0] - 1, 1); ++i)
+      if (m.flat && i > 1 && !e[i] && !h[i] && i - all.back().first < m.most) ++all.back().last;
+      else all.push_back({i, i + 1});
+    for (Side s : {E, H}) {
+      const auto begins = cuts(s, 1, box);
+      for (int64_t j = s == E; !m.flat && j < m.n[1] - 1; ++j)
+        if (runs[s].empty() || begins[j]) runs[s].push_back({j, j + 1});
+        else ++runs[s].back().last;
+    }
+  }
+
+  int64_t count() const { return all.size(); }
+
+  // Where layers, poles and the history begin and end along an axis.
+  std::vector<bool> cuts(Side s, int axis, const Box& box) const {
+    std::vector<bool> out(m.n[axis] + 1);
+    for (int64_t j = 1; m.layer[s][axis] && j < m.n[axis]; ++j)
+      out[j] = (m.at[s][axis][j] < 0) != (m.at[s][axis][j - 1] < 0);
+    if (s == H) return out;
+    out[box.from[axis]] = out[box.to[axis]] = true;
+    for (const Pole<T>& pole : m.poles) out[pole.from[axis]] = out[pole.to[axis]] = true;
+    return out;
+  }
+
+  // `f` of the runs of a band: rows of its plane, or in two dimensions rows from its first plane on.
+  template <class F>
+  void each(Side s, const Band& band, const F& f) const {
+    if (m.flat) f(Run{0, band.last - band.first});
+    for (const Run& x : runs[s]) f(x);
+  }
+};
+
+constexpr int64_t CACHE = 5 << 20;  // bytes of a thread
+
+// How many bands of all steps a thread has done.
+struct alignas(64) Progress {
+  std::atomic<int64_t> bands{0};
+  void set(int64_t x) { bands.store(x, std::memory_order_release); }
+  // Spins briefly and then yields: cores may be shared with other programs.
+  void wait(int64_t x) const {
+    for (int64_t i = 0; bands.load(std::memory_order_acquire) < x; ++i)
+      if (i > 4000) std::this_thread::yield();
+  }
+};
+
+// Threads, and the planes of each: shots are shared out where there are enough, else slabs of planes.
+struct Team {
+  int64_t threads;
+  bool by_shot;
+  Team(int64_t shots, int64_t planes, int64_t cells) {
+    const int64_t most = at::in_parallel_region() ? 1 : at::get_num_threads();
+    by_shot = shots >= most || planes < 4 * most;
+    threads = by_shot ? std::min(most, shots) : most;
+    if (cells * shots < 1 << 13) threads = 1, by_shot = true;
+  }
+
+  // `work(number)` in each. Threads of our own: those of a second OpenMP would compete with PyTorch's, which spin.
+  template <class F>
+  void run(const F& work) const {
+    std::vector<std::thread> others;
+    for (int64_t i = 1; i < threads; ++i) others.emplace_back([&work, i] { work(i); });
+    work(0);
+    for (std::thread& each : others) each.join();
+  }
+};
+
+// Calls of `make(thread)` a function of (shot, step, band) for all of them, where steps and bands count from the first
+// to be done. A band comes after its neighbours on both sides in the step before. Steps follow each other at a band's
+// distance, so that bands stay in the cache, and threads take turns at groups of steps; or they have shots.
+template <class T, class F>
+void march(const Model<T>& m, int64_t bands, int64_t steps, const F& make) {
+  const Team team(m.shots, bands, m.cells);
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(8, CACHE * bands / m.bytes - 2));
+  const int64_t turns = (steps + most * team.threads - 1) / (most * team.threads);  // of each thread
+  const int64_t depth = std::max<int64_t>(1, (steps + turns * team.threads - 1) / std::max<int64_t>(1, turns * team.threads));
+  std::vector<Progress> done(team.threads);
+  team.run([&](int64_t me) {
+    const FlushSubnormal flush;
+    auto work = make(me);
+    const auto group = [&](int64_t shot, int64_t end, int64_t first, const auto& before, const auto& after) {
+      const int64_t last = std::min(first + depth, steps);
+      for (int64_t front = 0; front < bands + last - first - 1; ++front) {
+        before(front);
+        for (int64_t step = first; step < last; ++step) {
+          const int64_t band = front - (step - first);
+          if (band < 0 || band >= bands) continue;
+          for (int64_t x = shot; x < end; ++x) work(x, step, band);
+          if (step == last - 1) after(step * bands + band + 1);
+        }
+      }
+    };
+    if (team.by_shot) {
+      for (int64_t shot = me; shot < m.shots; shot += team.threads)
+        for (int64_t first = 0; first < steps; first += depth)
+          group(shot, shot + 1, first, [](int64_t) {}, [](int64_t) {});
+      return;
+    }
+    const Progress& other = done[(me + team.threads - 1) % team.threads];
+    for (int64_t first = me * depth; first < steps; first += team.threads * depth)
+      group(0, m.shots, first,
+            [&](int64_t front) { if (first) other.wait((first - 1) * bands + std::min(front + 2, bands)); },
+            [&](int64_t count) { done[me].set(count); });
+  });
+}
 
 }  // namespace
