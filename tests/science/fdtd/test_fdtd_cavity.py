@@ -6,12 +6,13 @@ sin^2(w dt / 2) = (c dt)^2 sum sin^2(k delta / 2) / delta^2 along the axes.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from tutti.science.em.fdtd import Current, Grid, Probe, Simulation
+from tutti.science.em.fdtd import CPML, Current, Grid, Probe, Simulation, drude
 from tutti.science.em.fdtd.grid import C0
 
 pytestmark = pytest.mark.starts
@@ -41,7 +42,7 @@ def measured_frequency(simulation, name, modes, steps=400):
     found = simulation.prepare(1.0, steps, None, 1.0, None, (), None)[0]
     state = found.state()
     state[grid.component(name)].copy_((shape.unsqueeze(1) if grid.flat else shape)[None])
-    start = type(simulation.run(1.0, 1))({}, state, 0)
+    start = replace(simulation.run(1.0, 1), state=state, steps=0)
     x = simulation.run(1.0, steps, after=start)["x"].flatten()
     cosine = (x[1:-1] * (x[2:] + x[:-2])).sum() / (2 * x[1:-1].square().sum())
     return math.acos(float(cosine)) / simulation.dt / (2 * math.pi)
@@ -90,3 +91,18 @@ def test_unstable_steps_and_bad_materials_are_errors():
         Simulation(grid, sources=[Current("Ex", (3, 3), lambda t: t)]).run(1.0, 5)
     with pytest.raises(ValueError, match="index 11 is not one of 11 nodes"):
         Simulation(grid, monitors=[Probe("x", "Ez", [(3, 11)])]).run(1.0, 5)
+
+
+def test_a_run_goes_on_only_after_one_of_its_kind():
+    simulation = Simulation(Grid((10, 10), 0.01), CPML(2))
+    first, shot = simulation.run(1.0, 5), Current("Ez", (5, 5), lambda t: t, shot=1)
+    for other, told in ((replace(simulation, dt=0.5 * simulation.dt), "dt = "),
+                         (replace(simulation, grid=Grid((12, 10), 0.01)), r"fields of shape \(1, 11, 1, 11\)"),
+                         (replace(simulation, cpml=CPML(3)), "absorbing layers of shape"),
+                         (replace(simulation, sources=[shot]), r"this one has \(2, 11, 1, 11\)"),
+                         (replace(simulation, dtype=torch.float64), "this one has .* torch.float64")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"after: a run with .*{told}"):
+            other.run(1.0, 5, after=first)
+    with pytest.raises(ValueError, match="after: a run with 0 poles; this one has 1"):
+        simulation.run(1.0, 5, poles=[drude(1e9, 1e8)], after=first)
+    assert simulation.run(2.0, 5, after=first).steps == 10

@@ -33,13 +33,14 @@ from tutti.science.em.fdtd.slabs import Slab
 class Result:
     """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on.
 
-    Of several processes that share a simulation, each has the `state` of its planes. sent: messages to the neighbours,
-    and their bytes.
+    Of several processes that share a simulation, each has the `state` of its planes. steps: since rest, of `dt` seconds
+    each. sent: messages to the neighbours, and their bytes.
     """
 
     values: Mapping[str, Tensor]
     state: list[Tensor] = field(repr=False)
     steps: int = 0
+    dt: float = 0.0
     sent: tuple[int, int] = (0, 0)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -106,7 +107,8 @@ class Simulation:
         nodes by component, that conduct perfectly. poles: of dispersive media. Gradients reach eps_r, sigma, the
         strengths of poles and the waveforms.
         checkpoints, memory: how gradients are taken; see `march.schedule`.
-        Raises ValueError for a time step that is not stable, and for materials that are not numbers.
+        Raises ValueError for a time step that is not stable, for materials that are not numbers, and for a run `after`
+        whose time step, grid, layers, shots, poles or dtype differ.
         """
         if steps < 1:
             raise ValueError(f"steps: at least 1, not {steps}")
@@ -120,7 +122,11 @@ class Simulation:
         if any(vars(needs).values()):
             plan = (march.agreed(slab, needs, steps, checkpoints, memory) if slab else
                     march.schedule(problem, needs, steps, checkpoints, memory))  # fmt: skip
-        state = [x.clone() for x in after.state] if after else own.state()
+        state = own.state()
+        if after:
+            self.check_after(after, state)
+            for x, y in zip(state, after.state, strict=True):
+                x.copy_(y)
         watch = None
         if torch.device(self.device).type == "cpu":
             watch = self.watch(own, slab, steps)
@@ -136,7 +142,7 @@ class Simulation:
             for name, x in zip((x.name for x in self.monitors if isinstance(x, Energy)), energies, strict=True):
                 values[name] = x.T if problem.shots > 1 else x[:, 0]
         sent = (slab.sent[0], slab.sent[1]) if slab else (0, 0)
-        return Result(values, state, (after.steps if after else 0) + steps, sent)
+        return Result(values, state, (after.steps if after else 0) + steps, self.dt, sent)
 
     def watch(self, problem: Problem, slab: Slab | None, steps: int) -> Watch | None:
         every = [x.every for x in self.monitors if isinstance(x, Energy)]
@@ -226,6 +232,19 @@ class Simulation:
             raise ValueError(f"dt = {self.dt:.6g} s is not stable: the Courant limit is {limit:.6g} s for cells of "
                              f"{' x '.join(f'{x:g}' for x in self.grid.lengths)} m, eps_r >= {eps_r:g}"
                              + (f" and {len(poles)} poles" if own else ""))  # fmt: skip
+
+    def check_after(self, after: Result, state: Sequence[Tensor]) -> None:
+        """Raises ValueError unless the end of a run can take the place of `state`."""
+        if after.dt != self.dt:
+            raise ValueError(f"after: a run with dt = {after.dt:.9g} s; this one has {self.dt:.9g} s")
+        ours, theirs = ((len(x) - 18) // 6 for x in (state, after.state))
+        if ours != theirs:
+            raise ValueError(f"after: a run with {theirs} poles; this one has {ours}")
+        for i, (x, y) in enumerate(zip(state, after.state, strict=True)):
+            if (x.shape, x.dtype, x.device) != (y.shape, y.dtype, y.device):
+                what = "fields" if i < 6 else "absorbing layers" if i < 18 else "poles"
+                raise ValueError(f"after: a run with {what} of shape {tuple(y.shape)}, {y.dtype} on {y.device}; this "
+                                 f"one has {tuple(x.shape)}, {x.dtype} on {x.device}")  # fmt: skip
 
     def box(self) -> tuple[int, ...]:
         """The design region in nodes: from, then to, by axis of the kernels."""
