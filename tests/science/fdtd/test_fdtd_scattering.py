@@ -128,3 +128,14 @@ def test_nothing_leaks_out_of_the_total_field(mode, along):
     inside = e[(slice(None), *(slice(10, n - 10) for n in shape))].clone()
     e[(slice(None), *(slice(8, n - 7) for n in shape))] = 0
     assert 0.9 < float(inside.abs().max()) < 1.1 and float(e.abs().max()) < 1e-12
+
+
+def test_a_plane_wave_goes_on_in_a_later_run():
+    grid = Grid((40, 12), 0.01, "TE")
+    wave = PlaneWave([(12, 28), (-1, 13)], "+x", "Ey", gaussian_up_to(2e9))
+    probe = Probe("E", "Ey", [(20, 6), (9, 6)])
+    simulation = Simulation(grid, CPML((8, 0)), [wave], [probe], dtype=torch.float64)
+    whole, first = simulation.run(1.0, 150)["E"], simulation.run(1.0, 60)
+    rest = simulation.run(1.0, 90, after=first)["E"]
+    assert torch.equal(rest, whole[60:]) and float(rest[:, 0].abs().max()) > 0.9
+    assert float(rest[:, 1].abs().max()) < 1e-12

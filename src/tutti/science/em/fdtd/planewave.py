@@ -8,7 +8,7 @@ makes up for it. It comes from a grid of one dimension with the same cells and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -37,18 +37,23 @@ class PlaneWave:
     waveform: Waveform
 
     def incident(self, setting: Setting, count: int) -> tuple[Tensor, Tensor]:
-        """E before each step (steps, count) and H / sign after its half, by distance in cells from the start."""
-        grid = setting.grid
+        """E before each step (steps, count) and H / sign after its half, by distance in cells from the start.
+
+        The wave is at rest at t = 0, also where the steps begin later.
+        """
+        grid, steps = setting.grid, setting.start + setting.steps
         delta = grid.lengths["xyz".index(self.along[1])]
-        n = count + ceil(setting.steps * C0 * setting.dt / delta / 2) + 4
-        n = max(n, count + 2)
+        n = count + ceil(steps * C0 * setting.dt / delta / 2) + 4
         e, h = np.zeros(n + 1), np.zeros(n)
-        at = self.waveform(setting.times(1.0)).numpy()
+        at = self.waveform(replace(setting, start=0, steps=steps).times(1.0)).numpy()
         es, hs = np.zeros((setting.steps, count)), np.zeros((setting.steps, count))
-        for step in range(setting.steps):
-            es[step] = e[:count]
+        for step in range(steps):
+            row = step - setting.start
+            if row >= 0:
+                es[row] = e[:count]
             h -= setting.dt / (MU0 * delta) * (e[1:] - e[:-1])
-            hs[step] = h[:count]
+            if row >= 0:
+                hs[row] = h[:count]
             e[1:-1] -= setting.dt / (EPS0 * delta) * (h[1:] - h[:-1])
             e[0] = at[step]
         return torch.from_numpy(es), torch.from_numpy(hs)
