@@ -72,6 +72,16 @@ def test_central_differences(mode):
     torch.testing.assert_close((values[0] - values[1]) / 2e-5, slope, rtol=1e-6, atol=0)
 
 
+def test_gradients_are_taken_once():
+    simulation, given, (eps, *_) = case("TM")
+    loss = loss_of(simulation.run(**given, steps=40))
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(loss, eps, create_graph=True)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="gradients of this run were taken before"):
+        loss.backward()
+
+
 def test_poles_with_gradients_lie_in_the_design():
     simulation, given, _ = case("TM")
     simulation = type(simulation)(**{**vars(simulation), "design": (slice(4, 9), slice(2, 9))})

@@ -141,7 +141,8 @@ def loops(what: Problem | Slab) -> tuple[Problem, Problem, Callable[..., None], 
 class March(torch.autograd.Function):
     """(problem or slab, watch, needs, schedule, state, waves, b of E, a of E, gains) -> results.
 
-    `state` becomes the final one. Of a slab, `state` is that of its planes; all else is of the whole.
+    `state` becomes the final one. Of a slab, `state` is that of its planes; all else is of the whole. First-order
+    gradients only, taken once; RuntimeError otherwise.
     """
 
     @staticmethod
@@ -165,6 +166,11 @@ class March(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("runs have first derivatives only: take gradients without create_graph")
+        if ctx.kept is None:
+            raise RuntimeError("gradients of this run were taken before, which freed its history: add losses up before "
+                               "`backward`, or run again")  # fmt: skip
         what, needs, plan, saved, history, waves = ctx.kept
         problem, seen, advance, retreat = loops(what)
         slab = what if isinstance(what, Slab) else None
