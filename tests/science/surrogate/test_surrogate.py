@@ -54,8 +54,13 @@ def test_saved_and_loaded(surrogate, tmp_path):
     points = STUB.space.random(3, 5)
     for one, two in ((again.predict(points), surrogate.predict(points)),):
         assert torch.equal(one.s, two.s) and torch.equal(one.bound, two.bound)
-    with pytest.raises(ValueError, match="surrogate of stub"):
-        Surrogate.load(tmp_path / "stub.pt", POSTS)
+    wide = Space(tuple(replace(x, high=1.2 * x.high) for x in STUB.space.parameters))
+    for other, what in ((POSTS, "geometry"), (replace(STUB, space=wide), "high"),
+                        (replace(STUB, traces=("a", "b")), "traces"),
+                        (replace(STUB, frequencies=2 * STUB.frequencies), "frequencies"),
+                        (replace(STUB, representation="phases"), "representation")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"surrogate of stub with {what} = "):
+            Surrogate.load(tmp_path / "stub.pt", other)
 
 
 def test_points_of_largest_spread_are_chosen_apart(surrogate):
@@ -90,6 +95,8 @@ def test_collection_resumes(tmp_path):
     assert len(calls) == 6
     assert torch.equal(again.s[:4], first.s) and torch.equal(again.s, STUB(points))
     assert torch.equal(again.seconds[:4], first.seconds)
+    other = collect(replace(geometry, frequencies=2 * STUB.frequencies), points[:2], tmp_path)
+    assert len(calls) == 8 == len(list(tmp_path.glob("*.npz"))) and len(other) == 2
 
 
 @pytest.mark.starts

@@ -18,7 +18,9 @@ from tutti.science.em.surrogate.parameters import Space
 
 @dataclass(frozen=True)
 class Geometry:
-    """frequencies: in Hz, increasing. traces: what `solve` returns the rows of, such as S11 and S21.
+    """name: stands for `solve` in files of samples and surrogates; give a solver that changes another one.
+
+    frequencies: in Hz, increasing. traces: what `solve` returns the rows of, such as S11 and S21.
 
     solve: from a value of each parameter to complex S-parameters (traces, frequencies) of a passive device that is
     driven at one port. It runs in other processes too, if it is a function of a module.

@@ -48,7 +48,8 @@ class Samples:
 def collect(geometry: Geometry, points: Tensor, folder: str | Path | None = None, processes: int = 1) -> Samples:
     """Solve points, reading from `folder` those that it has and writing the others there as they are done.
 
-    processes: how many solve at once; with several, `geometry.solve` is a function of a module.
+    Files are found by the geometry's names, traces and frequencies, and the point: a solver that changes needs another
+    `name`. processes: how many solve at once; with several, `geometry.solve` is a function of a module.
     Raises ValueError for points out of range, and for a file of another geometry.
     """
     points = geometry.space.points(points)
@@ -87,7 +88,7 @@ def solved(geometry: Geometry, points: Tensor, rows: list[int], processes: int) 
 
 
 def key(geometry: Geometry, point: Tensor) -> str:
-    told = f"{geometry.name} {geometry.space.names} {point.tolist()}"
+    told = f"{geometry.name} {geometry.space.names} {geometry.traces} {geometry.frequencies.tolist()} {point.tolist()}"
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 

@@ -11,6 +11,7 @@ of at least `coverage`. The best of many points by a figure of their predictions
 from __future__ import annotations
 
 import math
+import reprlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,8 +132,7 @@ class Surrogate:
         """Save all but the geometry."""
         network = self.network
         torch.save({
-            "geometry": self.geometry.name, "names": self.geometry.space.names,
-            "representation": self.geometry.representation, "form": self.basis.form.facts(),
+            **facts(self.geometry), "form": self.basis.form.facts(),
             "basis": (self.basis.mean, self.basis.vectors, self.basis.scale),
             "sizes": (network.members, network.first.weight.shape[1], network.first.weight.shape[2],
                       len(network.blocks) // 2),
@@ -142,17 +142,26 @@ class Surrogate:
 
     @staticmethod
     def load(path: str | Path, geometry: Geometry) -> Surrogate:
-        """Raises ValueError for a file of another geometry."""
+        """Raises ValueError for a file of another geometry: all is compared but `solve`, which `name` stands for."""
         saved = torch.load(path, weights_only=True)
-        if saved["geometry"] != geometry.name or saved["names"] != geometry.space.names:
-            raise ValueError(f"{path} is a surrogate of {saved['geometry']} ({', '.join(saved['names'])}), not of "
-                             f"{geometry.name} ({', '.join(geometry.space.names)})")  # fmt: skip
+        for what, ours in facts(geometry).items():
+            if saved.get(what) != ours:
+                raise ValueError(f"{path} is a surrogate of {saved['geometry']} with {what} = "
+                                 f"{reprlib.repr(saved.get(what))}, not {reprlib.repr(ours)}")  # fmt: skip
         members, inputs, width, blocks = saved["sizes"]
         network = Ensemble(members, inputs, saved["state"]["weight"], width, blocks)
         network.load_state_dict(saved["state"])
-        form = REPRESENTATIONS[saved["representation"]](**saved["form"])
+        form = REPRESENTATIONS[geometry.representation](**saved["form"])
         return Surrogate(geometry, Basis(form, *saved["basis"]), network, saved["scale"], saved["floor"],
                          saved["tolerance"], saved["coverage"])  # fmt: skip
+
+
+def facts(geometry: Geometry) -> dict[str, Any]:
+    """What a surrogate depends on beside the solver."""
+    space = geometry.space
+    return {"geometry": geometry.name, "names": space.names, "low": space.low.tolist(), "high": space.high.tolist(),
+            "traces": geometry.traces, "frequencies": geometry.frequencies.tolist(),
+            "representation": geometry.representation}  # fmt: skip
 
 
 def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, folder: str | Path,
