@@ -6,7 +6,7 @@ import pytest
 import torch
 from fdtd_cases import case
 
-from tutti.science.em.fdtd import Grid, Pole
+from tutti.science.em.fdtd import Current, Grid, Pole, Probe, Simulation, gaussian_up_to
 from tutti.science.em.fdtd.reference import Reference
 
 pytestmark = pytest.mark.starts  # the compiler
@@ -80,6 +80,21 @@ def test_gradients_are_taken_once():
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="gradients of this run were taken before"):
         loss.backward()
+
+
+def test_a_pole_of_no_strength_has_a_gradient_where_it_is():
+    """As one of a tiny strength."""
+    grid, found = Grid((13, 11), 0.01), []
+    simulation = Simulation(grid, None, [Current("Ez", (4, 5), gaussian_up_to(3e9))], [Probe("x", "Ez", [(9, 6)])],
+                            dtype=torch.float64)  # fmt: skip
+    where = torch.zeros(grid.shape, dtype=torch.bool)
+    where[5:8, 4:7] = True
+    for value in (0.0, 1.0):
+        strength = torch.full(grid.shape, value, dtype=torch.float64, requires_grad=True)
+        simulation.run(1.0, 60, poles=[Pole(strength, 2e10, 1e9, where)])["x"].square().sum().backward()
+        found.append(strength.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
+    assert torch.equal(found[0] != 0, where)
 
 
 def test_poles_with_gradients_lie_in_the_design():

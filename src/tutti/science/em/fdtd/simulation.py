@@ -268,17 +268,17 @@ class Simulation:
         arrays, gains, none = [], [], torch.empty(0, dtype=self.dtype, device=device)
         for pole in poles:
             strength = torch.as_tensor(pole.strength, dtype=torch.float64, device=device)
+            counts = torch.ones_like(strength) if strength.requires_grad else strength.detach()
             if pole.where is not None:
-                strength = torch.where(pole.where, strength, 0.0)
+                strength, counts = (torch.where(pole.where, x, 0.0) for x in (strength, counts))
             loss = 1 + pole.damping * self.dt
-            whole = [none] * 3
+            whole, used = [none] * 3, torch.zeros(grid.array, dtype=torch.bool, device=device)
             for name in grid.components:
                 if name[0] == "E":
-                    x = materials.at_component(grid, strength, name, "strength of a pole", torch.float64, device)
+                    x, n = (materials.at_component(grid, y, name, "strength of a pole", torch.float64, device)
+                            for y in (strength, counts))  # fmt: skip
                     whole[grid.component(name)] = (EPS0 * self.dt / loss * x).expand(grid.array)
-            used = torch.stack([(x.detach() != 0) for x in whole if x.numel()]).any(0)
-            if strength.requires_grad and pole.where is None:
-                used = torch.ones_like(used)
+                    used = used | (n != 0)
             where = used.nonzero()
             if not len(where):
                 continue
