@@ -44,6 +44,17 @@ def test_results_and_gradients_are_those_of_the_reference(mode):
         assert y.abs().max() > 0
 
 
+def test_materials_by_component_may_be_views():
+    simulation, given, _ = case("3D")
+    torch.manual_seed(3)
+    nodes = {name: 1 + torch.rand(simulation.grid.nodes[::-1], dtype=torch.float64).permute(2, 1, 0)
+             for name in simulation.grid.components}  # fmt: skip
+    found = []
+    for x in (nodes, {name: x.contiguous() for name, x in nodes.items()}):
+        found.append(simulation.run(x, 40, mu_r=x, sigma=x, poles=given["poles"])["points"])
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("mode", ["TM", "3D"])
 def test_segments_give_the_same_bits(mode):
     found = []

@@ -177,7 +177,7 @@ class Simulation:
             value = materials.at_component(grid, what, name, "eps_r" if i < 3 else "mu_r", torch.float64, device)
             check(value, name, "eps_r" if i < 3 else "mu_r", 0.0)
             if i >= 3:
-                b[i] = materials.magnetic(value, self.dt).to(dtype)
+                b[i] = materials.magnetic(value, self.dt).to(dtype).contiguous()
                 least_mu = min(least_mu, float(value.detach().min()))
                 continue
             least_eps = min(least_eps, float(value.detach().min()))
