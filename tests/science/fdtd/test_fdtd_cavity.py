@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
 
-from tutti.science.em.fdtd import CPML, Current, Grid, Probe, Simulation, drude
+from tutti.science.em.fdtd import CPML, Current, Grid, Port, Probe, Simulation, drude
 from tutti.science.em.fdtd.grid import C0
+from tutti.science.em.fdtd.reference import mask
 
 pytestmark = pytest.mark.starts
 
@@ -106,3 +107,25 @@ def test_a_run_goes_on_only_after_one_of_its_kind():
     with pytest.raises(ValueError, match="after: a run with 0 poles; this one has 1"):
         simulation.run(1.0, 5, poles=[drude(1e9, 1e8)], after=first)
     assert simulation.run(2.0, 5, after=first).steps == 10
+
+
+@pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
+def test_sources_lie_where_steps_update(mode):
+    """The rule is that of the reference."""
+    grid = Grid((4, 3, 3), 0.01) if mode == "3D" else Grid((4, 3), 0.01, mode)
+    problem = Simulation(grid, dtype=torch.float64).prepare(1.0, 1, None, 1.0, None, (), None)[0]
+    for name in grid.components:
+        number, updated = grid.component(name), []
+        for where in product(*(range(n) for n in grid.nodes)):
+            source = Current(name, where, lambda t: t)
+            try:
+                Simulation(grid, sources=[source]).prepare(1.0, 1, None, 1.0, None, (), None)
+                updated.append(True)
+            except ValueError as error:
+                assert "the outermost nodes are perfect conductors" in str(error)
+                updated.append(False)
+        assert updated == mask(problem, number // 3, number % 3).bool().flatten().tolist()
+    for across in (0, slice(None)):
+        with pytest.raises(ValueError, match="port: Ez changes at 1 to 3 along x only"):
+            where = (across, 1) if mode != "3D" else (across, 1, 1)
+            Simulation(Grid(grid.shape, 0.01), sources=[Port("Ez", where, 50.0)]).run(1.0, 1)

@@ -19,7 +19,7 @@ from tutti.science.em.fdtd.grid import Grid
 from tutti.science.em.fdtd.monitors import Snapshots
 from tutti.science.em.fdtd.problem import Setting
 from tutti.science.em.fdtd.simulation import Result
-from tutti.science.em.fdtd.sources import Current, Entries, Where, places
+from tutti.science.em.fdtd.sources import Current, Entries, Where, driven
 from tutti.science.em.fdtd.waveforms import Waveform
 
 
@@ -46,7 +46,7 @@ class Port:
 
     def conductivity(self, grid: Grid) -> list[tuple[str, Tensor, float]]:
         length, area = self.size(grid)
-        return [(self.component, places(grid, self.where, "port")[0], length / (self.resistance * area))]
+        return [(self.component, driven(grid, self.component, self.where, "port"), length / (self.resistance * area))]
 
     def entries(self, setting: Setting) -> list[Entries]:
         if self.waveform is None:

@@ -70,6 +70,20 @@ def places(grid: Grid, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]
     return flat.flatten(), tuple(shape)
 
 
+def driven(grid: Grid, component: str, where: Where, what: str) -> Tensor:
+    """Flat places, all of which steps update. Raises ValueError for tangential E of walls, and beyond the last cell."""
+    place, _ = places(grid, where, what)
+    electric = component[0] == "E"
+    for axis, (x, n) in enumerate(zip(where, grid.nodes, strict=True)):
+        along = axis == "xyz".index(component[1])
+        first, last = (0, n - 2) if along == electric else (1, n - 2) if electric else (0, n - 1)
+        found = range(n)[x] if isinstance(x, slice) else (x,)
+        if min(found) < first or max(found) > last:
+            raise ValueError(f"{what}: {component} changes at {first} to {last} along {'xyz'[axis]} only, not at "
+                             f"{min(found)} to {max(found)}: the outermost nodes are perfect conductors")  # fmt: skip
+    return place
+
+
 def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
     """A waveform at times, as a column. A tensor holds one number per step."""
     x = waveform if isinstance(waveform, Tensor) else waveform(times)
@@ -96,7 +110,7 @@ class Current:
     def entries(self, setting: Setting) -> list[Entries]:
         grid = setting.grid
         number = grid.component(self.component)
-        place, _ = places(grid, self.where, f"source of {self.component}")
+        place = driven(grid, self.component, self.where, f"source of {self.component}")
         half = {SOFT: 0.5, HARD: 1.0, MAGNETIC: 0.0}
         kind = MAGNETIC if number >= 3 else HARD if self.hard else SOFT
         if kind == MAGNETIC and self.hard:
