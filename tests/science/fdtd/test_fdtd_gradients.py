@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fdtd_cases import case
@@ -106,6 +108,30 @@ def test_a_pole_of_no_strength_has_a_gradient_where_it_is():
         found.append(strength.grad)
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
     assert torch.equal(found[0] != 0, where)
+
+
+@pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
+def test_gradients_of_a_design(mode):
+    """Those of the whole inside, zero outside; by the kernels and by what other devices run."""
+    simulation, given, (eps, sigma, *_) = case(mode)
+    fixed = {"steps": 40, "poles": [replace(given["poles"][0], strength=given["poles"][0].strength.detach())]}
+    design = (slice(3, 7), slice(2, -3))
+    nodes = {x: torch.full(simulation.grid.nodes, 1.5, dtype=torch.float64, requires_grad=True)
+             for x in simulation.grid.components if x[0] == "E"}  # fmt: skip
+    inside, around = (torch.zeros_like(x, dtype=torch.bool) for x in (eps, next(iter(nodes.values()))))
+    inside[design], around[3:8, 2 : inside.shape[1] - 2] = True, True
+    of_design = replace(simulation, design=design)
+    for materials, wanted in (({"eps_r": eps, "sigma": sigma}, [eps, sigma]), ({"eps_r": nodes}, list(nodes.values()))):
+        whole = torch.autograd.grad(loss_of(simulation.run(**materials, **fixed)), wanted)
+        for found in (of_design.run(**materials, **fixed), by_reference(of_design, {**materials, **fixed}, 40)):
+            for x, y in zip(torch.autograd.grad(loss_of(found), wanted), whole, strict=True):
+                expected = torch.where(inside if x.shape == inside.shape else around, y, 0)
+                torch.testing.assert_close(x, expected, rtol=1e-8, atol=1e-11 * float(y.abs().max()))
+                assert torch.equal(x != 0, expected != 0)
+    number, alike = torch.tensor(0.05, dtype=torch.float64), torch.full(eps.shape, 0.05, dtype=torch.float64)
+    slopes = [torch.autograd.grad(loss_of(of_design.run(1.5, sigma=x.requires_grad_(), **fixed)), x)[0].sum()
+              for x in (number, alike)]  # fmt: skip
+    torch.testing.assert_close(*slopes)
 
 
 def test_poles_with_gradients_lie_in_the_design():

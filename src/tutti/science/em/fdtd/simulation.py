@@ -53,7 +53,8 @@ class Result:
 class Simulation:
     """dt: time step in seconds; by default `courant` of the limit in vacuum.
 
-    design: slices of cells outside of which gradients are zero: they cost memory and time only inside.
+    design: slices of cells outside of which gradients of materials are zero; on CPUs gradients cost memory and time
+    only inside.
     dtype: float32 or float64.
     group: processes that share the grid as slabs along x. All call `run` with the same arguments, take gradients of the
     same loss, and get the same results. halo: planes that two neighbours compute both, which is also how many steps
@@ -169,19 +170,22 @@ class Simulation:
         none = torch.empty(0, dtype=dtype, device=device)
         a, b, present = [none] * 6, [none] * 6, [False] * 6
         least_eps = least_mu = float("inf")
+        design = self.region
         added = self.conductivity()
         for name in grid.components:
             i = grid.component(name)
             present[i] = True
             what = eps_r if i < 3 else mu_r
-            value = materials.at_component(grid, what, name, "eps_r" if i < 3 else "mu_r", torch.float64, device)
+            value = materials.at_component(grid, what, name, "eps_r" if i < 3 else "mu_r", torch.float64, device,
+                                           design)  # fmt: skip
             check(value, name, "eps_r" if i < 3 else "mu_r", 0.0)
             if i >= 3:
                 b[i] = materials.magnetic(value, self.dt).to(dtype).contiguous()
                 least_mu = min(least_mu, float(value.detach().min()))
                 continue
             least_eps = min(least_eps, float(value.detach().min()))
-            loss = None if sigma is None else materials.at_component(grid, sigma, name, "sigma", torch.float64, device)
+            loss = (None if sigma is None else
+                    materials.at_component(grid, sigma, name, "sigma", torch.float64, device, design))  # fmt: skip
             if loss is not None:
                 check(loss, name, "sigma", -1e-300)
             if name in added:
@@ -246,13 +250,16 @@ class Simulation:
                 raise ValueError(f"after: a run with {what} of shape {tuple(y.shape)}, {y.dtype} on {y.device}; this "
                                  f"one has {tuple(x.shape)}, {x.dtype} on {x.device}")  # fmt: skip
 
+    @property
+    def region(self) -> list[slice]:
+        """The design region in cells."""
+        return [slice(*x.indices(n)[:2]) for x, n in zip(self.design or (), self.grid.shape, strict=False)]
+
     def box(self) -> tuple[int, ...]:
         """The design region in nodes: from, then to, by axis of the kernels."""
-        shape = self.grid.array
-        begin, end = [0, 0, 0], list(shape)
-        for axis, part in enumerate(self.design or ()):
-            first, last, _ = part.indices(self.grid.shape[axis])
-            begin[self.grid.axes[axis]], end[self.grid.axes[axis]] = first, last + 1
+        begin, end = [0, 0, 0], list(self.grid.array)
+        for axis, part in zip(self.grid.axes, self.region, strict=False):
+            begin[axis], end[axis] = part.start, part.stop + 1
         return (*begin, *end)
 
     def check_design(self, problem: Problem) -> None:
