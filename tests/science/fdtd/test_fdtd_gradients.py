@@ -134,6 +134,16 @@ def test_gradients_of_a_design(mode):
     torch.testing.assert_close(*slopes)
 
 
+def test_permeabilities_have_no_gradients():
+    simulation = Simulation(Grid((13, 11), 0.01))
+    mu = torch.ones(13, 11, requires_grad=True)
+    for given in (mu, {"Hx": torch.ones(14, 12), "Hy": torch.ones(14, 12, requires_grad=True)}):
+        with pytest.raises(ValueError, match="mu_r requires gradients"):
+            simulation.run(1.0, 2, mu_r=given)
+    with torch.no_grad():
+        simulation.run(1.0, 2, mu_r=torch.tensor(1.5, dtype=torch.float64, requires_grad=True))
+
+
 def test_poles_with_gradients_lie_in_the_design():
     simulation, given, _ = case("TM")
     simulation = type(simulation)(**{**vars(simulation), "design": (slice(4, 9), slice(2, 9))})

@@ -106,10 +106,10 @@ class Simulation:
 
         eps_r, mu_r, sigma (S/m): a number, a tensor over cells, or tensors over nodes by component. pec: cells, or
         nodes by component, that conduct perfectly. poles: of dispersive media. Gradients reach eps_r, sigma, the
-        strengths of poles and the waveforms.
+        strengths of poles and the waveforms of these steps, and not through the state of the run `after`.
         checkpoints, memory: how gradients are taken; see `march.schedule`.
-        Raises ValueError for a time step that is not stable, for materials that are not numbers, and for a run `after`
-        whose time step, grid, layers, shots, poles or dtype differ.
+        Raises ValueError for a time step that is not stable, for materials that are not numbers, for a mu_r that
+        requires gradients, and for a run `after` whose time step, grid, layers, shots, poles or dtype differ.
         """
         if steps < 1:
             raise ValueError(f"steps: at least 1, not {steps}")
@@ -179,6 +179,8 @@ class Simulation:
             value = materials.at_component(grid, what, name, "eps_r" if i < 3 else "mu_r", torch.float64, device,
                                            design)  # fmt: skip
             check(value, name, "eps_r" if i < 3 else "mu_r", 0.0)
+            if i >= 3 and value.requires_grad and torch.is_grad_enabled():
+                raise ValueError("mu_r requires gradients, which runs do not have: detach it")
             if i >= 3:
                 b[i] = materials.magnetic(value, self.dt).to(dtype).contiguous()
                 least_mu = min(least_mu, float(value.detach().min()))
