@@ -12,7 +12,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from tutti.science.em.fdtd import CPML, Current, Grid, Port, Probe, Simulation, drude
+from tutti.science.em.fdtd import CPML, Current, Grid, PlaneWave, Pole, Port, Probe, Simulation, Spectrum, drude
 from tutti.science.em.fdtd.grid import C0
 from tutti.science.em.fdtd.reference import mask
 
@@ -92,6 +92,39 @@ def test_unstable_steps_and_bad_materials_are_errors():
         Simulation(grid, sources=[Current("Ex", (3, 3), lambda t: t)]).run(1.0, 5)
     with pytest.raises(ValueError, match="index 11 is not one of 11 nodes"):
         Simulation(grid, monitors=[Probe("x", "Ez", [(3, 11)])]).run(1.0, 5)
+
+
+GRID = Grid((10, 10), 0.01)
+
+
+def driven(source):
+    return Simulation(GRID, sources=[source]).run(1.0, 2)
+
+
+@pytest.mark.parametrize("make, told", [
+    (lambda: Simulation(GRID, dt=-1e-9), "dt: a positive number"),
+    (lambda: Simulation(GRID, dt=math.nan), "dt: a positive number"),
+    (lambda: Simulation(GRID, courant=-0.9), "courant is -0.9"),
+    (lambda: Simulation(GRID, CPML((5, 5, 9))), "layers of 3 axes"),
+    (lambda: CPML(-1), "cells of absorbing layers"),
+    (lambda: CPML((3, (2, 2, 2))), "cells of absorbing layers"),
+    (lambda: CPML(factor=-1), "factor of absorbing layers: at least 0, not -1"),
+    (lambda: CPML(alpha=math.nan), "alpha of absorbing layers: at least 0, not nan"),
+    (lambda: CPML(kappa=0.2), "kappa of absorbing layers: at least 1, not 0.2"),
+    (lambda: CPML(eps_r=0), "eps_r of absorbing layers: positive"),
+    (lambda: Pole(math.nan, 1e10, 1e9), "strength of a pole: .* not nan"),
+    (lambda: Pole(torch.tensor([1.0, -2.0]), 1e10, 1e9), "strength of a pole: .* not -2.0"),
+    (lambda: drude(1e10, -1e9), "damping of a pole"),
+    (lambda: Port("Ez", (5, 5), -50.0), "resistance of a port: positive"),
+    (lambda: Spectrum("x", "Ez", (5, 5), torch.tensor([math.nan])), "frequencies of x: .* not .nan"),
+    (lambda: driven(Current("Ez", (5, 5), torch.tensor([0.0, math.nan]))), "waveform that is nan"),
+    (lambda: driven(Current("Ez", (5, 5), lambda t: t, math.inf)), "the amplitude is inf"),
+    (lambda: driven(Current("Ez", (5, 5), lambda t: t, shot=-1)), "shot: a number from 0, not -1"),
+    (lambda: driven(PlaneWave([(3, 7), (3, 7)], "+x", "Ez", lambda t: t / 0)), "plane wave: a waveform that is inf"),
+])  # fmt: skip
+def test_numbers_that_mean_nothing_are_errors(make, told):
+    with pytest.raises(ValueError, match=told):
+        make()
 
 
 def test_a_run_goes_on_only_after_one_of_its_kind():

@@ -11,7 +11,7 @@ rho^order, alpha = alpha_max (1 - rho), where rho is the depth over the thicknes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import pi, sqrt
+from math import inf, pi, sqrt
 
 import torch
 from torch import Tensor
@@ -34,6 +34,17 @@ class CPML:
     alpha: float = 0.0
     eps_r: float = 1.0
     offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        for x in self.cells if isinstance(self.cells, tuple) else (self.cells,):
+            ends = (x, x) if isinstance(x, int) else tuple(x)
+            if len(ends) != 2 or not all(isinstance(n, int) and n >= 0 for n in ends):
+                raise ValueError(f"cells of absorbing layers: whole numbers, or pairs by axis, not {self.cells}")
+        for name, least in (("order", 0), ("factor", 0), ("kappa", 1), ("alpha", 0), ("offset", 0)):
+            if not least <= getattr(self, name) < inf:
+                raise ValueError(f"{name} of absorbing layers: at least {least}, not {getattr(self, name)}")
+        if not 0 < self.eps_r < inf:
+            raise ValueError(f"eps_r of absorbing layers: positive, not {self.eps_r}")
 
     def thickness(self, axis: int) -> tuple[int, int]:
         """Cells of the layers at the low and the high end of an axis."""

@@ -43,6 +43,11 @@ class Spectrum:
     frequencies: Tensor
     every: int = 1
 
+    def __post_init__(self) -> None:
+        f = torch.as_tensor(self.frequencies)
+        if f.ndim != 1 or not bool(torch.isfinite(f).all()):
+            raise ValueError(f"frequencies of {self.name}: a list of numbers in Hz, not {f.tolist()}")
+
 
 @dataclass(frozen=True)
 class Energy:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutti.science.em.fdtd.grid import C0, EPS0, MU0, Grid
 from tutti.science.em.fdtd.problem import Setting, direction, source
-from tutti.science.em.fdtd.sources import MAGNETIC, SOFT, Entries
+from tutti.science.em.fdtd.sources import MAGNETIC, SOFT, Entries, sampled
 from tutti.science.em.fdtd.waveforms import Waveform
 
 AHEAD = 2  # cells between the start of the wave and the box
@@ -45,7 +45,8 @@ class PlaneWave:
         delta = grid.lengths["xyz".index(self.along[1])]
         n = count + ceil(steps * C0 * setting.dt / delta / 2) + 4
         e, h = np.zeros(n + 1), np.zeros(n)
-        at = self.waveform(replace(setting, start=0, steps=steps).times(1.0)).numpy()
+        times = replace(setting, start=0, steps=steps).times(1.0)
+        at = sampled(self.waveform, times, "plane wave")[:, 0].numpy()
         es, hs = np.zeros((setting.steps, count)), np.zeros((setting.steps, count))
         for step in range(steps):
             row = step - setting.start

@@ -33,6 +33,10 @@ class Port:
     waveform: Waveform | None = None
     shot: int | None = None
 
+    def __post_init__(self) -> None:
+        if not self.resistance > 0:
+            raise ValueError(f"resistance of a port: positive, in ohm, not {self.resistance}")
+
     def size(self, grid: Grid) -> tuple[float, float]:
         """Length in m along the edges, and area in m^2 across (in two dimensions, length)."""
         length, area = 0.0, 1.0

@@ -84,7 +84,12 @@ class Simulation:
             raise ValueError(f"monitors of energy run on CPUs only, not on {self.device}")
         if self.group is not None and torch.device(self.device).type != "cpu":
             raise ValueError(f"processes share a simulation on CPUs only, not on {self.device}")
+        axes = len(self.grid.shape)
+        if self.cpml and isinstance(self.cpml.cells, tuple) and len(self.cpml.cells) != axes:
+            raise ValueError(f"absorbing layers of {len(self.cpml.cells)} axes, {self.cpml.cells}, in a grid of {axes}")
         object.__setattr__(self, "dt", self.dt or self.courant * self.grid.courant_limit())
+        if not 0 < self.dt < float("inf"):
+            raise ValueError(f"dt: a positive number of seconds, not {self.dt}; courant is {self.courant}")
 
     @property
     def lines(self) -> list[list[Lines]]:
@@ -234,7 +239,7 @@ class Simulation:
         own = sum(float(torch.as_tensor(x.strength).detach().max()) / eps_r + x.resonance**2 for x in poles)
         if own:
             limit = 2 / sqrt((2 / limit) ** 2 + own)
-        if self.dt > limit * (1 + 1e-9):
+        if not self.dt <= limit * (1 + 1e-9):
             raise ValueError(f"dt = {self.dt:.6g} s is not stable: the Courant limit is {limit:.6g} s for cells of "
                              f"{' x '.join(f'{x:g}' for x in self.grid.lengths)} m, eps_r >= {eps_r:g}"
                              + (f" and {len(poles)} poles" if own else ""))  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -89,6 +90,8 @@ def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
     x = waveform if isinstance(waveform, Tensor) else waveform(times)
     if x.shape != times.shape:
         raise ValueError(f"{what}: a waveform of shape {tuple(x.shape)} for {len(times)} steps")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{what}: a waveform that is {float(x[~torch.isfinite(x)][0])} at some steps")
     return x[:, None]
 
 
@@ -115,6 +118,8 @@ class Current:
         kind = MAGNETIC if number >= 3 else HARD if self.hard else SOFT
         if kind == MAGNETIC and self.hard:
             raise ValueError(f"only E can be prescribed, not {self.component}")
+        if not isfinite(self.amplitude):
+            raise ValueError(f"source of {self.component}: the amplitude is {self.amplitude}")
         amount = torch.full(place.shape, self.amplitude, dtype=torch.float64)
         if kind == SOFT:
             amount = -amount
@@ -127,4 +132,6 @@ class Current:
 def shots(sources: Sequence[Any]) -> int:
     """How many runs the sources tell apart."""
     numbers = [x.shot for x in sources if getattr(x, "shot", None) is not None]
+    if min(numbers, default=0) < 0:
+        raise ValueError(f"shot: a number from 0, not {min(numbers)}")
     return max(numbers, default=0) + 1
