@@ -127,6 +127,28 @@ def test_numbers_that_mean_nothing_are_errors(make, told):
         make()
 
 
+@pytest.mark.parametrize("given, told", [
+    ({"pec": {"ez": torch.ones(11, 11)}}, "pec is given for 'ez'; a grid in mode TM has Ez"),
+    ({"pec": {"Ez": torch.ones(1, 11)}}, r"pec of Ez has shape \(1, 11\); nodes have \(11, 11\)"),
+    ({"eps_r": {"Ez": torch.ones(11, 11), "Ex": torch.ones(11, 11)}}, "eps_r is given for 'Ex'"),
+    ({"mu_r": {x: torch.ones(11, 11) for x in ("Hx", "Hy", "Ez")}}, "mu_r is given for 'Ez'; .* has Hx, Hy"),
+    ({"poles": [drude(1e9, 1e8, torch.ones(10, dtype=torch.bool))]}, r"where of a pole has shape \(10,\)"),
+    ({"steps": 0}, "steps: at least 1, not 0"),
+])  # fmt: skip
+def test_materials_fit_the_grid(given, told):
+    for function in (Simulation(GRID).run, Simulation(GRID).adjoint_memory):
+        with pytest.raises(ValueError, match=told):
+            function(**{"steps": 2, **given})
+
+
+def test_options_without_effect_are_errors():
+    for given in ({"halo": 3}, {"slabs": (5, 6)}):
+        with pytest.raises(ValueError, match="options of a group, which is missing"):
+            Simulation(GRID, **given)
+    with pytest.raises(TypeError, match="sigmma"):
+        Simulation(GRID).adjoint_memory(1.0, 2, sigmma=3.0)
+
+
 def test_a_run_goes_on_only_after_one_of_its_kind():
     simulation = Simulation(Grid((10, 10), 0.01), CPML(2))
     first, shot = simulation.run(1.0, 5), Current("Ez", (5, 5), lambda t: t, shot=1)

@@ -63,7 +63,7 @@ def scattered(group=None) -> list[torch.Tensor]:
         Energy("W", 20),
     ]
     wave = PlaneWave([(8, 22), (4, 10), (4, 8)], "-x", "Ez", gaussian_up_to(3e9))
-    simulation = Simulation(grid, CPML(4, alpha=0.01), [wave], monitors, group=group, halo=3)
+    simulation = Simulation(grid, CPML(4, alpha=0.01), [wave], monitors, group=group, **({"halo": 3} if group else {}))
     eps, metal = torch.ones(grid.shape), torch.zeros(grid.shape, dtype=torch.bool)
     eps[10:20, 5:9, 5:8], metal[14:16, 6:8, 5:7] = 3.0, True
     first = simulation.run(eps, 70, pec=metal)

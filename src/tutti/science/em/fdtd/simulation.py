@@ -84,6 +84,8 @@ class Simulation:
             raise ValueError(f"monitors of energy run on CPUs only, not on {self.device}")
         if self.group is not None and torch.device(self.device).type != "cpu":
             raise ValueError(f"processes share a simulation on CPUs only, not on {self.device}")
+        if self.group is None and (self.slabs or self.halo != type(self).halo):
+            raise ValueError(f"halo = {self.halo} and slabs = {self.slabs}: options of a group, which is missing")
         axes = len(self.grid.shape)
         if self.cpml and isinstance(self.cpml.cells, tuple) and len(self.cpml.cells) != axes:
             raise ValueError(f"absorbing layers of {len(self.cpml.cells)} axes, {self.cpml.cells}, in a grid of {axes}")
@@ -116,8 +118,6 @@ class Simulation:
         Raises ValueError for a time step that is not stable, for materials that are not numbers, for a mu_r that
         requires gradients, and for a run `after` whose time step, grid, layers, shots, poles or dtype differ.
         """
-        if steps < 1:
-            raise ValueError(f"steps: at least 1, not {steps}")
         problem, waves, parameters, orders = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, after)
         needs = self.needs(waves, parameters)
         if needs.gains:
@@ -160,17 +160,20 @@ class Simulation:
         a, gains = any(wanted[3:6]), any(wanted[6:])
         return march.Needs(any(wanted[:3]) or a or gains, a, gains, waves.requires_grad and torch.is_grad_enabled())
 
-    def adjoint_memory(self, eps_r: Material, steps: int, *, checkpoints: int | None = None,
-                       memory: float | None = None, **given: Any) -> int:  # fmt: skip
+    def adjoint_memory(self, eps_r: Material = 1.0, steps: int = 0, *, sigma: Material | None = None,
+                       mu_r: Material = 1.0, pec: Tensor | Mapping[str, Tensor] | None = None,
+                       poles: Sequence[Pole] = (), checkpoints: int | None = None,
+                       memory: float | None = None) -> int:  # fmt: skip
         """Bytes that a run and its gradient take beside materials and results. Arguments as in `run`."""
-        problem, waves, parameters, _ = self.prepare(eps_r, steps, given.get("sigma"), given.get("mu_r", 1.0),
-                                                     given.get("pec"), given.get("poles", ()), None)  # fmt: skip
+        problem, waves, parameters, _ = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, None)
         return march.schedule(problem, self.needs(waves, parameters), steps, checkpoints, memory).bytes
 
     def prepare(self, eps_r: Material, steps: int, sigma: Material | None, mu_r: Material, pec: Any,
                 poles: Sequence[Pole],
                 after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
         """The arrays of the kernels, the waves, what gradients are taken of, and the order of what is read."""
+        if steps < 1:
+            raise ValueError(f"steps: at least 1, not {steps}")
         grid, dtype, device = self.grid, self.dtype, torch.device(self.device)
         none = torch.empty(0, dtype=dtype, device=device)
         a, b, present = [none] * 6, [none] * 6, [False] * 6
@@ -284,6 +287,8 @@ class Simulation:
             strength = torch.as_tensor(pole.strength, dtype=torch.float64, device=device)
             counts = torch.ones_like(strength) if strength.requires_grad else strength.detach()
             if pole.where is not None:
+                if tuple(pole.where.shape) != grid.shape:
+                    raise ValueError(f"where of a pole has shape {tuple(pole.where.shape)}; cells have {grid.shape}")
                 strength, counts = (torch.where(pole.where, x, 0.0) for x in (strength, counts))
             loss = 1 + pole.damping * self.dt
             whole, used = [none] * 3, torch.zeros(grid.array, dtype=torch.bool, device=device)
