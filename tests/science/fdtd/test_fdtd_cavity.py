@@ -12,7 +12,19 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from tutti.science.em.fdtd import CPML, Current, Grid, PlaneWave, Pole, Port, Probe, Simulation, Spectrum, drude
+from tutti.science.em.fdtd import (
+    CPML,
+    Current,
+    Grid,
+    PlaneWave,
+    Pole,
+    Port,
+    Probe,
+    Simulation,
+    Snapshots,
+    Spectrum,
+    drude,
+)
 from tutti.science.em.fdtd.grid import C0
 from tutti.science.em.fdtd.reference import mask
 
@@ -117,6 +129,10 @@ def driven(source):
     (lambda: drude(1e10, -1e9), "damping of a pole"),
     (lambda: Port("Ez", (5, 5), -50.0), "resistance of a port: positive"),
     (lambda: Spectrum("x", "Ez", (5, 5), torch.tensor([math.nan])), "frequencies of x: .* not .nan"),
+    (lambda: Snapshots("x", "Ez", (5, 5), 0), "every: at least one step, not 0, for the monitor x"),
+    (lambda: Spectrum("x", "Ez", (5, 5), torch.tensor([1e9]), -1), "every: at least one step, not -1"),
+    (lambda: Simulation(GRID, monitors=[Spectrum("x", "Ez", (5, 5), torch.tensor([1e9, -2e9]), 12)]).run(1.0, 20),
+     "monitor x: 2e.09 Hz needs a sample in every 11.8 steps, not 12"),
     (lambda: driven(Current("Ez", (5, 5), torch.tensor([0.0, math.nan]))), "waveform that is nan"),
     (lambda: driven(Current("Ez", (5, 5), lambda t: t, math.inf)), "the amplitude is inf"),
     (lambda: driven(Current("Ez", (5, 5), lambda t: t, shot=-1)), "shot: a number from 0, not -1"),

@@ -139,3 +139,26 @@ def test_a_plane_wave_goes_on_in_a_later_run():
     rest = simulation.run(1.0, 90, after=first)["E"]
     assert torch.equal(rest, whole[60:]) and float(rest[:, 0].abs().max()) > 0.9
     assert float(rest[:, 1].abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("box, given, told", [
+    (((-1, 100), (-1, 30)), {}, "box along x: nodes from 1 to 59, first below last, not -1 to 100"),
+    (((65, 80), (-1, 30)), {}, "box along x"),
+    (((40, 20), (-1, 30)), {}, "box along x"),
+    (((20, 40), (15, 5)), {}, "box along y: nodes from 0 to 20"),
+    (((20, 40), (25, 30)), {}, "box along y"),
+    (((2, 52), (-1, 30)), {}, "reaches into absorbing layers"),
+    (((8, 51), (-1, 30)), {}, "reaches into absorbing layers"),
+    (((20, 40), (-1, 30)), {"eps_r": 4.0}, "passes through a medium"),
+    (((20, 40), (5, 15)), {"sigma": 0.1}, "passes through a medium"),
+])  # fmt: skip
+def test_boxes_lie_in_vacuum(box, given, told):
+    grid = Grid((60, 20), 0.01, "TE")
+    simulation = Simulation(grid, CPML((8, 0)), [PlaneWave(box, "+x", "Ey", gaussian_up_to(2e9))])
+    with pytest.raises(ValueError, match=told):
+        simulation.run(**given, steps=10)
+
+
+def test_a_box_across_the_polarization_is_closed():
+    with pytest.raises(ValueError, match="box along y: nodes from 1 to 19"):
+        Simulation(Grid((60, 20), 0.01), None, [PlaneWave(((20, 40), (-1, 30)), "+x", "Ez", torch.sin)]).run(1.0, 10)

@@ -25,7 +25,9 @@ AHEAD = 2  # cells between the start of the wave and the box
 
 @dataclass(frozen=True)
 class PlaneWave:
-    """A wave in vacuum. box: (first, last) node by axis; -1 or beyond the last node for an axis that it leaves open.
+    """A wave in vacuum. box: (first, last) node by axis; -1 or beyond the last node where it leaves the axis of its
+    polarization open, which ends in perfect conductors. What scatters lies inside: where the box is, there is vacuum,
+    without poles (those are not checked) and absorbing layers.
 
     along: "+x", "-x", ... polarization: of E, "Ez", ... (in TE, of H: "Hz" follows from E). waveform: E in V/m, at
     AHEAD cells before the box.
@@ -79,6 +81,12 @@ class PlaneWave:
             raise ValueError(f"a plane wave along {self.along} cannot have {self.polarization}")
         if len(self.box) != len(grid.shape):
             raise ValueError(f"box: (first, last) for each of {len(grid.shape)} axes, not {self.box}")
+        for axis, (ends, n) in enumerate(zip(self.box, grid.shape, strict=True)):
+            least, most = (0, n) if axis == v else (1, n - 1)
+            first, last = (max(ends[0], 0), min(ends[1], n)) if axis == v else ends
+            if not least <= first < last <= most:
+                raise ValueError(f"box along {'xyz'[axis]}: nodes from {least} to {most}, first below last, not "
+                                 f"{ends[0]} to {ends[1]}")  # fmt: skip
         forward = self.along[0] == "+"
         third = 3 - u - v
         sign = (1 if (u, v, third) in ((0, 1, 2), (1, 2, 0), (2, 0, 1)) else -1) * (1 if forward else -1)
@@ -104,10 +112,10 @@ class PlaneWave:
 
     def corrections(self, setting: Setting, mine: Tensor | None, theirs: Tensor | None, target: int, d: int,
                     sign: int, u: int, forward: bool, waves: Tensor) -> list[Entries]:  # fmt: skip
-        """Of a difference along axis d of the kernels, of what is incident."""
+        """Of a difference along axis d of the kernels, of what is incident. Raises ValueError outside of vacuum."""
         assert mine is not None and theirs is not None
         grid, electric, out = setting.grid, target < 3, []
-        w = setting.lines[0 if electric else 1][d].w
+        line = setting.lines[0 if electric else 1][d]
         # x1 - x0: for E the neighbours are at n and n - 1, for H at n + 1 and n
         for x1 in (True, False):
             by = (0 if x1 else -1) if electric else (1 if x1 else 0)
@@ -119,15 +127,20 @@ class PlaneWave:
             where = lost.nonzero()
             if not len(where):
                 continue
-            amount = lost[tuple(where.T)].double() * (1 if x1 else -1) * sign * w[where[:, d]]
+            amount = lost[tuple(where.T)].double() * (1 if x1 else -1) * sign * line.w[where[:, d]]
             node = where[:, grid.axes[u]] + (by if d == grid.axes[u] else 0)
             first, last = self.box[u]
             # E is at nodes, H half a cell further
             column = node - first + AHEAD if forward else last + AHEAD - node - (1 if electric else 0)
             n = grid.array
             place = (where[:, 0] * n[1] + where[:, 1]) * n[2] + where[:, 2]
+            gain, vacuum = setting.gain(target, place), setting.dt / (EPS0 if electric else MU0)
+            if bool((line.at[where[:, d]] >= 0).any()):
+                raise ValueError(f"the box of a plane wave, {self.box}, reaches into absorbing layers")
+            if bool(((gain > 0) & ((gain / vacuum - 1).abs() > 1e-5)).any()):  # the wave is zero in conductors
+                raise ValueError(f"the box of a plane wave, {self.box}, passes through a medium")
             if not electric:
-                amount = amount * setting.gain(target, place)
+                amount = amount * gain
             kind = SOFT if electric else MAGNETIC
             out.append(Entries(kind, target, place, amount, column, waves, None))
         return out

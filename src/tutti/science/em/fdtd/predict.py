@@ -24,7 +24,7 @@ from tutti.science.em.fdtd.cpml import CPML, Lines
 from tutti.science.em.fdtd.grid import Grid
 from tutti.science.em.fdtd.problem import direction, source
 from tutti.science.em.fdtd.simulation import Simulation
-from tutti.science.em.fdtd.slabs import widths
+from tutti.science.em.fdtd.slabs import divided
 
 HALOS = (1, 2, 4, 8, 16, 32)
 
@@ -80,11 +80,14 @@ def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpm
 
     rate: cells per second and step of a device; by default its memory's bandwidth over what a step reads and writes of
     a cell, which is the most it could be. halo: planes; by default what is fastest. slabs: planes of each device.
-    Raises ValueError for more devices than the cluster or the planes of axis 0 have room for.
+    Raises ValueError for more devices than the cluster or the planes of axis 0 have room for, and for slabs that do not
+    divide these planes.
     """
     cluster = named(cluster) if isinstance(cluster, str) else cluster
     if not 1 <= devices <= cluster.size:
         raise ValueError(f"devices: from 1 to the {cluster.size} of {cluster}, not {devices}")
+    if steps < 1:
+        raise ValueError(f"steps: at least 1, not {steps}")
     lines, planes = Simulation(grid, cpml).lines, grid.array[0]
     size, cross = dtype.itemsize, grid.array[1] * grid.array[2] * shots
     fields, materials = len(grid.components), sum(name[0] == "E" for name in grid.components)
@@ -97,9 +100,9 @@ def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpm
     link = cluster.link(1, devices)
     found: list[Prediction] = []
     error = None
-    for k in (halo,) if halo else HALOS:
+    for k in HALOS if halo is None else (halo,):
         try:
-            own = tuple(slabs) or widths(planes, devices, k)
+            own = divided(planes, devices, k, slabs)
         except ValueError as refused:
             error = refused
             continue

@@ -39,7 +39,7 @@ def source(h: int, p: int, term: int) -> int:
 
 @dataclass(frozen=True)
 class Setting:
-    """What sources need to know. gain: b of a component of H at flat places, in float64."""
+    """What sources need to know. gain: b of a component at flat places, in float64."""
 
     grid: Grid
     dt: float

@@ -210,8 +210,8 @@ class Simulation:
         arrays, gains = self.pole_arrays(poles)
 
         def gain(component: int, place: Tensor) -> Tensor:
-            x = b[component].detach().double().cpu()
-            return x.flatten()[place] if x.numel() > 1 else x.expand(place.shape)
+            x = b[component].detach()
+            return (x.flatten()[place.to(device)] if x.numel() > 1 else x.expand(place.shape)).double().cpu()
 
         start = after.steps if after else 0
         setting = Setting(grid, self.dt, steps, lines_of, gain, start)
