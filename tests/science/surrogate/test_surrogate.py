@@ -9,6 +9,7 @@ import torch
 from tutti.science.em.surrogate import Geometry, Parameter, Samples, Space, Surrogate, Training, collect, relative_error
 from tutti.science.em.surrogate.active import active, chosen
 from tutti.science.em.surrogate.curves import Basis, passive
+from tutti.science.em.surrogate.geometry import check_s
 from tutti.science.em.surrogate.posts import POSTS, WIDTH, permittivity, scattered, simulation
 from tutti.science.em.surrogate.stub import STUB
 
@@ -79,6 +80,14 @@ def test_active_rounds_solve_no_more_than_they_say(tmp_path):
                          after=lambda n, _: seen.append(n))  # fmt: skip
     assert seen == [30, 35, 40] and len(found) == 40 == len(list(tmp_path.glob("*.npz")))
     assert made.predict(found.points).s.shape == (40, *STUB.shape)
+
+
+def test_active_sampling_solves_nothing_for_a_coverage_that_it_cannot_calibrate():
+    def solve(_):
+        raise AssertionError("solved")
+
+    with pytest.raises(ValueError, match=r"10 samples cannot calibrate .* 0\.95: hold out at least 19"):
+        active(replace(STUB, solve=solve), start=30, per_round=5, rounds=2, coverage=0.95)
 
 
 def test_collection_resumes(tmp_path):
@@ -187,5 +196,9 @@ def test_what_is_refused(samples, surrogate):
         Surrogate.fit(STUB, samples[:5])
     with pytest.raises(ValueError, match="hold out at least 9"):
         Surrogate.fit(STUB, samples[:30])
+    with pytest.raises(ValueError, match="some points are in both"):
+        Surrogate.fit(STUB, samples, calibration=samples[:20])
+    with pytest.raises(ValueError, match=r"norm 1\.414"):
+        check_s(torch.ones(2, 3), (2, 3), "a splitter")
     with pytest.raises(ValueError, match="lossless symmetric"):
         Basis.of(0.5 * s, "phases")
