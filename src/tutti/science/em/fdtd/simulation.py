@@ -289,7 +289,7 @@ class Simulation:
             if pole.where is not None:
                 if tuple(pole.where.shape) != grid.shape:
                     raise ValueError(f"where of a pole has shape {tuple(pole.where.shape)}; cells have {grid.shape}")
-                strength, counts = (torch.where(pole.where, x, 0.0) for x in (strength, counts))
+                strength, counts = (torch.where(pole.where.to(device), x, 0.0) for x in (strength, counts))
             loss = 1 + pole.damping * self.dt
             whole, used = [none] * 3, torch.zeros(grid.array, dtype=torch.bool, device=device)
             for name in grid.components:
