@@ -1,12 +1,15 @@
 """Surrogates: curves and bounds on a line's stub with a closed form, samples on disk, and what is refused."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import pytest
 import torch
 
 from tutti.science.em.surrogate import Geometry, Parameter, Samples, Space, Surrogate, Training, collect, relative_error
+from tutti.science.em.surrogate import samples as samples_on_disk
 from tutti.science.em.surrogate.active import active, chosen
 from tutti.science.em.surrogate.curves import Basis, passive
 from tutti.science.em.surrogate.geometry import check_s
@@ -112,6 +115,21 @@ def test_collection_resumes(tmp_path):
 def test_collection_by_processes(tmp_path):
     points = STUB.space.sobol(4)
     assert torch.equal(collect(STUB, points, tmp_path, processes=2).s, STUB(points))
+
+
+def test_samples_are_written_as_they_are_done(tmp_path, monkeypatch):
+    """The first point waits for the file of another one."""
+    monkeypatch.setattr(samples_on_disk, "ProcessPoolExecutor", lambda count, *_, **__: ThreadPoolExecutor(count))
+    points, written, found = STUB.space.sobol(3), Event(), []
+    monkeypatch.setattr(samples_on_disk, "write", lambda *_: written.set())
+
+    def solve(values):
+        if values["length"] == float(points[0, 0]):
+            found.append(written.wait(5))
+        return STUB.solve(values)
+
+    assert torch.equal(collect(replace(STUB, solve=solve), points, tmp_path, processes=2).s, STUB(points))
+    assert found == [True]
 
 
 @pytest.mark.parametrize("representation", ["complex", "phases"])

@@ -6,7 +6,7 @@ import hashlib
 import multiprocessing
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +84,12 @@ def solved(geometry: Geometry, points: Tensor, rows: list[int], processes: int) 
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        yield from zip(rows, pool.map(timed, [geometry] * len(rows), [points[i] for i in rows]), strict=True)
+        found = {pool.submit(timed, geometry, points[i]): i for i in rows}
+        try:
+            for future in as_completed(found):
+                yield found[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error, do not solve the rest
 
 
 def key(geometry: Geometry, point: Tensor) -> str:
