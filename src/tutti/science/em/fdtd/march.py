@@ -73,7 +73,8 @@ class Schedule:
 
 def schedule(problem: Problem, needs: Needs, steps: int, checkpoints: int | None = None,
              memory: float | None = None) -> Schedule:  # fmt: skip
-    """How a gradient is taken. checkpoints: number of segments. memory: most bytes; the longest segments that fit.
+    """How a gradient is taken. checkpoints: the most segments; of equal length but the last, so that there may be fewer
+    (10 steps with 6 make 5). memory: most bytes; the longest segments that fit.
 
     Raises ValueError if no segments fit in `memory`.
     """

@@ -1,6 +1,6 @@
 """Sources: what is added to fields, or prescribed, at each step.
 
-Currents are known at the middle of a step, (n + 1/2) dt; prescribed E at its end, (n + 1) dt.
+In step n electric currents are taken at (n + 1/2) dt, magnetic ones at n dt, and prescribed E at (n + 1) dt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Entries:
 
 
 class Source(Protocol):
-    """`sigma`: conductivity in S/m that the source adds, by component: (place, value)."""
+    """It may have `shot`, the run that has it, and a method `conductivity(grid)`: what it adds in S/m, as (component,
+    flat places, value)."""
 
     def entries(self, setting: Setting) -> list[Entries]: ...
 

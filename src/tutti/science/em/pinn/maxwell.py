@@ -42,7 +42,7 @@ class Fields(nn.Module):
         return self.net(x) * t.square() / (t.square() + 0.01)
 
     def total(self, losses: Tensor) -> Tensor:
-        """sum_i  exp(-w_i) L_i + w_i, with w_i in -4 .. 4."""
+        """sum_i  exp(-w_i) L_i + w_i, with w_i in -4 .. 4; one past an end has no gradient and stays there."""
         w = self.logs.clamp(-4, 4)
         return (torch.exp(-w) * losses + w).sum()
 
