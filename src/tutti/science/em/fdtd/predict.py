@@ -22,7 +22,7 @@ from tutti.hardware import Cluster
 from tutti.hardware.names import cluster as named
 from tutti.science.em.fdtd.cpml import CPML, Lines
 from tutti.science.em.fdtd.grid import Grid
-from tutti.science.em.fdtd.problem import direction, source
+from tutti.science.em.fdtd.problem import state_numbers
 from tutti.science.em.fdtd.simulation import Simulation
 from tutti.science.em.fdtd.slabs import divided
 
@@ -58,19 +58,8 @@ class Prediction:
 def plane_bytes(grid: Grid, lines: Sequence[Sequence[Lines]], low: int, high: int, size: int, poles: int = 0) -> int:
     """Of the state in planes [low, high): fields, psi, J and P. size: bytes of a number; poles: that fill the grid."""
     present = [i in {grid.component(name) for name in grid.components} for i in range(6)]
-    cross, numbers = grid.array[1] * grid.array[2], 0
-    numbers += (sum(present) + 2 * poles * sum(present[:3])) * (high - low) * cross
-    for h in (0, 1):
-        for p in range(3):
-            for t in (0, 1):
-                d = direction(h, p, t)
-                if not (present[3 * h + p] and present[3 * (1 - h) + source(h, p, t)]):
-                    continue
-                if d == 0:
-                    numbers += int((lines[h][0].at[low:high] >= 0).sum()) * cross
-                else:
-                    numbers += (high - low) * len(lines[h][d].decay) * grid.array[3 - d]
-    return numbers * size
+    of_poles = 2 * poles * sum(present[:3]) * (high - low) * grid.array[1] * grid.array[2]
+    return (state_numbers(grid.array, present, lines, low, high) + of_poles) * size
 
 
 def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpml: CPML | None = None,

@@ -345,8 +345,8 @@ class Simulation:
                 y = value.index_select(2, order).transpose(0, 1)
             y = -y if sign < 0 else y
             if not isinstance(x, monitors.Probe):
-                y = y.unflatten(2, sources.places(self.grid, x.where, x.name)[1] or (1,))
-                y = y if sources.places(self.grid, x.where, x.name)[1] else y.squeeze(2)
+                region = sources.places(self.grid, x.where, x.name)[1]
+                y = y.unflatten(2, region) if region else y.squeeze(2)
             out[x.name] = y if problem.shots > 1 else y.squeeze(0)
         return out
 
