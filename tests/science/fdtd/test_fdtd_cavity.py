@@ -134,7 +134,9 @@ def driven(source):
     (lambda: Simulation(GRID, monitors=[Spectrum("x", "Ez", (5, 5), torch.tensor([1e9, -2e9]), 12)]).run(1.0, 20),
      "monitor x: 2e.09 Hz needs a sample in every 11.8 steps, not 12"),
     (lambda: driven(Current("Ez", (5, 5), torch.tensor([0.0, math.nan]))), "waveform that is nan"),
-    (lambda: driven(Current("Ez", (5, 5), lambda t: t, math.inf)), "the amplitude is inf"),
+    (lambda: driven(Current("Ez", (5, 5), lambda t: t, math.inf)), "the amplitude is a finite number, .* not inf"),
+    (lambda: driven(Current("Ez", (5, slice(2, 5)), lambda t: t, torch.ones(2))), r"number, or \(3,\) of them, not"),
+    (lambda: driven(Current("Ez", (5, 5), lambda t: t, torch.ones((), requires_grad=True))), "not amplitudes"),
     (lambda: driven(Current("Ez", (5, 5), lambda t: t, shot=-1)), "shot: a number from 0, not -1"),
     (lambda: driven(PlaneWave([(3, 7), (3, 7)], "+x", "Ez", lambda t: t / 0)), "plane wave: a waveform that is inf"),
 ])  # fmt: skip
@@ -178,6 +180,15 @@ def test_a_run_goes_on_only_after_one_of_its_kind():
     with pytest.raises(ValueError, match="after: a run with 0 poles; this one has 1"):
         simulation.run(1.0, 5, poles=[drude(1e9, 1e8)], after=first)
     assert simulation.run(2.0, 5, after=first).steps == 10
+
+
+def test_amplitudes_over_a_region():
+    amplitude, probe = torch.rand(2, 3, dtype=torch.float64), Probe("x", "Ez", [(7, 7)])
+    whole = Current("Ez", (slice(3, 5), slice(2, 5)), torch.sin, amplitude)
+    parts = [Current("Ez", (3 + i, 2 + j), torch.sin, float(amplitude[i, j])) for i in range(2) for j in range(3)]
+    found = [Simulation(GRID, sources=x, monitors=[probe], dtype=torch.float64).run(1.0, 30)["x"]
+             for x in ([whole], parts)]  # fmt: skip
+    assert torch.equal(*found) and found[0].abs().max() > 0
 
 
 @pytest.mark.parametrize("mode", ["TM", "TE", "3D"])

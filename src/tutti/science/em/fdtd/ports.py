@@ -50,7 +50,8 @@ class Port:
 
     def conductivity(self, grid: Grid) -> list[tuple[str, Tensor, float]]:
         length, area = self.size(grid)
-        return [(self.component, driven(grid, self.component, self.where, "port"), length / (self.resistance * area))]
+        place, _ = driven(grid, self.component, self.where, "port")
+        return [(self.component, place, length / (self.resistance * area))]
 
     def entries(self, setting: Setting) -> list[Entries]:
         if self.waveform is None:

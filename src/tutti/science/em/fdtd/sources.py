@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -72,18 +71,18 @@ def places(grid: Grid, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]
     return flat.flatten(), tuple(shape)
 
 
-def driven(grid: Grid, component: str, where: Where, what: str) -> Tensor:
-    """Flat places, all of which steps update. Raises ValueError for tangential E of walls, and beyond the last cell."""
-    place, _ = places(grid, where, what)
+def driven(grid: Grid, component: str, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]]:
+    """As `places`, where steps update. Raises ValueError for tangential E of walls, and beyond the last cell."""
+    found = places(grid, where, what)
     electric = component[0] == "E"
     for axis, (x, n) in enumerate(zip(where, grid.nodes, strict=True)):
         along = axis == "xyz".index(component[1])
         first, last = (0, n - 2) if along == electric else (1, n - 2) if electric else (0, n - 1)
-        found = range(n)[x] if isinstance(x, slice) else (x,)
-        if min(found) < first or max(found) > last:
+        nodes = range(n)[x] if isinstance(x, slice) else (x,)
+        if min(nodes) < first or max(nodes) > last:
             raise ValueError(f"{what}: {component} changes at {first} to {last} along {'xyz'[axis]} only, not at "
-                             f"{min(found)} to {max(found)}: the outermost nodes are perfect conductors")  # fmt: skip
-    return place
+                             f"{min(nodes)} to {max(nodes)}: the outermost nodes are perfect conductors")  # fmt: skip
+    return found
 
 
 def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
@@ -100,33 +99,38 @@ def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
 class Current:
     """A current density in A/m^2 (of H: a magnetic one in V/m^2) in a component at nodes.
 
-    waveform: a function of time, or a tensor with a number per step (gradients reach it). shot: the run that has it,
-    if there are several; None for all. hard: the field is prescribed instead, in V/m.
+    waveform: a function of time, or a tensor with a number per step (gradients reach it). amplitude: its factor, a
+    number or a tensor over the region (without the axes of integers). shot: the run that has it, if there are several;
+    None for all. hard: the field is prescribed instead, in V/m.
     """
 
     component: str
     where: Where
     waveform: Waveform | Tensor
-    amplitude: float = 1.0
+    amplitude: float | Tensor = 1.0
     shot: int | None = None
     hard: bool = False
 
     def entries(self, setting: Setting) -> list[Entries]:
         grid = setting.grid
         number = grid.component(self.component)
-        place = driven(grid, self.component, self.where, f"source of {self.component}")
+        what = f"source of {self.component}"
+        place, region = driven(grid, self.component, self.where, what)
         half = {SOFT: 0.5, HARD: 1.0, MAGNETIC: 0.0}
         kind = MAGNETIC if number >= 3 else HARD if self.hard else SOFT
         if kind == MAGNETIC and self.hard:
             raise ValueError(f"only E can be prescribed, not {self.component}")
-        if not isfinite(self.amplitude):
-            raise ValueError(f"source of {self.component}: the amplitude is {self.amplitude}")
-        amount = torch.full(place.shape, self.amplitude, dtype=torch.float64)
+        amount = torch.as_tensor(self.amplitude, dtype=torch.float64)
+        if amount.requires_grad:
+            raise ValueError(f"{what}: gradients reach waveforms, not amplitudes")
+        if tuple(amount.shape) not in ((), region) or not bool(torch.isfinite(amount).all()):
+            raise ValueError(f"{what}: the amplitude is a finite number, or {region} of them, not {self.amplitude}")
+        amount = amount.expand(region).flatten()
         if kind == SOFT:
             amount = -amount
         if kind == MAGNETIC:
             amount = -amount * grid.h_sign * setting.gain(number, place)
-        waves = sampled(self.waveform, setting.times(half[kind]), f"source of {self.component}")
+        waves = sampled(self.waveform, setting.times(half[kind]), what)
         return [Entries(kind, number, place, amount, torch.zeros_like(place), waves, self.shot)]
 
 
