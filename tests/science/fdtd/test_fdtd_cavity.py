@@ -126,6 +126,7 @@ def driven(source):
     (lambda: CPML(eps_r=0), "eps_r of absorbing layers: positive"),
     (lambda: Pole(math.nan, 1e10, 1e9), "strength of a pole: .* not nan"),
     (lambda: Pole(torch.tensor([1.0, -2.0]), 1e10, 1e9), "strength of a pole: .* not -2.0"),
+    (lambda: Pole(1e20, math.inf, 1e9), "resonance of a pole: .* not inf"),
     (lambda: drude(1e10, -1e9), "damping of a pole"),
     (lambda: Port("Ez", (5, 5), -50.0), "resistance of a port: positive"),
     (lambda: Spectrum("x", "Ez", (5, 5), torch.tensor([math.nan])), "frequencies of x: .* not .nan"),
