@@ -25,9 +25,9 @@ AHEAD = 2  # cells between the start of the wave and the box
 
 @dataclass(frozen=True)
 class PlaneWave:
-    """A wave in vacuum. box: (first, last) node by axis; -1 or beyond the last node where it leaves the axis of its
-    polarization open, which ends in perfect conductors. What scatters lies inside: where the box is, there is vacuum,
-    without poles (those are not checked) and absorbing layers.
+    """A wave in vacuum. box: (first, last) node by axis; -1 or beyond the last node for an end that it leaves open, on
+    the axis of the polarization only. What scatters lies inside: faces of the box lie in vacuum, outside of absorbing
+    layers and of poles (which is not checked).
 
     along: "+x", "-x", ... polarization: of E, "Ez", ... (in TE, of H: "Hz" follows from E). waveform: E in V/m, at
     AHEAD cells before the box.
