@@ -15,13 +15,17 @@ import tutti
 
 
 def options(description: str, out: str, argv: list[str] | None = None) -> argparse.Namespace:
-    """`out`, `quick`, `cluster` and `plan` from the command line."""
+    """`out`, `quick`, `cluster` and `plan` from the command line. A quick run has a folder of its own, `out`-quick."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=Path(out), help="folder of models, results.json and the picture")
-    parser.add_argument("--quick", action="store_true", help="sizes so small that the run takes seconds")
+    parser.add_argument("--quick", action="store_true", help="sizes so small that the run takes seconds; the "
+                        "results are in OUT-quick")  # fmt: skip
     parser.add_argument("--cluster", default="auto", help="devices, such as cpu:2; default: those of this job")
     parser.add_argument("--plan", default="auto", help="how to distribute training, such as dp2")
-    return parser.parse_args(argv)
+    run = parser.parse_args(argv)
+    if run.quick:
+        run.out = Path(f"{run.out}-quick")
+    return run
 
 
 def arguments(run: argparse.Namespace, name: str, steps: int, rate: float, batch: int,

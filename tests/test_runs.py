@@ -27,12 +27,12 @@ def runs(monkeypatch):
 
 
 def quick(runs, name, folder):
-    """The results of a quick run, which the second call does not measure again."""
-    main = runs(name).main
+    """The results of a quick run, which the second call does not measure again, beside the folder of a whole run."""
+    main, own = runs(name).main, folder.with_name(f"{folder.name}-quick")
     found = main(["--quick", "--out", str(folder)])
     again = main(["--quick", "--out", str(folder)])
-    assert json.dumps(again) == json.dumps(found) == json.dumps(json.loads((folder / "results.json").read_text()))
-    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert json.dumps(again) == json.dumps(found) == json.dumps(json.loads((own / "results.json").read_text()))
+    assert list(folder.iterdir()) == [] and (own / "picture.png").read_bytes().startswith(b"\x89PNG")
     return found
 
 

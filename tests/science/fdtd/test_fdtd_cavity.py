@@ -6,13 +6,27 @@ sin^2(w dt / 2) = (c dt)^2 sum sin^2(k delta / 2) / delta^2 along the axes.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 import torch
 
-from tutti.science.em.fdtd import Current, Grid, Probe, Simulation
+from tutti.science.em.fdtd import (
+    CPML,
+    Current,
+    Grid,
+    PlaneWave,
+    Pole,
+    Port,
+    Probe,
+    Simulation,
+    Snapshots,
+    Spectrum,
+    drude,
+)
 from tutti.science.em.fdtd.grid import C0
+from tutti.science.em.fdtd.reference import mask
 
 pytestmark = pytest.mark.starts
 
@@ -41,7 +55,7 @@ def measured_frequency(simulation, name, modes, steps=400):
     found = simulation.prepare(1.0, steps, None, 1.0, None, (), None)[0]
     state = found.state()
     state[grid.component(name)].copy_((shape.unsqueeze(1) if grid.flat else shape)[None])
-    start = type(simulation.run(1.0, 1))({}, state, 0)
+    start = replace(simulation.run(1.0, 1), state=state, steps=0)
     x = simulation.run(1.0, steps, after=start)["x"].flatten()
     cosine = (x[1:-1] * (x[2:] + x[:-2])).sum() / (2 * x[1:-1].square().sum())
     return math.acos(float(cosine)) / simulation.dt / (2 * math.pi)
@@ -90,3 +104,111 @@ def test_unstable_steps_and_bad_materials_are_errors():
         Simulation(grid, sources=[Current("Ex", (3, 3), lambda t: t)]).run(1.0, 5)
     with pytest.raises(ValueError, match="index 11 is not one of 11 nodes"):
         Simulation(grid, monitors=[Probe("x", "Ez", [(3, 11)])]).run(1.0, 5)
+
+
+GRID = Grid((10, 10), 0.01)
+
+
+def driven(source):
+    return Simulation(GRID, sources=[source]).run(1.0, 2)
+
+
+@pytest.mark.parametrize("make, told", [
+    (lambda: Simulation(GRID, dt=-1e-9), "dt: a positive number"),
+    (lambda: Simulation(GRID, dt=math.nan), "dt: a positive number"),
+    (lambda: Simulation(GRID, courant=-0.9), "courant is -0.9"),
+    (lambda: Simulation(GRID, CPML((5, 5, 9))), "layers of 3 axes"),
+    (lambda: CPML(-1), "cells of absorbing layers"),
+    (lambda: CPML((3, (2, 2, 2))), "cells of absorbing layers"),
+    (lambda: CPML(factor=-1), "factor of absorbing layers: at least 0, not -1"),
+    (lambda: CPML(alpha=math.nan), "alpha of absorbing layers: at least 0, not nan"),
+    (lambda: CPML(kappa=0.2), "kappa of absorbing layers: at least 1, not 0.2"),
+    (lambda: CPML(eps_r=0), "eps_r of absorbing layers: positive"),
+    (lambda: Pole(math.nan, 1e10, 1e9), "strength of a pole: .* not nan"),
+    (lambda: Pole(torch.tensor([1.0, -2.0]), 1e10, 1e9), "strength of a pole: .* not -2.0"),
+    (lambda: Pole(1e20, math.inf, 1e9), "resonance of a pole: .* not inf"),
+    (lambda: drude(1e10, -1e9), "damping of a pole"),
+    (lambda: Port("Ez", (5, 5), -50.0), "resistance of a port: positive"),
+    (lambda: Spectrum("x", "Ez", (5, 5), torch.tensor([math.nan])), "frequencies of x: .* not .nan"),
+    (lambda: Snapshots("x", "Ez", (5, 5), 0), "every: at least one step, not 0, for the monitor x"),
+    (lambda: Spectrum("x", "Ez", (5, 5), torch.tensor([1e9]), -1), "every: at least one step, not -1"),
+    (lambda: Simulation(GRID, monitors=[Spectrum("x", "Ez", (5, 5), torch.tensor([1e9, -2e9]), 12)]).run(1.0, 20),
+     "monitor x: 2e.09 Hz needs a sample in every 11.8 steps, not 12"),
+    (lambda: driven(Current("Ez", (5, 5), torch.tensor([0.0, math.nan]))), "waveform that is nan"),
+    (lambda: driven(Current("Ez", (5, 5), lambda t: t, math.inf)), "the amplitude is a finite number, .* not inf"),
+    (lambda: driven(Current("Ez", (5, slice(2, 5)), lambda t: t, torch.ones(2))), r"number, or \(3,\) of them, not"),
+    (lambda: driven(Current("Ez", (5, 5), lambda t: t, torch.ones((), requires_grad=True))), "not amplitudes"),
+    (lambda: driven(Current("Ez", (5, 5), lambda t: t, shot=-1)), "shot: a number from 0, not -1"),
+    (lambda: driven(PlaneWave([(3, 7), (3, 7)], "+x", "Ez", lambda t: t / 0)), "plane wave: a waveform that is inf"),
+])  # fmt: skip
+def test_numbers_that_mean_nothing_are_errors(make, told):
+    with pytest.raises(ValueError, match=told):
+        make()
+
+
+@pytest.mark.parametrize("given, told", [
+    ({"pec": {"ez": torch.ones(11, 11)}}, "pec is given for 'ez'; a grid in mode TM has Ez"),
+    ({"pec": {"Ez": torch.ones(1, 11)}}, r"pec of Ez has shape \(1, 11\); nodes have \(11, 11\)"),
+    ({"eps_r": {"Ez": torch.ones(11, 11), "Ex": torch.ones(11, 11)}}, "eps_r is given for 'Ex'"),
+    ({"mu_r": {x: torch.ones(11, 11) for x in ("Hx", "Hy", "Ez")}}, "mu_r is given for 'Ez'; .* has Hx, Hy"),
+    ({"poles": [drude(1e9, 1e8, torch.ones(10, dtype=torch.bool))]}, r"where of a pole has shape \(10,\)"),
+    ({"steps": 0}, "steps: at least 1, not 0"),
+])  # fmt: skip
+def test_materials_fit_the_grid(given, told):
+    for function in (Simulation(GRID).run, Simulation(GRID).adjoint_memory):
+        with pytest.raises(ValueError, match=told):
+            function(**{"steps": 2, **given})
+
+
+def test_options_without_effect_are_errors():
+    for given in ({"halo": 3}, {"slabs": (5, 6)}):
+        with pytest.raises(ValueError, match="options of a group, which is missing"):
+            Simulation(GRID, **given)
+    with pytest.raises(TypeError, match="sigmma"):
+        Simulation(GRID).adjoint_memory(1.0, 2, sigmma=3.0)
+
+
+def test_a_run_goes_on_only_after_one_of_its_kind():
+    simulation = Simulation(Grid((10, 10), 0.01), CPML(2))
+    first, shot = simulation.run(1.0, 5), Current("Ez", (5, 5), lambda t: t, shot=1)
+    for other, told in ((replace(simulation, dt=0.5 * simulation.dt), "dt = "),
+                         (replace(simulation, grid=Grid((12, 10), 0.01)), r"fields of shape \(1, 11, 1, 11\)"),
+                         (replace(simulation, cpml=CPML(3)), "absorbing layers of shape"),
+                         (replace(simulation, sources=[shot]), r"this one has \(2, 11, 1, 11\)"),
+                         (replace(simulation, dtype=torch.float64), "this one has .* torch.float64")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"after: a run with .*{told}"):
+            other.run(1.0, 5, after=first)
+    with pytest.raises(ValueError, match="after: a run with 0 poles; this one has 1"):
+        simulation.run(1.0, 5, poles=[drude(1e9, 1e8)], after=first)
+    assert simulation.run(2.0, 5, after=first).steps == 10
+
+
+def test_amplitudes_over_a_region():
+    amplitude, probe = torch.rand(2, 3, dtype=torch.float64), Probe("x", "Ez", [(7, 7)])
+    whole = Current("Ez", (slice(3, 5), slice(2, 5)), torch.sin, amplitude)
+    parts = [Current("Ez", (3 + i, 2 + j), torch.sin, float(amplitude[i, j])) for i in range(2) for j in range(3)]
+    found = [Simulation(GRID, sources=x, monitors=[probe], dtype=torch.float64).run(1.0, 30)["x"]
+             for x in ([whole], parts)]  # fmt: skip
+    assert torch.equal(*found) and found[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
+def test_sources_lie_where_steps_update(mode):
+    """The rule is that of the reference."""
+    grid = Grid((4, 3, 3), 0.01) if mode == "3D" else Grid((4, 3), 0.01, mode)
+    problem = Simulation(grid, dtype=torch.float64).prepare(1.0, 1, None, 1.0, None, (), None)[0]
+    for name in grid.components:
+        number, updated = grid.component(name), []
+        for where in product(*(range(n) for n in grid.nodes)):
+            source = Current(name, where, lambda t: t)
+            try:
+                Simulation(grid, sources=[source]).prepare(1.0, 1, None, 1.0, None, (), None)
+                updated.append(True)
+            except ValueError as error:
+                assert "the outermost nodes are perfect conductors" in str(error)
+                updated.append(False)
+        assert updated == mask(problem, number).bool().flatten().tolist()
+    for across in (0, slice(None)):
+        with pytest.raises(ValueError, match="port: Ez changes at 1 to 3 along x only"):
+            where = (across, 1) if mode != "3D" else (across, 1, 1)
+            Simulation(Grid(grid.shape, 0.01), sources=[Port("Ez", where, 50.0)]).run(1.0, 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fdtd_cases import case
 
-from tutti.science.em.fdtd import Grid, Pole
+from tutti.science.em.fdtd import Current, Grid, Pole, Probe, Simulation, gaussian_up_to
 from tutti.science.em.fdtd.reference import Reference
 
 pytestmark = pytest.mark.starts  # the compiler
@@ -44,6 +46,18 @@ def test_results_and_gradients_are_those_of_the_reference(mode):
         assert y.abs().max() > 0
 
 
+def test_materials_by_component_may_be_views():
+    simulation, given, _ = case("3D")
+    torch.manual_seed(3)
+    nodes = {name: 1 + torch.rand(simulation.grid.nodes[::-1], dtype=torch.float64).permute(2, 1, 0)
+             for name in simulation.grid.components}  # fmt: skip
+    found = []
+    for every in (nodes, {name: x.contiguous() for name, x in nodes.items()}):
+        e, h = ({name: x for name, x in every.items() if name[0] == kind} for kind in "EH")
+        found.append(simulation.run(e, 40, mu_r=h, sigma=e, poles=given["poles"])["points"])
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("mode", ["TM", "3D"])
 def test_segments_give_the_same_bits(mode):
     found = []
@@ -70,6 +84,65 @@ def test_central_differences(mode):
                 x += step * w
             values.append(loss_of(simulation.run(**given, steps=40)))
     torch.testing.assert_close((values[0] - values[1]) / 2e-5, slope, rtol=1e-6, atol=0)
+
+
+def test_gradients_are_taken_once():
+    simulation, given, (eps, *_) = case("TM")
+    loss = loss_of(simulation.run(**given, steps=40))
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(loss, eps, create_graph=True)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="gradients of this run were taken before"):
+        loss.backward()
+
+
+def test_a_pole_of_no_strength_has_a_gradient_where_it_is():
+    """As one of a tiny strength."""
+    grid, found = Grid((13, 11), 0.01), []
+    simulation = Simulation(grid, None, [Current("Ez", (4, 5), gaussian_up_to(3e9))], [Probe("x", "Ez", [(9, 6)])],
+                            dtype=torch.float64)  # fmt: skip
+    where = torch.zeros(grid.shape, dtype=torch.bool)
+    where[5:8, 4:7] = True
+    for value in (0.0, 1.0):
+        strength = torch.full(grid.shape, value, dtype=torch.float64, requires_grad=True)
+        simulation.run(1.0, 60, poles=[Pole(strength, 2e10, 1e9, where)])["x"].square().sum().backward()
+        found.append(strength.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
+    assert torch.equal(found[0] != 0, where)
+
+
+@pytest.mark.parametrize("mode", ["TM", "TE", "3D"])
+def test_gradients_of_a_design(mode):
+    """Those of the whole inside, zero outside; by the kernels and by what other devices run."""
+    simulation, given, (eps, sigma, *_) = case(mode)
+    fixed = {"steps": 40, "poles": [replace(given["poles"][0], strength=given["poles"][0].strength.detach())]}
+    design = (slice(3, 7), slice(2, -3))
+    nodes = {x: torch.full(simulation.grid.nodes, 1.5, dtype=torch.float64, requires_grad=True)
+             for x in simulation.grid.components if x[0] == "E"}  # fmt: skip
+    inside, around = (torch.zeros_like(x, dtype=torch.bool) for x in (eps, next(iter(nodes.values()))))
+    inside[design], around[3:8, 2 : inside.shape[1] - 2] = True, True
+    of_design = replace(simulation, design=design)
+    for materials, wanted in (({"eps_r": eps, "sigma": sigma}, [eps, sigma]), ({"eps_r": nodes}, list(nodes.values()))):
+        whole = torch.autograd.grad(loss_of(simulation.run(**materials, **fixed)), wanted)
+        for found in (of_design.run(**materials, **fixed), by_reference(of_design, {**materials, **fixed}, 40)):
+            for x, y in zip(torch.autograd.grad(loss_of(found), wanted), whole, strict=True):
+                expected = torch.where(inside if x.shape == inside.shape else around, y, 0)
+                torch.testing.assert_close(x, expected, rtol=1e-8, atol=1e-11 * float(y.abs().max()))
+                assert torch.equal(x != 0, expected != 0)
+    number, alike = torch.tensor(0.05, dtype=torch.float64), torch.full(eps.shape, 0.05, dtype=torch.float64)
+    slopes = [torch.autograd.grad(loss_of(of_design.run(1.5, sigma=x.requires_grad_(), **fixed)), x)[0].sum()
+              for x in (number, alike)]  # fmt: skip
+    torch.testing.assert_close(*slopes)
+
+
+def test_permeabilities_have_no_gradients():
+    simulation = Simulation(Grid((13, 11), 0.01))
+    mu = torch.ones(13, 11, requires_grad=True)
+    for given in (mu, {"Hx": torch.ones(14, 12), "Hy": torch.ones(14, 12, requires_grad=True)}):
+        with pytest.raises(ValueError, match="mu_r requires gradients"):
+            simulation.run(1.0, 2, mu_r=given)
+    with torch.no_grad():
+        simulation.run(1.0, 2, mu_r=torch.tensor(1.5, dtype=torch.float64, requires_grad=True))
 
 
 def test_poles_with_gradients_lie_in_the_design():

@@ -1,5 +1,5 @@
 """Simulations drawn at random against the reference: grids down to a few cells, layers of any thickness, sources and
-monitors anywhere, walls too, and any choice of materials with and without gradients."""
+monitors anywhere, partial designs, and any choice of materials with and without gradients."""
 
 from __future__ import annotations
 
@@ -27,13 +27,22 @@ def drawn(seed: int, mode: str):
     def where():
         return tuple(rng.randrange(n + 1) for n in shape)
 
+    def current(name, **rest):
+        """Where the component changes."""
+        low = [0 if ("xyz"[axis] == name[1]) == (name[0] == "E") else 1 for axis in range(len(shape))]
+        place = tuple(rng.randrange(a, n) for a, n in zip(low, shape, strict=True))
+        return Current(name, place, uniform(STEPS) - 0.5, **rest)
+
     shots = rng.choice((1, 1, 3))
-    sources = [Current(rng.choice(grid.components), where(), uniform(STEPS) - 0.5, shot=rng.randrange(shots))
-               for _ in range(4)]  # fmt: skip
-    sources.append(Current(grid.components[0], where(), uniform(STEPS) - 0.5, shot=shots - 1, hard=mode != "TE"))
+    sources = [current(rng.choice(grid.components), shot=rng.randrange(shots)) for _ in range(4)]
+    sources.append(current(grid.components[0], shot=shots - 1, hard=mode != "TE"))
     waves = [x.waveform.requires_grad_() for x in sources]
     monitors = [Probe(f"p{x}", x, [where() for _ in range(3)]) for x in grid.components]
     monitors.append(Spectrum("s", rng.choice(grid.components), (slice(None),) * len(shape), (1e9, 3e9)))
+    design = None
+    if rng.random() < 0.6:
+        low = [rng.randrange(n) for n in shape]
+        design = tuple(slice(a, rng.randint(a + 1, n)) for a, n in zip(low, shape, strict=True))
     given, wanted = {}, list(waves)
     given["eps_r"] = 1.0 if rng.random() < 0.3 else (1 + uniform(*shape)).requires_grad_()
     if rng.random() < 0.5:
@@ -45,7 +54,7 @@ def drawn(seed: int, mode: str):
         mask = torch.zeros(shape, dtype=torch.bool)
         mask[box] = True
         given["poles"] = [Pole(torch.as_tensor(1e20), 1e10, 1e9, mask)]
-    made_of = Simulation(grid, CPML(thick, alpha=0.01), sources, monitors, dtype=torch.float64)
+    made_of = Simulation(grid, CPML(thick, alpha=0.01), sources, monitors, design=design, dtype=torch.float64)
     return made_of, given, wanted
 
 

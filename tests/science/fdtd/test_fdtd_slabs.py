@@ -56,16 +56,16 @@ def test_processes_have_the_bits_of_one(pool, ranks, mode, dtype, checkpoints, h
 
 def scattered(group=None) -> list[torch.Tensor]:
     """Fields around a box that a plane wave meets, in two runs, the second of which goes on after the first."""
-    grid = Grid((30, 14, 12), 0.01)
+    grid = Grid((30, 16, 14), 0.01)
     monitors = [
         Snapshots("E", "Ez", (slice(0, 31), 6, slice(0, 13)), every=5),
         Probe("H", "Hy", [(4, 7, 6), (25, 7, 6)]),
         Energy("W", 20),
     ]
-    wave = PlaneWave([(8, 22), (4, 10), (4, 8)], "-x", "Ez", gaussian_up_to(3e9))
-    simulation = Simulation(grid, CPML(4, alpha=0.01), [wave], monitors, group=group, halo=3)
+    wave = PlaneWave([(8, 22), (5, 11), (4, 9)], "-x", "Ez", gaussian_up_to(3e9))
+    simulation = Simulation(grid, CPML(4, alpha=0.01), [wave], monitors, group=group, **({"halo": 3} if group else {}))
     eps, metal = torch.ones(grid.shape), torch.zeros(grid.shape, dtype=torch.bool)
-    eps[10:20, 5:9, 5:8], metal[14:16, 6:8, 5:7] = 3.0, True
+    eps[10:20, 6:10, 5:8], metal[14:16, 7:9, 5:7] = 3.0, True
     first = simulation.run(eps, 70, pec=metal)
     second = simulation.run(eps, 33, pec=metal, after=first)
     return [x[name] for x in (first, second) for name in ("E", "H", "W")]
@@ -141,5 +141,8 @@ def test_splitting_pays_for_large_grids():
     assert sum(large.slabs) == 401 and large.slabs[0] > large.slabs[1]
     one = predict(Grid((400, 200, 200), 0.01), 1000, 1, cluster=cluster, rate=2e8, cpml=CPML(10))
     assert one.seconds == one.alone and one.memory > 1.5 * large.memory
-    with pytest.raises(ValueError, match="devices: from 1 to the 4"):
-        predict(Grid((40, 20), 0.01), 10, 5, cluster=cluster)
+    for devices, steps, given, told in ((5, 10, {}, "devices: from 1 to the 4"), (2, -10, {}, "steps: at least 1"),
+                                        (2, 10, {"slabs": (1, 2)}, "whose sum is 41, not .1, 2."),
+                                        (2, 10, {"halo": 0}, "halo: at least one plane")):  # fmt: skip
+        with pytest.raises(ValueError, match=told):
+            predict(Grid((40, 20), 0.01), steps, devices, cluster=cluster, **given)

@@ -1,14 +1,18 @@
 """Surrogates: curves and bounds on a line's stub with a closed form, samples on disk, and what is refused."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import pytest
 import torch
 
 from tutti.science.em.surrogate import Geometry, Parameter, Samples, Space, Surrogate, Training, collect, relative_error
+from tutti.science.em.surrogate import samples as samples_on_disk
 from tutti.science.em.surrogate.active import active, chosen
 from tutti.science.em.surrogate.curves import Basis, passive
+from tutti.science.em.surrogate.geometry import check_s
 from tutti.science.em.surrogate.posts import POSTS, WIDTH, permittivity, scattered, simulation
 from tutti.science.em.surrogate.stub import STUB
 
@@ -54,8 +58,13 @@ def test_saved_and_loaded(surrogate, tmp_path):
     points = STUB.space.random(3, 5)
     for one, two in ((again.predict(points), surrogate.predict(points)),):
         assert torch.equal(one.s, two.s) and torch.equal(one.bound, two.bound)
-    with pytest.raises(ValueError, match="surrogate of stub"):
-        Surrogate.load(tmp_path / "stub.pt", POSTS)
+    wide = Space(tuple(replace(x, high=1.2 * x.high) for x in STUB.space.parameters))
+    for other, what in ((POSTS, "geometry"), (replace(STUB, space=wide), "high"),
+                        (replace(STUB, traces=("a", "b")), "traces"),
+                        (replace(STUB, frequencies=2 * STUB.frequencies), "frequencies"),
+                        (replace(STUB, representation="phases"), "representation")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"surrogate of stub with {what} = "):
+            Surrogate.load(tmp_path / "stub.pt", other)
 
 
 def test_points_of_largest_spread_are_chosen_apart(surrogate):
@@ -76,6 +85,14 @@ def test_active_rounds_solve_no_more_than_they_say(tmp_path):
     assert made.predict(found.points).s.shape == (40, *STUB.shape)
 
 
+def test_active_sampling_solves_nothing_for_a_coverage_that_it_cannot_calibrate():
+    def solve(_):
+        raise AssertionError("solved")
+
+    with pytest.raises(ValueError, match=r"10 samples cannot calibrate .* 0\.95: hold out at least 19"):
+        active(replace(STUB, solve=solve), start=30, per_round=5, rounds=2, coverage=0.95)
+
+
 def test_collection_resumes(tmp_path):
     calls = []
 
@@ -90,12 +107,29 @@ def test_collection_resumes(tmp_path):
     assert len(calls) == 6
     assert torch.equal(again.s[:4], first.s) and torch.equal(again.s, STUB(points))
     assert torch.equal(again.seconds[:4], first.seconds)
+    other = collect(replace(geometry, frequencies=2 * STUB.frequencies), points[:2], tmp_path)
+    assert len(calls) == 8 == len(list(tmp_path.glob("*.npz"))) and len(other) == 2
 
 
 @pytest.mark.starts
 def test_collection_by_processes(tmp_path):
     points = STUB.space.sobol(4)
     assert torch.equal(collect(STUB, points, tmp_path, processes=2).s, STUB(points))
+
+
+def test_samples_are_written_as_they_are_done(tmp_path, monkeypatch):
+    """The first point waits for the file of another one."""
+    monkeypatch.setattr(samples_on_disk, "ProcessPoolExecutor", lambda count, *_, **__: ThreadPoolExecutor(count))
+    points, written, found = STUB.space.sobol(3), Event(), []
+    monkeypatch.setattr(samples_on_disk, "write", lambda *_: written.set())
+
+    def solve(values):
+        if values["length"] == float(points[0, 0]):
+            found.append(written.wait(5))
+        return STUB.solve(values)
+
+    assert torch.equal(collect(replace(STUB, solve=solve), points, tmp_path, processes=2).s, STUB(points))
+    assert found == [True]
 
 
 @pytest.mark.parametrize("representation", ["complex", "phases"])
@@ -180,5 +214,9 @@ def test_what_is_refused(samples, surrogate):
         Surrogate.fit(STUB, samples[:5])
     with pytest.raises(ValueError, match="hold out at least 9"):
         Surrogate.fit(STUB, samples[:30])
+    with pytest.raises(ValueError, match="some points are in both"):
+        Surrogate.fit(STUB, samples, calibration=samples[:20])
+    with pytest.raises(ValueError, match=r"norm 1\.414"):
+        check_s(torch.ones(2, 3), (2, 3), "a splitter")
     with pytest.raises(ValueError, match="lossless symmetric"):
         Basis.of(0.5 * s, "phases")

@@ -11,7 +11,7 @@ rho^order, alpha = alpha_max (1 - rho), where rho is the depth over the thicknes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, pi, sqrt
+from math import ceil, inf, pi, sqrt
 
 import torch
 from torch import Tensor
@@ -37,6 +37,17 @@ class CPML:
     eps_r: float = 1.0
     offset: float = 0.0
 
+    def __post_init__(self) -> None:
+        for x in self.cells if isinstance(self.cells, tuple) else (self.cells,):
+            ends = (x, x) if isinstance(x, int) else tuple(x)
+            if len(ends) != 2 or not all(isinstance(n, int) and n >= 0 for n in ends):
+                raise ValueError(f"cells of absorbing layers: whole numbers, or pairs by axis, not {self.cells}")
+        for name, least in (("order", 0), ("factor", 0), ("kappa", 1), ("alpha", 0), ("offset", 0)):
+            if not least <= getattr(self, name) < inf:
+                raise ValueError(f"{name} of absorbing layers: at least {least}, not {getattr(self, name)}")
+        if not 0 < self.eps_r < inf:
+            raise ValueError(f"eps_r of absorbing layers: positive, not {self.eps_r}")
+
     def thickness(self, axis: int) -> tuple[int, int]:
         """Cells of the layers at the low and the high end of an axis."""
         of_axis = self.cells[axis] if isinstance(self.cells, tuple) else self.cells
@@ -52,6 +63,11 @@ class Lines:
     drive: Tensor
     at: Tensor
     ends: tuple[int, int, int, int]
+
+    @property
+    def absorbs(self) -> Tensor:
+        """Whether a place lies in a layer. There are rows of zeros beside those of layers."""
+        return (self.at >= 0) & (torch.cat([self.drive, self.drive.new_zeros(1)])[self.at] != 0)
 
 
 def lines(grid: Grid, layers: CPML | None, axis: int, dt: float, electric: bool) -> Lines:

@@ -30,6 +30,13 @@ class Pole:
     damping: float
     where: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("strength", "resonance", "damping"):
+            x = torch.as_tensor(getattr(self, name)).detach()
+            wrong = x[~(torch.isfinite(x) & (x >= 0))]
+            if len(wrong):
+                raise ValueError(f"{name} of a pole: finite and at least 0, not {float(wrong[0])}")
+
     def susceptibility(self, frequency: Tensor, dt: float = 0.0) -> Tensor:
         """Of a pole with a number as strength, at frequencies in Hz; with `dt` that of the discrete equations.
 

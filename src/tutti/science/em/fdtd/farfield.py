@@ -35,7 +35,7 @@ def surface(box: tuple[tuple[int, int], tuple[int, int]], frequencies: Tensor) -
 
 def scattering_width(grid: Grid, box: tuple[tuple[int, int], tuple[int, int]], result: Result, frequencies: Tensor,
                      angles: Tensor, incident: Tensor) -> Tensor:  # fmt: skip
-    """k sigma (frequencies, angles). incident: |E0| of the spectrum, by frequency."""
+    """k sigma (frequencies, angles). incident: E0 of the spectrum, by frequency, or |E0|."""
     omega = 2 * pi * frequencies.double()
     k = omega / C0
     r = torch.stack([torch.cos(angles.double()), torch.sin(angles.double())])
@@ -54,4 +54,4 @@ def scattering_width(grid: Grid, box: tuple[tuple[int, int], tuple[int, int]], r
             phase = torch.exp(1j * k[:, None, None] * (r[axis, :, None] * at + r[other, :, None] * along))
             cosine = (r[axis] * normal)[None, :, None]
             total += ((1j * k[:, None, None] * cosine * e[:, None] - slope[:, None]) * phase * weight).sum(-1)
-    return total.abs().square() / (4 * incident.double().square()[:, None])
+    return total.abs().square() / (4 * incident.abs().double().square()[:, None])

@@ -68,7 +68,8 @@ def psnr(x: Tensor, target: Tensor) -> float:
 
 
 def ssim(x: Tensor, target: Tensor) -> float:
-    """Structural similarity of whole images, with the constants 0.01 and 0.03 times the range of the target."""
+    """Structural similarity of whole images, as MindElec computes it: its constants, 0.01 and 0.03 times the range of
+    the target, are not squared as in Z. Wang et al. (2004), whose values are others."""
     x, target = x.double(), target.double()
     mx, my = x.mean(), target.mean()
     vx, vy, both = (x - mx).square().mean(), (target - my).square().mean(), ((x - mx) * (target - my)).mean()

@@ -17,7 +17,7 @@ BLOCK = 256
 
 @triton.jit
 def _term(
-    other, psi, w, decay, drive, at, place, whole, shot, i, j, k, here, N0, N1, N2, STRIDE, ROWS,
+    other, psi, w, decay, drive, at, whole, shot, i, j, k, here, N0, N1, N2, STRIDE, ROWS,
     D: tl.constexpr, H: tl.constexpr, MINUS: tl.constexpr, LAYER: tl.constexpr,
 ):  # fmt: skip
     if H:
@@ -65,15 +65,15 @@ def _update(
     here = (i >= FROM0) & (i < TO0) & (j >= FROM1) & (j < TO1) & (k >= FROM2) & (k < TO2)
     whole = shot * N0 * N1 * N2 + place
     if HAS0 and HAS1:
-        cur = _term(other0, psi0, w0, decay0, drive0, at0, place, whole, shot, i, j, k, here, N0, N1, N2, STRIDE0,
+        cur = _term(other0, psi0, w0, decay0, drive0, at0, whole, shot, i, j, k, here, N0, N1, N2, STRIDE0,
                     ROWS0, D0, H, False, LAYER0)  # fmt: skip
-        cur += _term(other1, psi1, w1, decay1, drive1, at1, place, whole, shot, i, j, k, here, N0, N1, N2, STRIDE1,
+        cur += _term(other1, psi1, w1, decay1, drive1, at1, whole, shot, i, j, k, here, N0, N1, N2, STRIDE1,
                      ROWS1, D1, H, True, LAYER1)  # fmt: skip
     elif HAS0:
-        cur = _term(other0, psi0, w0, decay0, drive0, at0, place, whole, shot, i, j, k, here, N0, N1, N2, STRIDE0,
+        cur = _term(other0, psi0, w0, decay0, drive0, at0, whole, shot, i, j, k, here, N0, N1, N2, STRIDE0,
                     ROWS0, D0, H, False, LAYER0)  # fmt: skip
     else:
-        cur = _term(other1, psi1, w1, decay1, drive1, at1, place, whole, shot, i, j, k, here, N0, N1, N2, STRIDE1,
+        cur = _term(other1, psi1, w1, decay1, drive1, at1, whole, shot, i, j, k, here, N0, N1, N2, STRIDE1,
                     ROWS1, D1, H, True, LAYER1)  # fmt: skip
     value = tl.load(x + whole, mask=here, other=0.0)
     if KEEP:

@@ -30,21 +30,17 @@ ROOM = 256 * 2**20  # bytes of history that are stored without being asked: noth
 
 @dataclass(frozen=True)
 class Needs:
-    """Which gradients are wanted: of b and a of E, of gains of poles, of the waves."""
+    """Which gradients are wanted: of b and a of E, of gains of poles, of the waves. a and gains come with b."""
 
     b: bool = False
     a: bool = False
     gains: bool = False
     waves: bool = False
 
-    @property
-    def history(self) -> bool:
-        return self.b or self.a or self.gains
-
 
 def step_bytes(problem: Problem, needs: Needs) -> int:
     """Of the history of one step."""
-    if not needs.history:
+    if not needs.b:
         return 0
     arrays = sum(problem.present[:3]) * (1 + (needs.a or needs.gains))
     return arrays * problem.shots * prod(problem.box_shape) * problem.dtype.itemsize
@@ -73,7 +69,8 @@ class Schedule:
 
 def schedule(problem: Problem, needs: Needs, steps: int, checkpoints: int | None = None,
              memory: float | None = None) -> Schedule:  # fmt: skip
-    """How a gradient is taken. checkpoints: number of segments. memory: most bytes; the longest segments that fit.
+    """How a gradient is taken. checkpoints: the most segments; of equal length but the last, so that there may be fewer
+    (10 steps with 6 make 5). memory: most bytes; the longest segments that fit.
 
     Raises ValueError if no segments fit in `memory`.
     """
@@ -141,7 +138,8 @@ def loops(what: Problem | Slab) -> tuple[Problem, Problem, Callable[..., None], 
 class March(torch.autograd.Function):
     """(problem or slab, watch, needs, schedule, state, waves, b of E, a of E, gains) -> results.
 
-    `state` becomes the final one. Of a slab, `state` is that of its planes; all else is of the whole.
+    `state` becomes the final one. Of a slab, `state` is that of its planes; all else is of the whole. First-order
+    gradients only, taken once; RuntimeError otherwise.
     """
 
     @staticmethod
@@ -152,11 +150,11 @@ class March(torch.autograd.Function):
             advance = partial(watch.advance, advance)
         results, saved, history = results_of(problem, plan.steps), [], []
         segments = plan.segments
-        tracked = needs.history or needs.waves
+        tracked = needs.b or needs.waves
         for start, steps in segments:
             if tracked and len(segments) > 1:
                 saved.append([x.clone() for x in state])
-            if needs.history and start == segments[-1][0]:
+            if needs.b and start == segments[-1][0]:
                 history = empty_history(problem, needs, plan.length)
             advance(state, waves, within(problem, results, 0, start, steps), start, steps, history)
         ctx.kept = (what, needs, plan, saved, history, waves.detach()) if tracked else None
@@ -165,6 +163,11 @@ class March(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("runs have first derivatives only: take gradients without create_graph")
+        if ctx.kept is None:
+            raise RuntimeError("gradients of this run were taken before, which freed its history: add losses up before "
+                               "`backward`, or run again")  # fmt: skip
         what, needs, plan, saved, history, waves = ctx.kept
         problem, seen, advance, retreat = loops(what)
         slab = what if isinstance(what, Slab) else None
@@ -174,7 +177,7 @@ class March(torch.autograd.Function):
         segments = plan.segments
         for i in reversed(range(len(segments))):
             start, steps = segments[i]
-            if needs.history and i < len(segments) - 1:
+            if needs.b and i < len(segments) - 1:
                 advance([x.clone() for x in saved[i]], waves, (), start, steps, history)
             part = retreat(state, within(seen, given, 0, start, steps), start, steps, history, gradients,
                            waves.shape[1] if needs.waves else 0)  # fmt: skip
@@ -204,7 +207,7 @@ def empty_gradients(problem: Problem, needs: Needs) -> list[Tensor]:
     def make(here: bool, shape: Sequence[int]) -> Tensor:
         return torch.zeros((problem.shots, *shape), dtype=problem.dtype, device=problem.device) if here else none
 
-    out = [make(x and needs.history, box) for x in problem.present[:3]]
+    out = [make(x and needs.b, box) for x in problem.present[:3]]
     out += [make(x and needs.a, box) for x in problem.present[:3]]
     return out + [make(bool(g.numel()) and needs.gains, pole.shape) for pole in problem.poles for g in pole.gain]
 

@@ -7,7 +7,7 @@ Values of cells are averaged over the four cells around an edge (two at a face),
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,25 +40,49 @@ def around(grid: Grid, cells: Tensor, electric: bool, axis: int) -> tuple[list[T
     return parts, len(parts)
 
 
-def at_component(grid: Grid, given: Material, name: str, what: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+def by_component(grid: Grid, given: Mapping[str, Tensor], name: str, what: str, dtype: torch.dtype,
+                 device: torch.device) -> Tensor:  # fmt: skip
+    """Raises ValueError for names that are no components of the same field, and for a shape that is not the nodes'."""
+    known = [x for x in grid.components if x[0] == name[0]]
+    for x in given:
+        if x not in known:
+            raise ValueError(f"{what} is given for {x!r}; a grid in mode {grid.mode} has {', '.join(known)}")
+    found = torch.as_tensor(given[name], dtype=dtype, device=device)
+    if tuple(found.shape) != grid.nodes:
+        raise ValueError(f"{what} of {name} has shape {tuple(found.shape)}; nodes have {grid.nodes}")
+    return found
+
+
+def only(x: Tensor, design: Sequence[slice]) -> Tensor:
+    """The same numbers, without gradients outside of a region; everywhere with them if that is empty."""
+    if not design or not x.requires_grad:
+        return x
+    out, here = x.detach().clone(), tuple(design)
+    out[here] = x[here]
+    return out
+
+
+def at_component(grid: Grid, given: Material, name: str, what: str, dtype: torch.dtype, device: torch.device,
+                 design: Sequence[slice] = ()) -> Tensor:  # fmt: skip
     """A material at the places of a component, as (): everywhere alike, or in the array of the kernels.
 
-    given: a number, a tensor over cells, or a mapping of components to tensors over nodes.
+    given: a number, a tensor over cells, or a mapping of components to tensors over nodes. design: cells outside of
+    which it has no gradients.
     """
     if isinstance(given, Mapping):
         if name not in given:
             raise ValueError(f"{what} is given by component, but without {name}")
-        x = torch.as_tensor(given[name], dtype=dtype, device=device)
-        if tuple(x.shape) != grid.nodes:
-            raise ValueError(f"{what} of {name} has shape {tuple(x.shape)}; nodes have {grid.nodes}")
-        return in_array(grid, x)
+        x = by_component(grid, given, name, what, dtype, device)
+        return in_array(grid, only(x, [slice(part.start, part.stop + 1) for part in design]))
     x = torch.as_tensor(given, dtype=dtype, device=device)
+    if x.ndim == 0 and design and x.requires_grad:
+        x = x.expand(grid.shape)
     if x.ndim == 0:
         return x
     if tuple(x.shape) != grid.shape:
         raise ValueError(f"{what} has shape {tuple(x.shape)}; cells have {grid.shape}")
     axis = grid.component(name) % 3
-    parts, count = around(grid, x, name[0] == "E", axis)
+    parts, count = around(grid, only(x, design), name[0] == "E", axis)
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -68,8 +92,8 @@ def at_component(grid: Grid, given: Material, name: str, what: str, dtype: torch
 def conductor(grid: Grid, given: Tensor | Mapping[str, Tensor], name: str, device: torch.device) -> Tensor:
     """Where a component of E is zero: an edge of any conducting cell, or what is given by component over nodes."""
     if isinstance(given, Mapping):
-        none = torch.zeros(grid.nodes, dtype=torch.bool)
-        return in_array(grid, torch.as_tensor(given.get(name, none), dtype=torch.bool, device=device))
+        given = {name: torch.zeros(grid.nodes), **given}
+        return in_array(grid, by_component(grid, given, name, "pec", torch.bool, device))
     x = torch.as_tensor(given, dtype=torch.bool, device=device)
     if tuple(x.shape) != grid.shape:
         raise ValueError(f"pec has shape {tuple(x.shape)}; cells have {grid.shape}")

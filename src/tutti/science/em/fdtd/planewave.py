@@ -8,7 +8,7 @@ makes up for it. It comes from a grid of one dimension with the same cells and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutti.science.em.fdtd.grid import C0, EPS0, MU0, Grid
 from tutti.science.em.fdtd.problem import Setting, direction, source
-from tutti.science.em.fdtd.sources import MAGNETIC, SOFT, Entries
+from tutti.science.em.fdtd.sources import MAGNETIC, SOFT, Entries, sampled
 from tutti.science.em.fdtd.waveforms import Waveform
 
 AHEAD = 2  # cells between the start of the wave and the box
@@ -25,7 +25,9 @@ AHEAD = 2  # cells between the start of the wave and the box
 
 @dataclass(frozen=True)
 class PlaneWave:
-    """A wave in vacuum. box: (first, last) node by axis; -1 or beyond the last node for an axis that it leaves open.
+    """A wave in vacuum. box: (first, last) node by axis; -1 or beyond the last node for an end that it leaves open, on
+    the axis of the polarization only. What scatters lies inside: faces of the box lie in vacuum, outside of absorbing
+    layers and of poles (which is not checked).
 
     along: "+x", "-x", ... polarization: of E, "Ez", ... (in TE, of H: "Hz" follows from E). waveform: E in V/m, at
     AHEAD cells before the box.
@@ -37,18 +39,24 @@ class PlaneWave:
     waveform: Waveform
 
     def incident(self, setting: Setting, count: int) -> tuple[Tensor, Tensor]:
-        """E before each step (steps, count) and H / sign after its half, by distance in cells from the start."""
-        grid = setting.grid
+        """E before each step (steps, count) and H / sign after its half, by distance in cells from the start.
+
+        The wave is at rest at t = 0, also where the steps begin later.
+        """
+        grid, steps = setting.grid, setting.start + setting.steps
         delta = grid.lengths["xyz".index(self.along[1])]
-        n = count + ceil(setting.steps * C0 * setting.dt / delta / 2) + 4
-        n = max(n, count + 2)
+        n = count + ceil(steps * C0 * setting.dt / delta / 2) + 4
         e, h = np.zeros(n + 1), np.zeros(n)
-        at = self.waveform(setting.times(1.0)).numpy()
+        times = replace(setting, start=0, steps=steps).times(1.0)
+        at = sampled(self.waveform, times, "plane wave")[:, 0].numpy()
         es, hs = np.zeros((setting.steps, count)), np.zeros((setting.steps, count))
-        for step in range(setting.steps):
-            es[step] = e[:count]
+        for step in range(steps):
+            row = step - setting.start
+            if row >= 0:
+                es[row] = e[:count]
             h -= setting.dt / (MU0 * delta) * (e[1:] - e[:-1])
-            hs[step] = h[:count]
+            if row >= 0:
+                hs[row] = h[:count]
             e[1:-1] -= setting.dt / (EPS0 * delta) * (h[1:] - h[:-1])
             e[0] = at[step]
         return torch.from_numpy(es), torch.from_numpy(hs)
@@ -73,6 +81,12 @@ class PlaneWave:
             raise ValueError(f"a plane wave along {self.along} cannot have {self.polarization}")
         if len(self.box) != len(grid.shape):
             raise ValueError(f"box: (first, last) for each of {len(grid.shape)} axes, not {self.box}")
+        for axis, (ends, n) in enumerate(zip(self.box, grid.shape, strict=True)):
+            least, most = (0, n) if axis == v else (1, n - 1)
+            first, last = (max(ends[0], 0), min(ends[1], n)) if axis == v else ends
+            if not least <= first < last <= most:
+                raise ValueError(f"box along {'xyz'[axis]}: nodes from {least} to {most}, first below last, not "
+                                 f"{ends[0]} to {ends[1]}")  # fmt: skip
         forward = self.along[0] == "+"
         third = 3 - u - v
         sign = (1 if (u, v, third) in ((0, 1, 2), (1, 2, 0), (2, 0, 1)) else -1) * (1 if forward else -1)
@@ -98,10 +112,10 @@ class PlaneWave:
 
     def corrections(self, setting: Setting, mine: Tensor | None, theirs: Tensor | None, target: int, d: int,
                     sign: int, u: int, forward: bool, waves: Tensor) -> list[Entries]:  # fmt: skip
-        """Of a difference along axis d of the kernels, of what is incident."""
+        """Of a difference along axis d of the kernels, of what is incident. Raises ValueError outside of vacuum."""
         assert mine is not None and theirs is not None
         grid, electric, out = setting.grid, target < 3, []
-        w = setting.lines[0 if electric else 1][d].w
+        line = setting.lines[0 if electric else 1][d]
         # x1 - x0: for E the neighbours are at n and n - 1, for H at n + 1 and n
         for x1 in (True, False):
             by = (0 if x1 else -1) if electric else (1 if x1 else 0)
@@ -113,15 +127,20 @@ class PlaneWave:
             where = lost.nonzero()
             if not len(where):
                 continue
-            amount = lost[tuple(where.T)].double() * (1 if x1 else -1) * sign * w[where[:, d]]
+            amount = lost[tuple(where.T)].double() * (1 if x1 else -1) * sign * line.w[where[:, d]]
             node = where[:, grid.axes[u]] + (by if d == grid.axes[u] else 0)
             first, last = self.box[u]
             # E is at nodes, H half a cell further
             column = node - first + AHEAD if forward else last + AHEAD - node - (1 if electric else 0)
             n = grid.array
             place = (where[:, 0] * n[1] + where[:, 1]) * n[2] + where[:, 2]
+            gain, vacuum = setting.gain(target, place), setting.dt / (EPS0 if electric else MU0)
+            if bool(line.absorbs[where[:, d]].any()):
+                raise ValueError(f"the box of a plane wave, {self.box}, reaches into absorbing layers")
+            if bool(((gain > 0) & ((gain / vacuum - 1).abs() > 1e-5)).any()):  # the wave is zero in conductors
+                raise ValueError(f"the box of a plane wave, {self.box}, passes through a medium")
             if not electric:
-                amount = amount * setting.gain(target, place)
+                amount = amount * gain
             kind = SOFT if electric else MAGNETIC
             out.append(Entries(kind, target, place, amount, column, waves, None))
         return out

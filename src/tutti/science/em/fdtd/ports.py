@@ -19,7 +19,7 @@ from tutti.science.em.fdtd.grid import Grid
 from tutti.science.em.fdtd.monitors import Snapshots
 from tutti.science.em.fdtd.problem import Setting
 from tutti.science.em.fdtd.simulation import Result
-from tutti.science.em.fdtd.sources import Current, Entries, Where, places
+from tutti.science.em.fdtd.sources import Current, Entries, Where, driven
 from tutti.science.em.fdtd.waveforms import Waveform
 
 
@@ -32,6 +32,10 @@ class Port:
     resistance: float
     waveform: Waveform | None = None
     shot: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.resistance > 0:
+            raise ValueError(f"resistance of a port: positive, in ohm, not {self.resistance}")
 
     def size(self, grid: Grid) -> tuple[float, float]:
         """Length in m along the edges, and area in m^2 across (in two dimensions, length)."""
@@ -46,7 +50,8 @@ class Port:
 
     def conductivity(self, grid: Grid) -> list[tuple[str, Tensor, float]]:
         length, area = self.size(grid)
-        return [(self.component, places(grid, self.where, "port")[0], length / (self.resistance * area))]
+        place, _ = driven(grid, self.component, self.where, "port")
+        return [(self.component, place, length / (self.resistance * area))]
 
     def entries(self, setting: Setting) -> list[Entries]:
         if self.waveform is None:
@@ -79,30 +84,31 @@ class LinePlane:
         u = 3 - v - w
         first, last = self.strip
 
-        def at(across: int | slice, height: int | slice) -> list[int | slice]:
+        def at(across: int | slice, along: int | slice, height: int | slice) -> list[int | slice]:
             where: list[int | slice] = [0, 0, 0]
-            where[u], where[v], where[w] = across, self.place, height
+            where[u], where[v], where[w] = across, along, height
             return where
 
         across, names = slice(first, last + 1), ("H" + "xyz"[u], "H" + "xyz"[w])
-        top = self.top
+        around, top = slice(self.place - 1, self.place + 1), self.top  # H lies half a cell before and behind E
         object.__setattr__(self, "parts", (
-            Snapshots(f"{self.name} voltage", "E" + self.height, at(across, slice(self.ground, top))),
-            Snapshots(f"{self.name} above", names[0], at(across, top)),
-            Snapshots(f"{self.name} below", names[0], at(across, top - 1)),
-            Snapshots(f"{self.name} left", names[1], at(first - 1, top)),
-            Snapshots(f"{self.name} right", names[1], at(last, top)),
+            Snapshots(f"{self.name} voltage", "E" + self.height, at(across, self.place, slice(self.ground, top))),
+            Snapshots(f"{self.name} above", names[0], at(across, around, top)),
+            Snapshots(f"{self.name} below", names[0], at(across, around, top - 1)),
+            Snapshots(f"{self.name} left", names[1], at(first - 1, around, top)),
+            Snapshots(f"{self.name} right", names[1], at(last, around, top)),
         ))  # fmt: skip
 
     def voltage_and_current(self, grid: Grid, result: Result) -> tuple[Tensor, Tensor]:
-        """(..., steps) each: V at the end of steps, I in their middle."""
+        """(..., steps) each: V at the end of steps, I in their middle and as the mean of both sides of the plane."""
         v, w = ("xyz".index(x) for x in (self.along, self.height))
         u = 3 - v - w
         field, above, below, left, right = (result[x.name] for x in self.parts)
         axis = -1 if u < w else -2
         voltage = -(field.sum(axis) * grid.lengths[w]).mean(-1)
         cyclic = 1 if (w, u, v) in ((0, 1, 2), (1, 2, 0), (2, 0, 1)) else -1
-        current = grid.lengths[u] * (above - below).sum(-1) + grid.lengths[w] * (left - right)
+        strip = (above - below).sum(-2 if u < v else -1)
+        current = (grid.lengths[u] * strip + grid.lengths[w] * (left - right)).mean(-1)
         return voltage, current * (self.sign * cyclic)
 
 

@@ -22,9 +22,9 @@ from tutti.hardware import Cluster
 from tutti.hardware.names import cluster as named
 from tutti.science.em.fdtd.cpml import CPML, Lines
 from tutti.science.em.fdtd.grid import Grid
-from tutti.science.em.fdtd.problem import direction, source
+from tutti.science.em.fdtd.problem import state_numbers
 from tutti.science.em.fdtd.simulation import Simulation
-from tutti.science.em.fdtd.slabs import widths
+from tutti.science.em.fdtd.slabs import divided
 
 HALOS = (1, 2, 4, 8, 16, 32)
 
@@ -58,19 +58,8 @@ class Prediction:
 def plane_bytes(grid: Grid, lines: Sequence[Sequence[Lines]], low: int, high: int, size: int, poles: int = 0) -> int:
     """Of the state in planes [low, high): fields, psi, J and P. size: bytes of a number; poles: that fill the grid."""
     present = [i in {grid.component(name) for name in grid.components} for i in range(6)]
-    cross, numbers = grid.array[1] * grid.array[2], 0
-    numbers += (sum(present) + 2 * poles * sum(present[:3])) * (high - low) * cross
-    for h in (0, 1):
-        for p in range(3):
-            for t in (0, 1):
-                d = direction(h, p, t)
-                if not (present[3 * h + p] and present[3 * (1 - h) + source(h, p, t)]):
-                    continue
-                if d == 0:
-                    numbers += int((lines[h][0].at[low:high] >= 0).sum()) * cross
-                else:
-                    numbers += (high - low) * len(lines[h][d].decay) * grid.array[3 - d]
-    return numbers * size
+    of_poles = 2 * poles * sum(present[:3]) * (high - low) * grid.array[1] * grid.array[2]
+    return (state_numbers(grid.array, present, lines, low, high) + of_poles) * size
 
 
 def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpml: CPML | None = None,
@@ -80,11 +69,14 @@ def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpm
 
     rate: cells per second and step of a device; by default its memory's bandwidth over what a step reads and writes of
     a cell, which is the most it could be. halo: planes; by default what is fastest. slabs: planes of each device.
-    Raises ValueError for more devices than the cluster or the planes of axis 0 have room for.
+    Raises ValueError for more devices than the cluster or the planes of axis 0 have room for, and for slabs that do not
+    divide these planes.
     """
     cluster = named(cluster) if isinstance(cluster, str) else cluster
     if not 1 <= devices <= cluster.size:
         raise ValueError(f"devices: from 1 to the {cluster.size} of {cluster}, not {devices}")
+    if steps < 1:
+        raise ValueError(f"steps: at least 1, not {steps}")
     lines, planes = Simulation(grid, cpml).lines, grid.array[0]
     size, cross = dtype.itemsize, grid.array[1] * grid.array[2] * shots
     fields, materials = len(grid.components), sum(name[0] == "E" for name in grid.components)
@@ -97,9 +89,9 @@ def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpm
     link = cluster.link(1, devices)
     found: list[Prediction] = []
     error = None
-    for k in (halo,) if halo else HALOS:
+    for k in HALOS if halo is None else (halo,):
         try:
-            own = tuple(slabs) or widths(planes, devices, k)
+            own = divided(planes, devices, k, slabs)
         except ValueError as refused:
             error = refused
             continue

@@ -39,7 +39,7 @@ def source(h: int, p: int, term: int) -> int:
 
 @dataclass(frozen=True)
 class Setting:
-    """What sources need to know. gain: b of a component of H at flat places, in float64."""
+    """What sources need to know. gain: b of a component at flat places, in float64."""
 
     grid: Grid
     dt: float
@@ -77,6 +77,24 @@ class Reading:
     place: Tensor
     every: int
     phase: Tensor
+
+
+def state_numbers(array: Sequence[int], present: Sequence[bool], lines: Sequence[Sequence[Lines]], low: int,
+                  high: int) -> int:  # fmt: skip
+    """In planes [low, high) of the fields and psi of one shot."""
+    cross = array[1] * array[2]
+    total = sum(present) * (high - low) * cross
+    for h in (0, 1):
+        for p in range(3):
+            for t in (0, 1):
+                d = direction(h, p, t)
+                if not (present[3 * h + p] and present[3 * (1 - h) + source(h, p, t)]):
+                    continue
+                if d == 0:
+                    total += int((lines[h][0].at[low:high] >= 0).sum()) * cross
+                else:
+                    total += (high - low) * len(lines[h][d].decay) * array[3 - d]
+    return total
 
 
 @dataclass
@@ -141,18 +159,9 @@ class Problem:
 
     def state_bytes(self) -> int:
         """Of `state`, without allocating it."""
-        size = torch.empty(0, dtype=self.dtype).element_size()
-        one = self.array[0] * self.array[1] * self.array[2]
-        total = sum(self.present) * one
-        for h in (0, 1):
-            for p in range(3):
-                for t in (0, 1):
-                    if self.present[3 * h + p] and self.present[3 * (1 - h) + source(h, p, t)]:
-                        shape = self.psi_shape(h, p, t)[1:]
-                        total += shape[0] * shape[1] * shape[2]
-        for pole in self.poles:
-            total += 2 * sum(g.numel() for g in pole.gain)
-        return total * self.shots * size
+        of_poles = sum(2 * g.numel() for pole in self.poles for g in pole.gain)
+        numbers = state_numbers(self.array, self.present, self.lines, 0, self.array[0])
+        return (numbers + of_poles) * self.shots * self.dtype.itemsize
 
 
 def updated(array: Sequence[int], component: int, place: Tensor) -> Tensor:

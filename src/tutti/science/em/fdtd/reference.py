@@ -6,29 +6,20 @@ A step makes new tensors, so that autograd can go through it. Additions are in t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tutti.science.em.fdtd.problem import Problem, direction, entries_of, source
+from tutti.science.em.fdtd.problem import Problem, direction, entries_of, source, updated
 from tutti.science.em.fdtd.sources import HARD, MAGNETIC, SOFT
 
 
-def mask(problem: Problem, h: int, p: int) -> Tensor:
-    """1 where a component is updated: not at walls, nor where it has no place."""
-    out = torch.ones(problem.array, dtype=problem.dtype, device=problem.device)
-    for d, n in enumerate(problem.array):
-        if problem.flat and d == 1:
-            continue
-        if (d == p) == (h == 0):
-            if d or problem.wall[1] >= 0:
-                out.narrow(d, n - 1, 1).zero_()
-        elif h == 0:
-            for end in (0, n - 1):
-                if d or problem.wall[end > 0] >= 0:
-                    out.narrow(d, end, 1).zero_()
-    return out
+def mask(problem: Problem, component: int) -> Tensor:
+    """1 where a component changes."""
+    place = torch.arange(prod(problem.array), device=problem.device)
+    return updated(problem.array, component, place).to(problem.dtype).view(problem.array)
 
 
 def difference(x: Tensor, d: int, h: int) -> Tensor:
@@ -55,7 +46,7 @@ class Reference:
         self.b = [*(b or problem.b[:3]), *problem.b[3:]]
         self.gains = gains or [pole.gain for pole in problem.poles]
         none = torch.empty(0, dtype=problem.dtype, device=problem.device)
-        self.masks = [mask(problem, i // 3, i % 3) if here else none for i, here in enumerate(problem.present)]
+        self.masks = [mask(problem, i) if here else none for i, here in enumerate(problem.present)]
         self.entries = {kind: entries_of(problem, kind) for kind in (SOFT, HARD, MAGNETIC)}
         self.rows = [[(x.at >= 0).nonzero().flatten().to(problem.device) for x in side] for side in problem.lines]
 

@@ -33,13 +33,14 @@ from tutti.science.em.fdtd.slabs import Slab
 class Result:
     """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on.
 
-    Of several processes that share a simulation, each has the `state` of its planes. sent: messages to the neighbours,
-    and their bytes.
+    Of several processes that share a simulation, each has the `state` of its planes. steps: since rest, of `dt` seconds
+    each. sent: messages to the neighbours, and their bytes.
     """
 
     values: Mapping[str, Tensor]
     state: list[Tensor] = field(repr=False)
     steps: int = 0
+    dt: float = 0.0
     sent: tuple[int, int] = (0, 0)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -52,7 +53,8 @@ class Result:
 class Simulation:
     """dt: time step in seconds; by default `courant` of the limit in vacuum.
 
-    design: slices of cells outside of which gradients are zero: they cost memory and time only inside.
+    design: slices of cells outside of which gradients of materials are zero; on CPUs gradients cost memory and time
+    only inside.
     dtype: float32 or float64.
     group: processes that share the grid as slabs along x. All call `run` with the same arguments, take gradients of the
     same loss, and get the same results. halo: planes that two neighbours compute both, which is also how many steps
@@ -82,7 +84,14 @@ class Simulation:
             raise ValueError(f"monitors of energy run on CPUs only, not on {self.device}")
         if self.group is not None and torch.device(self.device).type != "cpu":
             raise ValueError(f"processes share a simulation on CPUs only, not on {self.device}")
+        if self.group is None and (self.slabs or self.halo != type(self).halo):
+            raise ValueError(f"halo = {self.halo} and slabs = {self.slabs}: options of a group, which is missing")
+        axes = len(self.grid.shape)
+        if self.cpml and isinstance(self.cpml.cells, tuple) and len(self.cpml.cells) != axes:
+            raise ValueError(f"absorbing layers of {len(self.cpml.cells)} axes, {self.cpml.cells}, in a grid of {axes}")
         object.__setattr__(self, "dt", self.dt or self.courant * self.grid.courant_limit())
+        if not 0 < self.dt < float("inf"):
+            raise ValueError(f"dt: a positive number of seconds, not {self.dt}; courant is {self.courant}")
 
     @property
     def lines(self) -> list[list[Lines]]:
@@ -104,12 +113,11 @@ class Simulation:
 
         eps_r, mu_r, sigma (S/m): a number, a tensor over cells, or tensors over nodes by component. pec: cells, or
         nodes by component, that conduct perfectly. poles: of dispersive media. Gradients reach eps_r, sigma, the
-        strengths of poles and the waveforms.
+        strengths of poles and the waveforms of these steps, and not through the state of the run `after`.
         checkpoints, memory: how gradients are taken; see `march.schedule`.
-        Raises ValueError for a time step that is not stable, and for materials that are not numbers.
+        Raises ValueError for a time step that is not stable, for materials that are not numbers, for a mu_r that
+        requires gradients, and for a run `after` whose time step, grid, layers, shots, poles or dtype differ.
         """
-        if steps < 1:
-            raise ValueError(f"steps: at least 1, not {steps}")
         problem, waves, parameters, orders = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, after)
         needs = self.needs(waves, parameters)
         if needs.gains:
@@ -120,7 +128,11 @@ class Simulation:
         if any(vars(needs).values()):
             plan = (march.agreed(slab, needs, steps, checkpoints, memory) if slab else
                     march.schedule(problem, needs, steps, checkpoints, memory))  # fmt: skip
-        state = [x.clone() for x in after.state] if after else own.state()
+        state = own.state()
+        if after:
+            self.check_after(after, state)
+            for x, y in zip(state, after.state, strict=True):
+                x.copy_(y)
         watch = None
         if torch.device(self.device).type == "cpu":
             watch = self.watch(own, slab, steps)
@@ -136,7 +148,7 @@ class Simulation:
             for name, x in zip((x.name for x in self.monitors if isinstance(x, Energy)), energies, strict=True):
                 values[name] = x.T if problem.shots > 1 else x[:, 0]
         sent = (slab.sent[0], slab.sent[1]) if slab else (0, 0)
-        return Result(values, state, (after.steps if after else 0) + steps, sent)
+        return Result(values, state, (after.steps if after else 0) + steps, self.dt, sent)
 
     def watch(self, problem: Problem, slab: Slab | None, steps: int) -> Watch | None:
         every = [x.every for x in self.monitors if isinstance(x, Energy)]
@@ -148,34 +160,42 @@ class Simulation:
         a, gains = any(wanted[3:6]), any(wanted[6:])
         return march.Needs(any(wanted[:3]) or a or gains, a, gains, waves.requires_grad and torch.is_grad_enabled())
 
-    def adjoint_memory(self, eps_r: Material, steps: int, *, checkpoints: int | None = None,
-                       memory: float | None = None, **given: Any) -> int:  # fmt: skip
+    def adjoint_memory(self, eps_r: Material = 1.0, steps: int = 0, *, sigma: Material | None = None,
+                       mu_r: Material = 1.0, pec: Tensor | Mapping[str, Tensor] | None = None,
+                       poles: Sequence[Pole] = (), checkpoints: int | None = None,
+                       memory: float | None = None) -> int:  # fmt: skip
         """Bytes that a run and its gradient take beside materials and results. Arguments as in `run`."""
-        problem, waves, parameters, _ = self.prepare(eps_r, steps, given.get("sigma"), given.get("mu_r", 1.0),
-                                                     given.get("pec"), given.get("poles", ()), None)  # fmt: skip
+        problem, waves, parameters, _ = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, None)
         return march.schedule(problem, self.needs(waves, parameters), steps, checkpoints, memory).bytes
 
     def prepare(self, eps_r: Material, steps: int, sigma: Material | None, mu_r: Material, pec: Any,
                 poles: Sequence[Pole],
                 after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
         """The arrays of the kernels, the waves, what gradients are taken of, and the order of what is read."""
+        if steps < 1:
+            raise ValueError(f"steps: at least 1, not {steps}")
         grid, dtype, device = self.grid, self.dtype, torch.device(self.device)
         none = torch.empty(0, dtype=dtype, device=device)
         a, b, present = [none] * 6, [none] * 6, [False] * 6
         least_eps = least_mu = float("inf")
+        design = self.region
         added = self.conductivity()
         for name in grid.components:
             i = grid.component(name)
             present[i] = True
             what = eps_r if i < 3 else mu_r
-            value = materials.at_component(grid, what, name, "eps_r" if i < 3 else "mu_r", torch.float64, device)
+            value = materials.at_component(grid, what, name, "eps_r" if i < 3 else "mu_r", torch.float64, device,
+                                           design)  # fmt: skip
             check(value, name, "eps_r" if i < 3 else "mu_r", 0.0)
+            if i >= 3 and value.requires_grad and torch.is_grad_enabled():
+                raise ValueError("mu_r requires gradients, which runs do not have: detach it")
             if i >= 3:
-                b[i] = materials.magnetic(value, self.dt).to(dtype)
+                b[i] = materials.magnetic(value, self.dt).to(dtype).contiguous()
                 least_mu = min(least_mu, float(value.detach().min()))
                 continue
             least_eps = min(least_eps, float(value.detach().min()))
-            loss = None if sigma is None else materials.at_component(grid, sigma, name, "sigma", torch.float64, device)
+            loss = (None if sigma is None else
+                    materials.at_component(grid, sigma, name, "sigma", torch.float64, device, design))  # fmt: skip
             if loss is not None:
                 check(loss, name, "sigma", -1e-300)
             if name in added:
@@ -190,8 +210,8 @@ class Simulation:
         arrays, gains = self.pole_arrays(poles)
 
         def gain(component: int, place: Tensor) -> Tensor:
-            x = b[component].detach().double().cpu()
-            return x.flatten()[place] if x.numel() > 1 else x.expand(place.shape)
+            x = b[component].detach()
+            return (x.flatten()[place.to(device)] if x.numel() > 1 else x.expand(place.shape)).double().cpu()
 
         start = after.steps if after else 0
         setting = Setting(grid, self.dt, steps, lines_of, gain, start)
@@ -222,18 +242,34 @@ class Simulation:
         own = sum(float(torch.as_tensor(x.strength).detach().max()) / eps_r + x.resonance**2 for x in poles)
         if own:
             limit = 2 / sqrt((2 / limit) ** 2 + own)
-        if self.dt > limit * (1 + 1e-9):
+        if not self.dt <= limit * (1 + 1e-9):
             raise ValueError(f"dt = {self.dt:.6g} s is not stable: the Courant limit is {limit:.6g} s for cells of "
                              f"{' x '.join(f'{x:g}' for x in self.grid.lengths)} m, eps_r >= {eps_r:g}"
                              + (f" and {len(poles)} poles" if own else ""))  # fmt: skip
 
+    def check_after(self, after: Result, state: Sequence[Tensor]) -> None:
+        """Raises ValueError unless the end of a run can take the place of `state`."""
+        if after.dt != self.dt:
+            raise ValueError(f"after: a run with dt = {after.dt:.9g} s; this one has {self.dt:.9g} s")
+        ours, theirs = ((len(x) - 18) // 6 for x in (state, after.state))
+        if ours != theirs:
+            raise ValueError(f"after: a run with {theirs} poles; this one has {ours}")
+        for i, (x, y) in enumerate(zip(state, after.state, strict=True)):
+            if (x.shape, x.dtype, x.device) != (y.shape, y.dtype, y.device):
+                what = "fields" if i < 6 else "absorbing layers" if i < 18 else "poles"
+                raise ValueError(f"after: a run with {what} of shape {tuple(y.shape)}, {y.dtype} on {y.device}; this "
+                                 f"one has {tuple(x.shape)}, {x.dtype} on {x.device}")  # fmt: skip
+
+    @property
+    def region(self) -> list[slice]:
+        """The design region in cells."""
+        return [slice(*x.indices(n)[:2]) for x, n in zip(self.design or (), self.grid.shape, strict=False)]
+
     def box(self) -> tuple[int, ...]:
         """The design region in nodes: from, then to, by axis of the kernels."""
-        shape = self.grid.array
-        begin, end = [0, 0, 0], list(shape)
-        for axis, part in enumerate(self.design or ()):
-            first, last, _ = part.indices(self.grid.shape[axis])
-            begin[self.grid.axes[axis]], end[self.grid.axes[axis]] = first, last + 1
+        begin, end = [0, 0, 0], list(self.grid.array)
+        for axis, part in zip(self.grid.axes, self.region, strict=False):
+            begin[axis], end[axis] = part.start, part.stop + 1
         return (*begin, *end)
 
     def check_design(self, problem: Problem) -> None:
@@ -249,17 +285,19 @@ class Simulation:
         arrays, gains, none = [], [], torch.empty(0, dtype=self.dtype, device=device)
         for pole in poles:
             strength = torch.as_tensor(pole.strength, dtype=torch.float64, device=device)
+            counts = torch.ones_like(strength) if strength.requires_grad else strength.detach()
             if pole.where is not None:
-                strength = torch.where(pole.where, strength, 0.0)
+                if tuple(pole.where.shape) != grid.shape:
+                    raise ValueError(f"where of a pole has shape {tuple(pole.where.shape)}; cells have {grid.shape}")
+                strength, counts = (torch.where(pole.where.to(device), x, 0.0) for x in (strength, counts))
             loss = 1 + pole.damping * self.dt
-            whole = [none] * 3
+            whole, used = [none] * 3, torch.zeros(grid.array, dtype=torch.bool, device=device)
             for name in grid.components:
                 if name[0] == "E":
-                    x = materials.at_component(grid, strength, name, "strength of a pole", torch.float64, device)
+                    x, n = (materials.at_component(grid, y, name, "strength of a pole", torch.float64, device)
+                            for y in (strength, counts))  # fmt: skip
                     whole[grid.component(name)] = (EPS0 * self.dt / loss * x).expand(grid.array)
-            used = torch.stack([(x.detach() != 0) for x in whole if x.numel()]).any(0)
-            if strength.requires_grad and pole.where is None:
-                used = torch.ones_like(used)
+                    used = used | (n != 0)
             where = used.nonzero()
             if not len(where):
                 continue
@@ -307,8 +345,8 @@ class Simulation:
                 y = value.index_select(2, order).transpose(0, 1)
             y = -y if sign < 0 else y
             if not isinstance(x, monitors.Probe):
-                y = y.unflatten(2, sources.places(self.grid, x.where, x.name)[1] or (1,))
-                y = y if sources.places(self.grid, x.where, x.name)[1] else y.squeeze(2)
+                region = sources.places(self.grid, x.where, x.name)[1]
+                y = y.unflatten(2, region) if region else y.squeeze(2)
             out[x.name] = y if problem.shots > 1 else y.squeeze(0)
         return out
 

@@ -53,6 +53,17 @@ def widths(planes: int, count: int, halo: int) -> tuple[int, ...]:
     return tuple(own)
 
 
+def divided(planes: int, count: int, halo: int, owned: Sequence[int] = ()) -> tuple[int, ...]:
+    """`owned`, or by default `widths`. Raises ValueError unless these are slabs of the planes."""
+    if halo < 1:
+        raise ValueError(f"halo: at least one plane, not {halo}")
+    owned = tuple(owned) or widths(planes, count, halo)
+    if len(owned) != count or sum(owned) != planes or (count > 1 and min(owned) < halo):
+        raise ValueError(f"slabs: {count} numbers of planes, each at least the {halo} of a halo, whose sum is "
+                         f"{planes}, not {owned}")  # fmt: skip
+    return owned
+
+
 def part_of_lines(x: Lines, first: int, last: int) -> Lines:
     """The places [first, last) of an axis."""
     at = x.at[first:last]
@@ -100,13 +111,7 @@ class Slab:
         self.whole, self.group, self.halo, self.sent = whole, group, halo, [0, 0]
         self.rank, count = dist.get_rank(group), dist.get_world_size(group)
         planes = whole.array[0]
-        if halo < 1:
-            raise ValueError(f"halo: at least one plane, not {halo}")
-        owned = tuple(owned) or widths(planes, count, halo)
-        if len(owned) != count or sum(owned) != planes or (count > 1 and min(owned) < halo):
-            raise ValueError(f"slabs: {count} numbers of planes, each at least the {halo} of a halo, whose sum is "
-                             f"{planes}, not {owned}")  # fmt: skip
-        edges = [0, *accumulate(owned)]
+        edges = [0, *accumulate(divided(planes, count, halo, owned))]
         self.low, self.high = edges[self.rank], edges[self.rank + 1]
         self.first, self.last = max(0, self.low - halo), min(planes, self.high + halo + 1)
         self.problem, self.read = self.part(self.low, self.high, forward=True)

@@ -1,6 +1,6 @@
 """Sources: what is added to fields, or prescribed, at each step.
 
-Currents are known at the middle of a step, (n + 1/2) dt; prescribed E at its end, (n + 1) dt.
+In step n electric currents are taken at (n + 1/2) dt, magnetic ones at n dt, and prescribed E at (n + 1) dt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Entries:
 
 
 class Source(Protocol):
-    """`sigma`: conductivity in S/m that the source adds, by component: (place, value)."""
+    """It may have `shot`, the run that has it, and a method `conductivity(grid)`: what it adds in S/m, as (component,
+    flat places, value)."""
 
     def entries(self, setting: Setting) -> list[Entries]: ...
 
@@ -70,11 +71,28 @@ def places(grid: Grid, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]
     return flat.flatten(), tuple(shape)
 
 
+def driven(grid: Grid, component: str, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]]:
+    """As `places`, where steps update. Raises ValueError for tangential E and normal H of walls, and beyond the last
+    cell."""
+    found = places(grid, where, what)
+    electric = component[0] == "E"
+    for axis, (x, n) in enumerate(zip(where, grid.nodes, strict=True)):
+        along = axis == "xyz".index(component[1])
+        first, last = (0 if along == electric else 1), n - 2
+        nodes = range(n)[x] if isinstance(x, slice) else (x,)
+        if min(nodes) < first or max(nodes) > last:
+            raise ValueError(f"{what}: {component} changes at {first} to {last} along {'xyz'[axis]} only, not at "
+                             f"{min(nodes)} to {max(nodes)}: the outermost nodes are perfect conductors")  # fmt: skip
+    return found
+
+
 def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
     """A waveform at times, as a column. A tensor holds one number per step."""
     x = waveform if isinstance(waveform, Tensor) else waveform(times)
     if x.shape != times.shape:
         raise ValueError(f"{what}: a waveform of shape {tuple(x.shape)} for {len(times)} steps")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{what}: a waveform that is {float(x[~torch.isfinite(x)][0])} at some steps")
     return x[:, None]
 
 
@@ -82,35 +100,44 @@ def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
 class Current:
     """A current density in A/m^2 (of H: a magnetic one in V/m^2) in a component at nodes.
 
-    waveform: a function of time, or a tensor with a number per step (gradients reach it). shot: the run that has it,
-    if there are several; None for all. hard: the field is prescribed instead, in V/m.
+    waveform: a function of time, or a tensor with a number per step (gradients reach it). amplitude: its factor, a
+    number or a tensor over the region (without the axes of integers). shot: the run that has it, if there are several;
+    None for all. hard: the field is prescribed instead, in V/m.
     """
 
     component: str
     where: Where
     waveform: Waveform | Tensor
-    amplitude: float = 1.0
+    amplitude: float | Tensor = 1.0
     shot: int | None = None
     hard: bool = False
 
     def entries(self, setting: Setting) -> list[Entries]:
         grid = setting.grid
         number = grid.component(self.component)
-        place, _ = places(grid, self.where, f"source of {self.component}")
+        what = f"source of {self.component}"
+        place, region = driven(grid, self.component, self.where, what)
         half = {SOFT: 0.5, HARD: 1.0, MAGNETIC: 0.0}
         kind = MAGNETIC if number >= 3 else HARD if self.hard else SOFT
         if kind == MAGNETIC and self.hard:
             raise ValueError(f"only E can be prescribed, not {self.component}")
-        amount = torch.full(place.shape, self.amplitude, dtype=torch.float64)
+        amount = torch.as_tensor(self.amplitude, dtype=torch.float64)
+        if amount.requires_grad:
+            raise ValueError(f"{what}: gradients reach waveforms, not amplitudes")
+        if tuple(amount.shape) not in ((), region) or not bool(torch.isfinite(amount).all()):
+            raise ValueError(f"{what}: the amplitude is a finite number, or {region} of them, not {self.amplitude}")
+        amount = amount.expand(region).flatten()
         if kind == SOFT:
             amount = -amount
         if kind == MAGNETIC:
             amount = -amount * grid.h_sign * setting.gain(number, place)
-        waves = sampled(self.waveform, setting.times(half[kind]), f"source of {self.component}")
+        waves = sampled(self.waveform, setting.times(half[kind]), what)
         return [Entries(kind, number, place, amount, torch.zeros_like(place), waves, self.shot)]
 
 
 def shots(sources: Sequence[Any]) -> int:
     """How many runs the sources tell apart."""
     numbers = [x.shot for x in sources if getattr(x, "shot", None) is not None]
+    if min(numbers, default=0) < 0:
+        raise ValueError(f"shot: a number from 0, not {min(numbers)}")
     return max(numbers, default=0) + 1

@@ -41,7 +41,7 @@ class MultiScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.sin(torch.bmm(x[None] * self.scales, self.first) + self.bias[0])
-        for weight, bias in zip(self.hidden, self.bias[1:], strict=False):
+        for weight, bias in zip(self.hidden, self.bias[1:], strict=True):
             new = torch.sin(torch.bmm(h, weight) + bias)
             h = (h + new) / sqrt(2) if self.residual else new
         return torch.bmm(h, self.last).sum(0) + self.shift

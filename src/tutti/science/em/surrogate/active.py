@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutti.science.em.surrogate.geometry import Geometry
 from tutti.science.em.surrogate.samples import Samples, collect
-from tutti.science.em.surrogate.surrogate import Surrogate, Training
+from tutti.science.em.surrogate.surrogate import Surrogate, Training, rank
 
 
 def chosen(surrogate: Surrogate, candidates: Tensor, count: int, known: int) -> Tensor:
@@ -50,6 +50,7 @@ def active(geometry: Geometry, *, start: int, per_round: int, rounds: int, folde
     held = max(10, total // 5)
     if held >= start:
         raise ValueError(f"start: more than the {held} samples that calibrate the bound, not {start}")
+    rank(held, coverage)  # before anything is solved
     unseen = collect(geometry, geometry.space.random(held, how.seed + 1), folder, processes)
     seen = collect(geometry, geometry.space.sobol(start - held, how.seed), folder, processes)
     made = Surrogate.fit(geometry, seen, how, calibration=unseen, tolerance=tolerance, coverage=coverage)

@@ -18,7 +18,9 @@ from tutti.science.em.surrogate.parameters import Space
 
 @dataclass(frozen=True)
 class Geometry:
-    """frequencies: in Hz, increasing. traces: what `solve` returns the rows of, such as S11 and S21.
+    """name: stands for `solve` in files of samples and surrogates; give a solver that changes another one.
+
+    frequencies: in Hz, increasing. traces: what `solve` returns the rows of, such as S11 and S21.
 
     solve: from a value of each parameter to complex S-parameters (traces, frequencies) of a passive device that is
     driven at one port. It runs in other processes too, if it is a function of a module.
@@ -60,15 +62,17 @@ class Geometry:
 
 
 def check_s(s: Tensor, shape: tuple[int, ...], what: str, gain: float = 1.05) -> Tensor:
-    """S-parameters as complex128. Raises ValueError for another shape, NaN, and |S| above `gain`."""
+    """S-parameters as complex128. Raises ValueError for another shape, NaN, and a column of S, which is all traces at a
+    frequency, whose norm is above `gain`."""
     if not isinstance(s, Tensor) or tuple(s.shape) != tuple(shape):
         told = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
         raise ValueError(f"S of {what}: shape (..., traces, frequencies) = {tuple(shape)}, not {told}")
     s = s.detach().to(torch.complex128)
     if not bool(torch.isfinite(torch.view_as_real(s)).all()):
         raise ValueError(f"S of {what} is not finite at {(~torch.isfinite(s.abs())).nonzero()[0].tolist()}")
-    if s.numel() and float(s.abs().max()) > gain:
-        raise ValueError(f"S of {what}: |S| = {float(s.abs().max()):.3f}, and a passive device has at most 1; the "
+    most = float(s.abs().square().sum(-2).sqrt().max()) if s.numel() else 0.0
+    if most > gain:
+        raise ValueError(f"S of {what}: a column has the norm {most:.3f}, of a passive device at most 1; the "
                          "solver ran too few steps, or its ports are wrong")  # fmt: skip
     return s
 

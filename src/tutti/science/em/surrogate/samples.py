@@ -6,7 +6,7 @@ import hashlib
 import multiprocessing
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,8 @@ class Samples:
 def collect(geometry: Geometry, points: Tensor, folder: str | Path | None = None, processes: int = 1) -> Samples:
     """Solve points, reading from `folder` those that it has and writing the others there as they are done.
 
-    processes: how many solve at once; with several, `geometry.solve` is a function of a module.
+    Files are found by the geometry's names, traces and frequencies, and the point: a solver that changes needs another
+    `name`. processes: how many solve at once; with several, `geometry.solve` is a function of a module.
     Raises ValueError for points out of range, and for a file of another geometry.
     """
     points = geometry.space.points(points)
@@ -83,11 +84,16 @@ def solved(geometry: Geometry, points: Tensor, rows: list[int], processes: int) 
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        yield from zip(rows, pool.map(timed, [geometry] * len(rows), [points[i] for i in rows]), strict=True)
+        found = {pool.submit(timed, geometry, points[i]): i for i in rows}
+        try:
+            for future in as_completed(found):
+                yield found[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error, do not solve the rest
 
 
 def key(geometry: Geometry, point: Tensor) -> str:
-    told = f"{geometry.name} {geometry.space.names} {point.tolist()}"
+    told = f"{geometry.name} {geometry.space.names} {geometry.traces} {geometry.frequencies.tolist()} {point.tolist()}"
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 

@@ -5,12 +5,14 @@ the mean of the ensemble is made passive. The bound is split-conformal (V. Vovk 
 World, 2005; J. Lei et al., J. Am. Stat. Assoc. 113, 1094, 2018): on samples that no network has seen, the quantile
 ceil((n + 1) coverage) / n of error / (spread + floor); error: relative L2 of the curve, spread: root mean square
 distance of members from their mean, relative too. For new points drawn like those the bound holds with a probability
-of at least `coverage`. The best of many points by a figure of their predictions is not drawn like those: solve it.
+of at least `coverage`; as floor is half the median spread of the same samples, that is so but for a small part. The
+best of many points by a figure of their predictions is not drawn like those: solve it.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,23 +78,19 @@ class Surrogate:
 
         calibration: samples for the bound; by default a fraction of `samples` is held out. folder: of the Trainer's
         files; by default they are temporary. options: more of `tutti.TrainingArguments`.
-        Raises ValueError for samples that do not fit the geometry, and for too few to calibrate.
+        Raises ValueError for samples that do not fit the geometry, too few to calibrate, and points of both kinds.
         """
         how = training or Training()
         samples.check(geometry, LEAST)
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage: between 0 and 1, not {coverage}")
         seen, unseen = samples, calibration
         if unseen is None:
             order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(how.seed))
             held = max(1, round(how.held * len(samples)))
             seen, unseen = samples[order[held:]], samples[order[:held]]
         unseen.check(geometry)
-        rank = math.ceil((len(unseen) + 1) * coverage - 1e-9)
-        if rank > len(unseen):
-            least = math.ceil(coverage / (1 - coverage) - 1e-9)
-            raise ValueError(f"{len(unseen)} samples cannot calibrate a bound with a coverage of {coverage:g}: hold "
-                             f"out at least {least}, or lower the coverage")  # fmt: skip
+        number = rank(len(unseen), coverage)
+        if bool((seen.points[:, None] == unseen.points).all(2).any()):
+            raise ValueError("calibration: samples that the networks do not learn, but some points are in both")
         basis = Basis.of(seen.s, geometry.representation, most=how.modes)
         with tempfile.TemporaryDirectory() as temporary:
             network = trained(geometry, seen, basis, how, folder or temporary, options)
@@ -100,7 +98,7 @@ class Surrogate:
         s, spread = made.curves(unseen.points)
         made.floor = 0.5 * float(spread.median())
         scores = relative_error(s, unseen.s) / (spread + made.floor)
-        made.scale = float(scores.sort().values[rank - 1])
+        made.scale = float(scores.sort().values[number - 1])
         return made
 
     @torch.no_grad()
@@ -131,8 +129,7 @@ class Surrogate:
         """Save all but the geometry."""
         network = self.network
         torch.save({
-            "geometry": self.geometry.name, "names": self.geometry.space.names,
-            "representation": self.geometry.representation, "form": self.basis.form.facts(),
+            **facts(self.geometry), "form": self.basis.form.facts(),
             "basis": (self.basis.mean, self.basis.vectors, self.basis.scale),
             "sizes": (network.members, network.first.weight.shape[1], network.first.weight.shape[2],
                       len(network.blocks) // 2),
@@ -142,17 +139,38 @@ class Surrogate:
 
     @staticmethod
     def load(path: str | Path, geometry: Geometry) -> Surrogate:
-        """Raises ValueError for a file of another geometry."""
+        """Raises ValueError for a file of another geometry: all is compared but `solve`, which `name` stands for."""
         saved = torch.load(path, weights_only=True)
-        if saved["geometry"] != geometry.name or saved["names"] != geometry.space.names:
-            raise ValueError(f"{path} is a surrogate of {saved['geometry']} ({', '.join(saved['names'])}), not of "
-                             f"{geometry.name} ({', '.join(geometry.space.names)})")  # fmt: skip
+        for what, ours in facts(geometry).items():
+            if saved.get(what) != ours:
+                raise ValueError(f"{path} is a surrogate of {saved['geometry']} with {what} = "
+                                 f"{reprlib.repr(saved.get(what))}, not {reprlib.repr(ours)}")  # fmt: skip
         members, inputs, width, blocks = saved["sizes"]
         network = Ensemble(members, inputs, saved["state"]["weight"], width, blocks)
         network.load_state_dict(saved["state"])
-        form = REPRESENTATIONS[saved["representation"]](**saved["form"])
+        form = REPRESENTATIONS[geometry.representation](**saved["form"])
         return Surrogate(geometry, Basis(form, *saved["basis"]), network, saved["scale"], saved["floor"],
                          saved["tolerance"], saved["coverage"])  # fmt: skip
+
+
+def rank(count: int, coverage: float) -> int:
+    """Which of `count` sorted scores is the bound's. Raises ValueError for too few of them."""
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage: between 0 and 1, not {coverage}")
+    found = math.ceil((count + 1) * coverage - 1e-9)
+    if found > count:
+        least = math.ceil(coverage / (1 - coverage) - 1e-9)
+        raise ValueError(f"{count} samples cannot calibrate a bound with a coverage of {coverage:g}: hold out at least "
+                         f"{least}, or lower the coverage")  # fmt: skip
+    return found
+
+
+def facts(geometry: Geometry) -> dict[str, Any]:
+    """What a surrogate depends on beside the solver."""
+    space = geometry.space
+    return {"geometry": geometry.name, "names": space.names, "low": space.low.tolist(), "high": space.high.tolist(),
+            "traces": geometry.traces, "frequencies": geometry.frequencies.tolist(),
+            "representation": geometry.representation}  # fmt: skip
 
 
 def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, folder: str | Path,
