@@ -11,6 +11,7 @@ rho^order, alpha = alpha_max (1 - rho), where rho is the depth over the thicknes
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, inf, pi, sqrt
 
 import torch
@@ -70,6 +71,7 @@ class Lines:
         return (self.at >= 0) & (torch.cat([self.drive, self.drive.new_zeros(1)])[self.at] != 0)
 
 
+@lru_cache(64)
 def lines(grid: Grid, layers: CPML | None, axis: int, dt: float, electric: bool) -> Lines:
     """Of an axis of the grid. Raises ValueError if layers do not fit."""
     n, delta = grid.shape[axis], grid.lengths[axis]

@@ -7,6 +7,8 @@ forward pass. With n steps in segments of length l,
     bytes = ceil(n / l) state + l curl + state (of the adjoint) + gradients,
 
 least for l = sqrt(n state / curl). A single segment stores everything and recomputes nothing.
+
+What is allocated and copied here takes one thread: PyTorch's would go on spinning, beside those of the time loop.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.hardware.threads import threads
 from tutti.science.em.fdtd import kernels
 from tutti.science.em.fdtd.energy import Watch
 from tutti.science.em.fdtd.problem import Problem, within
@@ -153,7 +156,7 @@ class March(torch.autograd.Function):
         tracked = needs.b or needs.waves
         for start, steps in segments:
             if tracked and len(segments) > 1:
-                saved.append([x.clone() for x in state])
+                saved.append(copied(state))
             if needs.b and start == segments[-1][0]:
                 history = empty_history(problem, needs, plan.length)
             advance(state, waves, within(problem, results, 0, start, steps), start, steps, history)
@@ -178,7 +181,7 @@ class March(torch.autograd.Function):
         for i in reversed(range(len(segments))):
             start, steps = segments[i]
             if needs.b and i < len(segments) - 1:
-                advance([x.clone() for x in saved[i]], waves, (), start, steps, history)
+                advance(copied(saved[i]), waves, (), start, steps, history)
             part = retreat(state, within(seen, given, 0, start, steps), start, steps, history, gradients,
                            waves.shape[1] if needs.waves else 0)  # fmt: skip
             if of_waves is not None and part is not None:
@@ -190,6 +193,12 @@ class March(torch.autograd.Function):
         return (None, None, None, None, None, of_waves, *(slab.whole_gradients(own) if slab else own))
 
 
+@threads(1)
+def copied(state: Sequence[Tensor]) -> list[Tensor]:
+    return [x.clone() for x in state]
+
+
+@threads(1)
 def empty_history(problem: Problem, needs: Needs, steps: int) -> list[Tensor]:
     none = torch.empty(0, dtype=problem.dtype, device=problem.device)
 

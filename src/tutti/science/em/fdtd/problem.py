@@ -20,6 +20,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from tutti.hardware.threads import threads
 from tutti.science.em.fdtd.cpml import Lines
 from tutti.science.em.fdtd.grid import Grid
 from tutti.science.em.fdtd.sources import Entries
@@ -134,6 +135,7 @@ class Problem:
         shape[d] = len(self.lines[h][d].decay)
         return (self.shots, *shape)
 
+    @threads(1)
     def state(self) -> list[Tensor]:
         """Fields, psi, and J and P of poles, all zero. A copy of these is a checkpoint."""
         none = torch.empty(0, dtype=self.dtype, device=self.device)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tutti.hardware.threads import threads
 from tutti.science.em.fdtd import elsewhere, march, materials, monitors, sources
 from tutti.science.em.fdtd.cpml import CPML, Lines, lines
 from tutti.science.em.fdtd.dispersion import Pole
@@ -168,6 +169,7 @@ class Simulation:
         problem, waves, parameters, _ = self.prepare(eps_r, steps, sigma, mu_r, pec, poles, None)
         return march.schedule(problem, self.needs(waves, parameters), steps, checkpoints, memory).bytes
 
+    @threads(1)  # as in `march`
     def prepare(self, eps_r: Material, steps: int, sigma: Material | None, mu_r: Material, pec: Any,
                 poles: Sequence[Pole],
                 after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
