@@ -72,35 +72,17 @@ struct Adjoint {
     }
   }
 
-  template <Side s, int HAS, int OTHER, bool GAIN>
-  void fused(int64_t shot, int64_t i, int64_t j0, int64_t j1, Parts<T>& parts) const {
-    const bool first = m.in_layer(s, 0, i, j0), second = m.flat ? first : m.in_layer(s, 1, i, j0);
-    if constexpr (OTHER == 7) {
-      if (first && second) return fused<s, HAS, OTHER, GAIN, true, true>(shot, i, j0, j1, parts);
-      if (first) return fused<s, HAS, OTHER, GAIN, true, false>(shot, i, j0, j1, parts);
-    }
-    if (second) fused<s, HAS, OTHER, GAIN, false, true>(shot, i, j0, j1, parts);
-    else fused<s, HAS, OTHER, GAIN, false, false>(shot, i, j0, j1, parts);
-  }
-
-  template <Side s, int HAS, int OTHER>
-  void give(int64_t shot, int64_t i, int64_t j0, int64_t j1, Parts<T>& parts) const {
-    if (m.b[s][0] || m.b[s][1] || m.b[s][2]) fused<s, HAS, OTHER, true>(shot, i, j0, j1, parts);
-    else fused<s, HAS, OTHER, false>(shot, i, j0, j1, parts);
-    for (int p = 0; p < 2; ++p)
-      if (HAS >> p & 1) ends<s>(p, shot, i, j0, j1, parts);
-  }
-
   // P over rows of all components, or of `only` one.
   template <Side s>
   void give(int64_t shot, int64_t i, int64_t j0, int64_t j1, Parts<T>& parts, int only = -1) const {
-    if (!m.flat) {
-      if (only == 0) give<s, 1, 7>(shot, i, j0, j1, parts);
-      else if (only == 1) give<s, 2, 7>(shot, i, j0, j1, parts);
-      else give<s, 7, 7>(shot, i, j0, j1, parts);
-    } else if (m.f[s][1]) give<s, 2, 5>(shot, i, j0, j1, parts);
-    else if (only == 0) give<s, 1, 2>(shot, i, j0, j1, parts);
-    else give<s, 5, 2>(shot, i, j0, j1, parts);
+    m.template present<s>(only, [&](auto has, auto other) {
+      m.template layers<s, other>(i, j0, [&](auto first, auto second) {
+        if (m.b[s][0] || m.b[s][1] || m.b[s][2]) fused<s, has, other, true, first, second>(shot, i, j0, j1, parts);
+        else fused<s, has, other, false, first, second>(shot, i, j0, j1, parts);
+      });
+      for (int p = 0; p < 2; ++p)
+        if (has >> p & 1) ends<s>(p, shot, i, j0, j1, parts);
+    });
   }
 
   // What psi of axis 2 adds to P over rows [j0, j1). Advances it.

@@ -13,17 +13,10 @@ struct Forward {
 
   bool whole_rows() const { return history.box.from[2] == 0 && history.box.to[2] == m.n[2]; }
 
-  void h_band(int64_t step, int64_t shot, const Band& band, T* cur) const {
+  void h_band(int64_t step, int64_t shot, const Band& band) const {
     const int64_t i = band.first;
     bands.each(H, band, [&](const Run& x) { m.template update<H>(shot, i, x.first, x.last, nullptr); });
-    if (!m.flat) {
-      const int64_t j = m.n[1] - 1;  // of H1 alone
-      int64_t k0, k1;
-      m.range(H, 1, 2, k0, k1);
-      m.template curl<H>(1, shot, i, j, k0, k1, cur);
-      m.advance(H, 1, shot, i * m.stride[0] + j * m.stride[1], k0, k1, cur);
-      m.template ends<H>(1, shot, i, j, j + 1);
-    }
+    if (!m.flat) m.template update<H>(shot, i, m.n[1] - 1, m.n[1], nullptr, 1);
     const T* wave = waves + step * number;
     for (int64_t x = magnetic.first[shot * m.planes + i]; x < magnetic.first[shot * m.planes + band.last]; ++x)
       m.f[H][magnetic.component[x] - 3][shot * m.cells + magnetic.place[x]] += magnetic.amount[x] * wave[magnetic.wave[x]];
@@ -34,70 +27,60 @@ struct Forward {
     return (step * m.shots + shot) * history.box.cells() + history.box.row(i, j);
   }
 
-  // Component p of a row, with poles.
-  void e_row(int64_t step, int64_t shot, int64_t i, int64_t j, int p, T* cur) const {
-    const int64_t row = i * m.stride[0] + j * m.stride[1], place = shot * m.cells + row;
-    const Box& box = history.box;
+  // J and P of the poles at a row of component p, before it is advanced; or after that, their current.
+  void poles(int64_t shot, int64_t i, int64_t j, int p, bool after, T* stored) const {
+    const int64_t row = i * m.stride[0] + j * m.stride[1];
     int64_t k0, k1;
     m.range(E, p, 2, k0, k1);
-    m.template curl<E>(p, shot, i, j, k0, k1, cur);
-    for (const Pole<T>& pole : m.poles)
-      if (pole.gain[p] && pole.has(i, j)) {
-        const int64_t at = pole.row(i, j) - pole.from[2], by = shot * pole.cells() + at;
-        T* __restrict y = pole.j[p] + by;
-        T* __restrict q = pole.p[p] + by;
+    T* __restrict x = m.f[E][p] + shot * m.cells + row;
+    for (const Pole<T>& pole : m.poles) {
+      if (!pole.gain[p] || !pole.has(i, j)) continue;
+      const int64_t at = pole.row(i, j) - pole.from[2], by = shot * pole.cells() + at;
+      T *__restrict y = pole.j[p] + by, *__restrict q = pole.p[p] + by;
+      const int64_t from = std::max(k0, pole.from[2]), to = std::min(k1, pole.to[2]);
+      if (!after) {
         const T* __restrict gain = pole.gain[p] + at;
-        const T* __restrict x = m.f[E][p] + place;
-        const int64_t from = std::max(k0, pole.from[2]), to = std::min(k1, pole.to[2]);
 #pragma omp simd
         for (int64_t k = from; k < to; ++k) {
           y[k] = pole.keep * y[k] + gain[k] * x[k] - pole.spring * q[k];
           q[k] += pole.dt * y[k];
-          cur[k] -= y[k];
         }
+        continue;
       }
-    T* stored = nullptr;
-    if (history.curl[p] && box.has(i, j)) {
-      const int64_t to = kept(step, shot, i, j), length = box.to[2] - box.from[2];
-      stored = history.curl[p] + to;
-      std::copy_n(cur + box.from[2], length, stored);
-      if (history.before[p]) std::copy_n(m.f[E][p] + place + box.from[2], length, history.before[p] + to);
+      for (int64_t k = from; k < to; ++k) x[k] -= (m.b[E][p] ? m.b[E][p][row + k] : m.scalar[E][p]) * y[k];
+      for (int64_t k = from; stored && k < to; ++k) stored[k] -= y[k];
     }
-    m.advance(E, p, shot, row, k0, k1, cur);
-    m.template ends<E>(p, shot, i, j, j + 1, stored, box.from[2], box.to[2]);
   }
 
-  // Rows without poles, with a history: of whole rows in place, else by way of `cur`.
-  void e_rows(int64_t step, int64_t shot, int64_t i, const Run& x, T* cur) const {
+  // Rows of all components, or of `only` one. The history of whole rows is written in place, else by way of `cur`.
+  void e_rows(int64_t step, int64_t shot, int64_t i, const Run& x, T* cur, int only = -1) const {
+    const auto has = [&](const auto& box) { return box.has(m.flat ? i + x.first : i, m.flat ? 0 : x.first); };
+    const bool polar = std::any_of(m.poles.begin(), m.poles.end(), has), here = has(history.box);
     const int64_t from = history.box.from[2], length = history.box.to[2] - from;
+    const auto each = [&](const auto& f) {
+      for (int p = 0; p < 3; ++p)
+        for (int64_t j = x.first; m.f[E][p] && (only < 0 || only == p) && j < x.last; ++j)
+          f(p, m.flat ? i + j : i, m.flat ? 0 : j, (j - x.first) * m.n[2]);
+    };
     T* stored[3];
-    for (int p = 0; p < 3; ++p) {
-      stored[p] = whole_rows() ? history.curl[p] + kept(step, shot, i, x.first) : cur + p * m.most * m.n[2];
-      const T* before = m.f[E][p] + shot * m.cells + i * m.stride[0] + from;
-      for (int64_t j = x.first; history.before[p] && j < x.last; ++j)
-        std::copy_n(before + j * m.n[2], length, history.before[p] + kept(step, shot, i, j));
-    }
-    m.template update<E>(shot, i, x.first, x.last, stored);
-    if (whole_rows()) return;
     for (int p = 0; p < 3; ++p)
-      for (int64_t j = x.first; history.curl[p] && j < x.last; ++j)
-        std::copy_n(stored[p] + (j - x.first) * m.n[2] + from, length, history.curl[p] + kept(step, shot, i, j));
+      stored[p] = here && whole_rows() ? history.curl[p] + kept(step, shot, i, x.first) : cur + p * m.most * m.n[2];
+    if (here && (history.before[0] || history.before[1])) each([&](int p, int64_t i, int64_t j, int64_t) {
+      std::copy_n(m.f[E][p] + shot * m.cells + i * m.stride[0] + j * m.n[2] + from, length, history.before[p] + kept(step, shot, i, j));
+    });
+    if (polar) each([&](int p, int64_t i, int64_t j, int64_t) { poles(shot, i, j, p, false, nullptr); });
+    m.template update<E>(shot, i, x.first, x.last, here || only >= 0 ? stored : nullptr, only);
+    if (polar) each([&](int p, int64_t i, int64_t j, int64_t at) { poles(shot, i, j, p, true, here ? stored[p] + at : nullptr); });
+    if (here && !whole_rows()) each([&](int p, int64_t i, int64_t j, int64_t at) {
+      std::copy_n(stored[p] + at + from, length, history.curl[p] + kept(step, shot, i, j));
+    });
   }
 
   void e_band(int64_t step, int64_t shot, const Band& band, T* cur) const {
     const int64_t i = band.first;
     const bool wall = i == m.wall[0] || i == m.wall[1];  // tangential E is zero
-    for (int64_t j = m.flat ? 0 : 1; wall && m.f[E][0] && (j == 0 || j < m.n[1] - 1); ++j) e_row(step, shot, i, j, 0, cur);
-    if (!wall && !m.flat) e_row(step, shot, i, 0, 1, cur);
-    if (!wall) bands.each(E, band, [&](const Run& x) {
-      const bool poles = std::any_of(m.poles.begin(), m.poles.end(), [&](const Pole<T>& y) { return y.has(i, x.first); });
-      if (poles) {
-        for (int64_t j = x.first; j < x.last; ++j)
-          for (int p = 0; p < 3; ++p)
-            if (m.f[E][p]) e_row(step, shot, m.flat ? i + j : i, m.flat ? 0 : j, p, cur);
-      } else if (history.box.has(i, x.first)) e_rows(step, shot, i, x, cur);
-      else m.template update<E>(shot, i, x.first, x.last, nullptr);
-    });
+    if (!wall && !m.flat) e_rows(step, shot, i, {0, 1}, cur, 1);
+    if (!wall || m.f[E][0]) bands.each(E, band, [&](const Run& x) { e_rows(step, shot, i, x, cur, wall ? 0 : -1); });
     const T* wave = waves + step * number;
     for (int64_t x = soft.first[shot * m.planes + i]; x < soft.first[shot * m.planes + band.last]; ++x) {
       const int64_t p = soft.component[x], place = soft.place[x];
@@ -155,7 +138,7 @@ void forward_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
   march(m, bands.count(), steps, [&](int64_t) {
     return [&, scratch = std::vector<T>(3 * m.most * m.n[2])](int64_t shot, int64_t step, int64_t at) mutable {
       const Band& band = bands.all[at];
-      f.h_band(step, shot, band, scratch.data()), f.e_band(step, shot, band, scratch.data());
+      f.h_band(step, shot, band), f.e_band(step, shot, band, scratch.data());
       reader.read(m, step, start, shot, band.first, band.last);
     };
   });

@@ -220,50 +220,11 @@ struct Model {
   // Where the rows of a layer of axis 2 begin in `psi_row`, minus the place in a row.
   int64_t shift(Side s, int side) const { return side ? end[s][0][1] - end[s][0][0] - end[s][1][0] : -end[s][0][0]; }
 
-  // cur += sign (w (x1 - x0)) + psi over a row, where psi has the sign of the term: psi = decay psi + drive sign w (..).
+  // What psi of axis 2 adds to advanced rows [j0, j1), and to what is stored of their curl.
   template <Side s>
-  void term(int p, int t, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1, T* __restrict cur, bool first) const {
-    const int d = direction(s, p, t);
-    const T* x = f[1 - s][source(s, p, t)] + shot * cells + i * stride[0] + j * stride[1];
-    const T* __restrict x1 = s == E ? x : x + stride[d];
-    const T* __restrict x0 = s == E ? x - stride[d] : x;
-    const T sign = t ? T(-1) : T(1);
-    if (d < 2) {
-      const int64_t place = d == 0 ? i : j;
-      const T v = sign * w[s][d][place];
-      if (first) {
-#pragma omp simd
-        for (int64_t k = k0; k < k1; ++k) cur[k] = v * (x1[k] - x0[k]);
-      } else {
-#pragma omp simd
-        for (int64_t k = k0; k < k1; ++k) cur[k] += v * (x1[k] - x0[k]);
-      }
-      if (!in_layer(s, d, i, j)) return;
-      const int64_t m = at[s][d][place];
-      const T de = decay[s][d][m], dr = drive[s][d][m];
-      T* __restrict y = psi_row(s, p, t, shot, i, j);
-#pragma omp simd
-      for (int64_t k = k0; k < k1; ++k) {
-        y[k] = de * y[k] + dr * (v * (x1[k] - x0[k]));
-        cur[k] += y[k];
-      }
-      return;
-    }
-    const T* __restrict v = w[s][2];
-    if (first) {
-#pragma omp simd
-      for (int64_t k = k0; k < k1; ++k) cur[k] = sign * v[k] * (x1[k] - x0[k]);
-    } else {
-#pragma omp simd
-      for (int64_t k = k0; k < k1; ++k) cur[k] += sign * v[k] * (x1[k] - x0[k]);
-    }
-  }
-
-  // What psi of axis 2 adds to advanced rows [j0, j1), and to what is stored of their curl: places [from, to) of each.
-  template <Side s>
-  void ends(int p, int64_t shot, int64_t i, int64_t j0, int64_t j1, T* stored = nullptr, int64_t from = 0, int64_t to = 0) const {
+  void ends(int p, int64_t shot, int64_t i, int64_t j0, int64_t j1, T* stored) const {
     const int t = direction(s, p, 0) == 2 ? 0 : 1;
-    if (p == 2 || !layer[s][2] || !f[s][p] || !f[1 - s][source(s, p, t)]) return;
+    if (!layer[s][2] || !f[1 - s][source(s, p, t)]) return;
     for (int side = 0; side < 2; ++side) {
       const int64_t k0 = end[s][side][0], count = end[s][side][1] - k0;
       if (count == VECTOR && b[s][p]) end_rows<s, VECTOR, true>(p, t, shot, i, j0, j1, side);
@@ -272,7 +233,7 @@ struct Model {
       else end_rows<s, 0, false>(p, t, shot, i, j0, j1, side);
       for (int64_t j = j0; stored && j < j1; ++j) {
         const T* y = psi_row(s, p, t, shot, i, j) + shift(s, side);
-        for (int64_t k = std::max(k0, from); k < std::min(k0 + count, to); ++k) stored[(j - j0) * (to - from) + k - from] += y[k];
+        for (int64_t k = k0; k < k0 + count; ++k) stored[(j - j0) * n[2] + k] += y[k];
       }
     }
   }
@@ -293,14 +254,6 @@ struct Model {
         z[k] += (GAIN ? gain[k] : one) * y[k];
       }
     }
-  }
-
-  // The curl of a row.
-  template <Side s>
-  void curl(int p, int64_t shot, int64_t i, int64_t j, int64_t k0, int64_t k1, T* cur) const {
-    bool first = true;
-    for (int t = 0; t < 2; ++t)
-      if (f[1 - s][source(s, p, t)]) term<s>(p, t, shot, i, j, k0, k1, cur, first), first = false;
   }
 
   // A term of the curl over whole rows of a plane: v line (x1 - x0), where `line` counts along axis 2 alone.
@@ -345,11 +298,35 @@ struct Model {
     return out;
   }
 
-  // The same bits as `curl` and `advance` of place k, of component p if there is one.
-  template <Side s, int p, int HAS, bool KEEP, bool GAIN, bool FIRST, bool SECOND, bool STORE>
+  // `f` of the bits of components that rows have, all or `only` one, and of those of the other field.
+  template <Side s, class F>
+  void present(int only, const F& f) const {
+    constexpr std::integral_constant<int, 1> first;
+    constexpr std::integral_constant<int, 2> second;
+    constexpr std::integral_constant<int, 5> around;
+    constexpr std::integral_constant<int, 7> all;
+    if (!flat) only == 0 ? f(first, all) : only == 1 ? f(second, all) : f(all, all);
+    else if (this->f[s][1]) f(second, around);
+    else only == 0 ? f(first, second) : f(around, second);
+  }
+
+  // `f` of whether the plane, and whether all of the rows from (i, j) lie in a layer.
+  template <Side s, int OTHER, class F>
+  void layers(int64_t i, int64_t j, const F& f) const {
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
+    const bool first = in_layer(s, 0, i, j), second = flat ? first : in_layer(s, 1, i, j);
+    if constexpr (OTHER == 7) {
+      if (first) return second ? f(yes, yes) : f(yes, no);
+    }
+    second ? f(no, yes) : f(no, no);
+  }
+
+  // X = a X + b curl at place k, of component p if there is one.
+  template <Side s, int p, int HAS, int OTHER, bool KEEP, bool GAIN, bool FIRST, bool SECOND, bool STORE>
   static void cell(const Rows& r, const T* __restrict line, int64_t k) {
     if constexpr ((HAS >> p & 1) != 0) {
-      constexpr int OTHER = HAS == 7 ? 7 : 7 - HAS, ROWS = HAS == 7 ? 1 : 0;
+      constexpr int ROWS = OTHER == 7 ? 1 : 0;
       T cur = 0;
       const auto add = [&](const Term& x, auto t) {
         constexpr int d = direction(s, p, t);
@@ -370,10 +347,9 @@ struct Model {
     }
   }
 
-  // X = a X + b curl of all components over whole rows [j0, j1) of plane i, or in two dimensions over rows from plane i
-  // on, in one loop over their places. Those that are not updated stay zero: `line` is zero there, and so is all that
-  // the other term reads. HAS: bits of the components. FIRST, SECOND: the plane, or all of the rows, lie in a layer.
-  template <Side s, int HAS, bool KEEP, bool GAIN, bool FIRST, bool SECOND, bool STORE>
+  // The same over whole rows [j0, j1) of plane i, or in two dimensions over rows from plane i on, in one loop over their
+  // places. Those that are not updated stay zero: `line` is zero there, and so is all that the other term reads.
+  template <Side s, int HAS, int OTHER, bool KEEP, bool GAIN, bool FIRST, bool SECOND, bool STORE>
   void fused(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored) const {
     Rows r[3] = {};
     for (int p = 0; p < 3; ++p)
@@ -382,65 +358,35 @@ struct Model {
     const int64_t count = (j1 - j0) * n[2];
 #pragma omp simd
     for (int64_t k = 0; k < count; ++k) {
-      cell<s, 0, HAS, KEEP, GAIN, FIRST, SECOND, STORE>(r[0], line, k);
-      cell<s, 1, HAS, KEEP, GAIN, FIRST, SECOND, STORE>(r[1], line, k);
-      cell<s, 2, HAS, KEEP, GAIN, FIRST, SECOND, STORE>(r[2], line, k);
+      cell<s, 0, HAS, OTHER, KEEP, GAIN, FIRST, SECOND, STORE>(r[0], line, k);
+      cell<s, 1, HAS, OTHER, KEEP, GAIN, FIRST, SECOND, STORE>(r[1], line, k);
+      cell<s, 2, HAS, OTHER, KEEP, GAIN, FIRST, SECOND, STORE>(r[2], line, k);
     }
   }
 
-  template <Side s, int HAS, bool KEEP, bool GAIN, bool STORE>
-  void fused(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored) const {
-    const bool first = in_layer(s, 0, i, j0), second = flat ? first : in_layer(s, 1, i, j0);
-    if constexpr (HAS == 7) {
-      if (first && second) return fused<s, HAS, KEEP, GAIN, true, true, STORE>(shot, i, j0, j1, stored);
-      if (first) return fused<s, HAS, KEEP, GAIN, true, false, STORE>(shot, i, j0, j1, stored);
-    }
-    if (second) fused<s, HAS, KEEP, GAIN, false, true, STORE>(shot, i, j0, j1, stored);
-    else fused<s, HAS, KEEP, GAIN, false, false, STORE>(shot, i, j0, j1, stored);
-  }
-
-  // stored: by component, from the first place of the rows; null if the curl is not kept.
-  template <Side s, int HAS>
-  void update(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored) const {
-    const bool keep = a[s][0] || a[s][1] || a[s][2], gain = keep || b[s][0] || b[s][1] || b[s][2];
-    if constexpr (s == E) {
-      if (stored && keep) fused<s, HAS, true, true, true>(shot, i, j0, j1, stored);
-      else if (stored && gain) fused<s, HAS, false, true, true>(shot, i, j0, j1, stored);
-      else if (stored) fused<s, HAS, false, false, true>(shot, i, j0, j1, stored);
-      else if (keep) fused<s, HAS, true, true, false>(shot, i, j0, j1, stored);
-    }
-    if (stored || keep) {}
-    else if (gain) fused<s, HAS, false, true, false>(shot, i, j0, j1, stored);
-    else fused<s, HAS, false, false, false>(shot, i, j0, j1, stored);
-    for (int p = 0; p < 2; ++p) ends<s>(p, shot, i, j0, j1, stored ? stored[p] : nullptr, 0, n[2]);
-  }
-
+  // stored: where the curl of E goes, by component, from the first place of the rows; null if it is not kept, which
+  // that of `only` one always is.
   template <Side s>
-  void update(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored = nullptr) const {
-    if (f[s][0] && f[s][1]) update<s, 7>(shot, i, j0, j1, stored);
-    else if (f[s][1]) update<s, 2>(shot, i, j0, j1, stored);
-    else update<s, 5>(shot, i, j0, j1, stored);
-  }
-
-  // X = a X + b cur over a row.
-  void advance(Side s, int p, int64_t shot, int64_t row, int64_t k0, int64_t k1, const T* __restrict cur) const {
-    T* __restrict x = f[s][p] + shot * cells + row;
-    const T* __restrict keep = a[s][p] ? a[s][p] + row : nullptr;
-    const T* __restrict gain = b[s][p] ? b[s][p] + row : nullptr;
-    const T one = scalar[s][p];
-    if (keep && gain) {
-#pragma omp simd
-      for (int64_t k = k0; k < k1; ++k) x[k] = keep[k] * x[k] + gain[k] * cur[k];
-    } else if (gain) {
-#pragma omp simd
-      for (int64_t k = k0; k < k1; ++k) x[k] += gain[k] * cur[k];
-    } else if (keep) {
-#pragma omp simd
-      for (int64_t k = k0; k < k1; ++k) x[k] = keep[k] * x[k] + one * cur[k];
-    } else {
-#pragma omp simd
-      for (int64_t k = k0; k < k1; ++k) x[k] += one * cur[k];
-    }
+  void update(int64_t shot, int64_t i, int64_t j0, int64_t j1, T* const* stored, int only = -1) const {
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
+    const bool keep = a[s][0] || a[s][1] || a[s][2], gain = keep || b[s][0] || b[s][1] || b[s][2];
+    present<s>(only, [&](auto has, auto other) {
+      layers<s, other>(i, j0, [&](auto first, auto second) {
+        const auto go = [&](auto keep, auto gain, auto store) {
+          fused<s, has, other, keep, gain, first, second, store>(shot, i, j0, j1, stored);
+        };
+        constexpr bool edge = other == 7 ? has != 7 : has + other != 7;  // some of the components
+        if constexpr (s == E && edge) go(yes, yes, yes);
+        else if constexpr (s == E) {
+          if (stored) keep ? go(yes, yes, yes) : gain ? go(no, yes, yes) : go(no, no, yes);
+          else keep ? go(yes, yes, no) : gain ? go(no, yes, no) : go(no, no, no);
+        } else if constexpr (edge) go(no, yes, no);
+        else gain ? go(no, yes, no) : go(no, no, no);
+      });
+      for (int p = 0; p < 2; ++p)
+        if (has >> p & 1) ends<s>(p, shot, i, j0, j1, stored ? stored[p] : nullptr);
+    });
   }
 };
 
