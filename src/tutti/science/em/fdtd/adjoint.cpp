@@ -80,7 +80,7 @@ struct Adjoint {
         if (m.b[s][0] || m.b[s][1] || m.b[s][2]) fused<s, has, other, true, first, second>(shot, i, j0, j1, parts);
         else fused<s, has, other, false, first, second>(shot, i, j0, j1, parts);
       });
-      for (int p = 0; p < 2; ++p)
+      for (int p = 0; p < 3; ++p)
         if (has >> p & 1) ends<s>(p, shot, i, j0, j1, parts);
     });
   }
@@ -88,50 +88,39 @@ struct Adjoint {
   // What psi of axis 2 adds to P over rows [j0, j1). Advances it.
   template <Side s>
   void ends(int p, int64_t shot, int64_t i, int64_t j0, int64_t j1, Parts<T>& parts) const {
-    const int t = m.direction(s, p, 0) == 2 ? 0 : 1;
-    if (!m.layer[s][2] || !m.f[1 - s][m.source(s, p, t)]) return;
-    const T sign = t ? T(-1) : T(1), one = m.scalar[s][p];
-    for (int side = 0; side < 2; ++side) {
+    m.template each_end<s>(p, [&](int side, int t, auto fixed, auto array) {
       const int64_t k0 = m.end[s][side][0], row = i * m.stride[0] + k0, by = m.shift(s, side) + k0;
+      const int64_t count = fixed ? int64_t(fixed) : m.end[s][side][1] - k0;
       const T *__restrict v = m.w[s][2] + k0, *__restrict de = m.decay[s][2] + by, *__restrict dr = m.drive[s][2] + by;
-      const auto rows = [&](auto fixed, auto gain) {
-        const int64_t count = fixed ? int64_t(fixed) : m.end[s][side][1] - k0;
-        for (int64_t j = j0; j < j1; ++j) {
-          const T *__restrict x = m.f[s][p] + shot * m.cells + row + j * m.n[2];
-          const T *__restrict b = gain ? m.b[s][p] + row + j * m.n[2] : nullptr;
-          T *__restrict y = m.psi_row(s, p, t, shot, i, j) + by, *__restrict out = parts.of(p, t) + j * m.n[2] + k0;
+      const T sign = t ? T(-1) : T(1), one = m.scalar[s][p];
+      for (int64_t j = j0; j < j1; ++j) {
+        const T *__restrict x = m.f[s][p] + shot * m.cells + row + j * m.n[2];
+        const T *__restrict b = array ? m.b[s][p] + row + j * m.n[2] : nullptr;
+        T *__restrict y = m.psi_row(s, p, t, shot, i, j) + by, *__restrict out = parts.of(p, t) + j * m.n[2] + k0;
 #pragma omp simd
-          for (int64_t k = 0; k < count; ++k) {
-            const T both = (gain ? b[k] : one) * x[k] + y[k];
-            out[k] += sign * v[k] * dr[k] * both;
-            y[k] = de[k] * both;
-          }
+        for (int64_t k = 0; k < count; ++k) {
+          const T both = (array ? b[k] : one) * x[k] + y[k];
+          out[k] += sign * v[k] * dr[k] * both;
+          y[k] = de[k] * both;
         }
-      };
-      const bool fixed = m.end[s][side][1] - k0 == VECTOR;
-      constexpr std::integral_constant<int64_t, VECTOR> vector;
-      constexpr std::integral_constant<int64_t, 0> any;
-      if (fixed && m.b[s][p]) rows(vector, std::true_type());
-      else if (fixed) rows(vector, std::false_type());
-      else if (m.b[s][p]) rows(any, std::true_type());
-      else rows(any, std::false_type());
-    }
+      }
+    });
   }
 
   // Gradients of a row of component p of E, its poles, and what `a` leaves of it. s: room for a row.
   void keep(int64_t step, int64_t shot, int64_t i, int64_t j, int p, T* s) const {
     const int64_t row = i * m.stride[0] + j * m.stride[1];
     const Box& box = history.box;
-    int64_t k0, k1;
-    m.range(E, p, 2, k0, k1);
+    const int64_t k0 = m.begin(p), k1 = m.n[2] - 1;
     T* __restrict x = m.f[E][p] + shot * m.cells + row;
     const bool here = history.curl[p] && box.has(i, j);
-    const int64_t at = here ? box.row(i, j) - box.from[2] : 0, by = (step * m.shots + shot) * box.cells() + at;
+    const int64_t by = here ? history.row(step, shot, i, j) - box.from[2] : 0;
     const T* __restrict before = here && history.before[p] ? history.before[p] + by : nullptr;
     if (here) {
+      const int64_t at = shot * box.cells() + box.row(i, j) - box.from[2];
       const T* __restrict curl = history.curl[p] + by;
-      T* __restrict gb = g.b[p] + shot * box.cells() + at;
-      T* __restrict ga = g.a[p] ? g.a[p] + shot * box.cells() + at : nullptr;
+      T* __restrict gb = g.b[p] + at;
+      T* __restrict ga = g.a[p] ? g.a[p] + at : nullptr;
       const int64_t from = std::max(k0, box.from[2]), to = std::min(k1, box.to[2]);
 #pragma omp simd
       for (int64_t k = from; k < to; ++k) gb[k] += x[k] * curl[k];
@@ -164,7 +153,8 @@ struct Adjoint {
   }
 
   // Rows of E, all components or one: P, then what is left of E.
-  void e_rows(int64_t step, int64_t shot, int64_t i, int64_t j0, int64_t j1, Parts<T>& parts, T* s, int only = -1) const {
+  void e_rows(int64_t step, int64_t shot, int64_t i, const Run& rows, Parts<T>& parts, T* s, int only = -1) const {
+    const int64_t j0 = rows.first, j1 = rows.last;
     for (int p = 0; p < 2; ++p)  // what H gave to tangential E on the walls of axis 2, which is zero
       for (int64_t j = j0; m.f[E][p] && j < j1; ++j) {
         T* x = m.f[E][p] + shot * m.cells + i * m.stride[0] + j * m.n[2];
@@ -225,14 +215,11 @@ struct Adjoint {
       const T b = m.b[E][p] ? m.b[E][p][at] : m.scalar[E][p];
       waves[step * number + soft.wave[x]] += soft.amount[x] * b * m.f[E][p][place + at];
     }
-    if (i == m.wall[0] || i == m.wall[1]) {  // tangential E is zero
-      for (int p = 1; p < 3; ++p)
-        for (int t = 0; t < 2; ++t) std::fill_n(e.of(p, t), m.stride[0], T(0));
-      if (m.f[E][0]) bands.each(E, band, [&](const Run& x) { e_rows(step, shot, i, x.first, x.last, e, s, 0); });
-    } else {
-      if (!m.flat) e_rows(step, shot, i, 0, 1, e, s, 1);
-      bands.each(E, band, [&](const Run& x) { e_rows(step, shot, i, x.first, x.last, e, s); });
-    }
+    const bool wall = i == m.wall[0] || i == m.wall[1];  // tangential E is zero
+    for (int p = 1; p < 3 && wall; ++p)
+      for (int t = 0; t < 2; ++t) std::fill_n(e.of(p, t), m.stride[0], T(0));
+    if (!wall && !m.flat) e_rows(step, shot, i, {0, 1}, e, s, 1);
+    if (!wall || m.f[E][0]) bands.each(E, band, [&](const Run& x) { e_rows(step, shot, i, x, e, s, wall ? 0 : -1); });
     take<E>(shot, band, e);
     for (int64_t x = magnetic.first[from]; waves && x < magnetic.first[to]; ++x)
       waves[step * number + magnetic.wave[x]] += magnetic.amount[x] * m.f[H][magnetic.component[x] - 3][place + magnetic.place[x]];
@@ -266,7 +253,7 @@ struct Injector : Readings<T> {
         }
         const Side s = x.component[y] < 3 ? E : H;
         const int p = x.component[y] % 3;
-        if (m.is_node(s, p, 2) || x.place[y] % m.n[2] < m.n[2] - 1)  // beyond the last node nothing is advanced
+        if ((s == E) == (p != 2) || x.place[y] % m.n[2] < m.n[2] - 1)  // beyond the last node nothing is advanced
           m.f[s][p][shot * m.cells + x.place[y]] += sum;
       }
     }
@@ -281,7 +268,7 @@ void adjoint_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
   const Model<T> m(fields, coefficients, lines, pole, ints, reals);
   const Entries<T> soft(sources.slice(0, 5)), hard(sources.slice(5, 5)), magnetic(sources.slice(10, 5));
   const Injector<T> injector(read, given, phases, every);
-  const History<T> past(history, box);
+  const History<T> past(m.shots, history, box);
   const Bands<T> bands(m, past.box);
   Gradients<T> g;
   for (int p = 0; p < 3 && history.size(); ++p) g.b[p] = data<T>(gradients[p]), g.a[p] = data<T>(gradients[3 + p]);

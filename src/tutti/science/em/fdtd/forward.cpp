@@ -22,22 +22,15 @@ struct Forward {
       m.f[H][magnetic.component[x] - 3][shot * m.cells + magnetic.place[x]] += magnetic.amount[x] * wave[magnetic.wave[x]];
   }
 
-  // Where the history of a row begins, from its first place in the box.
-  int64_t kept(int64_t step, int64_t shot, int64_t i, int64_t j) const {
-    return (step * m.shots + shot) * history.box.cells() + history.box.row(i, j);
-  }
-
   // J and P of the poles at a row of component p, before it is advanced; or after that, their current.
   void poles(int64_t shot, int64_t i, int64_t j, int p, bool after, T* stored) const {
     const int64_t row = i * m.stride[0] + j * m.stride[1];
-    int64_t k0, k1;
-    m.range(E, p, 2, k0, k1);
     T* __restrict x = m.f[E][p] + shot * m.cells + row;
     for (const Pole<T>& pole : m.poles) {
       if (!pole.gain[p] || !pole.has(i, j)) continue;
       const int64_t at = pole.row(i, j) - pole.from[2], by = shot * pole.cells() + at;
       T *__restrict y = pole.j[p] + by, *__restrict q = pole.p[p] + by;
-      const int64_t from = std::max(k0, pole.from[2]), to = std::min(k1, pole.to[2]);
+      const int64_t from = std::max(m.begin(p), pole.from[2]), to = std::min(m.n[2] - 1, pole.to[2]);
       if (!after) {
         const T* __restrict gain = pole.gain[p] + at;
 #pragma omp simd
@@ -64,15 +57,15 @@ struct Forward {
     };
     T* stored[3];
     for (int p = 0; p < 3; ++p)
-      stored[p] = here && whole_rows() ? history.curl[p] + kept(step, shot, i, x.first) : cur + p * m.most * m.n[2];
+      stored[p] = here && whole_rows() ? history.curl[p] + history.row(step, shot, i, x.first) : cur + p * m.most * m.n[2];
     if (here && (history.before[0] || history.before[1])) each([&](int p, int64_t i, int64_t j, int64_t) {
-      std::copy_n(m.f[E][p] + shot * m.cells + i * m.stride[0] + j * m.n[2] + from, length, history.before[p] + kept(step, shot, i, j));
+      std::copy_n(m.f[E][p] + shot * m.cells + i * m.stride[0] + j * m.n[2] + from, length, history.before[p] + history.row(step, shot, i, j));
     });
     if (polar) each([&](int p, int64_t i, int64_t j, int64_t) { poles(shot, i, j, p, false, nullptr); });
     m.template update<E>(shot, i, x.first, x.last, here || only >= 0 ? stored : nullptr, only);
     if (polar) each([&](int p, int64_t i, int64_t j, int64_t at) { poles(shot, i, j, p, true, here ? stored[p] + at : nullptr); });
     if (here && !whole_rows()) each([&](int p, int64_t i, int64_t j, int64_t at) {
-      std::copy_n(stored[p] + at + from, length, history.curl[p] + kept(step, shot, i, j));
+      std::copy_n(stored[p] + at + from, length, history.curl[p] + history.row(step, shot, i, j));
     });
   }
 
@@ -88,8 +81,7 @@ struct Forward {
       m.f[E][p][shot * m.cells + place] += (m.b[E][p] ? m.b[E][p][place] : m.scalar[E][p]) * current;
       const int64_t at = place / m.stride[0], j = place / m.stride[1] % m.n[1], k = place % m.n[2];
       if (history.curl[p] && history.box.has(at, j) && k >= history.box.from[2] && k < history.box.to[2])
-        history.curl[p][(step * m.shots + shot) * history.box.cells() + history.box.row(at, j) + k - history.box.from[2]]
-            += current;
+        history.curl[p][history.row(step, shot, at, j) + k - history.box.from[2]] += current;
     }
     for (int64_t x = hard.first[shot * m.planes + i]; x < hard.first[shot * m.planes + band.last]; ++x)
       m.f[E][hard.component[x]][shot * m.cells + hard.place[x]] = hard.amount[x] * wave[hard.wave[x]];
@@ -132,7 +124,7 @@ void forward_loop(Tensors fields, Tensors coefficients, Tensors lines, Tensors p
   const Model<T> m(fields, coefficients, lines, pole, ints, reals);
   const Entries<T> soft(sources.slice(0, 5)), hard(sources.slice(5, 5)), magnetic(sources.slice(10, 5));
   const Reader<T> reader(read, results, phases, every);
-  const History<T> past(history, box);
+  const History<T> past(m.shots, history, box);
   const Bands<T> bands(m, past.box);
   const Forward<T> f{m, soft, hard, magnetic, data<T>(waves), waves.size(1), past, bands};
   march(m, bands.count(), steps, [&](int64_t) {

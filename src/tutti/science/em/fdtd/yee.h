@@ -6,14 +6,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -42,7 +39,6 @@ using Ints = at::IntArrayRef;
 enum Side { E = 0, H = 1 };
 constexpr int64_t VECTOR = 16;  // cpml.py
 constexpr int64_t PLACES = 1536;  // of one loop in two dimensions: they stay in the first cache
-
 
 // Subnormal numbers are zero within a block: fields decay into them, and they are slow.
 struct FlushSubnormal {
@@ -101,19 +97,7 @@ struct Readings {
   }
 };
 
-template <class T>
-struct Pole {
-  int64_t from[3], to[3];  // a box of cells
-  T keep, spring, dt;      // J = keep J + gain E - spring P; P = P + dt J
-  const T* gain[3];
-  T *j[3], *p[3];
-  int64_t cells() const { return (to[0] - from[0]) * (to[1] - from[1]) * (to[2] - from[2]); }
-  int64_t row(int64_t i, int64_t k) const {
-    return ((i - from[0]) * (to[1] - from[1]) + k - from[1]) * (to[2] - from[2]);
-  }
-  bool has(int64_t i, int64_t k) const { return i >= from[0] && i < to[0] && k >= from[1] && k < to[1]; }
-};
-
+// Nodes: rows of them are numbered from the first of the box.
 struct Box {
   int64_t from[3] = {0, 0, 0}, to[3] = {0, 0, 0};
   int64_t cells() const { return (to[0] - from[0]) * (to[1] - from[1]) * (to[2] - from[2]); }
@@ -121,6 +105,13 @@ struct Box {
   int64_t row(int64_t i, int64_t j) const {
     return ((i - from[0]) * (to[1] - from[1]) + j - from[1]) * (to[2] - from[2]);
   }
+};
+
+template <class T>
+struct Pole : Box {
+  T keep, spring, dt;  // J = keep J + gain E - spring P; P = P + dt J
+  const T* gain[3];
+  T *j[3], *p[3];
 };
 
 template <class T>
@@ -191,15 +182,8 @@ struct Model {
     }
   }
 
-  bool is_node(Side s, int p, int axis) const { return (s == E) != (p == axis); }
-
-  // Places along an axis that are updated. Tangential E on the walls is zero.
-  void range(Side s, int p, int axis, int64_t& from, int64_t& to) const {
-    from = 0, to = n[axis];
-    if (axis == 1 && flat) return;
-    if (!is_node(s, p, axis)) to = n[axis] - 1;
-    else if (s == E) from = 1, to = n[axis] - 1;
-  }
+  // The first place of a row where component p of E is not zero; the last is n - 2.
+  static int64_t begin(int p) { return p == 2 ? 0 : 1; }
 
   static constexpr int direction(Side s, int p, int term) { return (p + 1 + ((s == E) ? term : 1 - term)) % 3; }
   static constexpr int source(Side s, int p, int term) { return (p + 2 - ((s == E) ? term : 1 - term)) % 3; }
@@ -220,40 +204,43 @@ struct Model {
   // Where the rows of a layer of axis 2 begin in `psi_row`, minus the place in a row.
   int64_t shift(Side s, int side) const { return side ? end[s][0][1] - end[s][0][0] - end[s][1][0] : -end[s][0][0]; }
 
-  // What psi of axis 2 adds to advanced rows [j0, j1), and to what is stored of their curl.
-  template <Side s>
-  void ends(int p, int64_t shot, int64_t i, int64_t j0, int64_t j1, T* stored) const {
+  // `f(side, term, count, gain)` of both ends of rows, if component p has psi of axis 2: `count` is a constant, if it
+  // is VECTOR places, or 0; gain: whether b is an array.
+  template <Side s, class F>
+  void each_end(int p, const F& f) const {
+    constexpr std::integral_constant<int64_t, VECTOR> vector;
+    constexpr std::integral_constant<int64_t, 0> any;
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
     const int t = direction(s, p, 0) == 2 ? 0 : 1;
-    if (!layer[s][2] || !f[1 - s][source(s, p, t)]) return;
+    if (p == 2 || !layer[s][2] || !this->f[1 - s][source(s, p, t)]) return;
     for (int side = 0; side < 2; ++side) {
-      const int64_t k0 = end[s][side][0], count = end[s][side][1] - k0;
-      if (count == VECTOR && b[s][p]) end_rows<s, VECTOR, true>(p, t, shot, i, j0, j1, side);
-      else if (count == VECTOR) end_rows<s, VECTOR, false>(p, t, shot, i, j0, j1, side);
-      else if (b[s][p]) end_rows<s, 0, true>(p, t, shot, i, j0, j1, side);
-      else end_rows<s, 0, false>(p, t, shot, i, j0, j1, side);
-      for (int64_t j = j0; stored && j < j1; ++j) {
-        const T* y = psi_row(s, p, t, shot, i, j) + shift(s, side);
-        for (int64_t k = k0; k < k0 + count; ++k) stored[(j - j0) * n[2] + k] += y[k];
-      }
+      const bool fixed = end[s][side][1] - end[s][side][0] == VECTOR;
+      if (b[s][p]) fixed ? f(side, t, vector, yes) : f(side, t, any, yes);
+      else fixed ? f(side, t, vector, no) : f(side, t, any, no);
     }
   }
 
-  template <Side s, int64_t COUNT, bool GAIN>
-  void end_rows(int p, int t, int64_t shot, int64_t i, int64_t j0, int64_t j1, int side) const {
-    const int64_t k0 = end[s][side][0], row = i * stride[0] + k0, at_layer = shift(s, side) + k0;
-    const int64_t count = COUNT ? COUNT : end[s][side][1] - k0;
-    const T* x = f[1 - s][source(s, p, t)] + shot * cells + row - (s == E);
-    const T *__restrict v = w[s][2] + k0, *__restrict de = decay[s][2] + at_layer, *__restrict dr = drive[s][2] + at_layer;
-    const T sign = t ? T(-1) : T(1), one = scalar[s][p];
-    for (int64_t j = j0; j < j1; ++j) {
-      const T *__restrict x0 = x + j * n[2], *__restrict x1 = x0 + 1, *__restrict gain = GAIN ? b[s][p] + row + j * n[2] : nullptr;
-      T *__restrict y = psi_row(s, p, t, shot, i, j) + at_layer, *__restrict z = f[s][p] + shot * cells + row + j * n[2];
+  // What psi of axis 2 adds to advanced rows [j0, j1), and to what is stored of their curl.
+  template <Side s>
+  void ends(int p, int64_t shot, int64_t i, int64_t j0, int64_t j1, T* stored) const {
+    each_end<s>(p, [&](int side, int t, auto fixed, auto array) {
+      const int64_t k0 = end[s][side][0], row = i * stride[0] + k0, at_layer = shift(s, side) + k0;
+      const int64_t count = fixed ? int64_t(fixed) : end[s][side][1] - k0;
+      const T* x = f[1 - s][source(s, p, t)] + shot * cells + row - (s == E);
+      const T *__restrict v = w[s][2] + k0, *__restrict de = decay[s][2] + at_layer, *__restrict dr = drive[s][2] + at_layer;
+      const T sign = t ? T(-1) : T(1), one = scalar[s][p];
+      for (int64_t j = j0; j < j1; ++j) {
+        const T *__restrict x0 = x + j * n[2], *__restrict x1 = x0 + 1, *__restrict gain = array ? b[s][p] + row + j * n[2] : nullptr;
+        T *__restrict y = psi_row(s, p, t, shot, i, j) + at_layer, *__restrict z = f[s][p] + shot * cells + row + j * n[2];
 #pragma omp simd
-      for (int64_t k = 0; k < count; ++k) {
-        y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
-        z[k] += (GAIN ? gain[k] : one) * y[k];
+        for (int64_t k = 0; k < count; ++k) {
+          y[k] = de[k] * y[k] + dr[k] * (sign * v[k] * (x1[k] - x0[k]));
+          z[k] += (array ? gain[k] : one) * y[k];
+        }
+        for (int64_t k = 0; stored && k < count; ++k) stored[(j - j0) * n[2] + k0 + k] += y[k];
       }
-    }
+    });
   }
 
   // A term of the curl over whole rows of a plane: v line (x1 - x0), where `line` counts along axis 2 alone.
@@ -384,7 +371,7 @@ struct Model {
         } else if constexpr (edge) go(no, yes, no);
         else gain ? go(no, yes, no) : go(no, no, no);
       });
-      for (int p = 0; p < 2; ++p)
+      for (int p = 0; p < 3; ++p)
         if (has >> p & 1) ends<s>(p, shot, i, j0, j1, stored ? stored[p] : nullptr);
     });
   }
@@ -393,11 +380,16 @@ struct Model {
 // What gradients need of each step, in a box: the curl that E was advanced with, and E before.
 template <class T>
 struct History {
+  int64_t shots;
   Box box;
   T *curl[3] = {}, *before[3] = {};  // (steps, shots, box)
-  History(Tensors arrays, Ints given) {
+  History(int64_t shots, Tensors arrays, Ints given) : shots(shots) {
     std::copy_n(given.begin(), 3, box.from), std::copy_n(given.begin() + 3, 3, box.to);
     for (int p = 0; p < 3 && arrays.size(); ++p) curl[p] = data<T>(arrays[p]), before[p] = data<T>(arrays[3 + p]);
+  }
+  // Where a row of a step begins, from its first place in the box.
+  int64_t row(int64_t step, int64_t shot, int64_t i, int64_t j) const {
+    return (step * shots + shot) * box.cells() + box.row(i, j);
   }
 };
 
@@ -464,13 +456,13 @@ struct alignas(64) Progress {
   }
 };
 
-// Threads, and the planes of each: shots are shared out where there are enough, else slabs of planes.
+// Threads, which have shots of their own where there are enough, or else groups of steps.
 struct Team {
   int64_t threads;
   bool by_shot;
-  Team(int64_t shots, int64_t planes, int64_t cells) {
+  Team(int64_t shots, int64_t bands, int64_t cells) {
     const int64_t most = at::in_parallel_region() ? 1 : at::get_num_threads();
-    by_shot = shots >= most || planes < 4 * most;
+    by_shot = shots >= most || bands < 4 * most;
     threads = by_shot ? std::min(most, shots) : most;
     if (cells * shots < 1 << 13) threads = 1, by_shot = true;
   }
@@ -492,8 +484,8 @@ template <class T, class F>
 void march(const Model<T>& m, int64_t bands, int64_t steps, const F& make) {
   const Team team(m.shots, bands, m.cells);
   const int64_t most = std::max<int64_t>(1, std::min<int64_t>(8, CACHE * bands / m.bytes - 2));
-  const int64_t turns = (steps + most * team.threads - 1) / (most * team.threads);  // of each thread
-  const int64_t depth = std::max<int64_t>(1, (steps + turns * team.threads - 1) / std::max<int64_t>(1, turns * team.threads));
+  const int64_t turns = std::max<int64_t>(1, (steps + most * team.threads - 1) / (most * team.threads));  // of each thread
+  const int64_t depth = (steps + turns * team.threads - 1) / (turns * team.threads);
   std::vector<Progress> done(team.threads);
   team.run([&](int64_t me) {
     const FlushSubnormal flush;
