@@ -166,7 +166,7 @@ def measure(model: Any, tokenizer: Any, held_out: list[Problem], samples: int) -
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    run = options("Train a small code model and measure pass@k.", "out/code_model", argv)
+    run = options(__doc__, "out/code_model", argv)
     results = Results(run.out)
     pieces, length = library_texts(200 if run.quick else 8000), 48 if run.quick else 128
     tokenizer = train_tokenizer((x["text"] for x in pieces), 400 if run.quick else 1024)
@@ -200,7 +200,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         axes.legend()
 
     losses = {name: [tuple(x) for x in results.values[name]["loss"]] for name in ("library", "functions")}
-    picture(run.out / "picture.png", {"losses": lambda axes: curve(axes, losses), "functions held out": bars})
+    picture(run.out, {"losses": lambda axes: curve(axes, losses), "functions held out": bars})
     return results.values
 
 

@@ -51,7 +51,7 @@ def best(surrogate: Surrogate, count: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    run = options("A surrogate of a waveguide filter.", "out/filter_surrogate", argv)
+    run = options(__doc__, "out/filter_surrogate", argv, training=False)
     torch.set_num_threads(1)
     results, quick = Results(run.out), run.quick
     geometry = replace(POSTS, name="posts-16", solve=partial(solve, cells=16)) if quick else POSTS
@@ -63,6 +63,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     def tell(runs: int, surrogate: Surrogate) -> None:
         bounds.append((runs, float(surrogate.predict(pool).bound.median())))
+        print(f"{runs} solver runs: median bound of the relative error {bounds[-1][1]:.3f}", flush=True)
 
     def learn() -> dict[str, Any]:
         made, samples = active(geometry, start=start, per_round=each, rounds=rounds, folder=run.out / "samples",
@@ -71,10 +72,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         return {"solver runs": len(samples), "solver seconds": float(samples.seconds.sum()), "bounds": bounds}
 
     learned = results.get("learned", learn)
-    results.show("learned")
+    print(f"{learned['solver runs']} solver runs took {learned['solver seconds']:.0f} s")
     surrogate = Surrogate.load(file, geometry)
-    found = results.get("best filter", lambda: best(surrogate, 500 if quick else 20000))
-    results.show("best filter")
+    count = 500 if quick else 20000
+    found = results.get("best filter", lambda: best(surrogate, count))
+    sizes = ", ".join(f"{x.name} {found['parameters'][x.name]:.4g} {x.unit}".strip() for x in geometry.space.parameters)
+    print(f"best of {count} filters, predicted in {found['seconds']:.1f} s: {sizes}")
+    print(f"its error is {found['error']:.3f}, the bound says {found['bound']:.3f}")
+    print("least |S21| of the passband minus the largest of the stopbands: "
+          f"{found['merit'][0]:.2f} predicted, {found['merit'][1]:.2f} solved")  # fmt: skip
+    print(f"{found['trusted']:.0%} of the filters have a bound within the tolerance of {tolerance}")
 
     def curves(axes: Any) -> None:
         s, truth = surrogate.predict(found["parameters"]).s[0], geometry(found["parameters"])[0]
@@ -88,7 +95,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         axes.semilogy(*zip(*learned["bounds"], strict=True), marker="o")
         axes.set(xlabel="solver runs", ylabel="median bound of the error")
 
-    picture(run.out / "picture.png", {"best filter": curves, "active sampling": progress})
+    picture(run.out, {"best filter": curves, "active sampling": progress},
+            "quick run: a poor surrogate" if quick else "")  # fmt: skip
     return results.values
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import Results, options, picture
+from support import Results, image, options, picture
 
 from tutti.science.em.fdtd import inverse
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    run = options(__doc__ or "", "out/inverse_scattering", argv)
+    run = options(__doc__, "out/inverse_scattering", argv, training=False)
     results = Results(run.out)
 
     def measure() -> dict[str, Any]:
@@ -25,14 +25,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     found = results.get("reconstruction", measure)
 
-    def image(values: Any) -> Any:
-        return lambda axes: axes.imshow(values, origin="lower", vmin=1, vmax=4, extent=(0, 1, 0, 1))
+    def losses(axes: Any) -> None:
+        axes.semilogy(found["losses"])
+        axes.set(xlabel="step of Adam", ylabel="sum of squares of the fields' errors")
 
-    picture(run.out / "picture.png", {
-        "truth": image(inverse.truth().T.tolist()),
-        f"PSNR {found['psnr']:.2f} dB": image([list(x) for x in zip(*found["eps_r"], strict=True)]),
-        "loss": lambda axes: axes.semilogy(found["losses"]),
-    })  # fmt: skip
+    def map_of(values: Any) -> Any:
+        return image(values, (1, 1), "m", "eps_r", vmin=1, vmax=4)
+
+    picture(run.out, {
+        "truth": map_of(inverse.truth().tolist()),
+        f"found, PSNR {found['psnr']:.2f} dB": map_of(found["eps_r"]),
+        "loss": losses,
+    }, "quick run: 5 of 100 steps" if run.quick else "")  # fmt: skip
     print(f"loss {found['losses'][0]:.6e} to {found['losses'][-1]:.6e}, PSNR {found['psnr']:.3f} dB, "
           f"SSIM {found['ssim']:.4f}")  # fmt: skip
     return results.values

@@ -15,7 +15,7 @@ from tutti.science.em.fdtd import microstrip
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    run = options(__doc__ or "", "out/microstrip_filter", argv)
+    run = options(__doc__, "out/microstrip_filter", argv, training=False)
     results = Results(run.out)
     frequencies = torch.linspace(0.1e9, 20e9, 200)
 
@@ -31,7 +31,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         axes.set(xlabel="GHz", ylabel="dB", ylim=(-50, 2))
         axes.legend()
 
-    picture(run.out / "picture.png", {"low-pass filter": draw})
+    for name, values in found.items():
+        least = min(range(50, len(values)), key=values.__getitem__)
+        print(f"{name} above 5 GHz is least at {frequencies[least] / 1e9:.2f} GHz: {values[least]:.1f} dB")
+    picture(run.out, {"low-pass filter": draw}, "quick run: the pulse has not left yet" if run.quick else "")
     return results.values
 
 

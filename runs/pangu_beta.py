@@ -179,7 +179,7 @@ def inference(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> dict[st
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    run = options("Pre-train, fine-tune and run a PanGu-beta style model.", "out/pangu_beta", argv)
+    run = options(__doc__, "out/pangu_beta", argv)
     results, quick = Results(run.out), run.quick
     corpus = LANGUAGE.rows(300 if quick else 12000, 1, verdicts=0.8)
     tokenizer = train_wordpiece([str(row["text"]) for row in corpus], 300 if quick else 600)
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         axes.bar(["PET", "new head"], [np.mean(shots[x]) for x in ("PET", "new head")])
         axes.set_ylabel(f"accuracy with {shots['shots']} labels")
 
-    picture(run.out / "picture.png", {"losses": lambda axes: curve(axes, losses), "few labels": bars})
+    picture(run.out, {"losses": lambda axes: curve(axes, losses), "few labels": bars})
     assert all(found[plan]["same tokens"] for plan in ("dp2", "tp2")), "plans changed the outputs"
     return results.values
 

@@ -120,7 +120,7 @@ def summary(samples: list[tuple[str, bool]], known: set[str]) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    run = options("Train a peptide language model and shift the properties of its samples.", "out/peptides", argv)
+    run = options(__doc__, "out/peptides", argv)
     results, tokenizer = Results(run.out), peptide_tokenizer()
     peptides = made_peptides(200 if run.quick else 4000)
     values = properties(peptides)
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
         return draw
 
-    picture(run.out / "picture.png", {"losses": lambda axes: curve(axes, losses),
+    picture(run.out, {"losses": lambda axes: curve(axes, losses),
                                       "net charge at pH 7": histogram("charges", 0),
                                       "hydrophobic moment": histogram("moments", 1)})  # fmt: skip
     return results.values

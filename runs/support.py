@@ -14,14 +14,20 @@ from safetensors.torch import load_file
 import tutti
 
 
-def options(description: str, out: str, argv: list[str] | None = None) -> argparse.Namespace:
-    """`out`, `quick`, `cluster` and `plan` from the command line. A quick run has a folder of its own, `out`-quick."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, default=Path(out), help="folder of models, results.json and the picture")
+def options(description: str | None, out: str, argv: list[str] | None = None, *,
+            training: bool = True) -> argparse.Namespace:  # fmt: skip
+    """`out` and `quick` from the command line, with `training` also `cluster` and `plan`.
+
+    A quick run has a folder of its own, `out`-quick.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(out),
+                        help=f"folder of models, results.json and picture.png, default {out}")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="sizes so small that the run takes seconds; the "
                         "results are in OUT-quick")  # fmt: skip
-    parser.add_argument("--cluster", default="auto", help="devices, such as cpu:2; default: those of this job")
-    parser.add_argument("--plan", default="auto", help="how to distribute training, such as dp2")
+    if training:
+        parser.add_argument("--cluster", default="auto", help="devices, such as cpu:2; default: those of this job")
+        parser.add_argument("--plan", default="auto", help="how to distribute training, such as dp2")
     run = parser.parse_args(argv)
     if run.quick:
         run.out = Path(f"{run.out}-quick")
@@ -78,8 +84,8 @@ class Results:
             print(f"{name}: {json.dumps(self.values[name])}")
 
 
-def picture(file: Path, panels: dict[str, Callable[[Any], None]]) -> None:
-    """Draw panels side by side: title -> a function that draws on matplotlib axes."""
+def picture(folder: Path, panels: dict[str, Callable[[Any], None]], note: str = "") -> None:
+    """Draw panels side by side into `picture.png` under `note`: title -> a function that draws on matplotlib axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -88,7 +94,21 @@ def picture(file: Path, panels: dict[str, Callable[[Any], None]]) -> None:
     for axes, (title, draw) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         draw(axes)
         axes.set_title(title)
-    figure.savefig(file, dpi=100)
+    figure.suptitle(note)
+    figure.savefig(folder / "picture.png", dpi=100)
+    print(f"wrote {folder}: results.json, picture.png")
+
+
+def image(values: Any, length: tuple[float, float], unit: str, label: str, **limits: float) -> Callable[[Any], None]:
+    """Draw values (x, y), given as lists, on a rectangle of `length` with a colour bar."""
+
+    def draw(axes: Any) -> None:
+        columns = [list(x) for x in zip(*values, strict=True)]
+        shown = axes.imshow(columns, origin="lower", extent=(0, length[0], 0, length[1]), **limits)
+        axes.figure.colorbar(shown, ax=axes, label=label)
+        axes.set(xlabel=f"x in {unit}", ylabel=f"y in {unit}")
+
+    return draw
 
 
 def curve(axes: Any, series: dict[str, list[tuple[int, float]]]) -> None:
