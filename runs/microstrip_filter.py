@@ -17,7 +17,7 @@ from tutti.science.em.fdtd import microstrip
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     run = options(__doc__, "out/microstrip_filter", argv, training=False)
     results = Results(run.out)
-    frequencies = torch.linspace(0.1e9, 20e9, 200)
+    frequencies = torch.linspace(0.1e9, 20e9, 399)
 
     def measure() -> dict[str, list[float]]:
         s = microstrip.solve(frequencies, 300 if run.quick else 3000)
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         axes.legend()
 
     for name, values in found.items():
-        least = min(range(50, len(values)), key=values.__getitem__)
+        least = min(range(98, len(values)), key=values.__getitem__)
         print(f"{name} above 5 GHz is least at {frequencies[least] / 1e9:.2f} GHz: {values[least]:.1f} dB")
     picture(run.out, {"low-pass filter": draw}, "quick run: the pulse has not left yet" if run.quick else "")
     return results.values

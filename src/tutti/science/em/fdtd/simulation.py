@@ -96,7 +96,7 @@ class Simulation:
 
     @property
     def lines(self) -> list[list[Lines]]:
-        """[E or H][axis of the kernels]."""
+        """Coefficients of differences: those of E and of H, each by axis of the kernels."""
         out: list[list[Lines]] = []
         for electric in (True, False):
             by_axis: dict[int, Lines] = {}

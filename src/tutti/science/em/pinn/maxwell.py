@@ -53,6 +53,8 @@ class Fields(nn.Module):
 
 @dataclass(frozen=True)
 class PointSource:
+    """The problem of this module. radius: of the source, in edges. width, delay, duration: in edge / c0."""
+
     radius: float = 0.06
     width: float = 0.12
     delay: float = 0.3
