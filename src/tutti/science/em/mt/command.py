@@ -1,15 +1,13 @@
-"""The verb `tutti mt`: responses of a section, and inversion of data, as a config says."""
+"""The work of `tutti mt`: responses of a section, and inversion of data, as a config says."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from torch import Tensor
 
@@ -26,17 +24,11 @@ from tutti.science.em.mt.posterior import ensemble, posterior
 from tutti.science.em.mt.quality import rms
 from tutti.science.em.mt.vae import VAE
 
-First = tyro.conf.Positional
 CONSOLE = Console(highlight=False)
 
 
-def forward(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "") -> None:
-    """Compute the responses of a section, with noise, and draw them.
-
-    Args:
-        config: A TOML file; runs/mt_basin.toml is one.
-        out: Folder of the results; by default out/mt/NAME.
-    """
+def forward(config: Path, out: str = "") -> None:
+    """Write and draw the responses of the config's section, with noise, in a folder; by default out/mt/NAME."""
     table = MTConfig.load(config)
     folder = _folder(table, config, out)
     mesh, problem, truth, data = _synthetic(table)
@@ -51,15 +43,9 @@ def forward(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR"
     CONSOLE.print(f"{size}, {', '.join(problem.modes)}: wrote {folder}/data.npz, data.csv, model.npz and pictures")
 
 
-def invert(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "") -> int:
-    """Invert data, or the synthetic data of the config's model, and draw the result.
-
-    The exit code is 1 if the data are not fitted to the target.
-
-    Args:
-        config: A TOML file; runs/mt_basin.toml is one.
-        out: Folder of the results; by default out/mt/NAME.
-    """
+def invert(config: Path, out: str = "") -> int:
+    """Invert data, or the synthetic data of the config's model; write and draw the result. Returns the exit code: 1 if
+    the data are not fitted to the target."""
     table = MTConfig.load(config)
     folder = _folder(table, config, out)
     data, truth = table.observations(), None
@@ -188,9 +174,3 @@ def _folder(table: MTConfig, config: Path, out: str) -> Path:
     folder = Path(out or table.out or f"out/mt/{config.stem}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def mt(argv: list[str]) -> int | None:
-    """Run `tutti mt`."""
-    verbs = {"forward": forward, "invert": invert}
-    return tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti mt", description="Magnetotellurics.", args=argv)
