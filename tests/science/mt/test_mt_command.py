@@ -60,6 +60,14 @@ def test_the_exit_code_says_that_data_were_not_fitted(tmp_path, capsys):
     assert "the target, chi 1.05, was not reached" in capsys.readouterr().out
 
 
+def test_a_mesh_that_is_too_coarse_is_one_line(tmp_path, capsys):
+    """pytest raises what a user is told; here it is told."""
+    coarse = SMALL.replace("0.0, 15.0, 35.0, 60.0, 90.0, 130.0, 180.0, 250.0,", "0.0, 250.0,")
+    assert run(tmp_path, coarse, "forward") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: the row of cells from 0 to 250 m is too thick for 1000 Hz")
+
+
 @pytest.mark.parametrize(("text", "message"), [
     (SMALL.replace("top = 400.0, bottom = 1e9", "top = 405.0, bottom = 406.0"), "holds the centre of no row"),
     (SMALL + "[inversion]\nsamples = -1\n", "samples must not be negative"),

@@ -129,6 +129,7 @@ def test_codes_recover_a_truth_of_the_prior_better_than_cells(problem, vae):
     assert rms(codes.model[inside], truth()[inside]) < 0.8 * rms(cells.model[inside], truth()[inside])
 
 
+@pytest.mark.filterwarnings("ignore:the mesh ends at 8000 m")  # 4000 ohm-m
 def test_the_diagnostics_notice_an_earth_outside_of_the_prior(problem, vae):
     model = truth()
     model[(MESH.z > 60), :] = 3.6

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,9 +27,18 @@ from tutti.science.em.mt.posterior import ensemble, posterior
 from tutti.science.em.mt.quality import rms
 from tutti.science.em.mt.vae import VAE
 
-CONSOLE = Console(highlight=False)
+CONSOLE, ERRORS = Console(highlight=False, soft_wrap=True), Console(highlight=False, soft_wrap=True, stderr=True)
 
 
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: ERRORS.print(f"warning: {message}", markup=False)
+        yield
+
+
+@warnings_as_lines()
 def forward(config: Path, out: str = "") -> None:
     """Write and draw the responses of the config's section, with noise, in a folder; by default out/mt/NAME."""
     table = MTConfig.load(config)
@@ -43,6 +55,7 @@ def forward(config: Path, out: str = "") -> None:
     CONSOLE.print(f"{size}, {', '.join(problem.modes)}: wrote {folder}/data.npz, data.csv, model.npz and pictures")
 
 
+@warnings_as_lines()
 def invert(config: Path, out: str = "") -> int:
     """Invert data, or the synthetic data of the config's model; write and draw the result. Returns the exit code: 1 if
     the data are not fitted to the target."""

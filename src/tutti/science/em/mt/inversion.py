@@ -122,6 +122,7 @@ class Inversion:
         p = parameters.start(torch.as_tensor(start, dtype=torch.float64).expand(shape))
         shift = torch.zeros(self.shift_columns.shape[1], dtype=torch.float64)
         beta, history = None, []
+        self.problem.warn(parameters.model(p))
         with progress("inverting") as tell:
             at = self.problem.linearize(parameters.model(p))
             r = self.residual(at.data, shift)
@@ -141,6 +142,7 @@ class Inversion:
                 history.append(
                     self._told(i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began)
                 )
+        self.problem.warn(parameters.model(p))
         return Result(parameters.model(p), self.shifted(at.data, shift), p, parameters, beta or 0.0, shift,
                       history[-1].chi <= self.target, history)  # fmt: skip
 
