@@ -43,7 +43,7 @@ def forward(config: Path, out: str = "") -> None:
     """Write and draw the responses of the config's section, with noise, in a folder; by default out/mt/NAME."""
     table = MTConfig.load(config)
     folder = _folder(table, config, out)
-    mesh, problem, truth, data = _synthetic(table)
+    mesh, problem, truth, data = _synthetic(table, table.observations())
     data.save(folder / "data.npz")
     data.save(folder / "data.csv")
     np.savez(folder / "model.npz", log_rho=truth.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges)
@@ -74,10 +74,6 @@ def invert(config: Path, out: str = "") -> int:
                           strategy=wanted.strategy, weight=wanted.weight, say=_say)  # fmt: skip
     CONSOLE.print(f"{data.count} data, {mesh.cells} cells")
     start = torch.log10(torch.tensor(wanted.start, dtype=torch.float64))
-    if wanted.samples < 0:
-        raise ValueError(f"inversion.samples must not be negative; got {wanted.samples}")
-    if not start.isfinite():
-        raise ValueError(f"inversion.start must be a positive resistivity in ohm-m; got {wanted.start}")
     result, told, others = _run(table, inversion, mesh, start)
     report = _report(result, told, data, truth)
     if wanted.uncertainty and result.beta > 0:
@@ -147,9 +143,11 @@ def _vae(table: MTConfig, columns) -> VAE:
     return vae
 
 
-def _synthetic(table: MTConfig) -> tuple[Mesh2D, MT2D, Tensor, Data]:
-    mesh, frequencies, sites = table.geometry(None)
-    problem = MT2D(mesh, frequencies, sites, table.survey.modes or ("TE", "TM"), solver=table.solver)
+def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D, Tensor, Data]:
+    """Of the config's survey, or that of other data."""
+    mesh, frequencies, sites = table.geometry(like)
+    modes = like.modes if like else table.survey.modes or ("TE", "TM")
+    problem = MT2D(mesh, frequencies, sites, modes, solver=table.solver)
     truth = table.truth(mesh)
     noise = table.noise
     data = Data.synthetic(problem, truth, rho=noise.rho, phase=noise.phase, tipper=noise.tipper, seed=noise.seed)

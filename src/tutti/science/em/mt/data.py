@@ -19,6 +19,7 @@ from tutti.science.em.mt.mesh import Mesh2D, positive_frequencies
 from tutti.science.em.mt.stencil import LN10
 
 COLUMNS = ("mode", "frequency_hz", "site_m", "quantity", "value", "error", "weight")
+NOISE = 0.01, 0.286, 0.01  # apparent resistivity, relative; phase, degrees; tipper
 QUANTITIES = {"apparent": ("log10_rho", "phase_deg"), "impedance": ("re_ohm", "im_ohm"), "tipper": ("re", "im")}
 
 
@@ -107,20 +108,27 @@ class Data:
         return cls(tuple(frequencies), tuple(sites), tuple(modes), values, errors, mask, outputs)
 
     @classmethod
-    def synthetic(cls, problem: MT2D, log_rho: Tensor, *, rho: float = 0.01, phase: float = 0.286, tipper: float = 0.01,
-                  seed: int = 0) -> Data:  # fmt: skip
-        """Responses of a known section with Gaussian noise: `rho` relative, `phase` in degrees, `tipper` absolute."""
+    def synthetic(cls, problem: MT2D, log_rho: Tensor, *, rho: float = NOISE[0], phase: float = NOISE[1],
+                  tipper: float = NOISE[2], seed: int = 0) -> Data:  # fmt: skip
+        """Responses of a known section with Gaussian noise: `rho` relative, `phase` in degrees, `tipper` absolute. With
+        0 they are exact, and the errors are those of the default: 0.01, 0.286 and 0.01."""
         if not problem.log:
             raise ValueError("synthetic data need a problem with outputs='apparent'")
         values = problem(log_rho).detach().cpu().view(problem.shape)
-        errors = _floors(problem.modes, values, rho, phase, tipper)
+        given = {"rho": rho, "phase": phase, "tipper": tipper}
+        if negative := [f"{name} = {x}" for name, x in given.items() if not x >= 0]:
+            raise ValueError(f"noise must not be negative; got {negative[0]}")
+        errors = _floors(problem.modes, values, rho or NOISE[0], phase or NOISE[1], tipper or NOISE[2])
+        added = _floors(problem.modes, values, rho, phase, tipper)
         noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        return cls(problem.frequencies, problem.sites, problem.modes, values + errors * noise, errors)
+        return cls(problem.frequencies, problem.sites, problem.modes, values + added * noise, errors)
 
     def with_floor(self, *, rho: float = 0.01, phase: float = 0.286, tipper: float = 0.01) -> Data:
         """Errors of at least these: of apparent resistivity, relative; of phase, degrees; of the tipper, absolute."""
         if self.outputs != "apparent":
             raise ValueError("floors are those of apparent resistivity and phase; these data are impedances")
+        if min(rho, phase, tipper) < 0:
+            raise ValueError(f"floors must not be negative; got rho {rho}, phase {phase}, tipper {tipper}")
         floors = _floors(self.modes, self.values, rho, phase, tipper)
         return dataclasses.replace(self, errors=torch.maximum(self.errors, floors))
 
@@ -211,8 +219,6 @@ def _known(path: str | Path) -> Path:
 
 
 def _floors(modes: Sequence[str], values: Tensor, rho: float, phase: float, tipper: float) -> Tensor:
-    if min(rho, phase, tipper) <= 0:
-        raise ValueError(f"errors must be positive; got rho {rho}, phase {phase}, tipper {tipper}")
     out = torch.empty_like(values)
     for i, mode in enumerate(modes):
         out[i] = tipper if mode == "tipper" else out.new_tensor([rho / LN10, phase])
