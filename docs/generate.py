@@ -234,7 +234,7 @@ def arrows() -> dict[str, dict[str, str]]:
     for file in sorted(source.rglob("*.py")):
         place = file.relative_to(source)
         package = place.parts[0].removesuffix(".py")
-        if package == "__init__":
+        if package in ("__init__", "__main__"):
             continue
         others = found.setdefault(package, {})
         for other in imported(file):

@@ -103,7 +103,7 @@ def test_a_mesh_that_is_too_coarse_is_one_line(tmp_path, capsys):
     ("[survey]\nfrequencies = [1.0]\n[model]\n", "the survey has no sites"),
     (SMALL + "[noise]\nrho = -0.1\n", "noise.rho = -0.1 must not be negative"),
     (SMALL + "[data]\nfloor_rho = nan\n", "data.floor_rho = nan must not be negative"),
-    (SMALL.replace("{ x = [-500.0, 500.0]", "{ left = 0.0"), "no key model.bodies.left; [model.bodies] has x, z, rho\n"),
+    (SMALL.replace("{ x = [-500.0, 500.0]", "{ left = 0.0"), "model.bodies.left; [model.bodies] has x, z, rho\n"),
     ("[mesh]\nbottom = 3.0\n", "[mesh] has rho_range, growth, width, depth, margin, x_edges, z_edges; prior.bottom is"),
     ("[survey]\nfrequencies = 3\n", "should be a list of numbers"),
     (SMALL.replace("rho = 5.0", "rho = -5.0"), "model.bodies[0].rho = -5 must be positive, in ohm-m"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tutti.science.em.mt.columns import PRIORS
 from tutti.science.em.mt.data import Data
+from tutti.science.em.mt.datafile import arrays
 from tutti.science.em.mt.edi import read_edi, survey
 from tutti.science.em.mt.keys import check
 from tutti.science.em.mt.mesh import Mesh2D
@@ -111,10 +112,13 @@ class MTConfig:
                 raise ValueError("model.draw needs a survey.setting: its prior is drawn from")
             return setting.truths(1, table.draw)[0]
         if table.file:
-            with np.load(table.file) as arrays:
-                if "log_rho" not in arrays:
-                    raise ValueError(f"{table.file} has no array log_rho; it has {', '.join(arrays)}")
-                return torch.from_numpy(arrays["log_rho"]).double()
+            found = torch.from_numpy(arrays(table.file, "log_rho")["log_rho"]).double()
+            if found.shape != mesh.shape or not found.isfinite().all():
+                raise ValueError(
+                    f"log_rho of {table.file} must be finite, log10 ohm-m of the mesh's {mesh.shape} cells (nz, nx);"
+                    f" it has the shape {tuple(found.shape)}"
+                )
+            return found
         model = torch.full(mesh.shape, math.log10(table.background), dtype=torch.float64)
         x, z = mesh.x[None, :], mesh.z[:, None]
         for layer in table.layers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +16,7 @@ from tutti.science.em.mt.forward import MODES, MT2D, OUTPUTS
 from tutti.science.em.mt.mesh import Mesh2D, positive_frequencies
 from tutti.science.em.mt.stencil import LN10
 
-COLUMNS = ("mode", "frequency_hz", "site_m", "quantity", "value", "error", "weight")
 NOISE = 0.01, 0.286, 0.01  # apparent resistivity, relative; phase, degrees; tipper
-QUANTITIES = {"apparent": ("log10_rho", "phase_deg"), "impedance": ("re_ohm", "im_ohm"), "tipper": ("re", "im")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,59 +159,18 @@ class Data:
         return shift * self._can_shift().to(shift)
 
     def save(self, path: str | Path) -> None:
-        """As .npz, or as .csv with a row for each value; a masked value has weight 0."""
-        path = _known(path)
-        if path.suffix == ".npz":
-            arrays = {name: getattr(self, name).numpy() for name in ("values", "errors", "mask")}
-            np.savez(
-                path, frequencies=self.frequencies, sites=self.sites, modes=self.modes, outputs=self.outputs, **arrays
-            )
-            return
-        with path.open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(COLUMNS)
-            for mode, f, site, part in np.ndindex(*self.shape):
-                name = self.modes[mode]
-                quantity = QUANTITIES["tipper" if name == "tipper" else self.outputs][part]
-                numbers = [getattr(self, x)[mode, f, site, part].item() for x in ("values", "errors", "mask")]
-                table.writerow([name, self.frequencies[f], self.sites[site], quantity, *numbers[:2], int(numbers[2])])
+        """As .npz, or as .csv with a row for each value; a masked value has weight 0 (`datafile`)."""
+        from tutti.science.em.mt import datafile
+
+        datafile.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Data:
-        """What `save` wrote. Rows of a .csv may be in any order, and are masked where they are missing."""
-        path = _known(path)
-        if path.suffix == ".npz":
-            with np.load(path) as f:
-                values, errors, mask = (torch.from_numpy(f[name]) for name in ("values", "errors", "mask"))
-                frequencies, sites, modes = (tuple(f[name].tolist()) for name in ("frequencies", "sites", "modes"))
-                return cls(frequencies, sites, modes, values, errors, mask, str(f["outputs"]))
-        with path.open(newline="") as file:
-            table = csv.DictReader(file)
-            if tuple(table.fieldnames or ()) != COLUMNS:
-                raise ValueError(f"{path}: the first line must be {','.join(COLUMNS)}; got {table.fieldnames}")
-            rows = list(table)
-        modes = tuple(dict.fromkeys(row["mode"] for row in rows))
-        frequencies = tuple(dict.fromkeys(float(row["frequency_hz"]) for row in rows))
-        sites = tuple(dict.fromkeys(float(row["site_m"]) for row in rows))
-        kinds = {row["quantity"] for row in rows if row["mode"] != "tipper"}
-        outputs = "impedance" if kinds & set(QUANTITIES["impedance"]) else "apparent"
-        shape = len(modes), len(frequencies), len(sites), 2
-        values, errors, mask = torch.zeros(shape).double(), torch.ones(shape).double(), torch.zeros(shape).double()
-        for line, row in enumerate(rows, 2):
-            names = QUANTITIES["tipper" if row["mode"] == "tipper" else outputs]
-            if row["quantity"] not in names:
-                raise ValueError(f"{path}, line {line}: quantity {row['quantity']!r} must be one of {names}")
-            at = (modes.index(row["mode"]), frequencies.index(float(row["frequency_hz"])),
-                  sites.index(float(row["site_m"])), names.index(row["quantity"]))  # fmt: skip
-            values[at], errors[at], mask[at] = (float(row[x]) for x in ("value", "error", "weight"))
-        return cls(frequencies, sites, modes, values, errors, mask, outputs)
+        """What `save` wrote. Rows of a .csv may be in any order, and are masked where they are missing. Raises
+        ValueError that names the file, and the line of a .csv."""
+        from tutti.science.em.mt import datafile
 
-
-def _known(path: str | Path) -> Path:
-    path = Path(path)
-    if path.suffix not in (".npz", ".csv"):
-        raise ValueError(f"data are saved as .npz or .csv; got {path.name}")
-    return path
+        return datafile.load(path)
 
 
 def _floors(modes: Sequence[str], values: Tensor, rho: float, phase: float, tipper: float) -> Tensor:
