@@ -112,13 +112,23 @@ def test_cells_fit_the_data_to_their_errors(problem):
     data = Data.synthetic(problem, truth(), seed=3)
     told = []
     result = Inversion(problem, data, say=lambda i, it: told.append((i, it.chi))).run(Pixel(MESH))
-    assert result.reached and 0.7 < result.chi <= 1.05
+    assert 0.98 * 1.05 <= result.chi <= 1.05 and result.reached, "no smoother model of the step fits"
     assert [i for i, _ in told] == list(range(len(told)))
     assert result.chi == pytest.approx(data.chi(result.response))
     assert result.misfit == pytest.approx(data.misfit(result.response))
     torch.testing.assert_close(problem(result.model), result.response)
     inside = REGION.rows, REGION.columns
     assert rms(result.model[inside], truth()[inside]) < 0.45
+
+
+def test_a_larger_beta_does_not_reach_the_target(problem):
+    """Of the last step: its system, with 5 % more."""
+    inversion = Inversion(problem, Data.synthetic(problem, truth(), seed=3))
+    seen = []
+    smoothest = inversion._smoothest
+    inversion._smoothest = lambda candidate, *bracket: seen.append(candidate) or smoothest(candidate, *bracket)
+    result = inversion.run(Pixel(MESH))
+    assert seen[-1](result.beta).chi == pytest.approx(result.chi) and seen[-1](1.05 * result.beta).chi > 1.05
 
 
 def test_codes_recover_a_truth_of_the_prior_better_than_cells(problem, vae):
