@@ -20,11 +20,12 @@ from tutti.science.em.mt.config import MTConfig
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.forward import MT2D
 from tutti.science.em.mt.inversion import Inversion, Iteration, Result
-from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.mesh import Mesh2D, skin_depth
 from tutti.science.em.mt.mismatch import Mismatch, checked, mismatch
 from tutti.science.em.mt.parameters import Coded, Pixel
 from tutti.science.em.mt.posterior import ensemble, posterior
 from tutti.science.em.mt.quality import rms
+from tutti.science.em.mt.tables import ModelTable
 from tutti.science.em.mt.vae import VAE
 
 CONSOLE, ERRORS = Console(highlight=False, soft_wrap=True), Console(highlight=False, soft_wrap=True, stderr=True)
@@ -47,10 +48,8 @@ def forward(config: Path, out: str = "") -> None:
     data.save(folder / "data.npz")
     data.save(folder / "data.csv")
     np.savez(folder / "model.npz", log_rho=truth.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges)
-    figures.sections(
-        folder / "model.png", mesh, {"model": truth}, sites=problem.sites, area=_area(table, mesh, problem)
-    )
-    figures.pseudosections(folder / "data.png", data)
+    figures.sections(folder / "model.png", mesh, {"model": truth}, sites=problem.sites, area=_area(table, mesh, data))
+    figures.pseudosections(folder / "data.png", data, name="computed, with noise" if _noisy(table) else "computed")
     size = f"{mesh.nz} x {mesh.nx} cells, {len(problem.frequencies)} frequencies, {len(problem.sites)} sites"
     CONSOLE.print(f"{size}, {', '.join(problem.modes)}: wrote {folder}/data.npz, data.csv, model.npz and pictures")
 
@@ -80,9 +79,9 @@ def invert(config: Path, out: str = "") -> int:
         known = posterior(inversion, result)
         report["resolution"] = known.resolution.mean().item()
         extra = {"sd": known.sd.numpy(), "resolution": known.resolution.numpy()}
-        area = _area(table, mesh, problem)
+        area = _area(table, mesh, data)
         figures.sections(folder / "uncertainty.png", mesh, {"standard deviation": known.sd}, area=area,
-                         label="decades", limits=(0, float(known.sd.max())))  # fmt: skip
+                         label="decades", colours="YlOrRd", limits=(0, float(known.sd.max())))  # fmt: skip
     else:
         extra = {}
     if wanted.samples and result.beta > 0:
@@ -91,7 +90,7 @@ def invert(config: Path, out: str = "") -> int:
              response=result.response.view(problem.shape).numpy(), **extra)  # type: ignore[arg-type]  # fmt: skip
     (folder / "report.json").write_text(json.dumps(report, indent=1))
     models = ({"truth": truth} if truth is not None else {}) | others | {f"model, chi {result.chi:.2f}": result.model}
-    figures.sections(folder / "model.png", mesh, models, sites=problem.sites, area=_area(table, mesh, problem))
+    figures.sections(folder / "model.png", mesh, models, sites=problem.sites, area=_area(table, mesh, data))
     figures.pseudosections(folder / "data.png", data, result.response)
     figures.fits(folder / "fits.png", data, result.response)
     figures.convergence(folder / "convergence.png", {"inversion": result.history}, wanted.target)
@@ -170,15 +169,36 @@ def _say(number: int, it: Iteration) -> None:
     CONSOLE.print(f"{number:5d} {it.chi:7.3f} {it.misfit:8.4f} {it.beta:9.2e} {it.seconds:8.1f}")
 
 
-def _area(table: MTConfig, mesh: Mesh2D, problem: MT2D) -> tuple[float, float, float]:
-    """What is drawn: the region of the setting, or the sites and a tenth more, to the depth of half the profile."""
+def _noisy(table: MTConfig) -> bool:
+    return any((table.noise.rho, table.noise.phase, table.noise.tipper))
+
+
+def _area(table: MTConfig, mesh: Mesh2D, data: Data) -> tuple[float, float, float]:
+    """What is drawn: the region of the setting, or sites and bodies and a tenth more, down to below the model's deepest
+    boundary, or as deep as the data see."""
+    given = table.figure.depth
     if setting := table.setting():
         columns, bottom = setting.region.columns, setting.region.rows.stop
-        return mesh.x_edges[columns.start], mesh.x_edges[columns.stop], mesh.z_edges[bottom]
-    left, right = min(problem.sites), max(problem.sites)
+        return mesh.x_edges[columns.start], mesh.x_edges[columns.stop], given or mesh.z_edges[bottom]
+    model = table.model or ModelTable()
+    ends = [*data.sites, *(x for body in model.bodies for x in body.x)]
+    left, right = min(ends), max(ends)
     more = max(0.1 * (right - left), 500.0)
-    depth = min(mesh.z_edges[-1], max(0.5 * (right - left), 1000.0))
-    return max(left - more, mesh.x_edges[0]), min(right + more, mesh.x_edges[-1]), depth
+    boundaries = [z for each in model.layers for z in (each.top, each.bottom)] + [body.z[1] for body in model.bodies]
+    deepest = max([0.0, *(z for z in boundaries if z < mesh.z_edges[-1])])
+    depth = max(1.5 * deepest, (right - left) / 2, 1000.0) if deepest else deepest_seen(data)
+    return max(left - more, mesh.x_edges[0]), min(right + more, mesh.x_edges[-1]), given or min(depth, mesh.z_edges[-1])
+
+
+def deepest_seen(data: Data) -> float:
+    """The largest skin depth of median apparent resistivities, in metres."""
+    depths = [1000.0]
+    for i, frequency in enumerate(data.frequencies):
+        modes = [k for k, mode in enumerate(data.modes) if mode != "tipper"]
+        rho = data.values[modes, i, :, 0][data.mask[modes, i, :, 0] > 0]
+        if data.outputs == "apparent" and len(rho):
+            depths.append(skin_depth(10 ** rho.median().item(), frequency))
+    return max(depths)
 
 
 def _folder(table: MTConfig, config: Path, out: str) -> Path:

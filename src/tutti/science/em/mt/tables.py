@@ -207,5 +207,5 @@ class FigureTable:
     """Pictures."""
 
     depth: Length | None = None
-    """How deep sections are drawn; by default to the deepest boundary of the model or 0.75 of the largest skin depth,
-    whichever is deeper."""
+    """How deep sections are drawn; by default half as deep again as the deepest boundary of [model], or else to the
+    largest skin depth of the apparent resistivities; with survey.setting, its coded region."""
