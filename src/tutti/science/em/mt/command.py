@@ -76,6 +76,7 @@ def invert(config: Path, out: str = "") -> int:
     result, told, others = _run(table, inversion, mesh, start)
     report = _report(result, told, data, truth)
     if wanted.uncertainty and result.beta > 0:
+        CONSOLE.print(f"uncertainty: covariance of {len(result.p)} parameters")
         known = posterior(inversion, result)
         report["resolution"] = known.resolution.mean().item()
         extra = {"sd": known.sd.numpy(), "resolution": known.resolution.numpy()}
@@ -85,6 +86,7 @@ def invert(config: Path, out: str = "") -> int:
     else:
         extra = {}
     if wanted.samples and result.beta > 0:
+        CONSOLE.print(f"drawing {wanted.samples} models of the posterior")
         extra["samples"] = ensemble(inversion, result, wanted.samples).numpy()
     np.savez(folder / "result.npz", log_rho=result.model.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges,
              response=result.response.view(problem.shape).numpy(), **extra)  # type: ignore[arg-type]  # fmt: skip
@@ -114,12 +116,12 @@ def _run(table: MTConfig, inversion: Inversion, mesh: Mesh2D,
     if wanted.parameters == "codes":
         result = inversion.run(coded, start)
         told, others = mismatch(inversion, result), {}
+        for reason in told.reasons:
+            CONSOLE.print(f"the prior may not suit these data: {reason}")
     else:
-        found = checked(inversion, coded, start, along=wanted.along, down=wanted.down)
+        found = checked(inversion, coded, start, tell=CONSOLE.print, along=wanted.along, down=wanted.down)
         result, told = found.result, found.mismatch
         others = {} if found.result is found.coded else {f"codes, chi {found.coded.chi:.2f}": found.coded.model}
-    for reason in told.reasons:
-        CONSOLE.print(f"the prior may not suit these data: {reason}")
     return result, told, others
 
 
@@ -132,8 +134,10 @@ def _vae(table: MTConfig, columns) -> VAE:
         if vae.source != source:
             raise ValueError(f"{prior.file} was learned from {vae.source or 'something else'}, and this config asks for"
                              f" {source}: delete it, or name another prior.file")  # fmt: skip
+        CONSOLE.print(f"the prior is that of {prior.file}")
         return vae
     vae = VAE(len(columns.z), prior.codes, prior.network)
+    CONSOLE.print(f"learning the prior: {source}")
     vae.fit(columns, samples=prior.samples, epochs=prior.epochs)
     vae.source = source
     if prior.file:

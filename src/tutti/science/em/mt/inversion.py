@@ -139,25 +139,25 @@ class Inversion:
         shift = torch.zeros(self.shift_columns.shape[1], dtype=torch.float64)
         beta, history = None, []
         self.problem.warn(parameters.model(p))
-        with progress("inverting") as tell:
+        with progress("inverting: the first response"):
             at = self.problem.linearize(parameters.model(p))
-            r = self.residual(at.data, shift)
-            local = parameters.linearize(p)
-            history.append(self._told(0, at, shift, r, 0.0, local.penalty, 0.0, 1, 0.0))
-            for i in range(self.steps):
-                if history[-1].chi <= self.target:
-                    break
-                tell(f"inverting: iteration {i + 1}, chi {history[-1].chi:.2f}")
-                began = time.perf_counter()
+        r = self.residual(at.data, shift)
+        local = parameters.linearize(p)
+        history.append(self._told(0, at, shift, r, 0.0, local.penalty, 0.0, 1, 0.0))
+        for i in range(self.steps):
+            if history[-1].chi <= self.target:
+                break
+            began = time.perf_counter()
+            with progress(f"inverting: iteration {i + 1}, chi {history[-1].chi:.2f}"):
                 system = System(self, at, local, r, shift)
                 found = self._search(system, parameters, p, shift, beta, history[-1])
-                if found is None:
-                    break
-                (_, p, shift, beta, at, r, step), forwards = found
-                local = parameters.linearize(p)
-                history.append(
-                    self._told(i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began)
-                )
+            if found is None:
+                break
+            (_, p, shift, beta, at, r, step), forwards = found
+            local = parameters.linearize(p)
+            history.append(
+                self._told(i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began)
+            )
         self.problem.warn(parameters.model(p))
         return Result(parameters.model(p), self.shifted(at.data, shift), p, parameters, beta or 0.0, shift,
                       history[-1].chi <= self.target, history)  # fmt: skip
