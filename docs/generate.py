@@ -64,8 +64,8 @@ def command_line() -> str:
 
     parts = [
         f"{NOTE}\n# Command line\n\n"
-        "Every verb prints its options with `--help`. Exit codes: 0 for success, 1 if a rank failed, 2 for bad input, "
-        "128 plus the signal number if a signal ended the command.\n\n"
+        "Every verb prints its options with `--help`. Exit codes: 0 for success, 1 if a rank or a check failed, 2 for "
+        "bad input, 128 plus the signal number if a signal ended the command ([all of them](errors.md)).\n\n"
         "| verb | what it does |\n|---|---|\n"
         + "".join(f"| [`tutti {name}`](#tutti-{name}) | {verb.summary} |\n" for name, verb in cli.VERBS.items())
     ]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tutti.science.em.mt.forward import MODES, MT2D, OUTPUTS
 from tutti.science.em.mt.mesh import Mesh2D, positive_frequencies
+from tutti.science.em.mt.shown import shown
 from tutti.science.em.mt.stencil import LN10
 
 NOISE = 0.01, 0.286, 0.01  # apparent resistivity, relative; phase, degrees; tipper
@@ -35,6 +36,9 @@ class Data:
     errors: Tensor
     mask: Tensor = None  # type: ignore[assignment]
     outputs: str = "apparent"
+
+    def __repr__(self) -> str:
+        return shown(self, "count")
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.layered import apparent
+from tutti.science.em.mt.shown import shown
 from tutti.science.em.mt.stencil import LN10
 
 OHM = 4e-4 * math.pi  # mV/km/nT: mu0 * 1e-6 V/m / 1e-9 T
@@ -47,6 +48,9 @@ class Edi:
     tipper: Tensor | None = None
     tipper_variance: Tensor | None = None
     tipper_azimuth: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def rotated(self, azimuth: float) -> Edi:
         """With the x axis at this azimuth. Variances as if components were independent."""

@@ -85,6 +85,9 @@ class MT2D:
         self._polarisations: dict[torch.device, list[Polarisation]] = {}
         self._warned = self.share.rank > 0
 
+    def __repr__(self) -> str:
+        return f"MT2D({self.mesh}, (mode, frequency, site, 2) = {self.shape}, modes={self.modes})"
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(mode, frequency, site, 2): of the data."""

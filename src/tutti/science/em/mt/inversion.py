@@ -31,6 +31,7 @@ from tutti.launch.progress import progress
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.forward import MT2D, Linearization
 from tutti.science.em.mt.parameters import Local, Parameters
+from tutti.science.em.mt.shown import shown
 
 SWEEP = (1.0, 0.2, -0.5, -1.2, -2.0)  # decades around the last beta
 DENSE = 8000  # parameters whose penalty is factored as a dense matrix
@@ -66,6 +67,9 @@ class Result:
     shift: Tensor
     reached: bool
     history: list[Iteration] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return shown(self, "chi", "misfit")
 
     @property
     def chi(self) -> float:

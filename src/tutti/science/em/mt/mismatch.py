@@ -16,6 +16,7 @@ from torch import Tensor
 from tutti.science.em.mt.inversion import Inversion, Result
 from tutti.science.em.mt.parameters import Coded, Pixel
 from tutti.science.em.mt.posterior import normal_system
+from tutti.science.em.mt.shown import shown
 
 MOST = 1.8  # mean square of codes over its expectation; over 50 truths of the basin's prior it stayed below 1.65
 
@@ -28,6 +29,9 @@ class Mismatch:
     codes: float
     columns: Tensor
     reasons: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def __bool__(self) -> bool:
         return bool(self.reasons)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tutti.launch.progress import progress
 from tutti.science.em.mt.inversion import Inversion, Result, System
+from tutti.science.em.mt.shown import shown
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Posterior:
     sd: Tensor
     prior: Tensor
     resolution: Tensor
+
+    def __repr__(self) -> str:
+        return shown(self)
 
 
 def normal_system(inversion: Inversion, result: Result) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
