@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ from torch import Tensor
 from tutti.science.em.fdtd.grid import C0, EPS0, MU0, Grid
 from tutti.science.em.fdtd.problem import Setting, direction, source
 from tutti.science.em.fdtd.sources import MAGNETIC, SOFT, Entries, sampled
-from tutti.science.em.fdtd.waveforms import Waveform
+from tutti.science.em.fdtd.waveforms import Waveform, check_waveform
+
+if TYPE_CHECKING:
+    from tutti.science.em.fdtd.simulation import Result
 
 AHEAD = 2  # cells between the start of the wave and the box
 
@@ -37,6 +41,9 @@ class PlaneWave:
     along: str
     polarization: str
     waveform: Waveform
+
+    def __post_init__(self) -> None:
+        check_waveform(self.waveform, "plane wave")
 
     def incident(self, setting: Setting, count: int) -> tuple[Tensor, Tensor]:
         """E before each step (steps, count) and H / sign after its half, by distance in cells from the start.
@@ -61,13 +68,16 @@ class PlaneWave:
             e[0] = at[step]
         return torch.from_numpy(es), torch.from_numpy(hs)
 
-    def spectrum(self, grid: Grid, dt: float, steps: int, frequencies: Tensor, node: int) -> Tensor:
-        """The Fourier sums of incident E at a node of the wave's axis in the box, complex (frequencies).
+    def spectrum(self, result: Result, frequencies: Tensor, node: int) -> Tensor:
+        """The Fourier sums of incident E at a node of the wave's axis in the box, complex128 (frequencies), in V s/m.
 
-        As a `Spectrum` would see it in an empty grid.
+        As a `Spectrum` would see it in an empty grid over the steps of a run from rest. frequencies: Hz.
         """
-        setting = Setting(grid, dt, steps + 1, (), lambda _, place: place.double())
+        dt, steps = result.dt, result.steps
+        setting = Setting(result.grid, dt, steps + 1, (), lambda _, place: place.double())
         first, last = self.box["xyz".index(self.along[1])]
+        if not first <= node <= last:
+            raise ValueError(f"node: in the box of the wave, from {first} to {last} along {self.along[1]}, not {node}")
         column = AHEAD + (node - first if self.along[0] == "+" else last - node)
         e, _ = self.incident(setting, last - first + 2 * AHEAD + 2)
         times = torch.arange(1, steps + 1, dtype=torch.float64) * dt
