@@ -36,6 +36,10 @@ class Solid:
         """Under an affine map, (3, 4)."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        low, high = (tuple(float(f"{x:.4g}") for x in corner) for corner in self.bounds())
+        return f"{type(self).__name__}({low} to {high} m)"
+
     def moved(self, by: Point) -> Solid:
         return self.transformed(np.column_stack([np.eye(3), np.asarray(by, float)]))
 
