@@ -17,9 +17,11 @@ from math import pi
 import torch
 from torch import Tensor
 
+from tutti.science.em.shown import Brief
 
-@dataclass(frozen=True)
-class Pole:
+
+@dataclass(frozen=True, repr=False)
+class Pole(Brief):
     """`strength`: 1/s^2, a number or a tensor over cells (it may require gradients); resonance, damping: 1/s.
 
     where: cells in which a number holds, as a boolean tensor over cells; all if not given.

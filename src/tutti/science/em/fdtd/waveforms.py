@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, log, pi, sqrt
+from math import log, pi, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tutti.science.em.bounds import check_positive
 
 Waveform = Callable[[Tensor], Tensor]
 SIGNIFICANT = 0.1  # of the peak of a spectrum
@@ -19,12 +21,6 @@ def check_waveform(waveform: Any, what: str) -> None:
     if not callable(waveform) and not isinstance(waveform, Tensor):
         raise ValueError(f"{what}: a waveform is a function of times in seconds, such as gaussian_up_to(1e9), or a "
                          f"tensor with a number per step, not {waveform!r}")  # fmt: skip
-
-
-def check_positive(what: str, **numbers: float) -> None:
-    for name, x in numbers.items():
-        if not 0 < x < inf:
-            raise ValueError(f"{name} of {what}: positive and finite, not {x:g}")
 
 
 @dataclass(frozen=True)
