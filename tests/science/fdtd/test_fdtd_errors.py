@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,12 +17,16 @@ from tutti.science.em.fdtd import (
     Probe,
     Simulation,
     Snapshots,
+    Spectrum,
+    drude,
     gaussian_up_to,
+    mie,
     pulse,
 )
 from tutti.science.em.fdtd.farfield import scattering_width, surface
 from tutti.science.em.fdtd.farfield3d import amplitude, surface3d
 from tutti.science.em.fdtd.resolution import highest
+from tutti.science.em.fdtd.subpixel import conductor, permittivity
 
 GRID, WAVE = Grid((40, 40), 0.01), gaussian_up_to(1e9)
 SOURCE, F = Current("Ez", (20, 20), WAVE), torch.tensor([5e8, 1e9])
@@ -48,6 +53,31 @@ SOURCE, F = Current("Ez", (20, 20), WAVE), torch.tensor([5e8, 1e9])
     (lambda: gaussian_up_to(-1e9), r"frequency of a Gaussian: positive and finite, not -1e\+09"),
     (lambda: gaussian_up_to(math.nan), "frequency of a Gaussian: positive and finite, not nan"),
     (lambda: gaussian_up_to(0), "not 0"),
+    (lambda: Grid(60, 0.01), r"shape of a grid: numbers of cells by axis, such as \(60, 60\), not 60"),
+    (lambda: Grid((60.5, 60), 0.01), "shape of a grid"),
+    (lambda: Grid((60, 60), math.inf), "spacing: 2 positive lengths in metres, or one, not inf"),
+    (lambda: Grid((60, 60), "a"), "spacing: 2 positive lengths"),
+    (lambda: CPML(2.5), "cells of absorbing layers: whole numbers, or pairs by axis, not 2.5"),
+    (lambda: CPML([10, 10]), r"or pairs by axis, not \[10, 10\]"),
+    (lambda: Spectrum("s", "Ez", (5, 5), None), "frequencies of s: a list of numbers in Hz, not None"),
+    (lambda: Snapshots("s", "Ez", (5, 5), 1.5), "every: at least one step, not 1.5"),
+    (lambda: Probe("p", "Ez", []), "points of p: a list of them"),
+    (lambda: Simulation(GRID, monitors=None), "monitors: a list of them, not None"),
+    (lambda: Simulation(GRID, sources=None), "sources: a list of them, not None"),
+    (lambda: Simulation(GRID).run("fr4", 2), "eps_r: a number, a tensor over cells, .* not 'fr4'"),
+    (lambda: Simulation(GRID).run(1.0, 2, sigma=[0.1]), "sigma: a number, a tensor over cells"),
+    (lambda: Simulation(GRID).run(1.0, 2, poles=drude(1e9, 1e8)), r"poles: a list of them, .* not Pole\(strength"),
+    (lambda: Simulation(GRID).run(1.0, 2, poles=[1.0]), r"poles: a list of them, .* not \[1.0\]"),
+    (lambda: Simulation(GRID).run(1.0, 2, after=3), "after: the result of a run, not 3"),
+    (lambda: PlaneWave([(9, 31)] * 2, "x", "Ez", WAVE), "a plane wave along 'x' cannot have 'Ez': along is one of .x"),
+    (lambda: PlaneWave([(9, 31)] * 2, "+x", "Hz", WAVE), r"and the polarization Ex, Ey, Ez across"),
+    (lambda: PlaneWave([(9.5, 31)] * 2, "+x", "Ez", WAVE), r"box: \(first, last\) node for each axis, not"),
+    (lambda: PlaneWave(None, "+x", "Ez", WAVE), "box: .* not None"),
+    (lambda: drude(-1e9, 1e8), "plasma frequency: at least 0, in rad/s, not -1"),
+    (lambda: mie.sphere(0, 2.0), "ka of the sphere: positive and finite, not 0"),
+    (lambda: mie.cylinder(-1, 2.0, np.zeros(1)), "ka of the cylinder"),
+    (lambda: permittivity(Grid((2, 2, 2), 1.0), torch.zeros(4, 4, 4), -1.0), "inside of the solid: positive"),
+    (lambda: conductor(Grid((2, 2, 2), 1.0), torch.zeros(4, 4, 4), 5.0), "least: a share of a face"),
     (lambda: pulse(1e9, 0.0), "bandwidth of a pulse: positive and finite, not 0"),
     (lambda: pulse(math.inf, 1e9), "frequency of a pulse"),
 ])  # fmt: skip

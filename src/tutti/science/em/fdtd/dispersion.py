@@ -53,6 +53,8 @@ class Pole(Brief):
 
 def drude(plasma: float, collision: float, where: Tensor | None = None) -> Pole:
     """eps = 1 - plasma^2 / (omega^2 - i omega collision); both in rad/s."""
+    if not plasma >= 0:
+        raise ValueError(f"plasma frequency: at least 0, in rad/s, not {plasma}")
     return Pole(plasma**2, 0.0, collision / 2, where)
 
 

@@ -7,8 +7,10 @@ the index of the node before them. The outermost nodes are perfectly conducting 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
+from numbers import Real
 
 from scipy import constants
 
@@ -33,13 +35,15 @@ class Grid:
     mode: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shape, Sequence) or not all(hasattr(n, "__index__") for n in self.shape):
+            raise ValueError(f"shape of a grid: numbers of cells by axis, such as (60, 60), not {self.shape}")
         dims = len(self.shape)
         if dims not in (2, 3):
             raise ValueError(f"a grid has two or three axes, not {dims}")
         if any(n < 1 for n in self.shape):
             raise ValueError(f"a grid needs at least one cell along each axis, not {self.shape}")
-        lengths = self.spacing if isinstance(self.spacing, tuple) else (float(self.spacing),) * dims
-        if len(lengths) != dims or not all(x > 0 for x in lengths):
+        lengths = tuple(self.spacing) if isinstance(self.spacing, tuple | list) else (self.spacing,) * dims
+        if len(lengths) != dims or not all(isinstance(x, Real) and 0 < x < inf for x in lengths):
             raise ValueError(f"spacing: {dims} positive lengths in metres, or one, not {self.spacing}")
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         object.__setattr__(self, "spacing", tuple(float(x) for x in lengths))

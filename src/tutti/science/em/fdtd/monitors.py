@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from tutti.science.em.shown import Brief, brief
 
 
 def check_every(monitor: Snapshots | Spectrum | Energy) -> None:
-    if monitor.every < 1:
+    if not hasattr(monitor.every, "__index__") or monitor.every < 1:
         raise ValueError(f"every: at least one step, not {monitor.every}, for the monitor {monitor.name}")
 
 
@@ -27,7 +29,8 @@ class Probe:
     points: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
-        if not hasattr(self.points, "__len__") or not all(hasattr(x, "__len__") for x in self.points):
+        listed = hasattr(self.points, "__len__") and len(self.points) > 0
+        if not listed or not all(hasattr(x, "__len__") for x in self.points):
             raise ValueError(f"points of {self.name}: a list of them, such as [(40, 30)], not {self.points}")
 
 
@@ -59,9 +62,11 @@ class Spectrum(Brief):
 
     def __post_init__(self) -> None:
         check_every(self)
-        f = torch.as_tensor(self.frequencies)
+        given = self.frequencies
+        f = torch.as_tensor(given if isinstance(given, Tensor | np.ndarray | Sequence) else math.nan)
+        told = given.tolist() if isinstance(given, Tensor) else given
         if f.ndim != 1 or not bool(torch.isfinite(f).all()):
-            raise ValueError(f"frequencies of {self.name}: a list of numbers in Hz, not {f.tolist()}")
+            raise ValueError(f"frequencies of {self.name}: a list of numbers in Hz, not {told}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +113,7 @@ Monitor = Probe | Snapshots | Spectrum | Energy
 
 def expanded(given: Sequence[Any]) -> tuple[Monitor, ...]:
     """The monitors of a list; those of a line of a port are its `parts`. Raises ValueError for anything else."""
-    if isinstance(given, Monitor | str) or hasattr(given, "parts"):
+    if not isinstance(given, Sequence) or isinstance(given, str) or hasattr(given, "parts"):
         raise ValueError(f"monitors: a list of them, not {brief(given)}: write [...] around it")
     out: list[Monitor] = []
     for x in given:

@@ -44,6 +44,15 @@ class PlaneWave:
 
     def __post_init__(self) -> None:
         check_waveform(self.waveform, "plane wave")
+        ways, fields = [x + y for x in "+-" for y in "xyz"], ["Ex", "Ey", "Ez"]
+        if self.along not in ways or self.polarization not in fields or self.along[1] == self.polarization[1]:
+            raise ValueError(f"a plane wave along {self.along!r} cannot have {self.polarization!r}: along is one of "
+                             f"{', '.join(ways)}, and the polarization {', '.join(fields)} across")  # fmt: skip
+        if not isinstance(self.box, Sequence) or not all(
+            isinstance(ends, Sequence) and len(ends) == 2 and all(hasattr(n, "__index__") for n in ends)
+            for ends in self.box
+        ):
+            raise ValueError(f"box: (first, last) node for each axis, not {self.box}")
 
     def incident(self, setting: Setting, count: int) -> tuple[Tensor, Tensor]:
         """E before each step (steps, count) and H / sign after its half, by distance in cells from the start.
@@ -87,8 +96,8 @@ class PlaneWave:
     def entries(self, setting: Setting) -> list[Entries]:
         grid = setting.grid
         u, v = "xyz".index(self.along[1]), "xyz".index(self.polarization[1])
-        if self.along[0] not in "+-" or u == v or u >= len(grid.shape) or self.polarization[0] != "E":
-            raise ValueError(f"a plane wave along {self.along} cannot have {self.polarization}")
+        if u >= len(grid.shape):
+            raise ValueError(f"a plane wave along {self.along} is beyond the {len(grid.shape)} axes of the grid")
         if len(self.box) != len(grid.shape):
             raise ValueError(f"box: (first, last) for each of {len(grid.shape)} axes, not {self.box}")
         for axis, (ends, n) in enumerate(zip(self.box, grid.shape, strict=True)):

@@ -28,7 +28,7 @@ from tutti.science.em.fdtd.materials import Material
 from tutti.science.em.fdtd.monitors import Energy, Monitor
 from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, Setting, reading, table
 from tutti.science.em.fdtd.slabs import Slab
-from tutti.science.em.shown import Brief
+from tutti.science.em.shown import Brief, brief
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,6 +190,10 @@ class Simulation:
         """The arrays of the kernels, the waves, what gradients are taken of, and the order of what is read."""
         if not hasattr(steps, "__index__") or steps < 1:
             raise ValueError(f"steps: at least 1, not {steps}")
+        if isinstance(poles, Pole) or not all(isinstance(x, Pole) for x in poles):
+            raise ValueError(f"poles: a list of them, as of `drude` and `lorentz`, not {brief(poles)}")
+        if after is not None and not isinstance(after, Result):
+            raise ValueError(f"after: the result of a run, not {brief(after)}")
         grid, dtype, device = self.grid, self.dtype, torch.device(self.device)
         none = torch.empty(0, dtype=dtype, device=device)
         a, b, present = [none] * 6, [none] * 6, [False] * 6

@@ -144,7 +144,7 @@ class Current(Brief):
 
 
 def check_sources(given: Any) -> None:
-    if hasattr(given, "entries") or isinstance(given, str):
+    if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(f"sources: a list of them, not {brief(given)}: write [...] around it")
     for x in given:
         if not hasattr(x, "entries"):
