@@ -105,3 +105,10 @@ class Grid:
         if name not in self.components:
             raise ValueError(f"a grid in mode {self.mode} has {', '.join(self.components)}, not {name!r}")
         return 3 * (name[0] == "H") + self.axes["xyz".index(name[1])]
+
+
+def changing(array: Sequence[int], component: int) -> list[tuple[int, int]]:
+    """Places where steps change a component, (from, to) by axis of the kernels: not tangential E and normal H on walls,
+    nor what lies beyond the last node. The kernels in C++ have the same rule."""
+    h, p = divmod(component, 3)
+    return [(0, 1) if n == 1 else (int((h == 0) == (d != p)), n - 1) for d, n in enumerate(array)]

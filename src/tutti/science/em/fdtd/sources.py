@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from tutti.science.em.fdtd.grid import Grid
+from tutti.science.em.fdtd.grid import Grid, changing
 from tutti.science.em.fdtd.waveforms import Waveform, check_waveform
 from tutti.science.em.shown import Brief, brief
 
@@ -78,13 +78,12 @@ def driven(grid: Grid, component: str, where: Where, what: str) -> tuple[Tensor,
     """As `places`, where steps update. Raises ValueError for tangential E and normal H of walls, and beyond the last
     cell."""
     found = places(grid, where, what)
-    electric = component[0] == "E"
+    spans = changing(grid.array, grid.component(component))
     for axis, (x, n) in enumerate(zip(where, grid.nodes, strict=True)):
-        along = axis == "xyz".index(component[1])
-        first, last = (0 if along == electric else 1), n - 2
+        first, end = spans[grid.axes[axis]]
         nodes = range(n)[x] if isinstance(x, slice) else (x,)
-        if min(nodes) < first or max(nodes) > last:
-            raise ValueError(f"{what}: {component} changes at {first} to {last} along {'xyz'[axis]} only, not at "
+        if min(nodes) < first or max(nodes) >= end:
+            raise ValueError(f"{what}: {component} changes at {first} to {end - 1} along {'xyz'[axis]} only, not at "
                              f"{min(nodes)} to {max(nodes)}: the outermost nodes are perfect conductors")  # fmt: skip
     return found
 
