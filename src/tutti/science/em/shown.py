@@ -1,8 +1,8 @@
 """Short representations: types and shapes in place of the numbers of tensors.
 
 >>> import torch
->>> brief({"a": torch.zeros(3, 2), "b": torch.tensor(0.5)})
-'{a: float32 (3, 2), b: 0.5}'
+>>> brief({"a": torch.zeros(3, 2), "b": torch.tensor([0.5, 1e9])})
+'{a: float32 (3, 2), b: [0.5, 1e+09]}'
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+FEW = 4  # numbers
 SHORT = Repr()
 SHORT.maxother = SHORT.maxstring = 100
 
@@ -22,7 +23,10 @@ SHORT.maxother = SHORT.maxstring = 100
 def brief(x: Any) -> str:
     """One line for a value of any kind."""
     if isinstance(x, Tensor | np.ndarray):
-        return f"{x.item():.6g}" if x.ndim == 0 else f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+        few = x.ndim == 0 or (x.ndim == 1 and len(x) <= FEW)
+        return brief(x.tolist()) if few else f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+    if isinstance(x, list):
+        return "[" + ", ".join(map(brief, x[:FEW])) + (", ..." if len(x) > FEW else "") + "]"
     if isinstance(x, Mapping):
         return "{" + ", ".join(f"{name}: {brief(value)}" for name, value in x.items()) + "}"
     if isinstance(x, float):
