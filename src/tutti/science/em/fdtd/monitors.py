@@ -22,7 +22,10 @@ def check_every(monitor: Snapshots | Spectrum | Energy) -> None:
 
 @dataclass(frozen=True)
 class Probe:
-    """A component at points over time: (steps, points), after an axis of shots if there are several."""
+    """A component at points over time, in V/m or A/m: (steps, points), after an axis of shots if there are several.
+
+    points: indices of nodes, one per axis, which for all monitors are numbers of cells from the first node.
+    """
 
     name: str
     component: str
@@ -36,7 +39,10 @@ class Probe:
 
 @dataclass(frozen=True)
 class Snapshots:
-    """A component in a region after every so many steps: (times, *region). Integers in `where` drop an axis."""
+    """A component in a region after every so many steps, in V/m or A/m: (times, *region), after an axis of shots.
+
+    where: a node or a slice of nodes by axis; nodes drop their axis.
+    """
 
     name: str
     component: str
@@ -49,7 +55,8 @@ class Snapshots:
 
 @dataclass(frozen=True, repr=False)
 class Spectrum(Brief):
-    """The running Fourier sum dt sum x(t) exp(-2 pi i f t) of a component: complex (frequencies, *region).
+    """The running Fourier sum dt sum x(t) exp(-2 pi i f t) of a component, in V s/m or A s/m: complex (frequencies,
+    *region), after an axis of shots. frequencies: Hz.
 
     every: of so many steps one counts, and at least two in a period.
     """

@@ -30,7 +30,12 @@ WEAKEST = 1e-4  # of the peak of a spectrum that is divided by
 
 @dataclass(frozen=True)
 class Port:
-    """where: nodes of the edges, a slice along the edges and across. The voltage is minus the integral of E."""
+    """A voltage source of `waveform` in volts behind a resistance in ohm, or a load without one.
+
+    component: of E, along the edges. where: nodes of the edges, a slice along the edges and across. The voltage is
+    minus the integral of E. shot: the run that has the waveform, if there are several; loads are in all.
+    Raises ValueError for a resistance that is not positive, and in a run where edges lie in walls.
+    """
 
     component: str
     where: Where
