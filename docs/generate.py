@@ -64,13 +64,42 @@ def command_line() -> str:
 
     parts = [
         f"{NOTE}\n# Command line\n\n"
-        "Every verb prints its options with `--help`. Exit codes: 0 for success, 1 if a rank failed, 2 for bad input, "
-        "128 plus the signal number if a signal ended the command.\n\n"
+        "Every verb prints its options with `--help`. Exit codes: 0 for success, 1 if a rank or a check failed, 2 for "
+        "bad input, 128 plus the signal number if a signal ended the command ([all of them](errors.md)).\n\n"
         "| verb | what it does |\n|---|---|\n"
         + "".join(f"| [`tutti {name}`](#tutti-{name}) | {verb.summary} |\n" for name, verb in cli.VERBS.items())
     ]
-    parts += [f"\n## tutti {name}\n\n```text\n{help_of(name)}```\n" for name in cli.VERBS]
+    for name in cli.VERBS:
+        parts.append(f"\n## tutti {name}\n\n```text\n{help_of(name)}```\n")
+        parts.append(mt_config() if name == "mt" else "")
     return "".join(parts)
+
+
+def mt_config() -> str:
+    """The keys of a config of `tutti mt`."""
+    from tutti.science.em.mt.config import MTConfig
+    from tutti.science.em.mt.keys import sections
+
+    def row(key) -> str:
+        default = "needed" if key.needed else value_of(key.default)
+        cells = f"`{key.name}`", key.type, key.unit, default, key.meaning
+        return f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|\n"
+
+    head = "\n| key | type | unit | default | meaning |\n|---|---|---|---|---|\n"
+    parts = ["\n### The config of tutti mt\n\n`runs/mt_example.toml` has every key, with comments.\n"]
+    for heading, meaning, keys in sections(MTConfig):
+        parts.append(f"\n#### `{heading}`\n\n{meaning}\n" if heading else "")
+        parts.append(head + "".join(map(row, keys)))
+    return "".join(parts)
+
+
+def value_of(default: Any) -> str:
+    """As TOML writes it."""
+    if default is None or default == ():
+        return ""
+    if isinstance(default, tuple):
+        return f"`{list(default)}`"
+    return f"`{json.dumps(default) if isinstance(default, str | bool) else default}`"
 
 
 # -- proofs -------------------------------------------------------------------------------------------------------
@@ -205,7 +234,7 @@ def arrows() -> dict[str, dict[str, str]]:
     for file in sorted(source.rglob("*.py")):
         place = file.relative_to(source)
         package = place.parts[0].removesuffix(".py")
-        if package == "__init__":
+        if package in ("__init__", "__main__"):
             continue
         others = found.setdefault(package, {})
         for other in imported(file):

@@ -43,6 +43,20 @@ def test_help_imports_nothing_heavy(module):
 
 
 @pytest.mark.starts
+def test_help_of_mt_does_not_wait_for_torch():
+    code = "import sys; from tutti import cli; cli.main(['mt', 'invert', '--help'])"
+    watched = f"try:\n  {code}\nfinally:\n  assert not {{'torch', 'matplotlib'}} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True)
+    assert "Folder of the results" in done.stdout and "AssertionError" not in done.stderr
+
+
+@pytest.mark.starts
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "tutti", "trian"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "tutti: no verb 'trian'; did you mean train?\n")
+
+
+@pytest.mark.starts
 def test_output_that_nobody_reads_is_no_error():
     code = "from tutti import cli; import sys; sys.exit(cli.main(['--help']))"
     reads, writes = os.pipe()

@@ -55,7 +55,7 @@ VERBS = {
         verbs=("train", "eval", "play", "list"),
     ),
     "mt": Verb(
-        "tutti.science.em.mt.command:mt",
+        "tutti.cli.mt:mt",
         "magnetotellurics: responses of a section of the earth, inversion of data",
         raw=True,
         extra="science",

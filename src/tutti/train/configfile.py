@@ -103,9 +103,9 @@ def build(kind: type, table: dict[str, Any], file: str, section: str = "", root:
         elif get_origin(types[key]) is tuple and is_dataclass(each := get_args(types[key])[0]):
             if not isinstance(value, list) or not all(isinstance(x, dict) for x in value):
                 raise ValueError(f"{file}: {where} is a list of sections: write [[{where}]] and its keys below")
-            values[key] = tuple(build(each, x, file, where, root) for x in value)  # type: ignore[arg-type]
+            values[key] = tuple(build(each, x, file, where, each) for x in value)  # type: ignore[arg-type]
         elif not _fits(value, types[key]):
-            raise ValueError(f"{file}: {where} = {value!r} should be {_name(types[key])}")
+            raise ValueError(f"{file}: {where} = {value!r} should be {type_name(types[key])}")
         else:
             values[key] = tuple(value) if isinstance(value, list) else value
     needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
@@ -121,15 +121,16 @@ def _section(kind: Any) -> Any:
 
 
 def _nearest(key: str, section: str, known: Iterable[str], root: type) -> str:
-    """The most similar key of this section, else of another section, else all keys."""
+    """The most similar key of this section, else all of them, and an equal one of another section."""
     prefix = f"{section}." if section else ""
     if near := get_close_matches(key, known, 1):
         return f"did you mean {prefix}{near[0]}?"
+    own = f"{f'[{section}]' if section else 'the file'} has {', '.join(known)}"
     elsewhere = [f"{name}.{key}" for name, inner in get_type_hints(root).items()
                  if is_dataclass(inner) and key in get_type_hints(inner)]  # fmt: skip
-    if elsewhere:
-        return f"did you mean {elsewhere[0]}?"
-    return f"{f'[{section}]' if section else 'the file'} has " + ", ".join(known)
+    if elsewhere and section:
+        return f"{own}; {elsewhere[0]} is another"
+    return f"did you mean {elsewhere[0]}?" if elsewhere else own
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -148,16 +149,16 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _name(kind: Any) -> str:
+def type_name(kind: Any) -> str:
     """A type in words: `a number`, `one of 'O0', 'O2'`, `a list of strings`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(_name(k) for k in inner if k is not NoneType)
+        return " or ".join(type_name(k) for k in inner if k is not NoneType)
     if origin is Literal:
         return "one of " + ", ".join(map(repr, inner))
     if origin is tuple:
         several = inner[-1] is ...
-        return f"a list of {_name(inner[0]).removeprefix('a ')}s" if several else f"a list of {len(inner)} numbers"
+        return f"a list of {type_name(inner[0]).removeprefix('a ')}s" if several else f"a list of {len(inner)} numbers"
     if origin is dict:
         return "a table"
     return {float: "a number", int: "a whole number", str: "a string", bool: "true or false"}[kind]

@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from tutti.science.em.cad import MATERIALS, Mesh, box, cone, cylinder, fill, material, sphere, voxelize
 from tutti.science.em.cad.picture import picture
 
 EDGES = np.linspace(0, 1, 21)
+BALL = sphere((0.5, 0.5, 0.5), 0.3)
 
 
 def volume(solid, edges=EDGES, samples=2):
@@ -107,6 +109,18 @@ def test_inward_surfaces_are_turned():
     (lambda: fill(box((0, 0, 0), (1, 1, 1)), [0, 1, 1], [0, 1], [0, 1]), "x must be 2 or more"),
     (lambda: fill(box((0, 0, 0), (1, 1, 1)), [0, 1], [0, 1], [0, 1], samples=0), "samples"),
     (lambda: material("coper"), "did you mean copper"),
+    (lambda: material(3), "no material 3; vacuum, air"),
+    (lambda: box((0, 0), (1, 1)), "the corners of a box: x, y and z in metres, not .0, 0. and"),
+    (lambda: BALL.rotated((0, 0, 0), 30), "axis of a rotation"),
+    (lambda: sphere((0, 0, 0), 1, 1), "segments of a sphere: a whole number from 2, not 1"),
+    (lambda: cone((0, 0, 0), 1, 1, 1, 2), "segments of a cone: a whole number from 3, not 2"),
+    (lambda: cylinder((0, 0, 0), "a", 1), "radius must be positive and finite; got a"),
+    (lambda: voxelize({"a": BALL}, EDGES, EDGES, EDGES), r"a: a solid and its material, .* not Mesh\(.*of a file: "),
+    (lambda: voxelize({"a": (BALL, 4.3)}, EDGES, EDGES, EDGES), "a: a solid and its material"),
+    (lambda: voxelize(BALL, EDGES, EDGES, EDGES), "solids: name -> .solid, material., not Mesh"),
+    (lambda: voxelize({"a": (BALL, "fr4")}, EDGES, EDGES, EDGES).volume("b"), "no solid 'b'; there are a"),
+    (lambda: picture(voxelize({"a": (BALL, "fr4")}, EDGES, EDGES, EDGES), "a.png", (0.5, 0.5, 5)),
+     r"at: a point of the grid in metres, x from 0 to 1, .* not \(0.5, 0.5, 5\)"),
 ])  # fmt: skip
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
@@ -120,6 +134,41 @@ def test_the_table_is_physical():
 def test_a_picture_is_drawn(tmp_path):
     picture(voxelize({"ball": (sphere((0.5, 0.5, 0.5), 0.3), "ptfe")}, EDGES, EDGES, EDGES), tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+def test_solids_that_fill_nothing_or_all_are_told():
+    there = box((0, 0, 2), (1, 1, 3))
+    with pytest.warns(UserWarning, match="a, 0 to 1 x 0 to 1 x 2 to 3 m, lies outside of the grid, 0 to 1 x .*=1e-3"):
+        voxelize({"a": (there, "fr4")}, EDGES, EDGES, EDGES)
+    with pytest.warns(UserWarning, match="the solid, 0 to 1000 x .* lies outside"):
+        fill(there.scaled(1e3), EDGES, EDGES, EDGES)
+    wire = box((0.501, 0.501, 0), (0.502, 0.502, 1))
+    with pytest.warns(UserWarning, match="wire, 0.501 to 0.502 x .* fills no cell of the grid"):
+        assert voxelize({"wire": (wire, "copper")}, EDGES, EDGES, EDGES).volume("wire") == 0
+    metres = box((-500, -500, -500), (500, 500, 500))
+    with pytest.warns(UserWarning, match=r"part, -500 to 500 .* fills every cell of the grid, .*unit=1e-3"):
+        voxelize({"part": (metres, "abs")}, EDGES, EDGES, EDGES)
+    assert fill(box((-1e3, -1e3, -1e3), (1e3, 1e3, 0.5)), EDGES, EDGES, EDGES).mean() == 0.5  # half a space
+
+
+@pytest.mark.parametrize("z", [EDGES, EDGES / 10, EDGES * 5], ids=["cube", "flat", "tall"])
+def test_titles_and_legends_of_pictures_have_room(z, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_: figures.append(self))
+    names = [f"solid number {i}" for i in range(9)]
+    picture(voxelize({x: (box((0, 0, 0), (1, 1, 0.1)), "ptfe") for x in names}, EDGES, EDGES, z), tmp_path / "a.png")
+    (figure,) = figures
+    figure.draw_without_rendering()
+    below = figure.legends[0].get_window_extent().y1
+    for axes in figure.axes:
+        assert axes.title.get_window_extent().y1 <= figure.bbox.y1
+        assert axes.xaxis.label.get_window_extent().y0 >= below
+
+
+def test_voxels_are_shown_in_a_line():
+    told = repr(voxelize({"ball": (BALL, "ptfe")}, EDGES, EDGES, EDGES))
+    assert told.startswith("Voxels(x=float64 (21,), ") and "fractions={ball: float32 (20, 20, 20)}" in told
+    assert repr(box((0, 0, 0), (1, 2, 3)) | BALL) == "Combined((0.0, 0.0, 0.0) to (1.0, 2.0, 3.0) m)"
 
 
 def test_rays_that_graze_edges_of_curved_solids():

@@ -28,7 +28,7 @@ def test_a_line_sees_a_wave_that_travels_one_way(along, height, sign):
         shape = [2 if i == v else 1 for i, x in enumerate(part.where) if isinstance(x, slice)]
         values[part.name] = x.reshape(steps, *shape)
     frequencies, grid = torch.tensor([1e9, 5e9, 20e9]), Grid((72, 68, 70), cell)
-    a, b = waves(line, grid, Result(values, []), dt, frequencies)
+    a, b = waves(line, Result(values, [], grid, dt), frequencies)
     db = 20 * torch.log10((b / a).abs())
     assert db[0] < -80 and db[1] < -65 and db[2] < -40
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 from fdtd_cases import case
 
-pytestmark = [pytest.mark.starts, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.starts,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:.* cells in a wavelength"),
+    pytest.mark.filterwarnings("ignore:a source at node"),
+]
 
 
 @pytest.mark.parametrize("mode", ["TM", "TE", "3D"])

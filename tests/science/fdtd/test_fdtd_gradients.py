@@ -11,7 +11,11 @@ from fdtd_cases import case
 from tutti.science.em.fdtd import Current, Grid, Pole, Probe, Simulation, gaussian_up_to
 from tutti.science.em.fdtd.reference import Reference
 
-pytestmark = pytest.mark.starts  # the compiler
+pytestmark = [
+    pytest.mark.starts,  # the compiler
+    pytest.mark.filterwarnings("ignore:.* cells in a wavelength"),
+    pytest.mark.filterwarnings("ignore:a source at node"),
+]
 
 
 def loss_of(values):

@@ -11,7 +11,10 @@ from test_fdtd_gradients import by_reference
 
 from tutti.science.em.fdtd import CPML, Current, Grid, Pole, Probe, Simulation, Spectrum
 
-pytestmark = pytest.mark.starts  # the compiler
+pytestmark = [
+    pytest.mark.starts,  # the compiler
+    pytest.mark.filterwarnings("ignore:a source at node"),
+]
 STEPS = 12
 
 

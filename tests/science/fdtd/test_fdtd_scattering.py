@@ -58,7 +58,7 @@ def cylinder_error(radius: int) -> float:
     times = torch.arange(1, steps + 1, dtype=torch.float64) * simulation.dt
     incident = (wave(times) * torch.exp(-2j * math.pi * frequencies[:, None] * times)).sum(-1) * simulation.dt
     angles = torch.linspace(0, 2 * math.pi, 73, dtype=torch.float64)
-    found = scattering_width(grid, around, result, frequencies, angles, incident).numpy()
+    found = scattering_width(around, result, frequencies, angles, incident).numpy()
     exact = np.stack([cylinder(ka, 4.0, angles.numpy()) for ka in (1, 2)])
     return float((np.abs(found - exact).max(1) / exact.max(1)).max())
 

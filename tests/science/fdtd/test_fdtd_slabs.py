@@ -11,7 +11,11 @@ from tutti.hardware import names
 from tutti.science.em.fdtd import CPML, Energy, Grid, PlaneWave, Probe, Simulation, Snapshots, gaussian_up_to, predict
 from tutti.science.em.fdtd.slabs import widths
 
-pytestmark = pytest.mark.starts
+pytestmark = [
+    pytest.mark.starts,
+    pytest.mark.filterwarnings("ignore:.* cells in a wavelength"),
+    pytest.mark.filterwarnings("ignore:a source at node"),
+]
 
 
 def start() -> None:

@@ -49,8 +49,8 @@ def scattered(ka: list[float], radius: int, metal: bool, duration: float, gap: i
     material = conductor(grid, share) if metal else {"eps_r": permittivity(grid, share, 4.0)}
     result = simulation.run(steps=steps, **material)
     ways = torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])
-    f = amplitude(grid, around, result, frequencies, ways, (n / 2,) * 3)
-    incident = wave.spectrum(grid, simulation.dt, steps, frequencies, n // 2)
+    f = amplitude(around, result, frequencies, ways, (n / 2,) * 3)
+    incident = wave.spectrum(result, frequencies, n // 2)
     sections = cross_section(f, incident) / math.pi
     return {
         "forward": sections[:, 0].tolist(),

@@ -210,6 +210,8 @@ def test_survey_across_strike(site):
     assert data.errors[0, 0, 1].tolist() == pytest.approx([2 * relative / math.log(10), math.degrees(relative)])
     assert data.values[2, 0, 1].tolist() == pytest.approx([-0.2, 0.05])
     assert data.mask[:, :, 1].flatten(1).mean(1).tolist() == [0.5, 1, 1], "Zxy is empty at 0.1 Hz"
+    with pytest.raises(ValueError, match="site KAP103 has no LAT or no LONG"):
+        survey([dataclasses.replace(site, latitude=math.nan)], 30)
     none = survey([site], 30, [3.0])
     assert none.count == 0, "no frequency within 2 %"
 
@@ -222,6 +224,8 @@ def test_survey_across_strike(site):
         ("0.1 0.2 0.3", "0.1 x 0.3", ">TXR.EXP holds what is not a number"),
         ("1.000E-01", "-1.0", "positive frequencies in Hz; got -1"),
         ("LAT=-23:30:36.0\n  LONG", "LAT=-23d30\n  LONG", "must be like -23:30:15.5 or -23.504; got '-23d30'"),
+        ("ELEV=1250.5", "ELEV=high", "broken.edi: ELEV must be a number; got 'high'"),
+        (" 1.0 0.25 0.01", " 1.0 -0.25 0.01", "broken.edi: variances of impedances must not be negative; got -0.25"),
     ],
 )
 def test_broken_edi_files(tmp_path, old, new, message):

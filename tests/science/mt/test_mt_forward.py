@@ -137,6 +137,7 @@ def test_models_may_be_flat_and_in_single_precision(mesh, section):
 
 
 @pytest.mark.parametrize("solver", ["block", "block32"])
+@pytest.mark.filterwarnings("ignore:the left side of the mesh")  # of the published geometry
 def test_solvers_agree_where_systems_are_stiff(solver):
     """Cells of 25 km by 2 m, frequencies over six decades."""
     mesh, frequencies, sites = Mesh2D.geometric(750e3, columns=30), [1e3, 1e-3], [0.0, 400e3]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tutti.launch.progress import told_by
 from tutti.science.em.mt import MT2D, Data, Mesh2D
 from tutti.science.em.mt.columns import Background, Columns, Layer, Uniform
 from tutti.science.em.mt.inversion import Inversion, System
@@ -112,13 +113,23 @@ def test_cells_fit_the_data_to_their_errors(problem):
     data = Data.synthetic(problem, truth(), seed=3)
     told = []
     result = Inversion(problem, data, say=lambda i, it: told.append((i, it.chi))).run(Pixel(MESH))
-    assert result.reached and 0.7 < result.chi <= 1.05
+    assert 0.98 * 1.05 <= result.chi <= 1.05 and result.reached, "no smoother model of the step fits"
     assert [i for i, _ in told] == list(range(len(told)))
     assert result.chi == pytest.approx(data.chi(result.response))
     assert result.misfit == pytest.approx(data.misfit(result.response))
     torch.testing.assert_close(problem(result.model), result.response)
     inside = REGION.rows, REGION.columns
     assert rms(result.model[inside], truth()[inside]) < 0.45
+
+
+def test_a_larger_beta_does_not_reach_the_target(problem):
+    """Of the last step: its system, with 5 % more."""
+    inversion = Inversion(problem, Data.synthetic(problem, truth(), seed=3))
+    seen = []
+    smoothest = inversion._smoothest
+    inversion._smoothest = lambda candidate, *bracket: seen.append(candidate) or smoothest(candidate, *bracket)
+    result = inversion.run(Pixel(MESH))
+    assert seen[-1](result.beta).chi == pytest.approx(result.chi) and seen[-1](1.05 * result.beta).chi > 1.05
 
 
 def test_codes_recover_a_truth_of_the_prior_better_than_cells(problem, vae):
@@ -129,11 +140,15 @@ def test_codes_recover_a_truth_of_the_prior_better_than_cells(problem, vae):
     assert rms(codes.model[inside], truth()[inside]) < 0.8 * rms(cells.model[inside], truth()[inside])
 
 
+@pytest.mark.filterwarnings("ignore:the mesh ends at 8000 m")  # 4000 ohm-m
 def test_the_diagnostics_notice_an_earth_outside_of_the_prior(problem, vae):
     model = truth()
     model[(MESH.z > 60), :] = 3.6
     inversion = Inversion(problem, Data.synthetic(problem, model))
-    found = checked(inversion, Coded(MESH, vae, REGION))
+    told = []
+    found = checked(inversion, Coded(MESH, vae, REGION), tell=told.append)
+    assert told[0] == "inversion of codes" and told[-1] == "inversion of cells, without the prior"
+    assert [text.partition(": ")[2] for text in told[1:-1]] == list(found.mismatch.reasons), "why comes before"
     assert found.mismatch and found.mismatch.reasons
     assert isinstance(found.result.parameters, Pixel) and found.result.reached
 
@@ -173,6 +188,18 @@ def test_uncertainty_of_a_linear_problem_is_exact(problem):
     samples = ensemble(inversion, result, 24, steps=1)
     ratio = samples.std(0) / known.sd
     assert ratio.median() == pytest.approx(1, abs=0.25)
+
+
+def test_what_takes_long_says_how_far_it_is(problem):
+    said = []
+    with told_by(said.append):
+        inversion = Inversion(problem, Data.synthetic(problem, truth(), seed=3))
+        result = inversion.run(Pixel(MESH))
+        posterior(inversion, result)
+        ensemble(inversion, result, 2, steps=1)
+    covariance = f"uncertainty: covariance of {MESH.cells} parameters"
+    for text in ("inverting: iteration 2", covariance, "drawing models: 2 of 2"):
+        assert any(each.startswith(text) for each in said), text
 
 
 def test_structural_similarity_is_its_definition():

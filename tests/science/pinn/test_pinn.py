@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tutti.launch.progress import told_by
 from tutti.science.em.pinn.helmholtz import Helmholtz
 from tutti.science.em.pinn.maxwell import Fields, PointSource
 from tutti.science.em.pinn.network import MultiScale, along, second
@@ -118,6 +119,34 @@ def test_helmholtz_reaches_the_published_error():
     problem = Helmholtz()
     error = problem.error(problem.fit())
     assert error <= PUBLISHED, f"relative L2 error {error:.5f}"
+
+
+@pytest.mark.parametrize("call, told", [
+    (lambda: Helmholtz(k=math.nan), "k of the Helmholtz equation: positive and finite, not nan"),
+    (lambda: Helmholtz(k=0), "k of the Helmholtz equation"),
+    (lambda: Helmholtz(weight=-1), "weight of the Helmholtz equation"),
+    (lambda: Helmholtz().fit(steps=0), "steps of the training: a whole number from 1, not 0"),
+    (lambda: Helmholtz().fit(count=0), "count of the training: a whole number from 4, not 0"),
+    (lambda: Helmholtz().fit(rate=-1e-3), "rate of the training: positive"),
+    (lambda: PointSource(radius=0), "radius of the source"),
+    (lambda: PointSource().fit(steps=0), "steps of the training"),
+    (lambda: PointSource().fit(count=2), "count of the training: a whole number from 4"),
+    (lambda: PointSource().reference(0), "n of the reference"),
+    (lambda: MultiScale(2, 1, layers=0), "layers of the network"),
+    (lambda: MultiScale(2, 1, scales=()), "scales of the network"),
+])  # fmt: skip
+def test_numbers_that_mean_nothing(call, told):
+    with pytest.raises(ValueError, match=told):
+        call()
+
+
+def test_training_tells_how_far_it_is():
+    shown, steps = [], []
+    with told_by(shown.append):
+        Helmholtz().fit(steps=101, count=8, model=MultiScale(2, 1, scales=(1.0,), layers=1, width=4),
+                        after=lambda step, loss: steps.append((step, loss > 0)))  # fmt: skip
+    assert steps == [(0, True), (100, True)]
+    assert any(x.startswith("training a network: 99%, loss ") for x in shown)
 
 
 def test_divergence_is_an_error():

@@ -105,5 +105,13 @@ def test_what_an_operator_refuses():
         Spectral(1, 1, (4,))(torch.zeros(1, 1, 6))
     with pytest.raises(ValueError, match="a field of 2 axes, and 1 modes"):
         Spectral(1, 1, (4,))(torch.zeros(1, 1, 6, 6))
+    with pytest.raises(ValueError, match="layers of the operator: a whole number from 1, not 0"):
+        FNO(1, 1, (4,), layers=0)
+    with pytest.raises(ValueError, match="width of the operator"):
+        FNO(1, 1, (4,), width=-8)
+    with pytest.raises(ValueError, match="k of the cavity: positive and finite, not nan"):
+        Cavity(k=float("nan"))
+    with pytest.raises(ValueError, match="n of fillings: a whole number from 2, not 1"):
+        Cavity().fillings(1, 1)
     with pytest.raises(ValueError, match="positive and finite"):
         Cavity().solve(torch.zeros(1, 5, 5))

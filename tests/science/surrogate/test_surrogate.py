@@ -8,6 +8,7 @@ from threading import Event
 import pytest
 import torch
 
+from tutti.launch.progress import told_by
 from tutti.science.em.surrogate import Geometry, Parameter, Samples, Space, Surrogate, Training, collect, relative_error
 from tutti.science.em.surrogate import samples as samples_on_disk
 from tutti.science.em.surrogate.active import active, chosen
@@ -65,6 +66,63 @@ def test_saved_and_loaded(surrogate, tmp_path):
                         (replace(STUB, representation="phases"), "representation")):  # fmt: skip
         with pytest.raises(ValueError, match=f"surrogate of stub with {what} = "):
             Surrogate.load(tmp_path / "stub.pt", other)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", {"weight": torch.ones(2)}, torch.ones(2), torch.nn.Linear(1, 1)],
+                         ids=["text", "empty", "state", "tensor", "network"])  # fmt: skip
+def test_files_that_are_no_surrogate(content, tmp_path):
+    path = tmp_path / "other.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ValueError, match=r"other\.pt is no surrogate that `Surrogate\.save` wrote"):
+        Surrogate.load(path, STUB)
+    with pytest.raises(ValueError, match=r"geometry: the one that .*other\.pt is a surrogate of, not 'stub'"):
+        Surrogate.load(path, "stub")
+
+
+def test_training_tells_how_far_it_is(samples):
+    shown, steps = [], []
+    with told_by(shown.append):
+        Surrogate.fit(STUB, samples, replace(HOW, members=2, width=8, steps=40, batch=16),
+                      after=lambda step, loss: steps.append((step, loss > 0)))  # fmt: skip
+    assert [x for x, _ in steps] == list(range(2, 41, 2)) and all(positive for _, positive in steps)
+    assert any(x.startswith("training a surrogate of stub: 50%, loss ") for x in shown)
+
+
+def test_surrogates_are_shown_in_a_line(surrogate, samples):
+    assert repr(surrogate).startswith("Surrogate(stub, S: (n, 2, 46), 4 members, ")
+    assert repr(samples) == "Samples(points=float64 (160, 3), s=complex128 (160, 2, 46), seconds=float64 (160,))"
+    assert "s=complex128 (5, 2, 46), bound=float64 (5,)" in repr(surrogate.predict(STUB.space.random(5)))
+    assert "frequencies=float64 (46,)" in repr(STUB) and "\n" not in repr(surrogate.basis)
+
+
+@pytest.mark.parametrize("given, told", [
+    ({"members": 1}, "members of the training: a whole number from 2, not 1"),
+    ({"members": 0}, "members of the training"),
+    ({"batch": 0}, "batch of the training: a whole number from 1, not 0"),
+    ({"width": -1}, "width of the training: a whole number from 1, not -1"),
+    ({"steps": 0}, "steps of the training"),
+    ({"steps": 2.5}, "steps of the training: a whole number from 1, not 2.5"),
+    ({"modes": 0}, "modes of the training"),
+    ({"blocks": -1}, "blocks of the training: a whole number from 0"),
+    ({"held": 1.5}, "held of the training: a fraction between 0 and 1, not 1.5"),
+    ({"rate": math.nan}, "rate of the training: positive, not nan"),
+])  # fmt: skip
+def test_training_needs_numbers_that_mean_something(given, told):
+    with pytest.raises(ValueError, match=told):
+        Training(**given)
+
+
+@pytest.mark.parametrize("given, told", [
+    ({"start": 0}, "start of active sampling"),
+    ({"per_round": 0}, "per_round of active sampling: a whole number from 1, not 0"),
+    ({"rounds": -1}, "rounds of active sampling: a whole number from 0"),
+    ({"candidates": 3}, "per_round: at most the 3 candidates, not 5"),
+    ({"processes": 0}, "processes of active sampling"),
+    ({"tolerance": -1}, "tolerance: the largest bound that is trusted, at least 0, not -1"),
+])  # fmt: skip
+def test_active_sampling_needs_numbers_that_mean_something(given, told):
+    with pytest.raises(ValueError, match=told):
+        active(STUB, **{"start": 30, "per_round": 5, "rounds": 1, **given})
 
 
 def test_points_of_largest_spread_are_chosen_apart(surrogate):
@@ -214,6 +272,14 @@ def test_what_is_refused(samples, surrogate):
         Surrogate.fit(STUB, samples[:5])
     with pytest.raises(ValueError, match="hold out at least 9"):
         Surrogate.fit(STUB, samples[:30])
+    with pytest.raises(ValueError, match="tolerance: the largest bound that is trusted, at least 0, not nan"):
+        Surrogate.fit(STUB, samples, tolerance=math.nan)
+    with pytest.raises(ValueError, match="solve of stub: from values"):
+        replace(STUB, solve=3)
+    with pytest.raises(ValueError, match="count of points: a whole number from 0, not -1"):
+        space.sobol(-1)
+    with pytest.raises(ValueError, match="processes of a collection"):
+        collect(STUB, space.sobol(1), processes=0)
     with pytest.raises(ValueError, match="some points are in both"):
         Surrogate.fit(STUB, samples, calibration=samples[:20])
     with pytest.raises(ValueError, match=r"norm 1\.414"):

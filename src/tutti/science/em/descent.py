@@ -10,16 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from tutti.api.step import parallelize
+from tutti.launch.progress import progress
+from tutti.science.em.bounds import check_whole
 
 TOLD = 100  # steps between reports
 
 
+def check_rate(rate: float) -> None:
+    if not rate > 0:
+        raise ValueError(f"rate of the training: positive, not {rate}")
+
+
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler,
             draw: Callable[[], Any], loss: Callable[[Any, Any], Tensor], steps: int,
-            after: Callable[[int, float], None] | None = None, captured: bool = True) -> None:  # fmt: skip
+            after: Callable[[int, float], None] | None = None, captured: bool = True,
+            what: str = "training a network") -> None:  # fmt: skip
     """Train a model in place. draw: the next batch. after: is called with a step's number and its loss, every 100 steps
     and at the end. captured: as a graph, which takes half the time of eager steps; not for optimizers without a pure
-    form. Raises ValueError if the loss is not finite."""
+    form. what: is shown on a terminal, with how far it is. Raises ValueError if the loss is not finite, and for no
+    steps."""
+    check_whole("the training", steps=steps)
 
     def eager(batch: Any) -> Tensor:
         optimizer.zero_grad()
@@ -29,13 +39,15 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.
         return value.detach()
 
     step = parallelize(model, optimizer, draw(), loss=loss, plan="single", level="O0") if captured else None
-    for i in range(steps):
-        value = (step or eager)(draw())
-        schedule.step()
-        if i % TOLD == 0 or i == steps - 1:
-            if not math.isfinite(number := float(value)):
-                raise ValueError(f"training diverged: lower the rate; the loss after {i + 1} steps is {number}")
-            if after:
-                after(i, number)
+    with progress(what) as tell:
+        for i in range(steps):
+            value = (step or eager)(draw())
+            schedule.step()
+            if i % TOLD == 0 or i == steps - 1:
+                if not math.isfinite(number := float(value)):
+                    raise ValueError(f"training diverged: lower the rate; the loss after {i + 1} steps is {number}")
+                tell(f"{what}: {i / steps:.0%}, loss {number:.3g}")
+                if after:
+                    after(i, number)
     if step:
         model.load_state_dict(step.state_dict())

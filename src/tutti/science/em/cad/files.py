@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ def read(path: str | Path, *, unit: float = 1e-3, angle: float = 32) -> dict[str
     """The solids of a file by name. unit: metres of a unit of a file of triangles, by default a millimetre; STEP, IGES
     and BREP files say their own. angle: triangles of a full turn of a curved face.
 
-    Raises ValueError for an unknown format or a surface that is not closed.
+    Raises FileNotFoundError without a file, and ValueError for an unknown format or a surface that is not closed.
     """
     path = Path(path)
+    if not 0 < unit < inf:
+        raise ValueError(f"unit: metres of a unit of the file, 1e-3 for millimetres, not {unit}")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     kind = path.suffix.lower()

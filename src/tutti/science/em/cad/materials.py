@@ -63,6 +63,6 @@ MATERIALS = {
 def material(name: str) -> Material:
     """From the table. Raises ValueError with the nearest name."""
     if name not in MATERIALS:
-        near = get_close_matches(name.lower(), MATERIALS, 1)
+        near = [] if not isinstance(name, str) else get_close_matches(name.lower(), MATERIALS, 1)
         raise ValueError(f"no material {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(MATERIALS)}")
     return MATERIALS[name]

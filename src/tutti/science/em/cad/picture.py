@@ -13,13 +13,21 @@ from tutti.science.em.cad.voxels import Voxels
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 NAMES = "xyz"
+COLUMNS = 4  # of the legend
 
 
 def picture(voxels: Voxels, path: str | Path, at: tuple[float, float, float] | None = None) -> None:
-    """Draw the planes through a point, by default the middle, in millimetres."""
+    """Draw the planes through a point in metres, by default the middle. path: a PNG, PDF or SVG, whose axes are in mm.
+
+    Raises ValueError for a point outside of the grid.
+    """
     edges = (voxels.x, voxels.y, voxels.z)
+    if at is not None and not (len(at) == 3 and all(e[0] <= x <= e[-1] for e, x in zip(edges, at, strict=True))):
+        grid = ", ".join(f"{name} from {e[0]:g} to {e[-1]:g}" for name, e in zip(NAMES, edges, strict=True))
+        raise ValueError(f"at: a point of the grid in metres, {grid}, not {at}")
     point = at or tuple(float(e[0] + e[-1]) / 2 for e in edges)
-    figure = Figure((12, 4.2), layout="constrained")
+    rows = -(-len(voxels.fractions) // COLUMNS)
+    figure = Figure((12, 4.2 + 0.3 * rows), layout="constrained")
     colors = {name: np.array(to_rgb(COLORS[i % len(COLORS)])) for i, name in enumerate(voxels.fractions)}
     for axes, (across, up, cut) in zip(figure.subplots(1, 3), ((0, 1, 2), (0, 2, 1), (1, 2, 0)), strict=True):
         k = int(np.clip(np.searchsorted(edges[cut], point[cut], side="right") - 1, 0, len(edges[cut]) - 2))
@@ -35,5 +43,5 @@ def picture(voxels: Voxels, path: str | Path, at: tuple[float, float, float] | N
         Patch(color=tuple(color), label=f"{name}: eps_r {known[name].eps_r:g}, {known[name].sigma:g} S/m")
         for name, color in colors.items()
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    figure.legend(handles=handles, loc="outside lower center", ncols=COLUMNS)
     figure.savefig(path)

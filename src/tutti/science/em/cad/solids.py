@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from numbers import Real
 
 import numpy as np
 
+from tutti.science.em.bounds import check_whole
 from tutti.science.em.cad.rays import Crossings, cast
 
 Point = Sequence[float]
@@ -36,6 +38,10 @@ class Solid:
         """Under an affine map, (3, 4)."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        low, high = (tuple(float(f"{x:.4g}") for x in corner) for corner in self.bounds())
+        return f"{type(self).__name__}({low} to {high} m)"
+
     def moved(self, by: Point) -> Solid:
         return self.transformed(np.column_stack([np.eye(3), np.asarray(by, float)]))
 
@@ -45,6 +51,8 @@ class Solid:
 
     def rotated(self, axis: Point, degrees: float) -> Solid:
         """About an axis through the origin, counterclockwise seen from its tip (Rodrigues)."""
+        if not np.linalg.norm(axis) > 0:
+            raise ValueError(f"axis of a rotation: three numbers, not all 0, not {tuple(axis)}")
         x, y, z = np.asarray(axis, float) / np.linalg.norm(axis)
         k = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
         a = np.radians(degrees)
@@ -135,12 +143,14 @@ class Mesh(Solid):
 
 def _positive(**sizes: float) -> None:
     for name, size in sizes.items():
-        if not (size > 0 and np.isfinite(size)):
+        if not (isinstance(size, Real) and 0 < size < np.inf):
             raise ValueError(f"{name} must be positive and finite; got {size}")
 
 
 def box(low: Point, high: Point) -> Mesh:
     """An upright box between two corners."""
+    if len(low) != 3 or len(high) != 3:
+        raise ValueError(f"the corners of a box: x, y and z in metres, not {tuple(low)} and {tuple(high)}")
     size = np.asarray(high, float) - np.asarray(low, float)
     if not (size > 0).all():
         raise ValueError(f"the high corner of a box must exceed the low one: got {tuple(low)} and {tuple(high)}")
@@ -152,6 +162,7 @@ def box(low: Point, high: Point) -> Mesh:
 def cone(base: Point, radius: float, top: float, height: float, segments: int = 128) -> Mesh:
     """An upright truncated cone: `radius` at z = base, `top` at the other end; the polygon has the circle's area."""
     _positive(radius=radius, top=top, height=height)
+    check_whole("a cone", 3, segments=segments)
     turn = 2 * np.pi * np.arange(segments) / segments
     fit = np.sqrt(2 * np.pi / segments / np.sin(2 * np.pi / segments))
     ring = np.column_stack([np.cos(turn), np.sin(turn), np.zeros(segments)]) * fit
@@ -171,6 +182,7 @@ def cylinder(base: Point, radius: float, height: float, segments: int = 128) -> 
 def sphere(centre: Point, radius: float, segments: int = 64) -> Mesh:
     """A sphere of latitudes and 2 x `segments` longitudes, with the volume of the ball."""
     _positive(radius=radius)
+    check_whole("a sphere", 2, segments=segments)
     polar = np.pi * np.arange(1, segments) / segments
     turn = np.pi * np.arange(2 * segments) / segments
     around = np.stack(np.broadcast_arrays(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
@@ -16,7 +18,10 @@ from torch import Tensor
 from tutti.science.em.cad.materials import Material, material
 from tutti.science.em.cad.rays import Crossings
 from tutti.science.em.cad.solids import Solid
+from tutti.science.em.shown import Brief, brief
 
+HINT = "are its lengths in metres? read(path, unit=1e-3) takes millimetres, solid.scaled(1e-3) converts them"
+LARGE = 10  # times the grid
 Edges = Sequence[float] | np.ndarray | Tensor
 
 
@@ -29,6 +34,30 @@ def _edges(name: str, edges: Edges) -> np.ndarray:
 
 def _rays(edges: np.ndarray, samples: int) -> np.ndarray:
     return (edges[:-1, None] + np.diff(edges)[:, None] * (np.arange(samples) + 0.5) / samples).ravel()
+
+
+def _span(low: np.ndarray, high: np.ndarray) -> str:
+    return " x ".join(f"{a:.4g} to {b:.4g}" for a, b in zip(low, high, strict=True)) + " m"
+
+
+def _check_place(name: str, solid: Solid, hits: Crossings, edges: Sequence[np.ndarray]) -> None:
+    """Warns of a solid beside the grid, or between its rays."""
+    low, high = solid.bounds()
+    first, last = np.array([(x[0], x[-1]) for x in edges]).T
+    told = f"{name}, {_span(low, high)},"
+    if (high <= first).any() or (low >= last).any():
+        warn(f"{told} lies outside of the grid, {_span(first, last)}: {HINT}", stacklevel=3)
+    elif not len(hits.ray):
+        warn(f"{told} fills no cell of the grid, {_span(first, last)}: it is too thin for the rays (use smaller cells "
+             "or more samples), or its inside is elsewhere", stacklevel=3)  # fmt: skip
+
+
+def _check_filled(name: str, solid: Solid, fraction: Tensor, edges: Sequence[np.ndarray]) -> None:
+    """Warns of a solid that fills all of a grid which is much smaller."""
+    low, high = solid.bounds()
+    first, last = np.array([(x[0], x[-1]) for x in edges]).T
+    if (high - low > LARGE * (last - first)).all() and bool((fraction > 1 - 1e-6).all()):
+        warn(f"{name}, {_span(low, high)}, fills every cell of the grid, {_span(first, last)}: {HINT}", stacklevel=3)
 
 
 def _accumulate(hits: Crossings, shape: tuple[int, int, int], samples: int, z: np.ndarray) -> Tensor:
@@ -47,16 +76,22 @@ def _accumulate(hits: Crossings, shape: tuple[int, int, int], samples: int, z: n
 
 
 def fill(solid: Solid, x: Edges, y: Edges, z: Edges, *, samples: int = 2) -> Tensor:
-    """The fraction of each cell inside a solid: float32 (nx, ny, nz) in 0 to 1. x, y, z: edges of cells, metres."""
+    """The fraction of each cell inside a solid: float32 (nx, ny, nz) in 0 to 1. x, y, z: edges of cells, metres.
+
+    Warns of a solid that fills no cell, or all of a much smaller grid.
+    """
     if samples < 1:
         raise ValueError(f"samples are rays of a cell along x and y, 1 or more; got {samples}")
     x, y, z = (_edges(name, edges) for name, edges in zip("xyz", (x, y, z), strict=True))
     hits = solid.crossings(_rays(x, samples), _rays(y, samples))
-    return _accumulate(hits, (len(x) - 1, len(y) - 1, len(z) - 1), samples, z)
+    _check_place("the solid", solid, hits, (x, y, z))
+    fraction = _accumulate(hits, (len(x) - 1, len(y) - 1, len(z) - 1), samples, z)
+    _check_filled("the solid", solid, fraction, (x, y, z))
+    return fraction
 
 
-@dataclass(frozen=True)
-class Voxels:
+@dataclass(frozen=True, repr=False)
+class Voxels(Brief):
     """Cells with materials. fractions: of each solid, float32 (nx, ny, nz). materials: by the same names.
 
     x, y, z: edges of cells, metres.
@@ -101,20 +136,42 @@ class Voxels:
         return filled >= least
 
     def volume(self, name: str) -> float:
-        """Of a solid, cubic metres."""
+        """Of a solid in the grid, cubic metres. Raises ValueError for an unknown name."""
+        if name not in self.fractions:
+            raise ValueError(f"no solid {name!r}; there are {', '.join(self.fractions) or 'none'}")
         cells = np.diff(self.x)[:, None, None] * np.diff(self.y)[:, None] * np.diff(self.z)
         return float((self.fractions[name].double() * torch.from_numpy(cells)).sum())
 
 
+def _with_materials(solids: Any) -> dict[str, tuple[Solid, Material]]:
+    if not isinstance(solids, Mapping):
+        raise ValueError(f"solids: name -> (solid, material), not {brief(solids)}")
+    out = {}
+    for name, given in solids.items():
+        pair = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        if not isinstance(pair[0], Solid) or not isinstance(pair[1], Material | str):
+            raise ValueError(f"{name}: a solid and its material, such as (solid, 'copper'), not {brief(given)}; of a "
+                             "file: {name: (solid, 'copper') for name, solid in read(path).items()}")  # fmt: skip
+        out[name] = (pair[0], material(pair[1]) if isinstance(pair[1], str) else pair[1])
+    return out
+
+
 def voxelize(solids: Mapping[str, tuple[Solid, Material | str]], x: Edges, y: Edges, z: Edges, *, samples: int = 2,
              background: Material | str = "vacuum") -> Voxels:  # fmt: skip
-    """Voxels of named solids and their materials. Where solids overlap, the later one counts."""
+    """Voxels of named solids and their materials. Where solids overlap, the later one counts.
+
+    solids: name -> (solid, material or its name in `MATERIALS`). x, y, z: edges of cells in metres.
+    Raises ValueError for other values and for unknown materials; warns of solids that fill no cell, or all of a much
+    smaller grid.
+    """
     x, y, z = (_edges(name, edges) for name, edges in zip("xyz", (x, y, z), strict=True))
     if samples < 1:
         raise ValueError(f"samples are rays of a cell along x and y, 1 or more; got {samples}")
     rays, shape = (_rays(x, samples), _rays(y, samples)), (len(x) - 1, len(y) - 1, len(z) - 1)
-    named = {n: (s, material(m) if isinstance(m, str) else m) for n, (s, m) in solids.items()}
+    named = _with_materials(solids)
     hits = {name: solid.crossings(*rays) for name, (solid, _) in named.items()}
+    for name, (solid, _) in named.items():
+        _check_place(name, solid, hits[name], (x, y, z))
     fractions, names = {}, list(named)
     for i, name in enumerate(names):
         own, bounds = hits[name], named[name][0].bounds()
@@ -123,5 +180,6 @@ def voxelize(solids: Mapping[str, tuple[Solid, Material | str]], x: Edges, y: Ed
             if (bounds[0] < other[1]).all() and (other[0] < bounds[1]).all():
                 own = own.combined(hits[later], lambda a, b: a & ~b)
         fractions[name] = _accumulate(own, shape, samples, z)
+        _check_filled(name, named[name][0], fractions[name], (x, y, z))
     return Voxels(x, y, z, fractions, {n: m for n, (_, m) in named.items()},
                   material(background) if isinstance(background, str) else background)  # fmt: skip

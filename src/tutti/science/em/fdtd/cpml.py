@@ -40,7 +40,7 @@ class CPML:
 
     def __post_init__(self) -> None:
         for x in self.cells if isinstance(self.cells, tuple) else (self.cells,):
-            ends = (x, x) if isinstance(x, int) else tuple(x)
+            ends = x if isinstance(x, tuple) else (x, x)
             if len(ends) != 2 or not all(isinstance(n, int) and n >= 0 for n in ends):
                 raise ValueError(f"cells of absorbing layers: whole numbers, or pairs by axis, not {self.cells}")
         for name, least in (("order", 0), ("factor", 0), ("kappa", 1), ("alpha", 0), ("offset", 0)):

@@ -17,9 +17,11 @@ from math import pi
 import torch
 from torch import Tensor
 
+from tutti.science.em.shown import Brief
 
-@dataclass(frozen=True)
-class Pole:
+
+@dataclass(frozen=True, repr=False)
+class Pole(Brief):
     """`strength`: 1/s^2, a number or a tensor over cells (it may require gradients); resonance, damping: 1/s.
 
     where: cells in which a number holds, as a boolean tensor over cells; all if not given.
@@ -51,6 +53,8 @@ class Pole:
 
 def drude(plasma: float, collision: float, where: Tensor | None = None) -> Pole:
     """eps = 1 - plasma^2 / (omega^2 - i omega collision); both in rad/s."""
+    if not plasma >= 0:
+        raise ValueError(f"plasma frequency: at least 0, in rad/s, not {plasma}")
     return Pole(plasma**2, 0.0, collision / 2, where)
 
 

@@ -14,13 +14,18 @@ from math import pi
 import torch
 from torch import Tensor
 
-from tutti.science.em.fdtd.grid import C0, MU0, Grid
-from tutti.science.em.fdtd.monitors import Spectrum
+from tutti.science.em.fdtd.grid import C0, MU0
+from tutti.science.em.fdtd.monitors import Side
 from tutti.science.em.fdtd.simulation import Result
 
 
-def surface(box: tuple[tuple[int, int], tuple[int, int]], frequencies: Tensor) -> list[Spectrum]:
-    """Monitors on the four sides of a box of nodes: (first, last) by axis."""
+def surface(box: tuple[tuple[int, int], tuple[int, int]], frequencies: Tensor) -> list[Side]:
+    """Monitors on the four sides of a box of nodes: (first, last) by axis. frequencies: Hz.
+
+    The box encloses what scatters and the box of a plane wave, and lies outside of absorbing layers; simulations raise
+    ValueError for others.
+    """
+    Side.check(box, 2)
     (x0, x1), (y0, y1) = box
     out = []
     for axis, (fixed, (first, last)) in enumerate((((x0, x1), (y0, y1)), ((y0, y1), (x0, x1)))):
@@ -29,13 +34,22 @@ def surface(box: tuple[tuple[int, int], tuple[int, int]], frequencies: Tensor) -
                                            ("after", "Hy" if axis == 0 else "Hx", 0)):  # fmt: skip
                 across = slice(first, last + 1)
                 where = (at + shift, across) if axis == 0 else (across, at + shift)
-                out.append(Spectrum(f"far {axis} {side} {name}", component, where, frequencies))
+                out.append(Side(f"far {axis} {side} {name}", component, where, frequencies, box=box))
     return out
 
 
-def scattering_width(grid: Grid, box: tuple[tuple[int, int], tuple[int, int]], result: Result, frequencies: Tensor,
+def scattering_width(box: tuple[tuple[int, int], tuple[int, int]], result: Result, frequencies: Tensor,
                      angles: Tensor, incident: Tensor) -> Tensor:  # fmt: skip
-    """k sigma (frequencies, angles). incident: E0 of the spectrum, by frequency, or |E0|."""
+    """k sigma, a number without unit: float64 (frequencies, angles).
+
+    box, frequencies: those of the run's `surface`. angles: rad from x. incident: the spectrum of the incident field in
+    V s/m, or its magnitude (frequencies), as of `PlaneWave.spectrum`. Raises ValueError for what the run has not
+    recorded.
+    """
+    Side.recorded(result.monitors, box, frequencies)
+    if tuple(incident.shape) != (len(frequencies),):
+        raise ValueError(f"incident: a number for each of {len(frequencies)} frequencies, not {tuple(incident.shape)}")
+    grid = result.grid
     omega = 2 * pi * frequencies.double()
     k = omega / C0
     r = torch.stack([torch.cos(angles.double()), torch.sin(angles.double())])

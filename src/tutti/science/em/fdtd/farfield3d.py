@@ -18,16 +18,19 @@ import torch
 from torch import Tensor
 
 from tutti.science.em.fdtd.grid import C0, ETA0, Grid
-from tutti.science.em.fdtd.monitors import Spectrum
+from tutti.science.em.fdtd.monitors import Side
 from tutti.science.em.fdtd.simulation import Result
 
 Box = Sequence[tuple[int, int]]
 
 
-def surface3d(box: Box, frequencies: Tensor) -> list[Spectrum]:
-    """Monitors on the six sides of a box of nodes: (first, last) by axis. frequencies: Hz."""
-    if len(box) != 3:
-        raise ValueError(f"box: (first, last) for each of three axes, not {box}")
+def surface3d(box: Box, frequencies: Tensor) -> list[Side]:
+    """Monitors on the six sides of a box of nodes: (first, last) by axis. frequencies: Hz.
+
+    The box encloses what scatters and the box of a plane wave, and lies outside of absorbing layers; simulations raise
+    ValueError for others.
+    """
+    Side.check(box, 3)
     out = []
     for axis in range(3):
         for side, at in enumerate(box[axis]):
@@ -42,16 +45,20 @@ def surface3d(box: Box, frequencies: Tensor) -> list[Spectrum]:
                     for plane in planes:
                         where[axis] = at + plane
                         name = f"far {axis} {side} {kind}{'xyz'[d]} {plane}"
-                        out.append(Spectrum(name, kind + "xyz"[d], tuple(where), frequencies))
+                        out.append(Side(name, kind + "xyz"[d], tuple(where), frequencies, box=box))
     return out
 
 
-def amplitude(grid: Grid, box: Box, result: Result, frequencies: Tensor, directions: Tensor,
-              centre: Sequence[float]) -> Tensor:  # fmt: skip
-    """F of the spectra, complex (frequencies, directions, 3). directions: unit vectors (directions, 3).
+def amplitude(box: Box, result: Result, frequencies: Tensor, directions: Tensor, centre: Sequence[float]) -> Tensor:
+    """F of the spectra, in V s: complex128 (frequencies, directions, 3).
 
-    centre: what phases refer to, in cells from the first node. Units: those of E times metres.
+    box, frequencies: those of the run's `surface3d`. directions: unit vectors (directions, 3). centre: what phases
+    refer to, in cells from the first node. Raises ValueError for what the run has not recorded.
     """
+    Side.recorded(result.monitors, box, frequencies)
+    if directions.ndim != 2 or directions.shape[1] != 3 or bool(((directions.norm(dim=1) - 1).abs() > 1e-3).any()):
+        raise ValueError(f"directions: unit vectors (directions, 3), not {directions.tolist()}")
+    grid = result.grid
     k = 2 * pi * frequencies.double() / C0
     r = directions.double()
     n, l = (torch.zeros(len(k), len(r), 3, dtype=torch.complex128) for _ in range(2))  # noqa: E741

@@ -7,8 +7,10 @@ the index of the node before them. The outermost nodes are perfectly conducting 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
+from numbers import Real
 
 from scipy import constants
 
@@ -33,13 +35,15 @@ class Grid:
     mode: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shape, Sequence) or not all(hasattr(n, "__index__") for n in self.shape):
+            raise ValueError(f"shape of a grid: numbers of cells by axis, such as (60, 60), not {self.shape}")
         dims = len(self.shape)
         if dims not in (2, 3):
             raise ValueError(f"a grid has two or three axes, not {dims}")
         if any(n < 1 for n in self.shape):
             raise ValueError(f"a grid needs at least one cell along each axis, not {self.shape}")
-        lengths = self.spacing if isinstance(self.spacing, tuple) else (float(self.spacing),) * dims
-        if len(lengths) != dims or not all(x > 0 for x in lengths):
+        lengths = tuple(self.spacing) if isinstance(self.spacing, tuple | list) else (self.spacing,) * dims
+        if len(lengths) != dims or not all(isinstance(x, Real) and 0 < x < inf for x in lengths):
             raise ValueError(f"spacing: {dims} positive lengths in metres, or one, not {self.spacing}")
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         object.__setattr__(self, "spacing", tuple(float(x) for x in lengths))
@@ -101,3 +105,10 @@ class Grid:
         if name not in self.components:
             raise ValueError(f"a grid in mode {self.mode} has {', '.join(self.components)}, not {name!r}")
         return 3 * (name[0] == "H") + self.axes["xyz".index(name[1])]
+
+
+def changing(array: Sequence[int], component: int) -> list[tuple[int, int]]:
+    """Places where steps change a component, (from, to) by axis of the kernels: not tangential E and normal H on walls,
+    nor what lies beyond the last node. The kernels in C++ have the same rule."""
+    h, p = divmod(component, 3)
+    return [(0, 1) if n == 1 else (int((h == 0) == (d != p)), n - 1) for d, n in enumerate(array)]

@@ -5,11 +5,14 @@ A program has BLOCK places of one shot. They are independent: E changes after al
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
+from tutti.science.em.fdtd.grid import changing
 from tutti.science.em.fdtd.problem import Problem, direction, source
 
 BLOCK = 256
@@ -82,19 +85,6 @@ def _update(
     tl.store(x + whole, value + gain * cur, mask=here)
 
 
-def ranges(problem: Problem, h: int, p: int) -> list[int]:
-    """Places that are updated: from and to, by axis."""
-    out = []
-    for d, n in enumerate(problem.array):
-        if problem.flat and d == 1:
-            out += [0, 1]
-        elif (d == p) == (h == 0):
-            out += [0, n - 1]
-        else:
-            out += [0, n] if h else [1, n - 1]
-    return out
-
-
 def update(problem: Problem, state: list[Tensor], h: int, p: int) -> None:
     """Advance component p of E (h = 0) or H (1) and its psi in place; poles and sources not."""
     strides = (problem.array[1] * problem.array[2], problem.array[2], 1)
@@ -107,11 +97,12 @@ def update(problem: Problem, state: list[Tensor], h: int, p: int) -> None:
     lines = [problem.packed[12 * h + 4 * d[t] : 12 * h + 4 * d[t] + 4] for t in (0, 1)]
     rows = [len(y[1]) for y in lines]
     safe = [[y if y.numel() else x for y in line] for line in lines]
+    spans = chain(*changing(problem.array, 3 * h + p))
     cells = strides[0] * problem.array[0]
     _update[(triton.cdiv(cells, BLOCK), problem.shots)](  # pyright: ignore
         x, *other, *(y if y.numel() else x for y in psi), a if a.numel() else x, b, *safe[0], *safe[1],
-        *problem.array, strides[d[0]], strides[d[1]], *rows, *ranges(problem, h, p), D0=d[0], D1=d[1], H=bool(h),
-        HAS0=has[0], HAS1=has[1], LAYER0=layer[0], LAYER1=layer[1], KEEP=bool(a.numel()), GAIN=b.numel() > 1,
+        *problem.array, strides[d[0]], strides[d[1]], *rows, *spans, D0=d[0], D1=d[1],
+        H=bool(h), HAS0=has[0], HAS1=has[1], LAYER0=layer[0], LAYER1=layer[1], KEEP=bool(a.numel()), GAIN=b.numel() > 1,
         BLOCK=BLOCK)  # fmt: skip
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tutti.science.em.fdtd.grid import EPS0, MU0, Grid
+from tutti.science.em.shown import brief
 
 Material = float | Tensor | Mapping[str, Tensor]
 
@@ -74,6 +76,10 @@ def at_component(grid: Grid, given: Material, name: str, what: str, dtype: torch
             raise ValueError(f"{what} is given by component, but without {name}")
         x = by_component(grid, given, name, what, dtype, device)
         return in_array(grid, only(x, [slice(part.start, part.stop + 1) for part in design]))
+    if not isinstance(given, float | int | Tensor | np.ndarray):
+        raise ValueError(
+            f"{what}: a number, a tensor over cells, or several over nodes by component, not {brief(given)}"
+        )
     x = torch.as_tensor(given, dtype=dtype, device=device)
     if x.ndim == 0 and design and x.requires_grad:
         x = x.expand(grid.shape)

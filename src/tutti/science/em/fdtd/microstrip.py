@@ -49,9 +49,8 @@ def simulation() -> Simulation:
     height = slice(OFFSET, OFFSET + 3)
     source = Port("Ez", (slice(14 + OFFSET, 21 + OFFSET), OFFSET, height), 50.0, gaussian_up_to(FREQUENCY))
     load = Port("Ez", (slice(30 + OFFSET, 37 + OFFSET), 46 + OFFSET, height), 50.0)
-    monitors = [x for line in filter_lines() for x in line.parts]
     layers = CPML(LAYERS, order=3, factor=1.3, kappa=7, alpha=0.05, offset=0.25)
-    return Simulation(GRID, layers, [source, load], monitors)
+    return Simulation(GRID, layers, [source, load], filter_lines())
 
 
 def solve(frequencies: Tensor, steps: int = 3000) -> Tensor:
@@ -59,4 +58,4 @@ def solve(frequencies: Tensor, steps: int = 3000) -> Tensor:
     eps, pec = materials()
     made = simulation()
     result = made.run(eps, steps, pec=pec)
-    return s_parameters(filter_lines(), made.grid, result, made.dt, frequencies)
+    return s_parameters(filter_lines(), result, frequencies)

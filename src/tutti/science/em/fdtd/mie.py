@@ -23,9 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from tutti.science.em.bounds import check_positive
+
 
 def cylinder(ka: float, eps_r: float, angles: np.ndarray) -> np.ndarray:
-    """k times the scattering width at angles in rad."""
+    """k times the scattering width, a number without unit, at angles in rad. ka: 2 pi radius / wavelength."""
+    check_positive("the cylinder", ka=ka, eps_r=eps_r)
     m, orders = np.sqrt(eps_r), np.arange(-int(ka + 20), int(ka + 20) + 1)
     j, dj = special.jv(orders, ka), special.jvp(orders, ka)
     h, dh = special.hankel2(orders, ka), special.h2vp(orders, ka)
@@ -45,7 +48,11 @@ class Sphere:
 
 
 def sphere(ka: float, index: complex | None) -> Sphere:
-    """Of a sphere with a refractive index (imaginary part positive with loss), or of perfect conductor (None)."""
+    """Of a sphere with a refractive index (imaginary part positive with loss), or of perfect conductor (None).
+
+    ka: 2 pi radius / wavelength.
+    """
+    check_positive("the sphere", ka=ka)
     n = np.arange(1, int(ka + 4.05 * ka ** (1 / 3) + 8))
 
     def riccati(z: complex) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

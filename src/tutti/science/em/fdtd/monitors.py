@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tutti.science.em.fdtd.sources import Where
+from tutti.science.em.shown import Brief, brief
 
 
 def check_every(monitor: Snapshots | Spectrum | Energy) -> None:
-    if monitor.every < 1:
+    if not hasattr(monitor.every, "__index__") or monitor.every < 1:
         raise ValueError(f"every: at least one step, not {monitor.every}, for the monitor {monitor.name}")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A component at points over time: (steps, points), after an axis of shots if there are several."""
+    """A component at points over time, in V/m or A/m: (steps, points), after an axis of shots if there are several.
+
+    points: indices of nodes, one per axis, which for all monitors are numbers of cells from the first node.
+    """
 
     name: str
     component: str
     points: Sequence[Sequence[int]]
 
+    def __post_init__(self) -> None:
+        listed = hasattr(self.points, "__len__") and len(self.points) > 0
+        if not listed or not all(hasattr(x, "__len__") for x in self.points):
+            raise ValueError(f"points of {self.name}: a list of them, such as [(40, 30)], not {self.points}")
+
 
 @dataclass(frozen=True)
 class Snapshots:
-    """A component in a region after every so many steps: (times, *region). Integers in `where` drop an axis."""
+    """A component in a region after every so many steps, in V/m or A/m: (times, *region), after an axis of shots.
+
+    where: a node or a slice of nodes by axis; nodes drop their axis.
+    """
 
     name: str
     component: str
@@ -38,9 +53,10 @@ class Snapshots:
         check_every(self)
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """The running Fourier sum dt sum x(t) exp(-2 pi i f t) of a component: complex (frequencies, *region).
+@dataclass(frozen=True, repr=False)
+class Spectrum(Brief):
+    """The running Fourier sum dt sum x(t) exp(-2 pi i f t) of a component, in V s/m or A s/m: complex (frequencies,
+    *region), after an axis of shots. frequencies: Hz.
 
     every: of so many steps one counts, and at least two in a period.
     """
@@ -53,9 +69,36 @@ class Spectrum:
 
     def __post_init__(self) -> None:
         check_every(self)
-        f = torch.as_tensor(self.frequencies)
+        given = self.frequencies
+        f = torch.as_tensor(given if isinstance(given, Tensor | np.ndarray | Sequence) else math.nan)
+        told = given.tolist() if isinstance(given, Tensor) else given
         if f.ndim != 1 or not bool(torch.isfinite(f).all()):
-            raise ValueError(f"frequencies of {self.name}: a list of numbers in Hz, not {f.tolist()}")
+            raise ValueError(f"frequencies of {self.name}: a list of numbers in Hz, not {told}")
+
+
+@dataclass(frozen=True, repr=False)
+class Side(Spectrum):
+    """A part of the surface of a far field: `box` of nodes, (first, last) by axis."""
+
+    box: Sequence[tuple[int, int]] = ()
+
+    @staticmethod
+    def check(box: Sequence[tuple[int, int]], axes: int) -> None:
+        if len(box) != axes or not all(len(ends) == 2 and 1 <= ends[0] < ends[1] for ends in box):
+            count = ("two", "three")[axes - 2]
+            raise ValueError(f"box: (first, last) node, from 1 on, for each of {count} axes, not {box}")
+
+    @staticmethod
+    def recorded(given: Sequence[Any], box: Sequence[tuple[int, int]], frequencies: Tensor) -> None:
+        """Raises ValueError unless monitors are those of a surface."""
+        sides = [x for x in given if isinstance(x, Side)]
+        if not sides:
+            raise ValueError("the run has no surface of a far field: monitors=surface(box, frequencies), or surface3d")
+        theirs, ours = (torch.as_tensor(x).double() for x in (sides[0].frequencies, frequencies))
+        if [tuple(x) for x in sides[0].box] != [tuple(x) for x in box]:
+            raise ValueError(f"box: the run has the surface {sides[0].box}, not {box}")
+        if not torch.equal(theirs, ours):
+            raise ValueError(f"frequencies: the run has {theirs.tolist()} Hz, not {ours.tolist()} Hz")
 
 
 @dataclass(frozen=True)
@@ -73,6 +116,20 @@ class Energy:
 
 
 Monitor = Probe | Snapshots | Spectrum | Energy
+
+
+def expanded(given: Sequence[Any]) -> tuple[Monitor, ...]:
+    """The monitors of a list; those of a line of a port are its `parts`. Raises ValueError for anything else."""
+    if not isinstance(given, Sequence) or isinstance(given, str) or hasattr(given, "parts"):
+        raise ValueError(f"monitors: a list of them, not {brief(given)}: write [...] around it")
+    out: list[Monitor] = []
+    for x in given:
+        parts = getattr(x, "parts", (x,))
+        if not all(isinstance(part, Monitor) for part in parts):
+            hint = ": unpack it with *" if isinstance(x, list | tuple) else ""
+            raise ValueError(f"monitors: Probe, Snapshots, Spectrum, Energy or LinePlane, not {brief(x)}{hint}")
+        out += parts
+    return tuple(out)
 
 
 def phases(monitor: Spectrum, times: Tensor, dt: float) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ from torch import Tensor
 from tutti.science.em.fdtd.grid import C0, EPS0, MU0, Grid
 from tutti.science.em.fdtd.problem import Setting, direction, source
 from tutti.science.em.fdtd.sources import MAGNETIC, SOFT, Entries, sampled
-from tutti.science.em.fdtd.waveforms import Waveform
+from tutti.science.em.fdtd.waveforms import Waveform, check_waveform
+
+if TYPE_CHECKING:
+    from tutti.science.em.fdtd.simulation import Result
 
 AHEAD = 2  # cells between the start of the wave and the box
 
@@ -29,14 +33,26 @@ class PlaneWave:
     the axis of the polarization only. What scatters lies inside: faces of the box lie in vacuum, outside of absorbing
     layers and of poles (which is not checked).
 
-    along: "+x", "-x", ... polarization: of E, "Ez", ... (in TE, of H: "Hz" follows from E). waveform: E in V/m, at
-    AHEAD cells before the box.
+    along: "+x", "-x", ... polarization: of E, "Ez", ... across (in TE "Ex" or "Ey", and Hz follows). waveform: E in V/m,
+    at AHEAD cells before the box.
     """
 
     box: Sequence[tuple[int, int]]
     along: str
     polarization: str
     waveform: Waveform
+
+    def __post_init__(self) -> None:
+        check_waveform(self.waveform, "plane wave")
+        ways, fields = [x + y for x in "+-" for y in "xyz"], ["Ex", "Ey", "Ez"]
+        if self.along not in ways or self.polarization not in fields or self.along[1] == self.polarization[1]:
+            raise ValueError(f"a plane wave along {self.along!r} cannot have {self.polarization!r}: along is one of "
+                             f"{', '.join(ways)}, and the polarization {', '.join(fields)} across")  # fmt: skip
+        if not isinstance(self.box, Sequence) or not all(
+            isinstance(ends, Sequence) and len(ends) == 2 and all(hasattr(n, "__index__") for n in ends)
+            for ends in self.box
+        ):
+            raise ValueError(f"box: (first, last) node for each axis, not {self.box}")
 
     def incident(self, setting: Setting, count: int) -> tuple[Tensor, Tensor]:
         """E before each step (steps, count) and H / sign after its half, by distance in cells from the start.
@@ -61,13 +77,16 @@ class PlaneWave:
             e[0] = at[step]
         return torch.from_numpy(es), torch.from_numpy(hs)
 
-    def spectrum(self, grid: Grid, dt: float, steps: int, frequencies: Tensor, node: int) -> Tensor:
-        """The Fourier sums of incident E at a node of the wave's axis in the box, complex (frequencies).
+    def spectrum(self, result: Result, frequencies: Tensor, node: int) -> Tensor:
+        """The Fourier sums of incident E at a node of the wave's axis in the box, complex128 (frequencies), in V s/m.
 
-        As a `Spectrum` would see it in an empty grid.
+        As a `Spectrum` would see it in an empty grid over the steps of a run from rest. frequencies: Hz.
         """
-        setting = Setting(grid, dt, steps + 1, (), lambda _, place: place.double())
+        dt, steps = result.dt, result.steps
+        setting = Setting(result.grid, dt, steps + 1, (), lambda _, place: place.double())
         first, last = self.box["xyz".index(self.along[1])]
+        if not first <= node <= last:
+            raise ValueError(f"node: in the box of the wave, from {first} to {last} along {self.along[1]}, not {node}")
         column = AHEAD + (node - first if self.along[0] == "+" else last - node)
         e, _ = self.incident(setting, last - first + 2 * AHEAD + 2)
         times = torch.arange(1, steps + 1, dtype=torch.float64) * dt
@@ -77,8 +96,8 @@ class PlaneWave:
     def entries(self, setting: Setting) -> list[Entries]:
         grid = setting.grid
         u, v = "xyz".index(self.along[1]), "xyz".index(self.polarization[1])
-        if self.along[0] not in "+-" or u == v or u >= len(grid.shape) or self.polarization[0] != "E":
-            raise ValueError(f"a plane wave along {self.along} cannot have {self.polarization}")
+        if u >= len(grid.shape):
+            raise ValueError(f"a plane wave along {self.along} is beyond the {len(grid.shape)} axes of the grid")
         if len(self.box) != len(grid.shape):
             raise ValueError(f"box: (first, last) for each of {len(grid.shape)} axes, not {self.box}")
         for axis, (ends, n) in enumerate(zip(self.box, grid.shape, strict=True)):

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import pi, sqrt
+from math import inf, pi, sqrt
+from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -20,12 +22,20 @@ from tutti.science.em.fdtd.monitors import Snapshots
 from tutti.science.em.fdtd.problem import Setting
 from tutti.science.em.fdtd.simulation import Result
 from tutti.science.em.fdtd.sources import Current, Entries, Where, driven
-from tutti.science.em.fdtd.waveforms import Waveform
+from tutti.science.em.fdtd.waveforms import Waveform, check_waveform
+
+DECAYED = 0.01  # of the peak, at the end
+WEAKEST = 1e-4  # of the peak of a spectrum that is divided by
 
 
 @dataclass(frozen=True)
 class Port:
-    """where: nodes of the edges, a slice along the edges and across. The voltage is minus the integral of E."""
+    """A voltage source of `waveform` in volts behind a resistance in ohm, or a load without one.
+
+    component: of E, along the edges. where: nodes of the edges, a slice along the edges and across. The voltage is
+    minus the integral of E. shot: the run that has the waveform, if there are several; loads are in all.
+    Raises ValueError for a resistance that is not positive, and in a run where edges lie in walls.
+    """
 
     component: str
     where: Where
@@ -36,6 +46,8 @@ class Port:
     def __post_init__(self) -> None:
         if not self.resistance > 0:
             raise ValueError(f"resistance of a port: positive, in ohm, not {self.resistance}")
+        if self.waveform is not None:
+            check_waveform(self.waveform, "port")
 
     def size(self, grid: Grid) -> tuple[float, float]:
         """Length in m along the edges, and area in m^2 across (in two dimensions, length)."""
@@ -65,8 +77,11 @@ class Port:
 class LinePlane:
     """Where voltage and current of a strip over ground are read.
 
-    along: axis of propagation; a current towards `sign` along it counts as positive, into the device. height: axis
-    from ground to strip. strip: (first, last) node across. place: node along. ground, top: nodes in height.
+    along: axis of propagation, "x", "y" or "z"; a current towards `sign` (1 or -1) along it counts as positive, into
+    the device. height: axis from ground to strip. strip: (first, last) node across. place: node along. ground, top:
+    nodes in height.
+
+    As a monitor it stands for its `parts`. Raises ValueError for axes or edges that enclose nothing.
     """
 
     name: str
@@ -80,6 +95,7 @@ class LinePlane:
     parts: tuple[Snapshots, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.check()
         v, w = ("xyz".index(x) for x in (self.along, self.height))
         u = 3 - v - w
         first, last = self.strip
@@ -99,8 +115,22 @@ class LinePlane:
             Snapshots(f"{self.name} right", names[1], at(last, around, top)),
         ))  # fmt: skip
 
-    def voltage_and_current(self, grid: Grid, result: Result) -> tuple[Tensor, Tensor]:
-        """(..., steps) each: V at the end of steps, I in their middle and as the mean of both sides of the plane."""
+    def check(self) -> None:
+        told = f"line {self.name}:"
+        if {self.along, self.height} - set("xyz") or self.along == self.height:
+            raise ValueError(f"{told} two of the axes x, y and z, not along {self.along!r} and height {self.height!r}")
+        first, last = self.strip
+        if not 1 <= first <= last:
+            raise ValueError(f"{told} a strip from its first node, at least 1, to its last one, not {first} to {last}")
+        if not 0 <= self.ground < self.top:
+            raise ValueError(f"{told} a ground below the top, in nodes, not {self.ground} and {self.top}")
+        if self.place < 1 or self.sign not in (1, -1):
+            raise ValueError(f"{told} a place of at least 1 and a sign of 1 or -1, not {self.place} and {self.sign}")
+
+    def voltage_and_current(self, result: Result) -> tuple[Tensor, Tensor]:
+        """V in volts and I in amperes, (..., steps) each: V at the end of steps, I in their middle and as the mean of
+        both sides of the plane. Raises KeyError unless the line was a monitor of the run."""
+        grid = result.grid
         v, w = ("xyz".index(x) for x in (self.along, self.height))
         u = 3 - v - w
         field, above, below, left, right = (result[x.name] for x in self.parts)
@@ -112,19 +142,76 @@ class LinePlane:
         return voltage, current * (self.sign * cyclic)
 
 
-def waves(line: LinePlane, grid: Grid, result: Result, dt: float, frequencies: Tensor,
-          impedance: float = 50.0) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(a, b): complex (..., frequencies)."""
-    voltage, current = line.voltage_and_current(grid, result)
-    times = torch.arange(1, voltage.shape[-1] + 1, dtype=torch.float64) * dt
-    angle = -2 * pi * frequencies.double()[:, None]
-    v = voltage.to(torch.complex128) @ torch.polar(torch.ones(()).double(), angle * times).T
-    i = current.to(torch.complex128) @ torch.polar(torch.ones(()).double(), angle * (times - dt / 2)).T
+def spectrum(x: Tensor, times: Tensor, frequencies: Tensor) -> Tensor:
+    """sum x exp(-2 pi i f t): complex (..., frequencies) of (..., times)."""
+    angle = -2 * pi * frequencies.double()[:, None] * times
+    return x.to(torch.complex128) @ torch.polar(torch.ones(()).double(), angle).T
+
+
+def waves(line: LinePlane, result: Result, frequencies: Tensor, impedance: float = 50.0) -> tuple[Tensor, Tensor]:
+    """(a, b), the waves into and out of the device in sqrt(W) / Hz over dt: complex128 (..., frequencies), with the
+    shots of the run in front if there are several.
+
+    frequencies: Hz, (frequencies). impedance: ohm. Raises ValueError above the Nyquist frequency of the steps.
+    """
+    check_frequencies(frequencies, 0.5 / result.dt)
+    if not 0 < impedance < inf:
+        raise ValueError(f"impedance of a line: positive, in ohm, not {impedance}")
+    voltage, current = line.voltage_and_current(result)
+    times = torch.arange(1, voltage.shape[-1] + 1, dtype=torch.float64) * result.dt
+    v = spectrum(voltage, times, frequencies)
+    i = spectrum(current, times - result.dt / 2, frequencies)
     return (v + impedance * i) / (2 * sqrt(impedance)), (v - impedance * i) / (2 * sqrt(impedance))
 
 
-def s_parameters(lines: Sequence[LinePlane], grid: Grid, result: Result, dt: float, frequencies: Tensor,
-                 impedance: float = 50.0) -> Tensor:  # fmt: skip
-    """S_i1 of a run that drives the first line: complex (lines, frequencies)."""
-    a, _ = waves(lines[0], grid, result, dt, frequencies, impedance)
-    return torch.stack([waves(x, grid, result, dt, frequencies, impedance)[1] / a for x in lines])
+def s_parameters(lines: Sequence[LinePlane], result: Result, frequencies: Tensor, impedance: float = 50.0) -> Tensor:
+    """S_i1 of a run that drives the first line: complex128 (lines, frequencies), or (lines, shots, frequencies).
+
+    lines: monitors of the run. frequencies: Hz, (frequencies). impedance: of the lines, ohm.
+    Warns if the run ends before the waves have decayed. Raises ValueError for frequencies above the Nyquist frequency
+    of the steps or that the first line does not carry, and KeyError for lines that are no monitors of the run.
+    """
+    if isinstance(lines, LinePlane) or not lines:
+        raise ValueError(f"lines: a list of them, the driven one first, not {lines}")
+    a, _ = waves(lines[0], result, frequencies, impedance)
+    check_decayed(lines, result)
+    check_band(lines[0], result, frequencies, a, impedance)
+    return torch.stack([waves(x, result, frequencies, impedance)[1] / a for x in lines])
+
+
+def check_frequencies(frequencies: Any, nyquist: float) -> None:
+    if not isinstance(frequencies, Tensor) or frequencies.ndim != 1 or not len(frequencies):
+        raise ValueError(f"frequencies: a tensor of numbers in Hz, not {frequencies}")
+    for x in frequencies.tolist():
+        if not 0 <= x <= nyquist:
+            raise ValueError(f"frequencies: from 0 to half the rate of the steps, {nyquist:.4g} Hz, not {x:.4g} Hz")
+
+
+@torch.no_grad()
+def check_decayed(lines: Sequence[LinePlane], result: Result) -> None:
+    """Warns if waves are still on their way at the end. Raises ValueError if none has come."""
+    voltages = [x.voltage_and_current(result)[0].abs() for x in lines]
+    peak = max(float(v.max()) for v in voltages)
+    if not peak > 0:
+        raise ValueError(f"lines {', '.join(x.name for x in lines)}: no voltage in {voltages[0].shape[-1]} steps")
+    for line, v in zip(lines, voltages, strict=True):
+        steps = v.shape[-1]
+        last = float(v[..., steps - max(1, steps // 20) :].max()) / peak
+        if last > DECAYED:
+            warn(f"line {line.name}: in the last twentieth of {steps} steps the voltage still reaches {last:.1%} of "
+                 f"the peak; S-parameters need less than {DECAYED:.0%}: run more steps", stacklevel=4)  # fmt: skip
+
+
+@torch.no_grad()
+def check_band(line: LinePlane, result: Result, frequencies: Tensor, a: Tensor, impedance: float) -> None:
+    """Raises ValueError where the wave of the driven line is too weak."""
+    steps = result[line.parts[0].name].shape[-3]
+    band = torch.linspace(0, 0.5 / result.dt, min(steps, 2000), dtype=torch.float64)
+    found = waves(line, result, band, impedance)[0].abs().reshape(-1, len(band)).amax(0)
+    least = WEAKEST * float(found.max())
+    wrong = (a.abs().reshape(-1, len(frequencies)).amin(0) < least).nonzero()
+    if len(wrong):
+        f, there = float(frequencies[wrong[0, 0]]), band[found >= least]
+        low, high = float(there[0]), float(there[-1])
+        raise ValueError(f"line {line.name}: its wave at {f:.4g} Hz is below {WEAKEST:g} of its peak; the source "
+                         f"reaches from {low:.3g} to {high:.3g} Hz")  # fmt: skip

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tutti.hardware.threads import threads
 from tutti.science.em.fdtd.cpml import Lines
-from tutti.science.em.fdtd.grid import Grid
+from tutti.science.em.fdtd.grid import Grid, changing
 from tutti.science.em.fdtd.sources import Entries
 
 STAGGER = 9 * 16  # numbers
@@ -167,14 +167,11 @@ class Problem:
 
 
 def updated(array: Sequence[int], component: int, place: Tensor) -> Tensor:
-    """Whether a component changes at flat places: not tangential E and normal H on walls, nor what lies beyond the last
-    node."""
-    (h, p), out = divmod(component, 3), torch.ones_like(place, dtype=torch.bool)
-    for d in range(3) if array[1] > 1 else (0, 2):
+    """Whether a component changes at flat places."""
+    out = torch.ones_like(place, dtype=torch.bool)
+    for d, (first, end) in enumerate(changing(array, component)):
         at = place // prod(array[d + 1 :]) % array[d]
-        out &= at < array[d] - 1
-        if (h == 0) == (d != p):
-            out &= at > 0
+        out &= (at >= first) & (at < end)
     return out
 
 

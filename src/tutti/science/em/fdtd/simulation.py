@@ -19,19 +19,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutti.hardware.threads import threads
-from tutti.science.em.fdtd import elsewhere, march, materials, monitors, sources
+from tutti.science.em.fdtd import elsewhere, march, materials, monitors, placed, resolution, sources
 from tutti.science.em.fdtd.cpml import CPML, Lines, lines
 from tutti.science.em.fdtd.dispersion import Pole
 from tutti.science.em.fdtd.energy import Watch
 from tutti.science.em.fdtd.grid import EPS0, Grid
 from tutti.science.em.fdtd.materials import Material
-from tutti.science.em.fdtd.monitors import Energy
+from tutti.science.em.fdtd.monitors import Energy, Monitor
 from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, Setting, reading, table
 from tutti.science.em.fdtd.slabs import Slab
+from tutti.science.em.shown import Brief, brief
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Brief):
     """`result[name]`: what a monitor saw. `state`: of the fields at the end, for another run that goes on.
 
     Of several processes that share a simulation, each has the `state` of its planes. steps: since rest, of `dt` seconds
@@ -40,9 +41,11 @@ class Result:
 
     values: Mapping[str, Tensor]
     state: list[Tensor] = field(repr=False)
+    grid: Grid
+    dt: float
     steps: int = 0
-    dt: float = 0.0
     sent: tuple[int, int] = (0, 0)
+    monitors: tuple[Monitor, ...] = field(default=(), repr=False)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.values:
@@ -52,7 +55,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Simulation:
-    """dt: time step in seconds; by default `courant` of the limit in vacuum.
+    """monitors: of different names; a `LinePlane` stands for its parts.
+
+    dt: time step in seconds; by default `courant` of the limit in vacuum.
 
     design: slices of cells outside of which gradients of materials are zero; on CPUs gradients cost memory and time
     only inside.
@@ -65,7 +70,7 @@ class Simulation:
     grid: Grid
     cpml: CPML | None = None
     sources: Sequence[Any] = ()
-    monitors: Sequence[monitors.Monitor] = ()
+    monitors: Sequence[Any] = ()
     dt: float = 0.0
     courant: float = 0.9
     design: Sequence[slice] | None = None
@@ -76,9 +81,16 @@ class Simulation:
     slabs: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.grid, Grid):
+            raise ValueError(f"grid: a Grid, such as Grid((60, 60), 0.01), not {self.grid!r}")
+        if self.cpml is not None and not isinstance(self.cpml, CPML):
+            raise ValueError(f"cpml: a CPML, such as CPML(10), or None, not {self.cpml!r}")
+        sources.check_sources(self.sources)
+        object.__setattr__(self, "monitors", monitors.expanded(self.monitors))
         names = [x.name for x in self.monitors]
         if len(set(names)) < len(names):
             raise ValueError(f"monitors need different names: {names}")
+        placed.check_surfaces(self.grid, self.cpml, self.monitors, self.sources)
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: float32 or float64, not {self.dtype}")
         if torch.device(self.device).type != "cpu" and any(isinstance(x, Energy) for x in self.monitors):
@@ -149,7 +161,9 @@ class Simulation:
             for name, x in zip((x.name for x in self.monitors if isinstance(x, Energy)), energies, strict=True):
                 values[name] = x.T if problem.shots > 1 else x[:, 0]
         sent = (slab.sent[0], slab.sent[1]) if slab else (0, 0)
-        return Result(values, state, (after.steps if after else 0) + steps, self.dt, sent)
+        return Result(
+            values, state, self.grid, self.dt, (after.steps if after else 0) + steps, sent, tuple(self.monitors)
+        )
 
     def watch(self, problem: Problem, slab: Slab | None, steps: int) -> Watch | None:
         every = [x.every for x in self.monitors if isinstance(x, Energy)]
@@ -174,12 +188,17 @@ class Simulation:
                 poles: Sequence[Pole],
                 after: Result | None) -> tuple[Problem, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
         """The arrays of the kernels, the waves, what gradients are taken of, and the order of what is read."""
-        if steps < 1:
+        if not hasattr(steps, "__index__") or steps < 1:
             raise ValueError(f"steps: at least 1, not {steps}")
+        if isinstance(poles, Pole) or not all(isinstance(x, Pole) for x in poles):
+            raise ValueError(f"poles: a list of them, as of `drude` and `lorentz`, not {brief(poles)}")
+        if after is not None and not isinstance(after, Result):
+            raise ValueError(f"after: the result of a run, not {brief(after)}")
         grid, dtype, device = self.grid, self.dtype, torch.device(self.device)
         none = torch.empty(0, dtype=dtype, device=device)
         a, b, present = [none] * 6, [none] * 6, [False] * 6
         least_eps = least_mu = float("inf")
+        most_eps = most_mu = 1.0
         design = self.region
         added = self.conductivity()
         for name in grid.components:
@@ -194,8 +213,10 @@ class Simulation:
             if i >= 3:
                 b[i] = materials.magnetic(value, self.dt).to(dtype).contiguous()
                 least_mu = min(least_mu, float(value.detach().min()))
+                most_mu = max(most_mu, float(value.detach().max()))
                 continue
             least_eps = min(least_eps, float(value.detach().min()))
+            most_eps = max(most_eps, float(value.detach().max()))
             loss = (None if sigma is None else
                     materials.at_component(grid, sigma, name, "sigma", torch.float64, device, design))  # fmt: skip
             if loss is not None:
@@ -218,7 +239,13 @@ class Simulation:
         start = after.steps if after else 0
         setting = Setting(grid, self.dt, steps, lines_of, gain, start)
         shots = sources.shots(self.sources)
-        entries = [x for s in self.sources for x in s.entries(setting)]
+        of_sources = [(s, s.entries(setting)) for s in self.sources]
+        entries = [x for _, of_source in of_sources for x in of_source]
+        placed.warn_of_layers(setting, entries)
+        if isinstance(eps_r, Mapping) and isinstance(mu_r, Mapping):  # they stand for lengths and areas of cut cells
+            most_eps = most_mu = 1.0
+        driven = [(getattr(s, "waveform", None), x.waves[:, 0]) for s, of_source in of_sources for x in of_source[:1]]
+        resolution.warn_of_coarse(grid, driven, self.dt, most_eps, most_mu)
         waves = torch.cat([x.waves for x in entries], 1) if entries else torch.zeros(steps, 1, dtype=torch.float64)
         columns, count = [], 0
         for x in entries:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from tutti.science.em.fdtd.grid import Grid
-from tutti.science.em.fdtd.waveforms import Waveform
+from tutti.science.em.fdtd.grid import Grid, changing
+from tutti.science.em.fdtd.waveforms import Waveform, check_waveform
+from tutti.science.em.shown import Brief, brief
 
 if TYPE_CHECKING:
     from tutti.science.em.fdtd.problem import Setting
@@ -50,13 +51,15 @@ def places(grid: Grid, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]
 
     Raises ValueError outside of the grid.
     """
-    if len(where) != len(grid.nodes):
-        raise ValueError(f"{what}: {len(grid.nodes)} indices or slices, not {tuple(where)}")
+    if not hasattr(where, "__len__") or len(where) != len(grid.nodes):
+        raise ValueError(f"{what}: {len(grid.nodes)} indices or slices, not {where}")
     ranges, shape = [], []
-    for x, n in zip(where, grid.nodes, strict=True):
+    for x, n, delta in zip(where, grid.nodes, grid.lengths, strict=True):
         if isinstance(x, slice):
             ranges.append(torch.arange(n)[x])
             shape.append(len(ranges[-1]))
+        elif not hasattr(x, "__index__"):
+            raise ValueError(f"{what}: {x} is no index; places are numbers of nodes, metres over {delta:g} here")
         elif 0 <= x < n:
             ranges.append(torch.tensor([x]))
         else:
@@ -75,13 +78,12 @@ def driven(grid: Grid, component: str, where: Where, what: str) -> tuple[Tensor,
     """As `places`, where steps update. Raises ValueError for tangential E and normal H of walls, and beyond the last
     cell."""
     found = places(grid, where, what)
-    electric = component[0] == "E"
+    spans = changing(grid.array, grid.component(component))
     for axis, (x, n) in enumerate(zip(where, grid.nodes, strict=True)):
-        along = axis == "xyz".index(component[1])
-        first, last = (0 if along == electric else 1), n - 2
+        first, end = spans[grid.axes[axis]]
         nodes = range(n)[x] if isinstance(x, slice) else (x,)
-        if min(nodes) < first or max(nodes) > last:
-            raise ValueError(f"{what}: {component} changes at {first} to {last} along {'xyz'[axis]} only, not at "
+        if min(nodes) < first or max(nodes) >= end:
+            raise ValueError(f"{what}: {component} changes at {first} to {end - 1} along {'xyz'[axis]} only, not at "
                              f"{min(nodes)} to {max(nodes)}: the outermost nodes are perfect conductors")  # fmt: skip
     return found
 
@@ -89,6 +91,8 @@ def driven(grid: Grid, component: str, where: Where, what: str) -> tuple[Tensor,
 def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
     """A waveform at times, as a column. A tensor holds one number per step."""
     x = waveform if isinstance(waveform, Tensor) else waveform(times)
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{what}: a waveform that gives {x!r} for {len(times)} times, not a tensor of as many numbers")
     if x.shape != times.shape:
         raise ValueError(f"{what}: a waveform of shape {tuple(x.shape)} for {len(times)} steps")
     if not bool(torch.isfinite(x).all()):
@@ -96,8 +100,8 @@ def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
     return x[:, None]
 
 
-@dataclass(frozen=True)
-class Current:
+@dataclass(frozen=True, repr=False)
+class Current(Brief):
     """A current density in A/m^2 (of H: a magnetic one in V/m^2) in a component at nodes.
 
     waveform: a function of time, or a tensor with a number per step (gradients reach it). amplitude: its factor, a
@@ -111,6 +115,9 @@ class Current:
     amplitude: float | Tensor = 1.0
     shot: int | None = None
     hard: bool = False
+
+    def __post_init__(self) -> None:
+        check_waveform(self.waveform, f"source of {self.component}")
 
     def entries(self, setting: Setting) -> list[Entries]:
         grid = setting.grid
@@ -133,6 +140,14 @@ class Current:
             amount = -amount * grid.h_sign * setting.gain(number, place)
         waves = sampled(self.waveform, setting.times(half[kind]), what)
         return [Entries(kind, number, place, amount, torch.zeros_like(place), waves, self.shot)]
+
+
+def check_sources(given: Any) -> None:
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ValueError(f"sources: a list of them, not {brief(given)}: write [...] around it")
+    for x in given:
+        if not hasattr(x, "entries"):
+            raise ValueError(f"sources: Current, PlaneWave, Port or another with `entries`, not {brief(x)}")
 
 
 def shots(sources: Sequence[Any]) -> int:

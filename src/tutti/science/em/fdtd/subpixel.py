@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tutti.science.em.bounds import check_positive
 from tutti.science.em.fdtd.grid import Grid
 
 
@@ -70,7 +71,11 @@ def offsets(name: str) -> list[float]:
 
 
 def permittivity(grid: Grid, fractions: Tensor, inside: float, outside: float = 1.0) -> dict[str, Tensor]:
-    """eps_r by component over nodes, float64, of a solid with the permittivity `inside`."""
+    """eps_r by component over nodes, float64, of a solid with the relative permittivity `inside` in one of `outside`.
+
+    For `Simulation.run(eps_r=...)`. Raises ValueError for fractions that do not fit the grid.
+    """
+    check_positive("the solid", inside=inside, outside=outside)
     parts, out = parts_of(grid, fractions), {}
     cells = block(fractions, parts)
     x = fractions[tuple(slice(c.start * parts, c.stop * parts) for c in cells)].double()
@@ -95,6 +100,8 @@ def conductor(grid: Grid, fractions: Tensor, least: float = 0.25) -> dict[str, d
     least: faces with a smaller share outside count as this share, which keeps time steps up to its square root of the
     Courant limit stable.
     """
+    if not 0 < least <= 1:
+        raise ValueError(f"least: a share of a face, above 0 and at most 1, not {least}")
     parts = parts_of(grid, fractions)
     cells = block(fractions, parts)
     x = 1 - fractions[tuple(slice(c.start * parts, c.stop * parts) for c in cells)].double()

@@ -19,6 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tutti.science.em.mt.shown import shown
+
 
 @dataclass(frozen=True)
 class Uniform:
@@ -158,6 +160,9 @@ class Columns:
 
     z: Tensor
     parts: Sequence[Part]
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     @property
     def draws(self) -> int:

@@ -1,15 +1,16 @@
-"""The verb `tutti mt`: responses of a section, and inversion of data, as a config says."""
+"""The work of `tutti mt`: responses of a section, and inversion of data, as a config says."""
 
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from torch import Tensor
 
@@ -19,47 +20,44 @@ from tutti.science.em.mt.config import MTConfig
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.forward import MT2D
 from tutti.science.em.mt.inversion import Inversion, Iteration, Result
-from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.mesh import Mesh2D, skin_depth
 from tutti.science.em.mt.mismatch import Mismatch, checked, mismatch
 from tutti.science.em.mt.parameters import Coded, Pixel
 from tutti.science.em.mt.posterior import ensemble, posterior
 from tutti.science.em.mt.quality import rms
+from tutti.science.em.mt.tables import ModelTable
 from tutti.science.em.mt.vae import VAE
 
-First = tyro.conf.Positional
-CONSOLE = Console(highlight=False)
+CONSOLE, ERRORS = Console(highlight=False, soft_wrap=True), Console(highlight=False, soft_wrap=True, stderr=True)
 
 
-def forward(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "") -> None:
-    """Compute the responses of a section, with noise, and draw them.
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: ERRORS.print(f"warning: {message}", markup=False)
+        yield
 
-    Args:
-        config: A TOML file; runs/mt_basin.toml is one.
-        out: Folder of the results; by default out/mt/NAME.
-    """
+
+@warnings_as_lines()
+def forward(config: Path, out: str = "") -> None:
+    """Write and draw the responses of the config's section, with noise, in a folder; by default out/mt/NAME."""
     table = MTConfig.load(config)
     folder = _folder(table, config, out)
-    mesh, problem, truth, data = _synthetic(table)
+    mesh, problem, truth, data = _synthetic(table, table.observations())
     data.save(folder / "data.npz")
     data.save(folder / "data.csv")
     np.savez(folder / "model.npz", log_rho=truth.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges)
-    figures.sections(
-        folder / "model.png", mesh, {"model": truth}, sites=problem.sites, area=_area(table, mesh, problem)
-    )
-    figures.pseudosections(folder / "data.png", data)
+    figures.sections(folder / "model.png", mesh, {"model": truth}, sites=problem.sites, area=_area(table, mesh, data))
+    figures.pseudosections(folder / "data.png", data, name="computed, with noise" if _noisy(table) else "computed")
     size = f"{mesh.nz} x {mesh.nx} cells, {len(problem.frequencies)} frequencies, {len(problem.sites)} sites"
     CONSOLE.print(f"{size}, {', '.join(problem.modes)}: wrote {folder}/data.npz, data.csv, model.npz and pictures")
 
 
-def invert(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "") -> int:
-    """Invert data, or the synthetic data of the config's model, and draw the result.
-
-    The exit code is 1 if the data are not fitted to the target.
-
-    Args:
-        config: A TOML file; runs/mt_basin.toml is one.
-        out: Folder of the results; by default out/mt/NAME.
-    """
+@warnings_as_lines()
+def invert(config: Path, out: str = "") -> int:
+    """Invert data, or the synthetic data of the config's model; write and draw the result. Returns the exit code: 1 if
+    the data are not fitted to the target."""
     table = MTConfig.load(config)
     folder = _folder(table, config, out)
     data, truth = table.observations(), None
@@ -75,28 +73,26 @@ def invert(config: First[Path], out: Annotated[str, tyro.conf.arg(metavar="DIR")
                           strategy=wanted.strategy, weight=wanted.weight, say=_say)  # fmt: skip
     CONSOLE.print(f"{data.count} data, {mesh.cells} cells")
     start = torch.log10(torch.tensor(wanted.start, dtype=torch.float64))
-    if wanted.samples < 0:
-        raise ValueError(f"inversion.samples must not be negative; got {wanted.samples}")
-    if not start.isfinite():
-        raise ValueError(f"inversion.start must be a positive resistivity in ohm-m; got {wanted.start}")
     result, told, others = _run(table, inversion, mesh, start)
     report = _report(result, told, data, truth)
     if wanted.uncertainty and result.beta > 0:
+        CONSOLE.print(f"uncertainty: covariance of {len(result.p)} parameters")
         known = posterior(inversion, result)
         report["resolution"] = known.resolution.mean().item()
         extra = {"sd": known.sd.numpy(), "resolution": known.resolution.numpy()}
-        area = _area(table, mesh, problem)
+        area = _area(table, mesh, data)
         figures.sections(folder / "uncertainty.png", mesh, {"standard deviation": known.sd}, area=area,
-                         label="decades", limits=(0, float(known.sd.max())))  # fmt: skip
+                         label="decades", colours="YlOrRd", limits=(0, float(known.sd.max())))  # fmt: skip
     else:
         extra = {}
     if wanted.samples and result.beta > 0:
+        CONSOLE.print(f"drawing {wanted.samples} models of the posterior")
         extra["samples"] = ensemble(inversion, result, wanted.samples).numpy()
     np.savez(folder / "result.npz", log_rho=result.model.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges,
              response=result.response.view(problem.shape).numpy(), **extra)  # type: ignore[arg-type]  # fmt: skip
     (folder / "report.json").write_text(json.dumps(report, indent=1))
     models = ({"truth": truth} if truth is not None else {}) | others | {f"model, chi {result.chi:.2f}": result.model}
-    figures.sections(folder / "model.png", mesh, models, sites=problem.sites, area=_area(table, mesh, problem))
+    figures.sections(folder / "model.png", mesh, models, sites=problem.sites, area=_area(table, mesh, data))
     figures.pseudosections(folder / "data.png", data, result.response)
     figures.fits(folder / "fits.png", data, result.response)
     figures.convergence(folder / "convergence.png", {"inversion": result.history}, wanted.target)
@@ -120,12 +116,12 @@ def _run(table: MTConfig, inversion: Inversion, mesh: Mesh2D,
     if wanted.parameters == "codes":
         result = inversion.run(coded, start)
         told, others = mismatch(inversion, result), {}
+        for reason in told.reasons:
+            CONSOLE.print(f"the prior may not suit these data: {reason}")
     else:
-        found = checked(inversion, coded, start, along=wanted.along, down=wanted.down)
+        found = checked(inversion, coded, start, tell=CONSOLE.print, along=wanted.along, down=wanted.down)
         result, told = found.result, found.mismatch
         others = {} if found.result is found.coded else {f"codes, chi {found.coded.chi:.2f}": found.coded.model}
-    for reason in told.reasons:
-        CONSOLE.print(f"the prior may not suit these data: {reason}")
     return result, told, others
 
 
@@ -138,8 +134,10 @@ def _vae(table: MTConfig, columns) -> VAE:
         if vae.source != source:
             raise ValueError(f"{prior.file} was learned from {vae.source or 'something else'}, and this config asks for"
                              f" {source}: delete it, or name another prior.file")  # fmt: skip
+        CONSOLE.print(f"the prior is that of {prior.file}")
         return vae
     vae = VAE(len(columns.z), prior.codes, prior.network)
+    CONSOLE.print(f"learning the prior: {source}")
     vae.fit(columns, samples=prior.samples, epochs=prior.epochs)
     vae.source = source
     if prior.file:
@@ -148,9 +146,11 @@ def _vae(table: MTConfig, columns) -> VAE:
     return vae
 
 
-def _synthetic(table: MTConfig) -> tuple[Mesh2D, MT2D, Tensor, Data]:
-    mesh, frequencies, sites = table.geometry(None)
-    problem = MT2D(mesh, frequencies, sites, table.survey.modes or ("TE", "TM"), solver=table.solver)
+def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D, Tensor, Data]:
+    """Of the config's survey, or that of other data."""
+    mesh, frequencies, sites = table.geometry(like)
+    modes = like.modes if like else table.survey.modes or ("TE", "TM")
+    problem = MT2D(mesh, frequencies, sites, modes, solver=table.solver)
     truth = table.truth(mesh)
     noise = table.noise
     data = Data.synthetic(problem, truth, rho=noise.rho, phase=noise.phase, tipper=noise.tipper, seed=noise.seed)
@@ -173,24 +173,39 @@ def _say(number: int, it: Iteration) -> None:
     CONSOLE.print(f"{number:5d} {it.chi:7.3f} {it.misfit:8.4f} {it.beta:9.2e} {it.seconds:8.1f}")
 
 
-def _area(table: MTConfig, mesh: Mesh2D, problem: MT2D) -> tuple[float, float, float]:
-    """What is drawn: the region of the setting, or the sites and a tenth more, to the depth of half the profile."""
+def _noisy(table: MTConfig) -> bool:
+    return any((table.noise.rho, table.noise.phase, table.noise.tipper))
+
+
+def _area(table: MTConfig, mesh: Mesh2D, data: Data) -> tuple[float, float, float]:
+    """What is drawn: the region of the setting, or sites and bodies and a tenth more, down to below the model's deepest
+    boundary, or as deep as the data see."""
+    given = table.figure.depth
     if setting := table.setting():
         columns, bottom = setting.region.columns, setting.region.rows.stop
-        return mesh.x_edges[columns.start], mesh.x_edges[columns.stop], mesh.z_edges[bottom]
-    left, right = min(problem.sites), max(problem.sites)
+        return mesh.x_edges[columns.start], mesh.x_edges[columns.stop], given or mesh.z_edges[bottom]
+    model = table.model or ModelTable()
+    ends = [*data.sites, *(x for body in model.bodies for x in body.x)]
+    left, right = min(ends), max(ends)
     more = max(0.1 * (right - left), 500.0)
-    depth = min(mesh.z_edges[-1], max(0.5 * (right - left), 1000.0))
-    return max(left - more, mesh.x_edges[0]), min(right + more, mesh.x_edges[-1]), depth
+    boundaries = [z for each in model.layers for z in (each.top, each.bottom)] + [body.z[1] for body in model.bodies]
+    deepest = max([0.0, *(z for z in boundaries if z < mesh.z_edges[-1])])
+    depth = max(1.5 * deepest, (right - left) / 2, 1000.0) if deepest else deepest_seen(data)
+    return max(left - more, mesh.x_edges[0]), min(right + more, mesh.x_edges[-1]), given or min(depth, mesh.z_edges[-1])
+
+
+def deepest_seen(data: Data) -> float:
+    """The largest skin depth of median apparent resistivities, in metres."""
+    depths = [1000.0]
+    for i, frequency in enumerate(data.frequencies):
+        modes = [k for k, mode in enumerate(data.modes) if mode != "tipper"]
+        rho = data.values[modes, i, :, 0][data.mask[modes, i, :, 0] > 0]
+        if data.outputs == "apparent" and len(rho):
+            depths.append(skin_depth(10 ** rho.median().item(), frequency))
+    return max(depths)
 
 
 def _folder(table: MTConfig, config: Path, out: str) -> Path:
     folder = Path(out or table.out or f"out/mt/{config.stem}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def mt(argv: list[str]) -> int | None:
-    """Run `tutti mt`."""
-    verbs = {"forward": forward, "invert": invert}
-    return tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti mt", description="Magnetotellurics.", args=argv)

@@ -14,148 +14,28 @@ from torch import Tensor
 
 from tutti.science.em.mt.columns import PRIORS
 from tutti.science.em.mt.data import Data
+from tutti.science.em.mt.datafile import arrays
 from tutti.science.em.mt.edi import read_edi, survey
+from tutti.science.em.mt.keys import check
 from tutti.science.em.mt.mesh import Mesh2D
 from tutti.science.em.mt.parameters import Region
 from tutti.science.em.mt.synthetic import SETTINGS, Setting
+from tutti.science.em.mt.tables import (
+    DataTable,
+    FigureTable,
+    InversionTable,
+    MeshTable,
+    ModelTable,
+    NoiseTable,
+    PriorTable,
+    Survey,
+)
 from tutti.train.configfile import build, read
 
 
 @dataclass(frozen=True)
-class Survey:
-    """setting: "basin" or "samtex" gives mesh, sites, frequencies, region and prior. frequencies: Hz. sites: x in
-    metres. The ranges make evenly spaced ones, of frequencies in log: [first, last].
-    modes: by default TE and TM, or those of the data."""
-
-    setting: Literal["", "basin", "samtex"] = ""
-    modes: tuple[str, ...] = ()
-    frequencies: tuple[float, ...] = ()
-    frequency_range: tuple[float, float] | None = None
-    frequency_count: int = 16
-    sites: tuple[float, ...] = ()
-    site_range: tuple[float, float] | None = None
-    site_count: int = 25
-
-    def all_frequencies(self) -> tuple[float, ...]:
-        if self.frequency_range is None:
-            return self.frequencies
-        low, high = self.frequency_range
-        if not (low > 0 and high > 0):
-            raise ValueError(f"frequencies are in Hz and must be positive; survey.frequency_range is {low:g}, {high:g}")
-        return tuple(np.geomspace(low, high, self.frequency_count).tolist())
-
-    def all_sites(self) -> tuple[float, ...]:
-        return tuple(np.linspace(*self.site_range, self.site_count).tolist()) if self.site_range else self.sites
-
-
-@dataclass(frozen=True)
-class MeshTable:
-    """By the rule of `Mesh2D.for_survey` for resistivities in rho_range (ohm-m), or of explicit edges in metres."""
-
-    rho_range: tuple[float, float] = (1.0, 1000.0)
-    growth: float = 1.15
-    width: float | None = None
-    depth: float | None = None
-    margin: float | None = None
-    x_edges: tuple[float, ...] = ()
-    z_edges: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class LayerTable:
-    """A layer between two depths in metres. rho: ohm-m."""
-
-    top: float
-    bottom: float
-    rho: float
-
-
-@dataclass(frozen=True)
-class BodyTable:
-    """A rectangle. x, z: from and to, metres. rho: ohm-m."""
-
-    x: tuple[float, float]
-    z: tuple[float, float]
-    rho: float
-
-
-@dataclass(frozen=True)
-class ModelTable:
-    """The earth of a forward run or a synthetic inversion. draw: the number of a section drawn from the prior of the
-    setting. file: a .npz with `log_rho` (nz, nx). Otherwise a half-space of `background` ohm-m with layers and bodies,
-    later ones over earlier ones."""
-
-    background: float = 100.0
-    layers: tuple[LayerTable, ...] = ()
-    bodies: tuple[BodyTable, ...] = ()
-    draw: int | None = None
-    file: str = ""
-
-
-@dataclass(frozen=True)
-class NoiseTable:
-    """rho: relative, of apparent resistivity. phase: degrees. tipper: absolute."""
-
-    rho: float = 0.01
-    phase: float = 0.286
-    tipper: float = 0.01
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class DataTable:
-    """Observations: a .npz or .csv of `Data`, or EDI files by a pattern such as "sites/*.edi". strike: degrees
-    clockwise from north. floor_rho, floor_phase, floor_tipper: least errors, relative, in degrees and
-    absolute; 0 for none."""
-
-    path: str = ""
-    strike: float = 0.0
-    tipper: bool = False
-    floor_rho: float = 0.0
-    floor_phase: float = 0.0
-    floor_tipper: float = 0.0
-
-
-@dataclass(frozen=True)
-class PriorTable:
-    """What codes are learned from. columns: "basin" or "samtex", by default that of the setting. left, right, top,
-    bottom: the coded region in metres. file: a VAE that is loaded if it exists, and saved."""
-
-    columns: Literal["", "basin", "samtex"] = ""
-    left: float = -math.inf
-    right: float = math.inf
-    top: float = 0.0
-    bottom: float = math.inf
-    codes: int = 16
-    network: Literal["dense", "convolutional"] = "dense"
-    samples: int = 40_000
-    epochs: int = 30
-    lateral: float = 10.0
-    deviation: float | None = None
-    file: str = ""
-
-
-@dataclass(frozen=True)
-class InversionTable:
-    """parameters: "cells", "codes", or "checked": codes, and cells where the diagnostics suspect the prior. start:
-    ohm-m. The others are those of `Inversion` and `Pixel`. uncertainty: standard deviations and resolution."""
-
-    parameters: Literal["cells", "codes", "checked"] = "cells"
-    start: float = 100.0
-    target: float = 1.05
-    steps: int = 15
-    strategy: Literal["occam", "multiplicative"] = "occam"
-    weight: float = 1e-3
-    shifts: float = 0.0
-    along: float = 1.0
-    down: float = 1.0
-    uncertainty: bool = True
-    samples: int = 0
-
-
-@dataclass(frozen=True)
 class MTConfig:
-    """A file of `tutti mt`. out: the folder of results, by default out/mt/NAME. solver: "splu" or "block"."""
+    """A file of `tutti mt`."""
 
     survey: Survey = field(default_factory=Survey)
     mesh: MeshTable = field(default_factory=MeshTable)
@@ -164,13 +44,20 @@ class MTConfig:
     data: DataTable = field(default_factory=DataTable)
     prior: PriorTable = field(default_factory=PriorTable)
     inversion: InversionTable = field(default_factory=InversionTable)
+    figure: FigureTable = field(default_factory=FigureTable)
     solver: Literal["splu", "block"] = "splu"
+    """Of the linear systems; block: batched over frequencies."""
     out: str = ""
+    """Folder of the results; by default out/mt/NAME."""
 
     @staticmethod
     def load(path: Path) -> MTConfig:
         """Raises ValueError that names the file, the key and what is expected."""
         found: MTConfig = build(MTConfig, read(path), str(path))
+        try:
+            check(found)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
         return found
 
     def setting(self) -> Setting | None:
@@ -184,21 +71,21 @@ class MTConfig:
             files = sorted(glob(self.data.path))
             if not files:
                 raise ValueError(f"no file matches data.path = {self.data.path!r}")
-            wanted = self.survey.all_frequencies() or None
+            wanted = _frequencies(self.survey) or None
             found = survey([read_edi(f) for f in files], self.data.strike, wanted, tipper=self.data.tipper)
         else:
-            if self.survey.all_frequencies() or self.survey.all_sites():
+            if _frequencies(self.survey) or _sites(self.survey):
                 raise ValueError(f"frequencies and sites are those of {self.data.path}: leave them out of [survey]")
             found = Data.load(self.data.path)
         if self.survey.modes:
             found = _of_modes(found, self.survey.modes)
         floors = {"rho": self.data.floor_rho, "phase": self.data.floor_phase, "tipper": self.data.floor_tipper}
-        return found.with_floor(**{name: x or 1e-300 for name, x in floors.items()}) if any(floors.values()) else found
+        return found.with_floor(**floors) if any(floors.values()) else found
 
     def geometry(self, data: Data | None) -> tuple[Mesh2D, tuple[float, ...], tuple[float, ...]]:
         """Mesh, frequencies and sites."""
         setting = self.setting()
-        frequencies, sites = self.survey.all_frequencies(), self.survey.all_sites()
+        frequencies, sites = _frequencies(self.survey), _sites(self.survey)
         if data is not None:
             frequencies, sites = data.frequencies, data.sites
         elif setting:
@@ -225,14 +112,17 @@ class MTConfig:
                 raise ValueError("model.draw needs a survey.setting: its prior is drawn from")
             return setting.truths(1, table.draw)[0]
         if table.file:
-            with np.load(table.file) as arrays:
-                if "log_rho" not in arrays:
-                    raise ValueError(f"{table.file} has no array log_rho; it has {', '.join(arrays)}")
-                return torch.from_numpy(arrays["log_rho"]).double()
-        model = torch.full(mesh.shape, _log(table.background, "model.background"), dtype=torch.float64)
+            found = torch.from_numpy(arrays(table.file, "log_rho")["log_rho"]).double()
+            if found.shape != mesh.shape or not found.isfinite().all():
+                raise ValueError(
+                    f"log_rho of {table.file} must be finite, log10 ohm-m of the mesh's {mesh.shape} cells (nz, nx);"
+                    f" it has the shape {tuple(found.shape)}"
+                )
+            return found
+        model = torch.full(mesh.shape, math.log10(table.background), dtype=torch.float64)
         x, z = mesh.x[None, :], mesh.z[:, None]
         for layer in table.layers:
-            value = torch.tensor(_log(layer.rho, "rho of a layer"), dtype=torch.float64)
+            value = torch.tensor(math.log10(layer.rho), dtype=torch.float64)
             inside = (z >= layer.top) & (z < layer.bottom)
             if not inside.any():
                 raise ValueError(
@@ -243,7 +133,7 @@ class MTConfig:
             inside = (x >= body.x[0]) & (x < body.x[1]) & (z >= body.z[0]) & (z < body.z[1])
             if not inside.any():
                 raise ValueError(f"the body at x {body.x}, z {body.z} m holds the centre of no cell of the mesh")
-            model = torch.where(inside, torch.tensor(_log(body.rho, "rho of a body"), dtype=torch.float64), model)
+            model = torch.where(inside, torch.tensor(math.log10(body.rho), dtype=torch.float64), model)
         return model
 
     def region(self, mesh: Mesh2D) -> Region:
@@ -262,14 +152,18 @@ class MTConfig:
         return name
 
 
+def _frequencies(survey: Survey) -> tuple[float, ...]:
+    if survey.frequency_range is None:
+        return survey.frequencies
+    return tuple(np.geomspace(*survey.frequency_range, survey.frequency_count).tolist())
+
+
+def _sites(survey: Survey) -> tuple[float, ...]:
+    return tuple(np.linspace(*survey.site_range, survey.site_count).tolist()) if survey.site_range else survey.sites
+
+
 def _of_modes(data: Data, modes: tuple[str, ...]) -> Data:
     if missing := [mode for mode in modes if mode not in data.modes]:
         raise ValueError(f"the data have no mode {missing[0]!r}; they have {', '.join(data.modes)}")
     at = [data.modes.index(mode) for mode in modes]
     return replace(data, modes=modes, values=data.values[at], errors=data.errors[at], mask=data.mask[at])
-
-
-def _log(rho: float, name: str) -> float:
-    if not (rho > 0 and math.isfinite(rho)):
-        raise ValueError(f"{name} must be a positive resistivity in ohm-m; got {rho}")
-    return math.log10(rho)

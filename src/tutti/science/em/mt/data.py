@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -10,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tutti.science.em.mt.forward import MODES, MT2D, OUTPUTS
 from tutti.science.em.mt.mesh import Mesh2D, positive_frequencies
+from tutti.science.em.mt.shown import shown
 from tutti.science.em.mt.stencil import LN10
 
-COLUMNS = ("mode", "frequency_hz", "site_m", "quantity", "value", "error", "weight")
-QUANTITIES = {"apparent": ("log10_rho", "phase_deg"), "impedance": ("re_ohm", "im_ohm"), "tipper": ("re", "im")}
+NOISE = 0.01, 0.286, 0.01  # apparent resistivity, relative; phase, degrees; tipper
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +36,9 @@ class Data:
     errors: Tensor
     mask: Tensor = None  # type: ignore[assignment]
     outputs: str = "apparent"
+
+    def __repr__(self) -> str:
+        return shown(self, "count")
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
@@ -107,20 +108,27 @@ class Data:
         return cls(tuple(frequencies), tuple(sites), tuple(modes), values, errors, mask, outputs)
 
     @classmethod
-    def synthetic(cls, problem: MT2D, log_rho: Tensor, *, rho: float = 0.01, phase: float = 0.286, tipper: float = 0.01,
-                  seed: int = 0) -> Data:  # fmt: skip
-        """Responses of a known section with Gaussian noise: `rho` relative, `phase` in degrees, `tipper` absolute."""
+    def synthetic(cls, problem: MT2D, log_rho: Tensor, *, rho: float = NOISE[0], phase: float = NOISE[1],
+                  tipper: float = NOISE[2], seed: int = 0) -> Data:  # fmt: skip
+        """Responses of a known section with Gaussian noise: `rho` relative, `phase` in degrees, `tipper` absolute. With
+        0 they are exact, and the errors are those of the default: 0.01, 0.286 and 0.01."""
         if not problem.log:
             raise ValueError("synthetic data need a problem with outputs='apparent'")
         values = problem(log_rho).detach().cpu().view(problem.shape)
-        errors = _floors(problem.modes, values, rho, phase, tipper)
+        given = {"rho": rho, "phase": phase, "tipper": tipper}
+        if negative := [f"{name} = {x}" for name, x in given.items() if not x >= 0]:
+            raise ValueError(f"noise must not be negative; got {negative[0]}")
+        errors = _floors(problem.modes, values, rho or NOISE[0], phase or NOISE[1], tipper or NOISE[2])
+        added = _floors(problem.modes, values, rho, phase, tipper)
         noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        return cls(problem.frequencies, problem.sites, problem.modes, values + errors * noise, errors)
+        return cls(problem.frequencies, problem.sites, problem.modes, values + added * noise, errors)
 
     def with_floor(self, *, rho: float = 0.01, phase: float = 0.286, tipper: float = 0.01) -> Data:
         """Errors of at least these: of apparent resistivity, relative; of phase, degrees; of the tipper, absolute."""
         if self.outputs != "apparent":
             raise ValueError("floors are those of apparent resistivity and phase; these data are impedances")
+        if min(rho, phase, tipper) < 0:
+            raise ValueError(f"floors must not be negative; got rho {rho}, phase {phase}, tipper {tipper}")
         floors = _floors(self.modes, self.values, rho, phase, tipper)
         return dataclasses.replace(self, errors=torch.maximum(self.errors, floors))
 
@@ -155,64 +163,21 @@ class Data:
         return shift * self._can_shift().to(shift)
 
     def save(self, path: str | Path) -> None:
-        """As .npz, or as .csv with a row for each value; a masked value has weight 0."""
-        path = _known(path)
-        if path.suffix == ".npz":
-            arrays = {name: getattr(self, name).numpy() for name in ("values", "errors", "mask")}
-            np.savez(
-                path, frequencies=self.frequencies, sites=self.sites, modes=self.modes, outputs=self.outputs, **arrays
-            )
-            return
-        with path.open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(COLUMNS)
-            for mode, f, site, part in np.ndindex(*self.shape):
-                name = self.modes[mode]
-                quantity = QUANTITIES["tipper" if name == "tipper" else self.outputs][part]
-                numbers = [getattr(self, x)[mode, f, site, part].item() for x in ("values", "errors", "mask")]
-                table.writerow([name, self.frequencies[f], self.sites[site], quantity, *numbers[:2], int(numbers[2])])
+        """As .npz, or as .csv with a row for each value; a masked value has weight 0 (`datafile`)."""
+        from tutti.science.em.mt import datafile
+
+        datafile.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Data:
-        """What `save` wrote. Rows of a .csv may be in any order, and are masked where they are missing."""
-        path = _known(path)
-        if path.suffix == ".npz":
-            with np.load(path) as f:
-                values, errors, mask = (torch.from_numpy(f[name]) for name in ("values", "errors", "mask"))
-                frequencies, sites, modes = (tuple(f[name].tolist()) for name in ("frequencies", "sites", "modes"))
-                return cls(frequencies, sites, modes, values, errors, mask, str(f["outputs"]))
-        with path.open(newline="") as file:
-            table = csv.DictReader(file)
-            if tuple(table.fieldnames or ()) != COLUMNS:
-                raise ValueError(f"{path}: the first line must be {','.join(COLUMNS)}; got {table.fieldnames}")
-            rows = list(table)
-        modes = tuple(dict.fromkeys(row["mode"] for row in rows))
-        frequencies = tuple(dict.fromkeys(float(row["frequency_hz"]) for row in rows))
-        sites = tuple(dict.fromkeys(float(row["site_m"]) for row in rows))
-        kinds = {row["quantity"] for row in rows if row["mode"] != "tipper"}
-        outputs = "impedance" if kinds & set(QUANTITIES["impedance"]) else "apparent"
-        shape = len(modes), len(frequencies), len(sites), 2
-        values, errors, mask = torch.zeros(shape).double(), torch.ones(shape).double(), torch.zeros(shape).double()
-        for line, row in enumerate(rows, 2):
-            names = QUANTITIES["tipper" if row["mode"] == "tipper" else outputs]
-            if row["quantity"] not in names:
-                raise ValueError(f"{path}, line {line}: quantity {row['quantity']!r} must be one of {names}")
-            at = (modes.index(row["mode"]), frequencies.index(float(row["frequency_hz"])),
-                  sites.index(float(row["site_m"])), names.index(row["quantity"]))  # fmt: skip
-            values[at], errors[at], mask[at] = (float(row[x]) for x in ("value", "error", "weight"))
-        return cls(frequencies, sites, modes, values, errors, mask, outputs)
+        """What `save` wrote. Rows of a .csv may be in any order, and are masked where they are missing. Raises
+        ValueError that names the file, and the line of a .csv."""
+        from tutti.science.em.mt import datafile
 
-
-def _known(path: str | Path) -> Path:
-    path = Path(path)
-    if path.suffix not in (".npz", ".csv"):
-        raise ValueError(f"data are saved as .npz or .csv; got {path.name}")
-    return path
+        return datafile.load(path)
 
 
 def _floors(modes: Sequence[str], values: Tensor, rho: float, phase: float, tipper: float) -> Tensor:
-    if min(rho, phase, tipper) <= 0:
-        raise ValueError(f"errors must be positive; got rho {rho}, phase {phase}, tipper {tipper}")
     out = torch.empty_like(values)
     for i, mode in enumerate(modes):
         out[i] = tipper if mode == "tipper" else out.new_tensor([rho / LN10, phase])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.layered import apparent
+from tutti.science.em.mt.shown import shown
 from tutti.science.em.mt.stencil import LN10
 
 OHM = 4e-4 * math.pi  # mV/km/nT: mu0 * 1e-6 V/m / 1e-9 T
@@ -47,6 +48,9 @@ class Edi:
     tipper: Tensor | None = None
     tipper_variance: Tensor | None = None
     tipper_azimuth: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def rotated(self, azimuth: float) -> Edi:
         """With the x axis at this azimuth. Variances as if components were independent."""
@@ -102,7 +106,7 @@ def read_edi(path: str | Path) -> Edi:
     """One site from a file. Raises ValueError for files without impedances."""
     path = Path(path)
     head, blocks = _blocks(path.read_text(encoding="latin-1"))
-    empty = float(head.get("EMPTY", EMPTY))
+    empty = _number(head.get("EMPTY", ""), EMPTY, "EMPTY", path)
 
     def numbers(*names: str) -> Tensor | None:
         """The first of these blocks, NaN where empty."""
@@ -144,7 +148,7 @@ def read_edi(path: str | Path) -> Edi:
         head.get("DATAID", path.stem),
         _angle(_first(head, "LAT", "REFLAT"), path),
         _angle(_first(head, "LONG", "LON", "REFLONG", "REFLON"), path),
-        float(_first(head, "ELEV", "REFELEV") or 0),
+        _number(_first(head, "ELEV", "REFELEV"), 0.0, "ELEV", path),
         filled("FREQ", otherwise=0),
         z.view(-1, 2, 2) * OHM,
         var.view(-1, 2, 2) * OHM**2,
@@ -153,11 +157,15 @@ def read_edi(path: str | Path) -> Edi:
     )
     if not (found.frequencies > 0).all():
         raise ValueError(f"{path}: >FREQ must hold positive frequencies in Hz; got {found.frequencies.min().item():g}")
+    if (found.variance < 0).any():
+        raise ValueError(f"{path}: variances of impedances must not be negative; got {var.min().item():g}")
     return found
 
 
 def profile(sites: Sequence[Edi], strike: float) -> list[float]:
     """x of sites in metres along the profile, to the azimuth strike + 90 degrees; 0 at the first of them in `sites`."""
+    if missing := [site.station for site in sites if math.isnan(site.latitude + site.longitude)]:
+        raise ValueError(f"site {missing[0]} has no LAT or no LONG: its place along the profile is unknown")
     first, along = sites[0], math.radians(strike + 90)
     north = [math.radians(site.latitude - first.latitude) * EARTH for site in sites]
     parallel = EARTH * math.cos(math.radians(sum(site.latitude for site in sites) / len(sites)))
@@ -218,6 +226,13 @@ def _blocks(text: str) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 def _first(head: dict[str, str], *keys: str) -> str:
     return next((head[key] for key in keys if head.get(key)), "")
+
+
+def _number(text: str, otherwise: float, name: str, path: Path) -> float:
+    try:
+        return float(text) if text else otherwise
+    except ValueError:
+        raise ValueError(f"{path}: {name} must be a number; got {text!r}") from None
 
 
 def _angle(text: str, path: Path) -> float:

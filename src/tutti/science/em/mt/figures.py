@@ -14,16 +14,21 @@ from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.inversion import Iteration
 from tutti.science.em.mt.mesh import Mesh2D
 
-QUANTITIES = {"apparent": ("log10 apparent resistivity", "phase (degrees)"), "impedance": ("Re Z (ohm)", "Im Z (ohm)")}
+RESISTIVITY = "log10 resistivity (ohm-m)"
+QUANTITIES = {  # labels, and the smallest range of colours: noise is not stretched over all of them
+    "apparent": ((r"log10 $\rho_a$ (ohm-m)", 0.2), ("phase (degrees)", 5.0)),
+    "impedance": (("Re Z (ohm)", 0.0), ("Im Z (ohm)", 0.0)),
+    "tipper": (("Re Hz/Hy", 0.1), ("Im Hz/Hy", 0.1)),
+}
 
 
 def section(axes: Axes, mesh: Mesh2D, model: Tensor, *, title: str = "", sites: Sequence[float] = (),
             area: tuple[float, float, float] | None = None, limits: tuple[float, float] | None = None,
-            label: str = "log10 resistivity (ohm-m)") -> None:  # fmt: skip
+            label: str = RESISTIVITY, colours: str = "turbo_r") -> None:  # fmt: skip
     """A model (nz, nx) in kilometres. area: left, right and depth in metres."""
     left, right, depth = area or (mesh.x_edges[0], mesh.x_edges[-1], mesh.z_edges[-1])
-    low, high = limits or (float(model.min()), float(model.max()))
-    image = axes.pcolormesh(np.array(mesh.x_edges) / 1e3, np.array(mesh.z_edges) / 1e3, model.numpy(), cmap="turbo_r",
+    low, high = limits or _limits(model, 0.2)
+    image = axes.pcolormesh(np.array(mesh.x_edges) / 1e3, np.array(mesh.z_edges) / 1e3, model.numpy(), cmap=colours,
                             vmin=low, vmax=high, rasterized=True)  # fmt: skip
     shown = np.array([x for x in sites if left <= x <= right]) / 1e3
     axes.plot(shown, np.zeros(len(shown)), "kv", markersize=3, clip_on=False)
@@ -35,37 +40,67 @@ def section(axes: Axes, mesh: Mesh2D, model: Tensor, *, title: str = "", sites: 
 def sections(path: str | Path, mesh: Mesh2D, models: Mapping[str, Tensor], **options) -> None:
     """Models below each other, with one scale. options: of `section`."""
     figure = Figure((9, 2.8 * len(models)), layout="constrained")
-    limits = min(float(m.min()) for m in models.values()), max(float(m.max()) for m in models.values())
-    for axes, (title, model) in zip(figure.subplots(len(models), 1, squeeze=False)[:, 0], models.items(), strict=True):
+    ranges = [_limits(model, 0.2) for model in models.values()]
+    limits = min(low for low, _ in ranges), max(high for _, high in ranges)
+    grid = figure.subplots(len(models), 1, squeeze=False)[:, 0]
+    for axes, (title, model) in zip(grid, models.items(), strict=True):
         section(axes, mesh, model, title=title, **{"limits": limits, **options})
+    figure.draw_without_rendering()  # makes the layout
+    for axes in grid:
+        axes.set_xlabel(f"x (km); vertical exaggeration {exaggeration(axes):.2g}")
     figure.savefig(path)
 
 
-def pseudosections(path: str | Path, data: Data, response: Tensor | None = None) -> None:
-    """Data over sites and periods; with a response, that and the weighted residuals beside them."""
-    shown = [("data", data.values)]
+def exaggeration(axes: Axes) -> float:
+    """How many times longer a kilometre of depth is drawn than one of the profile."""
+    box, (left, right), (bottom, top) = axes.get_window_extent(), axes.get_xlim(), axes.get_ylim()
+    return (box.height / abs(bottom - top)) / (box.width / (right - left))
+
+
+def pseudosections(path: str | Path, data: Data, response: Tensor | None = None, name: str = "observed") -> None:
+    """Data over the profile and frequencies, under a name; with a response, that, as computed, and the weighted
+    residuals beside them."""
+    shown = [(name, data.values)]
     if response is not None:
         response = response.view(data.shape)
-        shown += [("response", response), ("residual / error", (data.values - response) / data.errors)]
+        shown += [("computed", response), ("residual / error", (data.values - response) / data.errors)]
     rows = [(i, k) for i in range(len(data.modes)) for k in range(2)]
-    down = np.argsort(data.frequencies)[::-1]  # low frequencies see deep
+    order, upwards = np.argsort(data.sites), np.argsort(data.frequencies)  # low frequencies see deep
+    x = _edges(np.array(data.sites)[order] / 1e3, 1.0)
+    y = 10 ** _edges(np.log10(np.array(data.frequencies)[upwards]), 1.0)
     figure = Figure((4.2 * len(shown), 2.4 * len(rows)), layout="constrained")
-    grid = figure.subplots(len(rows), len(shown), squeeze=False)
+    grid = figure.subplots(len(rows), len(shown), squeeze=False, sharex=True, sharey=True)
     for (i, k), line in zip(rows, grid, strict=True):
-        name = "tipper (real, imaginary)" if data.modes[i] == "tipper" else QUANTITIES[data.outputs][k]
+        label, least = QUANTITIES["tipper" if data.modes[i] == "tipper" else data.outputs][k]
         used = data.mask[i, :, :, k] > 0
-        known = data.values[i, :, :, k][used]
-        limits = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        limits = _limits(data.values[i, :, :, k][used], least)
         for axes, (title, values) in zip(line, shown, strict=True):
             is_data = not title.startswith("residual")
             low, high = limits if is_data else (-3, 3)
-            shown_values = values[i, :, :, k].where(used, float("nan")).numpy()[down]
-            image = axes.imshow(shown_values, aspect="auto", vmin=low, vmax=high, cmap="turbo_r" if is_data else "RdBu")
-            ticks = np.unique(np.linspace(0, len(data.frequencies) - 1, 5).astype(int))
-            axes.set(title=f"{data.modes[i]}: {name if is_data else title}", xlabel="site", ylabel="frequency (Hz)")
-            axes.set_yticks(ticks, [f"{data.frequencies[down[t]]:.3g}" for t in ticks])
-            figure.colorbar(image, ax=axes)
+            cells = values[i, :, :, k].where(used, float("nan")).numpy()[upwards][:, order]
+            image = axes.pcolormesh(x, y, cells, vmin=low, vmax=high, cmap="turbo_r" if is_data and k == 0 else "turbo"
+                                    if is_data else "RdBu", rasterized=True)  # fmt: skip
+            axes.set(title=f"{data.modes[i]}, {title}", xlabel="x (km)", ylabel="frequency (Hz)", yscale="log")
+            axes.label_outer()
+            figure.colorbar(image, ax=axes, label=label if is_data else title)
     figure.savefig(path)
+
+
+def _edges(centres: np.ndarray, alone: float) -> np.ndarray:
+    """Half-way between centres, in order; the outer cells are as wide as their neighbours. alone: width of one."""
+    if len(centres) == 1:
+        return centres[0] + alone * np.array([-0.5, 0.5])
+    between = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[2 * centres[0] - between[0]], between, [2 * centres[-1] - between[-1]]])
+
+
+def _limits(values: Tensor, least: float) -> tuple[float, float]:
+    """From the lowest to the highest, `least` apart or more."""
+    if not values.numel():
+        return 0.0, least or 1.0
+    low, high = float(values.min()), float(values.max())
+    more = max(least - (high - low), 0.0) / 2
+    return low - more, high + more
 
 
 def fits(path: str | Path, data: Data, response: Tensor, most: int = 6) -> None:
@@ -77,12 +112,13 @@ def fits(path: str | Path, data: Data, response: Tensor, most: int = 6) -> None:
     periods = 1 / np.array(data.frequencies)
     for column, site in enumerate(places):
         for k, axes in enumerate(grid[:, column]):
+            label = QUANTITIES["tipper" if data.modes == ("tipper",) else data.outputs][k][0]
             for i, mode in enumerate(data.modes):
                 used = (data.mask[i, :, site, k] > 0).numpy()
                 values, errors = data.values[i, :, site, k].numpy(), data.errors[i, :, site, k].numpy()
                 axes.errorbar(periods[used], values[used], errors[used], fmt=".", color=f"C{i}", label=mode)
                 axes.plot(periods, response[i, :, site, k].numpy(), color=f"C{i}")
-            axes.set(xscale="log", ylabel=QUANTITIES[data.outputs][k] if column == 0 else "")
+            axes.set(xscale="log", ylabel=label if column == 0 else "")
         grid[0, column].set_title(f"x = {data.sites[site] / 1e3:.3g} km")
         grid[1, column].set_xlabel("period (s)")
     grid[0, 0].legend()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tutti.science.em.mt.mesh import MU0, Mesh2D, positive_frequencies, skin_dep
 from tutti.science.em.mt.share import Share
 from tutti.science.em.mt.solvers import SOLVERS, Solver, one_blas_thread
 from tutti.science.em.mt.stencil import LN10, Stencil, interpolation
+from tutti.science.em.mt.suitability import ADVICE, shortcomings
 from tutti.science.em.mt.te import TE
 from tutti.science.em.mt.tm import TM
 
@@ -57,7 +59,7 @@ class MT2D:
     log_rho: log10 ohm-m of cells, (nz, nx) or flat. solver: "splu" (CPU), "block" or "block32" (the device of log_rho;
     see `solvers`). threads: of "splu", frequencies at the same time; all cores by default. group: processes that share
     the work; all get all results. Results depend on none of these. Raises ValueError for sites outside of the mesh and
-    models that are not finite.
+    models that are not finite. Warns, once, of a mesh that is too coarse or too small for a model (`suitability`).
 
     >>> problem = MT2D(Mesh2D.for_survey([1.0, 10.0], [0.0, 500.0], (10, 100)), [1.0, 10.0], [0.0, 500.0])
     >>> d = problem(torch.full(problem.mesh.shape, 2.0)).view(problem.shape)
@@ -81,6 +83,10 @@ class MT2D:
         self.solver, self.log, self.threads = solver, outputs == "apparent", threads or os.cpu_count() or 1
         self.at, self.share = interpolation(mesh, self.sites), Share(len(self.frequencies), len(self.sites), group)
         self._polarisations: dict[torch.device, list[Polarisation]] = {}
+        self._warned = self.share.rank > 0
+
+    def __repr__(self) -> str:
+        return f"MT2D({self.mesh}, (mode, frequency, site, 2) = {self.shape}, modes={self.modes})"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -92,10 +98,12 @@ class MT2D:
         return math.prod(self.shape)
 
     def __call__(self, log_rho: Tensor) -> Tensor:
+        self.warn(log_rho)
         return _Response.apply(log_rho, self)  # type: ignore[return-value]
 
     def jacobian(self, log_rho: Tensor) -> tuple[Tensor, Tensor]:
         """d and its derivatives by each cell, float64 of shape (data, cells)."""
+        self.warn(log_rho)
         at = Linearization(self, log_rho, jacobian=True)
         assert at.derivatives is not None
         return at.data, at.derivatives
@@ -127,6 +135,14 @@ class MT2D:
         if self.solver == "splu" and log_rho.device.type != "cpu":
             raise ValueError(f"solver 'splu' runs on the CPU; use solver='block' for log_rho on {log_rho.device}")
         return log_rho.detach().double().reshape(self.mesh.shape)
+
+    def warn(self, log_rho: Tensor) -> None:
+        """Warn if the mesh does not suit a model, unless this problem has warned before."""
+        if self._warned:
+            return
+        if found := shortcomings(self.mesh, self.checked(log_rho), self.frequencies, self.sites):
+            self._warned = True
+            warnings.warn(f"{'; '.join(found)}: responses may be far off; {ADVICE}", stacklevel=3)
 
     def polarisations(self, device: torch.device) -> list[Polarisation]:
         if device not in self._polarisations:

@@ -4,19 +4,22 @@ An outer iteration takes one Jacobian J and solves, for several weights beta,
 
     (G^T G + beta R) (q - p) = G^T r - beta R'(p),      G = W J D / sqrt(N),   r = W (d - F(m(p))) / sqrt(N)
 
-W: reciprocals of errors. D: derivatives of the parametrisation. It keeps the model that fits best, and of those that
-reach the target the smoothest. Constable, Parker and Constable, Geophysics 52(3), 1987. Where there are fewer data than
-parameters, the same step is taken in data space (Siripunvaraporn and Egbert, Geophysics 65(3), 2000):
+W: reciprocals of errors. D: derivatives of the parametrisation. It keeps the model that fits best, and once one reaches
+the target, that of the largest beta that does, to within 2 % of the target in chi. Constable, Parker and Constable,
+Geophysics 52(3), 1987. Where there are fewer data than parameters, the same step is taken in data space
+(Siripunvaraporn and Egbert, Geophysics 65(3), 2000):
 
     q = p + h + C G^T (G C G^T + beta)^-1 (r - G h),   C = R^-1,   h = -C R'(p)
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,9 +31,11 @@ from tutti.launch.progress import progress
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.forward import MT2D, Linearization
 from tutti.science.em.mt.parameters import Local, Parameters
+from tutti.science.em.mt.shown import shown
 
 SWEEP = (1.0, 0.2, -0.5, -1.2, -2.0)  # decades around the last beta
 DENSE = 8000  # parameters whose penalty is factored as a dense matrix
+NEARLY, TRIES = 0.02, 6  # the last step's chi is this near below the target, relative, unless so many betas fail
 STRATEGIES = ("occam", "multiplicative")
 
 
@@ -63,6 +68,9 @@ class Result:
     reached: bool
     history: list[Iteration] = field(repr=False)
 
+    def __repr__(self) -> str:
+        return shown(self, "chi", "misfit")
+
     @property
     def chi(self) -> float:
         return self.history[-1].chi
@@ -70,6 +78,18 @@ class Result:
     @property
     def misfit(self) -> float:
         return self.history[-1].misfit
+
+
+class Candidate(NamedTuple):
+    """A model that a step leads to, and its beta. at: its response. r: weighted residuals. step: of its cap."""
+
+    chi: float
+    p: Tensor
+    shift: Tensor
+    beta: float
+    at: Linearization
+    r: Tensor
+    step: float
 
 
 class Inversion:
@@ -122,25 +142,27 @@ class Inversion:
         p = parameters.start(torch.as_tensor(start, dtype=torch.float64).expand(shape))
         shift = torch.zeros(self.shift_columns.shape[1], dtype=torch.float64)
         beta, history = None, []
-        with progress("inverting") as tell:
+        self.problem.warn(parameters.model(p))
+        with progress("inverting: the first response"):
             at = self.problem.linearize(parameters.model(p))
-            r = self.residual(at.data, shift)
-            local = parameters.linearize(p)
-            history.append(self._told(0, at, shift, r, 0.0, local.penalty, 0.0, 1, 0.0))
-            for i in range(self.steps):
-                if history[-1].chi <= self.target:
-                    break
-                tell(f"inverting: iteration {i + 1}, chi {history[-1].chi:.2f}")
-                began = time.perf_counter()
+        r = self.residual(at.data, shift)
+        local = parameters.linearize(p)
+        history.append(self._told(0, at, shift, r, 0.0, local.penalty, 0.0, 1, 0.0))
+        for i in range(self.steps):
+            if history[-1].chi <= self.target:
+                break
+            began = time.perf_counter()
+            with progress(f"inverting: iteration {i + 1}, chi {history[-1].chi:.2f}"):
                 system = System(self, at, local, r, shift)
                 found = self._search(system, parameters, p, shift, beta, history[-1])
-                if found is None:
-                    break
-                p, shift, beta, at, r, step, forwards = found
-                local = parameters.linearize(p)
-                history.append(
-                    self._told(i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began)
-                )
+            if found is None:
+                break
+            (_, p, shift, beta, at, r, step), forwards = found
+            local = parameters.linearize(p)
+            history.append(
+                self._told(i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began)
+            )
+        self.problem.warn(parameters.model(p))
         return Result(parameters.model(p), self.shifted(at.data, shift), p, parameters, beta or 0.0, shift,
                       history[-1].chi <= self.target, history)  # fmt: skip
 
@@ -159,30 +181,57 @@ class Inversion:
         return [first * 10**x for x in SWEEP]
 
     def _search(self, system: System, parameters: Parameters, p: Tensor, shift: Tensor, beta: float | None,
-                last: Iteration) -> tuple | None:  # fmt: skip
-        """The best candidate of a sweep of betas, with shorter steps if none is better than the last model."""
+                last: Iteration) -> tuple[Candidate, int] | None:  # fmt: skip
+        """The best candidate of a sweep of betas, with shorter steps if none is better than the last model; and how
+        many were computed."""
         chosen, forwards = None, 0
         for fraction in (1.0, 0.5, 0.25, 0.1, 0.03):
+            candidate = partial(self._candidate, system, parameters, p, shift, fraction)
+            missed = None
             for each in self._betas(system, beta, last.chi):
-                change, moved = system.step(each)
-                step = float((change.abs() / parameters.cap).max())
-                scale = fraction * min(1.0, 1 / max(step, 1e-30))
-                q = p + change * scale
-                s = shift + moved * scale
-                at = self.problem.linearize(parameters.model(q))
+                found = candidate(each)
                 forwards += 1
-                r = self.residual(at.data, s)
-                chi = r.norm().item()
-                if not np.isfinite(chi):
+                if not np.isfinite(found.chi):
                     continue
-                best = chosen[0] if chosen else np.inf
-                if chi < best and (best > self.target or chosen is None):
-                    chosen = (chi, (q, s, each, at, r, scale * step))
-                if chosen and (chosen[0] <= self.target or chi > 1.05 * chosen[0]):
-                    break  # betas fall: the first that reaches the target is the smoothest
-            if chosen and chosen[0] < last.chi * (1 - 1e-3):
-                return *chosen[1], forwards
+                if chosen is None or found.chi < chosen.chi:
+                    chosen = found
+                if chosen.chi <= self.target or found.chi > 1.05 * chosen.chi:
+                    break  # betas fall: the first that reaches the target is the smoothest of the sweep
+                missed = found
+            if chosen and chosen.chi <= self.target and self.strategy == "occam":
+                chosen, more = self._smoothest(candidate, chosen, missed)
+                forwards += more
+            if chosen and chosen.chi < last.chi * (1 - 1e-3):
+                return chosen, forwards
         return None
+
+    def _candidate(self, system: System, parameters: Parameters, p: Tensor, shift: Tensor, fraction: float,
+                   beta: float) -> Candidate:  # fmt: skip
+        change, moved = system.step(beta)
+        step = float((change.abs() / parameters.cap).max())
+        scale = fraction * min(1.0, 1 / max(step, 1e-30))
+        q, s = p + change * scale, shift + moved * scale
+        at = self.problem.linearize(parameters.model(q))
+        r = self.residual(at.data, s)
+        return Candidate(r.norm().item(), q, s, beta, at, r, scale * step)
+
+    def _smoothest(self, candidate: Callable[[float], Candidate], fits: Candidate,
+                   misses: Candidate | None) -> tuple[Candidate, int]:  # fmt: skip
+        """The candidate of the largest beta that reaches the target to within NEARLY, by secants of log chi over log
+        beta between one that reaches it and one that does not; and how many were computed, TRIES at most."""
+        for tries in range(TRIES):
+            if fits.chi >= self.target * (1 - NEARLY) or (misses and misses.beta < fits.beta * (1 + NEARLY)):
+                return fits, tries
+            beta = 10 * fits.beta
+            if misses:
+                aim = math.log(self.target * (1 - NEARLY / 2) / fits.chi) / math.log(misses.chi / fits.chi)
+                beta = fits.beta * (misses.beta / fits.beta) ** min(max(aim, 0.1), 0.9)
+            found = candidate(beta)
+            if found.chi <= self.target:
+                fits = found
+            else:
+                misses = found
+        return fits, TRIES
 
 
 class System:

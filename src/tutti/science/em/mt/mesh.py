@@ -14,6 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from tutti.science.em.mt.shown import shown
+
 MU0 = 4e-7 * math.pi  # H/m
 
 
@@ -55,6 +57,9 @@ class Mesh2D:
             object.__setattr__(self, name, values)
         if self.z_edges[0] != 0:
             raise ValueError(f"z_edges must begin at the surface, z = 0 m; got {self.z_edges[0]:g}")
+
+    def __repr__(self) -> str:
+        return shown(self, "shape")
 
     @property
     def nx(self) -> int:

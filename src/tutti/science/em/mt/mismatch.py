@@ -6,7 +6,9 @@ square is that of posterior means, 1 - (mean posterior variance). Otherwise code
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from tutti.science.em.mt.inversion import Inversion, Result
 from tutti.science.em.mt.parameters import Coded, Pixel
 from tutti.science.em.mt.posterior import normal_system
+from tutti.science.em.mt.shown import shown
 
 MOST = 1.8  # mean square of codes over its expectation; over 50 truths of the basin's prior it stayed below 1.65
 
@@ -26,6 +29,9 @@ class Mismatch:
     codes: float
     columns: Tensor
     reasons: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def __bool__(self) -> bool:
         return bool(self.reasons)
@@ -58,9 +64,16 @@ class Checked:
     mismatch: Mismatch
 
 
-def checked(inversion: Inversion, coded: Coded, start: Tensor | float = 2.0, **pixel: float) -> Checked:
-    """Invert with codes; where the diagnostics suspect the prior, invert cells instead. pixel: options of `Pixel`."""
+def checked(inversion: Inversion, coded: Coded, start: Tensor | float = 2.0, *,
+            tell: Callable[[str], Any] = lambda text: None, **pixel: float) -> Checked:  # fmt: skip
+    """Invert with codes; where the diagnostics suspect the prior, invert cells instead. tell: is called with what is
+    inverted next, and why. pixel: options of `Pixel`."""
+    tell("inversion of codes")
     found = inversion.run(coded, start)
     told = mismatch(inversion, found)
-    result = inversion.run(Pixel(coded.mesh, **pixel), start) if told else found
-    return Checked(result, found, told)
+    if not told:
+        return Checked(found, found, told)
+    for reason in told.reasons:
+        tell(f"the prior may not suit these data: {reason}")
+    tell("inversion of cells, without the prior")
+    return Checked(inversion.run(Pixel(coded.mesh, **pixel), start), found, told)

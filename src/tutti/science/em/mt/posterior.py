@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tutti.launch.progress import progress
 from tutti.science.em.mt.inversion import Inversion, Result, System
+from tutti.science.em.mt.shown import shown
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class Posterior:
     sd: Tensor
     prior: Tensor
     resolution: Tensor
+
+    def __repr__(self) -> str:
+        return shown(self)
 
 
 def normal_system(inversion: Inversion, result: Result) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
@@ -41,10 +46,13 @@ def normal_system(inversion: Inversion, result: Result) -> tuple[Tensor, Tensor,
 
 def posterior(inversion: Inversion, result: Result) -> Posterior:
     """The linearised uncertainty of a result. It needs a matrix of parameters x parameters."""
-    g, precision, (j, d) = normal_system(inversion, result)
-    covariance = torch.cholesky_inverse(torch.linalg.cholesky(g.T @ g + precision))
-    spread = d @ covariance
-    before = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+    with progress("uncertainty: derivatives of the data") as tell:
+        g, precision, (j, d) = normal_system(inversion, result)
+        tell(f"uncertainty: covariance of {len(precision)} parameters")
+        covariance = torch.cholesky_inverse(torch.linalg.cholesky(g.T @ g + precision))
+        spread = d @ covariance
+        tell(f"uncertainty: covariance of {len(precision)} parameters before the data")
+        before = torch.cholesky_inverse(torch.linalg.cholesky(precision))
     shape = result.model.shape
     return Posterior(
         (spread * d).sum(1).clamp_min(0).sqrt().view(shape),
@@ -66,7 +74,7 @@ def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: in
     def normal(size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64)
 
-    for _ in range(count):
+    def sample() -> Tensor:
         noise = normal(len(inversion.keep)) / n**0.5
         noise += inversion.shift_columns @ (inversion.shift_sd * normal(inversion.shift_columns.shape[1]))
         away = (
@@ -80,7 +88,12 @@ def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: in
             system = System(inversion, at, local, inversion.residual(at.data, result.shift) + noise, result.shift)
             change, _ = system.step(beta)
             p = p + change / max(1.0, float((change.abs() / parameters.cap).max()))
-        models.append(parameters.model(p).clone())
+        return parameters.model(p).clone()
+
+    with progress("drawing models") as tell:
+        for i in range(count):
+            tell(f"drawing models: {i + 1} of {count}")
+            models.append(sample())
     return torch.stack(models)
 
 

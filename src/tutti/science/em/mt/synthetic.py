@@ -15,6 +15,7 @@ from torch import Tensor
 from tutti.science.em.mt.columns import Columns, basin, samtex
 from tutti.science.em.mt.mesh import Mesh2D
 from tutti.science.em.mt.parameters import Region
+from tutti.science.em.mt.shown import shown
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Setting:
     frequencies: tuple[float, ...]
     sites: tuple[float, ...]
     length: float
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def extended(self, sections: Tensor) -> Tensor:
         """Sections of the region (..., rows, columns) continued over the mesh (..., nz, nx)."""

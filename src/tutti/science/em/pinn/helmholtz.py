@@ -4,21 +4,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from tutti.science.em.descent import descend
+from tutti.science.em.bounds import check_positive, check_whole
+from tutti.science.em.descent import check_rate, descend
 from tutti.science.em.pinn.network import MultiScale, second
 
 
 @dataclass(frozen=True)
 class Helmholtz:
-    """k: wave number. weight: of the boundary in the loss."""
+    """k: wave number, positive, per width of the square. weight: of the boundary in the loss."""
 
     k: float = 2.0
     weight: float = 100.0
+
+    def __post_init__(self) -> None:
+        check_positive("the Helmholtz equation", k=self.k, weight=self.weight)
 
     def residual(self, model: nn.Module, x: Tensor) -> Tensor:
         """div grad u + k^2 u at points (n, 2): (n, 1)."""
@@ -47,13 +52,21 @@ class Helmholtz:
         return float((model(x) - truth).norm() / truth.norm())
 
     def fit(self, steps: int = 1500, count: int = 256, rate: float = 2e-3, seed: int = 0,
-            model: nn.Module | None = None) -> nn.Module:  # fmt: skip
-        """Train a network, with new points in each step. Raises ValueError if it diverges."""
+            model: nn.Module | None = None,
+            after: Callable[[int, float], None] | None = None) -> nn.Module:  # fmt: skip
+        """Train a network (n, 2) -> (n, 1), with `count` new points inside, and as many on edges, in each step.
+
+        model: is trained in place of the default one. after: called with each step and its loss every 100 steps; a
+        terminal shows them, too. Raises ValueError if it diverges.
+        """
+        check_whole("the training", steps=steps)
+        check_whole("the training", 4, count=count)
+        check_rate(rate)
         generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             model = model or MultiScale(2, 1, scales=(1.0, 2.0), layers=3, width=32)
         optimizer = torch.optim.Adam(model.parameters(), lr=rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        descend(model, optimizer, schedule, lambda: self.batch(count, generator), self.loss, steps)
+        descend(model, optimizer, schedule, lambda: self.batch(count, generator), self.loss, steps, after)
         return model

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
-from tutti.science.em.descent import descend
+from tutti.science.em.bounds import check_positive, check_whole
+from tutti.science.em.descent import check_rate, descend
 from tutti.science.em.fdtd import CPML, Current, Grid, Simulation, Snapshots
 from tutti.science.em.fdtd.grid import C0, ETA0
 from tutti.science.em.pinn.network import MultiScale, along
@@ -59,6 +60,9 @@ class PointSource:
     width: float = 0.12
     delay: float = 0.3
     duration: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("the source", radius=self.radius, width=self.width, delay=self.delay, duration=self.duration)
 
     def pulse(self, t: Tensor) -> Tensor:
         s = (t - self.delay) / self.width
@@ -103,6 +107,9 @@ class PointSource:
         """Train a network, by default one of four scales with four layers of 64, by SOAP (N. Vyas et al., ICLR 2025),
         which the three losses, of different scales, call for: after as many steps Adam's errors are five times as
         large. after: called with each step and its loss every 100 steps. Raises ValueError if it diverges."""
+        check_whole("the training", 2, steps=steps)
+        check_whole("the training", 4, count=count)
+        check_rate(rate)
         from pytorch_optimizer import SOAP  # takes seconds to import
 
         generator = torch.Generator().manual_seed(seed)
@@ -118,6 +125,7 @@ class PointSource:
 
     def reference(self, n: int = 100, times: int = 10) -> dict[str, tuple[Tensor, Tensor]]:
         """The fields by FDTD with n cells along an edge: component -> points (m, 3), values (m,), float64."""
+        check_whole("the reference", n=n, times=times)
         h, layers = 1.0 / n, 12
         cells = n + 2 * layers
         grid = Grid((cells, cells), h, "TE")

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
+from tutti.science.em.bounds import check_whole
+
 
 class MultiScale(nn.Module):
     """(n, inputs) -> (n, outputs): the sum over scales s of networks of s x, with `layers` hidden layers of `width`.
@@ -26,6 +28,7 @@ class MultiScale(nn.Module):
     def __init__(self, inputs: int, outputs: int, scales: Sequence[float] = (1.0, 2.0, 4.0, 8.0), layers: int = 7,
                  width: int = 64, omega: float = 1.0, residual: bool = True) -> None:  # fmt: skip
         super().__init__()
+        check_whole("the network", inputs=inputs, outputs=outputs, layers=layers, width=width, scales=len(scales))
         self.residual = residual
         self.register_buffer("scales", omega * torch.tensor(scales)[:, None, None])
         count = len(scales)

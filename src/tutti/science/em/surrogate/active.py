@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tutti.science.em.bounds import check_whole
 from tutti.science.em.surrogate.geometry import Geometry
 from tutti.science.em.surrogate.samples import Samples, collect
-from tutti.science.em.surrogate.surrogate import Surrogate, Training, rank
+from tutti.science.em.surrogate.surrogate import Surrogate, Training, check_tolerance, rank
 
 
 def chosen(surrogate: Surrogate, candidates: Tensor, count: int, known: int) -> Tensor:
@@ -46,6 +47,11 @@ def active(geometry: Geometry, *, start: int, per_round: int, rounds: int, folde
     after: called with the number of solver runs and the surrogate of each round.
     """
     how = training or Training()
+    check_whole("active sampling", start=start, per_round=per_round, candidates=candidates, processes=processes)
+    check_whole("active sampling", 0, rounds=rounds)
+    check_tolerance(tolerance)
+    if per_round > candidates:
+        raise ValueError(f"per_round: at most the {candidates} candidates, not {per_round}")
     total = start + rounds * per_round
     held = max(10, total // 5)
     if held >= start:

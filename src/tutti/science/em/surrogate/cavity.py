@@ -16,6 +16,8 @@ import scipy.sparse.linalg as spl
 import torch
 from torch import Tensor
 
+from tutti.science.em.bounds import check_positive, check_whole
+
 
 @dataclass(frozen=True)
 class Cavity:
@@ -27,8 +29,14 @@ class Cavity:
     modes: int = 3
     source: tuple[float, float, float] = (0.3, 0.4, 0.08)
 
+    def __post_init__(self) -> None:
+        check_whole("the cavity", modes=self.modes)
+        check_positive("the cavity", k=self.k, radius=self.source[2])
+
     def fillings(self, count: int, n: int, seed: int = 0) -> Tensor:
         """eps_r at nodes: float64 (count, n + 1, n + 1)."""
+        check_whole("fillings", count=count)
+        check_whole("fillings", 2, n=n)
         generator = torch.Generator().manual_seed(seed)
         draw = torch.randn(count, self.modes, self.modes, dtype=torch.float64, generator=generator)
         order = torch.arange(self.modes, dtype=torch.float64)

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.science.em.shown import Brief
+
 
 @dataclass(frozen=True)
 class Complex:
@@ -89,8 +91,8 @@ def excitations(s: Tensor) -> Tensor:
     return torch.stack([s[:, 0] + s[:, 1], s[:, 0] - s[:, 1]], 1)
 
 
-@dataclass(frozen=True)
-class Basis:
+@dataclass(frozen=True, repr=False)
+class Basis(Brief):
     """mean: (values,). vectors: (modes, values), orthonormal. scale: standard deviations of coefficients (modes,)."""
 
     form: Complex | Phases

@@ -13,6 +13,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
+from tutti.science.em.bounds import check_whole
 from tutti.science.em.surrogate.geometry import relative_error
 
 
@@ -26,6 +27,7 @@ class Spectral(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, modes: Sequence[int]) -> None:
         super().__init__()
+        check_whole("a spectral layer", inputs=inputs, outputs=outputs)
         if len(modes) not in (1, 2) or min(modes) < 1:
             raise ValueError(f"modes: one or two positive numbers, not {tuple(modes)}")
         self.modes = tuple(modes)
@@ -62,6 +64,7 @@ class FNO(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, modes: Sequence[int], width: int = 32, layers: int = 4) -> None:
         super().__init__()
+        check_whole("the operator", inputs=inputs, outputs=outputs, width=width, layers=layers)
         axes = len(modes)
         point = nn.Conv1d if axes == 1 else nn.Conv2d
         self.lift = point(inputs + axes, width, 1)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tutti.science.em.shown import Brief
 from tutti.science.em.surrogate.curves import REPRESENTATIONS
 from tutti.science.em.surrogate.parameters import Space
 
 
-@dataclass(frozen=True)
-class Geometry:
+@dataclass(frozen=True, repr=False)
+class Geometry(Brief):
     """name: stands for `solve` in files of samples and surrogates; give a solver that changes another one.
 
     frequencies: in Hz, increasing. traces: what `solve` returns the rows of, such as S11 and S21.
@@ -36,7 +37,9 @@ class Geometry:
 
     def __post_init__(self) -> None:
         f = self.frequencies
-        if f.ndim != 1 or len(f) < 2 or not bool((f.diff() > 0).all()):
+        if not callable(self.solve):
+            raise ValueError(f"solve of {self.name}: from values of parameters to a tensor of S, not {self.solve!r}")
+        if not isinstance(f, Tensor) or f.ndim != 1 or len(f) < 2 or not bool((f.diff() > 0).all()):
             raise ValueError(f"frequencies of {self.name}: at least two, increasing, in Hz")
         if self.representation not in REPRESENTATIONS:
             raise ValueError(f"representation: {' or '.join(REPRESENTATIONS)}, not {self.representation!r}")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tutti.science.em.bounds import check_whole
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -87,11 +89,13 @@ class Space:
 
     def sobol(self, count: int, seed: int = 0) -> Tensor:
         """A scrambled Sobol sequence: (count, parameters)."""
+        check_whole("points", 0, count=count)
         engine = torch.quasirandom.SobolEngine(len(self.parameters), scramble=True, seed=seed)
         return self.low + engine.draw(count, dtype=torch.float64) * (self.high - self.low)
 
     def random(self, count: int, seed: int = 0) -> Tensor:
         """Independent uniform points: (count, parameters)."""
+        check_whole("points", 0, count=count)
         draw = torch.rand(count, len(self.parameters), dtype=torch.float64,
                           generator=torch.Generator().manual_seed(seed))  # fmt: skip
         return self.low + draw * (self.high - self.low)

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from tutti.launch.progress import progress
+from tutti.science.em.bounds import check_whole
+from tutti.science.em.shown import Brief
 from tutti.science.em.surrogate.geometry import Geometry, check_s
 
 
-@dataclass(frozen=True)
-class Samples:
+@dataclass(frozen=True, repr=False)
+class Samples(Brief):
     """points: float64 (n, parameters). s: complex128 (n, traces, frequencies). seconds: of each solver run (n,)."""
 
     points: Tensor
@@ -52,6 +54,7 @@ def collect(geometry: Geometry, points: Tensor, folder: str | Path | None = None
     `name`. processes: how many solve at once; with several, `geometry.solve` is a function of a module.
     Raises ValueError for points out of range, and for a file of another geometry.
     """
+    check_whole("a collection", processes=processes)
     points = geometry.space.points(points)
     geometry.space.check(points)
     files = [Path(folder, f"{key(geometry, x)}.npz") if folder is not None else None for x in points]

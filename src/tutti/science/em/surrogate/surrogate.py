@@ -14,15 +14,21 @@ from __future__ import annotations
 import math
 import reprlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
 
 import tutti
+from tutti.launch.progress import progress
+from tutti.science.em.bounds import check_whole
+from tutti.science.em.descent import check_rate
+from tutti.science.em.shown import Brief
 from tutti.science.em.surrogate.curves import REPRESENTATIONS, Basis, passive
 from tutti.science.em.surrogate.geometry import Geometry, relative_error
 from tutti.science.em.surrogate.network import Ensemble
@@ -31,8 +37,8 @@ from tutti.science.em.surrogate.samples import Samples
 LEAST = 10  # samples
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Brief):
     """s: complex128 (n, traces, frequencies). bound: of the relative L2 error of each curve (n,).
 
     trusted: whether a point lies in the ranges and its bound below the tolerance (n,). solved: whether `s` is the
@@ -47,7 +53,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Training:
-    """How networks are trained. held: fraction of the samples that calibrate the bound."""
+    """How networks are trained. held: fraction of the samples that calibrate the bound.
+
+    members: at least two, whose spread is the bound. modes: the most singular vectors of curves. bagged: members learn
+    samples that are drawn anew for each.
+    """
 
     members: int = 5
     width: int = 128
@@ -60,27 +70,44 @@ class Training:
     bagged: bool = False
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_whole("the training", 2, members=self.members)
+        check_whole("the training", width=self.width, steps=self.steps, batch=self.batch, modes=self.modes)
+        check_whole("the training", 0, blocks=self.blocks)
+        check_rate(self.rate)
+        if not 0 < self.held < 1:
+            raise ValueError(f"held of the training: a fraction between 0 and 1, not {self.held}")
+
 
 class Surrogate:
     """Of a geometry, from samples. tolerance: the largest bound that is trusted. coverage: of the bound."""
 
     def __init__(self, geometry: Geometry, basis: Basis, network: Ensemble, scale: float, floor: float,
                  tolerance: float = 0.05, coverage: float = 0.9) -> None:  # fmt: skip
+        check_tolerance(tolerance)
         self.geometry, self.basis, self.network = geometry, basis, network.eval()
         self.scale, self.floor = scale, floor
         self.tolerance, self.coverage = tolerance, coverage
 
+    def __repr__(self) -> str:
+        return (f"Surrogate({self.geometry.name}, S: (n, {', '.join(map(str, self.geometry.shape))}), "
+                f"{self.network.members} members, {len(self.basis.scale)} modes, tolerance={self.tolerance:g}, "
+                f"coverage={self.coverage:g})")  # fmt: skip
+
     @staticmethod
     def fit(geometry: Geometry, samples: Samples, training: Training | None = None, *,
             calibration: Samples | None = None, tolerance: float = 0.05, coverage: float = 0.9,
-            folder: str | Path | None = None, **options: Any) -> Surrogate:  # fmt: skip
-        """Train the ensemble with `tutti.Trainer` and calibrate its bound.
+            folder: str | Path | None = None, after: Callable[[int, float], None] | None = None,
+            **options: Any) -> Surrogate:  # fmt: skip
+        """Train the ensemble with `tutti.Trainer` and calibrate its bound. A terminal shows how far it is.
 
         calibration: samples for the bound; by default a fraction of `samples` is held out. folder: of the Trainer's
-        files; by default they are temporary. options: more of `tutti.TrainingArguments`.
+        files; by default they are temporary. after: called with steps and their mean loss about twenty times.
+        options: more of `tutti.TrainingArguments`.
         Raises ValueError for samples that do not fit the geometry, too few to calibrate, and points of both kinds.
         """
         how = training or Training()
+        check_tolerance(tolerance)
         samples.check(geometry, LEAST)
         seen, unseen = samples, calibration
         if unseen is None:
@@ -93,7 +120,7 @@ class Surrogate:
             raise ValueError("calibration: samples that the networks do not learn, but some points are in both")
         basis = Basis.of(seen.s, geometry.representation, most=how.modes)
         with tempfile.TemporaryDirectory() as temporary:
-            network = trained(geometry, seen, basis, how, folder or temporary, options)
+            network = trained(geometry, seen, basis, how, folder or temporary, after, options)
         made = Surrogate(geometry, basis, network, 1.0, 0.0, tolerance, coverage)
         s, spread = made.curves(unseen.points)
         made.floor = 0.5 * float(spread.median())
@@ -139,8 +166,18 @@ class Surrogate:
 
     @staticmethod
     def load(path: str | Path, geometry: Geometry) -> Surrogate:
-        """Raises ValueError for a file of another geometry: all is compared but `solve`, which `name` stands for."""
-        saved = torch.load(path, weights_only=True)
+        """Raises ValueError for a file of another geometry: all is compared but `solve`, which `name` stands for; and
+        for a file that `save` has not written; FileNotFoundError without one."""
+        if not isinstance(geometry, Geometry):
+            raise ValueError(f"geometry: the one that {path} is a surrogate of, not {reprlib.repr(geometry)}")
+        if not Path(path).exists():
+            raise FileNotFoundError(f"there is no file {path}")
+        try:
+            saved = torch.load(path, weights_only=True) if is_zipfile(path) else "something else"
+        except (RuntimeError, UnpicklingError) as error:
+            raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote: {type(error).__name__}") from error
+        if not isinstance(saved, dict) or not {"geometry", "basis", "sizes", "scale"} <= saved.keys():
+            raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote; it holds {reprlib.repr(saved)}")
         for what, ours in facts(geometry).items():
             if saved.get(what) != ours:
                 raise ValueError(f"{path} is a surrogate of {saved['geometry']} with {what} = "
@@ -151,6 +188,11 @@ class Surrogate:
         form = REPRESENTATIONS[geometry.representation](**saved["form"])
         return Surrogate(geometry, Basis(form, *saved["basis"]), network, saved["scale"], saved["floor"],
                          saved["tolerance"], saved["coverage"])  # fmt: skip
+
+
+def check_tolerance(tolerance: float) -> None:
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance: the largest bound that is trusted, at least 0, not {tolerance}")
 
 
 def rank(count: int, coverage: float) -> int:
@@ -174,9 +216,21 @@ def facts(geometry: Geometry) -> dict[str, Any]:
 
 
 def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, folder: str | Path,
-            options: Mapping[str, Any]) -> Ensemble:  # fmt: skip
+            after: Callable[[int, float], None] | None, options: Mapping[str, Any]) -> Ensemble:  # fmt: skip
     """An ensemble, trained on samples by `tutti.Trainer`."""
-    from transformers.trainer_callback import PrinterCallback  # seconds, which processes that solve need not wait for
+    from transformers.trainer_callback import (  # seconds, which processes that solve need not wait for
+        PrinterCallback,
+        TrainerCallback,
+    )
+
+    what = f"training a surrogate of {geometry.name}"
+
+    class Told(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+            if logs and "loss" in logs:
+                tell(f"{what}: {state.global_step / how.steps:.0%}, loss {logs['loss']:.3g}")
+                if after:
+                    after(state.global_step, logs["loss"])
 
     inputs, labels = geometry.space.unit(samples.points).float(), basis.encode(samples.s).float()
     draw = torch.Generator().manual_seed(how.seed)
@@ -192,14 +246,16 @@ def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, f
         given: dict[str, Any] = {
             "max_steps": how.steps, "learning_rate": how.rate, "per_device_train_batch_size": min(how.batch, len(rows)),
             "lr_scheduler_type": "cosine", "warmup_steps": how.steps // 20, "save_strategy": "no",
-            "optim": "adamw_torch", "logging_steps": max(1, how.steps // 5), "report_to": "none", "disable_tqdm": True,
+            "optim": "adamw_torch", "logging_steps": max(1, how.steps // 20), "report_to": "none", "disable_tqdm": True,
             "use_cpu": True, "dataloader_drop_last": True, "plan": "single", "cluster": "auto", "level": "O0",
             "seed": how.seed,
         }  # fmt: skip
         arguments = tutti.TrainingArguments(str(folder), **(given | dict(options)))
         trainer = tutti.Trainer(network, arguments, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        trainer.add_callback(Told())
+        with progress(what) as tell:
+            trainer.train()
     losses = [x["loss"] for x in trainer.state.log_history if "loss" in x]
     if not all(math.isfinite(x) for x in losses):
         raise ValueError(f"training diverged ({losses}): lower the rate, {how.rate:g}")

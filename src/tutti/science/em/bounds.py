@@ -1,0 +1,19 @@
+"""Numbers that users give: errors of one line for those that mean nothing."""
+
+from __future__ import annotations
+
+from math import inf
+
+
+def check_whole(what: str, least: int = 1, **numbers: int) -> None:
+    """Raises ValueError unless all are whole numbers, `least` or more."""
+    for name, x in numbers.items():
+        if not hasattr(x, "__index__") or isinstance(x, bool) or x < least:
+            raise ValueError(f"{name} of {what}: a whole number from {least}, not {x}")
+
+
+def check_positive(what: str, **numbers: float) -> None:
+    """Raises ValueError unless all are positive and finite."""
+    for name, x in numbers.items():
+        if not 0 < x < inf:
+            raise ValueError(f"{name} of {what}: positive and finite, not {x:g}")

@@ -1,0 +1,49 @@
+"""Places that a simulation refuses or warns of: what lies in absorbing layers, or on the wrong side of a plane wave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from warnings import warn
+
+import torch
+
+from tutti.science.em.fdtd.cpml import CPML
+from tutti.science.em.fdtd.grid import Grid
+from tutti.science.em.fdtd.monitors import Side
+from tutti.science.em.fdtd.planewave import PlaneWave
+from tutti.science.em.fdtd.problem import Setting
+from tutti.science.em.fdtd.sources import Entries
+
+
+def check_surfaces(grid: Grid, cpml: CPML | None, monitors: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Raises ValueError for surfaces of far fields in absorbing layers or beyond the grid, and for those that do not
+    enclose the total field of a plane wave: they need the scattered field alone, half a cell to both sides."""
+    boxes = {tuple(tuple(ends) for ends in x.box) for x in monitors if isinstance(x, Side)}
+    for box in boxes:
+        if len(box) != len(grid.shape):
+            raise ValueError(f"the surface of a far field has {len(box)} axes, {box}, the grid {len(grid.shape)}")
+        for axis, ((first, last), n) in enumerate(zip(box, grid.shape, strict=True)):
+            low, high = cpml.thickness(axis) if cpml else (0, 0)
+            if not low < first < last < n - high:
+                raise ValueError(f"the surface of a far field along {'xyz'[axis]}: between {low} and {n - high}, where "
+                                 f"absorbing layers begin, not from {first} to {last}")  # fmt: skip
+            for wave in sources:
+                if isinstance(wave, PlaneWave) and not first < wave.box[axis][0] < wave.box[axis][1] < last:
+                    raise ValueError(f"the surface of a far field along {'xyz'[axis]}, {first} to {last}, must enclose "
+                                     f"the box of the plane wave, {wave.box[axis][0]} to {wave.box[axis][1]}: only "
+                                     "outside of it fields are scattered")  # fmt: skip
+
+
+def warn_of_layers(setting: Setting, entries: Sequence[Entries]) -> None:
+    """Warns of a source of which all lies in absorbing layers, which take its field at once."""
+    n = setting.grid.array
+    for x in entries:
+        nodes = (x.place // (n[1] * n[2]), x.place // n[2] % n[1], x.place % n[2])
+        inside = torch.zeros_like(x.place, dtype=torch.bool)
+        for line, at in zip(setting.lines[0 if x.component < 3 else 1], nodes, strict=True):
+            inside |= line.absorbs[at]
+        if len(inside) and bool(inside.all()):
+            where = [int(nodes[d][0]) for d in setting.grid.axes[: len(setting.grid.shape)]]
+            warn(f"a source at node {where} lies in absorbing layers, which take its field: move it inside",
+                 stacklevel=5)  # fmt: skip

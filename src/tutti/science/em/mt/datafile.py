@@ -1,0 +1,137 @@
+"""Files of `Data`: .npz with its arrays, .csv with a row for each value."""
+
+from __future__ import annotations
+
+import csv
+import math
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tutti.science.em.mt.data import Data
+from tutti.science.em.mt.forward import MODES
+
+COLUMNS = ("mode", "frequency_hz", "site_m", "quantity", "value", "error", "weight")
+QUANTITIES = {"apparent": ("log10_rho", "phase_deg"), "impedance": ("re_ohm", "im_ohm"), "tipper": ("re", "im")}
+ARRAYS = ("frequencies", "sites", "modes", "outputs", "values", "errors", "mask")
+
+
+class Key(NamedTuple):
+    """What a row of a .csv is about."""
+
+    mode: str
+    frequency: float
+    site: float
+    quantity: str
+
+
+def save(data: Data, path: str | Path) -> None:
+    path = _known(path)
+    if path.suffix == ".npz":
+        arrays = {name: getattr(data, name).numpy() for name in ("values", "errors", "mask")}
+        np.savez(path, frequencies=data.frequencies, sites=data.sites, modes=data.modes, outputs=data.outputs, **arrays)
+        return
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for mode, f, site, part in np.ndindex(*data.shape):
+            name = data.modes[mode]
+            quantity = QUANTITIES["tipper" if name == "tipper" else data.outputs][part]
+            numbers = [getattr(data, x)[mode, f, site, part].item() for x in ("values", "errors", "mask")]
+            table.writerow([name, data.frequencies[f], data.sites[site], quantity, *numbers[:2], int(numbers[2])])
+
+
+def load(path: str | Path) -> Data:
+    path = _known(path)
+    try:
+        return _of_arrays(arrays(path, *ARRAYS)) if path.suffix == ".npz" else _of_rows(path)
+    except ValueError as error:
+        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
+    """Arrays of a .npz file. Raises ValueError that names the file if it is none or lacks one of them."""
+    try:
+        with np.load(path) as file:
+            if missing := [name for name in names if name not in file]:
+                raise ValueError(f"{path} has no array {missing[0]}; it has {', '.join(file) or 'none'}")
+            return {name: file[name] for name in names}
+    except (zipfile.BadZipFile, EOFError, AttributeError, TypeError):
+        raise ValueError(f"{path} is no .npz file of arrays") from None
+    except ValueError as error:
+        if "pickle" in str(error):
+            raise ValueError(f"{path} is no .npz file of arrays of numbers") from None
+        raise
+
+
+def _of_arrays(found: dict[str, np.ndarray]) -> Data:
+    values, errors, mask = (torch.from_numpy(found[name]) for name in ("values", "errors", "mask"))
+    frequencies, sites, modes = (tuple(found[name].tolist()) for name in ("frequencies", "sites", "modes"))
+    return Data(frequencies, sites, modes, values, errors, mask, str(found["outputs"]))
+
+
+def _of_rows(path: Path) -> Data:
+    with path.open(newline="") as file:
+        table = csv.DictReader(file)
+        if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
+            given = f"got {','.join(table.fieldnames)}" if table.fieldnames else "the file is empty"
+            raise ValueError(
+                f"{path}: there is no column {missing[0]}; the first line must be {','.join(COLUMNS)}; {given}"
+            )
+        rows = [(f"{path}, line {table.line_num}", row) for row in table]
+    if not rows:
+        raise ValueError(f"{path} has no row below the first line")
+    known = [_read(where, row) for where, row in rows]
+    modes = tuple(dict.fromkeys(key.mode for key, _ in known))
+    frequencies = tuple(dict.fromkeys(key.frequency for key, _ in known))
+    sites = tuple(dict.fromkeys(key.site for key, _ in known))
+    kinds = {key.quantity for key, _ in known if key.mode != "tipper"}
+    outputs = "impedance" if kinds & set(QUANTITIES["impedance"]) else "apparent"
+    shape = len(modes), len(frequencies), len(sites), 2
+    values, errors, mask = torch.zeros(shape).double(), torch.ones(shape).double(), torch.zeros(shape).double()
+    place = [{x: i for i, x in enumerate(of)} for of in (modes, frequencies, sites)]
+    seen: dict[Key, str] = {}
+    for (where, _), (key, numbers) in zip(rows, known, strict=True):
+        names = QUANTITIES["tipper" if key.mode == "tipper" else outputs]
+        if key.quantity not in names:
+            raise ValueError(f"{where}: quantity {key.quantity!r} of {key.mode} must be one of {', '.join(names)}")
+        if key in seen:
+            raise ValueError(f"{where}: {key.quantity} of {key.mode} at {key.frequency:g} Hz and x = {key.site:g} m was"
+                             f" in {seen[key]} already")  # fmt: skip
+        seen[key] = where.rpartition(", ")[2]
+        at = *(of[x] for of, x in zip(place, key[:3], strict=True)), names.index(key.quantity)
+        values[at], errors[at], mask[at] = numbers
+    return Data(frequencies, sites, modes, values, errors, mask, outputs)
+
+
+def _read(where: str, row: dict[str, str]) -> tuple[Key, tuple[float, float, float]]:
+    """What a row is about, and (value, error, weight)."""
+
+    def number(name: str) -> float:
+        try:
+            return float(row[name])
+        except (TypeError, ValueError):
+            raise ValueError(f"{where}: {name} must be a number; got {row[name]!r}") from None
+
+    def known(name: str, good: bool, rule: str) -> None:
+        if not good:
+            raise ValueError(f"{where}: {name} must be {rule}; got {row[name]}")
+
+    frequency, site, value, error, weight = map(number, ("frequency_hz", "site_m", "value", "error", "weight"))
+    known("mode", row["mode"] in MODES, f"one of {', '.join(MODES)}")
+    known("frequency_hz", 0 < frequency < math.inf, "positive, in Hz")
+    known("site_m", math.isfinite(site), "a position in metres")
+    known("weight", weight in (0, 1), "0 or 1")
+    known("value", math.isfinite(value) or not weight, "finite where weight is 1")
+    known("error", 0 < error < math.inf or not weight, "positive where weight is 1")
+    return Key(row["mode"], frequency, site, row["quantity"]), (value, error, weight)
+
+
+def _known(path: str | Path) -> Path:
+    path = Path(path)
+    if path.suffix not in (".npz", ".csv"):
+        raise ValueError(f"data are saved as .npz or .csv; got {path.name}")
+    return path

@@ -1,0 +1,96 @@
+"""Keys of a config, read from the dataclasses that declare them: what they mean, and which numbers they permit."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from tutti.train.configfile import type_name
+
+
+class Quantity(NamedTuple):
+    """Of a number in a config: its unit, and whether it must be "positive" or "not negative"."""
+
+    unit: str = ""
+    must_be: str = ""
+
+
+class Key(NamedTuple):
+    """A row of the documentation. needed: the key has no default."""
+
+    name: str
+    type: str
+    unit: str
+    default: Any
+    needed: bool
+    meaning: str
+
+
+def sections(kind: type, name: str = "") -> Iterator[tuple[str, str, list[Key]]]:
+    """Heading, description and keys of a table and those in it: "[survey]", or "[[model.bodies]]" for one of several;
+    "" for what stands above all sections."""
+    inner: list[tuple[str, type]] = []
+    rows, plain, meanings = [], get_type_hints(kind), _meanings(kind)
+    for each in fields(kind):
+        where = f"{name.strip('[]')}.{each.name}".strip(".")
+        table, several = _table(plain[each.name])
+        if table:
+            inner.append((f"[[{where}]]" if several else f"[{where}]", table))
+        else:
+            given = _quantity(get_type_hints(kind, include_extras=True)[each.name])
+            needed = each.default is MISSING
+            default = None if needed else each.default
+            rows.append(Key(each.name, type_name(plain[each.name]), given.unit, default, needed, meanings[each.name]))
+    yield name, " ".join((inspect.getdoc(kind) or "").split()), rows
+    for heading, table in inner:
+        yield from sections(table, heading)
+
+
+def check(config: Any, name: str = "") -> None:
+    """Raises ValueError that names a number which its quantity does not permit."""
+    for key, kind in get_type_hints(type(config), include_extras=True).items():
+        value, where = getattr(config, key), f"{name}.{key}".strip(".")
+        for i, each in enumerate(value if isinstance(value, tuple) else (value,)):
+            if is_dataclass(each):
+                check(each, f"{where}[{i}]" if isinstance(value, tuple) else where)
+            elif isinstance(each, int | float) and not isinstance(each, bool):
+                _check(where, each, _quantity(kind))
+
+
+def _check(where: str, x: float, quantity: Quantity) -> None:
+    rule = quantity.must_be
+    low = 0.0 if rule else -math.inf
+    if not x >= low or (rule == "positive" and not 0 < x < math.inf):
+        unit = f", in {quantity.unit}" if quantity.unit else ""
+        must = "must not be negative" if rule == "not negative" else f"must be {rule or 'a number'}"
+        raise ValueError(f"{where} = {x:g} {must}{unit}")
+
+
+def _table(kind: Any) -> tuple[type | None, bool]:
+    """The dataclass of a section, and whether it is one of several."""
+    for each in (kind, *get_args(kind)):
+        if is_dataclass(each):
+            return each, get_origin(kind) is tuple  # type: ignore[return-value]
+    return None, False
+
+
+def _quantity(kind: Any) -> Quantity:
+    if get_origin(kind) is Annotated:
+        return kind.__metadata__[0]
+    return next((q for q in map(_quantity, get_args(kind)) if q != Quantity()), Quantity())
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """The text below each field of a dataclass."""
+    (declared,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(declared, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(declared.body, [*declared.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            told = text.value.value if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) else ""
+            found[field.target.id] = " ".join(str(told).split())
+    return found

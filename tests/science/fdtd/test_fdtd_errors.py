@@ -1,0 +1,159 @@
+"""What a simulation says of arguments and places that mean nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tutti.science.em.fdtd import (
+    CPML,
+    Current,
+    Grid,
+    PlaneWave,
+    Port,
+    Probe,
+    Simulation,
+    Snapshots,
+    Spectrum,
+    drude,
+    gaussian_up_to,
+    mie,
+    pulse,
+)
+from tutti.science.em.fdtd.farfield import scattering_width, surface
+from tutti.science.em.fdtd.farfield3d import amplitude, surface3d
+from tutti.science.em.fdtd.resolution import highest
+from tutti.science.em.fdtd.subpixel import conductor, permittivity
+
+GRID, WAVE = Grid((40, 40), 0.01), gaussian_up_to(1e9)
+SOURCE, F = Current("Ez", (20, 20), WAVE), torch.tensor([5e8, 1e9])
+
+
+@pytest.mark.parametrize("make, told", [
+    (lambda: Simulation((40, 40)), r"grid: a Grid, .* not \(40, 40\)"),
+    (lambda: Simulation(GRID, 10), "cpml: a CPML, such as"),
+    (lambda: Simulation(GRID, sources=SOURCE), r"sources: a list of them, not Current\(component='Ez'"),
+    (lambda: Simulation(GRID, sources=[WAVE]), r"sources: Current, PlaneWave, Port .* not Gaussian\("),
+    (lambda: Simulation(GRID, monitors=Probe("p", "Ez", [(1, 1)])), "monitors: a list of them, not Probe"),
+    (lambda: Simulation(GRID, monitors=["p"]), "monitors: Probe, Snapshots, Spectrum, Energy or LinePlane, not 'p'"),
+    (lambda: Simulation(GRID, monitors=[surface(((12, 28),) * 2, F)]), r"unpack it with \*"),
+    (lambda: Probe("p", "Ez", (20, 30)), r"points of p: a list of them, such as .* not \(20, 30\)"),
+    (lambda: Simulation(GRID, monitors=[Probe("p", "Ez", [(0.2, 0.3)])]).run(1.0, 2),
+     "monitor p: 0.2 is no index; places are numbers of nodes, metres over 0.01 here"),
+    (lambda: Simulation(GRID, sources=[Current("Ez", 5, WAVE)]).run(1.0, 2), "2 indices or slices, not 5"),
+    (lambda: Simulation(GRID).run(1.0, 2.5), "steps: at least 1, not 2.5"),
+    (lambda: Current("Ez", (20, 20), 5.0), "source of Ez: a waveform is a function of times .* not 5.0"),
+    (lambda: Port("Ez", (20, 20), 50.0, 1e9), "port: a waveform is a function"),
+    (lambda: PlaneWave([(9, 31)] * 2, "+x", "Ez", 1.0), "plane wave: a waveform is a function"),
+    (lambda: Simulation(GRID, sources=[Current("Ez", (20, 20), lambda t: 1.0)]).run(1.0, 2),
+     "a waveform that gives 1.0 for 2 times"),
+    (lambda: gaussian_up_to(-1e9), r"frequency of a Gaussian: positive and finite, not -1e\+09"),
+    (lambda: gaussian_up_to(math.nan), "frequency of a Gaussian: positive and finite, not nan"),
+    (lambda: gaussian_up_to(0), "not 0"),
+    (lambda: Grid(60, 0.01), r"shape of a grid: numbers of cells by axis, such as \(60, 60\), not 60"),
+    (lambda: Grid((60.5, 60), 0.01), "shape of a grid"),
+    (lambda: Grid((60, 60), math.inf), "spacing: 2 positive lengths in metres, or one, not inf"),
+    (lambda: Grid((60, 60), "a"), "spacing: 2 positive lengths"),
+    (lambda: CPML(2.5), "cells of absorbing layers: whole numbers, or pairs by axis, not 2.5"),
+    (lambda: CPML([10, 10]), r"or pairs by axis, not \[10, 10\]"),
+    (lambda: Spectrum("s", "Ez", (5, 5), None), "frequencies of s: a list of numbers in Hz, not None"),
+    (lambda: Snapshots("s", "Ez", (5, 5), 1.5), "every: at least one step, not 1.5"),
+    (lambda: Probe("p", "Ez", []), "points of p: a list of them"),
+    (lambda: Simulation(GRID, monitors=None), "monitors: a list of them, not None"),
+    (lambda: Simulation(GRID, sources=None), "sources: a list of them, not None"),
+    (lambda: Simulation(GRID).run("fr4", 2), "eps_r: a number, a tensor over cells, .* not 'fr4'"),
+    (lambda: Simulation(GRID).run(1.0, 2, sigma=[0.1]), "sigma: a number, a tensor over cells"),
+    (lambda: Simulation(GRID).run(1.0, 2, poles=drude(1e9, 1e8)), r"poles: a list of them, .* not Pole\(strength"),
+    (lambda: Simulation(GRID).run(1.0, 2, poles=[1.0]), r"poles: a list of them, .* not .1."),
+    (lambda: Simulation(GRID).run(1.0, 2, after=3), "after: the result of a run, not 3"),
+    (lambda: PlaneWave([(9, 31)] * 2, "x", "Ez", WAVE), "a plane wave along 'x' cannot have 'Ez': along is one of .x"),
+    (lambda: PlaneWave([(9, 31)] * 2, "+x", "Hz", WAVE), r"and the polarization Ex, Ey, Ez across"),
+    (lambda: PlaneWave([(9.5, 31)] * 2, "+x", "Ez", WAVE), r"box: \(first, last\) node for each axis, not"),
+    (lambda: PlaneWave(None, "+x", "Ez", WAVE), "box: .* not None"),
+    (lambda: drude(-1e9, 1e8), "plasma frequency: at least 0, in rad/s, not -1"),
+    (lambda: mie.sphere(0, 2.0), "ka of the sphere: positive and finite, not 0"),
+    (lambda: mie.cylinder(-1, 2.0, np.zeros(1)), "ka of the cylinder"),
+    (lambda: permittivity(Grid((2, 2, 2), 1.0), torch.zeros(4, 4, 4), -1.0), "inside of the solid: positive"),
+    (lambda: conductor(Grid((2, 2, 2), 1.0), torch.zeros(4, 4, 4), 5.0), "least: a share of a face"),
+    (lambda: pulse(1e9, 0.0), "bandwidth of a pulse: positive and finite, not 0"),
+    (lambda: pulse(math.inf, 1e9), "frequency of a pulse"),
+])  # fmt: skip
+def test_arguments(make, told):
+    with pytest.raises(ValueError, match=told):
+        make()
+
+
+@pytest.mark.parametrize("box, told", [
+    ((8, 28), "along x: between 8 and 32, where absorbing layers begin, not from 8 to 28"),
+    ((12, 32), "along x: between 8 and 32"),
+    ((15, 28), "along x, 15 to 28, must enclose the box of the plane wave, 15 to 25"),
+    ((18, 22), "must enclose the box"),
+])  # fmt: skip
+def test_surfaces_of_far_fields_see_the_scattered_field(box, told):
+    wave = PlaneWave([(15, 25)] * 2, "+x", "Ez", WAVE)
+    Simulation(GRID, CPML(8), [wave], surface(((12, 28),) * 2, F))
+    with pytest.raises(ValueError, match=told):
+        Simulation(GRID, CPML(8), [wave], surface((box, (12, 28)), F))
+    with pytest.raises(ValueError, match=r"first, last. node, from 1 on, for each of two axes"):
+        surface(((12, 8), (12, 28)), F)
+
+
+@pytest.mark.starts
+def test_far_fields_are_those_that_were_recorded():
+    box, angles = ((12, 28),) * 2, torch.zeros(1)
+    result = Simulation(GRID, CPML(8), [SOURCE], surface(box, F)).run(1.0, 20)
+    assert scattering_width(box, result, F, angles, torch.ones(2)).shape == (2, 1)
+    with pytest.raises(ValueError, match=r"box: the run has the surface \(\(12, 28\), \(12, 28\)\), not"):
+        scattering_width(((13, 28),) * 2, result, F, angles, torch.ones(2))
+    with pytest.raises(ValueError, match=r"frequencies: the run has .500000000.0, 1000000000.0. Hz, not .5000"):
+        scattering_width(box, result, F[:1], angles, torch.ones(1))
+    with pytest.raises(ValueError, match="incident: a number for each of 2 frequencies"):
+        scattering_width(box, result, F, angles, torch.ones(()))
+    bare = Simulation(GRID).run(1.0, 2)
+    with pytest.raises(ValueError, match="the run has no surface of a far field"):
+        amplitude([(3, 5)] * 3, bare, F, torch.eye(3), (0, 0, 0))
+    with pytest.raises(ValueError, match=r"has 3 axes, .* the grid 2"):
+        Simulation(GRID, monitors=surface3d([(3, 5)] * 3, F))
+
+
+@pytest.mark.starts
+def test_sources_in_absorbing_layers_are_told():
+    with pytest.warns(UserWarning, match=r"a source at node \[3, 20\] lies in absorbing layers"):
+        Simulation(GRID, CPML(8), [Current("Ez", (3, 20), WAVE)]).run(1.0, 2)
+    across = Current("Ez", (20, slice(1, 40)), WAVE)  # its ends alone lie in layers
+    Simulation(GRID, CPML(8), [across]).run(1.0, 2)
+
+
+@pytest.mark.starts
+def test_coarse_cells_are_told():
+    eps = torch.ones(40, 40)
+    eps[20:, 20:] = 100.0
+    with pytest.warns(UserWarning, match=r"3.1 cells .* reach 9.66e\+08 Hz, .* .index 10. .* at most 0.00388 m"):
+        Simulation(GRID, sources=[SOURCE]).run(eps, 2)
+    Simulation(GRID, sources=[SOURCE]).run(4.0, 2)
+    wave = Current("Ez", (20, 20), lambda t: torch.sin(2 * math.pi * 20e9 * t))
+    with pytest.warns(UserWarning, match=r"1.5 cells in a wavelength: sources reach 1.99e\+10 Hz"):
+        Simulation(GRID, sources=[wave]).run(1.0, 300)
+
+
+@pytest.mark.parametrize("waveform", [gaussian_up_to(2e9), pulse(3e9, 1e9)])
+def test_the_highest_frequency_of_a_waveform(waveform):
+    """Where its spectrum has fallen to a tenth."""
+    dt = 1e-11
+    t = torch.arange(1000, dtype=torch.float64) * dt
+    spectrum = torch.fft.rfft(waveform(t)).abs()
+    last = int((spectrum > 0.1 * spectrum.max()).nonzero()[-1])
+    assert waveform.highest == pytest.approx(last / (1000 * dt), abs=1 / (1000 * dt))
+    tone = torch.sin(2 * math.pi * 3e9 * t)
+    assert highest(None, tone, dt) == pytest.approx(3e9, rel=0.05) and highest(None, tone[:20], dt) == 0
+
+
+@pytest.mark.starts
+def test_results_are_shown_in_a_line():
+    monitors = [Probe("p", "Ez", [(1, 1)]), Snapshots("s", "Ez", (slice(0, 3), 2))]
+    told = repr(Simulation(GRID, sources=[SOURCE], monitors=monitors).run(1.0, 20))
+    assert told.startswith("Result(values={p: float32 (20, 1), s: float32 (20, 3)}, grid=Grid(shape=(40, 40), ")
+    assert "dt=2.12" in told and "steps=20" in told and "\n" not in told
