@@ -109,6 +109,8 @@ def test_inward_surfaces_are_turned():
     (lambda: fill(box((0, 0, 0), (1, 1, 1)), [0, 1, 1], [0, 1], [0, 1]), "x must be 2 or more"),
     (lambda: fill(box((0, 0, 0), (1, 1, 1)), [0, 1], [0, 1], [0, 1], samples=0), "samples"),
     (lambda: material("coper"), "did you mean copper"),
+    (lambda: picture(5, "a.png"), "voxels: of type Voxels, not 5"),
+    (lambda: fill("a", EDGES, EDGES, EDGES), "solid: of type Solid, not 'a'"),
     (lambda: material(3), "no material 3; vacuum, air"),
     (lambda: box((0, 0), (1, 1)), "the corners of a box: x, y and z in metres, not .0, 0. and"),
     (lambda: BALL.rotated((0, 0, 0), 30), "axis of a rotation"),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.science.em.bounds import check_kind
 from tutti.science.em.cad.materials import Material, material
 from tutti.science.em.cad.rays import Crossings
 from tutti.science.em.cad.solids import Solid
@@ -80,6 +81,7 @@ def fill(solid: Solid, x: Edges, y: Edges, z: Edges, *, samples: int = 2) -> Ten
 
     Warns of a solid that fills no cell, or all of a much smaller grid.
     """
+    check_kind("solid", solid, Solid)
     if samples < 1:
         raise ValueError(f"samples are rays of a cell along x and y, 1 or more; got {samples}")
     x, y, z = (_edges(name, edges) for name, edges in zip("xyz", (x, y, z), strict=True))
