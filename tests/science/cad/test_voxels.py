@@ -109,6 +109,8 @@ def test_inward_surfaces_are_turned():
     (lambda: fill(box((0, 0, 0), (1, 1, 1)), [0, 1, 1], [0, 1], [0, 1]), "x must be 2 or more"),
     (lambda: fill(box((0, 0, 0), (1, 1, 1)), [0, 1], [0, 1], [0, 1], samples=0), "samples"),
     (lambda: material("coper"), "did you mean copper"),
+    (lambda: picture(5, "a.png"), "voxels: of type Voxels, not 5"),
+    (lambda: fill("a", EDGES, EDGES, EDGES), "solid: of type Solid, not 'a'"),
     (lambda: material(3), "no material 3; vacuum, air"),
     (lambda: box((0, 0), (1, 1)), "the corners of a box: x, y and z in metres, not .0, 0. and"),
     (lambda: BALL.rotated((0, 0, 0), 30), "axis of a rotation"),
@@ -166,8 +168,8 @@ def test_titles_and_legends_of_pictures_have_room(z, tmp_path, monkeypatch):
 
 
 def test_voxels_are_shown_in_a_line():
-    told = repr(voxelize({"ball": (BALL, "ptfe")}, EDGES, EDGES, EDGES))
-    assert told.startswith("Voxels(x=float64 (21,), ") and "fractions={ball: float32 (20, 20, 20)}" in told
+    told = repr(voxelize({"ball": (BALL.moved((0, 0, -0.4)), "ptfe")}, EDGES, EDGES, EDGES / 2))
+    assert told == "Voxels(20 x 20 x 20 cells, 0 to 1 x 0 to 1 x 0 to 0.5 m; ball: eps_r 2.1, 0 S/m)"
     assert repr(box((0, 0, 0), (1, 2, 3)) | BALL) == "Combined((0.0, 0.0, 0.0) to (1.0, 2.0, 3.0) m)"
 
 

@@ -57,6 +57,8 @@ def test_frequencies_that_the_run_does_not_hold(frequency, told):
     ({"strip": (0, 4)}, "at least 1, to its last one, not 0 to 4"),
     ({"ground": 3, "top": 0}, "a ground below the top, in nodes, not 3 and 0"),
     ({"place": 0}, "a place of at least 1"),
+    ({"strip": 5}, "places are numbers of nodes, and of a strip two, not 5, 30, 0 and 3"),
+    ({"place": 2.5}, "places are numbers of nodes"),
     ({"sign": 0}, "a sign of 1 or -1, not 30 and 0"),
 ])  # fmt: skip
 def test_lines_that_enclose_nothing(given, told):
@@ -70,6 +72,8 @@ def test_other_arguments():
         s_parameters([LINE], recorded(600), torch.tensor([1e9]), -50.0)
     with pytest.raises(ValueError, match="lines: a list of them"):
         s_parameters(LINE, recorded(600), torch.tensor([1e9]))
+    with pytest.raises(ValueError, match=r"lines: a list of them, the driven one first, not .'in'"):
+        s_parameters(["in"], recorded(600), torch.tensor([1e9]))
     with pytest.raises(ValueError, match="frequencies: a tensor of numbers in Hz"):
         s_parameters([LINE], recorded(600), 1e9)
     with pytest.raises(KeyError, match="no monitor 'out voltage'; there are in voltage"):

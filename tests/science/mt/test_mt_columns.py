@@ -99,6 +99,17 @@ def test_a_vae_is_saved_and_loaded(tmp_path):
     torch.testing.assert_close(VAE.load(tmp_path / "vae.pt").decode(codes), vae.decode(codes))
 
 
+@pytest.mark.parametrize("write", [
+    lambda path: path.write_text("text"),
+    lambda path: path.write_bytes(b""),
+    lambda path: torch.save({"facts": {"rows": 16, "codes": 4, "network": "dense"}}, path),
+])  # fmt: skip
+def test_files_that_hold_no_prior_are_named(tmp_path, write):
+    write(tmp_path / "vae.pt")
+    with pytest.raises(ValueError, match=r"vae\.pt is no prior that this version saved"):
+        VAE.load(tmp_path / "vae.pt")
+
+
 def test_fitting_is_reproducible():
     first, second = (VAE(32, 4).fit(basin(Z), samples=512, epochs=1) for _ in range(2))
     assert all(

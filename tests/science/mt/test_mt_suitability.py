@@ -49,10 +49,11 @@ def test_meshes_for_surveys_suit_every_model_of_their_range(growth):
 
 
 def test_sides_and_bottom_near_the_sites_are_warned_of_unless_the_earth_is_layered():
-    mesh = Mesh2D(X, graded([0], 10, 1.2, after=2e4))
+    mesh = Mesh2D(X, graded([0], 10, 1.2, after=1e4))
     model = torch.full(mesh.shape, 3.0, dtype=torch.float64)
     assert not shortcomings(mesh, model, [0.01], [0.0])
     model[5, 3] = 1.0
     side, bottom = shortcomings(mesh, model, [0.01], [0.0])
-    assert "side of the mesh is 20000 m from the sites at 0.01 Hz" in side and "skin depths below a site" in bottom
+    assert "side of the mesh is 20000 m from the sites: 0.5 skin depths are needed" in side and "at 0.01 Hz" in side
+    assert bottom.startswith("the mesh ends at 1")
     assert not shortcomings(mesh, model, [100.0], [0.0])

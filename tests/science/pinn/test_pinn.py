@@ -123,6 +123,8 @@ def test_helmholtz_reaches_the_published_error():
 
 @pytest.mark.parametrize("call, told", [
     (lambda: Helmholtz(k=math.nan), "k of the Helmholtz equation: positive and finite, not nan"),
+    (lambda: Helmholtz(k="a"), "k of the Helmholtz equation: positive and finite, not 'a'"),
+    (lambda: Helmholtz().error(MultiScale(2, 1), 0), "n of the error: a whole number from 2"),
     (lambda: Helmholtz(k=0), "k of the Helmholtz equation"),
     (lambda: Helmholtz(weight=-1), "weight of the Helmholtz equation"),
     (lambda: Helmholtz().fit(steps=0), "steps of the training: a whole number from 1, not 0"),

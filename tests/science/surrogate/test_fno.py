@@ -107,6 +107,8 @@ def test_what_an_operator_refuses():
         Spectral(1, 1, (4,))(torch.zeros(1, 1, 6, 6))
     with pytest.raises(ValueError, match="layers of the operator: a whole number from 1, not 0"):
         FNO(1, 1, (4,), layers=0)
+    with pytest.raises(ValueError, match="modes: one or two positive numbers, such as"):
+        FNO(1, 1, 4)
     with pytest.raises(ValueError, match="width of the operator"):
         FNO(1, 1, (4,), width=-8)
     with pytest.raises(ValueError, match="k of the cavity: positive and finite, not nan"):

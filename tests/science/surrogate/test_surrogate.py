@@ -274,6 +274,21 @@ def test_what_is_refused(samples, surrogate):
         Surrogate.fit(STUB, samples[:30])
     with pytest.raises(ValueError, match="tolerance: the largest bound that is trusted, at least 0, not nan"):
         Surrogate.fit(STUB, samples, tolerance=math.nan)
+    for given, told in ((("stub", samples), "geometry: of type Geometry, not 'stub'"),
+                        ((STUB, None), "samples: of type Samples, not None"),
+                        ((STUB, samples, 5), "training: of type Training, not 5")):  # fmt: skip
+        with pytest.raises(ValueError, match=told):
+            Surrogate.fit(*given)
+    with pytest.raises(ValueError, match="calibration: of type Samples, not 3"):
+        Surrogate.fit(STUB, samples, calibration=3)
+    with pytest.raises(ValueError, match="points: a tensor or a mapping of length, impedance, eps_r, not 'a'"):
+        surrogate.predict("a")
+    with pytest.raises(ValueError, match="parameters: a tuple of them, not Parameter"):
+        Space(Parameter("a", 0, 1))
+    with pytest.raises(ValueError, match="parameters: of type Parameter, not 'a'"):
+        Space(("a",))
+    with pytest.raises(ValueError, match="low and high are numbers, not '0' and 1"):
+        Parameter("a", "0", 1)
     with pytest.raises(ValueError, match="solve of stub: from values"):
         replace(STUB, solve=3)
     with pytest.raises(ValueError, match="count of points: a whole number from 0, not -1"):

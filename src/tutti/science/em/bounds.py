@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
+
+from tutti.science.em.shown import brief
 
 
 def check_whole(what: str, least: int = 1, **numbers: int) -> None:
@@ -15,5 +18,11 @@ def check_whole(what: str, least: int = 1, **numbers: int) -> None:
 def check_positive(what: str, **numbers: float) -> None:
     """Raises ValueError unless all are positive and finite."""
     for name, x in numbers.items():
-        if not 0 < x < inf:
-            raise ValueError(f"{name} of {what}: positive and finite, not {x:g}")
+        if isinstance(x, str) or not hasattr(x, "__float__") or not 0 < x < inf:
+            raise ValueError(f"{name} of {what}: positive and finite, not {brief(x)}")
+
+
+def check_kind(what: str, x: Any, kind: type) -> None:
+    """Raises ValueError unless `x` is of a kind."""
+    if not isinstance(x, kind):
+        raise ValueError(f"{what}: of type {kind.__name__}, not {brief(x)}")

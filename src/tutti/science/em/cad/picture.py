@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from tutti.science.em.bounds import check_kind
 from tutti.science.em.cad.voxels import Voxels
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
@@ -21,6 +22,7 @@ def picture(voxels: Voxels, path: str | Path, at: tuple[float, float, float] | N
 
     Raises ValueError for a point outside of the grid.
     """
+    check_kind("voxels", voxels, Voxels)
     edges = (voxels.x, voxels.y, voxels.z)
     if at is not None and not (len(at) == 3 and all(e[0] <= x <= e[-1] for e, x in zip(edges, at, strict=True))):
         grid = ", ".join(f"{name} from {e[0]:g} to {e[-1]:g}" for name, e in zip(NAMES, edges, strict=True))

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.science.em.bounds import check_kind
 from tutti.science.em.cad.materials import Material, material
 from tutti.science.em.cad.rays import Crossings
 from tutti.science.em.cad.solids import Solid
-from tutti.science.em.shown import Brief, brief
+from tutti.science.em.shown import brief
 
 HINT = "are its lengths in metres? read(path, unit=1e-3) takes millimetres, solid.scaled(1e-3) converts them"
 LARGE = 10  # times the grid
@@ -80,6 +81,7 @@ def fill(solid: Solid, x: Edges, y: Edges, z: Edges, *, samples: int = 2) -> Ten
 
     Warns of a solid that fills no cell, or all of a much smaller grid.
     """
+    check_kind("solid", solid, Solid)
     if samples < 1:
         raise ValueError(f"samples are rays of a cell along x and y, 1 or more; got {samples}")
     x, y, z = (_edges(name, edges) for name, edges in zip("xyz", (x, y, z), strict=True))
@@ -91,7 +93,7 @@ def fill(solid: Solid, x: Edges, y: Edges, z: Edges, *, samples: int = 2) -> Ten
 
 
 @dataclass(frozen=True, repr=False)
-class Voxels(Brief):
+class Voxels:
     """Cells with materials. fractions: of each solid, float32 (nx, ny, nz). materials: by the same names.
 
     x, y, z: edges of cells, metres.
@@ -107,6 +109,11 @@ class Voxels(Brief):
     @property
     def shape(self) -> tuple[int, int, int]:
         return len(self.x) - 1, len(self.y) - 1, len(self.z) - 1
+
+    def __repr__(self) -> str:
+        ends = np.array([(e[0], e[-1]) for e in (self.x, self.y, self.z)]).T
+        solids = ", ".join(f"{name}: eps_r {m.eps_r:g}, {m.sigma:g} S/m" for name, m in self.materials.items())
+        return f"Voxels({' x '.join(map(str, self.shape))} cells, {_span(*ends)}; {solids or 'no solids'})"
 
     def _mean(self, of: Mapping[str, float], background: float) -> Tensor:
         total = torch.full(self.shape, background)

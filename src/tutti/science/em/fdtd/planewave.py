@@ -33,8 +33,8 @@ class PlaneWave:
     the axis of the polarization only. What scatters lies inside: faces of the box lie in vacuum, outside of absorbing
     layers and of poles (which is not checked).
 
-    along: "+x", "-x", ... polarization: of E, "Ez", ... across (in TE "Ex" or "Ey", and Hz follows). waveform: E in V/m,
-    at AHEAD cells before the box.
+    along: "+x", "-x", ... polarization: of E, "Ez", ... across (in TE "Ex" or "Ey", then Hz follows).
+    waveform: E in V/m, at AHEAD cells before the box.
     """
 
     box: Sequence[tuple[int, int]]

@@ -119,6 +119,10 @@ class LinePlane:
         told = f"line {self.name}:"
         if {self.along, self.height} - set("xyz") or self.along == self.height:
             raise ValueError(f"{told} two of the axes x, y and z, not along {self.along!r} and height {self.height!r}")
+        nodes = (*self.strip, self.place, self.ground, self.top) if isinstance(self.strip, tuple | list) else ()
+        if len(nodes) != 5 or not all(hasattr(x, "__index__") for x in nodes):
+            raise ValueError(f"{told} places are numbers of nodes, and of a strip two, not {self.strip}, {self.place}, "
+                             f"{self.ground} and {self.top}")  # fmt: skip
         first, last = self.strip
         if not 1 <= first <= last:
             raise ValueError(f"{told} a strip from its first node, at least 1, to its last one, not {first} to {last}")
@@ -171,7 +175,7 @@ def s_parameters(lines: Sequence[LinePlane], result: Result, frequencies: Tensor
     Warns if the run ends before the waves have decayed. Raises ValueError for frequencies above the Nyquist frequency
     of the steps or that the first line does not carry, and KeyError for lines that are no monitors of the run.
     """
-    if isinstance(lines, LinePlane) or not lines:
+    if isinstance(lines, LinePlane) or not lines or not all(isinstance(x, LinePlane) for x in lines):
         raise ValueError(f"lines: a list of them, the driven one first, not {lines}")
     a, _ = waves(lines[0], result, frequencies, impedance)
     check_decayed(lines, result)

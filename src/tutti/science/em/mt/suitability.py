@@ -63,15 +63,14 @@ def _near(mesh: Mesh2D, log_rho: Tensor, frequency: float, left: float, right: f
     thickness, above = _depths(mesh, log_rho, frequency)
     weight = thickness * (-2 * above).exp()  # as fields see them
     rho = 10 ** float((log_rho * weight).sum() / weight.sum())
-    skin, reach, found = skin_depth(rho, frequency), float(thickness.sum(0).min()), []
-    about = (
-        f"at {frequency:.4g} Hz, where the skin depth is about {_metres(skin)} m, and should be {NEAR} of it or more"
-    )
+    skin, bottom = skin_depth(rho, frequency), mesh.z_edges[-1]
+    need = f"{NEAR} skin depths are needed, {_metres(NEAR * skin)} m at {frequency:.4g} Hz"
+    found = []
     if min(left, right) < NEAR * skin:
         side = "left" if left < right else "right"
-        found.append(f"the {side} side of the mesh is {_metres(min(left, right))} m from the sites {about}")
-    if reach < NEAR:
-        found.append(f"the mesh ends at {_metres(mesh.z_edges[-1])} m, {reach:.2g} skin depths below a site, {about}")
+        found.append(f"the {side} side of the mesh is {_metres(min(left, right))} m from the sites: {need}")
+    if bottom < NEAR * skin:
+        found.append(f"the mesh ends at {_metres(bottom)} m: {need}")
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor, nn
@@ -151,8 +152,12 @@ class VAE(nn.Module):
 
     @staticmethod
     def load(path: str | Path) -> VAE:
-        saved = torch.load(path, weights_only=True)
-        vae = VAE(**saved["facts"])
-        vae.load_state_dict(saved["state"])
-        vae.source = saved["source"]
+        """What `save` wrote. Raises ValueError for other files."""
+        try:
+            saved = torch.load(path, weights_only=True)
+            vae = VAE(**saved["facts"])
+            vae.load_state_dict(saved["state"])
+            vae.source = saved["source"]
+        except (LookupError, TypeError, EOFError, RuntimeError, UnpicklingError):
+            raise ValueError(f"{path} is no prior that this version saved: delete it, or name another file") from None
         return vae.eval()

@@ -46,6 +46,7 @@ class Helmholtz:
     @torch.no_grad()
     def error(self, model: nn.Module, n: int = 101) -> float:
         """||u - solution|| / ||solution|| on n^2 points."""
+        check_whole("the error", 2, n=n)
         line = torch.linspace(0, 1, n)
         x = torch.cartesian_prod(line, line)
         truth = self.solution(x)

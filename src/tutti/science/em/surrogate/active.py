@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tutti.science.em.bounds import check_whole
+from tutti.science.em.bounds import check_kind, check_whole
 from tutti.science.em.surrogate.geometry import Geometry
 from tutti.science.em.surrogate.samples import Samples, collect
 from tutti.science.em.surrogate.surrogate import Surrogate, Training, check_tolerance, rank
@@ -50,6 +50,8 @@ def active(geometry: Geometry, *, start: int, per_round: int, rounds: int, folde
     check_whole("active sampling", start=start, per_round=per_round, candidates=candidates, processes=processes)
     check_whole("active sampling", 0, rounds=rounds)
     check_tolerance(tolerance)
+    check_kind("geometry", geometry, Geometry)
+    check_kind("training", how, Training)
     if per_round > candidates:
         raise ValueError(f"per_round: at most the {candidates} candidates, not {per_round}")
     total = start + rounds * per_round

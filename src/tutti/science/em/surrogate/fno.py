@@ -65,6 +65,8 @@ class FNO(nn.Module):
     def __init__(self, inputs: int, outputs: int, modes: Sequence[int], width: int = 32, layers: int = 4) -> None:
         super().__init__()
         check_whole("the operator", inputs=inputs, outputs=outputs, width=width, layers=layers)
+        if not isinstance(modes, tuple | list):
+            raise ValueError(f"modes: one or two positive numbers, such as (8, 8), not {modes}")
         axes = len(modes)
         point = nn.Conv1d if axes == 1 else nn.Conv2d
         self.lift = point(inputs + axes, width, 1)

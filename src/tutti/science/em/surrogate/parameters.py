@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tutti.science.em.bounds import check_whole
+from tutti.science.em.bounds import check_kind, check_whole
+from tutti.science.em.shown import brief
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Parameter:
     unit: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.low, str) or isinstance(self.high, str):
+            raise ValueError(f"parameter {self.name}: low and high are numbers, not {self.low!r} and {self.high!r}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ValueError(f"parameter {self.name}: low must be below high, not {self.low:g} and {self.high:g}")
 
@@ -33,6 +37,10 @@ class Space:
     parameters: tuple[Parameter, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.parameters, tuple | list):
+            raise ValueError(f"parameters: a tuple of them, not {brief(self.parameters)}")
+        for x in self.parameters:
+            check_kind("parameters", x, Parameter)
         names = [x.name for x in self.parameters]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"parameters need different names: {names}")
@@ -58,6 +66,8 @@ class Space:
             if set(given) != set(self.names):
                 raise ValueError(f"parameters: {', '.join(self.names)}, not {', '.join(given)}")
             given = [float(given[name]) for name in self.names]
+        if not isinstance(given, Tensor | np.ndarray | list | tuple):
+            raise ValueError(f"points: a tensor or a mapping of {', '.join(self.names)}, not {brief(given)}")
         x = torch.as_tensor(given, dtype=torch.float64)
         x = x[None] if x.ndim == 1 else x
         if x.ndim != 2 or x.shape[1] != len(self.parameters):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import tutti
 from tutti.launch.progress import progress
-from tutti.science.em.bounds import check_whole
+from tutti.science.em.bounds import check_kind, check_whole
 from tutti.science.em.descent import check_rate
 from tutti.science.em.shown import Brief
 from tutti.science.em.surrogate.curves import REPRESENTATIONS, Basis, passive
@@ -108,6 +108,11 @@ class Surrogate:
         """
         how = training or Training()
         check_tolerance(tolerance)
+        check_kind("geometry", geometry, Geometry)
+        check_kind("training", how, Training)
+        check_kind("samples", samples, Samples)
+        if calibration is not None:
+            check_kind("calibration", calibration, Samples)
         samples.check(geometry, LEAST)
         seen, unseen = samples, calibration
         if unseen is None:
