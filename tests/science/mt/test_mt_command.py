@@ -115,6 +115,10 @@ def test_a_mesh_that_is_too_coarse_is_one_line(tmp_path, capsys):
     (SMALL + "[inversion]\nstart = -1.0\n", "inversion.start = -1 must be positive"),
     (SMALL.partition("[model]")[0], "neither data.path nor a [model]"),
     ('[data]\npath = "no/*.edi"\n', "no file matches"),
+    ('[data]\npath = "no.csv"\n', "no file data.path = 'no.csv'"),
+    (SMALL.replace("z_edges", "# "), "mesh.x_edges and mesh.z_edges are given together"),
+    (SMALL.replace("[-500.0, 500.0], z", "[500.0, -500.0], z"), "x = [500, -500]: write the smaller first"),
+    (SMALL.replace("bottom = 1e9", "bottom = 300.0"), "top = 400 not above bottom = 300"),
 ])  # fmt: skip
 def test_wrong_configs(tmp_path, capsys, text, message):
     assert run(tmp_path, text) == 2

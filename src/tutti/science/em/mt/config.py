@@ -76,6 +76,8 @@ class MTConfig:
         else:
             if _frequencies(self.survey) or _sites(self.survey):
                 raise ValueError(f"frequencies and sites are those of {self.data.path}: leave them out of [survey]")
+            if not Path(self.data.path).exists():
+                raise ValueError(f"no file data.path = {self.data.path!r}")
             found = Data.load(self.data.path)
         if self.survey.modes:
             found = _of_modes(found, self.survey.modes)
@@ -98,7 +100,9 @@ class MTConfig:
             if m != MeshTable():
                 raise ValueError("[mesh] has no effect with survey.setting, which has a mesh of its own: leave one out")
             return setting.mesh, frequencies, sites
-        if m.x_edges or m.z_edges:
+        if bool(m.x_edges) != bool(m.z_edges):
+            raise ValueError("mesh.x_edges and mesh.z_edges are given together, or neither: one is missing")
+        if m.x_edges:
             return Mesh2D(m.x_edges, m.z_edges), frequencies, sites
         mesh = Mesh2D.for_survey(frequencies, sites, m.rho_range, growth=m.growth, width=m.width, depth=m.depth,
                                  margin=m.margin)  # fmt: skip
@@ -123,6 +127,8 @@ class MTConfig:
         x, z = mesh.x[None, :], mesh.z[:, None]
         for layer in table.layers:
             value = torch.tensor(math.log10(layer.rho), dtype=torch.float64)
+            if not layer.top < layer.bottom:
+                raise ValueError(f"a layer has top = {layer.top:g} not above bottom = {layer.bottom:g}")
             inside = (z >= layer.top) & (z < layer.bottom)
             if not inside.any():
                 raise ValueError(
@@ -130,6 +136,9 @@ class MTConfig:
                 )
             model = torch.where(inside, value, model)
         for body in table.bodies:
+            for name, (first, last) in (("x", body.x), ("z", body.z)):
+                if not first < last:
+                    raise ValueError(f"a body has {name} = [{first:g}, {last:g}]: write the smaller first")
             inside = (x >= body.x[0]) & (x < body.x[1]) & (z >= body.z[0]) & (z < body.z[1])
             if not inside.any():
                 raise ValueError(f"the body at x {body.x}, z {body.z} m holds the centre of no cell of the mesh")
