@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     run = options(__doc__, "out/filter_surrogate", argv, training=False)
     torch.set_num_threads(1)
     results, quick = Results(run.out), run.quick
-    geometry = replace(POSTS, name="posts-16", solve=partial(solve, cells=16)) if quick else POSTS
+    geometry = replace(POSTS, name="posts-24", solve=partial(solve, cells=24)) if quick else POSTS
     how = Training(width=32, blocks=1, steps=60) if quick else Training(blocks=3, steps=2500, rate=6e-3)
     start, each, rounds, tolerance = (24, 6, 1, 1.0) if quick else (130, 60, 3, 0.05)
     file = run.out / "surrogate.pt"

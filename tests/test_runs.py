@@ -101,7 +101,6 @@ def test_pangu_beta(runs, tmp_path):
 
 
 @pytest.mark.starts
-@pytest.mark.filterwarnings("ignore:.* cells in a wavelength")
 def test_filter_surrogate(runs, tmp_path):
     found = quick(runs, "filter_surrogate", tmp_path)
     assert found["learned"]["solver runs"] == 30 and [n for n, _ in found["learned"]["bounds"]] == [24, 30]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.api.step import parallelize
+from tutti.hardware.threads import threads
 from tutti.launch.progress import progress
 from tutti.science.em.bounds import check_whole
 
@@ -25,10 +26,10 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.
             draw: Callable[[], Any], loss: Callable[[Any, Any], Tensor], steps: int,
             after: Callable[[int, float], None] | None = None, captured: bool = True,
             what: str = "training a network") -> None:  # fmt: skip
-    """Train a model in place. draw: the next batch. after: is called with a step's number and its loss, every 100 steps
-    and at the end. captured: as a graph, which takes half the time of eager steps; not for optimizers without a pure
-    form. what: is shown on a terminal, with how far it is. Raises ValueError if the loss is not finite, and for no
-    steps."""
+    """Train a model in place, on one thread. draw: the next batch. after: is called with a step's number and its loss,
+    every 100 steps and at the end. captured: as a graph, which takes half the time of eager steps; not for optimizers
+    without a pure form. what: is shown on a terminal, with how far it is. Raises ValueError if the loss is not finite,
+    and for no steps."""
     check_whole("the training", steps=steps)
 
     def eager(batch: Any) -> Tensor:
@@ -39,7 +40,7 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.
         return value.detach()
 
     step = parallelize(model, optimizer, draw(), loss=loss, plan="single", level="O0") if captured else None
-    with progress(what) as tell:
+    with threads(1), progress(what) as tell:  # layers are small
         for i in range(steps):
             value = (step or eager)(draw())
             schedule.step()

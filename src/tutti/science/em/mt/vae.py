@@ -13,8 +13,6 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor, nn
 
-from tutti.hardware.threads import threads
-from tutti.launch.progress import progress
 from tutti.science.em.descent import descend
 from tutti.science.em.mt.columns import Columns
 
@@ -141,9 +139,7 @@ class VAE(nn.Module):
             return data[rows], torch.randn(batch, self.codes, generator=generator), sd
 
         self.train()
-        with threads(1), progress("learning the prior") as tell:  # layers are small
-            descend(self, optimizer, schedule, drawn, lambda model, batch: model(*batch), steps,
-                    lambda i, loss: tell(f"learning the prior: {i / steps:.0%}, {loss:.1f} nats"))  # fmt: skip
+        descend(self, optimizer, schedule, drawn, lambda model, batch: model(*batch), steps, what="learning the prior")
         return self.eval()
 
     def save(self, path: str | Path) -> None:

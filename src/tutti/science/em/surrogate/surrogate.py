@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import tutti
+from tutti.hardware.threads import threads
 from tutti.launch.progress import progress
 from tutti.science.em.bounds import check_kind, check_whole
 from tutti.science.em.descent import check_rate
@@ -259,7 +260,7 @@ def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, f
         trainer = tutti.Trainer(network, arguments, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Told())
-        with progress(what) as tell:
+        with threads(1), progress(what) as tell:  # layers are small
             trainer.train()
     losses = [x["loss"] for x in trainer.state.log_history if "loss" in x]
     if not all(math.isfinite(x) for x in losses):
