@@ -115,6 +115,11 @@ def test_far_fields_are_those_that_were_recorded():
     bare = Simulation(GRID).run(1.0, 2)
     with pytest.raises(ValueError, match="the run has no surface of a far field"):
         amplitude([(3, 5)] * 3, bare, F, torch.eye(3), (0, 0, 0))
+    with pytest.raises(ValueError, match="absorbing layers of 1 axes"):
+        Simulation(GRID, CPML((8,)), [SOURCE], surface(box, F))
+    with pytest.raises(ValueError, match="for each of 2 axes"):
+        wave = PlaneWave([(16, 24)], "+x", "Ez", WAVE)
+        Simulation(GRID, CPML(8), [wave], surface(box, F)).run(1.0, 2)
     with pytest.raises(ValueError, match=r"has 3 axes, .* the grid 2"):
         Simulation(GRID, monitors=surface3d([(3, 5)] * 3, F))
 
@@ -139,6 +144,24 @@ def test_coarse_cells_are_told():
         Simulation(GRID, sources=[wave]).run(1.0, 300)
 
 
+@pytest.mark.starts
+def test_coarse_cells_are_told_once():
+    simulation = Simulation(GRID, sources=[SOURCE])
+    with pytest.warns(UserWarning, match="cells in a wavelength") as found:
+        for eps in (100.0, 110.0):
+            simulation.run(eps, 2)
+    assert len(found) == 1
+
+
+@pytest.mark.starts
+def test_silent_sources_and_the_tails_of_waveforms_are_not_coarse():
+    Simulation(GRID, sources=[Current("Ez", (20, 20), torch.zeros(100))]).run(1.0, 100)
+    simulation = Simulation(GRID, sources=[Current("Ez", (20, 20), lambda t: WAVE(t))])
+    result = simulation.run(1.0, 150)
+    for _ in range(3):
+        result = simulation.run(1.0, 150, after=result)
+
+
 @pytest.mark.parametrize("waveform", [gaussian_up_to(2e9), pulse(3e9, 1e9)])
 def test_the_highest_frequency_of_a_waveform(waveform):
     """Where its spectrum has fallen to a tenth."""
@@ -149,6 +172,13 @@ def test_the_highest_frequency_of_a_waveform(waveform):
     assert waveform.highest == pytest.approx(last / (1000 * dt), abs=1 / (1000 * dt))
     tone = torch.sin(2 * math.pi * 3e9 * t)
     assert highest(None, tone, dt) == pytest.approx(3e9, rel=0.05) and highest(None, tone[:20], dt) == 0
+
+
+def test_plasma_frequencies_may_differ_by_cell():
+    plasma = torch.tensor([[1e9, 0.0]], requires_grad=True)
+    assert drude(plasma, 1e8).strength.requires_grad
+    with pytest.raises(ValueError, match="plasma frequency: at least 0"):
+        drude(-plasma, 1e8)
 
 
 @pytest.mark.starts

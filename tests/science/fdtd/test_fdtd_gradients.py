@@ -151,7 +151,7 @@ def test_permeabilities_have_no_gradients():
 
 def test_poles_with_gradients_lie_in_the_design():
     simulation, given, _ = case("TM")
-    simulation = type(simulation)(**{**vars(simulation), "design": (slice(4, 9), slice(2, 9))})
+    simulation = replace(simulation, design=(slice(4, 9), slice(2, 9)))
     with pytest.raises(ValueError, match="need a design region that contains it"):
         simulation.run(**given, steps=40)
 
@@ -165,7 +165,7 @@ def test_bits_do_not_depend_on_threads(mode, shots):
         for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
             simulation, _, (*_, wave) = case(mode, torch.float32, shots)
-            simulation = type(simulation)(**{**vars(simulation), "grid": grid, "dt": 0.0})
+            simulation = replace(simulation, grid=grid, dt=0.0)
             eps, sigma = (torch.linspace(1, 2, grid.cells).reshape(grid.shape).requires_grad_() for _ in range(2))
             strength = torch.full(grid.shape, 1e20, requires_grad=True)
             poles = [Pole(strength, 1e10, 2e8)]

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 from fdtd_cases import case
 
 from tutti.hardware import names
-from tutti.science.em.fdtd import CPML, Energy, Grid, PlaneWave, Probe, Simulation, Snapshots, gaussian_up_to, predict
+from tutti.science.em.fdtd import (
+    CPML,
+    Current,
+    Energy,
+    Grid,
+    PlaneWave,
+    Probe,
+    Simulation,
+    Snapshots,
+    gaussian_up_to,
+    predict,
+)
 from tutti.science.em.fdtd.slabs import widths
 
 pytestmark = [
@@ -31,7 +45,7 @@ def grouped(ranks: int):
 def answers(mode: str, dtype: torch.dtype, checkpoints: int, **sharing) -> list[torch.Tensor]:
     """Results, then gradients of eps_r, sigma, the strength of a pole and a waveform."""
     simulation, given, wanted = case(mode, dtype)
-    simulation = type(simulation)(**{**vars(simulation), **sharing})
+    simulation = replace(simulation, **sharing)
     found = simulation.run(**given, steps=40, checkpoints=checkpoints)
     draw, loss = torch.Generator().manual_seed(1), torch.zeros(())
     for name in ("points", "pictures", "spectrum"):
@@ -150,3 +164,17 @@ def test_splitting_pays_for_large_grids():
                                         (2, 10, {"halo": 0}, "halo: at least one plane")):  # fmt: skip
         with pytest.raises(ValueError, match=told):
             predict(Grid((40, 20), 0.01), steps, devices, cluster=cluster, **given)
+
+
+def warned() -> list[str]:
+    source = Current("Ez", (6, 6), gaussian_up_to(20e9))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        Simulation(Grid((12, 12), 0.01), sources=[source], group=grouped(2)).run(1.0, 2)
+    return [str(x.message) for x in found]
+
+
+def test_the_first_process_of_a_group_warns(pool):
+    pool.run(start)
+    first, second = pool.run(warned)[:2]
+    assert "cells in a wavelength" in first[0] and not second

@@ -51,9 +51,9 @@ class Pole(Brief):
         return self.strength / (self.resonance**2 - omega**2 + 2j * self.damping * omega)
 
 
-def drude(plasma: float, collision: float, where: Tensor | None = None) -> Pole:
+def drude(plasma: float | Tensor, collision: float, where: Tensor | None = None) -> Pole:
     """eps = 1 - plasma^2 / (omega^2 - i omega collision); both in rad/s."""
-    if not plasma >= 0:
+    if bool((torch.as_tensor(plasma) < 0).any()):
         raise ValueError(f"plasma frequency: at least 0, in rad/s, not {plasma}")
     return Pole(plasma**2, 0.0, collision / 2, where)
 

@@ -3,9 +3,8 @@ of a second-order scheme are slower by some per cent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-from warnings import warn
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ LEAST = 64  # steps from which a spectrum can be taken
 def highest(waveform: Any, samples: Tensor, dt: float) -> float:
     """The frequency in Hz up to which a spectrum exceeds a tenth of its peak. samples: (steps), one every dt.
 
-    Of a waveform that does not know it, from the samples times a Hann window; 0 if there are too few.
+    Of a waveform that does not know it, from the samples times a Hann window; 0 if they are too few or all zero.
     """
     if hasattr(waveform, "highest"):
         return waveform.highest
@@ -28,17 +27,20 @@ def highest(waveform: Any, samples: Tensor, dt: float) -> float:
     if n < LEAST:
         return 0.0
     found = torch.fft.rfft(samples.detach() * torch.hann_window(n, False, dtype=samples.dtype)).abs()
+    if not found.max() > 0:
+        return 0.0
     last = int((found >= SIGNIFICANT * found.max()).nonzero()[-1])
     return max(0, last - 2) / (n * dt)  # the window widens a line by two places
 
 
-def warn_of_coarse(grid: Grid, sources: Sequence[tuple[Any, Tensor]], dt: float, eps_r: float, mu_r: float) -> None:
-    """sources: waveforms and their samples. eps_r, mu_r: of the densest material."""
+def coarse(grid: Grid, sources: Sequence[tuple[Any, Tensor]], dt: float, eps_r: float, mu_r: float) -> Iterator[str]:
+    """What is wrong with cells that are too large. sources: waveforms and their samples. eps_r, mu_r: of the densest
+    material."""
     f = max((highest(*x, dt) for x in sources), default=0.0)
     cell = max(x for x, n in zip(grid.lengths, grid.shape, strict=True) if n > 1 or grid.cells == 1)
     index = (eps_r * mu_r) ** 0.5
     wavelength = C0 / max(f * index, 1e-300)
     if wavelength < CELLS * cell:
-        warn(f"{wavelength / cell:.2g} cells in a wavelength: sources reach {f:.3g} Hz, where waves in the densest "
-             f"medium (index {index:.3g}) are {wavelength:.3g} m long, and cells are {cell:.3g} m; use {CELLS} or "
-             f"more, cells of at most {wavelength / CELLS:.3g} m", stacklevel=5)  # fmt: skip
+        yield (f"{wavelength / cell:.2g} cells in a wavelength: sources reach {f:.3g} Hz, where waves in the densest "
+               f"medium (index {index:.3g}) are {wavelength:.3g} m long, and cells are {cell:.3g} m; use {CELLS} or "
+               f"more, cells of at most {wavelength / CELLS:.3g} m")  # fmt: skip

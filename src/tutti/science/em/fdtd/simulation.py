@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod, sqrt
 from typing import Any
+from warnings import warn
 
 import torch
 import torch.distributed as dist
@@ -79,6 +80,7 @@ class Simulation:
     group: dist.ProcessGroup | None = None
     halo: int = 4
     slabs: Sequence[int] = ()
+    warned: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.grid, Grid):
@@ -90,7 +92,6 @@ class Simulation:
         names = [x.name for x in self.monitors]
         if len(set(names)) < len(names):
             raise ValueError(f"monitors need different names: {names}")
-        placed.check_surfaces(self.grid, self.cpml, self.monitors, self.sources)
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: float32 or float64, not {self.dtype}")
         if torch.device(self.device).type != "cpu" and any(isinstance(x, Energy) for x in self.monitors):
@@ -102,9 +103,17 @@ class Simulation:
         axes = len(self.grid.shape)
         if self.cpml and isinstance(self.cpml.cells, tuple) and len(self.cpml.cells) != axes:
             raise ValueError(f"absorbing layers of {len(self.cpml.cells)} axes, {self.cpml.cells}, in a grid of {axes}")
+        placed.check_surfaces(self.grid, self.cpml, self.monitors, self.sources)
+        object.__setattr__(self, "warned", self.group is not None and dist.get_rank(self.group) > 0)
         object.__setattr__(self, "dt", self.dt or self.courant * self.grid.courant_limit())
         if not 0 < self.dt < float("inf"):
             raise ValueError(f"dt: a positive number of seconds, not {self.dt}; courant is {self.courant}")
+
+    def warn(self, *found: str) -> None:
+        """Warn of what is found in a run from rest: once, and on the first process of a group."""
+        object.__setattr__(self, "warned", bool(found))
+        for text in found:
+            warn(text, stacklevel=5)
 
     @property
     def lines(self) -> list[list[Lines]]:
@@ -240,12 +249,13 @@ class Simulation:
         setting = Setting(grid, self.dt, steps, lines_of, gain, start)
         shots = sources.shots(self.sources)
         of_sources = [(s, s.entries(setting)) for s in self.sources]
-        entries = [x for _, of_source in of_sources for x in of_source]
-        placed.warn_of_layers(setting, entries)
-        if isinstance(eps_r, Mapping) and isinstance(mu_r, Mapping):  # they stand for lengths and areas of cut cells
-            most_eps = most_mu = 1.0
-        driven = [(getattr(s, "waveform", None), x.waves[:, 0]) for s, of_source in of_sources for x in of_source[:1]]
-        resolution.warn_of_coarse(grid, driven, self.dt, most_eps, most_mu)
+        entries = [x for _, of in of_sources for x in of]
+        if not after and not self.warned:
+            if isinstance(eps_r, Mapping) and isinstance(mu_r, Mapping):  # lengths and areas of cut cells
+                most_eps = most_mu = 1.0
+            driven = [(getattr(s, "waveform", None), x.waves[:, 0]) for s, of in of_sources for x in of[:1]]
+            self.warn(*placed.absorbed(setting, entries),
+                      *resolution.coarse(grid, driven, self.dt, most_eps, most_mu))  # fmt: skip
         waves = torch.cat([x.waves for x in entries], 1) if entries else torch.zeros(steps, 1, dtype=torch.float64)
         columns, count = [], 0
         for x in entries:
