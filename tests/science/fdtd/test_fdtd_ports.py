@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -48,6 +50,22 @@ def test_a_run_that_ends_too_early_is_told():
 def test_frequencies_that_the_run_does_not_hold(frequency, told):
     with pytest.raises(ValueError, match=told):
         s_parameters([LINE], recorded(600), torch.tensor([frequency]))
+
+
+def test_the_first_line_may_be_silent_in_other_shots():
+    """Each port is driven in a shot of its own, and each S-parameter is read from that of its line."""
+    driven, silent = recorded(600), recorded(600, 1e-7)
+    both = {name: torch.stack([driven[name], silent[name]]) for name in driven.values}
+    found = s_parameters([LINE], Result(both, [], GRID, DT), torch.tensor([1e9]))
+    assert torch.equal(found[:, 0], s_parameters([LINE], driven, torch.tensor([1e9])))
+    with pytest.raises(ValueError, match=r"its wave at 5e\+11 Hz"):
+        s_parameters([LINE], Result(both, [], GRID, DT), torch.tensor([500e9]))
+
+
+def test_the_end_of_a_run_alone_has_no_s_parameters():
+    end = replace(recorded(600), steps=900)
+    with pytest.raises(ValueError, match="continues another one of 300 steps"):
+        s_parameters([LINE], end, torch.tensor([1e9]))
 
 
 @pytest.mark.parametrize("given, told", [
