@@ -7,7 +7,7 @@ import torch
 from tutti.launch.progress import told_by
 from tutti.science.em.mt import MT2D, Data, Mesh2D
 from tutti.science.em.mt.columns import Background, Columns, Layer, Uniform
-from tutti.science.em.mt.inversion import Inversion, System
+from tutti.science.em.mt.inversion import Candidate, Inversion, Iteration, System
 from tutti.science.em.mt.mismatch import checked, mismatch
 from tutti.science.em.mt.parameters import Coded, Pixel, Region
 from tutti.science.em.mt.posterior import ensemble, posterior
@@ -130,6 +130,15 @@ def test_a_larger_beta_does_not_reach_the_target(problem):
     inversion._smoothest = lambda candidate, *bracket: seen.append(candidate) or smoothest(candidate, *bracket)
     result = inversion.run(Pixel(MESH))
     assert seen[-1](result.beta).chi == pytest.approx(result.chi) and seen[-1](1.05 * result.beta).chi > 1.05
+
+
+def test_a_step_just_below_the_target_is_taken(problem):
+    """Even if it lowers chi by less than other steps must."""
+    inversion = Inversion(problem, Data.synthetic(problem, torch.full(MESH.shape, 2.0)))
+    last = Iteration(1.0003 * inversion.target, 0.1, 1.0, 0.0, 1.0, 1, 0.0)
+    fits = Candidate(inversion.target * (1 - 1e-4), *[None] * 2, 1.0, *[None] * 2, 1.0)  # type: ignore[arg-type]
+    inversion._candidate = lambda *_: fits
+    assert inversion._search(*[None] * 4, 1.0, last) == (fits, 1)  # type: ignore[arg-type]
 
 
 def test_codes_recover_a_truth_of_the_prior_better_than_cells(problem, vae):

@@ -201,7 +201,7 @@ class Inversion:
             if chosen and chosen.chi <= self.target and self.strategy == "occam":
                 chosen, more = self._smoothest(candidate, chosen, missed)
                 forwards += more
-            if chosen and chosen.chi < last.chi * (1 - 1e-3):
+            if chosen and (chosen.chi <= self.target or chosen.chi < last.chi * (1 - 1e-3)):
                 return chosen, forwards
         return None
 
@@ -229,8 +229,10 @@ class Inversion:
             found = candidate(beta)
             if found.chi <= self.target:
                 fits = found
-            else:
+            elif np.isfinite(found.chi):
                 misses = found
+            else:
+                return fits, tries + 1
         return fits, TRIES
 
 
