@@ -41,6 +41,11 @@ def test_columns_may_be_in_any_order(tmp_path):
     assert Data.load(tmp_path / "data.csv").values.flatten().tolist() == [2.0, 0.0]
 
 
+def test_a_spreadsheet_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "data.csv").write_text(HEAD + ROW, encoding="utf-8-sig")
+    assert Data.load(tmp_path / "data.csv").count == 1
+
+
 @pytest.mark.parametrize(("write", "message"), [
     (lambda path: path.write_bytes(b""), "data.npz is no .npz file of arrays"),
     (lambda path: path.write_bytes(b"text"), "data.npz is no .npz file of arrays"),

@@ -74,7 +74,7 @@ def _of_arrays(found: dict[str, np.ndarray]) -> Data:
 
 
 def _of_rows(path: Path) -> Data:
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins files with a byte order mark
         table = csv.DictReader(file)
         if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
             given = f"got {','.join(table.fieldnames)}" if table.fieldnames else "the file is empty"

@@ -158,7 +158,7 @@ def read_edi(path: str | Path) -> Edi:
     if not (found.frequencies > 0).all():
         raise ValueError(f"{path}: >FREQ must hold positive frequencies in Hz; got {found.frequencies.min().item():g}")
     if (found.variance < 0).any():
-        raise ValueError(f"{path}: variances of impedances must not be negative; got {var.min().item():g}")
+        raise ValueError(f"{path}: variances of impedances must not be negative; got {var[var < 0][0].item():g}")
     return found
 
 
