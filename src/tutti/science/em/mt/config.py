@@ -32,6 +32,8 @@ from tutti.science.em.mt.tables import (
 )
 from tutti.train.configfile import build, read
 
+RULE = "rho_range", "growth", "width", "depth", "margin"  # keys of [mesh] that edges replace
+
 
 @dataclass(frozen=True)
 class MTConfig:
@@ -103,6 +105,8 @@ class MTConfig:
         if bool(m.x_edges) != bool(m.z_edges):
             raise ValueError("mesh.x_edges and mesh.z_edges are given together, or neither: one is missing")
         if m.x_edges:
+            if ruled := [name for name in RULE if getattr(m, name) != getattr(MeshTable(), name)]:
+                raise ValueError(f"mesh.{ruled[0]} has no effect with mesh.x_edges and mesh.z_edges: leave one out")
             return Mesh2D(m.x_edges, m.z_edges), frequencies, sites
         mesh = Mesh2D.for_survey(frequencies, sites, m.rho_range, growth=m.growth, width=m.width, depth=m.depth,
                                  margin=m.margin)  # fmt: skip
@@ -164,11 +168,17 @@ class MTConfig:
 def _frequencies(survey: Survey) -> tuple[float, ...]:
     if survey.frequency_range is None:
         return survey.frequencies
+    if survey.frequencies:
+        raise ValueError("survey.frequencies and survey.frequency_range: leave one out")
     return tuple(np.geomspace(*survey.frequency_range, survey.frequency_count).tolist())
 
 
 def _sites(survey: Survey) -> tuple[float, ...]:
-    return tuple(np.linspace(*survey.site_range, survey.site_count).tolist()) if survey.site_range else survey.sites
+    if survey.site_range is None:
+        return survey.sites
+    if survey.sites:
+        raise ValueError("survey.sites and survey.site_range: leave one out")
+    return tuple(np.linspace(*survey.site_range, survey.site_count).tolist())
 
 
 def _of_modes(data: Data, modes: tuple[str, ...]) -> Data:
