@@ -185,5 +185,5 @@ def test_plasma_frequencies_may_differ_by_cell():
 def test_results_are_shown_in_a_line():
     monitors = [Probe("p", "Ez", [(1, 1)]), Snapshots("s", "Ez", (slice(0, 3), 2))]
     told = repr(Simulation(GRID, sources=[SOURCE], monitors=monitors).run(1.0, 20))
-    assert told.startswith("Result(values={p: float32 (20, 1), s: float32 (20, 3)}, grid=Grid(shape=(40, 40), ")
-    assert "dt=2.12" in told and "steps=20" in told and "\n" not in told
+    assert told.startswith("Result(values={p: float32 (20, 1) from 0 to 0, s: float32 (20, 3) from 0 to 0}, ")
+    assert "grid=Grid(shape=(40, 40), " in told and "dt=2.12" in told and "steps=20" in told and "\n" not in told

@@ -118,7 +118,7 @@ def test_a_mirrored_section_has_mirrored_data(mesh, section):
     torch.testing.assert_close(derivatives, expected, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ("forward", "layered", "shown"))
+@pytest.mark.parametrize("name", ("forward", "layered"))
 def test_examples(name):
     found = doctest.testmod(import_module(f"tutti.science.em.mt.{name}"))
     assert found.attempted and not found.failed

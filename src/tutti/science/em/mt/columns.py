@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tutti.science.em.mt.shown import shown
+from tutti.science.em.shown import Brief
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,12 @@ class Blur:
         return torch.nn.functional.conv1d(padded, (kernel / kernel.sum())[None, None])[:, 0]
 
 
-@dataclass(frozen=True)
-class Columns:
+@dataclass(frozen=True, repr=False)
+class Columns(Brief):
     """A distribution of columns of log10 resistivity at depths `z` (nz) in metres, made by parts in order."""
 
     z: Tensor
     parts: Sequence[Part]
-
-    def __repr__(self) -> str:
-        return shown(self)
 
     @property
     def draws(self) -> int:

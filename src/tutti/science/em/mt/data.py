@@ -14,14 +14,14 @@ from torch import Tensor
 
 from tutti.science.em.mt.forward import MODES, MT2D, OUTPUTS
 from tutti.science.em.mt.mesh import Mesh2D, positive_frequencies
-from tutti.science.em.mt.shown import shown
 from tutti.science.em.mt.stencil import LN10
+from tutti.science.em.shown import Brief
 
 NOISE = 0.01, 0.286, 0.01  # apparent resistivity, relative; phase, degrees; tipper
 
 
-@dataclass(frozen=True, eq=False)
-class Data:
+@dataclass(frozen=True, eq=False, repr=False)
+class Data(Brief):
     """Observations. frequencies: Hz. sites: x in metres. values, errors, mask: float64 (mode, frequency, site, 2).
 
     The last dim is as in `MT2D`: log10 apparent resistivity and phase in degrees, or real and imaginary part. errors:
@@ -37,8 +37,7 @@ class Data:
     mask: Tensor = None  # type: ignore[assignment]
     outputs: str = "apparent"
 
-    def __repr__(self) -> str:
-        return shown(self, "count")
+    leading = ("count",)
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)

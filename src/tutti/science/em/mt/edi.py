@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.layered import apparent
-from tutti.science.em.mt.shown import shown
 from tutti.science.em.mt.stencil import LN10
+from tutti.science.em.shown import Brief
 
 OHM = 4e-4 * math.pi  # mV/km/nT: mu0 * 1e-6 V/m / 1e-9 T
 EARTH = 6371e3  # m, radius
@@ -29,8 +29,8 @@ EMPTY = 1e32
 AXES = "XY"
 
 
-@dataclass(frozen=True, eq=False)
-class Edi:
+@dataclass(frozen=True, eq=False, repr=False)
+class Edi(Brief):
     """One site. Missing numbers are NaN.
 
     frequencies: Hz (f). impedance: ohm, complex128 (f, 2, 2), E_i/H_j. tipper: (f, 2), Hz/H_j, or None. Variances
@@ -48,9 +48,6 @@ class Edi:
     tipper: Tensor | None = None
     tipper_variance: Tensor | None = None
     tipper_azimuth: Tensor | None = None
-
-    def __repr__(self) -> str:
-        return shown(self)
 
     def rotated(self, azimuth: float) -> Edi:
         """With the x axis at this azimuth. Variances as if components were independent."""

@@ -31,7 +31,7 @@ from tutti.launch.progress import progress
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.forward import MT2D, Linearization
 from tutti.science.em.mt.parameters import Local, Parameters
-from tutti.science.em.mt.shown import shown
+from tutti.science.em.shown import Brief
 
 SWEEP = (1.0, 0.2, -0.5, -1.2, -2.0)  # decades around the last beta
 DENSE = 8000  # parameters whose penalty is factored as a dense matrix
@@ -53,8 +53,8 @@ class Iteration:
     seconds: float
 
 
-@dataclass
-class Result:
+@dataclass(repr=False)
+class Result(Brief):
     """An inversion's outcome. model: log10 ohm-m (nz, nx). response: data of the model, with static shifts. p: of the
     parametrisation. shift: by mode and site. history: the start, then each iteration. reached: chi is at most the
     target."""
@@ -68,8 +68,7 @@ class Result:
     reached: bool
     history: list[Iteration] = field(repr=False)
 
-    def __repr__(self) -> str:
-        return shown(self, "chi", "misfit")
+    leading = ("chi", "misfit")
 
     @property
     def chi(self) -> float:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from tutti.science.em.mt.shown import shown
+from tutti.science.em.shown import Brief
 
 MU0 = 4e-7 * math.pi  # H/m
 
@@ -33,8 +33,8 @@ def positive_frequencies(frequencies: Sequence[float] | Tensor) -> tuple[float, 
     return found
 
 
-@dataclass(frozen=True)
-class Mesh2D:
+@dataclass(frozen=True, repr=False)
+class Mesh2D(Brief):
     """A mesh of the earth: `x_edges` (nx + 1) and `z_edges` (nz + 1, from 0 downwards), in metres, increasing.
 
     The air over it, which TE needs, belongs to the solver. Raises ValueError for edges that do not increase or do not
@@ -58,8 +58,7 @@ class Mesh2D:
         if self.z_edges[0] != 0:
             raise ValueError(f"z_edges must begin at the surface, z = 0 m; got {self.z_edges[0]:g}")
 
-    def __repr__(self) -> str:
-        return shown(self, "shape")
+    leading = ("shape",)
 
     @property
     def nx(self) -> int:

@@ -16,22 +16,19 @@ from torch import Tensor
 from tutti.science.em.mt.inversion import Inversion, Result
 from tutti.science.em.mt.parameters import Coded, Pixel
 from tutti.science.em.mt.posterior import normal_system
-from tutti.science.em.mt.shown import shown
+from tutti.science.em.shown import Brief
 
 MOST = 1.8  # mean square of codes over its expectation; over 50 truths of the basin's prior it stayed below 1.65
 
 
-@dataclass(frozen=True)
-class Mismatch:
+@dataclass(frozen=True, repr=False)
+class Mismatch(Brief):
     """codes: mean square of all codes over what is expected in the prior. columns: the mean square of the codes of each
     column. reasons: why the prior is suspected; empty if it is not."""
 
     codes: float
     columns: Tensor
     reasons: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return shown(self)
 
     def __bool__(self) -> bool:
         return bool(self.reasons)

@@ -14,20 +14,17 @@ from torch import Tensor
 
 from tutti.launch.progress import progress
 from tutti.science.em.mt.inversion import Inversion, Result, System
-from tutti.science.em.mt.shown import shown
+from tutti.science.em.shown import Brief
 
 
-@dataclass(frozen=True)
-class Posterior:
+@dataclass(frozen=True, repr=False)
+class Posterior(Brief):
     """sd: posterior standard deviation of log10 resistivity (nz, nx). prior: that of the prior. resolution: how much of
     a change of a cell the model shows in that cell, 0 to 1 (nz, nx): the diagonal of the resolution matrix."""
 
     sd: Tensor
     prior: Tensor
     resolution: Tensor
-
-    def __repr__(self) -> str:
-        return shown(self)
 
 
 def normal_system(inversion: Inversion, result: Result) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:

@@ -15,11 +15,11 @@ from torch import Tensor
 from tutti.science.em.mt.columns import Columns, basin, samtex
 from tutti.science.em.mt.mesh import Mesh2D
 from tutti.science.em.mt.parameters import Region
-from tutti.science.em.mt.shown import shown
+from tutti.science.em.shown import Brief
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(frozen=True, repr=False)
+class Setting(Brief):
     """A survey over a mesh with a region of coded columns. length: correlation of sections along the profile, m."""
 
     mesh: Mesh2D
@@ -28,9 +28,6 @@ class Setting:
     frequencies: tuple[float, ...]
     sites: tuple[float, ...]
     length: float
-
-    def __repr__(self) -> str:
-        return shown(self)
 
     def extended(self, sections: Tensor) -> Tensor:
         """Sections of the region (..., rows, columns) continued over the mesh (..., nz, nx)."""
