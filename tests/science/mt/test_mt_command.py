@@ -155,3 +155,8 @@ def test_every_run_of_the_repository_is_a_valid_config():
         mesh, frequencies, sites = table.geometry(None)
         assert table.truth(mesh).shape == mesh.shape and frequencies and sites
         assert table.inversion.parameters == "cells" or table.columns() in PRIORS
+
+
+def test_a_start_that_fits_has_no_uncertainty_and_says_so(tmp_path, capsys):
+    assert run(tmp_path, SMALL + "[inversion]\ntarget = 1e6\n", "invert") == 0
+    assert "the inversion made no step: no uncertainty" in capsys.readouterr().out

@@ -88,6 +88,8 @@ def invert(config: Path, out: str = "") -> int:
     if wanted.samples and result.beta > 0:
         CONSOLE.print(f"drawing {wanted.samples} models of the posterior")
         extra["samples"] = ensemble(inversion, result, wanted.samples).numpy()
+    if not result.beta > 0 and (wanted.uncertainty or wanted.samples):
+        CONSOLE.print("the inversion made no step: no uncertainty and no models of the posterior")
     np.savez(folder / "result.npz", log_rho=result.model.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges,
              response=result.response.view(problem.shape).numpy(), **extra)  # type: ignore[arg-type]  # fmt: skip
     (folder / "report.json").write_text(json.dumps(report, indent=1))
@@ -147,7 +149,7 @@ def _vae(table: MTConfig, columns) -> VAE:
 
 
 def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D, Tensor, Data]:
-    """Of the config's survey, or that of other data."""
+    """Mesh, problem, true model and synthetic data of the config's survey, or of that of other data."""
     mesh, frequencies, sites = table.geometry(like)
     modes = like.modes if like else table.survey.modes or ("TE", "TM")
     problem = MT2D(mesh, frequencies, sites, modes, solver=table.solver)
@@ -178,8 +180,8 @@ def _noisy(table: MTConfig) -> bool:
 
 
 def _area(table: MTConfig, mesh: Mesh2D, data: Data) -> tuple[float, float, float]:
-    """What is drawn: the region of the setting, or sites and bodies and a tenth more, down to below the model's deepest
-    boundary, or as deep as the data see."""
+    """Left, right and depth to draw: the region of the setting, or sites and bodies with a tenth more, down to below
+    the deepest boundary of the model, or to the largest skin depth of the data."""
     given = table.figure.depth
     if setting := table.setting():
         columns, bottom = setting.region.columns, setting.region.rows.stop
