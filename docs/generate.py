@@ -81,7 +81,7 @@ def mt_config() -> str:
     from tutti.science.em.mt.keys import sections
 
     def row(key) -> str:
-        default = "needed" if key.needed else value_of(key.default)
+        default = "required" if key.required else value_of(key.default)
         cells = f"`{key.name}`", key.type, key.unit, default, key.meaning
         return f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|\n"
 

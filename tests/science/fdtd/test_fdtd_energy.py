@@ -12,7 +12,7 @@ from tutti.science.em.fdtd.grid import EPS0
 
 pytestmark = [
     pytest.mark.starts,
-    pytest.mark.filterwarnings("ignore:.* cells in a wavelength"),
+    pytest.mark.filterwarnings("ignore:.* cells per wavelength"),
 ]
 
 GRIDS = {"TM": Grid((24, 20), (0.01, 0.012)), "TE": Grid((24, 20), (0.01, 0.012), "TE"), "3D": Grid((13, 12, 11), 0.01)}

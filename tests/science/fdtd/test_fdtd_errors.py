@@ -140,14 +140,14 @@ def test_coarse_cells_are_told():
         Simulation(GRID, sources=[SOURCE]).run(eps, 2)
     Simulation(GRID, sources=[SOURCE]).run(4.0, 2)
     wave = Current("Ez", (20, 20), lambda t: torch.sin(2 * math.pi * 20e9 * t))
-    with pytest.warns(UserWarning, match=r"1.5 cells in a wavelength: sources reach 1.99e\+10 Hz"):
+    with pytest.warns(UserWarning, match=r"1.5 cells per wavelength: sources reach 1.99e\+10 Hz"):
         Simulation(GRID, sources=[wave]).run(1.0, 300)
 
 
 @pytest.mark.starts
 def test_coarse_cells_are_told_once():
     simulation = Simulation(GRID, sources=[SOURCE])
-    with pytest.warns(UserWarning, match="cells in a wavelength") as found:
+    with pytest.warns(UserWarning, match="cells per wavelength") as found:
         for eps in (100.0, 110.0):
             simulation.run(eps, 2)
     assert len(found) == 1

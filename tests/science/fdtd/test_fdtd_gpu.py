@@ -11,7 +11,7 @@ from fdtd_cases import case
 pytestmark = [
     pytest.mark.starts,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("ignore:.* cells in a wavelength"),
+    pytest.mark.filterwarnings("ignore:.* cells per wavelength"),
     pytest.mark.filterwarnings("ignore:a source at node"),
 ]
 

@@ -13,7 +13,7 @@ from tutti.science.em.fdtd.reference import Reference
 
 pytestmark = [
     pytest.mark.starts,  # the compiler
-    pytest.mark.filterwarnings("ignore:.* cells in a wavelength"),
+    pytest.mark.filterwarnings("ignore:.* cells per wavelength"),
     pytest.mark.filterwarnings("ignore:a source at node"),
 ]
 

@@ -27,7 +27,7 @@ from tutti.science.em.fdtd.slabs import widths
 
 pytestmark = [
     pytest.mark.starts,
-    pytest.mark.filterwarnings("ignore:.* cells in a wavelength"),
+    pytest.mark.filterwarnings("ignore:.* cells per wavelength"),
     pytest.mark.filterwarnings("ignore:a source at node"),
 ]
 
@@ -177,4 +177,4 @@ def warned() -> list[str]:
 def test_the_first_process_of_a_group_warns(pool):
     pool.run(start)
     first, second = pool.run(warned)[:2]
-    assert "cells in a wavelength" in first[0] and not second
+    assert "cells per wavelength" in first[0] and not second

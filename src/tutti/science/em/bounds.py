@@ -1,4 +1,4 @@
-"""Numbers that users give: errors of one line for those that mean nothing."""
+"""Checks of arguments: one-line errors for values out of range."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_whole(what: str, least: int = 1, **numbers: int) -> None:
     """Raises ValueError unless all are whole numbers, `least` or more."""
     for name, x in numbers.items():
         if not hasattr(x, "__index__") or isinstance(x, bool) or x < least:
-            raise ValueError(f"{name} of {what}: a whole number from {least}, not {x}")
+            raise ValueError(f"{name} of {what}: a whole number from {least}, not {brief(x)}")
 
 
 def check_positive(what: str, **numbers: float) -> None:
@@ -23,6 +23,6 @@ def check_positive(what: str, **numbers: float) -> None:
 
 
 def check_kind(what: str, x: Any, kind: type) -> None:
-    """Raises ValueError unless `x` is of a kind."""
+    """Raises ValueError unless `x` is an instance of `kind`."""
     if not isinstance(x, kind):
         raise ValueError(f"{what}: of type {kind.__name__}, not {brief(x)}")

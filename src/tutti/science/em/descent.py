@@ -28,8 +28,8 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.
             what: str = "training a network") -> None:  # fmt: skip
     """Train a model in place, on one thread. draw: the next batch. after: is called with a step's number and its loss,
     every 100 steps and at the end. captured: as a graph, which takes half the time of eager steps; not for optimizers
-    without a pure form. what: is shown on a terminal, with how far it is. Raises ValueError if the loss is not finite,
-    and for no steps."""
+    without a pure form. what: label of the progress line. Raises ValueError if the loss is not finite, or without
+    steps."""
     check_whole("the training", steps=steps)
 
     def eager(batch: Any) -> Tensor:

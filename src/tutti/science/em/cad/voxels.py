@@ -50,7 +50,7 @@ def _check_place(name: str, solid: Solid, hits: Crossings, edges: Sequence[np.nd
         warn(f"{told} lies outside of the grid, {_span(first, last)}: {HINT}", stacklevel=3)
     elif not len(hits.ray):
         warn(f"{told} fills no cell of the grid, {_span(first, last)}: it is too thin for the rays (use smaller cells "
-             "or more samples), or its inside is elsewhere", stacklevel=3)  # fmt: skip
+             "or more samples), or only its bounding box reaches into the grid", stacklevel=3)  # fmt: skip
 
 
 def _check_filled(name: str, solid: Solid, fraction: Tensor, edges: Sequence[np.ndarray]) -> None:

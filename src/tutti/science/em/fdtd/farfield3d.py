@@ -20,6 +20,7 @@ from torch import Tensor
 from tutti.science.em.fdtd.grid import C0, ETA0, Grid
 from tutti.science.em.fdtd.monitors import Side
 from tutti.science.em.fdtd.simulation import Result
+from tutti.science.em.shown import brief
 
 Box = Sequence[tuple[int, int]]
 
@@ -57,7 +58,7 @@ def amplitude(box: Box, result: Result, frequencies: Tensor, directions: Tensor,
     """
     Side.recorded(result.monitors, box, frequencies)
     if directions.ndim != 2 or directions.shape[1] != 3 or bool(((directions.norm(dim=1) - 1).abs() > 1e-3).any()):
-        raise ValueError(f"directions: unit vectors (directions, 3), not {directions.tolist()}")
+        raise ValueError(f"directions: unit vectors (directions, 3), not {brief(directions)}")
     grid = result.grid
     k = 2 * pi * frequencies.double() / C0
     r = directions.double()

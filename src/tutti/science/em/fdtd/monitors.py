@@ -86,11 +86,11 @@ class Side(Spectrum):
     def check(box: Sequence[tuple[int, int]], axes: int) -> None:
         if len(box) != axes or not all(len(ends) == 2 and 1 <= ends[0] < ends[1] for ends in box):
             count = ("two", "three")[axes - 2]
-            raise ValueError(f"box: (first, last) node, from 1 on, for each of {count} axes, not {box}")
+            raise ValueError(f"box: (first, last) node, from 1 on, for each of {count} axes, not {brief(box)}")
 
     @staticmethod
     def recorded(given: Sequence[Any], box: Sequence[tuple[int, int]], frequencies: Tensor) -> None:
-        """Raises ValueError unless monitors are those of a surface."""
+        """Raises ValueError unless the monitors of a run include this surface."""
         sides = [x for x in given if isinstance(x, Side)]
         if not sides:
             raise ValueError("the run has no surface of a far field: monitors=surface(box, frequencies), or surface3d")

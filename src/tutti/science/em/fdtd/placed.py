@@ -1,4 +1,4 @@
-"""Places that a simulation refuses or warns of: what lies in absorbing layers, or on the wrong side of a plane wave."""
+"""Checks of where sources and far-field surfaces lie: absorbing layers, and the box of a plane wave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_surfaces(grid: Grid, cpml: CPML | None, monitors: Sequence[Any], sourc
 
 
 def absorbed(setting: Setting, entries: Sequence[Entries]) -> Iterator[str]:
-    """What is wrong with a source of which all lies in absorbing layers."""
+    """A warning for each source that lies in absorbing layers with all its nodes."""
     n = setting.grid.array
     for x in entries:
         nodes = (x.place // (n[1] * n[2]), x.place // n[2] % n[1], x.place % n[2])

@@ -23,6 +23,7 @@ from tutti.science.em.fdtd.problem import Setting
 from tutti.science.em.fdtd.simulation import Result
 from tutti.science.em.fdtd.sources import Current, Entries, Where, driven
 from tutti.science.em.fdtd.waveforms import Waveform, check_waveform
+from tutti.science.em.shown import brief
 
 DECAYED = 0.01  # of the peak, at the end
 WEAKEST = 1e-4  # of the peak of a spectrum that is divided by
@@ -186,7 +187,7 @@ def s_parameters(lines: Sequence[LinePlane], result: Result, frequencies: Tensor
 
 def check_frequencies(frequencies: Any, nyquist: float) -> None:
     if not isinstance(frequencies, Tensor) or frequencies.ndim != 1 or not len(frequencies):
-        raise ValueError(f"frequencies: a tensor of numbers in Hz, not {frequencies}")
+        raise ValueError(f"frequencies: a tensor of numbers in Hz, not {brief(frequencies)}")
     for x in frequencies.tolist():
         if not 0 <= x <= nyquist:
             raise ValueError(f"frequencies: from 0 to half the rate of the steps, {nyquist:.4g} Hz, not {x:.4g} Hz")

@@ -1,5 +1,5 @@
-"""Whether cells are small enough for the waves of the sources: with fewer than about eight cells in a wavelength, waves
-of a second-order scheme are slower by some per cent."""
+"""Whether cells resolve the wavelengths of the sources: below about eight cells per wavelength, the dispersion of the
+second-order scheme slows waves by several per cent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from tutti.science.em.fdtd.grid import C0, Grid
 from tutti.science.em.fdtd.waveforms import SIGNIFICANT
 
-CELLS = 8  # in a wavelength
-LEAST = 64  # steps from which a spectrum can be taken
+CELLS = 8  # per wavelength
+LEAST = 64  # steps that a spectrum needs
 
 
 def highest(waveform: Any, samples: Tensor, dt: float) -> float:
@@ -34,13 +34,12 @@ def highest(waveform: Any, samples: Tensor, dt: float) -> float:
 
 
 def coarse(grid: Grid, sources: Sequence[tuple[Any, Tensor]], dt: float, eps_r: float, mu_r: float) -> Iterator[str]:
-    """What is wrong with cells that are too large. sources: waveforms and their samples. eps_r, mu_r: of the densest
-    material."""
+    """A warning if cells are too large. sources: waveforms and their samples. eps_r, mu_r: the largest of the model."""
     f = max((highest(*x, dt) for x in sources), default=0.0)
     cell = max(x for x, n in zip(grid.lengths, grid.shape, strict=True) if n > 1 or grid.cells == 1)
     index = (eps_r * mu_r) ** 0.5
     wavelength = C0 / max(f * index, 1e-300)
     if wavelength < CELLS * cell:
-        yield (f"{wavelength / cell:.2g} cells in a wavelength: sources reach {f:.3g} Hz, where waves in the densest "
+        yield (f"{wavelength / cell:.2g} cells per wavelength: sources reach {f:.3g} Hz, where waves in the densest "
                f"medium (index {index:.3g}) are {wavelength:.3g} m long, and cells are {cell:.3g} m; use {CELLS} or "
                f"more, cells of at most {wavelength / CELLS:.3g} m")  # fmt: skip

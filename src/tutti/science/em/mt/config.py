@@ -48,7 +48,7 @@ class MTConfig:
     inversion: InversionTable = field(default_factory=InversionTable)
     figure: FigureTable = field(default_factory=FigureTable)
     solver: Literal["splu", "block"] = "splu"
-    """Of the linear systems; block: batched over frequencies."""
+    """Solver of the linear systems; block: batched over frequencies."""
     out: str = ""
     """Folder of the results; by default out/mt/NAME."""
 

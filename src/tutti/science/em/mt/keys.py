@@ -1,4 +1,4 @@
-"""Keys of a config, read from the dataclasses that declare them: what they mean, and which numbers they permit."""
+"""Keys of a config, read from the dataclasses that declare them: documentation, and checks of numbers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tutti.train.configfile import type_name
 
 
 class Quantity(NamedTuple):
-    """Of a number in a config: its unit, and whether it must be "positive" or "not negative"."""
+    """The unit of a number in a config, and its range: "positive", "not negative" or any."""
 
     unit: str = ""
     must_be: str = ""
 
 
 class Key(NamedTuple):
-    """A row of the documentation. needed: the key has no default."""
+    """A row of the documentation."""
 
     name: str
     type: str
     unit: str
     default: Any
-    needed: bool
+    required: bool
     meaning: str
 
 
 def sections(kind: type, name: str = "") -> Iterator[tuple[str, str, list[Key]]]:
     """Heading, description and keys of a table and those in it: "[survey]", or "[[model.bodies]]" for one of several;
-    "" for what stands above all sections."""
+    "" for the keys above all sections."""
     inner: list[tuple[str, type]] = []
     rows, plain, meanings = [], get_type_hints(kind), _meanings(kind)
     for each in fields(kind):
@@ -42,16 +42,16 @@ def sections(kind: type, name: str = "") -> Iterator[tuple[str, str, list[Key]]]
             inner.append((f"[[{where}]]" if several else f"[{where}]", table))
         else:
             given = _quantity(get_type_hints(kind, include_extras=True)[each.name])
-            needed = each.default is MISSING
-            default = None if needed else each.default
-            rows.append(Key(each.name, type_name(plain[each.name]), given.unit, default, needed, meanings[each.name]))
+            required = each.default is MISSING
+            default = None if required else each.default
+            rows.append(Key(each.name, type_name(plain[each.name]), given.unit, default, required, meanings[each.name]))
     yield name, " ".join((inspect.getdoc(kind) or "").split()), rows
     for heading, table in inner:
         yield from sections(table, heading)
 
 
 def check(config: Any, name: str = "") -> None:
-    """Raises ValueError that names a number which its quantity does not permit."""
+    """Raises ValueError for a number outside of the range of its `Quantity`."""
     for key, kind in get_type_hints(type(config), include_extras=True).items():
         value, where = getattr(config, key), f"{name}.{key}".strip(".")
         for i, each in enumerate(value if isinstance(value, tuple) else (value,)):

@@ -27,25 +27,25 @@ Number = Annotated[int, Quantity("", "not negative")]
 
 @dataclass(frozen=True)
 class Survey:
-    """Sites and frequencies. Left out with data.path, whose they are; EDI files may be resampled."""
+    """Sites and frequencies. Leave them out with data.path, which has its own; EDI files may be resampled."""
 
     setting: Literal["", "basin", "samtex"] = ""
-    """A ready survey: its mesh, sites, frequencies, coded region and prior. basin: 10 km wide and 1 km deep, 1 Hz to 5
-    kHz. samtex: the published geometry of 750 km x 84 km, 0.1 mHz to 100 Hz."""
+    """A built-in survey: its mesh, sites, frequencies, coded region and prior. basin: 10 km wide and 1 km deep, 1 Hz to
+    5 kHz. samtex: the published geometry of 750 km x 84 km, 0.1 mHz to 100 Hz."""
     modes: tuple[str, ...] = ()
     """Of "TE", "TM" and "tipper"; by default TE and TM, or those of the data."""
     frequencies: tuple[Hertz, ...] = ()
-    """One by one."""
+    """A list of frequencies."""
     frequency_range: tuple[Hertz, Hertz] | None = None
     """First and last of frequencies that are evenly spaced in log; instead of frequencies."""
     frequency_count: Count = 16
-    """How many frequencies the range has."""
+    """Number of frequencies in the range."""
     sites: tuple[Metres, ...] = ()
     """Positions x along the profile."""
     site_range: tuple[Metres, Metres] | None = None
     """First and last of evenly spaced sites; instead of sites."""
     site_count: Count = 25
-    """How many sites the range has."""
+    """Number of sites in the range."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class MeshTable:
     growth: Positive = 1.15
     """The ratio of neighbouring cells."""
     width: Length | None = None
-    """Of columns between sites; by default a quarter of their median distance."""
+    """Width of columns between sites; by default a quarter of their median distance."""
     depth: Length | None = None
-    """Of the mesh; by default 1.5 times the largest skin depth."""
+    """Depth of the mesh; by default 1.5 times the largest skin depth."""
     margin: Length | None = None
-    """Beyond the outermost sites; by default 1.5 times the largest skin depth."""
+    """Margin beyond the outermost sites; by default 1.5 times the largest skin depth."""
     x_edges: tuple[Metres, ...] = ()
-    """Edges of columns, instead of the rule; with z_edges."""
+    """Edges of columns, instead of the keys above; with z_edges."""
     z_edges: tuple[Metres, ...] = ()
     """Edges of rows, from 0 at the surface downwards; with x_edges."""
 
@@ -121,7 +121,7 @@ class NoiseTable:
     tipper: NotNegative = 0.01
     """Standard deviation of real and imaginary parts."""
     seed: Number = 0
-    """Of the random numbers."""
+    """Seed of the noise."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class DataTable:
     path: str = ""
     """A .npz or .csv of `Data`, or EDI files by a pattern such as "sites/*.edi"."""
     strike: Degrees = 0.0
-    """Of EDI files: the strike, clockwise from north."""
+    """Strike of EDI data, clockwise from north."""
     tipper: bool = False
-    """Of EDI files: read the tipper too."""
+    """Read the tipper of EDI files too."""
     floor_rho: Relative = 0.0
     """Least error of apparent resistivities; 0 for none."""
     floor_phase: Angle = 0.0
@@ -144,7 +144,7 @@ class DataTable:
 
 @dataclass(frozen=True)
 class PriorTable:
-    """What codes of columns are learned from, for inversion.parameters = "codes" and "checked"."""
+    """The distribution that codes of columns are learned from, for inversion.parameters = "codes" and "checked"."""
 
     columns: Literal["", "basin", "samtex"] = ""
     """The declared distribution of columns (`columns.PRIORS`); by default that of survey.setting. basin: cover, a
@@ -159,17 +159,17 @@ class PriorTable:
     bottom: Metres = math.inf
     """Bottom of the coded region."""
     codes: Count = 16
-    """Numbers that stand for a column."""
+    """Latent numbers that encode a column."""
     network: Literal["dense", "convolutional"] = "dense"
-    """Of the variational autoencoder; convolutional needs rows in multiples of 8."""
+    """Network of the variational autoencoder; convolutional needs rows in multiples of 8."""
     samples: Count = 40_000
-    """Columns to learn from."""
+    """Number of training columns."""
     epochs: Count = 30
-    """How often each is learned from."""
+    """Training epochs."""
     lateral: NotNegative = 10.0
     """Weight of differences between adjacent columns."""
     deviation: Annotated[float, Quantity("decades", "positive")] | None = None
-    """Standard deviation by which cells may differ from what codes say; by default not at all."""
+    """Standard deviation of cells from the decoded columns; by default they do not differ."""
     file: str = ""
     """The autoencoder: loaded if the file exists, else learned and saved there."""
 
@@ -179,7 +179,7 @@ class InversionTable:
     """The inversion."""
 
     parameters: Literal["cells", "codes", "checked"] = "cells"
-    """What is inverted for; checked: codes, and cells where the diagnostics suspect the prior."""
+    """Unknowns of the inversion; checked: codes, and cells where the diagnostics suspect the prior."""
     start: OhmM = 100.0
     """The half-space to start from."""
     target: Positive = 1.05
@@ -199,7 +199,7 @@ class InversionTable:
     uncertainty: bool = True
     """Compute standard deviations and resolution."""
     samples: Number = 0
-    """Models to draw from the posterior."""
+    """Number of models to draw from the posterior."""
 
 
 @dataclass(frozen=True)

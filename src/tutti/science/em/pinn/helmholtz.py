@@ -57,8 +57,8 @@ class Helmholtz:
             after: Callable[[int, float], None] | None = None) -> nn.Module:  # fmt: skip
         """Train a network (n, 2) -> (n, 1), with `count` new points inside, and as many on edges, in each step.
 
-        model: is trained in place of the default one. after: called with each step and its loss every 100 steps; a
-        terminal shows them, too. Raises ValueError if it diverges.
+        model: trained instead of the default network. after: called with the step and its loss every 100 steps. Shows
+        progress on a terminal. Raises ValueError if the training diverges.
         """
         check_whole("the training", steps=steps)
         check_whole("the training", 4, count=count)

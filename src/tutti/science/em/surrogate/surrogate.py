@@ -56,8 +56,8 @@ class Prediction(Brief):
 class Training:
     """How networks are trained. held: fraction of the samples that calibrate the bound.
 
-    members: at least two, whose spread is the bound. modes: the most singular vectors of curves. bagged: members learn
-    samples that are drawn anew for each.
+    members: networks, at least two; the bound is their spread. modes: singular vectors of curves, at most. bagged: each
+    member learns a bootstrap sample of its own.
     """
 
     members: int = 5
@@ -100,7 +100,7 @@ class Surrogate:
             calibration: Samples | None = None, tolerance: float = 0.05, coverage: float = 0.9,
             folder: str | Path | None = None, after: Callable[[int, float], None] | None = None,
             **options: Any) -> Surrogate:  # fmt: skip
-        """Train the ensemble with `tutti.Trainer` and calibrate its bound. A terminal shows how far it is.
+        """Train the ensemble with `tutti.Trainer` and calibrate its bound. Shows progress on a terminal.
 
         calibration: samples for the bound; by default a fraction of `samples` is held out. folder: of the Trainer's
         files; by default they are temporary. after: called with steps and their mean loss about twenty times.
