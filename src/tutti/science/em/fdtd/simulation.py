@@ -241,6 +241,7 @@ class Simulation:
         shots = sources.shots(self.sources)
         of_sources = [(s, s.entries(setting)) for s in self.sources]
         entries = [x for _, of_source in of_sources for x in of_source]
+        placed.check_waves(setting, of_sources, arrays)
         placed.warn_of_layers(setting, entries)
         if isinstance(eps_r, Mapping) and isinstance(mu_r, Mapping):  # they stand for lengths and areas of cut cells
             most_eps = most_mu = 1.0
