@@ -134,6 +134,9 @@ class DataTable:
     """Of EDI files: the strike, clockwise from north."""
     tipper: bool = False
     """Of EDI files: read the tipper too."""
+    error: Relative = 0.0
+    """Of EDI files: the error of values without a variance, relative for impedances and absolute for tippers; with 0
+    they are left out."""
     floor_rho: Relative = 0.0
     """Least error of apparent resistivities; 0 for none."""
     floor_phase: Angle = 0.0
