@@ -151,6 +151,8 @@ def test_a_plane_wave_goes_on_in_a_later_run():
     (((8, 51), (-1, 30)), {}, "reaches into absorbing layers"),
     (((20, 40), (-1, 30)), {"eps_r": 4.0}, "passes through a medium"),
     (((20, 40), (5, 15)), {"sigma": 0.1}, "passes through a medium"),
+    (((20, 40), (-1, 30)), {"poles": [drude(1e10, 1e9)]}, "passes through a dispersive medium"),
+    (((20, 40), (-1, 30)), {"pec": torch.arange(60)[:, None].expand(60, 20) > 35}, "passes through a conductor"),
 ])  # fmt: skip
 def test_boxes_lie_in_vacuum(box, given, told):
     grid = Grid((60, 20), 0.01, "TE")

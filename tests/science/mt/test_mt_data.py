@@ -216,6 +216,22 @@ def test_survey_across_strike(site):
     assert none.count == 0, "no frequency within 2 %"
 
 
+def test_variances_that_are_missing_or_zero(site):
+    """They are left out with a warning, or get the error that is stated."""
+    variance = site.variance.clone()
+    variance[0, 0, 1], variance[1, 0, 1] = math.nan, 0.0
+    bare = dataclasses.replace(site, variance=variance, tipper_variance=torch.zeros(3, 2).double())
+    with pytest.warns(UserWarning, match="5 of 9 values have no variance and are left out, the first of site KAP103"):
+        left = survey([bare], 30, tipper=True)
+    assert left.mask[:, :, 0, 0].tolist() == [[0, 0, 0], [1, 1, 1], [0, 0, 0]]
+    data = survey([bare], 30, tipper=True, error=0.05)
+    assert data.mask[:, :, 0, 0].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    assert data.errors[0, 1, 0].tolist() == pytest.approx([0.1 / math.log(10), math.degrees(0.05)])
+    assert data.errors[2].eq(0.05).all()
+    with pytest.raises(ValueError, match="error must be finite and not negative; got -1"):
+        survey([site], 30, error=-1)
+
+
 @pytest.mark.parametrize(
     "old, new, message",
     [

@@ -25,6 +25,7 @@ from torch import Tensor
 from tutti.hardware.threads import threads
 from tutti.science.em.fdtd import kernels
 from tutti.science.em.fdtd.energy import Watch
+from tutti.science.em.fdtd.pieces import pieces, reports
 from tutti.science.em.fdtd.problem import Problem, within
 from tutti.science.em.fdtd.slabs import Slab
 
@@ -149,17 +150,21 @@ class March(torch.autograd.Function):
     def forward(ctx: Any, what: Problem | Slab, watch: Watch | None, needs: Needs, plan: Schedule, state: list[Tensor],
                 waves: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
         problem, _, advance, _ = loops(what)
+        whole = what.whole if isinstance(what, Slab) else what
         if watch:
             advance = partial(watch.advance, advance)
         results, saved, history = results_of(problem, plan.steps), [], []
         segments = plan.segments
         tracked = needs.b or needs.waves
-        for start, steps in segments:
-            if tracked and len(segments) > 1:
-                saved.append(copied(state))
-            if needs.b and start == segments[-1][0]:
-                history = empty_history(problem, needs, plan.length)
-            advance(state, waves, within(problem, results, 0, start, steps), start, steps, history)
+        with reports(whole, plan.steps, "FDTD") as tell:
+            for start, steps in segments:
+                if tracked and len(segments) > 1:
+                    saved.append(copied(state))
+                if needs.b and start == segments[-1][0]:
+                    history = empty_history(problem, needs, plan.length)
+                for i, n in pieces(whole, start, steps):
+                    advance(state, waves, within(problem, results, 0, i, n), i, n, steps_of(history, i - start, n))
+                    tell(i + n)
         ctx.kept = (what, needs, plan, saved, history, waves.detach()) if tracked else None
         ctx.many = len(parameters)
         return tuple(what.gathered(results) if isinstance(what, Slab) else results)
@@ -174,23 +179,36 @@ class March(torch.autograd.Function):
         what, needs, plan, saved, history, waves = ctx.kept
         problem, seen, advance, retreat = loops(what)
         slab = what if isinstance(what, Slab) else None
+        whole = slab.whole if slab else problem
         given = tuple(slab.seen(given)) if slab else tuple(x.contiguous() for x in given)
         state, gradients = problem.state(), empty_gradients(problem, needs)
         of_waves = torch.zeros_like(waves) if needs.waves else None
-        segments = plan.segments
-        for i in reversed(range(len(segments))):
-            start, steps = segments[i]
-            if needs.b and i < len(segments) - 1:
-                advance(copied(saved[i]), waves, (), start, steps, history)
-            part = retreat(state, within(seen, given, 0, start, steps), start, steps, history, gradients,
-                           waves.shape[1] if needs.waves else 0)  # fmt: skip
-            if of_waves is not None and part is not None:
-                of_waves[start : start + steps] = part
+        segments, columns = plan.segments, waves.shape[1] if needs.waves else 0
+        with reports(whole, plan.steps, "FDTD, gradient") as tell:
+            for number in reversed(range(len(segments))):
+                start, steps = segments[number]
+                parts = pieces(whole, start, steps)
+                if needs.b and number < len(segments) - 1:
+                    again = copied(saved[number])
+                    for i, n in parts:
+                        advance(again, waves, (), i, n, steps_of(history, i - start, n))
+                    del again  # its memory counts
+                for i, n in reversed(parts):
+                    part = retreat(state, within(seen, given, 0, i, n), i, n, steps_of(history, i - start, n),
+                                   gradients, columns)  # fmt: skip
+                    if of_waves is not None and part is not None:
+                        of_waves[i : i + n] = part
+                    tell(plan.steps - i)
         ctx.kept = None
         own = whole_gradients(problem, gradients, ctx.many)
         if slab and of_waves is not None:
             slab.summed([of_waves])
         return (None, None, None, None, None, of_waves, *(slab.whole_gradients(own) if slab else own))
+
+
+def steps_of(history: Sequence[Tensor], offset: int, steps: int) -> list[Tensor]:
+    """Of the history of a segment. Components without one stay empty."""
+    return [x[offset : offset + steps] for x in history]
 
 
 @threads(1)

@@ -11,7 +11,7 @@ from tutti.science.em.fdtd.cpml import CPML
 from tutti.science.em.fdtd.grid import Grid
 from tutti.science.em.fdtd.monitors import Side
 from tutti.science.em.fdtd.planewave import PlaneWave
-from tutti.science.em.fdtd.problem import Setting
+from tutti.science.em.fdtd.problem import PoleArrays, Setting
 from tutti.science.em.fdtd.sources import Entries
 
 
@@ -34,6 +34,22 @@ def check_surfaces(grid: Grid, cpml: CPML | None, monitors: Sequence[Any], sourc
                     raise ValueError(f"the surface of a far field along {'xyz'[axis]}, {first} to {last}, must enclose "
                                      f"the box of the plane wave, {wave.box[axis][0]} to {wave.box[axis][1]}: only "
                                      "outside of it fields are scattered")  # fmt: skip
+
+
+def check_waves(setting: Setting, sources: Sequence[tuple[Any, Sequence[Entries]]],
+                poles: Sequence[PoleArrays]) -> None:  # fmt: skip
+    """Raises ValueError for a face of the box of a plane wave in a dispersive medium. sources: with their entries."""
+    electric = [
+        (wave, x) for wave, entries in sources if isinstance(wave, PlaneWave) for x in entries if x.component < 3
+    ]
+    for wave, x in electric:
+        for pole in poles:
+            strength = torch.zeros(setting.grid.array)
+            cells = tuple(slice(a, b) for a, b in zip(pole.start, pole.stop, strict=True))
+            if pole.gain[x.component].numel():
+                strength[cells] = pole.gain[x.component].detach().cpu().float()
+            if bool(strength.flatten()[x.place].any()):
+                raise ValueError(f"the box of a plane wave, {wave.box}, passes through a dispersive medium")
 
 
 def absorbed(setting: Setting, entries: Sequence[Entries]) -> Iterator[str]:

@@ -31,7 +31,7 @@ AHEAD = 2  # cells between the start of the wave and the box
 class PlaneWave:
     """A wave in vacuum. box: (first, last) node by axis; -1 or beyond the last node for an end that it leaves open, on
     the axis of the polarization only. What scatters lies inside: faces of the box lie in vacuum, outside of absorbing
-    layers and of poles (which is not checked).
+    layers, media and conductors; simulations raise ValueError for others.
 
     along: "+x", "-x", ... polarization: of E, "Ez", ... across (in TE "Ex" or "Ey", then Hz follows).
     waveform: E in V/m, at AHEAD cells before the box.
@@ -156,7 +156,9 @@ class PlaneWave:
             gain, vacuum = setting.gain(target, place), setting.dt / (EPS0 if electric else MU0)
             if bool(line.absorbs[where[:, d]].any()):
                 raise ValueError(f"the box of a plane wave, {self.box}, reaches into absorbing layers")
-            if bool(((gain > 0) & ((gain / vacuum - 1).abs() > 1e-5)).any()):  # the wave is zero in conductors
+            if bool((gain == 0).any()):
+                raise ValueError(f"the box of a plane wave, {self.box}, passes through a conductor")
+            if bool(((gain / vacuum - 1).abs() > 1e-5).any()):
                 raise ValueError(f"the box of a plane wave, {self.box}, passes through a medium")
             if not electric:
                 amount = amount * gain

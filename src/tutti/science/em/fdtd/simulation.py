@@ -250,6 +250,7 @@ class Simulation:
         shots = sources.shots(self.sources)
         of_sources = [(s, s.entries(setting)) for s in self.sources]
         entries = [x for _, of in of_sources for x in of]
+        placed.check_waves(setting, of_sources, arrays)
         if not after and not self.warned:
             if isinstance(eps_r, Mapping) and isinstance(mu_r, Mapping):  # lengths and areas of cut cells
                 most_eps = most_mu = 1.0

@@ -74,7 +74,8 @@ class MTConfig:
             if not files:
                 raise ValueError(f"no file matches data.path = {self.data.path!r}")
             wanted = _frequencies(self.survey) or None
-            found = survey([read_edi(f) for f in files], self.data.strike, wanted, tipper=self.data.tipper)
+            sites = [read_edi(f) for f in files]
+            found = survey(sites, self.data.strike, wanted, tipper=self.data.tipper, error=self.data.error)
         else:
             if _frequencies(self.survey) or _sites(self.survey):
                 raise ValueError(f"frequencies and sites are those of {self.data.path}: leave them out of [survey]")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,13 +173,17 @@ def profile(sites: Sequence[Edi], strike: float) -> list[float]:
 
 def survey(
     sites: Sequence[Edi], strike: float, frequencies: Sequence[float] | None = None, *, tipper: bool = False,
-    tolerance: float = 0.02,
+    tolerance: float = 0.02, error: float = 0.0,
 ) -> Data:  # fmt: skip
     """Data of a section across a strike (degrees clockwise from north), TE and TM, and the tipper if asked for.
 
     TE is Zxy, TM -Zyx, the tipper Tzy, with x along strike. frequencies: those of the first site by default; of each
     site the nearest is taken if it is within `tolerance`, relative; what is missing is masked. Sites are in order of x.
+    error: of values whose variance is missing or 0, relative for impedances and absolute for tippers; with 0 they are
+    masked, with a warning.
     """
+    if not 0 <= error < math.inf:
+        raise ValueError(f"error must be finite and not negative; got {error}")
     x = profile(sites, strike)
     order = sorted(range(len(sites)), key=x.__getitem__)
     wanted = torch.as_tensor(frequencies if frequencies is not None else sites[0].frequencies, dtype=torch.float64)
@@ -195,12 +200,20 @@ def survey(
             z = sign * site.impedance[at, a, b]
             rho, phase = apparent(z, f.tolist()) if len(f) else (z.real, z.real)
             relative = site.variance[at, a, b].sqrt() / z.abs()
+            relative = torch.where(relative > 0, relative, error)
             values[mode, good, column] = torch.stack([rho.log10(), phase], -1)
             errors[mode, good, column] = torch.stack([2 * relative / LN10, relative.rad2deg()], -1)
         if tipper and site.tipper is not None:
             assert site.tipper_variance is not None
             values[2, good, column] = torch.view_as_real(site.tipper[at, 1])
-            errors[2, good, column] = site.tipper_variance[at, 1].sqrt()[:, None]
+            sd = site.tipper_variance[at, 1].sqrt()[:, None]
+            errors[2, good, column] = torch.where(sd > 0, sd, error)
+    unknown = torch.isfinite(values).all(-1) & (errors == 0).any(-1)
+    if unknown.any():
+        station = sites[order[int(unknown.nonzero()[0, 2])]].station
+        told = f"{int(unknown.sum())} of {unknown.numel()} values have no variance and are left out, the first of site"
+        warnings.warn(f"{told} {station}: state their error (data.error of a config)", stacklevel=2)
+        errors[errors == 0] = torch.nan
     return Data.masked_nan(wanted.tolist(), [x[i] for i in order], modes, values, errors)
 
 

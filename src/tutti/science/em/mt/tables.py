@@ -134,6 +134,9 @@ class DataTable:
     """Strike of EDI data, clockwise from north."""
     tipper: bool = False
     """Read the tipper of EDI files too."""
+    error: Relative = 0.0
+    """Error of values of EDI files that have no variance, relative for impedances and absolute for tippers; with 0
+    they are left out."""
     floor_rho: Relative = 0.0
     """Least error of apparent resistivities; 0 for none."""
     floor_phase: Angle = 0.0
