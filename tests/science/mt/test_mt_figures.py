@@ -42,6 +42,18 @@ def test_pseudosections_have_axes_in_km_and_hz_and_a_least_range_of_colours(draw
         r"log10 $\rho_a$ (ohm-m)", "phase (degrees)"}  # fmt: skip
 
 
+def test_fits_draw_tippers_on_axes_of_their_own(drawn):
+    values = torch.tensor([2.0, 0.1], dtype=torch.float64)[:, None, None, None].expand(2, 1, 1, 2)
+    both = Data((1.0,), (0.0,), ("TE", "tipper"), values, torch.full_like(values, 0.01))
+    figures.fits("fits.png", both, values)
+    rho, phase, real, imaginary = drawn[0].axes
+    assert [axes.get_ylabel() for axes in (rho, phase, real, imaginary)] == [
+        r"log10 $\rho_a$ (ohm-m)", "phase (degrees)", "Re Hz/Hy", "Im Hz/Hy"]  # fmt: skip
+    for axes, name in ((rho, "TE"), (real, "tipper")):
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == [name]
+    assert rho.get_ylim()[0] > 1 > real.get_ylim()[1]
+
+
 def test_one_site_and_one_frequency_are_a_picture(drawn):
     values = torch.ones(1, 1, 1, 2, dtype=torch.float64)
     figures.pseudosections("data.png", Data((1.0,), (0.0,), ("TM",), values, values), name="computed")
