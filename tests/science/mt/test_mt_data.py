@@ -138,6 +138,15 @@ def test_missing_values_must_be_masked(data):
         data.save("data.txt")
 
 
+def test_apparent_resistivities_in_ohm_m_are_errors(data):
+    values = data.values.clone()
+    values[0, 1, 2, 0] = 602.0
+    with pytest.raises(ValueError, match=r"TE at 1 Hz, site 2 .*: log10_rho = 602 is not a log10 of ohm-m"):
+        dataclasses.replace(data, values=values)
+    values[0, 1, 2, 0], values[0, 1, 2, 1], values[2] = 2.0, -120.0, -9.0  # phases and tippers may be any
+    assert dataclasses.replace(data, values=values).count == data.count
+
+
 def test_error_floors(data):
     wider = data.with_floor(rho=0.1, phase=0.5, tipper=0.03)
     expected = torch.tensor([[0.1 / math.log(10), 1.0], [0.1 / math.log(10), 1.0], [0.03, 0.03]], dtype=torch.float64)
