@@ -225,6 +225,37 @@ def test_survey_across_strike(site):
     assert none.count == 0, "no frequency within 2 %"
 
 
+def test_profiles_without_sites_or_along_strike_are_errors(site):
+    north = dataclasses.replace(site, latitude=site.latitude + 0.1)
+    assert survey([site, north], 90).sites[0] == pytest.approx(-0.1 * math.radians(1) * 6371e3)
+    for other in (north, site):
+        with pytest.raises(ValueError, match="the profile is 0 m long: is strike the azimuth"):
+            survey([site, other], 0)
+    with pytest.raises(ValueError, match="one or more sites; got none"):
+        survey([], 0)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"impedance": torch.zeros(3, 2, 2)}, "site KAP103: impedance must be complex; got torch.float32"),
+    ({"variance": torch.zeros(2, 2)}, r"variance must have the shape \(3, 2, 2\) for 3 frequencies; got \(2, 2\)"),
+    ({"azimuth": torch.zeros(())}, r"azimuth must have the shape \(3,\)"),
+    ({"tipper": torch.zeros(3, dtype=torch.complex64)}, r"tipper must have the shape \(3, 2\)"),
+    ({"tipper_variance": torch.zeros(3, 2, dtype=torch.complex64)}, "tipper_variance must be real"),
+])  # fmt: skip
+def test_wrong_numbers_of_a_site(site, change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(site, **change)
+
+
+def test_a_site_without_a_place_or_an_azimuth_of_the_tipper(site, tmp_path):
+    bare = dataclasses.replace(site, latitude=math.nan, tipper_azimuth=None, tipper_variance=None)
+    assert bare.tipper_azimuth.equal(site.azimuth) and bare.rotated(0).tipper_variance.isnan().all()
+    bare.write(tmp_path / "bare.edi")
+    again = read_edi(tmp_path / "bare.edi")
+    assert math.isnan(again.latitude) and again.longitude == pytest.approx(site.longitude)
+    assert again.tipper_variance is not None and again.tipper_variance.isnan().all()
+
+
 def test_variances_that_are_missing_or_zero(site):
     """They are left out with a warning, or get the error that is stated."""
     variance = site.variance.clone()
