@@ -138,11 +138,14 @@ class Inversion:
 
     def run(self, parameters: Parameters, start: Tensor | float = 2.0) -> Result:
         """Invert from a model (nz, nx), or from a half-space of this log10 resistivity. Raises ValueError for a
-        start beyond 10^10 ohm-m."""
-        shape = self.problem.mesh.shape
+        start beyond 10^10 ohm-m, and parameters of another mesh than the problem's."""
+        mesh = self.problem.mesh
+        if (other := getattr(parameters, "mesh", mesh)) != mesh:
+            raise ValueError(f"the parameters are of another mesh, {other.shape} cells (nz, nx), than the problem,"
+                             f" {mesh.shape}")  # fmt: skip
         first = torch.as_tensor(start, dtype=torch.float64)
         log10_of_ohm_m(first)
-        p = parameters.start(first.expand(shape))
+        p = parameters.start(first.expand(mesh.shape))
         shift = torch.zeros(self.shift_columns.shape[1], dtype=torch.float64)
         beta, history = None, []
         self.problem.warn(parameters.model(p), trial=True)
