@@ -94,6 +94,21 @@ def test_a_mesh_that_is_too_coarse_is_one_line(tmp_path, capsys):
     assert line.startswith("warning: the row of cells from 0 to 250 m is too thick for 1000 Hz")
 
 
+def test_bodies_and_layers_that_the_cells_do_not_follow_are_lines(tmp_path, capsys):
+    text = SMALL.replace("top = 400.0, bottom = 1e9", "top = 395.0, bottom = 700.0")
+    assert run(tmp_path, text, "forward") == 0
+    layer, body, _ = capsys.readouterr().out.splitlines()
+    follow = "finer cells ([mesh] width, growth) or"
+    assert layer == f"layer 1: z 340 to 620 m on this mesh, 395 to 700 m wanted; {follow} z_edges follow it"
+    assert body == (
+        "body 1: x -600 to 600 m and z 90 to 340 m on this mesh, -500 to 500 m and 100 to 300 m wanted;"
+        f" {follow} x_edges and z_edges follow it"
+    )
+    exact = SMALL.replace("[-500.0, 500.0], z = [100.0, 300.0]", "[-600.0, 600.0], z = [90.0, 340.0]")
+    assert run(tmp_path, exact, "forward") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 @pytest.mark.parametrize(("text", "message"), [
     (SMALL.replace("top = 400.0, bottom = 1e9", "top = 405.0, bottom = 406.0"), "holds the centre of no row"),
     (SMALL + "[inversion]\nsamples = -1\n", "a.toml: inversion.samples = -1 must not be negative"),

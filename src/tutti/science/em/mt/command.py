@@ -22,6 +22,7 @@ from tutti.science.em.mt.forward import MT2D
 from tutti.science.em.mt.inversion import Inversion, Iteration, Result
 from tutti.science.em.mt.mesh import Mesh2D, skin_depth
 from tutti.science.em.mt.mismatch import Mismatch, checked, mismatch
+from tutti.science.em.mt.painted import snapped
 from tutti.science.em.mt.parameters import Coded, Pixel
 from tutti.science.em.mt.posterior import ensemble, posterior
 from tutti.science.em.mt.quality import rms
@@ -154,6 +155,8 @@ def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D,
     modes = like.modes if like else table.survey.modes or ("TE", "TM")
     problem = MT2D(mesh, frequencies, sites, modes, solver=table.solver)
     truth = table.truth(mesh)
+    for line in snapped(table.model or ModelTable(), mesh):
+        CONSOLE.print(line, markup=False)
     noise = table.noise
     data = Data.synthetic(problem, truth, rho=noise.rho, phase=noise.phase, tipper=noise.tipper, seed=noise.seed)
     return mesh, problem, truth, data
