@@ -52,6 +52,8 @@ def test_forward_then_invert_its_data(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "80 data, 165 cells" in out and "chi" in out
     report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert list(report["shift"]) == ["TE", "TM"] and list(report["shift"]["TE"]) == [
+        "-800.0", "-400.0", "0.0", "400.0", "800.0"]  # fmt: skip
     assert report["reached"] and report["chi"] <= 1.05 and report["iterations"][0]["chi"] > 5
     with np.load(tmp_path / "out" / "result.npz") as arrays:
         result = dict(arrays)

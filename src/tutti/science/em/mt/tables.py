@@ -211,4 +211,5 @@ class FigureTable:
 
     depth: Length | None = None
     """How deep sections are drawn; by default half as deep again as the deepest boundary of [model], or else to the
-    largest skin depth of the apparent resistivities; with survey.setting, its coded region."""
+    largest skin depth of the apparent resistivities, and at most half the profile's length below that boundary or the
+    surface; with survey.setting, its coded region."""
