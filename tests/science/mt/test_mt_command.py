@@ -52,6 +52,8 @@ def test_forward_then_invert_its_data(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "80 data, 165 cells" in out and "chi" in out
     report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert list(report["shift"]) == ["TE", "TM"] and list(report["shift"]["TE"]) == [
+        "-800.0", "-400.0", "0.0", "400.0", "800.0"]  # fmt: skip
     assert report["reached"] and report["chi"] <= 1.05 and report["iterations"][0]["chi"] > 5
     with np.load(tmp_path / "out" / "result.npz") as arrays:
         result = dict(arrays)
@@ -92,6 +94,21 @@ def test_a_mesh_that_is_too_coarse_is_one_line(tmp_path, capsys):
     assert run(tmp_path, coarse, "forward") == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: the row of cells from 0 to 250 m is too thick for 1000 Hz")
+
+
+def test_bodies_and_layers_that_the_cells_do_not_follow_are_lines(tmp_path, capsys):
+    text = SMALL.replace("top = 400.0, bottom = 1e9", "top = 395.0, bottom = 700.0")
+    assert run(tmp_path, text, "forward") == 0
+    layer, body, _ = capsys.readouterr().out.splitlines()
+    follow = "finer cells ([mesh] width, growth) or"
+    assert layer == f"layer 1: z 340 to 620 m on this mesh, 395 to 700 m wanted; {follow} z_edges follow it"
+    assert body == (
+        "body 1: x -600 to 600 m and z 90 to 340 m on this mesh, -500 to 500 m and 100 to 300 m wanted;"
+        f" {follow} x_edges and z_edges follow it"
+    )
+    exact = SMALL.replace("[-500.0, 500.0], z = [100.0, 300.0]", "[-600.0, 600.0], z = [90.0, 340.0]")
+    assert run(tmp_path, exact, "forward") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -138,6 +138,15 @@ def test_missing_values_must_be_masked(data):
         data.save("data.txt")
 
 
+def test_apparent_resistivities_in_ohm_m_are_errors(data):
+    values = data.values.clone()
+    values[0, 1, 2, 0] = 602.0
+    with pytest.raises(ValueError, match=r"TE at 1 Hz, site 2 .*: log10_rho = 602 is not a log10 of ohm-m"):
+        dataclasses.replace(data, values=values)
+    values[0, 1, 2, 0], values[0, 1, 2, 1], values[2] = 2.0, -120.0, -9.0  # phases and tippers may be any
+    assert dataclasses.replace(data, values=values).count == data.count
+
+
 def test_error_floors(data):
     wider = data.with_floor(rho=0.1, phase=0.5, tipper=0.03)
     expected = torch.tensor([[0.1 / math.log(10), 1.0], [0.1 / math.log(10), 1.0], [0.03, 0.03]], dtype=torch.float64)
@@ -214,6 +223,37 @@ def test_survey_across_strike(site):
         survey([dataclasses.replace(site, latitude=math.nan)], 30)
     none = survey([site], 30, [3.0])
     assert none.count == 0, "no frequency within 2 %"
+
+
+def test_profiles_without_sites_or_along_strike_are_errors(site):
+    north = dataclasses.replace(site, latitude=site.latitude + 0.1)
+    assert survey([site, north], 90).sites[0] == pytest.approx(-0.1 * math.radians(1) * 6371e3)
+    for other in (north, site):
+        with pytest.raises(ValueError, match="the profile is 0 m long: is strike the azimuth"):
+            survey([site, other], 0)
+    with pytest.raises(ValueError, match="one or more sites; got none"):
+        survey([], 0)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"impedance": torch.zeros(3, 2, 2)}, "site KAP103: impedance must be complex; got torch.float32"),
+    ({"variance": torch.zeros(2, 2)}, r"variance must have the shape \(3, 2, 2\) for 3 frequencies; got \(2, 2\)"),
+    ({"azimuth": torch.zeros(())}, r"azimuth must have the shape \(3,\)"),
+    ({"tipper": torch.zeros(3, dtype=torch.complex64)}, r"tipper must have the shape \(3, 2\)"),
+    ({"tipper_variance": torch.zeros(3, 2, dtype=torch.complex64)}, "tipper_variance must be real"),
+])  # fmt: skip
+def test_wrong_numbers_of_a_site(site, change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(site, **change)
+
+
+def test_a_site_without_a_place_or_an_azimuth_of_the_tipper(site, tmp_path):
+    bare = dataclasses.replace(site, latitude=math.nan, tipper_azimuth=None, tipper_variance=None)
+    assert bare.tipper_azimuth.equal(site.azimuth) and bare.rotated(0).tipper_variance.isnan().all()
+    bare.write(tmp_path / "bare.edi")
+    again = read_edi(tmp_path / "bare.edi")
+    assert math.isnan(again.latitude) and again.longitude == pytest.approx(site.longitude)
+    assert again.tipper_variance is not None and again.tipper_variance.isnan().all()
 
 
 def test_variances_that_are_missing_or_zero(site):

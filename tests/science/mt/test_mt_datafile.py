@@ -21,6 +21,7 @@ ROW = "TE,10.0,0.0,log10_rho,2.0,0.1,1\n"
     (HEAD + ROW.replace("10.0", "0"), "line 2: frequency_hz must be positive, in Hz; got 0"),
     (HEAD + ROW.replace(",0.0,", ",inf,"), "line 2: site_m must be a position in metres; got inf"),
     (HEAD + ROW.replace("2.0", "nan"), "line 2: value must be finite where weight is 1; got nan"),
+    (HEAD + ROW.replace("2.0", "602.0"), "data.csv, line 2: log10_rho = 602 is not a log10 of ohm-m"),
     (HEAD + ROW.replace("0.1", "-0.1"), "line 2: error must be positive where weight is 1; got -0.1"),
     (HEAD + ROW.replace("TE", "TEM"), "line 2: mode must be one of TE, TM, tipper; got TEM"),
     (HEAD + ROW.replace(",1\n", ",2\n"), "line 2: weight must be 0 or 1; got 2"),

@@ -42,6 +42,18 @@ def test_pseudosections_have_axes_in_km_and_hz_and_a_least_range_of_colours(draw
         r"log10 $\rho_a$ (ohm-m)", "phase (degrees)"}  # fmt: skip
 
 
+def test_fits_draw_tippers_on_axes_of_their_own(drawn):
+    values = torch.tensor([2.0, 0.1], dtype=torch.float64)[:, None, None, None].expand(2, 1, 1, 2)
+    both = Data((1.0,), (0.0,), ("TE", "tipper"), values, torch.full_like(values, 0.01))
+    figures.fits("fits.png", both, values)
+    rho, phase, real, imaginary = drawn[0].axes
+    assert [axes.get_ylabel() for axes in (rho, phase, real, imaginary)] == [
+        r"log10 $\rho_a$ (ohm-m)", "phase (degrees)", "Re Hz/Hy", "Im Hz/Hy"]  # fmt: skip
+    for axes, name in ((rho, "TE"), (real, "tipper")):
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == [name]
+    assert rho.get_ylim()[0] > 1 > real.get_ylim()[1]
+
+
 def test_one_site_and_one_frequency_are_a_picture(drawn):
     values = torch.ones(1, 1, 1, 2, dtype=torch.float64)
     figures.pseudosections("data.png", Data((1.0,), (0.0,), ("TM",), values, values), name="computed")
@@ -61,12 +73,21 @@ def test_sections_state_their_vertical_exaggeration(drawn):
     ("[[model.layers]]\ntop = 2500.0\nbottom = 1e9\nrho = 10.0\n", 3750.0),
     ("[[model.bodies]]\nx = [0.0, 9.0]\nz = [1.0, 5.0]\nrho = 10.0\n", 2000.0),
     ("[figure]\ndepth = 700.0\n", 700.0),
-    ("", 4000.0),
+    ("", 2000.0),
+    ("[[model.layers]]\ntop = 3900.0\nbottom = 1e9\nrho = 10.0\n", 4000.0),
 ])  # fmt: skip
 def test_sections_reach_below_the_model_or_as_deep_as_the_data_see(tmp_path, model, depth):
     (tmp_path / "a.toml").write_text(model)
     area = command._area(MTConfig.load(tmp_path / "a.toml"), MESH, data())
     assert area == (-1500.0, 2000.0, depth)
+
+
+def test_sections_are_at_most_half_as_deep_below_the_model_as_wide(tmp_path):
+    deep = Mesh2D(MESH.x_edges, [0.0, 1e3, 4e4])
+    (tmp_path / "a.toml").write_text("[[model.layers]]\ntop = 10e3\nbottom = 1e9\nrho = 10.0\n")
+    (tmp_path / "b.toml").write_text("")
+    depths = [command._area(MTConfig.load(tmp_path / f"{x}.toml"), deep, data(4.0))[2] for x in "ab"]
+    assert depths == [12e3, 2e3]
 
 
 def test_data_see_a_skin_depth():

@@ -264,6 +264,20 @@ def test_data_of_another_survey_are_errors(problem):
         Inversion(problem, Data.synthetic(other, truth()))
 
 
+def test_a_start_in_ohm_m_is_an_error_but_trial_models_may_be_anything(problem):
+    inversion = Inversion(problem, Data.synthetic(problem, truth()), steps=0)
+    with pytest.raises(ValueError, match="log_rho must be log10 of ohm-m; got 100"):
+        inversion.run(Pixel(MESH), 100.0)
+    assert problem.linearize(torch.full(MESH.shape, 10.5), trial=True).data.isfinite().all()
+
+
+def test_parameters_of_another_mesh_are_errors(problem):
+    other = Pixel(Mesh2D(MESH.x_edges[1:], MESH.z_edges))
+    inversion = Inversion(problem, Data.synthetic(problem, truth()))
+    with pytest.raises(ValueError, match=r"another mesh, \(15, 13\) cells \(nz, nx\), than the problem, \(15, 14\)"):
+        inversion.run(other)
+
+
 def test_regions_outside_of_the_mesh_are_errors(vae):
     with pytest.raises(ValueError, match="holds no cell"):
         Region.of(MESH, 30e3, 40e3)

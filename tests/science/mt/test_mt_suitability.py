@@ -9,6 +9,7 @@ from tutti.science.em.mt.forward import MT2D
 from tutti.science.em.mt.layered import layered
 from tutti.science.em.mt.mesh import Mesh2D, graded
 from tutti.science.em.mt.suitability import shortcomings
+from tutti.science.em.mt.synthetic import SETTINGS
 
 X = [-2e4, -8e3, -2e3, -500.0, 500.0, 2e3, 8e3, 2e4]
 
@@ -57,3 +58,22 @@ def test_sides_and_bottom_near_the_sites_are_warned_of_unless_the_earth_is_layer
     assert "side of the mesh is 20000 m from the sites: 0.5 skin depths are needed" in side and "at 0.01 Hz" in side
     assert bottom.startswith("the mesh ends at 1")
     assert not shortcomings(mesh, model, [100.0], [0.0])
+
+
+def test_columns_wider_than_sites_are_apart_are_warned_of():
+    frequencies, sites = [100.0, 1.0], [-800.0, -400.0, 0.0, 400.0, 800.0]
+    for width, good in ((None, True), (400.0, True), (500.0, False), (1000.0, False)):
+        mesh = Mesh2D.for_survey(frequencies, sites, (10, 100), growth=1.5, width=width)
+        model = torch.full(mesh.shape, 2.0, dtype=torch.float64)
+        assert not shortcomings(mesh, model, frequencies, sites), "a layered earth needs no columns"
+        model[3:6, mesh.nx // 2] = 1.0
+        found = shortcomings(mesh, model, frequencies, sites)
+        assert bool(found) != good
+        assert good or f"is {width:.0f} m wide and holds a site: columns there may be as wide" in found[0]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_meshes_of_settings_suit_their_sections(name):
+    setting = SETTINGS[name]()
+    assert not any("column" in x for x in shortcomings(setting.mesh, setting.truths(1)[0], setting.frequencies,
+                                                      setting.sites))  # fmt: skip

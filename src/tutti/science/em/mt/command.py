@@ -22,6 +22,7 @@ from tutti.science.em.mt.forward import MT2D
 from tutti.science.em.mt.inversion import Inversion, Iteration, Result
 from tutti.science.em.mt.mesh import Mesh2D, skin_depth
 from tutti.science.em.mt.mismatch import Mismatch, checked, mismatch
+from tutti.science.em.mt.painted import snapped
 from tutti.science.em.mt.parameters import Coded, Pixel
 from tutti.science.em.mt.posterior import ensemble, posterior
 from tutti.science.em.mt.quality import rms
@@ -154,6 +155,8 @@ def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D,
     modes = like.modes if like else table.survey.modes or ("TE", "TM")
     problem = MT2D(mesh, frequencies, sites, modes, solver=table.solver)
     truth = table.truth(mesh)
+    for line in snapped(table.model or ModelTable(), mesh):
+        CONSOLE.print(line, markup=False)
     noise = table.noise
     data = Data.synthetic(problem, truth, rho=noise.rho, phase=noise.phase, tipper=noise.tipper, seed=noise.seed)
     return mesh, problem, truth, data
@@ -161,12 +164,20 @@ def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D,
 
 def _report(result: Result, told: Mismatch | None, data: Data, truth: Tensor | None) -> dict:
     report = {"chi": result.chi, "misfit": result.misfit, "reached": result.reached, "data": data.count,
-              "shift": result.shift.tolist(), "iterations": [asdict(i) for i in result.history]}  # fmt: skip
+              "shift": _shifts(result, data), "iterations": [asdict(i) for i in result.history]}  # fmt: skip
     if told is not None:
         report["prior"] = {"codes": told.codes, "suspected": list(told.reasons)}
     if truth is not None:
         report["model_rms"] = rms(result.model, truth)
     return report
+
+
+def _shifts(result: Result, data: Data) -> dict[str, dict[float, float]]:
+    """Static shifts in decades, {mode: {site: shift}}."""
+    if not len(result.shift):
+        return {}
+    of_modes = zip(data.modes, result.shift.view(len(data.modes), -1).tolist(), strict=True)
+    return {mode: dict(zip(data.sites, shifts, strict=True)) for mode, shifts in of_modes if mode != "tipper"}
 
 
 def _say(number: int, it: Iteration) -> None:
@@ -181,7 +192,7 @@ def _noisy(table: MTConfig) -> bool:
 
 def _area(table: MTConfig, mesh: Mesh2D, data: Data) -> tuple[float, float, float]:
     """Left, right and depth to draw: the region of the setting, or sites and bodies with a tenth more, down to below
-    the deepest boundary of the model, or to the largest skin depth of the data."""
+    the deepest boundary of the model, or to the largest skin depth of the data; at most half the width below it."""
     given = table.figure.depth
     if setting := table.setting():
         columns, bottom = setting.region.columns, setting.region.rows.stop
@@ -192,7 +203,9 @@ def _area(table: MTConfig, mesh: Mesh2D, data: Data) -> tuple[float, float, floa
     more = max(0.1 * (right - left), 500.0)
     boundaries = [z for each in model.layers for z in (each.top, each.bottom)] + [body.z[1] for body in model.bodies]
     deepest = max([0.0, *(z for z in boundaries if z < mesh.z_edges[-1])])
-    depth = max(1.5 * deepest, (right - left) / 2, 1000.0) if deepest else deepest_seen(data)
+    half = max((right - left) / 2, 1000.0)
+    depth = max(1.5 * deepest, half) if deepest else deepest_seen(data)
+    depth = min(depth, deepest + half)  # deeper, sections would be drawn narrow
     return max(left - more, mesh.x_edges[0]), min(right + more, mesh.x_edges[-1]), given or min(depth, mesh.z_edges[-1])
 
 

@@ -18,6 +18,7 @@ from tutti.science.em.mt.datafile import arrays
 from tutti.science.em.mt.edi import read_edi, survey
 from tutti.science.em.mt.keys import check
 from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.painted import held
 from tutti.science.em.mt.parameters import Region
 from tutti.science.em.mt.synthetic import SETTINGS, Setting
 from tutti.science.em.mt.tables import (
@@ -134,7 +135,7 @@ class MTConfig:
             value = torch.tensor(math.log10(layer.rho), dtype=torch.float64)
             if not layer.top < layer.bottom:
                 raise ValueError(f"a layer has top = {layer.top:g} not above bottom = {layer.bottom:g}")
-            inside = (z >= layer.top) & (z < layer.bottom)
+            inside = held(z, layer.top, layer.bottom)
             if not inside.any():
                 raise ValueError(
                     f"the layer from {layer.top:g} to {layer.bottom:g} m holds the centre of no row of cells"
@@ -144,7 +145,7 @@ class MTConfig:
             for name, (first, last) in (("x", body.x), ("z", body.z)):
                 if not first < last:
                     raise ValueError(f"a body has {name} = [{first:g}, {last:g}]: write the smaller first")
-            inside = (x >= body.x[0]) & (x < body.x[1]) & (z >= body.z[0]) & (z < body.z[1])
+            inside = held(x, *body.x) & held(z, *body.z)
             if not inside.any():
                 raise ValueError(f"the body at x {body.x}, z {body.z} m holds the centre of no cell of the mesh")
             model = torch.where(inside, torch.tensor(math.log10(body.rho), dtype=torch.float64), model)

@@ -17,6 +17,7 @@ from tutti.science.em.mt.mesh import Mesh2D, positive_frequencies
 from tutti.science.em.mt.stencil import LN10
 from tutti.science.em.shown import Brief
 
+LOG10_RHO = -4.0, 8.0  # values beyond were given in ohm-m
 NOISE = 0.01, 0.286, 0.01  # apparent resistivity, relative; phase, degrees; tipper
 
 
@@ -26,7 +27,8 @@ class Data(Brief):
 
     The last dim is as in `MT2D`: log10 apparent resistivity and phase in degrees, or real and imaginary part. errors:
     standard deviations. mask: 1 for what is used, 0 for what is not; all is used by default. Raises ValueError for
-    values that are not finite, or errors that are not positive, where the mask is not 0.
+    values that are not finite, apparent resistivities that are not log10 of ohm-m, and errors that are not positive,
+    where the mask is not 0.
     """
 
     frequencies: tuple[float, ...]
@@ -63,6 +65,12 @@ class Data(Brief):
         bad = used & ~((self.errors > 0) & torch.isfinite(self.errors))
         if bad.any():
             raise ValueError(f"{self._examples(bad)} with an error not positive and finite: set a floor or mask 0")
+        bad = used & ((self.values < LOG10_RHO[0]) | (self.values > LOG10_RHO[1]))
+        bad[..., 1] = False
+        bad[[mode == "tipper" or self.outputs != "apparent" for mode in self.modes]] = False
+        if bad.any():
+            wrong = f"log10_rho = {self.values[bad][0]:g} is not a log10 of ohm-m"
+            raise ValueError(f"{self._examples(bad)} wrong: {wrong}")
         put("values", torch.where(used, self.values, 0.0))
         put("errors", torch.where(used, self.errors, 1.0))
 

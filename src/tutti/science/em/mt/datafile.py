@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tutti.science.em.mt.data import Data
+from tutti.science.em.mt.data import LOG10_RHO, Data
 from tutti.science.em.mt.forward import MODES
 
 COLUMNS = ("mode", "frequency_hz", "site_m", "quantity", "value", "error", "weight")
@@ -126,6 +126,8 @@ def _read(where: str, row: dict[str, str]) -> tuple[Key, tuple[float, float, flo
     known("site_m", math.isfinite(site), "a position in metres")
     known("weight", weight in (0, 1), "0 or 1")
     known("value", math.isfinite(value) or not weight, "finite where weight is 1")
+    if weight and row["quantity"] == "log10_rho" and not LOG10_RHO[0] <= value <= LOG10_RHO[1]:
+        raise ValueError(f"{where}: log10_rho = {value:g} is not a log10 of ohm-m")
     known("error", 0 < error < math.inf or not weight, "positive where weight is 1")
     return Key(row["mode"], frequency, site, row["quantity"]), (value, error, weight)
 

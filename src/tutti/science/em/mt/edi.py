@@ -27,7 +27,13 @@ from tutti.science.em.shown import Brief
 OHM = 4e-4 * math.pi  # mV/km/nT: mu0 * 1e-6 V/m / 1e-9 T
 EARTH = 6371e3  # m, radius
 EMPTY = 1e32
+SHORT = 0.01  # of the sites' extent along strike: a profile that has no length
 AXES = "XY"
+SHAPES = {  # for each frequency
+    "frequencies": (), "impedance": (2, 2), "variance": (2, 2), "azimuth": (),
+    "tipper": (2,), "tipper_variance": (2,), "tipper_azimuth": (),
+}  # fmt: skip
+COMPLEX = {"impedance": torch.complex128, "tipper": torch.complex128}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,7 +41,8 @@ class Edi(Brief):
     """One site. Missing numbers are NaN.
 
     frequencies: Hz (f). impedance: ohm, complex128 (f, 2, 2), E_i/H_j. tipper: (f, 2), Hz/H_j, or None. Variances
-    have the shape of what they belong to. azimuth: of the x axis, degrees clockwise from north (f).
+    have the shape of what they belong to; NaN by default for the tipper. azimuth: of the x axis, degrees clockwise
+    from north (f); that of the tipper is the same by default. Raises ValueError for other shapes and real impedances.
     """
 
     station: str
@@ -49,6 +56,28 @@ class Edi(Brief):
     tipper: Tensor | None = None
     tipper_variance: Tensor | None = None
     tipper_azimuth: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__.__get__(self)
+        count = torch.as_tensor(self.frequencies).numel()
+        if self.tipper is not None and self.tipper_variance is None:
+            put("tipper_variance", torch.full((count, 2), torch.nan))
+        if self.tipper is not None and self.tipper_azimuth is None:
+            put("tipper_azimuth", self.azimuth)
+        for name, shape in SHAPES.items():
+            if getattr(self, name) is None and name.startswith("tipper"):
+                continue
+            given, kind = torch.as_tensor(getattr(self, name)), COMPLEX.get(name, torch.float64)
+            if given.shape != (count, *shape):
+                raise ValueError(
+                    f"site {self.station}: {name} must have the shape {(count, *shape)} for {count} frequencies;"
+                    f" got {tuple(given.shape)}"
+                )
+            if given.is_complex() != kind.is_complex:
+                raise ValueError(
+                    f"site {self.station}: {name} must be {'complex' if kind.is_complex else 'real'}; got {given.dtype}"
+                )
+            put(name, given.to(kind))
 
     def rotated(self, azimuth: float) -> Edi:
         """With the x axis at this azimuth. Variances as if components were independent."""
@@ -73,12 +102,17 @@ class Edi(Brief):
         return dataclasses.replace(self, **turned)
 
     def write(self, path: str | Path) -> None:
-        """As an EDI file with impedances in mV/km/nT."""
-        n, lat, long = len(self.frequencies), _degrees(self.latitude), _degrees(self.longitude)
+        """As an EDI file with impedances in mV/km/nT. Missing numbers of the place are left out."""
+        n, place = len(self.frequencies), {}
+        for key, angle in (("LAT", self.latitude), ("LONG", self.longitude)):
+            if math.isfinite(angle):
+                place[key] = _degrees(angle)
+        if math.isfinite(self.elevation):
+            place["ELEV"] = f"{self.elevation:.3f}"
         lines = [
-            ">HEAD", f"  DATAID={self.station}", f"  LAT={lat}", f"  LONG={long}", f"  ELEV={self.elevation:.3f}",
+            ">HEAD", f"  DATAID={self.station}", *(f"  {key}={x}" for key, x in place.items()),
             "  STDVERS=SEG 1.0", f"  EMPTY={EMPTY:.1E}", "",
-            ">=DEFINEMEAS", f"  REFLAT={lat}", f"  REFLONG={long}", f"  REFELEV={self.elevation:.3f}", "  UNITS=M", "",
+            ">=DEFINEMEAS", *(f"  REF{key}={x}" for key, x in place.items()), "  UNITS=M", "",
             ">=MTSECT", f"  SECTID={self.station}", f"  NFREQ={n}", "",
         ]  # fmt: skip
         blocks = {"FREQ": self.frequencies, "ZROT": self.azimuth}
@@ -162,6 +196,8 @@ def read_edi(path: str | Path) -> Edi:
 
 def profile(sites: Sequence[Edi], strike: float) -> list[float]:
     """x of sites in metres along the profile, to the azimuth strike + 90 degrees; 0 at the first of them in `sites`."""
+    if not sites:
+        raise ValueError("a profile has one or more sites; got none")
     if missing := [site.station for site in sites if math.isnan(site.latitude + site.longitude)]:
         raise ValueError(f"site {missing[0]} has no LAT or no LONG: its place along the profile is unknown")
     first, along = sites[0], math.radians(strike + 90)
@@ -180,11 +216,13 @@ def survey(
     TE is Zxy, TM -Zyx, the tipper Tzy, with x along strike. frequencies: those of the first site by default; of each
     site the nearest is taken if it is within `tolerance`, relative; what is missing is masked. Sites are in order of x.
     error: of values whose variance is missing or 0, relative for impedances and absolute for tippers; with 0 they are
-    masked, with a warning.
+    masked, with a warning. Raises ValueError for several sites along strike.
     """
     if not 0 <= error < math.inf:
         raise ValueError(f"error must be finite and not negative; got {error}")
-    x = profile(sites, strike)
+    x, along = profile(sites, strike), profile(sites, strike - 90)
+    if len(sites) > 1 and (length := max(x) - min(x)) <= SHORT * (max(along) - min(along)):
+        raise ValueError(f"the profile is {length:.0f} m long: is strike the azimuth of the structures?")
     order = sorted(range(len(sites)), key=x.__getitem__)
     wanted = torch.as_tensor(frequencies if frequencies is not None else sites[0].frequencies, dtype=torch.float64)
     modes = ("TE", "TM", "tipper") if tipper else ("TE", "TM")

@@ -104,24 +104,28 @@ def _limits(values: Tensor, least: float) -> tuple[float, float]:
 
 
 def fits(path: str | Path, data: Data, response: Tensor, most: int = 6) -> None:
-    """Curves of some sites: data with error bars, and the response."""
+    """Curves of some sites: data with error bars, and the response; tippers on axes of their own."""
     response = response.view(data.shape)
     places = np.unique(np.linspace(0, len(data.sites) - 1, min(most, len(data.sites))).astype(int))
-    figure = Figure((2.6 * len(places), 5), layout="constrained")
-    grid = figure.subplots(2, len(places), squeeze=False, sharex=True)
+    electric = [i for i, mode in enumerate(data.modes) if mode != "tipper"]
+    tippers = [i for i, mode in enumerate(data.modes) if mode == "tipper"]
+    kinds = [(name, modes) for name, modes in ((data.outputs, electric), ("tipper", tippers)) if modes]
+    rows = [(QUANTITIES[name][k][0], k, modes) for name, modes in kinds for k in range(2)]
+    figure = Figure((2.6 * len(places), 2.5 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), len(places), squeeze=False, sharex=True)
     periods = 1 / np.array(data.frequencies)
     for column, site in enumerate(places):
-        for k, axes in enumerate(grid[:, column]):
-            label = QUANTITIES["tipper" if data.modes == ("tipper",) else data.outputs][k][0]
-            for i, mode in enumerate(data.modes):
+        for (label, k, modes), axes in zip(rows, grid[:, column], strict=True):
+            for i in modes:
                 used = (data.mask[i, :, site, k] > 0).numpy()
                 values, errors = data.values[i, :, site, k].numpy(), data.errors[i, :, site, k].numpy()
-                axes.errorbar(periods[used], values[used], errors[used], fmt=".", color=f"C{i}", label=mode)
+                axes.errorbar(periods[used], values[used], errors[used], fmt=".", color=f"C{i}", label=data.modes[i])
                 axes.plot(periods, response[i, :, site, k].numpy(), color=f"C{i}")
             axes.set(xscale="log", ylabel=label if column == 0 else "")
         grid[0, column].set_title(f"x = {data.sites[site] / 1e3:.3g} km")
-        grid[1, column].set_xlabel("period (s)")
-    grid[0, 0].legend()
+        grid[-1, column].set_xlabel("period (s)")
+    for axes in grid[::2, 0]:
+        axes.legend()
     figure.savefig(path)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tutti.science.em.mt.fields import Fields
+from tutti.science.em.mt.layered import log10_of_ohm_m
 from tutti.science.em.mt.mesh import MU0, Mesh2D, positive_frequencies, skin_depth
 from tutti.science.em.mt.share import Share
 from tutti.science.em.mt.solvers import SOLVERS, Solver, one_blas_thread
@@ -59,7 +60,8 @@ class MT2D:
     log_rho: log10 ohm-m of cells, (nz, nx) or flat. solver: "splu" (CPU), "block" or "block32" (the device of log_rho;
     see `solvers`). threads: of "splu", frequencies at the same time; all cores by default. group: processes that share
     the work; all get all results. Results depend on none of these. Raises ValueError for sites outside of the mesh and
-    models that are not finite. Warns, once, of a mesh that is too coarse or too small for a model (`suitability`).
+    models that are not finite or beyond 10^10 ohm-m, which were not given as log10. Warns, once, of a mesh that is too
+    coarse or too small for a model (`suitability`).
 
     >>> problem = MT2D(Mesh2D.for_survey([1.0, 10.0], [0.0, 500.0], (10, 100)), [1.0, 10.0], [0.0, 500.0])
     >>> d = problem(torch.full(problem.mesh.shape, 2.0)).view(problem.shape)
@@ -116,12 +118,13 @@ class MT2D:
         """The gradient of (weights * d).sum(), in the shape of log_rho."""
         return self.linearize(log_rho).vjp(weights).view(log_rho.shape)
 
-    def linearize(self, log_rho: Tensor) -> Linearization:
+    def linearize(self, log_rho: Tensor, *, trial: bool = False) -> Linearization:
         """The response at a model with the factors of all frequencies, for many products with the Jacobian."""
-        return Linearization(self, log_rho, keep=True)
+        return Linearization(self, log_rho, keep=True, trial=trial)
 
-    def checked(self, log_rho: Tensor) -> Tensor:
-        """log_rho as float64 (nz, nx). Raises ValueError for a wrong shape and values that are not finite."""
+    def checked(self, log_rho: Tensor, trial: bool = False) -> Tensor:
+        """log_rho as float64 (nz, nx). Raises ValueError for a wrong shape, values that are not finite and, unless it
+        is a trial model of an inversion, values that are no log10 of ohm-m."""
         if log_rho.shape not in (self.mesh.shape, (self.mesh.cells,)):
             raise ValueError(
                 f"log_rho must have the shape {self.mesh.shape} (nz, nx) of the mesh or ({self.mesh.cells},);"
@@ -132,15 +135,17 @@ class MT2D:
                 f"log_rho must be finite: {int((~finite).sum())} cells are not; it is log10 of resistivity in ohm-m"
                 " (log_resistivity() converts and checks)"
             )
+        if not trial:
+            log10_of_ohm_m(log_rho)
         if self.solver == "splu" and log_rho.device.type != "cpu":
             raise ValueError(f"solver 'splu' runs on the CPU; use solver='block' for log_rho on {log_rho.device}")
         return log_rho.detach().double().reshape(self.mesh.shape)
 
-    def warn(self, log_rho: Tensor) -> None:
+    def warn(self, log_rho: Tensor, *, trial: bool = False) -> None:
         """Warn if the mesh does not suit a model, unless this problem has warned before."""
         if self._warned:
             return
-        if found := shortcomings(self.mesh, self.checked(log_rho), self.frequencies, self.sites):
+        if found := shortcomings(self.mesh, self.checked(log_rho, trial), self.frequencies, self.sites):
             self._warned = True
             warnings.warn(f"{'; '.join(found)}: responses may be far off; {ADVICE}", stacklevel=3)
 
@@ -170,12 +175,14 @@ class MT2D:
 class Linearization:
     """The response of a problem at one model, `data`, and its derivatives.
 
-    keep: keep the factors for `jvp` and `vjp`. jacobian: compute `derivatives`, (data, cells).
+    keep: keep the factors for `jvp` and `vjp`. jacobian: compute `derivatives`, (data, cells). trial: a model of an
+    inversion's step, which may be far off: any finite one will do.
     """
 
     @torch.no_grad()
-    def __init__(self, problem: MT2D, log_rho: Tensor, keep: bool = False, jacobian: bool = False) -> None:
-        self.problem, self.log_rho = problem, problem.checked(log_rho)
+    def __init__(self, problem: MT2D, log_rho: Tensor, keep: bool = False, jacobian: bool = False,
+                 trial: bool = False) -> None:  # fmt: skip
+        self.problem, self.log_rho = problem, problem.checked(log_rho, trial)
         w = 2 * math.pi * torch.tensor(problem.frequencies, dtype=torch.float64, device=log_rho.device)
         own, own_sites = problem.share.own()
         self.iwmu = 1j * MU0 * w[own]

@@ -30,6 +30,7 @@ from torch import Tensor
 from tutti.launch.progress import progress
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.forward import MT2D, Linearization
+from tutti.science.em.mt.layered import log10_of_ohm_m
 from tutti.science.em.mt.parameters import Local, Parameters
 from tutti.science.em.shown import Brief
 
@@ -136,14 +137,20 @@ class Inversion:
         return self.weights * (self.values - self.shifted(response, shift))[self.keep]
 
     def run(self, parameters: Parameters, start: Tensor | float = 2.0) -> Result:
-        """Invert from a model (nz, nx), or from a half-space of this log10 resistivity."""
-        shape = self.problem.mesh.shape
-        p = parameters.start(torch.as_tensor(start, dtype=torch.float64).expand(shape))
+        """Invert from a model (nz, nx), or from a half-space of this log10 resistivity. Raises ValueError for a
+        start beyond 10^10 ohm-m, and parameters of another mesh than the problem's."""
+        mesh = self.problem.mesh
+        if (other := getattr(parameters, "mesh", mesh)) != mesh:
+            raise ValueError(f"the parameters are of another mesh, {other.shape} cells (nz, nx), than the problem,"
+                             f" {mesh.shape}")  # fmt: skip
+        first = torch.as_tensor(start, dtype=torch.float64)
+        log10_of_ohm_m(first)
+        p = parameters.start(first.expand(mesh.shape))
         shift = torch.zeros(self.shift_columns.shape[1], dtype=torch.float64)
         beta, history = None, []
-        self.problem.warn(parameters.model(p))
+        self.problem.warn(parameters.model(p), trial=True)
         with progress("inverting: the first response"):
-            at = self.problem.linearize(parameters.model(p))
+            at = self.problem.linearize(parameters.model(p), trial=True)
         r = self.residual(at.data, shift)
         local = parameters.linearize(p)
         history.append(self._told(0, at, shift, r, 0.0, local.penalty, 0.0, 1, 0.0))
@@ -161,7 +168,7 @@ class Inversion:
             history.append(
                 self._told(i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began)
             )
-        self.problem.warn(parameters.model(p))
+        self.problem.warn(parameters.model(p), trial=True)
         return Result(parameters.model(p), self.shifted(at.data, shift), p, parameters, beta or 0.0, shift,
                       history[-1].chi <= self.target, history)  # fmt: skip
 
@@ -210,7 +217,7 @@ class Inversion:
         step = float((change.abs() / parameters.cap).max())
         scale = fraction * min(1.0, 1 / max(step, 1e-30))
         q, s = p + change * scale, shift + moved * scale
-        at = self.problem.linearize(parameters.model(q))
+        at = self.problem.linearize(parameters.model(q), trial=True)
         r = self.residual(at.data, s)
         return Candidate(r.norm().item(), q, s, beta, at, r, scale * step)
 

@@ -31,6 +31,14 @@ def log_resistivity(resistivity: Tensor | Sequence[float]) -> Tensor:
     return values.log10()
 
 
+def log10_of_ohm_m(log_rho: Tensor) -> None:
+    """Raises ValueError for resistivities that were given in ohm-m, not as log10: for values beyond 10."""
+    if (wrong := log_rho.abs() > 10).any():
+        raise ValueError(
+            f"log_rho must be log10 of ohm-m; got {log_rho[wrong].flatten()[0].item():g} (log_resistivity() converts)"
+        )
+
+
 def impedance(log_rho: Tensor, thickness: Tensor, frequencies: Sequence[float] | Tensor) -> Tensor:
     """Impedance E/H in ohm at the surface, complex128 of shape (frequencies,); differentiable.
 

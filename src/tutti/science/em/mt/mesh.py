@@ -114,7 +114,8 @@ class Mesh2D(Brief):
         The first row is a tenth of the smallest skin depth; rows grow by `growth` down to `depth` (1.5 times the
         largest skin depth). Columns of `width` (a quarter of the median distance of sites) span the sites and two
         columns more; from there columns grow by `growth` over `margin` (1.5 times the largest skin depth). Errors of
-        the response over layers: 0.3 % with a growth of 1.15, 0.07 % with 1.07, 0.02 % with 1.035 (second order).
+        the response over layers: 0.3 % with a growth of 1.15, 0.07 % with 1.07, 0.02 % with 1.035 (second order); over
+        a body of 10 in 100 ohm-m, up to 1 % with 1.15, 8 % with 1.5 and 22 % with 1.8, without a warning.
         """
         found = positive_frequencies(frequencies)
         places = sorted(float(x) for x in sites)

@@ -29,7 +29,7 @@ class Posterior(Brief):
 
 def normal_system(inversion: Inversion, result: Result) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """At a result: G (data, parameters), the prior precision N beta R, and the parts of G: W J (data, cells) and D."""
-    at = inversion.problem.linearize(result.model)
+    at = inversion.problem.linearize(result.model, trial=True)
     local = result.parameters.linearize(result.p)
     j = at.jacobian()[inversion.keep] * inversion.weights[:, None] * inversion.data.count**0.5
     d = torch.from_numpy(local.jacobian.toarray())
@@ -79,7 +79,7 @@ def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: in
         )
         p = result.p.clone()
         for _ in range(steps):
-            at = inversion.problem.linearize(parameters.model(p))
+            at = inversion.problem.linearize(parameters.model(p), trial=True)
             local = parameters.linearize(p)
             local = local._replace(gradient=local.gradient - local.matrix @ away.numpy())
             system = System(inversion, at, local, inversion.residual(at.data, result.shift) + noise, result.shift)
