@@ -77,6 +77,9 @@ def test_files_that_are_no_surrogate(content, tmp_path):
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(ValueError, match=r"other\.pt is no surrogate that `Surrogate\.save` wrote"):
         Surrogate.load(path, STUB)
+    if isinstance(content, bytes):
+        with pytest.raises(ValueError, match=r"wrote: it is no file of `torch\.save`"):
+            Surrogate.load(path, STUB)
     with pytest.raises(ValueError, match=r"geometry: the one that .*other\.pt is a surrogate of, not 'stub'"):
         Surrogate.load(path, "stub")
 
@@ -284,6 +287,10 @@ def test_what_is_refused(samples, surrogate):
         surrogate.predict(torch.zeros(4, 2))
     with pytest.raises(ValueError, match="parameters: length, impedance, eps_r, not length"):
         surrogate.predict({"length": 5e-3})
+    with pytest.raises(ValueError, match="impedance: a number, not '5mm'"):
+        surrogate.predict({"length": 5e-3, "impedance": "5mm", "eps_r": 2.5})
+    with pytest.raises(ValueError, match=r"S of stub at length=0\.005, impedance=50, eps_r=2\.5: shape"):
+        replace(STUB, solve=lambda values: None)(torch.tensor([5e-3, 50.0, 2.5]))
     with pytest.raises(ValueError, match="low must be below high"):
         Parameter("length", 2.0, 1.0)
     with pytest.raises(ValueError, match="different names"):

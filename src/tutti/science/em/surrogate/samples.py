@@ -130,7 +130,7 @@ def read(geometry: Geometry, point: Tensor, file: Path | None) -> tuple[Tensor, 
     with np.load(file) as data:
         x, s, seconds = (torch.from_numpy(data[name]) for name in ("point", "s", "seconds"))
     if not torch.equal(x, point):
-        raise ValueError(f"{file} is a sample of another point, {x.tolist()}")
+        raise ValueError(f"{file} is a sample of another point, {geometry.space.told(x)}")
     return check_s(s, geometry.shape, str(file)), float(seconds)
 
 
