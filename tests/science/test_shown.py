@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 from dataclasses import dataclass, field
+from pydoc import plain, render_doc
 
 import numpy as np
 import pytest
@@ -52,3 +54,10 @@ def test_dataclasses():
 def test_examples():
     found = doctest.testmod(shown)
     assert found.attempted and not found.failed
+
+
+@pytest.mark.parametrize("name", ["cad", "fdtd", "mt", "pinn", "surrogate"])
+def test_help_lists_what_a_package_exports(name):
+    package = importlib.import_module(f"tutti.science.em.{name}")
+    told = plain(render_doc(package))
+    assert package.__all__ and all(f"class {x}" in told or f"{x}(" in told or f"{x} =" in told for x in package.__all__)

@@ -61,6 +61,11 @@ def test_unknown_formats(tmp_path):
 
 
 @needs_gmsh
+def test_units_are_numbers(tmp_path):
+    with pytest.raises(ValueError, match="unit: metres of a unit of the file, 1e-3 for millimetres, not 'mm'"):
+        read(tmp_path / "part.stl", unit="mm")
+
+
 def test_a_file_that_is_none(tmp_path):
     (tmp_path / "part.step").write_text("hello")
     with pytest.raises(ValueError, match=r"part\.step"):

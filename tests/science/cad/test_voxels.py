@@ -75,6 +75,13 @@ def test_boolean_operations_equal_those_of_voxels():
         torch.testing.assert_close(fill(solid, EDGES, EDGES, EDGES), wanted.float(), atol=1e-6, rtol=0)
 
 
+def test_solids_that_lie_apart_have_an_empty_intersection():
+    none = box((0, 0, 0), (0.2, 0.2, 0.2)) & box((0.4, 0.1, 0.1), (0.9, 0.9, 0.9))
+    assert (none.bounds()[0] == none.bounds()[1]).all()
+    with pytest.warns(UserWarning, match="fills no cell of the grid"):
+        assert fill(none, EDGES, EDGES, EDGES).sum() == 0
+
+
 def test_later_solids_win_and_materials_are_averaged():
     board, patch = box((0, 0, 0), (1, 1, 0.2)), box((0.2, 0.2, 0.1), (0.5, 0.5, 0.2))
     voxels = voxelize({"board": (board, "fr4"), "patch": (patch, "copper")}, EDGES, EDGES, np.linspace(0, 0.4, 5))
@@ -114,6 +121,10 @@ def test_inward_surfaces_are_turned():
     (lambda: material(3), "no material 3; vacuum, air"),
     (lambda: box((0, 0), (1, 1)), "the corners of a box: x, y and z in metres, not .0, 0. and"),
     (lambda: BALL.rotated((0, 0, 0), 30), "axis of a rotation"),
+    (lambda: BALL.rotated("z", 90), r"axis of a rotation: its direction, such as \(0, 0, 1\) for z, not 'z'"),
+    (lambda: BALL.moved(1.0), "by: x, y and z in metres, not 1"),
+    (lambda: BALL.scaled("mm"), "factor: a number, not .mm."),
+    (lambda: sphere((0, 0), 1), r"centre: x, y and z in metres, not \(0, 0\)"),
     (lambda: sphere((0, 0, 0), 1, 1), "segments of a sphere: a whole number from 2, not 1"),
     (lambda: cone((0, 0, 0), 1, 1, 1, 2), "segments of a cone: a whole number from 3, not 2"),
     (lambda: cylinder((0, 0, 0), "a", 1), "radius must be positive and finite; got a"),

@@ -68,9 +68,9 @@ def test_the_energy_of_a_field():
     """W = V / 2 sum (eps E^2 + mu H H) of a single start."""
     grid = Grid((10, 8), 0.1)
     simulation = Simulation(grid, monitors=[Energy("W", 3), Probe("x", "Ez", [(4, 4)])], dtype=torch.float64)
-    state = simulation.prepare(2.0, 1, None, 1.0, None, (), None)[0].state()
+    state = simulation.prepare(2.0, 3, None, 1.0, None, (), None)[0].state()
     state[1][0, 4, 0, 4] = 2.0
-    w = simulation.run(2.0, 7, after=replace(simulation.run(2.0, 1), state=state, steps=0))["W"]
+    w = simulation.run(2.0, 7, after=replace(simulation.run(2.0, 3), state=state, steps=0))["W"]
     assert w.tolist() == pytest.approx([0.01 / 2 * 2 * EPS0 * 4] * 3, rel=1e-13)
     with pytest.raises(ValueError, match="every: at least one step"):
         Energy("W", 0)

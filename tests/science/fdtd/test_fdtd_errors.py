@@ -11,6 +11,7 @@ import torch
 from tutti.science.em.fdtd import (
     CPML,
     Current,
+    Energy,
     Grid,
     PlaneWave,
     Port,
@@ -20,6 +21,7 @@ from tutti.science.em.fdtd import (
     Spectrum,
     drude,
     gaussian_up_to,
+    lorentz,
     mie,
     pulse,
 )
@@ -80,10 +82,37 @@ SOURCE, F = Current("Ez", (20, 20), WAVE), torch.tensor([5e8, 1e9])
     (lambda: conductor(Grid((2, 2, 2), 1.0), torch.zeros(4, 4, 4), 5.0), "least: a share of a face"),
     (lambda: pulse(1e9, 0.0), "bandwidth of a pulse: positive and finite, not 0"),
     (lambda: pulse(math.inf, 1e9), "frequency of a pulse"),
+    (lambda: Simulation(GRID).run(2 - 0.1j, 2), r"eps_r: real, not \(2-0.1j\); losses are sigma= \(S/m\), or poles="),
+    (lambda: Simulation(GRID).run(torch.full((40, 40), 2 - 0.1j), 2), "eps_r: real, not complex64"),
+    (lambda: Simulation(GRID).run(1.0, 2, sigma=np.full((40, 40), 1j)), "sigma: real, not complex128"),
+    (lambda: Simulation(GRID).run({"Ez": torch.full((41, 41), 2 + 0j)}, 2), "eps_r: real, not complex64"),
+    (lambda: Simulation(GRID).run(1.0, 2, mu_r=torch.tensor(1 + 1j)), "mu_r: real, not"),
+    (lambda: drude(torch.tensor(1 + 1j), 1e8), "plasma frequency: at least 0, in rad/s, not"),
+    (lambda: lorentz(1 + 1j, 1e10, 1e8), "strength of a pole: real, not"),
+    (lambda: lorentz(1.0, 1e10, 1e8, torch.ones(40, 40)), "where of a pole: a boolean tensor over cells, not float32"),
+    (lambda: Simulation(GRID).run(1.0, 2, sigma=math.nan), "sigma of Ez is nan$"),
+    (lambda: Simulation(Grid((40, 40), 0.01, "TE"), monitors=surface(((12, 28),) * 2, F)),
+     "far fields in two dimensions need a TM grid, not one in mode TE"),
+    (lambda: Simulation(GRID, monitors=[Spectrum("s", "Ez", (5, 5), [1e12])]).run(1.0, 2),
+     r"monitor s: 1e\+12 Hz is above the Nyquist frequency of the time step, 2.355\d*e\+10 Hz"),
 ])  # fmt: skip
 def test_arguments(make, told):
     with pytest.raises(ValueError, match=told):
         make()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_missing():
+    with pytest.raises(ValueError, match="no CUDA device: PyTorch finds none for device='cuda'"):
+        Simulation(GRID, device="cuda")
+
+
+@pytest.mark.parametrize("monitor", [
+    Snapshots("m", "Ez", (5, 5), 9), Spectrum("m", "Ez", (5, 5), [1e8], 9), Energy("m", 9),
+])  # fmt: skip
+def test_monitors_that_a_run_is_too_short_for_are_told(monitor):
+    with pytest.warns(UserWarning, match="monitor m: every 9 steps, of a run of 8, sees nothing of it"):
+        Simulation(GRID, monitors=[monitor]).run(1.0, 8)
 
 
 @pytest.mark.parametrize("box, told", [

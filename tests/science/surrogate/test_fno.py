@@ -111,6 +111,16 @@ def test_what_an_operator_refuses():
         FNO(1, 1, 4)
     with pytest.raises(ValueError, match="width of the operator"):
         FNO(1, 1, (4,), width=-8)
+    model, fields = FNO(1, 2, (2, 2), 4, 1), torch.ones(3, 1, 8, 8)
+    for x, told in (((3, 2, 8, 8), r"float32 \(3, 2, 8, 8\)"), ((3, 1, 8), r"float32 \(3, 1, 8\)")):
+        with pytest.raises(ValueError, match=rf"fields: of shape \(batch, 1, nx, ny\), not {told}"):
+            model.operate(torch.ones(x))
+    with pytest.raises(ValueError, match=r"fields: torch\.float32 as the weights, not torch\.float64"):
+        model.operate(fields.double())
+    with pytest.raises(ValueError, match=r"labels: of shape \(3, 2, 8, 8\), not \(3, 1, 8, 8\)"):
+        model(fields, fields)
+    with pytest.raises(ValueError, match="sample 1 is 0 everywhere: it has no relative error"):
+        model(fields, torch.tensor([1.0, 0.0, 1.0])[:, None, None, None].expand(3, 2, 8, 8))
     with pytest.raises(ValueError, match="k of the cavity: positive and finite, not nan"):
         Cavity(k=float("nan"))
     with pytest.raises(ValueError, match="n of fillings: a whole number from 2, not 1"):

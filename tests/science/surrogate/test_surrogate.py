@@ -1,6 +1,8 @@
 """Surrogates: curves and bounds on a line's stub with a closed form, samples on disk, and what is refused."""
 
 import math
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
@@ -75,6 +77,9 @@ def test_files_that_are_no_surrogate(content, tmp_path):
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(ValueError, match=r"other\.pt is no surrogate that `Surrogate\.save` wrote"):
         Surrogate.load(path, STUB)
+    if isinstance(content, bytes):
+        with pytest.raises(ValueError, match=r"wrote: it is no file of `torch\.save`"):
+            Surrogate.load(path, STUB)
     with pytest.raises(ValueError, match=r"geometry: the one that .*other\.pt is a surrogate of, not 'stub'"):
         Surrogate.load(path, "stub")
 
@@ -176,9 +181,36 @@ def test_collection_by_processes(tmp_path):
     assert torch.equal(collect(STUB, points, tmp_path, processes=2).s, STUB(points))
 
 
+SCRIPT = """
+import torch
+from tutti.science.em.surrogate import Geometry, Parameter, Space, collect
+
+def solve(values):
+    return torch.zeros(2, 20001, dtype=torch.complex128)
+
+space = Space((Parameter("a", 0.0, 1.0),))
+frequencies = torch.linspace(1e9, 2e9, 20001, dtype=torch.float64)
+collect(Geometry("empty", space, frequencies, ("S11", "S21"), solve), space.sobol(8), processes=2)
+"""
+
+
+@pytest.mark.starts
+def test_a_script_without_a_guard_fails(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().splitlines()[-1].startswith("RuntimeError: a process that solves empty died: collect(")
+
+
+def test_solvers_that_other_processes_cannot_find():
+    with pytest.raises(ValueError, match="solve must be a function of a module to run in other processes"):
+        collect(replace(STUB, solve=lambda values: STUB.solve(values)), STUB.space.sobol(2), processes=2)
+
+
 def test_samples_are_written_as_they_are_done(tmp_path, monkeypatch):
     """The first point waits for the file of another one."""
     monkeypatch.setattr(samples_on_disk, "ProcessPoolExecutor", lambda count, *_, **__: ThreadPoolExecutor(count))
+    monkeypatch.setattr(samples_on_disk, "check_processes", lambda geometry: None)
     points, written, found = STUB.space.sobol(3), Event(), []
     monkeypatch.setattr(samples_on_disk, "write", lambda *_: written.set())
 
@@ -255,6 +287,10 @@ def test_what_is_refused(samples, surrogate):
         surrogate.predict(torch.zeros(4, 2))
     with pytest.raises(ValueError, match="parameters: length, impedance, eps_r, not length"):
         surrogate.predict({"length": 5e-3})
+    with pytest.raises(ValueError, match="impedance: a number, not '5mm'"):
+        surrogate.predict({"length": 5e-3, "impedance": "5mm", "eps_r": 2.5})
+    with pytest.raises(ValueError, match=r"S of stub at length=0\.005, impedance=50, eps_r=2\.5: shape"):
+        replace(STUB, solve=lambda values: None)(torch.tensor([5e-3, 50.0, 2.5]))
     with pytest.raises(ValueError, match="low must be below high"):
         Parameter("length", 2.0, 1.0)
     with pytest.raises(ValueError, match="different names"):

@@ -15,6 +15,12 @@ def check_whole(what: str, least: int = 1, **numbers: int) -> None:
             raise ValueError(f"{name} of {what}: a whole number from {least}, not {brief(x)}")
 
 
+def check_number(name: str, x: Any) -> None:
+    """Raises ValueError unless `x` is a number."""
+    if isinstance(x, str) or not hasattr(x, "__float__") or getattr(x, "ndim", 0):
+        raise ValueError(f"{name}: a number, not {brief(x)}")
+
+
 def check_positive(what: str, **numbers: float) -> None:
     """Raises ValueError unless all are positive and finite."""
     for name, x in numbers.items():

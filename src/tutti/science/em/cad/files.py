@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from math import inf
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ def read(path: str | Path, *, unit: float = 1e-3, angle: float = 32) -> dict[str
     Raises FileNotFoundError without a file, and ValueError for an unknown format or a surface that is not closed.
     """
     path = Path(path)
-    if not 0 < unit < inf:
-        raise ValueError(f"unit: metres of a unit of the file, 1e-3 for millimetres, not {unit}")
+    if not isinstance(unit, Real) or not 0 < unit < inf:
+        raise ValueError(f"unit: metres of a unit of the file, 1e-3 for millimetres, not {unit!r}")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     kind = path.suffix.lower()

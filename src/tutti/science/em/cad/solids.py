@@ -13,14 +13,26 @@ from numbers import Real
 
 import numpy as np
 
-from tutti.science.em.bounds import check_whole
+from tutti.science.em.bounds import check_number, check_whole
 from tutti.science.em.cad.rays import Crossings, cast
+from tutti.science.em.shown import brief
 
 Point = Sequence[float]
 
 
 def _without(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return first & ~second
+
+
+def _three(what: str, given: Point) -> np.ndarray:
+    """Raises ValueError unless given are three finite numbers."""
+    try:
+        found = np.asarray(given, float)
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    if found.shape != (3,) or not np.isfinite(found).all():
+        raise ValueError(f"{what}, not {brief(given)}")
+    return found
 
 
 class Solid:
@@ -43,17 +55,20 @@ class Solid:
         return f"{type(self).__name__}({low} to {high} m)"
 
     def moved(self, by: Point) -> Solid:
-        return self.transformed(np.column_stack([np.eye(3), np.asarray(by, float)]))
+        return self.transformed(np.column_stack([np.eye(3), _three("by: x, y and z in metres", by)]))
 
     def scaled(self, factor: float) -> Solid:
         """About the origin; 1e-3 for a file in millimetres."""
+        check_number("factor", factor)
         return self.transformed(np.column_stack([factor * np.eye(3), np.zeros(3)]))
 
     def rotated(self, axis: Point, degrees: float) -> Solid:
-        """About an axis through the origin, counterclockwise seen from its tip (Rodrigues)."""
-        if not np.linalg.norm(axis) > 0:
+        """About an axis through the origin, counterclockwise seen from its tip (Rodrigues). axis: its direction, such
+        as (0, 0, 1) for z."""
+        along = _three("axis of a rotation: its direction, such as (0, 0, 1) for z", axis)
+        if not np.linalg.norm(along) > 0:
             raise ValueError(f"axis of a rotation: three numbers, not all 0, not {tuple(axis)}")
-        x, y, z = np.asarray(axis, float) / np.linalg.norm(axis)
+        x, y, z = along / np.linalg.norm(along)
         k = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
         a = np.radians(degrees)
         return self.transformed(np.column_stack([np.eye(3) + np.sin(a) * k + (1 - np.cos(a)) * k @ k, np.zeros(3)]))
@@ -83,7 +98,10 @@ class Combined(Solid):
         a, b = self.first.bounds(), self.second.bounds()
         if self.inside is operator.or_:
             return np.stack([np.minimum(a[0], b[0]), np.maximum(a[1], b[1])])
-        return np.stack([np.maximum(a[0], b[0]), np.minimum(a[1], b[1])]) if self.inside is operator.and_ else a
+        if self.inside is not operator.and_:
+            return a
+        low, high = np.maximum(a[0], b[0]), np.minimum(a[1], b[1])
+        return np.stack([low, high if (low < high).all() else low])  # nothing is common to boxes that lie apart
 
     def transformed(self, matrix: np.ndarray) -> Solid:
         return Combined(self.first.transformed(matrix), self.second.transformed(matrix), self.inside)
@@ -167,7 +185,7 @@ def cone(base: Point, radius: float, top: float, height: float, segments: int = 
     fit = np.sqrt(2 * np.pi / segments / np.sin(2 * np.pi / segments))
     ring = np.column_stack([np.cos(turn), np.sin(turn), np.zeros(segments)]) * fit
     lower, upper = ring * radius, ring * top + [0, 0, height]
-    vertices = np.concatenate([lower, upper, [[0, 0, 0], [0, 0, height]]]) + np.asarray(base, float)
+    vertices = np.concatenate([lower, upper, [[0, 0, 0], [0, 0, height]]]) + _three("base: x, y and z in metres", base)
     i, j = np.arange(segments), (np.arange(segments) + 1) % segments
     s, low, high = segments, np.full(segments, 2 * segments), np.full(segments, 2 * segments + 1)
     faces = [(i, j, s + j), (i, s + j, s + i), (low, j, i), (high, s + i, s + j)]
@@ -197,4 +215,4 @@ def sphere(centre: Point, radius: float, segments: int = 64) -> Mesh:
     faces += [(np.full(n, len(vertices) - 2), i, j), (np.full(n, len(vertices) - 1), last + j, last + i)]
     unit = Mesh(vertices, np.concatenate([np.column_stack(each) for each in faces]))
     fit = (4 / 3 * np.pi / unit.volume()) ** (1 / 3)
-    return Mesh(unit.vertices * fit * radius + np.asarray(centre, float), unit.faces)
+    return Mesh(unit.vertices * fit * radius + _three("centre: x, y and z in metres", centre), unit.faces)

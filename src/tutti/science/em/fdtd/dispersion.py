@@ -17,7 +17,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from tutti.science.em.shown import Brief
+from tutti.science.em.shown import Brief, brief
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,9 +35,13 @@ class Pole(Brief):
     def __post_init__(self) -> None:
         for name in ("strength", "resonance", "damping"):
             x = torch.as_tensor(getattr(self, name)).detach()
+            if x.is_complex():
+                raise ValueError(f"{name} of a pole: real, not {brief(x)}")
             wrong = x[~(torch.isfinite(x) & (x >= 0))]
             if len(wrong):
                 raise ValueError(f"{name} of a pole: finite and at least 0, not {float(wrong[0])}")
+        if self.where is not None and not (isinstance(self.where, Tensor) and self.where.dtype == torch.bool):
+            raise ValueError(f"where of a pole: a boolean tensor over cells, not {brief(self.where)}")
 
     def susceptibility(self, frequency: Tensor, dt: float = 0.0) -> Tensor:
         """Of a pole with a number as strength, at frequencies in Hz; with `dt` that of the discrete equations.
@@ -53,7 +57,7 @@ class Pole(Brief):
 
 def drude(plasma: float | Tensor, collision: float, where: Tensor | None = None) -> Pole:
     """eps = 1 - plasma^2 / (omega^2 - i omega collision); both in rad/s."""
-    if bool((torch.as_tensor(plasma) < 0).any()):
+    if torch.as_tensor(plasma).is_complex() or bool((torch.as_tensor(plasma) < 0).any()):
         raise ValueError(f"plasma frequency: at least 0, in rad/s, not {plasma}")
     return Pole(plasma**2, 0.0, collision / 2, where)
 

@@ -20,10 +20,10 @@ from tutti.science.em.fdtd.simulation import Result
 
 
 def surface(box: tuple[tuple[int, int], tuple[int, int]], frequencies: Tensor) -> list[Side]:
-    """Monitors on the four sides of a box of nodes: (first, last) by axis. frequencies: Hz.
+    """Monitors on the four sides of a box of nodes of a TM grid: (first, last) by axis. frequencies: Hz.
 
     The box encloses what scatters and the box of a plane wave, and lies outside of absorbing layers; simulations raise
-    ValueError for others.
+    ValueError for others, and on a TE grid.
     """
     Side.check(box, 2)
     (x0, x1), (y0, y1) = box

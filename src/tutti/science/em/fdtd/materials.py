@@ -8,6 +8,7 @@ Values of cells are averaged over the four cells around an edge (two at a face),
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,6 +56,12 @@ def by_component(grid: Grid, given: Mapping[str, Tensor], name: str, what: str, 
     return found
 
 
+def check_real(what: str, given: Any) -> None:
+    """Raises ValueError for complex numbers."""
+    if isinstance(given, complex) or (isinstance(given, Tensor | np.ndarray) and torch.as_tensor(given).is_complex()):
+        raise ValueError(f"{what}: real, not {brief(given)}; losses are sigma= (S/m), or poles= of a dispersive medium")
+
+
 def only(x: Tensor, design: Sequence[slice]) -> Tensor:
     """The same numbers, without gradients outside of a region; everywhere with them if that is empty."""
     if not design or not x.requires_grad:
@@ -71,6 +78,7 @@ def at_component(grid: Grid, given: Material, name: str, what: str, dtype: torch
     given: a number, a tensor over cells, or a mapping of components to tensors over nodes. design: cells outside of
     which it has no gradients.
     """
+    check_real(what, given.get(name) if isinstance(given, Mapping) else given)
     if isinstance(given, Mapping):
         if name not in given:
             raise ValueError(f"{what} is given by component, but without {name}")

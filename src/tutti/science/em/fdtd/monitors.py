@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,11 +132,22 @@ def expanded(given: Sequence[Any]) -> tuple[Monitor, ...]:
     return tuple(out)
 
 
+def empty(given: Sequence[Any], steps: int) -> Iterator[str]:
+    """A warning for each monitor of a run from rest that is too short for it."""
+    for x in given:
+        if getattr(x, "every", 1) > steps:
+            yield f"monitor {x.name}: every {x.every} steps, of a run of {steps}, sees nothing of it"
+
+
 def phases(monitor: Spectrum, times: Tensor, dt: float) -> Tensor:
     """(steps, frequencies, 2): dt exp(-2 pi i f t). Raises ValueError for fewer than two samples in a period."""
     frequencies = torch.as_tensor(monitor.frequencies, dtype=torch.float64)
-    if bool((frequencies.abs() * monitor.every * dt > 0.5).any()):
-        raise ValueError(f"monitor {monitor.name}: {float(frequencies.abs().max()):g} Hz needs a sample in every "
-                         f"{0.5 / float(frequencies.abs().max()) / dt:.3g} steps, not {monitor.every}")  # fmt: skip
+    most = float(frequencies.abs().max()) if len(frequencies) else 0.0
+    if most * dt > 0.5:
+        raise ValueError(f"monitor {monitor.name}: {most:g} Hz is above the Nyquist frequency of the time step, "
+                         f"{0.5 / dt:g} Hz")  # fmt: skip
+    if most * monitor.every * dt > 0.5:
+        raise ValueError(f"monitor {monitor.name}: {most:g} Hz needs a sample in every "
+                         f"{0.5 / most / dt:.3g} steps, not {monitor.every}")  # fmt: skip
     angle = -2 * torch.pi * times[:, None] * frequencies
     return torch.stack([torch.cos(angle), torch.sin(angle)], -1) * (dt * monitor.every)

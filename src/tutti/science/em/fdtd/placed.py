@@ -17,11 +17,14 @@ from tutti.science.em.fdtd.sources import Entries
 
 def check_surfaces(grid: Grid, cpml: CPML | None, monitors: Sequence[Any], sources: Sequence[Any]) -> None:
     """Raises ValueError for surfaces of far fields in absorbing layers or beyond the grid, and for those that do not
-    enclose the total field of a plane wave: they need the scattered field alone, half a cell to both sides."""
+    enclose the total field of a plane wave: they need the scattered field alone, half a cell to both sides; and for
+    those of two dimensions on a TE grid."""
     boxes = {tuple(tuple(ends) for ends in x.box) for x in monitors if isinstance(x, Side)}
     for box in boxes:
         if len(box) != len(grid.shape):
             raise ValueError(f"the surface of a far field has {len(box)} axes, {box}, the grid {len(grid.shape)}")
+        if len(box) == 2 and "Ez" not in grid.components:
+            raise ValueError(f"far fields in two dimensions need a TM grid, not one in mode {grid.mode}")
         for axis, ((first, last), n) in enumerate(zip(box, grid.shape, strict=True)):
             low, high = cpml.thickness(axis) if cpml else (0, 0)
             if not low < first < last < n - high:

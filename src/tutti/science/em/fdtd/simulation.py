@@ -98,6 +98,8 @@ class Simulation:
             raise ValueError(f"monitors of energy run on CPUs only, not on {self.device}")
         if self.group is not None and torch.device(self.device).type != "cpu":
             raise ValueError(f"processes share a simulation on CPUs only, not on {self.device}")
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"no CUDA device: PyTorch finds none for device={str(self.device)!r}")
         if self.group is None and (self.slabs or self.halo != type(self).halo):
             raise ValueError(f"halo = {self.halo} and slabs = {self.slabs}: options of a group, which is missing")
         axes = len(self.grid.shape)
@@ -255,7 +257,7 @@ class Simulation:
             if isinstance(eps_r, Mapping) and isinstance(mu_r, Mapping):  # lengths and areas of cut cells
                 most_eps = most_mu = 1.0
             driven = [(getattr(s, "waveform", None), x.waves[:, 0]) for s, of in of_sources for x in of[:1]]
-            self.warn(*placed.absorbed(setting, entries),
+            self.warn(*placed.absorbed(setting, entries), *monitors.empty(self.monitors, steps),
                       *resolution.coarse(grid, driven, self.dt, most_eps, most_mu))  # fmt: skip
         waves = torch.cat([x.waves for x in entries], 1) if entries else torch.zeros(steps, 1, dtype=torch.float64)
         columns, count = [], 0
@@ -396,6 +398,6 @@ def check(x: Tensor, name: str, what: str, above: float) -> None:
     x = x.detach()
     if not bool(torch.isfinite(x).all()):
         at = (~torch.isfinite(x)).nonzero()[0].tolist()
-        raise ValueError(f"{what} of {name} is {float(x[tuple(at)])} at node {at}")
+        raise ValueError(f"{what} of {name} is {float(x[tuple(at)])}" + (f" at node {at}" if at else ""))
     if not bool((x > above).all()):
         raise ValueError(f"{what} of {name} must be {'positive' if above >= 0 else 'at least 0'}, not {float(x.min())}")

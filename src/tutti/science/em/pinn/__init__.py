@@ -1,4 +1,6 @@
 """Physics-informed networks: `helmholtz`, and Maxwell's equations in the time domain, `maxwell`."""
 
-from tutti.science.em.pinn.helmholtz import Helmholtz as Helmholtz
-from tutti.science.em.pinn.network import MultiScale as MultiScale
+from tutti.science.em.pinn.helmholtz import Helmholtz
+from tutti.science.em.pinn.network import MultiScale
+
+__all__ = ["Helmholtz", "MultiScale"]

@@ -1,11 +1,18 @@
 """Surrogates of electromagnetic solvers: see `surrogate` and `active`; operators between fields in `fno`."""
 
-from tutti.science.em.surrogate.geometry import Geometry as Geometry
-from tutti.science.em.surrogate.geometry import relative_error as relative_error
-from tutti.science.em.surrogate.parameters import Parameter as Parameter
-from tutti.science.em.surrogate.parameters import Space as Space
-from tutti.science.em.surrogate.samples import Samples as Samples
-from tutti.science.em.surrogate.samples import collect as collect
-from tutti.science.em.surrogate.surrogate import Prediction as Prediction
-from tutti.science.em.surrogate.surrogate import Surrogate as Surrogate
-from tutti.science.em.surrogate.surrogate import Training as Training
+from tutti.science.em.surrogate.geometry import Geometry, relative_error
+from tutti.science.em.surrogate.parameters import Parameter, Space
+from tutti.science.em.surrogate.samples import Samples, collect
+from tutti.science.em.surrogate.surrogate import Prediction, Surrogate, Training
+
+__all__ = [
+    "Geometry",
+    "Parameter",
+    "Prediction",
+    "Samples",
+    "Space",
+    "Surrogate",
+    "Training",
+    "collect",
+    "relative_error",
+]

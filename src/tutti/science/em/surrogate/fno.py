@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.science.em.bounds import check_whole
+from tutti.science.em.shown import brief
 from tutti.science.em.surrogate.geometry import relative_error
 
 
@@ -68,6 +69,7 @@ class FNO(nn.Module):
         if not isinstance(modes, tuple | list):
             raise ValueError(f"modes: one or two positive numbers, such as (8, 8), not {modes}")
         axes = len(modes)
+        self.inputs, self.outputs, self.axes = inputs, outputs, axes
         point = nn.Conv1d if axes == 1 else nn.Conv2d
         self.lift = point(inputs + axes, width, 1)
         self.spectral = nn.ModuleList(Spectral(width, width, modes) for _ in range(layers))
@@ -77,7 +79,17 @@ class FNO(nn.Module):
             for module in self.spectral:
                 module.weight.mul_(1 / sqrt(width))  # pyright: ignore
 
+    def check(self, fields: Tensor) -> None:
+        """Raises ValueError for what `operate` does not take."""
+        dtype = self.lift.weight.dtype
+        if not isinstance(fields, Tensor) or fields.ndim != 2 + self.axes or fields.shape[1] != self.inputs:
+            grid = ", ".join(("nx", "ny")[: self.axes])
+            raise ValueError(f"fields: of shape (batch, {self.inputs}, {grid}), not {brief(fields)}")
+        if fields.dtype != dtype and not torch.is_autocast_enabled(fields.device.type):
+            raise ValueError(f"fields: {dtype} as the weights, not {fields.dtype}")
+
     def operate(self, fields: Tensor) -> Tensor:
+        self.check(fields)
         grid = fields.shape[2:]
         lines = [torch.arange(n, dtype=fields.dtype, device=fields.device) / n for n in grid]
         places = torch.meshgrid(*lines, indexing="ij")
@@ -88,4 +100,7 @@ class FNO(nn.Module):
         return self.project(x)
 
     def forward(self, fields: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": relative_error(self.operate(fields), labels).mean()}
+        found = self.operate(fields)
+        if labels.shape != found.shape:
+            raise ValueError(f"labels: of shape {tuple(found.shape)}, not {tuple(labels.shape)}")
+        return {"loss": relative_error(found, labels).mean()}

@@ -61,7 +61,7 @@ class Geometry(Brief):
     def solved(self, point: Tensor) -> Tensor:
         """S of one point (parameters,), wherever it lies: complex128 (traces, frequencies)."""
         s = self.solve(dict(zip(self.space.names, point.tolist(), strict=True)))
-        return check_s(s, self.shape, f"{self.name} at {point.tolist()}")
+        return check_s(s, self.shape, f"{self.name} at {self.space.told(point)}")
 
 
 def check_s(s: Tensor, shape: tuple[int, ...], what: str, gain: float = 1.05) -> Tensor:
@@ -81,5 +81,11 @@ def check_s(s: Tensor, shape: tuple[int, ...], what: str, gain: float = 1.05) ->
 
 
 def relative_error(s: Tensor, truth: Tensor) -> Tensor:
-    """||s - truth|| / ||truth|| with norms over all dims but the first, traces and frequencies for curves: (n,)."""
-    return (s - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
+    """||s - truth|| / ||truth|| with norms over all dims but the first, traces and frequencies for curves: (n,).
+
+    Raises ValueError for a truth of zeros, except while it is traced.
+    """
+    norm = truth.flatten(1).norm(dim=1)
+    if type(truth) is Tensor and not torch.compiler.is_compiling() and bool((norm == 0).any()):
+        raise ValueError(f"sample {int((norm == 0).nonzero()[0])} is 0 everywhere: it has no relative error")
+    return (s - truth).flatten(1).norm(dim=1) / norm

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tutti.science.em.bounds import check_kind, check_whole
+from tutti.science.em.bounds import check_kind, check_number, check_whole
 from tutti.science.em.shown import brief
 
 
@@ -65,6 +65,8 @@ class Space:
         if isinstance(given, Mapping):
             if set(given) != set(self.names):
                 raise ValueError(f"parameters: {', '.join(self.names)}, not {', '.join(given)}")
+            for name in self.names:
+                check_number(name, given[name])
             given = [float(given[name]) for name in self.names]
         if not isinstance(given, Tensor | np.ndarray | list | tuple):
             raise ValueError(f"points: a tensor or a mapping of {', '.join(self.names)}, not {brief(given)}")
@@ -77,6 +79,10 @@ class Space:
             row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
             raise ValueError(f"{self.names[column]} of point {row} is {float(x[row, column])}")
         return x
+
+    def told(self, point: Tensor) -> str:
+        """A point in words: d=0.00675, eps_r=4.17."""
+        return ", ".join(f"{name}={x:.6g}" for name, x in zip(self.names, point.tolist(), strict=True))
 
     def inside(self, points: Tensor) -> Tensor:
         """Which points lie in the box, with a tolerance of rounding: (n,) bool."""

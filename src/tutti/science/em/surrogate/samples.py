@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import pickle
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,10 @@ from tutti.launch.progress import progress
 from tutti.science.em.bounds import check_whole
 from tutti.science.em.shown import Brief
 from tutti.science.em.surrogate.geometry import Geometry, check_s
+
+GUARD = (
+    "collect(processes=...) in a script needs `if __name__ == '__main__':` around it: its processes import the script"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,8 +57,10 @@ def collect(geometry: Geometry, points: Tensor, folder: str | Path | None = None
     """Solve points, reading from `folder` those that it has and writing the others there as they are done.
 
     Files are found by the geometry's names, traces and frequencies, and the point: a solver that changes needs another
-    `name`. processes: how many solve at once; with several, `geometry.solve` is a function of a module.
-    Raises ValueError for points out of range, and for a file of another geometry.
+    `name`. processes: how many solve at once; with several, `geometry.solve` is a function of a module, and a script
+    needs `if __name__ == "__main__":` around its calls, as the processes import it.
+    Raises ValueError for points out of range, for a file of another geometry and for a solver that other processes
+    cannot find, and RuntimeError for a script without the guard and for a process that dies.
     """
     check_whole("a collection", processes=processes)
     points = geometry.space.points(points)
@@ -79,18 +87,34 @@ def timed(geometry: Geometry, point: Tensor) -> tuple[Tensor, float]:
     return s, time.perf_counter() - begin
 
 
+def check_processes(geometry: Geometry) -> None:
+    """Raises RuntimeError in a process that imports the script, ValueError for a solver that cannot be pickled."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(GUARD)
+    try:
+        pickle.dumps(geometry.solve)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"solve must be a function of a module to run in other processes: {error}") from error
+
+
 def solved(geometry: Geometry, points: Tensor, rows: list[int], processes: int) -> Iterator[tuple[int, tuple]]:
     """(row, (s, seconds)) of each row, as they are done."""
     if processes <= 1 or len(rows) < 2:
         for i in rows:
             yield i, timed(geometry, points[i])
         return
+    check_processes(geometry)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        found = {pool.submit(timed, geometry, points[i]): i for i in rows}
+        told = GUARD
         try:
+            pool.submit(abs, 0).result()  # a pool that breaks with samples in its pipe may hang
+            told = "it ran out of memory, or cannot import the solver"
+            found = {pool.submit(timed, geometry, points[i]): i for i in rows}
             for future in as_completed(found):
                 yield found[future], future.result()
+        except BrokenProcessPool as error:
+            raise RuntimeError(f"a process that solves {geometry.name} died: {told}") from error
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, do not solve the rest
 
@@ -106,7 +130,7 @@ def read(geometry: Geometry, point: Tensor, file: Path | None) -> tuple[Tensor, 
     with np.load(file) as data:
         x, s, seconds = (torch.from_numpy(data[name]) for name in ("point", "s", "seconds"))
     if not torch.equal(x, point):
-        raise ValueError(f"{file} is a sample of another point, {x.tolist()}")
+        raise ValueError(f"{file} is a sample of another point, {geometry.space.told(x)}")
     return check_s(s, geometry.shape, str(file)), float(seconds)
 
 

@@ -29,7 +29,7 @@ from tutti.hardware.threads import threads
 from tutti.launch.progress import progress
 from tutti.science.em.bounds import check_kind, check_whole
 from tutti.science.em.descent import check_rate
-from tutti.science.em.shown import Brief
+from tutti.science.em.shown import Brief, brief
 from tutti.science.em.surrogate.curves import REPRESENTATIONS, Basis, passive
 from tutti.science.em.surrogate.geometry import Geometry, relative_error
 from tutti.science.em.surrogate.network import Ensemble
@@ -179,11 +179,12 @@ class Surrogate:
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no file {path}")
         try:
-            saved = torch.load(path, weights_only=True) if is_zipfile(path) else "something else"
+            saved = torch.load(path, weights_only=True) if is_zipfile(path) else None
         except (RuntimeError, UnpicklingError) as error:
             raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote: {type(error).__name__}") from error
+        told = "it is no file of `torch.save`" if saved is None else f"it holds {brief(saved)}"
         if not isinstance(saved, dict) or not {"geometry", "basis", "sizes", "scale"} <= saved.keys():
-            raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote; it holds {reprlib.repr(saved)}")
+            raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote: {told}")
         for what, ours in facts(geometry).items():
             if saved.get(what) != ours:
                 raise ValueError(f"{path} is a surrogate of {saved['geometry']} with {what} = "
