@@ -84,3 +84,10 @@ def test_spheres_converge(metal):
         found = scattered(ka, radius, metal, 60, max(4, radius // 3))[name]
         errors.append(sum(abs(x / y - 1) for x, y in zip(found, exact, strict=True)))
     assert errors[0] > errors[1] > errors[2] and errors[2] < 0.03
+
+
+@pytest.mark.slow
+def test_spheres_of_many_wavelengths():
+    """ka = 5: a circumference of five wavelengths."""
+    assert scattered([5.0], 30, True, 30, 10)["back"] == pytest.approx([sphere(5.0, None).back], rel=0.04)
+    assert scattered([5.0], 24, False, 60, 8)["extinction"] == pytest.approx([sphere(5.0, 2.0).extinction], rel=0.03)
