@@ -46,20 +46,18 @@ def check_waves(setting: Setting, sources: Sequence[tuple[Any, Sequence[Entries]
         (wave, x) for wave, entries in sources if isinstance(wave, PlaneWave) for x in entries if x.component < 3
     ]
     for wave, x in electric:
+        at = torch.stack(torch.unravel_index(x.place, setting.grid.array), 1)
         for pole in poles:
-            strength = torch.zeros(setting.grid.array)
-            cells = tuple(slice(a, b) for a, b in zip(pole.start, pole.stop, strict=True))
-            if pole.gain[x.component].numel():
-                strength[cells] = pole.gain[x.component].detach().cpu().float()
-            if bool(strength.flatten()[x.place].any()):
+            gain, start, stop = pole.gain[x.component], torch.tensor(pole.start), torch.tensor(pole.stop)
+            inside = at[((at >= start) & (at < stop)).all(1)] - start
+            if gain.numel() and bool(gain.detach().cpu()[tuple(inside.T)].any()):
                 raise ValueError(f"the box of a plane wave, {wave.box}, passes through a dispersive medium")
 
 
 def absorbed(setting: Setting, entries: Sequence[Entries]) -> Iterator[str]:
     """A warning for each source that lies in absorbing layers with all its nodes."""
-    n = setting.grid.array
     for x in entries:
-        nodes = (x.place // (n[1] * n[2]), x.place // n[2] % n[1], x.place % n[2])
+        nodes = torch.unravel_index(x.place, setting.grid.array)
         inside = torch.zeros_like(x.place, dtype=torch.bool)
         for line, at in zip(setting.lines[0 if x.component < 3 else 1], nodes, strict=True):
             inside |= line.absorbs[at]

@@ -179,10 +179,11 @@ def s_parameters(lines: Sequence[LinePlane], result: Result, frequencies: Tensor
     """
     if isinstance(lines, LinePlane) or not lines or not all(isinstance(x, LinePlane) for x in lines):
         raise ValueError(f"lines: a list of them, the driven one first, not {lines}")
-    a, _ = waves(lines[0], result, frequencies, impedance)
+    found = [waves(x, result, frequencies, impedance) for x in lines]
+    a = found[0][0]
     check_decayed(lines, result)
     check_band(lines[0], result, frequencies, a, impedance)
-    return torch.stack([waves(x, result, frequencies, impedance)[1] / a for x in lines])
+    return torch.stack([b / a for _, b in found])
 
 
 def check_frequencies(frequencies: Any, nyquist: float) -> None:

@@ -35,13 +35,14 @@ def sections(kind: type, name: str = "") -> Iterator[tuple[str, str, list[Key]]]
     "" for the keys above all sections."""
     inner: list[tuple[str, type]] = []
     rows, plain, meanings = [], get_type_hints(kind), _meanings(kind)
+    annotated = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
         where = f"{name.strip('[]')}.{each.name}".strip(".")
         table, several = _table(plain[each.name])
         if table:
             inner.append((f"[[{where}]]" if several else f"[{where}]", table))
         else:
-            given = _quantity(get_type_hints(kind, include_extras=True)[each.name])
+            given = _quantity(annotated[each.name])
             required = each.default is MISSING
             default = None if required else each.default
             rows.append(Key(each.name, type_name(plain[each.name]), given.unit, default, required, meanings[each.name]))
