@@ -1,5 +1,6 @@
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tutti.train.config import Model, Optimizer
 from tutti.train.model import build_model, build_optimizer, check_model, model_config, precision
@@ -84,3 +85,14 @@ def test_automatic_precision_is_the_faster_one(monkeypatch):
     for device, dtype in ((fast, torch.bfloat16), (slow, torch.float32)):
         monkeypatch.setattr(model, "local", lambda n, d=device: hardware.Cluster(d, ((n, link),)))
         assert precision("auto", 2) is dtype
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "falcon"])
+def test_tensors_have_the_dtypes_of_transformers(kind):
+    config = model_config(Model(kind, 32, 2, 2), 50, 16)
+    ours = build_model(config, 0, torch.bfloat16)
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    buffers = dict(theirs.named_buffers())
+    assert buffers and any(x.dtype == torch.float32 for x in buffers.values())
+    for name, x in [*ours.named_parameters(), *ours.named_buffers()]:
+        assert x.dtype == theirs.get_parameter(name).dtype if name not in buffers else torch.equal(x, buffers[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -453,3 +454,45 @@ def test_the_folder_is_there(tmp_path):
     assert {"model.safetensors", "config.json", "trainer_state.json", "train_results.json"} <= {
         x.name for x in Path(tmp_path / "new").iterdir()
     }
+
+
+class Call:
+    """Pickles as a call of a function."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("name", ["scheduler.pt", "rng_state.pth", "training_args.bin", "optimizer.pt"])
+def test_resuming_runs_no_code_of_a_checkpoint(tmp_path, name):
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "cluster": "cpu:1", "plan": "single"}
+    trained(tmp_path, "vit", **options)
+    folder, marker = tmp_path / "checkpoint-1", tmp_path / "marker"
+    torch.save(Call(os.system, f"touch {marker}"), folder / name)
+    if name in ("scheduler.pt", "rng_state.pth"):
+        with pytest.raises(ValueError, match=f"{name} holds posix.system, and reading that could run code: refused"):
+            trained(tmp_path, "vit", resume=str(folder), **options)
+    else:  # written for transformers, and never read
+        trained(tmp_path, "vit", resume=str(folder), **options)
+    assert not marker.exists()
+
+
+def test_a_schedule_of_objects_is_a_warning_when_it_is_saved(tmp_path):
+    class Schedule(torch.optim.lr_scheduler.LambdaLR):
+        def __init__(self, optimizer):
+            self.owner = Call(int)
+            super().__init__(optimizer, lambda step: 1.0)
+
+    torch.manual_seed(0)
+    model = vit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    more = {"optimizers": (optimizer, Schedule(optimizer))}
+    options = arguments(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer = tutti.Trainer(model, options, train_dataset=images(), **more)
+    with pytest.warns(UserWarning, match=r"scheduler\.pt is not written.*keep to numbers, strings and tensors"):
+        trainer.train()
+    with pytest.raises(ValueError, match=r"checkpoint-1 has no scheduler\.pt"):
+        trainer.train(resume_from_checkpoint=True)

@@ -64,11 +64,23 @@ def load_weights(folder: Path, wanted: Sequence[Wanted], aliases: Mapping[str, s
 
 def _opened(folder: Path, stack: ExitStack) -> list[Any]:
     """The files of a folder, open until the stack ends."""
+    return [stack.enter_context(opened(path)) for path in _files(folder)]
+
+
+def opened(path: Path) -> Any:
+    """A safetensors file as a context manager. Raises ValueError, naming the file, if it is missing or damaged."""
     try:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
-        raise ValueError(f"{folder} holds safetensors: pip install 'tutti[train]' to read them") from None
-    return [stack.enter_context(safe_open(path, "pt")) for path in _files(folder)]
+        raise ValueError(f"{path} is a safetensors file: pip install 'tutti[train]' to read it") from None
+    if not path.exists():
+        pickled = path.parent / "pytorch_model.bin"
+        convert = f": {pickled.name} is a pickle; convert it with from_pretrained(...).save_pretrained(...)"
+        raise ValueError(f"there is no file {path}{convert if pickled.exists() else ''}")
+    try:
+        return safe_open(path, "pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}. Copy or download it again") from None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -76,7 +88,14 @@ def _files(folder: Path) -> list[Path]:
     safetensors runs nothing."""
     if not (folder / INDEX).exists():
         return [folder / NAME]
-    names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
-    if outside := [name for name in names if PurePath(name).is_absolute() or ".." in PurePath(name).parts]:
+    try:
+        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / INDEX} is damaged: {type(error).__name__}") from None
+    if outside := [
+        name
+        for name in names
+        if not isinstance(name, str) or PurePath(name).is_absolute() or ".." in PurePath(name).parts
+    ]:
         raise ValueError(f"{folder / INDEX} names {outside[0]!r}, which leads out of the folder: refused")
     return sorted(folder / name for name in names)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.exec.weights import opened
+
 KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.\w+)?\.weight")
 KNOWN = ("lora_A", "lora_B")
 
@@ -78,12 +80,11 @@ class Adapters:
 
 def _read(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """The factors of an adapter by layer; B is scaled."""
-    from safetensors.torch import load_file
-
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
-        tensors = load_file(folder / "adapter_model.safetensors")
-    except FileNotFoundError as error:
+        with opened(folder / "adapter_model.safetensors") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{folder} is no adapter of peft: {error}") from error
     refused = [key for key in ("use_dora", "lora_bias", "rank_pattern", "alpha_pattern") if config.get(key)]
     if config.get("peft_type") != "LORA" or refused:

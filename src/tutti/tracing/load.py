@@ -53,12 +53,15 @@ def load(
         raise ValueError(f"no such file: {path}; {EXPECTED}")
     if batch < 1 or seq < 2:
         raise ValueError(f"batch {batch}, seq {seq}: at least batch 1 and seq 2 are needed")
-    model = _from_config(path, ATTENTION[attention]).to(dtype).train()
+    model = _from_config(path, dtype, ATTENTION[attention]).train()
     return model, example(model, batch, seq)
 
 
-def _from_config(path: Path, attention: dict[str, str]) -> nn.Module:
-    """The model of the config's architecture, or a causal language model if it names none."""
+def _from_config(path: Path, dtype: torch.dtype, attention: dict[str, str]) -> nn.Module:
+    """The model of the config's architecture, or a causal language model if it names none, on the meta device.
+
+    Parameters have `dtype`; buffers have it where transformers casts them.
+    """
     import transformers
 
     transformers.logging.set_verbosity_error()  # warnings about the config do not matter here
@@ -74,7 +77,7 @@ def _from_config(path: Path, attention: dict[str, str]) -> nn.Module:
     )
     try:
         with torch.device("meta"):
-            return make(config, **attention)
+            return make(config, dtype=dtype, **attention)
     except ValueError as error:
         raise ValueError(f"{path}: transformers cannot build this model ({error})") from error
 

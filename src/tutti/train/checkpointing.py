@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.checkpoint.values import read_values, write_values
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
 from tutti.train import draws
@@ -58,12 +60,12 @@ class TrainerCheckpoints:
         if trainer.args.restore_callback_states_from_checkpoint:
             _restore_callbacks(trainer)
         if not (folder / SCHEDULE).exists():
-            raise ValueError(f"{folder} has the model only (save_only_model=True), so no run resumes from it; load it "
-                             "with from_pretrained and train anew")  # fmt: skip
-        trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=False))
+            raise ValueError(f"{folder} has no {SCHEDULE} (save_only_model=True, or a schedule that cannot be saved), "
+                             "so no run resumes from it; load it with from_pretrained and train anew")  # fmt: skip
+        trainer.lr_scheduler.load_state_dict(read_values(folder / SCHEDULE))
         for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
-        random = torch.load(folder / RANDOM, weights_only=False)
+        random = read_values(folder / RANDOM)
         draws.set_states(random)
         return random[DATA]
 
@@ -95,8 +97,8 @@ class TrainerCheckpoints:
             checkpoints.wait()
         if rank() == 0:
             if not args.save_only_model:
-                torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULE)
-                torch.save({**draws.states(), DATA: trainer.draws.states}, folder / RANDOM)
+                _save_schedule(trainer.lr_scheduler, folder)
+                write_values({**draws.states(), DATA: trainer.draws.states}, folder / RANDOM)
                 loader = trainer.callback_handler.train_dataloader
                 known = loader.state_dict() if hasattr(loader, "go_on") else trainer.position
                 (folder / STREAM).write_text(json.dumps(known))
@@ -154,6 +156,15 @@ def save_model(trainer: Any, folder: Path) -> None:
     if processing is not None:
         processing.save_pretrained(folder)
     torch.save(trainer.args, folder / ARGUMENTS)
+
+
+def _save_schedule(scheduler: Any, folder: Path) -> None:
+    """Save the schedule. Warn if its state holds objects: a checkpoint without the schedule cannot be resumed."""
+    try:
+        write_values(scheduler.state_dict(), folder / SCHEDULE)
+    except ValueError as error:
+        warnings.warn(f"{error}. Runs cannot resume from {folder}: keep to numbers, strings and tensors in the "
+                      "scheduler's state_dict()", stacklevel=2)  # fmt: skip
 
 
 def _restore_callbacks(trainer: Any) -> None:

@@ -67,11 +67,22 @@ def precision(wanted: str, processes: int) -> torch.dtype:
 def build_model(
     config: PreTrainedConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """A causal language model with random weights, which depend only on the seed, not on dtype or device."""
+    """A causal language model with random weights, which depend only on the seed, not on dtype or device.
+
+    Tensors have the dtypes that transformers gives them in a model of `dtype`: rotary frequencies stay in float32.
+    """
     transformers_logging.disable_progress_bar()  # progress bars of saving this model
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.to(device, dtype).train()
+    with torch.device("meta"):
+        typed: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for ours, theirs in zip(_tensors(model), _tensors(typed), strict=True):
+        ours.data = ours.data.to(theirs.dtype)
+    return model.to(device).train()
+
+
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 def build_optimizer(model: torch.nn.Module, optimizer: settings.Optimizer) -> torch.optim.Optimizer:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor, nn
 
+from tutti.checkpoint.values import read_values, write_values
 from tutti.science.em.descent import descend
 from tutti.science.em.mt.columns import Columns
 
@@ -144,16 +144,16 @@ class VAE(nn.Module):
 
     def save(self, path: str | Path) -> None:
         facts = {"rows": self.rows, "codes": self.codes, "network": self.network}
-        torch.save({"facts": facts, "source": self.source, "state": self.state_dict()}, path)
+        write_values({"facts": facts, "source": self.source, "state": self.state_dict()}, path)
 
     @staticmethod
     def load(path: str | Path) -> VAE:
         """What `save` wrote. Raises ValueError for other files."""
         try:
-            saved = torch.load(path, weights_only=True)
+            saved = read_values(path)
             vae = VAE(**saved["facts"])
             vae.load_state_dict(saved["state"])
             vae.source = saved["source"]
-        except (LookupError, TypeError, EOFError, RuntimeError, UnpicklingError):
+        except (LookupError, TypeError, RuntimeError, ValueError):
             raise ValueError(f"{path} is no prior that this version saved: delete it, or name another file") from None
         return vae.eval()

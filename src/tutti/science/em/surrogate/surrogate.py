@@ -17,14 +17,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
-from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
 
 import tutti
+from tutti.checkpoint.values import read_values, write_values
 from tutti.hardware.threads import threads
 from tutti.launch.progress import progress
 from tutti.science.em.bounds import check_kind, check_whole
@@ -161,7 +160,7 @@ class Surrogate:
     def save(self, path: str | Path) -> None:
         """Save all but the geometry."""
         network = self.network
-        torch.save({
+        write_values({
             **facts(self.geometry), "form": self.basis.form.facts(),
             "basis": (self.basis.mean, self.basis.vectors, self.basis.scale),
             "sizes": (network.members, network.first.weight.shape[1], network.first.weight.shape[2],
@@ -179,12 +178,11 @@ class Surrogate:
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no file {path}")
         try:
-            saved = torch.load(path, weights_only=True) if is_zipfile(path) else None
-        except (RuntimeError, UnpicklingError) as error:
-            raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote: {type(error).__name__}") from error
-        told = "it is no file of `torch.save`" if saved is None else f"it holds {brief(saved)}"
+            saved = read_values(path)
+        except ValueError as error:
+            raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote: {error}") from None
         if not isinstance(saved, dict) or not {"geometry", "basis", "sizes", "scale"} <= saved.keys():
-            raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote: {told}")
+            raise ValueError(f"{path} is no surrogate that `Surrogate.save` wrote: it holds {brief(saved)}")
         for what, ours in facts(geometry).items():
             if saved.get(what) != ours:
                 raise ValueError(f"{path} is a surrogate of {saved['geometry']} with {what} = "
