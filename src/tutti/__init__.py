@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from tutti.extras import extra
 
 if TYPE_CHECKING:
     from tutti import optim as optim
@@ -83,11 +86,14 @@ PACKAGES = ("optim",)  # public packages, imported on first use
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("tutti")
     if name in PACKAGES:
         return import_module(f"tutti.{name}")
     if name not in NAMES:
         raise AttributeError(f"module 'tutti' has no attribute {name!r}")
-    value = getattr(import_module(NAMES[name]), name)
+    with extra("train"):
+        value = getattr(import_module(NAMES[name]), name)
     globals()[name] = value
     return value
 

@@ -11,6 +11,8 @@ import json
 from importlib import import_module
 from pathlib import Path
 
+from tutti.extras import extra
+
 TYPES = {
     "dlrm": "tutti.models.dlrm",
     "edsr": "tutti.models.edsr",
@@ -32,5 +34,6 @@ def register(folder: str | Path | None = None) -> None:
         file = Path(folder, "config.json")
         kind = json.loads(file.read_text()).get("model_type") if file.exists() else None
         kinds = [kind] if kind in TYPES else []
-    for kind in kinds:
-        import_module(TYPES[kind])
+    with extra("train"):
+        for kind in kinds:
+            import_module(TYPES[kind])

@@ -9,7 +9,8 @@ from typing import Any
 
 from tutti.observe.recording import Recording
 from tutti.observe.shares import arrivals, late
-from tutti.sim.gantt import Panel, Rows, draw, row
+from tutti.sim.gantt import draw
+from tutti.sim.panels import Panel, Rows, row
 from tutti.sim.tasks import COMPUTE
 from tutti.sim.timeline import block as event
 from tutti.sim.timeline import names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tutti.sim.gantt import panels
+from tutti.sim.panels import panels
 from tutti.sim.step import RANK, DryRun, Part
 
 SIMULATED = "simulated.json"

@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from tutti.extras import extra
+
 NAMES = {
     "Agent": "agent",
     "CheckpointCallback": "callbacks",
@@ -30,12 +32,13 @@ NAMES = {
 def __getattr__(name: str) -> Any:
     from tutti.rl.algorithms import ALGORITHMS, algorithm
 
-    if name in ALGORITHMS:
-        return algorithm(name)
-    if name == "adapt":
-        return import_module("tutti.rl.adapt")
-    if name in NAMES:
-        return getattr(import_module(f"tutti.rl.{NAMES[name]}"), name)
+    with extra("rl"):
+        if name in ALGORITHMS:
+            return algorithm(name)
+        if name == "adapt":
+            return import_module("tutti.rl.adapt")
+        if name in NAMES:
+            return getattr(import_module(f"tutti.rl.{NAMES[name]}"), name)
     raise AttributeError(f"module 'tutti.rl' has no attribute {name!r}")
 
 

@@ -1,10 +1,13 @@
 """Inference and serving: an engine with continuous batching over a paged KV cache."""
 
-from tutti.serve.disaggregate import Disaggregated, Remote, generate_for
-from tutti.serve.draft import DraftModel
-from tutti.serve.engine import Engine
-from tutti.serve.request import Completion, Output, Request, Sampling
-from tutti.serve.speculate import PromptLookup
+from tutti.extras import extra
+
+with extra("serve"):
+    from tutti.serve.disaggregate import Disaggregated, Remote, generate_for
+    from tutti.serve.draft import DraftModel
+    from tutti.serve.engine import Engine
+    from tutti.serve.request import Completion, Output, Request, Sampling
+    from tutti.serve.speculate import PromptLookup
 
 __all__ = [
     "Completion",

@@ -1,20 +1,14 @@
-"""A simulated step as a Gantt chart. Per rank, one row for computation and one for each axis it communicates over; for
-a pipeline, one row per device."""
+"""A simulated step as a Gantt chart."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
-from tutti.sim.picture import STYLE, bare, check_suffix, legend, save
+from tutti.sim.panels import Panel, panels
+from tutti.sim.picture import bare, drawing, legend
 from tutti.sim.pipeline import PipelineDryRun
-from tutti.sim.simulate import Simulation
 from tutti.sim.step import DryRun
-from tutti.sim.tasks import COMPUTE
 
 COLORS = {
     "forward": "#3b6ea5", "backward": "#7aa6d1", "gradients": "#a9c9a4", "update": "#9a7bb0", "call": "#3b6ea5",
@@ -22,11 +16,6 @@ COLORS = {
     "ppermute": "#4f8f8b", "exchange": "#6a9a58",
     "waits for others": "#dddddd",
 }  # fmt: skip
-RESOLUTION = 4000  # blocks closer than the length over this are drawn as one
-
-
-Rows = dict[str, dict[str, list[tuple[float, float]]]]  # row -> kind of work -> (begin, end)
-Panel = tuple[str, float, Rows]  # title, seconds, rows
 
 
 def save_gantt(made: DryRun, path: Path) -> None:
@@ -37,11 +26,8 @@ def save_gantt(made: DryRun, path: Path) -> None:
 
 def draw(drawn: Sequence[Panel], path: Path, apart: float = 0.0) -> None:
     """Write a chart of some panels. apart: line width around blocks."""
-    check_suffix(path)
     rows = [held for _, _, held in drawn]
-    height = 1.2 + 0.6 * len(rows) + 0.35 * sum(map(len, rows))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(10, height), layout="constrained")
+    with drawing(path, 10, 1.2 + 0.6 * len(rows) + 0.35 * sum(map(len, rows))) as figure:
         below = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[len(r) for r in rows])
         used: dict[str, None] = {}
         for axes, (title, seconds, held) in zip(below[:, 0], drawn, strict=True):
@@ -56,42 +42,3 @@ def draw(drawn: Sequence[Panel], path: Path, apart: float = 0.0) -> None:
             axes.set_yticks([])
             bare(axes, title, seconds)
         legend(figure, {kind: color for kind, color in COLORS.items() if kind in used})
-        save(figure, path)
-
-
-def panels(made: DryRun) -> list[Panel]:
-    """The panels of a simulated step."""
-    if not isinstance(made, PipelineDryRun):
-        return [(part.title, part.simulation.seconds, _rows(part.simulation)) for part in made.parts]
-    rows: Rows = {f"device {d}": defaultdict(list) for d in range(len(made.memories))}
-    for span in made.spans:
-        if span.work:
-            rows[f"device {span.device}"][span.work].append((span.begin, span.end))
-    return [("a step", made.seconds, rows)]
-
-
-def _rows(made: Simulation) -> Rows:
-    """The times by rank and stream, then by kind or phase."""
-    rows: Rows = {}
-    for rank in made.ranks:
-        streams = list(dict.fromkeys([COMPUTE, *(task.stream for task in made.tasks[rank])]))
-        for stream in streams:
-            name = f"rank {rank} {'computes' if stream == COMPUTE else stream}"
-            spans = [s for s in made.spans if s.rank == rank and made.task(s).stream == stream]
-            blocks = [(made.task(s).kind or made.task(s).phase or "other", s.begin, s.end) for s in spans]
-            rows[name] = row(blocks, made.seconds)
-    return rows
-
-
-def row(blocks: Iterable[tuple[str, float, float]], seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """The times of blocks (kind, begin, end) by kind. Blocks too close to distinguish are merged."""
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    last = ""
-    for kind, begin, end in sorted(blocks, key=lambda block: block[1]):
-        held = found[kind]
-        if held and kind == last and begin - held[-1][1] <= seconds / RESOLUTION:
-            held[-1] = held[-1][0], end
-        else:
-            held.append((begin, end))
-        last = kind
-    return dict(found)

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 from tutti.analysis.memory import course, platform
-from tutti.sim.picture import STYLE, bare, check_suffix, legend, save
+from tutti.sim.picture import bare, drawing, legend
 from tutti.sim.pipeline import PipelineDryRun
 from tutti.sim.step import RANK, DryRun, Part
 
@@ -30,10 +28,8 @@ Course = list[tuple[float, Counter[str]]]  # (seconds, bytes by kind from then o
 
 def save_memory(made: DryRun, path: Path) -> None:
     """Write the chart: an .svg, .png or .pdf."""
-    check_suffix(path)
     panels_of = courses(made)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(10, 1 + 2.6 * len(panels_of)), layout="constrained")
+    with drawing(path, 10, 1 + 2.6 * len(panels_of)) as figure:
         panels = figure.subplots(len(panels_of), 1, squeeze=False, sharey=True)
         used = {kind: color for kind, color in {**COLORS, OTHER: "#888888"}.items()
                 if any(_sizes(found, kind).any() for _, _, found in panels_of)}  # fmt: skip
@@ -46,7 +42,6 @@ def save_memory(made: DryRun, path: Path) -> None:
             axes.set_ylabel("GiB")
             bare(axes, title, seconds)
         legend(figure, used)
-        save(figure, path)
 
 
 def _sizes(found: Course, kind: str) -> np.ndarray:

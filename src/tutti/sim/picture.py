@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from tutti.extras import extra
+
+if TYPE_CHECKING:  # matplotlib takes half a second, and is of an extra
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png", ".pdf")
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "tutti", "font.family": "sans-serif", "font.size": 9}
@@ -29,17 +33,30 @@ def bare(axes: Axes, title: str, seconds: float) -> None:
         axes.spines[side].set_visible(False)
 
 
+@contextmanager
+def drawing(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure of this size in inches, written to `path` at the end of the block. Equal figures give equal bytes.
+
+    Raises ValueError for a suffix that is no picture's, ModuleNotFoundError without matplotlib.
+    """
+    check_suffix(path)
+    with extra("train"):
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    if path.suffix == ".svg":
+        path.write_text(re.sub(r"[ \t]+\n", "\n", path.read_text()))
+
+
 def legend(figure: Figure, colors: dict[str, str]) -> None:
+    from matplotlib.patches import Patch
+
     figure.legend(
         handles=[Patch(color=color, label=kind) for kind, color in colors.items()],
         loc="outside lower left",
         ncols=max(1, min(6, len(colors))),
         frameon=False,
     )
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure. Equal figures give equal bytes."""
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    if path.suffix == ".svg":
-        path.write_text(re.sub(r"[ \t]+\n", "\n", path.read_text()))

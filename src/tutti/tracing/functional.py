@@ -64,7 +64,7 @@ def _replace_one(graph: fx.Graph, node: Call, pure, order: dict[fx.Node, int], v
         return
     with graph.inserting_before(node):
         made = graph.call_function(pure, (written, *rest), node.kwargs)
-        made.meta = {**{key: node.meta[key] for key in MARKS if key in node.meta}, "val": written.meta["val"]}
+        made.meta = {key: node.meta[key] for key in MARKS if key in node.meta}
         whole = made
         if written is not base:
             whole = graph.call_function(BACK[written.target], (base, made, *written.args[1:]), written.kwargs)

@@ -177,7 +177,7 @@ class _Tracer(compat.TorchDispatchMode):
                 raise
             return answer
         if _holds_tensors(made) or func._schema.is_mutable:
-            target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func  # may be written into
+            target = _recorded(func)
             node = self.graph.create_node("call_function", target, *operands, name=func.overloadpacket.__name__)
             self._is(made, node)
         return made
@@ -303,6 +303,24 @@ class _Tracer(compat.TorchDispatchMode):
 
 
 _active: list[_Tracer] = []
+
+
+def _recorded(func: Any) -> Any:
+    """The operator that the graph gets for a call of `func`.
+
+    An in-place change of shape writes no element: it is a view, under which the tensor is known from then on.
+    """
+    if func is aten.lift_fresh.default:
+        return aten.lift_fresh_copy.default  # may be written into
+    if torch.Tag.inplace_view not in func.tags:
+        return func
+    packet = func.overloadpacket.__name__
+    if packet.startswith(("resize", "set_")):
+        raise Refused(f"the model calls {packet}, which gives a tensor other memory and is not captured; make a new "
+                      "tensor, with reshape, F.pad or a slice")  # fmt: skip
+    if func is aten.transpose_.default:
+        return aten.transpose.int
+    return getattr(getattr(aten, packet.removesuffix("_")), func._overloadname)
 
 
 def _broadcast(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:

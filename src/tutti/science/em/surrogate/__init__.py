@@ -1,9 +1,12 @@
 """Surrogates of electromagnetic solvers: see `surrogate` and `active`; operators between fields in `fno`."""
 
-from tutti.science.em.surrogate.geometry import Geometry, relative_error
-from tutti.science.em.surrogate.parameters import Parameter, Space
-from tutti.science.em.surrogate.samples import Samples, collect
-from tutti.science.em.surrogate.surrogate import Prediction, Surrogate, Training
+from tutti.extras import extra
+
+with extra("science"):
+    from tutti.science.em.surrogate.geometry import Geometry, relative_error
+    from tutti.science.em.surrogate.parameters import Parameter, Space
+    from tutti.science.em.surrogate.samples import Samples, collect
+    from tutti.science.em.surrogate.surrogate import Prediction, Surrogate, Training
 
 __all__ = [
     "Geometry",
