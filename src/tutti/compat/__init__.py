@@ -51,7 +51,7 @@ from tutti.compat.tracing import (
     unset_fake_temporarily,
     without_function_modes,
 )
-from tutti.compat.vmap import in_vmap, outside_vmap, vmapped
+from tutti.compat.vmap import hessians_in_reverse, in_vmap, outside_vmap, vmapped
 
 __all__ = [
     "AS_PYTHON",
@@ -84,6 +84,7 @@ __all__ = [
     "get_compiler_ready",
     "get_proxy_mode",
     "grouped_mm",
+    "hessians_in_reverse",
     "hooks_on",
     "in_backward_order",
     "in_vmap",

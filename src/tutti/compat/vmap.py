@@ -1,14 +1,16 @@
-"""Leaving `torch.vmap` for a while, as a loop does that is captured within it."""
+"""Transforms of functions (`torch.func`): leaving `torch.vmap` for a while, and Hessians of fake tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._functorch import pyfunctorch
+from torch._functorch import eager_transforms, pyfunctorch
 
 
 def in_vmap() -> bool:
@@ -46,3 +48,22 @@ def vmapped(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]
         return list(torch.vmap(function, randomness="error")(*tensors))
 
     return run
+
+
+@contextmanager
+def hessians_in_reverse() -> Iterator[None]:
+    """Make `torch.func.hessian` take both derivatives in reverse mode, within the block.
+
+    Forward mode over reverse mode under `vmap` leaves meta tensors among fake ones. The results are equal up to
+    rounding.
+    """
+    before = eager_transforms.jacfwd
+    eager_transforms.jacfwd = partial(_jacrev, eager_transforms.jacrev)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        eager_transforms.jacfwd = before
+
+
+def _jacrev(jacrev: Callable, func: Callable, argnums: Any = 0, has_aux: bool = False, **_: Any) -> Callable:
+    return jacrev(func, argnums, has_aux=has_aux)

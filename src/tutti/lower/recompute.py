@@ -42,7 +42,7 @@ def recompute(step: StepGraph, again: Collection[str]) -> StepGraph:
 
 def checkpointed(step: StepGraph) -> list[str]:
     """Labels that the model itself checkpoints: nodes of its `torch.utils.checkpoint` regions that the forward pass
-    reads only within the region."""
+    reads only within the region, through views too."""
     regions: dict[str, set] = {}
     for node in step.calls:
         if node.meta["phase"] == FORWARD:
@@ -50,8 +50,12 @@ def checkpointed(step: StepGraph) -> list[str]:
     inside = {label for label, found in regions.items() if None not in found}
     for node in step.calls:
         for x in node.all_input_nodes if node.meta["phase"] == FORWARD else ():
-            if x.meta.get("checkpoint") and x.meta["checkpoint"] != node.meta.get("checkpoint"):
+            region = x.meta.get("checkpoint")
+            while region and x.meta.get("checkpoint") == region != node.meta.get("checkpoint"):
                 inside.discard(x.meta["label"])
+                if x.target not in FREE:
+                    break
+                x = x.args[0]
     return sorted(inside)
 
 

@@ -421,6 +421,7 @@ def capturing(model: nn.Module) -> Iterator[None]:
         _fused_experts(model),
         _fused_sinks(model),
         compat.eager_models(),
+        compat.hessians_in_reverse(),
         assignments_of_tensors(),
     ):
         yield
