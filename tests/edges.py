@@ -927,3 +927,95 @@ def packed_sequences_of_a_recurrent_network():
 
     lengths = torch.tensor([2, 3, 1] * (ROWS // 3))
     return Packed(), {"x": numbers(ROWS, 3, 2), "lengths": lengths, "y": labels()}
+
+
+@case
+def shapes_changed_in_place():
+    """Views are written into afterwards, and the tensor under its old shape."""
+
+    class Reshaped(Net):
+        def between(self, x):
+            y = x * 2
+            flat = y.view(-1)
+            y.unsqueeze_(1).transpose_(0, 2)
+            y.mul_(0.5)
+            flat.add_(0.1)
+            return torch.tanh(y.swapaxes_(0, 2).squeeze_(1).t_().t())
+
+    return Reshaped()
+
+
+@case
+def checkpointed_layers_under_a_linear_head():
+    """The head reads the last layer's norm through a reshape."""
+
+    class Layers(Net):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True) for _ in range(2)
+            )
+            self.head = nn.Linear(4, 4)
+
+        def between(self, x):
+            x = x.view(-1, 2, 4)
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return self.head(x).flatten(1)
+
+    return Layers()
+
+
+@case
+def laplacian_by_hessians():
+    class Laplacian(Net):
+        def field(self, q):
+            return torch.tanh(self.up(q)).square().sum()
+
+        def between(self, x):
+            hessians = torch.vmap(torch.func.hessian(self.field))(x)
+            return x + hessians.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)
+
+    return Laplacian()
+
+
+@case
+def second_derivative_of_a_group_norm():
+    """The penalty on a critic's gradient."""
+
+    class Critic(Net):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.GroupNorm(2, WIDTH)
+
+        def between(self, x):
+            with torch.enable_grad():
+                x = x if x.requires_grad else x.requires_grad_()
+                (slope,) = torch.autograd.grad(self.norm(x).sin().sum(), x, create_graph=True)
+            return torch.tanh(slope) + x
+
+    return Critic()
+
+
+@case
+def parameters_without_elements():
+    class Empty(Net):
+        def __init__(self):
+            super().__init__()
+            self.none = nn.Parameter(torch.zeros(0, WIDTH))
+
+        def between(self, x):
+            return torch.cat([torch.tanh(x), self.none]) + self.none.reshape(-1).sum()
+
+    return Empty()
+
+
+@case
+def a_comparison_of_tensors_that_checks():
+    class Compared(Net):
+        def between(self, x):
+            if torch.equal(x, torch.zeros_like(x)):
+                raise ValueError("the activations are zero")
+            return torch.tanh(x)
+
+    return Compared()

@@ -24,7 +24,7 @@ NAMES = {  # extra -> what its users import first
     "train": ["from tutti import Trainer, TrainingArguments, pipeline", "from tutti.train.tasks import get_task"],
     "data": ["from tutti.data import Stream, open_source, Mixture"],
     "eval": ["from tutti.train.scores.text import bleu, rouge"],
-    "serve": ["from tutti.serve import Engine, Sampling", "from tutti.serve.server.app import build"],
+    "serve": ["from tutti.serve import Engine, Sampling", "from tutti.serve.server.app import application"],
     "rl": ["from tutti.rl import PPO, DQN, SAC, make"],
     "science": ["from tutti.science.em.mt import MT2D, Mesh2D", "from tutti.science.em.fdtd import Simulation",
                 "from tutti.science.em.cad import box", "from tutti.science.em.surrogate import Surrogate"],

@@ -1,5 +1,7 @@
 """Random operators are functions of seed, step and position."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -66,6 +68,17 @@ def test_microbatches_draw_their_own_numbers():
         (lambda h: torch.bernoulli(torch.full_like(h, 0.3)), 0.3, 0.21),
         (lambda h: torch.randint(2, 6, (64, 32)).float(), 3.5, 15 / 12),
         (lambda h: torch.randint(4, (64, 32)).float(), 1.5, 15 / 12),
+        (lambda h: torch.empty(64, 32).exponential_(2), 1 / 2, 1 / 4),
+        (lambda h: torch.empty(64, 32).log_normal_(0, 0.5), math.exp(0.125), (math.exp(0.25) - 1) * math.exp(0.25)),
+        (lambda h: torch.empty(64, 32).geometric_(0.5), 2, 2),
+        (lambda h: torch.empty(64, 32).cauchy_().atan(), 0, math.pi**2 / 12),
+        (lambda h: torch.normal(torch.full((64, 32), 2.0), torch.full((64, 32), 0.5)), 2, 1 / 4),
+        (lambda h: torch.normal(torch.full((64, 32), 2.0), 0.5), 2, 1 / 4),
+        (lambda h: torch.normal(2.0, torch.full((64, 32), 0.5)), 2, 1 / 4),
+        (lambda h: F.gumbel_softmax(torch.zeros(64, 32, 4), hard=True).argmax(-1), 1.5, 15 / 12),
+        (lambda h: torch.randperm(2048).view(64, 32) / 2048, 1 / 2, 1 / 12),
+        (lambda h: torch.multinomial(torch.tensor([1.0, 2.0, 1.0]), 2048, True).view(64, 32), 1, 1 / 2),
+        (lambda h: torch.distributions.Categorical(torch.ones(64, 32, 4)).sample(), 1.5, 15 / 12),
     ],
 )
 def test_distributions(draw, mean, variance):
@@ -74,6 +87,16 @@ def test_distributions(draw, mean, variance):
     assert drawn.var().item() == pytest.approx(variance, rel=0.1)
 
 
+def test_permutations_and_draws_without_replacement_have_each_number_once():
+    drawn, _ = gradient(lambda h: h * torch.randperm(2048).view(64, 32))
+    assert drawn.flatten().sort().values.tolist() == list(range(2048)) != drawn.flatten().tolist()
+    drawn, _ = gradient(lambda h: h * torch.multinomial(torch.ones(64, 32), 32))
+    assert (drawn.sort(1).values == torch.arange(32)).all()
+    weights = torch.tensor([0.0, 1.0, 3.0]).expand(64, 3)
+    drawn, _ = gradient(lambda h: h * torch.multinomial(weights, 2).repeat(1, 16))
+    assert (drawn.sort(1).values[:, ::16] == torch.tensor([1, 2])).all(), "a weight of zero is never drawn"
+
+
 def test_an_operator_without_a_counter_based_form_is_refused():
-    with pytest.raises(ValueError, match=r"calls aten.randperm.default .* would depend on the device; draw with"):
-        tutti.capture(Drawing(lambda h: h[torch.randperm(64)]), (torch.ones(64, 32),))
+    with pytest.raises(ValueError, match=r"calls aten.poisson.default .* would depend on the device; draw with"):
+        tutti.capture(Drawing(lambda h: h * torch.poisson(torch.ones(64, 32))), (torch.ones(64, 32),))

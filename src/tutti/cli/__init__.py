@@ -41,7 +41,7 @@ VERBS = {
     "eval": Verb(
         "tutti.train.evaluate:evaluate",
         "score a model: loss on held-out text, scores of a task, lm-eval",
-        extra="eval,train",
+        extra="eval",
     ),
     "generate": Verb("tutti.serve.command:generate", "generate text with a trained model", extra="serve"),
     "chat": Verb("tutti.serve.command:chat", "chat with a model in the terminal", extra="serve"),

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode
+from torch.nested._internal import nested_tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, autograd_would_have_decomposed
@@ -114,6 +115,23 @@ def checkpoint_regions(enter: Callable[[], None], leave: Callable[[], None]) -> 
         yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = before
+
+
+@contextmanager
+def no_nested_tensors() -> Iterator[None]:
+    """Raise ValueError where code makes a nested tensor, within the block: fake ones need symbolic shapes."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError(
+            "the model makes a nested tensor, but tensors of a step are dense: use padded tensors and a mask"
+        )
+
+    before = nested_tensor.get_tensor_symint
+    nested_tensor.get_tensor_symint = refuse
+    try:
+        yield
+    finally:
+        nested_tensor.get_tensor_symint = before
 
 
 def operators(namespace: str) -> list:

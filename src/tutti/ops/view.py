@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, prod
 from string import ascii_lowercase
 from typing import Any
 
@@ -33,7 +33,7 @@ def factorize(source: Shape, target: Shape) -> tuple[list[str], list[str], dict[
     sizes: dict[str, int] = {}
     ins = [(i, n) for i, n in enumerate(source) if n != 1]
     outs = [(i, n) for i, n in enumerate(target) if n != 1]
-    while ins and outs:
+    while ins and outs and prod(source):
         (i, a), (j, b) = ins[0], outs[0]
         common = gcd(a, b)
         if common == 1:  # no common major factor: do not split these dims, up to where both products are equal
@@ -50,6 +50,9 @@ def factorize(source: Shape, target: Shape) -> tuple[list[str], list[str], dict[
         sizes[name] = common
         ins = [(i, a // common), *ins[1:]] if a > common else ins[1:]
         outs = [(j, b // common), *outs[1:]] if b > common else outs[1:]
+    while ins or outs:  # of tensors without elements
+        dims, factors = (ins, left) if ins else (outs, right)
+        dims[:] = _whole(dims, factors, names, sizes)
     return [_dim(f) for f in left], [_dim(f) for f in right], sizes
 
 

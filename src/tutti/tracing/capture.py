@@ -32,7 +32,7 @@ from tutti.tracing.decisions import Decisions
 from tutti.tracing.functional import functionalize
 from tutti.tracing.pattern_table import PATTERNS
 from tutti.tracing.patterns import Pattern
-from tutti.tracing.slots import Slots, check_memory_not_shared
+from tutti.tracing.slots import Slots, check_dense, check_memory_not_shared
 from tutti.tracing.substitute import substituted
 from tutti.tracing.trace import sign, stand_in, stood_in
 
@@ -115,6 +115,7 @@ def capture(
     if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
         raise ValueError("stochastic_rounding needs a trained bfloat16 parameter; there is none")
 
+    check_dense(slots.named() | entries(batch))
     with capturing(model):
 
         def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -422,6 +423,7 @@ def capturing(model: nn.Module) -> Iterator[None]:
         _fused_sinks(model),
         compat.eager_models(),
         compat.hessians_in_reverse(),
+        compat.no_nested_tensors(),
         assignments_of_tensors(),
     ):
         yield

@@ -31,7 +31,7 @@ from tutti.tracing.functional import functionalize
 from tutti.tracing.holdings import Holdings
 from tutti.tracing.pattern_table import PATTERNS
 from tutti.tracing.patterns import Pattern
-from tutti.tracing.slots import Slots, check_memory_not_shared
+from tutti.tracing.slots import Slots, check_dense, check_memory_not_shared
 from tutti.tracing.substitute import substituted
 from tutti.tracing.trace import sign, stand_in
 
@@ -82,6 +82,7 @@ def capture_function(
         for optimizer in holdings.optimizers.values():
             for name, state in optimizers.state_of(optimizer, names, holdings.fp32_master_weights).items():
                 held |= {f"{kind}:{name}": x for kind, x in state.items()}
+        check_dense(held | entries(data))
         inputs = {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in held.items()}
         for key, optimizer in holdings.optimizers.items():
             numbers = (f"lr:{key}.{i}" for i in range(len(optimizer.param_groups)))

@@ -6,6 +6,7 @@ Each operator has its own salt: its ordinal in the graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import count
 from math import prod
@@ -30,8 +31,8 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
         if node.target not in REPLACEMENTS and _is_random(node):
             raise ValueError(
                 f"the model calls {node.target} ({node.meta['path'] or 'outside of any module'}), whose random numbers "
-                "would depend on the device; draw with torch.rand, randn, randint, bernoulli or dropout instead, or "
-                "pass the numbers with the batch"
+                "would depend on the device; draw with torch.rand, randn, randint, randperm, bernoulli, multinomial or "
+                "exponential_ instead, or pass the numbers with the batch"
             )
     salts = count()
     for node in [n for n in graph.nodes if n.target in REPLACEMENTS]:
@@ -120,6 +121,41 @@ def _integers(draw: Draw, low: int, high: int, shape, *, dtype=None, **_) -> Ten
     return (low + (draw(torch.empty(shape)) * (high - low)).floor()).to(dtype or torch.int64)
 
 
+def _permutation(draw: Draw, n: int, *, dtype=None, **_) -> Tensor:
+    """The order of random keys of 48 bits: two of a million are equal with a probability of 0.2 %."""
+    high, low = ((draw(torch.empty(n)) * (1 << 24)).to(torch.int64) for _ in range(2))
+    return ((high << 24) + low).argsort().to(dtype or torch.int64)
+
+
+def _exponential(draw: Draw, x: Tensor, lambd: float = 1.0, **_) -> Tensor:
+    """Positive numbers: Gumbel noise is the negative logarithm of them."""
+    return ((-torch.log1p(-draw(x))).clamp_min(torch.finfo(torch.float32).tiny) / lambd).to(x.dtype)
+
+
+def _cauchy(draw: Draw, x: Tensor, median: float = 0.0, sigma: float = 1.0, **_) -> Tensor:
+    return (median + sigma * torch.tan(torch.pi * (draw(x) - 0.5))).to(x.dtype)
+
+
+def _geometric(draw: Draw, x: Tensor, p: float, **_) -> Tensor:
+    return (torch.log1p(-draw(x)) / math.log1p(-p)).floor().add(1).to(x.dtype) if p < 1 else torch.ones_like(x)
+
+
+def _normal_of(draw: Draw, mean: Tensor | float, std: Tensor | float = 1.0, **_) -> Tensor:
+    """The distributions of `torch.normal` with a tensor of means, of deviations, or both."""
+    tensors = [x for x in (mean, std) if isinstance(x, Tensor)]
+    like = torch.empty(torch.broadcast_shapes(*(x.shape for x in tensors)), dtype=tensors[0].dtype)
+    return mean + std * _normal_like(draw, like)
+
+
+def _multinomial(draw: Draw, weights: Tensor, num_samples: int, replacement: bool = False, **_) -> Tensor:
+    """Categories with probabilities proportional to weights: the first of exponential races (Efraimidis and Spirakis,
+    2006)."""
+    if not replacement:
+        return (weights / _exponential(draw, weights)).topk(num_samples, -1).indices
+    shape = (*weights.shape[:-1], num_samples, weights.shape[-1])
+    return (weights.unsqueeze(-2) / _exponential(draw, torch.empty(shape, dtype=weights.dtype))).argmax(-1)
+
+
 def _of_shape(like: Callable) -> Callable:
     def formula(draw: Draw, shape, *, dtype=None, **_) -> Tensor:
         return like(draw, torch.empty(shape), dtype=dtype or torch.get_default_dtype())
@@ -131,6 +167,15 @@ REPLACEMENTS: dict[object, Callable] = {
     aten.bernoulli.p: _bernoulli,
     aten.bernoulli.default: _bernoulli_of,
     aten.native_dropout.default: _dropout,
+    aten.cauchy.default: _cauchy,
+    aten.exponential.default: _exponential,
+    aten.geometric.default: _geometric,
+    aten.log_normal.default: lambda draw, x, mean=1.0, std=2.0, **_: _normal(draw, x, mean, std).exp(),
+    aten.multinomial.default: _multinomial,
+    aten.normal.Tensor_Tensor: _normal_of,
+    aten.normal.Tensor_float: _normal_of,
+    aten.normal.float_Tensor: _normal_of,
+    aten.randperm.default: _permutation,
     aten.rand.default: _of_shape(_uniform_like),
     aten.rand_like.default: _uniform_like,
     aten.uniform.default: _uniform_between,

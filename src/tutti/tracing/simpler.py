@@ -125,6 +125,11 @@ def _encoder_layer(
     return norms[1](src + feed(src))
 
 
+def _equal(x: Tensor, other: Tensor) -> bool:
+    """`torch.equal` as a condition that Python evaluates."""
+    return x.shape == other.shape and bool(torch.eq(x, other).all())
+
+
 def _refuse_sparse(*args: Any, **kwargs: Any) -> NoReturn:
     raise ValueError(
         "the step creates a sparse tensor, but tensors of a step are dense: use nn.Embedding(..., sparse=False) (also "
@@ -152,6 +157,7 @@ SIMPLER: dict[str, Callable[..., Any]] = {
     "aten._native_multi_head_attention.default": _native_attention,
     "aten._transformer_encoder_layer_fwd.default": _encoder_layer,
     "aten.rrelu_with_noise_functional.default": _rrelu,
+    "aten.equal.default": _equal,
     "aten.embedding_renorm_.default": _embedding_renorm,
     "aten._is_all_true.default": lambda x: x.all(),
     "aten._is_any_true.default": lambda x: x.any(),

@@ -82,10 +82,11 @@ class Slots:
         Raises ValueError if two slots of one name have different tensors, or if a successor has another shape or dtype.
         """
         found: dict[str, torch.Tensor] = {}
+        before = self.params if kind == "param" else self.buffers
         for slot in self.slots:
             if slot.kind != kind or not slot.registered:
                 continue
-            now, old = slot.held, given[slot.name]
+            now, old = slot.held, before[slot.name]
             if found.setdefault(slot.name, now) is not now:
                 raise ValueError(
                     f"forward assigns another tensor to one of the attributes that share {kind} {slot.name!r}; assign "
@@ -98,6 +99,19 @@ class Slots:
                     "keep its shape and dtype from step to step"
                 )
         return found
+
+
+def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError for sparse, quantized and nested tensors, by the names of graph inputs."""
+    for name, x in tensors.items():
+        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
+        if kind != "strided":
+            place = f"batch entry {name.partition(':')[2]!r}" if name.startswith(("batch:", "common:")) else name
+            remedy = {
+                "nested": "pad it (torch.nested.to_padded_tensor) and give a mask, or its values() and offsets()",
+                "quantized": "dequantize() it",
+            }.get(kind, "to_dense() it, or keep indices() and values() as two tensors and use index_add")
+            raise ValueError(f"{place} is a {kind} tensor, but tensors of a step are dense: {remedy}")
 
 
 def attribute(model: nn.Module, path: str) -> torch.Tensor:

@@ -27,6 +27,7 @@ from tutti.tracing.simpler import simpler
 from tutti.tracing.slots import same_view
 
 aten = torch.ops.aten
+OWN = ("aten", "prim", "prims", "tutti")  # namespaces of operators whose effects are known
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,11 @@ class _Tracer(compat.TorchDispatchMode):
                 "torch.where(condition, a, b) or F.scaled_dot_product_attention; on one device tutti.jit(model) runs "
                 "it unchanged"
             )
+        if func._schema.is_mutable and func.namespace not in OWN:
+            raise Refused(
+                f"the model calls {func}, a custom operator that writes into an argument, which is not captured: write "
+                "one that returns a new tensor (torch.library.custom_op with mutates_args=())"
+            )
         if not all(issubclass(kind, compat.FakeTensor) for kind in types):
             return NotImplemented  # it says itself what it is made of
         if func is torch.ops.prim.device.default:  # asked for twice an operator
@@ -177,7 +183,7 @@ class _Tracer(compat.TorchDispatchMode):
                 raise
             return answer
         if _holds_tensors(made) or func._schema.is_mutable:
-            target = _recorded(func)
+            target = recorded(func)
             node = self.graph.create_node("call_function", target, *operands, name=func.overloadpacket.__name__)
             self._is(made, node)
         return made
@@ -289,7 +295,12 @@ class _Tracer(compat.TorchDispatchMode):
         return self.repeated.get(made)
 
     def _is(self, made: Any, node: fx.Node) -> None:
-        """Record the result of a node."""
+        """Record the result of a node. Raises Refused for tensors that are not dense."""
+        if isinstance(made, torch.Tensor) and (made.is_nested or made.layout is not torch.strided):
+            kind = "nested" if made.is_nested else "sparse"
+            remedy = "padded tensors and a mask" if made.is_nested else "dense ones, or index_add on indices and values"
+            raise Refused(f"the model makes a {kind} tensor with {node.target}, but tensors of a step are dense: use "
+                          f"{remedy}")  # fmt: skip
         node.meta = {**self.signature, "val": Spec.of(made)}
         if self.lifts:
             node.meta["grad"] = torch.is_grad_enabled()
@@ -305,7 +316,7 @@ class _Tracer(compat.TorchDispatchMode):
 _active: list[_Tracer] = []
 
 
-def _recorded(func: Any) -> Any:
+def recorded(func: Any) -> Any:
     """The operator that the graph gets for a call of `func`.
 
     An in-place change of shape writes no element: it is a view, under which the tensor is known from then on.
@@ -315,9 +326,8 @@ def _recorded(func: Any) -> Any:
     if torch.Tag.inplace_view not in func.tags:
         return func
     packet = func.overloadpacket.__name__
-    if packet.startswith(("resize", "set_")):
-        raise Refused(f"the model calls {packet}, which gives a tensor other memory and is not captured; make a new "
-                      "tensor, with reshape, F.pad or a slice")  # fmt: skip
+    if packet.startswith(("resize", "set")):  # they give the tensor other memory
+        return func
     if func is aten.transpose_.default:
         return aten.transpose.int
     return getattr(getattr(aten, packet.removesuffix("_")), func._overloadname)

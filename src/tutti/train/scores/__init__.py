@@ -1,10 +1,13 @@
 """Scores of models: of classes, of text, of samples by the Frechet distance of features; and lm-eval's tasks."""
 
-from tutti.train.scores.classes import accuracy, f1
-from tutti.train.scores.compute import METRICS, compute_metrics
-from tutti.train.scores.frechet import Features, frechet_distance
-from tutti.train.scores.model import score_folder
-from tutti.train.scores.text import bleu, perplexity, rouge
+from tutti.extras import extra
+
+with extra("train"):
+    from tutti.train.scores.classes import accuracy, f1
+    from tutti.train.scores.compute import METRICS, compute_metrics
+    from tutti.train.scores.frechet import Features, frechet_distance
+    from tutti.train.scores.model import score_folder
+    from tutti.train.scores.text import bleu, perplexity, rouge
 
 __all__ = [
     "METRICS",
