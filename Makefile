@@ -2,15 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick proofs lint docs clean
+.PHONY: demo test proofs lint install docs clean
 
 demo: .venv/train.done
 	$(BIN)/tutti train runs/demo.toml
 
 test: .venv/dev.done
-	$(MAKE) --jobs 2 lint quick
-
-quick: .venv/dev.done
 	$(BIN)/pytest -n 2 --dist worksteal
 
 proofs: .venv/dev.done
@@ -21,6 +18,10 @@ lint: .venv/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# The wheel in a clean environment, and with each extra alone.
+install: .venv/dev.done
+	$(BIN)/python tools/check_install.py
 
 docs: .venv/docs.done
 	$(BIN)/mkdocs build --strict

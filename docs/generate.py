@@ -227,6 +227,9 @@ def imported(file: Path) -> Iterator[str]:
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("tutti."))
 
 
+BESIDE = ("extras",)  # modules beside the packages, which import none of them
+
+
 def arrows() -> dict[str, dict[str, str]]:
     """Package -> packages that it imports, each with a file that does."""
     source = ROOT / "src/tutti"
@@ -234,11 +237,11 @@ def arrows() -> dict[str, dict[str, str]]:
     for file in sorted(source.rglob("*.py")):
         place = file.relative_to(source)
         package = place.parts[0].removesuffix(".py")
-        if package in ("__init__", "__main__"):
+        if package in ("__init__", "__main__", *BESIDE):
             continue
         others = found.setdefault(package, {})
         for other in imported(file):
-            if other != package:
+            if other not in (package, *BESIDE):
                 others.setdefault(other, str(place))
     return found
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
-import statistics
+import resource
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,18 +19,8 @@ torch.set_num_threads(1)
 gc.set_threshold(20_000, 20, 20)  # graphs are many small objects
 os.environ["TUTTI_PLANS"] = "off"  # each search anew
 
-# Seconds that the tests of each folder usually take on two cores, summed over workers.
-USUAL = {
-    "tests": 95, "tests/analysis": 25, "tests/api": 50, "tests/benchmarks": 8, "tests/check": 15,
-    "tests/checkpoint": 40, "tests/compile": 10, "tests/data": 25, "tests/exec": 95, "tests/hardware": 8,
-    "tests/ir": 5, "tests/launch": 45, "tests/lower": 87, "tests/models": 20, "tests/nn": 45, "tests/observe": 12,
-    "tests/ops": 14, "tests/optim": 20, "tests/plan": 80, "tests/proofs": 440, "tests/rl": 60,
-    "tests/science": 60, "tests/serve": 140, "tests/sim": 38,
-    "tests/tracing": 22, "tests/train": 230,
-}  # fmt: skip
-TIMES, SLACK = 4.0, 120.0  # a folder may take so many times as long, and so many seconds more
-EACH = 3
-SLOWEST = 4.0  # times as slow may a machine be, or as busy with other work
+TESTS = Path(__file__).parent
+CEILING = 1200.0  # CPU seconds of `make test`: ten minutes on two cores
 
 
 def folder_of(node: str) -> str:
@@ -48,35 +39,24 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.unit)
 
 
+def listed(name: str) -> list[str]:
+    """The tests that a file of this folder lists: a test function, or one of its cases."""
+    return [line for line in (TESTS / name).read_text().splitlines() if line and not line.startswith("#")]
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Of a proof with many cases, none of which is marked, one in `EACH` is quick and the others are slow."""
-    cases = defaultdict(list)
+def pytest_collection_modifyitems(config, items):
+    """Tests are slow by name: those that slow.txt lists, and the proofs that quick_proofs.txt does not list."""
+    slow, quick = set(listed("slow.txt")), set(listed("quick_proofs.txt"))
     for item in items:
-        if hasattr(item, "callspec") and folder_of(item.nodeid) == "tests/proofs":
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for of_proof in cases.values():
-        if len(of_proof) > EACH and not any(item.get_closest_marker("slow") for item in of_proof):
-            for i, item in enumerate(of_proof):
-                if i % EACH:
-                    item.add_marker(pytest.mark.slow)
-
-
-def seconds_by_folder(config) -> dict[str, float]:
-    """Of the tests that were run, with what prepares them and cleans up."""
-    found: dict[str, float] = defaultdict(float)
-    for reports in config.pluginmanager.get_plugin("terminalreporter").stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                found[folder_of(report.nodeid)] += report.duration
-    return found
-
-
-def over_budget(found: dict[str, float]) -> list[str]:
-    """Folders that take much longer than usual. How slow this machine is the median of all folders says."""
-    slowness = statistics.median(found.get(folder, 0.0) / usual for folder, usual in USUAL.items())
-    most = TIMES * min(max(slowness, 1.0), SLOWEST)
-    return [folder for folder, usual in USUAL.items() if found.get(folder, 0.0) > most * usual + SLACK]
+        names = {item.nodeid, item.nodeid.partition("[")[0]}
+        is_proof = folder_of(item.nodeid) == "tests/proofs"
+        if names & slow or (is_proof and not names & quick):
+            item.add_marker(pytest.mark.slow)
+    if is_whole(config):
+        there = {name for item in items for name in (item.nodeid, item.nodeid.partition("[")[0])}
+        if strangers := sorted((slow | quick) - there):
+            raise pytest.UsageError(f"slow.txt or quick_proofs.txt list a test that is not there: {strangers[0]}")
 
 
 def is_whole(config) -> bool:
@@ -88,25 +68,42 @@ def is_whole(config) -> bool:
     return config.args_source is config.ArgsSource.TESTPATHS and not chosen and not getattr(options, "lf", False)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session, exitstatus):
-    config = session.config
-    reports = config.pluginmanager.get_plugin("terminalreporter")  # none in the workers of xdist
-    if exitstatus == 0 and reports and is_whole(config) and over_budget(seconds_by_folder(config)):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that it has started."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # of xdist
+        session.config.workeroutput["cpu"] = cpu_seconds()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[CPU] = node.config.stash.get(CPU, 0.0) + getattr(node, "workeroutput", {}).get("cpu", 0.0)
+
+
+CPU = pytest.StashKey[float]()
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Seconds by folder, where the whole suite has been run."""
+    """Where the whole suite has been run: its CPU time, and wall time by folder. More than `CEILING` fails."""
     if not is_whole(config):
         return
-    found = seconds_by_folder(config)
-    over = over_budget(found)
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[folder_of(report.nodeid)] += report.duration
     terminalreporter.section("seconds of tests, summed over workers")
-    for folder in sorted(found):
-        usual = f"usually {USUAL[folder]:.0f}" if folder in USUAL else "no budget: add it to USUAL in conftest.py"
-        too_long = ", OVER BUDGET" if folder in over else ""
-        terminalreporter.line(f"{folder:<18}{found[folder]:>7.0f}  {usual}{too_long}")
+    for folder in sorted(seconds):
+        terminalreporter.line(f"{folder:<18}{seconds[folder]:>7.0f}")
+    used = config.stash.get(CPU, 0.0) or cpu_seconds()
+    terminalreporter.line(f"CPU time {used:.0f} s of at most {CEILING:.0f}")
+    if used > CEILING:
+        terminalreporter.line("OVER THE CEILING: list the slowest new tests in slow.txt (--durations=30 names them)")
+        terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,7 @@
 """A captured step computes what the eager model does: as it is written; tests/proofs/test_patterns.py has the rest."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -196,9 +198,7 @@ def branch(model, x, y):
     ("how", "line"),
     [
         (branch, "if y.sum() > 9:"),
-        (lambda m, x, y: y.mean() * y.mean().item(), "y.mean().item()"),
         (lambda m, x, y: y[y > 0].sum(), "y[y > 0].sum()"),
-        (lambda m, x, y: y.mean() * sum(v for v in y[0].tolist()), "y[0].tolist()"),
     ],
 )
 def test_a_model_that_branches_on_values_is_told_where_and_what_to_do(how, line):
@@ -206,6 +206,51 @@ def test_a_model_that_branches_on_values_is_told_where_and_what_to_do(how, line)
         tutti.capture(Branching(how), points(), loss=lambda m, b: m(b[0]))
     assert line in str(error.value) and "write torch.where or a mask" in str(error.value)
     assert "tutti.jit(model)" in str(error.value) and "experts" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        (lambda m, x, y: y.mean() * y.mean().item(), "y.mean().item()"),
+        (lambda m, x, y: y.mean() * sum(v for v in y[0].tolist()), "y[0].tolist()"),
+        (lambda m, x, y: print(f"{y.mean():.3f}") or y.mean(), "y.mean():.3f"),
+        (lambda m, x, y: (y.mean(), {"mean": float(y.mean())}), "float(y.mean())"),
+    ],
+)
+def test_a_value_that_is_taken_out_is_told_where_and_how_to_report_it(how, line):
+    with pytest.raises(ValueError, match=r"test_capture\.py:\d+, `.*`: the value of a tensor is taken out") as error:
+        tutti.capture(Branching(how), points(), loss=lambda m, b: m(b[0]))
+    assert line in str(error.value) and "return the tensor: a loss returns" in str(error.value)
+
+
+def test_shapes_that_do_not_fit_are_told_with_line_and_module(caplog):
+    x, y = points()
+    with pytest.raises(RuntimeError) as error:
+        tutti.capture(Classifier(), (torch.cat([x, x[:, :1]], 1), y), loss=cross_entropy)
+    assert re.match(
+        r".*\.py:\d+, `.*`: (module '\w+'|the step), aten\.\w+\.default\(.*float32\[8, 7\]", str(error.value)
+    )
+    assert not caplog.records, "torch logs nothing beside"
+
+
+def test_a_batch_that_forward_does_not_take_is_an_error_of_the_batch():
+    with pytest.raises(TypeError, match=r"Classifier\.forward does not take the batch .*entries of a dict are keyword"):
+        tutti.capture(Classifier(), {"points": points()[0]})
+    with pytest.raises(TypeError, match="entries of a tuple are positional arguments"):
+        tutti.capture(Classifier(), (*points(), *points()))
+
+
+def test_a_gradient_scaler_is_told_what_does_its_work():
+    model, scaler = Classifier(), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(x, y):
+        scaler.scale(cross_entropy(model, (x, y))).backward()
+        scaler.step(optimizer)
+
+    store = tutti.Store(model=model, optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"GradScaler decides in Python .*max_nonfinite_steps"):
+        tutti.function(train, *points(), store=store, cluster="cpu:1")
 
 
 def test_a_model_that_leaves_pytorch_is_told_where():

@@ -48,10 +48,10 @@ LEVELS = {
 }
 
 
-def check_level(level: str) -> None:
-    """Raise ValueError for an unknown level."""
-    if level not in LEVELS:
-        raise ValueError(f"unknown level {level!r}; expected one of {', '.join(LEVELS)}")
+def check_level(level: str, *others: str) -> None:
+    """Raise ValueError for an unknown level. others: what it may be besides."""
+    if level not in (*LEVELS, *others):
+        raise ValueError(f"unknown level {level!r}; expected one of {', '.join((*others, *LEVELS))}")
 
 
 def available(level: str) -> str:

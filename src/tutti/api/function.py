@@ -190,6 +190,8 @@ class Function:
         executor.run(lambda _: given)
         for name, count in captured.updates.items():
             store.updates[name] += count
+        for optimizer in store.holdings.optimizers.values():
+            compat.mark_stepped(optimizer)
         self.calls += 1
         store.calls += 1
         executor.observed(Observed({})).check(captured.graph.checks, f"call {self.calls}")

@@ -23,6 +23,7 @@ from tutti.exec import model_state
 from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
 from tutti.exec.executables import Executables, Key
 from tutti.exec.executor import Executor
+from tutti.exec.gradual import AUTO, COMPILED, planned
 from tutti.exec.memory_budget import MemoryBudget, bytes_of
 from tutti.exec.nonfinite import Inspector, NonFinite
 from tutti.exec.observed import Observed, how_to_combine
@@ -90,7 +91,7 @@ def parallelize(
     loss: Loss | None = None,
     cluster: Cluster | str = "auto",
     plan: Plan | str | Path = "auto",
-    level: str = "O2",
+    level: str = "auto",
     clip_norm: float | None = None,
     accumulate: int | Literal["auto"] = 1,
     fp32_master_weights: bool = False,
@@ -119,7 +120,9 @@ def parallelize(
     cluster: "auto" (the processes of this job, or one device), a `Cluster`, or its name ("cpu:4", "h100:16x8"). If it
         has more devices than the job has processes, they are virtual devices in this process.
     plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
-    level: "O0" runs operator by operator, "O1" compiles fused kernels, "O2" compiles whole layers.
+    level: "O0" runs operator by operator, "O1" compiles fused kernels, "O2" compiles whole layers before the first
+        step. "auto" begins with O0, compiles in another process after a few seconds of steps, and goes on with O2 if it
+        is faster; on a GPU it is O2. Levels round differently: give one of the others to compare runs bit for bit.
     clip_norm: maximum global gradient norm.
     accumulate: number of microbatches (equal parts of the batch) per update; "auto" uses as few as fit in memory.
     fp32_master_weights: keep and update float32 copies of low-precision parameters.
@@ -183,9 +186,12 @@ class Step:
         )  # fmt: skip
         if not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
-            raise ValueError(
-                f"the optimizer is a {kind}; it must be one of torch.optim, because its update is captured"
-            )
+            several = isinstance(optimizer, list | tuple | dict)
+            instead = (
+                "for several optimizers write the step as a function, tutti.function(f, *batch, store=tutti.Store("
+                "model=..., a=..., b=...)) (docs/guide/functions.md), or use one optimizer with parameter groups"
+            ) if several else "its update is captured"  # fmt: skip
+            raise ValueError(f"the optimizer is a {kind}; it must be one of torch.optim: {instead}")
         if accumulate != "auto" and not (isinstance(accumulate, int) and accumulate >= 1):
             raise ValueError(f"accumulate is {accumulate!r}; it must be a whole number, at least 1, or 'auto'")
         if not isinstance(plan, Plan | str | Path):
@@ -194,13 +200,15 @@ class Step:
             raise ValueError(
                 f"max_nonfinite_steps is {max_nonfinite_steps!r}; it must be a whole number of steps, or None"
             )
-        check_level(level)
+        check_level(level, AUTO)
         self.max_nonfinite_steps, self.skipped, self._in_a_row = max_nonfinite_steps, 0, 0
         self._how, names = how_to_combine(config.metrics)
         self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
         self.model, self.optimizer, self.level, self.seed = model, optimizer, level, config.seed
         self.device = device_of(model)
-        if level != "O0":
+        if level == AUTO and self.device.type != "cpu":
+            self.level = level = COMPILED
+        if level not in ("O0", AUTO):
             compat.get_compiler_ready(self.device)
         self.cluster = cluster_of(config.cluster, self.device)
         self.memory = None if config.memory is None else bytes_of(config.memory)
@@ -221,8 +229,8 @@ class Step:
         graph_of = cache(lambda count, variant: vary(steps.planned(count), variant))
         graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
         pins = tuple(config.pins or ())
-        chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, level, pins, config.mesh,
-                                            accumulate, config.budget, config.recompute))  # fmt: skip
+        chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, planned(level), pins,
+                                            config.mesh, accumulate, config.budget, config.recompute))  # fmt: skip
         if devices(chosen.mesh) != self.cluster.size:
             raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
         self._plan, self.accumulate = chosen, chosen.accumulate
@@ -437,7 +445,7 @@ class Step:
         self._recorder = Recorder(Path(folder), self.runtime, self.device, every)
         if self.rank == 0:
             with HEARTBEAT.working("simulates the step"):
-                made = predicted(dry_run(self.graph, self._plan, self.cluster, self.level))
+                made = predicted(dry_run(self.graph, self._plan, self.cluster, planned(self.level)))
             Path(folder, SIMULATED).write_text(json.dumps(made))
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
@@ -485,6 +493,7 @@ class Step:
             raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
         labels = {name: stored.label for name, stored in self.store.tensors.items()}
         counts = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self._late()}
+        counts["levels"] = self._made.level_changes()
         known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), "labels": labels}
         checkpoints.save(self.steps, self.store.held(), {**known, **(facts or {})}, fill, in_memory)
 
@@ -505,6 +514,7 @@ class Step:
         stored.load(held)
         self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
         self._set_behind(about.get("behind", {}))
+        self._made.follow(about.get("levels", {}))
         return stored.bytes - before
 
     def training_state(self) -> dict[str, torch.Tensor]:
@@ -534,7 +544,7 @@ class Step:
     def plan(self) -> Plan:
         """The plan that runs, with its prediction. A plan that was not searched for this cluster is simulated now."""
         if self._plan.prediction is None or self._plan.cluster != str(self.cluster):
-            made = Simulator(self.level)(self.graph, self._plan, self.cluster)
+            made = Simulator(planned(self.level))(self.graph, self._plan, self.cluster)
             self._plan = self._plan.replace(prediction=made, cluster=str(self.cluster))
         return self._plan
 
@@ -573,7 +583,8 @@ class Step:
         HEARTBEAT.moves += 1
         count = 1 if what == "evaluate" else self._microbatches(batch)
         parts = microbatches(batch, count)
-        each = [self._made.executor(what, self._made.key(what, part, count), count) for part in parts]
+        keys = [self._made.key(what, part, count) for part in parts]
+        each = [self._made.executor(what, key, count, self.steps + 1) for key in keys]
         executor, others = each[0], {id(x): x for x in each[1:] if x is not each[0]}
         if others and (self._plan.stages or any(set(x.graph.gradient_names) != set(executor.graph.gradient_names)
                                                 for x in others.values())):  # fmt: skip
@@ -591,7 +602,10 @@ class Step:
         def given(number: int) -> dict[str, torch.Tensor]:
             return self._given(parts[number], number, each[number].graph)
 
-        executor.run(given, self._recording(what), each)
+        with self._made.timed(what, keys[0], count, self.steps + 1) if not others else nullcontext():
+            executor.run(given, self._recording(what), each)
+            if self.level == AUTO:
+                executor.loss()  # waits for it
         return executor
 
     def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:

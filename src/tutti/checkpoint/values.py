@@ -12,7 +12,7 @@ from zipfile import is_zipfile
 import numpy as np
 import torch
 
-_core = np._core if hasattr(np, "_core") else np.core
+_core: Any = getattr(np, "_core", None) or np.core  # numpy 2 and 1
 _ARRAYS = [_core.multiarray._reconstruct, _core.multiarray.scalar, np.ndarray, np.dtype,
            *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFD"}]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +36,17 @@ def grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Te
     return _grouped(a, b, offs=ends)
 
 
-def fake_mode() -> FakeTensorMode:
-    """A mode in which tensors have shapes and dtypes but no memory."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+@contextmanager
+def fake_mode() -> Iterator[FakeTensorMode]:
+    """A mode in which tensors have shapes and dtypes but no memory. torch does not log the errors of operators: they
+    are raised."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        log.disabled = before
 
 
 def decomposition(operator: Any, args: Sequence) -> Callable | None:

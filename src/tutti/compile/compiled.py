@@ -6,6 +6,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,26 @@ COMPILING = threading.RLock()  # of threads that capture or compile: both replac
 How = tuple[tuple[tuple[int, ...], int], ...]
 
 
+@dataclass(frozen=True)
+class Described:
+    """What compilation needs to know of a tensor."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Described:
+        return cls(x.shape, x.stride(), x.dtype, x.device)
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+
+Arguments = Sequence[Any]  # tensors, or `Described`
+
+
 class Compiled:
     """The compiled function of a functional ATen graph with static shapes and dtypes. It is compiled by
     `compile_ahead` or at the first call, and once more for arguments with other strides. torch caches the result on
@@ -42,8 +63,14 @@ class Compiled:
                 function = self.compile(args)
         return function(*args)
 
-    def compile(self, args: Sequence[torch.Tensor]) -> Callable:
+    def compile(self, args: Arguments) -> Callable:
         """The function for arguments with these strides."""
+        graph, modules = self.rewritten(args)
+        function = self.made[_how(args)] = compat.compile_graph(graph, args, modules)
+        return function
+
+    def rewritten(self, args: Arguments) -> tuple[fx.Graph, dict[str, fx.GraphModule]]:
+        """The graph that Inductor compiles, and its sub-graphs by name."""
         graph, modules = with_higher_order(self.graph)
         if all(x.device.type == "cpu" for x in args):
             expand_tanh(graph)
@@ -52,38 +79,41 @@ class Compiled:
                 expand_tanh(body.graph)
                 take_biases_out(body.graph)
                 body.recompile()
-        function = self.made[_how(args)] = compat.compile_graph(graph, args, modules)
-        return function
+        return graph, modules
 
 
-def compile_ahead(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> None:
+def uncompiled(graph: fx.Graph, inputs: Arguments) -> list[tuple[Compiled, Arguments]]:
+    """The functions that a graph calls and that are not compiled yet, with fake arguments."""
+    waiting = {node.target for node in graph.nodes if isinstance(node.target, Compiled) and not node.target.made}
+    return [(function, args) for function, args in _calls(graph, inputs) if function in waiting] if waiting else []
+
+
+def compile_ahead(graph: fx.Graph, inputs: Arguments) -> None:
     """Compile the functions that a graph calls, for the strides of their arguments.
 
     Inductor runs for one function after another; the C++ and Triton compilers run in parallel, one per core.
     """
-    waiting = {node.target for node in graph.nodes if isinstance(node.target, Compiled) and not node.target.made}
-    if not waiting:
+    calls = uncompiled(graph, inputs)
+    if not calls:
         return
     try:
-        with COMPILING, _busy(), progress("compiling") as tell:
-            calls = [(function, args) for function, args in _calls(graph, inputs) if function in waiting]
-            with compat.compilers_beside_each_other():
-                for i, (function, args) in enumerate(calls, 1):
-                    tell(f"compiling: function {i} of {len(calls)}")
-                    function.compile(args)
-                tell("compiling: waiting for the compilers of kernels")
+        with COMPILING, _busy(), progress("compiling") as tell, compat.compilers_beside_each_other():
+            for i, (function, args) in enumerate(calls, 1):
+                tell(f"compiling: function {i} of {len(calls)}")
+                function.compile(args)
+            tell("compiling: waiting for the compilers of kernels")
     except BaseException:
-        for function in waiting:
+        for function, _ in calls:
             function.made.clear()  # their kernels may not have been compiled
         raise
 
 
-def _calls(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tuple[Compiled, Sequence[torch.Tensor]]]:
+def _calls(graph: fx.Graph, inputs: Arguments) -> list[tuple[Compiled, Arguments]]:
     """Each function of a graph, with fake arguments of the strides it will get; once for each combination.
 
     Values with equal shapes and strides are one tensor here, so that equal layers are analysed once.
     """
-    found: list[tuple[Compiled, Sequence[torch.Tensor]]] = []
+    found: list[tuple[Compiled, Arguments]] = []
     given, values, places = iter(inputs), {}, {}
     alike: dict[tuple, torch.Tensor] = {}  # keeps them alive, so that ids stay unique
     known: dict[tuple, tuple[Any, Any]] = {}  # results of calls, and where these tensors are

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -12,6 +14,7 @@ import torch
 from tutti.analysis.memory import platform
 from tutti.exec.batches import Signature, signature_of
 from tutti.exec.executor import Executor
+from tutti.exec.gradual import AUTO, PLAIN, Changes, Gradual
 from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
 from tutti.exec.runtime import Distributed, Virtual, from_rank_0
@@ -50,7 +53,7 @@ class Key(NamedTuple):
 class Executables:
     """Executors by computation ("train", "gradients", "evaluate", "inspect"), key (`key`) and number of microbatches.
 
-    Each is made when it is first needed; all ranks of a job make it together.
+    Each is made when it is first needed; all ranks of a job make it together. At level "auto" they are `Gradual`.
 
     homes: the stage of a pipeline that keeps each input. plans: graph and plan by key; later graphs follow the plan of
     the first.
@@ -67,6 +70,8 @@ class Executables:
     budgets: Sequence[MemoryBudget]
     inspector: Inspector
     made: dict[tuple[str, Key, int], Executor] = field(default_factory=dict)
+    gradual: dict[tuple[str, Key, int], Gradual] = field(default_factory=dict)
+    changes: dict[str, Changes] = field(default_factory=dict)  # of levels in an earlier run, by what it computed
     captured: dict[tuple, list[tuple[Key, Guards]]] = field(default_factory=dict)  # by signature and Python state
     reasons: list[str] = field(default_factory=list)  # why a step was captured again
     apart: dict[str, int] = field(default_factory=dict)  # classes of parameters that are counted apart
@@ -153,23 +158,46 @@ class Executables:
         self.plans[key] = graph, from_rank_0(lambda: self._replanned(graph))
         return key
 
-    def executor(self, what: str, key: Key, microbatches: int) -> Executor:
-        """The executor of a captured graph for a number of microbatches."""
-        if (what, key, microbatches) not in self.made:
-            with HEARTBEAT.working("lowers the plan"), progress("lowering the plan"), uncollected():
-                graph, plan = self.plans[key]
-                graph = _part(graph, what)
-                plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
-                inspects = what == "inspect"  # operator by operator, and beyond the budget of memory
-                made = Executor(
-                    graph, plan, microbatches, "O0" if inspects else self.level, self.state, self.homes, self.engine,
-                    None if inspects else self.hidden, platform(self.cluster.device),
-                    self.inspector if inspects else None,
-                )  # fmt: skip
-                if what == "train" and not plan.stages:
-                    check_divided(made.first.programs[0], plan.overlap_chunks)
-                self.made[what, key, microbatches] = made
-        return self.made[what, key, microbatches]
+    def executor(self, what: str, key: Key, microbatches: int, call: int = 1) -> Executor:
+        """The executor of a captured graph for a number of microbatches. call: its number, from 1, for level "auto"."""
+        place = what, key, microbatches
+        if self.level == AUTO and what != "inspect":
+            if place not in self.gradual:
+                self.gradual[place] = Gradual(partial(self._made, *place), self.changes.get(repr(place), ()))
+            return self.gradual[place].executor(call)
+        if place not in self.made:
+            self.made[place] = self._made(*place, self.level)
+        return self.made[place]
+
+    def timed(self, what: str, key: Key, microbatches: int, call: int) -> AbstractContextManager[None]:
+        """What times a call of an executor, so that its level may change."""
+        gradual = self.gradual.get((what, key, microbatches))
+        return gradual.timed(call) if gradual else nullcontext()
+
+    def level_changes(self) -> dict[str, list[tuple[int, str]]]:
+        """The changes of levels so far, by what was computed."""
+        return {**{name: list(x) for name, x in self.changes.items()},
+                **{repr(place): x.changes for place, x in self.gradual.items() if x.changes}}  # fmt: skip
+
+    def follow(self, changes: Mapping[str, Changes]) -> None:
+        """Change levels at the calls at which an earlier run did."""
+        self.changes = dict(changes)
+        self.gradual = {}
+
+    def _made(self, what: str, key: Key, microbatches: int, level: str) -> Executor:
+        with HEARTBEAT.working("lowers the plan"), progress("lowering the plan"), uncollected():
+            graph, plan = self.plans[key]
+            graph = _part(graph, what)
+            plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
+            inspects = what == "inspect"  # operator by operator, and beyond the budget of memory
+            made = Executor(
+                graph, plan, microbatches, PLAIN if inspects else level, self.state, self.homes, self.engine,
+                None if inspects else self.hidden, platform(self.cluster.device),
+                self.inspector if inspects else None,
+            )  # fmt: skip
+            if what == "train" and not plan.stages:
+                check_divided(made.first.programs[0], plan.overlap_chunks)
+            return made
 
     def _replanned(self, graph: StepGraph) -> Plan:
         """The plan for another graph of the model."""

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tutti.analysis.memory import CPU, Platform
+from tutti.compile.compiled import Arguments, Compiled, Described, uncompiled
 from tutti.exec.levels import prepare
 from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
@@ -178,6 +179,15 @@ class Executor:
                 found.setdefault(name, [Collective("send", PIPELINE, sizes[name], name)])
         return [c for several in found.values() for c in several]
 
+    def uncompiled(self, like: Executor) -> list[tuple[Compiled, Arguments]]:
+        """The functions that this executor calls and that are not compiled yet, each once, for the inputs of the last
+        run of an executor of the same graph at another level."""
+        found = {}
+        for place, part in self.parts.items():
+            for ready, inputs in zip(part.ready, like.parts[place].inputs, strict=True):
+                found |= {id(function): (function, args) for function, args in uncompiled(ready.graph, inputs)}
+        return list(found.values())
+
     def spec(self, name: str) -> Spec:
         """Shape and dtype of the local part of an input of a local part."""
         return next(part.local[name] for part in self.parts.values() if name in part.local)
@@ -200,6 +210,7 @@ class _Part:
         self.ready = prepare(self.programs, level, executor.hidden, executor.driver.agree, executor.engine,
                              [budget for budget in self.budgets if budget], executor.on,
                              executor.inspector and executor.inspector.shifted(number * executor.width))  # fmt: skip
+        self.inputs: list[list[Described]] = []  # of the first run, for each local rank
 
 
 class _Device:
@@ -285,6 +296,7 @@ class _Device:
             rows.append(row)
             if budget := part.budgets[i]:
                 budget.admit(part.ready[i].peaks)
+        part.inputs = part.inputs or [[Described.of(x) for x in row] for row in rows]
         runs = [ready.run for ready in part.ready]
         if executor.recorder:
             runs = [executor.recorder.watch(str(action.place), part.programs[0], part.ready[0])]

@@ -32,11 +32,12 @@ PAGED = torch.ops.tutti.paged_attention.default
 
 @dataclass(frozen=True)
 class Prepared:
-    """An executable Program. timed: makes a version that calls a stopwatch. peaks: of each call, the label and the
-    bytes that the device holds beyond the inputs."""
+    """An executable Program. timed: makes a version that calls a stopwatch. graph: what runs. peaks: of each call, the
+    label and the bytes that the device holds beyond the inputs."""
 
     run: Run
     timed: Callable[[Stopwatch], Run]
+    graph: fx.Graph
     peaks: Sequence[tuple[str, int]] = ()
 
 
@@ -96,7 +97,7 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
         meter = Meter(budget, _needs(graph, known))
     graph.lint()
     make = partial(generate, graph, engine, meter, inspect)
-    return Prepared(_ahead(graph, make()), lambda stopwatch: make(stopwatch=stopwatch), peaks)
+    return Prepared(_ahead(graph, make()), lambda stopwatch: make(stopwatch=stopwatch), graph, peaks)
 
 
 def _ahead(graph: fx.Graph, run: Run) -> Run:

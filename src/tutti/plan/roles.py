@@ -89,7 +89,11 @@ class Roles(Free):
             first = _along(o, 0, choices)
             if not first:
                 size, k, kind = o.outputs[0].shape[0], self.mesh[axis], {"dp": "data", "ep": "expert"}[axis]
-                raise UndividedBatch(f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices")
+                raise UndividedBatch(
+                    f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices, which need a row "
+                    "each in every microbatch: give an example with more rows (later batches may be smaller), fewer "
+                    "microbatches, or a plan with fewer such devices"
+                )
             return first
         if o.kind == "cache":  # has the layout of values computed from the batch
             return choices

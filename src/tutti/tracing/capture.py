@@ -6,13 +6,12 @@ Python control flow that does not depend on tensor values is simply executed.
 
 from __future__ import annotations
 
+import inspect
 import sys
-import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from tutti.tracing.batch import Batch, batch_items, rebuilt
 from tutti.tracing.batch import inputs as entries
 from tutti.tracing.build import build
 from tutti.tracing.decisions import Decisions
+from tutti.tracing.explain import explained
 from tutti.tracing.functional import functionalize
 from tutti.tracing.pattern_table import PATTERNS
 from tutti.tracing.patterns import Pattern
@@ -37,12 +37,6 @@ from tutti.tracing.substitute import substituted
 from tutti.tracing.trace import sign, stand_in, stood_in
 
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
-INSTEAD = (
-    "decide it before the batch is made. On one device tutti.jit(model) runs it unchanged, and its report() lists "
-    "all such places"
-)
-# Operators that read values directly for `if`, `.item()`, `.tolist()` and x[mask].
-ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
 
 @uncollected()
@@ -139,7 +133,8 @@ def capture(
         known = {i: x for i, x in enumerate(_example(batch, list(inputs))) if x is not None}
         attempts = Attempts(step, tuple(inputs.values()), known, [model, loss], step.decisions)
         try:
-            traced = attempts.traced()
+            with explained():
+                traced = attempts.traced()
         except StateFound as found:
             again = attributes | found.paths
             return capture(
@@ -159,15 +154,6 @@ def capture(
                 metrics=metrics,
                 only=only,
             )
-        except compat.ValuesNeeded as error:
-            raise branching(error) from error
-        except RuntimeError as error:
-            if ".numpy() is not supported for tensor subclasses" not in str(error):
-                raise
-            raise ValueError(
-                f"{_asked_at(error)}the model takes the values of a tensor out of PyTorch (.numpy()), which cannot be "
-                f"captured: {INSTEAD}"
-            ) from error
         placeholders = traced.graph.find_nodes(op="placeholder")
         names = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
         guards = traced.values.guards(names)
@@ -310,7 +296,7 @@ class _Step:
             if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
                 return made[0], self._metrics(made[1], self.metrics or list(map(str, made[1])))
             return made, self._metrics(made, self.metrics)
-        output = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
+        output = _called(self.model, batch)
         value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
         return value, self._metrics(output, self.metrics)
 
@@ -447,30 +433,16 @@ def _fused_sinks(model: nn.Module) -> AbstractContextManager:
     return fused_by_default(model)
 
 
-def _asked_at(error: Exception) -> str:
-    """The last line of an error's traceback in user code, as a prefix of a message."""
-    ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
-    frames = traceback.extract_tb(error.__traceback__)
-    asked = [f for f in frames if not any(folder in Path(f.filename).parents for folder in ours)]
-    return f"{asked[-1].filename}:{asked[-1].lineno}, `{asked[-1].line}`: " if asked else ""
-
-
-def branching(error: Exception) -> ValueError:
-    """The error for a model that reads the values of a tensor: its line, and what to do."""
-    where = _asked_at(error)
-    operator = getattr(error, "func", None)
-    if operator not in ASKED:
-        return ValueError(
-            f"{where}the operator {operator} looks at the values of a tensor, for a shape or a number that it needs. A "
-            "step is captured once for all values: compute it before the batch is made, or write an operator around it "
-            "that knows its shapes without (torch.library.custom_op with register_fake)"
-        )
-    experts = "; for experts: import tutti.models.experts, then model.set_experts_implementation('tutti')"
-    hint = INSTEAD + (experts if "expert" in where else "")
-    return ValueError(
-        f"{where}the model branches on the values of a tensor, or makes a shape of them ({error}). A step is captured "
-        f"once for all values: write torch.where or a mask for an if, a loop, .item() or x[mask], or {hint}"
-    )
+def _called(model: nn.Module, batch: Batch) -> Any:
+    """The output of the model. Raises TypeError if its forward does not take the entries of the batch."""
+    args, kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        takes = "entries of a dict are keyword arguments" if kwargs else "entries of a tuple are positional arguments"
+        raise TypeError(f"{type(model).__name__}.forward does not take the batch ({error}): {takes} of forward; give "
+                        "another batch, or loss=lambda model, batch: ...") from None  # fmt: skip
+    return model(*args, **kwargs)
 
 
 def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
@@ -485,7 +457,8 @@ def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
             f"the loss is a {type(value).__name__}; pass loss=... or return a tensor or an output with .loss"
         )
     if value.ndim != 0 or not value.is_floating_point():
-        raise ValueError(f"the loss must be a 0-d floating tensor, not {value.dtype} of shape {tuple(value.shape)}")
+        raise ValueError(f"the loss must be a 0-d floating tensor, not {value.dtype} of shape {tuple(value.shape)}: "
+                         "take its mean(), or give loss=lambda model, batch: ...")  # fmt: skip
 
 
 class Recorder:

@@ -25,8 +25,9 @@ from tutti.tracing.attempts import Attempts, StateFound
 from tutti.tracing.batch import Batch, rebuilt
 from tutti.tracing.batch import inputs as entries
 from tutti.tracing.build import build
-from tutti.tracing.capture import Recorder, branching, capturing, device_of
+from tutti.tracing.capture import Recorder, capturing, device_of
 from tutti.tracing.decisions import Decisions
+from tutti.tracing.explain import explained
 from tutti.tracing.functional import functionalize
 from tutti.tracing.holdings import Holdings
 from tutti.tracing.pattern_table import PATTERNS
@@ -97,12 +98,11 @@ def capture_function(
         roots = [holdings.root, function, *holdings.objects.values()]
         attempts = Attempts(traced_function, tuple(inputs.values()), known, roots, traced_function.decisions)
         try:
-            traced = attempts.traced()
+            with explained():
+                traced = attempts.traced()
         except StateFound as found:
             return capture_function(function, args, kwargs, holdings, behind=behind, patterns=patterns,
                                     attributes=attributes | found.paths)  # fmt: skip
-        except compat.ValuesNeeded as error:
-            raise branching(error) from error
         placeholders = traced.graph.find_nodes(op="placeholder")
         of_data = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
         guards = traced.values.guards(of_data)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -72,7 +71,7 @@ def _from_config(path: Path, dtype: torch.dtype, attention: dict[str, str]) -> n
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0  # labels are shifted right by this token
     named = (config.architectures or [""])[0]
-    make: Callable[[Any], nn.Module] = getattr(getattr(transformers, named, None), "_from_config", None) or (
+    make: Callable[..., nn.Module] = getattr(getattr(transformers, named, None), "_from_config", None) or (
         transformers.AutoModelForCausalLM.from_config
     )
     try:

@@ -22,6 +22,7 @@ from tutti import compat
 from tutti.ir.step_graph import Spec
 from tutti.ir.values import Values, base_of, written_operands
 from tutti.tracing.decisions import Decisions, site_of_caller
+from tutti.tracing.explain import note_call
 from tutti.tracing.input_free import InputFree
 from tutti.tracing.simpler import simpler
 from tutti.tracing.slots import same_view
@@ -182,6 +183,9 @@ class _Tracer(compat.TorchDispatchMode):
             if (answer := self._answer(func, args, kwargs)) is None:
                 raise
             return answer
+        except RuntimeError as error:
+            note_call(error, func, self.signature.get("path", ""), args)
+            raise
         if _holds_tensors(made) or func._schema.is_mutable:
             target = recorded(func)
             node = self.graph.create_node("call_function", target, *operands, name=func.overloadpacket.__name__)

@@ -119,4 +119,4 @@ def test_without_lm_eval(scorer, monkeypatch, capsys):
     with pytest.raises(ModuleNotFoundError, match=r"no package lm_eval; pip install 'tutti\[eval\]'"):
         harness_model(scorer)
     assert cli.main(["eval", str(scorer.tokenizer.name_or_path), "--harness", "sums"]) == 2
-    assert "no package lm_eval; pip install 'tutti[eval,train]'" in capsys.readouterr().err
+    assert "no package lm_eval; pip install 'tutti[eval]'" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""Compile functions in another process, which leaves the results in torch's cache on disk.
+
+    job = start(functions)
+    ...                      # train on
+    if job.done: ...         # compiling them here takes a fraction of the time now
+
+The process runs `python -m tutti.compile.worker` at a low priority. It reads JSON from its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import torch
+
+from tutti.compile.compiled import Arguments, Compiled, Described
+from tutti.compile.portable import NotPortable, packed
+
+
+class Job:
+    """Compilation in progress. failed: what the process said, if it could not compile."""
+
+    def __init__(self, text: str):
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tutti.compile.worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=self.errors, text=True,
+        )  # fmt: skip
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(text)
+            self.process.stdin.close()
+        except BrokenPipeError:  # it has ended already: `failed` says why
+            pass
+
+    @property
+    def done(self) -> bool:
+        """True if the process has ended."""
+        return self.process.poll() is not None
+
+    @property
+    def failed(self) -> str:
+        """The last line that a process which failed wrote; empty for others."""
+        if not self.process.poll():
+            return ""
+        self.errors.seek(0)
+        lines = self.errors.read().strip().splitlines()
+        return lines[-1] if lines else f"exit code {self.process.returncode}"
+
+    def stop(self) -> None:
+        """End the process."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.errors.close()
+
+
+def start(functions: Sequence[tuple[Compiled, Arguments]]) -> Job:
+    """Begin to compile functions, each for arguments of some shapes, strides, dtypes and devices.
+
+    Functions that JSON cannot express are left out: they are compiled where they are called.
+    """
+    rows = []
+    for function, args in functions:
+        graph, modules = function.rewritten(args)
+        if modules:  # sub-graphs of loops
+            continue
+        try:
+            rows.append({"nodes": packed(graph), "args": [_described(x) for x in args]})
+        except NotPortable:
+            continue
+    return Job(json.dumps({"threads": torch.get_num_threads(), "functions": rows}))
+
+
+def _described(x: torch.Tensor | Described) -> list:
+    return [list(x.shape), list(x.stride()), str(x.dtype).removeprefix("torch."), str(x.device)]

@@ -1,0 +1,127 @@
+"""Level "auto": calls begin operator by operator, and go on compiled once that is ready and faster.
+
+| phase | what runs | until |
+|---|---|---|
+| plain | O0 | calls have taken `PATIENCE` seconds |
+| compiling | O0, while another process compiles | that process is done |
+| timing | O0, then O2 | `TIMED` calls of each are timed |
+| decided | the faster one | the end |
+
+Levels differ in how they round. So each change is recorded with the number of its first call, and a run that resumes
+changes at the same ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tutti.analysis.passes import available
+from tutti.compile.background import Job, start
+from tutti.exec.executor import Executor
+from tutti.exec.runtime import from_rank_0
+from tutti.launch.launch import local_rank
+
+AUTO, PLAIN, COMPILED = "auto", "O0", "O2"
+PATIENCE = 5.0
+TIMED = 3
+LOOK = 4  # calls between two looks at what another process does: all ranks agree on it
+
+Changes = Sequence[tuple[int, str]]  # the first call of a level, and the level
+log = logging.getLogger("tutti")
+
+
+def planned(level: str) -> str:
+    """The level that a step is planned and simulated for."""
+    return COMPILED if level == AUTO else level
+
+
+class Gradual:
+    """An executor whose level changes. make: an executor at a level; all ranks of a job make it together.
+
+    changes: those of an earlier run, up to the last one of which the levels are as they were there.
+    """
+
+    def __init__(self, make: Callable[[str], Executor], changes: Changes = ()):
+        self.make, self.changes = make, [(int(call), level) for call, level in changes]
+        self.earlier = list(self.changes)
+        self.executors = {PLAIN: make(PLAIN)}
+        self.phase, self.level = "plain", PLAIN
+        self.spent, self.calls = 0.0, 0
+        self.seconds: dict[str, list[float]] = {PLAIN: [], COMPILED: []}
+        self.job: Job | None = None
+
+    def executor(self, call: int) -> Executor:
+        """The executor of a call, by its number from 1."""
+        for first, level in self.earlier:
+            if first <= call:
+                self.level, self.phase = level, "decided"
+        return self._at(self.level)
+
+    @contextmanager
+    def timed(self, call: int) -> Iterator[None]:
+        """Time the call within the block, and choose the level of the next one."""
+        begin, level = time.perf_counter(), self.level
+        yield
+        seconds = time.perf_counter() - begin
+        self.calls += 1
+        self.spent += seconds
+        if self.earlier or self.phase == "decided":
+            return
+        if self.phase == "timing":
+            self._compare(call, level, seconds)
+        elif self.calls % LOOK == 0:
+            if self.phase == "plain" and from_rank_0(lambda: self.spent > PATIENCE):
+                self._begin()
+            elif self.phase == "compiling" and from_rank_0(lambda: self.job is None or self.job.done):
+                self._compiled()
+
+    def _at(self, level: str) -> Executor:
+        if level not in self.executors:
+            self.executors[level] = self.make(level)
+        return self.executors[level]
+
+    def _begin(self) -> None:
+        """Start to compile in another process: one for each machine."""
+        if available(COMPILED) == PLAIN:
+            self.phase = "decided"
+            return
+        self.phase = "compiling"
+        functions = self._at(COMPILED).uncompiled(self.executors[PLAIN])
+        if functions and local_rank() == 0:
+            self.job = start(functions)
+
+    def _compiled(self) -> None:
+        if self.job is not None:
+            if failed := self.job.failed:
+                log.warning("level auto: compiling beside the first steps failed (%s); they compile themselves", failed)
+            self.job.stop()
+        self.phase = "timing"
+
+    def _compare(self, call: int, level: str, seconds: float) -> None:
+        """Time some calls of each level, except the first compiled one, and choose."""
+        times = self.seconds[level]
+        times.append(seconds)
+        if level == PLAIN and len(times) == TIMED:
+            self._change(call + 1, COMPILED)
+        elif level == COMPILED and len(times) == TIMED + 1:
+            self.phase = "decided"
+            plain, compiled = from_rank_0(
+                lambda: (statistics.median(self.seconds[PLAIN]), statistics.median(self.seconds[COMPILED][1:]))
+            )
+            if compiled > plain:
+                self._change(call + 1, PLAIN)
+            log.info("level auto: %s from call %d on (%.3g s compiled, %.3g s operator by operator)", self.level,
+                     self.changes[-1][0], compiled, plain)  # fmt: skip
+
+    def _change(self, call: int, level: str) -> None:
+        self.level = level
+        self.changes.append((call, level))
+
+    def __del__(self) -> None:
+        job = getattr(self, "job", None)
+        if job is not None:
+            job.stop()
