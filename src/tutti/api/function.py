@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tutti.api.store import Store
 from tutti.exec.batches import signature_of
 from tutti.exec.executables import holding_for
 from tutti.exec.executor import Executor
+from tutti.exec.gradual import AUTO, COMPILED, Gradual, planned
 from tutti.exec.observed import Observed
 from tutti.exec.runtime import from_rank_0
 from tutti.hardware import Cluster
@@ -143,22 +145,37 @@ def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -
 
 @dataclass
 class Executable:
-    """A captured function with its plan and executor."""
+    """A captured function with its plan. made: its executor, or at level "auto" what chooses one."""
 
     captured: Captured
     plan: Plan
-    executor: Executor
+    made: Executor | Gradual
+    calls: int = 0
+
+    @property
+    def executor(self) -> Executor:
+        """The executor of the next call."""
+        return self.made.executor(self.calls + 1) if isinstance(self.made, Gradual) else self.made
+
+    def run(self, given: Mapping[str, torch.Tensor]) -> Executor:
+        """Run the function. Returns the executor, which has the results."""
+        executor = self.executor
+        self.calls += 1
+        with self.made.timed(self.calls) if isinstance(self.made, Gradual) else nullcontext():
+            executor.run(lambda _: given)
+        return executor
 
 
 class Function:
     """A function over a store on a cluster. Call it like the original function."""
 
     def __init__(self, f, args, kwargs, store: Store, cluster, plan, level, pins, budget, seed):
-        check_level(level)
+        check_level(level, AUTO)
+        level = COMPILED if level == AUTO and store.device.type != "cpu" else level
         self.f, self.store, self.level, self.seed, self.calls = f, store, level, seed, 0
         self.cluster, self.pins, self.budget = cluster_of(cluster, store.device), tuple(pins), budget
         self.asked = loaded(plan)
-        if level != "O0":
+        if level not in ("O0", AUTO):
             compat.get_compiler_ready(store.device)
         self._autocast = autocast_state(store.device)
         self._made: dict[tuple, list[Executable]] = {}
@@ -185,9 +202,8 @@ class Function:
 
     def _run(self, executable: Executable, data: Mapping[str, torch.Tensor]) -> Any:
         HEARTBEAT.moves += 1
-        captured, executor, store = executable.captured, executable.executor, self.store
-        given = self._given(captured.graph, data)
-        executor.run(lambda _: given)
+        captured, store = executable.captured, self.store
+        executor = executable.run(self._given(captured.graph, data))
         for name, count in captured.updates.items():
             store.updates[name] += count
         for optimizer in store.holdings.optimizers.values():
@@ -248,9 +264,11 @@ class Function:
         homes = schedule_of(graph, plan, 1, store.homes)[0].homes if plan.stages else {}
         store.lay_out(graph, plan, homes)
         hidden = self.cluster if self.cluster.device.computes_on else None
-        executor = Executor(graph, plan, 1, self.level, store, homes, store.engine, hidden,
-                            platform(self.cluster.device))  # fmt: skip
-        return Executable(captured, plan, executor)
+
+        def made(level: str) -> Executor:
+            return Executor(graph, plan, 1, level, store, homes, store.engine, hidden, platform(self.cluster.device))
+
+        return Executable(captured, plan, Gradual(made) if self.level == AUTO else made(self.level))
 
     def _planned(self, graph: StepGraph, size: int, stored: Mapping[str, Layout]) -> Plan:
         """The requested plan, with stored tensors as they are laid out."""
@@ -263,7 +281,7 @@ class Function:
 
     def _chosen(self, graph: StepGraph, size: int) -> Plan:
         """The requested plan, with stored tensors laid out freely."""
-        return choose(self.asked, lambda count, variant: vary(graph, variant), size, self.cluster, self.level,
+        return choose(self.asked, lambda count, variant: vary(graph, variant), size, self.cluster, planned(self.level),
                       self.pins, None, 1, self.budget)  # fmt: skip
 
     @property
@@ -284,7 +302,7 @@ class Function:
         """The plan for the example arguments, with its prediction. A plan that was not searched is simulated now."""
         first = self._first
         if first.plan.prediction is None:
-            made = Simulator(self.level)(first.executor.graph, first.plan, self.cluster)
+            made = Simulator(planned(self.level))(first.executor.graph, first.plan, self.cluster)
             first.plan = first.plan.replace(prediction=made, cluster=str(self.cluster))
         return first.plan
 

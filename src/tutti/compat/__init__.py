@@ -16,6 +16,7 @@ from tutti.compat.compiler import (
     multiplies_bfloat16,
     multiplies_tiles,
     tell_of_compilation,
+    use_compilers,
 )
 from tutti.compat.distributed import all_gather_single, job_store, pin, reduce_scatter_single
 from tutti.compat.dynamo import (
@@ -110,6 +111,7 @@ __all__ = [
     "tell_of_compilation",
     "unhooked",
     "unset_fake_temporarily",
+    "use_compilers",
     "vmapped",
     "without_function_modes",
 ]

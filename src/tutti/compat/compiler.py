@@ -41,6 +41,13 @@ def get_compiler_ready(device: torch.device) -> None:
             _getting_ready[name].start()
 
 
+def use_compilers(count: int) -> None:
+    """Run at most so many C++ or Triton compilers beside each other in this process."""
+    from torch._inductor import config
+
+    config.compile_threads = count
+
+
 def _wait_for(name: str) -> None:
     if name in _getting_ready:
         _getting_ready[name].join()

@@ -20,6 +20,7 @@ from tutti.compile.portable import unpacked
 def main(text: str) -> None:
     """Compile functions as `tutti.compile.background` describes them."""
     os.nice(10)
+    compat.use_compilers(max(1, len(os.sched_getaffinity(0)) // 2))  # a step waits for its slowest core
     job: dict[str, Any] = json.loads(text)
     torch.set_num_threads(job["threads"])
     for module in pkgutil.iter_modules(tutti.nn.__path__, "tutti.nn."):  # they register operators

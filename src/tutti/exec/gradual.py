@@ -4,7 +4,7 @@
 |---|---|---|
 | plain | O0 | calls have taken `PATIENCE` seconds |
 | compiling | O0, while another process compiles | that process is done |
-| timing | O0, then O2 | `TIMED` calls of each are timed |
+| timing | O2 and O0 in turn | `TIMED` calls of each are timed |
 | decided | the faster one | the end |
 
 Levels differ in how they round. So each change is recorded with the number of its first call, and a run that resumes
@@ -14,7 +14,6 @@ changes at the same ones.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,7 +70,7 @@ class Gradual:
         self.spent += seconds
         if self.earlier or self.phase == "decided":
             return
-        if self.phase == "timing":
+        if self.phase in ("warming", "timing"):
             self._compare(call, level, seconds)
         elif self.calls % LOOK == 0:
             if self.phase == "plain" and from_rank_0(lambda: self.spent > PATIENCE):
@@ -99,23 +98,25 @@ class Gradual:
             if failed := self.job.failed:
                 log.warning("level auto: compiling beside the first steps failed (%s); they compile themselves", failed)
             self.job.stop()
-        self.phase = "timing"
+        self.phase = "warming"
 
     def _compare(self, call: int, level: str, seconds: float) -> None:
-        """Time some calls of each level, except the first compiled one, and choose."""
-        times = self.seconds[level]
-        times.append(seconds)
-        if level == PLAIN and len(times) == TIMED:
-            self._change(call + 1, COMPILED)
-        elif level == COMPILED and len(times) == TIMED + 1:
-            self.phase = "decided"
-            plain, compiled = from_rank_0(
-                lambda: (statistics.median(self.seconds[PLAIN]), statistics.median(self.seconds[COMPILED][1:]))
-            )
-            if compiled > plain:
-                self._change(call + 1, PLAIN)
-            log.info("level auto: %s from call %d on (%.3g s compiled, %.3g s operator by operator)", self.level,
-                     self.changes[-1][0], compiled, plain)  # fmt: skip
+        """Take the levels in turn, and in the end the one whose fastest call took less time."""
+        if self.phase == "warming":  # the first compiled call finishes the compilation
+            if level == COMPILED:
+                self.phase = "timing"
+            self._change(call + 1, PLAIN if level == COMPILED else COMPILED)
+            return
+        self.seconds[level].append(seconds)
+        if len(self.seconds[COMPILED]) < TIMED:
+            self._change(call + 1, PLAIN if level == COMPILED else COMPILED)
+            return
+        self.phase = "decided"
+        plain, compiled = from_rank_0(lambda: (min(self.seconds[PLAIN]), min(self.seconds[COMPILED])))
+        if compiled > plain:
+            self._change(call + 1, PLAIN)
+        log.info("level auto: %s from call %d on (%.3g s compiled, %.3g s operator by operator)", self.level,
+                 self.changes[-1][0], compiled, plain)  # fmt: skip
 
     def _change(self, call: int, level: str) -> None:
         self.level = level

@@ -21,7 +21,7 @@ INSTEAD = {
     "fp16": "bf16=True",
     "fp16_full_eval": "bf16=True",
     "bf16_full_eval": "bf16=True",
-    "torch_compile": 'level="O1" or "O2", which is the default',
+    "torch_compile": 'level="O2", or "auto", which is the default',
     "use_liger_kernel": 'level="O2", which fuses kernels',
     "auto_find_batch_size": "memory=... with gradient_accumulation_steps: `tutti plan` says what fits",
     "torch_empty_cache_steps": "nothing: memory is planned",
@@ -77,7 +77,11 @@ class TrainingArguments(transformers.TrainingArguments):
         default="auto",
         metadata={"help": 'Devices: "auto" is the processes of this job; "cpu:4" in one process: virtual devices.'},
     )
-    level: str = field(default="O2", metadata={"help": "O0 runs operators, O1 fuses kernels, O2 compiles layers."})
+    level: str = field(
+        default="auto",
+        metadata={"help": "O0 runs operators, O1 fuses kernels, O2 compiles layers; auto begins with O0 and goes on "
+                          "with O2 once that is compiled, if it is faster."},
+    )  # fmt: skip
     global_batch_size: int | None = field(
         default=None,
         metadata={"help": "Rows of a step over all processes and microbatches; replaces per_device_train_batch_size."},

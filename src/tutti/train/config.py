@@ -119,8 +119,10 @@ class Parallel:
     """Devices to plan for: "auto" is the processes of this job; "cpu:4" in one process: 4 virtual devices."""
     plan: str = "auto"
     """"auto" searches; dp, tp, zero1, zero2, zero3, dp2xtp2, ... are textbook plans; a path: a saved one."""
-    level: Literal["O0", "O1", "O2"] = "O2"
-    """O0 runs operator by operator, O1 compiles what fuses into one kernel, O2 whole layers."""
+    level: Literal["auto", "O0", "O1", "O2"] = "auto"
+    """O0 runs operator by operator, O1 compiles what fuses into one kernel, O2 whole layers. "auto" begins with O0,
+    compiles beside training, and goes on with O2 if it is faster. Levels round differently: choose one of them to
+    compare runs bit for bit."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of weights and activations. bfloat16 keeps float32 masters, except with stochastic rounding. "auto" is
     bfloat16 where the device multiplies it faster."""

@@ -1,5 +1,6 @@
 """The progress of a run: live on a terminal, else a line at intervals."""
 
+import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -30,6 +31,21 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line above the progress line."""
         self.console.print(text, markup=False)
+
+    @contextmanager
+    def logs(self) -> Iterator[None]:
+        """Print what the library logs, as lines."""
+        handler = logging.Handler()
+        handler.emit = lambda record: self.say(record.getMessage())
+        logger = logging.getLogger("tutti")
+        before = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(before)
 
     @contextmanager
     def warnings(self) -> Iterator[None]:

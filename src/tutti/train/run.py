@@ -46,7 +46,7 @@ def train(config: Config, prepared: Prepared) -> None:
     """
     with _locked(Path(config.out)) if rank() == 0 else nullcontext():
         display = Display(silent=rank() > 0)
-        with display.warnings():
+        with display.warnings(), display.logs():
             one = Run(config, prepared, display)
             hang = config.parallel.hang
             with Watchdog(hang, one.folder / "stacks") if hang and world_size() > 1 else nullcontext():
@@ -127,7 +127,9 @@ class Run(Trainer):
         logs = tensorboard(self.folder / "tensorboard" / f"rank-{rank()}", done)
         self.opened.callback(logs.close)
         self.phases = self.opened.enter_context(Phases(self.folder / MONITOR, rank(), done, logs.add_scalar))
-        display = self.display.training(steps, done, parallel.level != "O0", str(self.dtype).removeprefix("torch."))
+        display = self.display.training(
+            steps, done, parallel.level not in ("O0", "auto"), str(self.dtype).removeprefix("torch.")
+        )
         self.bar = self.opened.enter_context(display)
         self.stop = self.opened.enter_context(StopSignal())
         report = (lambda peak: history.add(self.done, peak_bytes=peak)) if self.first_rank else None
