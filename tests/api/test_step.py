@@ -190,7 +190,7 @@ def test_no_optimizer():
 
 def test_an_unknown_level():
     model = zoo.llama()
-    with pytest.raises(ValueError, match="unknown level 'O7'; expected one of O0, O1, O2"):
+    with pytest.raises(ValueError, match="unknown level 'O7'; expected one of auto, O0, O1, O2"):
         tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), zoo.tokens(), level="O7")
 
 

@@ -56,6 +56,7 @@ from tutti.tracing import optimizers
 from tutti.tracing.batch import Batch, batch_items, inputs, rows
 from tutti.tracing.capture import Loss, device_of
 from tutti.tracing.capture_spec import CaptureSpec, autocast_state
+from tutti.tracing.criteria import with_criteria
 from tutti.tracing.slots import Slots
 
 
@@ -205,6 +206,7 @@ class Step:
         self._how, names = how_to_combine(config.metrics)
         self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
         self.model, self.optimizer, self.level, self.seed = model, optimizer, level, config.seed
+        self._root = root = model if config.loss is None else with_criteria(model, config.loss, optimizer)
         self.device = device_of(model)
         if level == AUTO and self.device.type != "cpu":
             self.level = level = COMPILED
@@ -215,7 +217,7 @@ class Step:
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
         recipe = CaptureSpec(
-            model,
+            root,
             optimizer,
             config.loss,
             config.clip_norm,
@@ -245,8 +247,8 @@ class Step:
         self.steps, self._compared = optimizers.step_count(optimizer), False
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants, self._groups = _constants(optimizer), _groups(optimizer)
-        params = dict(model.named_parameters())
-        self._example, self._tensors = batch, Slots(model).named()  # held, so that they are told from others
+        params = dict(root.named_parameters())
+        self._example, self._tensors = batch, Slots(root).named()  # held, so that they are told from others
         counts = optimizers.update_counts(optimizer)
         self._behind = {name: self.steps - counts[p] for name, p in params.items() if p in counts}
         self._updated: set[str] = set(self.graph.updated)  # by any graph so far
@@ -274,7 +276,7 @@ class Step:
         self.store.declare(self.graph, chosen, devices_of)
         self.store.begin(
             model_state.values_of(
-                model, optimizer, self.graph, config.fp32_master_weights, recipe.consumed if config.consume else None
+                root, optimizer, self.graph, config.fp32_master_weights, recipe.consumed if config.consume else None
             )
         )
         if self.device.type == "cpu":
@@ -416,7 +418,7 @@ class Step:
         """
         if self._plan.stages and names is not None:
             raise ValueError("train_only does not work with a pipeline; choose a plan without one")
-        known = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        known = {name for name, p in self._root.named_parameters() if p.requires_grad}
         if names is not None and (not names or not known.issuperset(names)):
             missing = sorted(set(names) - known)
             raise ValueError(f"{missing[0]!r} is no parameter that requires gradients" if missing else
@@ -637,7 +639,7 @@ class Step:
 
     def _check_written(self) -> None:
         """Raise ValueError if the model's parameters were written into: the step trains its own copies."""
-        for name, p in self.model.named_parameters():
+        for name, p in self._root.named_parameters():
             if p._version != self._versions.get(name, p._version):
                 if f"param:{name}" in self.graph.inputs and not self.store.holds(f"param:{name}", p.detach()):
                     raise ValueError(

@@ -27,6 +27,7 @@ from tutti.tracing.attempts import Attempts, StateFound
 from tutti.tracing.batch import Batch, batch_items, rebuilt
 from tutti.tracing.batch import inputs as entries
 from tutti.tracing.build import build
+from tutti.tracing.criteria import PREFIX, WithCriteria, model_of
 from tutti.tracing.decisions import Decisions
 from tutti.tracing.explain import explained
 from tutti.tracing.functional import functionalize
@@ -103,6 +104,9 @@ def capture(
     slots, device = Slots(model, attributes), device_of(model)
     params = slots.params
     trained = [name for name, p in params.items() if p.requires_grad and (only is None or name in only)]
+    if isinstance(model, WithCriteria) and optimizer is not None:
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = [name for name in trained if id(params[name]) in updated or not name.startswith(f"{PREFIX}.")]
     trained = trained if gradients else []
     if gradients and not trained:
         raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
@@ -131,7 +135,7 @@ def capture(
         step = _Step(model, batch, loss, slots, trained, gradients, guarded, optimizer, state, clip_norm,
                      stochastic_rounding, list(inputs), microbatches, late, metrics)  # fmt: skip
         known = {i: x for i, x in enumerate(_example(batch, list(inputs))) if x is not None}
-        attempts = Attempts(step, tuple(inputs.values()), known, [model, loss], step.decisions)
+        attempts = Attempts(step, tuple(inputs.values()), known, [model_of(model), loss], step.decisions)
         try:
             with explained():
                 traced = attempts.traced()
@@ -290,7 +294,7 @@ class _Step:
     def _value(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
         """The loss, and the metrics requested or returned with it."""
         if self.loss is not None:
-            made: Any = self.loss(self.model, batch)
+            made: Any = self.loss(model_of(self.model), batch)
             if isinstance(made, dict) and "loss" in made:
                 made = made["loss"], {key: x for key, x in made.items() if key != "loss"}
             if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):

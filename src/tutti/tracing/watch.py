@@ -80,7 +80,7 @@ class Watch:
                 cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
                 self._watch_all(x.__qualname__, {name: Cell(cell) for name, cell in cells}, seen, users)
                 if not is_library(str(x.__module__)):
-                    names, attributes = _names(x.__code__), _attributes(x.__code__)
+                    names, attributes = names_of_globals(x.__code__), _attributes(x.__code__)
                     for held in [x.__globals__, *_modules(names, x.__globals__)]:
                         names = names if held is x.__globals__ else attributes
                         self._watch_all(
@@ -182,11 +182,11 @@ class Cell:
 
 
 @lru_cache(1 << 14)  # each capture visits the code of all classes of the model and their bases
-def _names(code: CodeType) -> frozenset[str]:
+def names_of_globals(code: CodeType) -> frozenset[str]:
     """The global names used by code and by functions within it."""
     inner = (x for x in code.co_consts if isinstance(x, CodeType))
     own = frozenset(x.argval for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    return own.union(*map(_names, inner))
+    return own.union(*map(names_of_globals, inner))
 
 
 @lru_cache(1 << 14)
