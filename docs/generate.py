@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import json
 import os
@@ -26,21 +27,29 @@ MOST_ROWS, MOST_COLUMNS = 24, 12
 # -- the command line ---------------------------------------------------------------------------------------------
 
 
-def help_of(verb: str) -> str:
-    """`tutti VERB --help`, without boxes and colors, and the same of its subcommands."""
+def help_of(verb: str, *inner: str) -> str:
+    """`tutti VERB --help`, without boxes and colors."""
     from tutti import cli
 
     out = io.StringIO()
     before = {key: os.environ.get(key) for key in ("COLUMNS", "NO_COLOR", "TERM")}
     os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
     try:
-        for own in ([], *([x] for x in cli.VERBS[verb].verbs)):
-            with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-                cli.main([verb, *own, "--help"])
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            cli.call(verb, [*inner, "--help"])
     finally:
         for key, value in before.items():
             os.environ.pop(key, None) if value is None else os.environ.__setitem__(key, value)
     return plain(out.getvalue())
+
+
+@functools.cache
+def helps() -> dict[str, str]:
+    """The help of every verb, and of its subcommands and modes, by what is typed before --help."""
+    from tutti import cli
+
+    return {" ".join([name, *inner]): help_of(name, *inner) for name, verb in cli.VERBS.items()
+            for inner in ([], *([x] for x in (*verb.verbs, *verb.modes)))}  # fmt: skip
 
 
 def plain(text: str) -> str:
@@ -62,6 +71,8 @@ def plain(text: str) -> str:
 def command_line() -> str:
     from tutti import cli
 
+    texts = helps()
+
     parts = [
         f"{NOTE}\n# Command line\n\n"
         "Every verb prints its options with `--help`. Exit codes: 0 for success, 1 if a rank or a check failed, 2 for "
@@ -70,7 +81,8 @@ def command_line() -> str:
         + "".join(f"| [`tutti {name}`](#tutti-{name}) | {verb.summary} |\n" for name, verb in cli.VERBS.items())
     ]
     for name in cli.VERBS:
-        parts.append(f"\n## tutti {name}\n\n```text\n{help_of(name)}```\n")
+        own = [text for key, text in texts.items() if key.split()[0] == name]
+        parts.append(f"\n## tutti {name}\n\n```text\n{chr(10).join(own)}```\n")
         parts.append(mt_config() if name == "mt" else "")
     return "".join(parts)
 
@@ -278,6 +290,7 @@ def packages() -> str:
 PAGES = {
     "design.md": packages,
     "reference/cli.md": command_line,
+    "../src/tutti/cli/help.json": lambda: json.dumps(helps(), indent=1) + "\n",
     "proofs/files.md": proofs,
     "proofs/benchmarks.md": benchmarks,
 }

@@ -44,7 +44,7 @@ def test_what_has_its_default_is_left_out():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"device": {}}', "not a cluster: 'levels'"),
+        ('{"device": {}}', "not a cluster: it has no 'levels'"),
         ("[]", "not a cluster: an object with 'device' and 'levels' is needed, not list"),
         ("{half", "not a cluster: "),
         ('{"device": {"colour": 1}, "levels": []}', "not a cluster: a Device has no 'colour'; the nearest is '.*'"),
@@ -72,5 +72,5 @@ def test_a_cluster_is_parsed_from_a_file(tmp_path):
     with pytest.raises(ValueError, match=r"no cluster '.*other.json': there is no such file"):
         Cluster.parse(str(tmp_path / "other.json"))
     file.write_text("{}")
-    with pytest.raises(ValueError, match=r"mine.json: not a cluster: 'levels'"):
+    with pytest.raises(ValueError, match=r"mine.json: not a cluster: it has no 'levels'"):
         Cluster.parse(str(file))

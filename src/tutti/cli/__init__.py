@@ -1,13 +1,16 @@
 """The command `tutti`: one table of verbs. A verb's module is imported only when it is called."""
 
 import importlib
+import json
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from tutti.launch.launch import Interrupted, LaunchError, is_plain
@@ -20,7 +23,7 @@ class Verb:
     target: `module:function`. Its signature and docstring become the options and the help text. If `raw`, it takes the
     list of arguments instead. An int that it returns is the exit code.
     extra: the optional dependencies it needs, as in `pip install 'tutti[extra]'`.
-    verbs: its own subcommands.
+    verbs: its own subcommands. modes: first arguments with options of their own.
     """
 
     target: str
@@ -28,6 +31,7 @@ class Verb:
     raw: bool = False
     extra: str = ""
     verbs: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
         module, function = self.target.split(":")
@@ -67,6 +71,7 @@ VERBS = {
         "plan for any cluster; explain and compare plans",
         raw=True,
         extra="train",
+        modes=("show", "--compare", "--serve", "--rl"),
     ),
     "dryrun": Verb("tutti.cli.dryrun:dryrun", "predict the time and memory of a step", extra="train"),
     "diagnose": Verb(
@@ -116,8 +121,12 @@ def _run(argv: list[str] | None) -> int:
         near = get_close_matches(name, VERBS, 1)
         print(f"tutti: no verb {name!r}; {f'did you mean {near[0]}?' if near else usage()}", file=sys.stderr)
         return 2
+    if (text := _help(name, rest)) is not None:
+        print(text, end="")
+        return 0
     try:
-        result = _call(name, VERBS[name], rest)
+        _check_options(name, rest)
+        result = call(name, rest)
     except ModuleNotFoundError as e:
         extra = VERBS[name].extra
         if not extra or (e.name or "tutti").startswith("tutti"):
@@ -146,7 +155,31 @@ def usage() -> str:
     return "usage: tutti VERB ...     (tutti VERB --help says more)\n\n" + "\n".join(lines)
 
 
-def _call(name: str, verb: Verb, rest: list[str]) -> Any:
+HELP = Path(__file__).parent / "help.json"  # written by docs/generate.py: nobody waits for torch to read it
+
+
+def _help(verb: str, rest: list[str]) -> str | None:
+    """What `tutti VERB --help`, or that of a verb of its own, prints; None for anything else."""
+    if not rest or rest[-1] not in ("-h", "--help"):
+        return None
+    return json.loads(HELP.read_text()).get(" ".join([verb, *rest[:-1]])) if HELP.exists() else None
+
+
+def _check_options(verb: str, rest: list[str]) -> None:
+    """Raise ValueError for an option that is not in the help, but resembles one that is."""
+    inner = VERBS[verb].verbs + VERBS[verb].modes
+    path = [verb, *(word for word in rest[:1] if word in inner)]
+    text = _help(path[0], [*path[1:], "--help"])
+    known = re.findall(r"--[a-z][\w.-]*", text or "")
+    for name in (word.partition("=")[0] for word in rest if text and word.startswith("--")):
+        near = get_close_matches(name, known, 1, 0.7)
+        if name not in known and near and name.replace("_", "-") not in known:
+            raise ValueError(f"no option {name}; did you mean {near[0]}? tutti {' '.join(path)} --help lists all")
+
+
+def call(name: str, rest: list[str]) -> Any:
+    """Call a verb with its arguments."""
+    verb = VERBS[name]
     if verb.raw:
         return verb.load()(rest)
     import tyro

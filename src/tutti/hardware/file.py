@@ -18,7 +18,7 @@ def dump(cluster: Cluster) -> str:
 
 
 def load(text: str) -> Cluster:
-    """Read a cluster. Raises ``ValueError`` that says what is wrong with the text."""
+    """Read a cluster. Raises ValueError that says what is wrong with the text, and how to get a right one."""
     try:
         data = json.loads(text)
         if not isinstance(data, dict):
@@ -26,7 +26,9 @@ def load(text: str) -> Cluster:
         levels = data["levels"]
         return Cluster(_device(data["device"]), tuple((int(size), _link(link)) for size, link in levels))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"not a cluster: {error}") from error
+        missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"not a cluster: {missing}. `tutti calibrate` writes the file of this machine, and "
+                         "Cluster.parse('h100:2x8').to_json() one to change by hand") from error  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
