@@ -73,3 +73,31 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capfd):
     monkeypatch.setattr(cli.Verb, "load", lambda verb: broken)
     with pytest.raises(BrokenPipeError, match="a peer"):
         cli.main(["run"])
+
+
+def test_an_interrupt_is_a_line(monkeypatch, capsys):
+    def interrupted(name, rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "call", interrupted)
+    assert cli.main(["train", "run.toml"]) == 130
+    assert capsys.readouterr().err.strip() == "tutti train: interrupted"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["plan", "--seqlen", "8"], "tutti plan: no option --seqlen; did you mean --seq? tutti plan --help lists all"),
+        (["train", "run.toml", "--schedule.stpes=3"], "no option --schedule.stpes; did you mean --schedule.steps?"),
+        (["plan", "--serve", "--plna", "tp2"], "no option --plna; did you mean --plan? tutti plan --serve --help"),
+    ],
+)
+def test_an_option_that_is_misspelt_names_the_nearest(argv, message, capsys):
+    assert cli.main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_waits_for_nothing(capsys):
+    code = "import sys; from tutti import cli; cli.main(['serve', '--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "--port" in done.stdout

@@ -134,6 +134,7 @@ def _run(argv: list[str] | None) -> int:
         print(f"tutti {name}: there is no package {e.name}; pip install 'tutti[{extra}]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print(f"\ntutti {name}: interrupted", file=sys.stderr, flush=True)
         return 130
     except Interrupted as e:
         print(f"tutti {name}: {e}", file=sys.stderr)
