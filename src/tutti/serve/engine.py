@@ -226,7 +226,8 @@ class Engine:
         return request.adapter.encode() + (source.digest if source else b"")
 
     def prepare(self, request: Request) -> Constraint | None:
-        """Compile what the output must match. Another thread may do it before `add`, so that no step waits for it.
+        """Compile what the output must match. Another thread may do it before `add`, and hold the constraint until
+        then, so that no step waits for it.
 
         Raises ValueError for a constraint that is malformed or large.
         """
@@ -304,8 +305,7 @@ class Engine:
             prompt = len(carried.output.prompt)
             sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request, source), source,
                                 score=score)  # fmt: skip
-            constraint = self.prepare(carried.request)
-            job.resume(sequence, constraint)
+            job.resume(sequence, self.prepare(carried.request))
             self.arriving.append((sequence, computed, cache))
         self.jobs[carried.request.id] = job
         return carried.output

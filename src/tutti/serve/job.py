@@ -55,13 +55,13 @@ class Job:
         for token in sequence.output:
             if branch.text:
                 branch.text.add([token])
-            if constraint:
-                constraint.take(token)
+            if branch.constraint:
+                branch.constraint.take(token)
 
     def fork(self, sequence: Sequence) -> None:
         """Another continuation of the prompt, whose sequence is a fork of the first."""
         first = next(iter(self.branches.values()))
-        self._add(sequence, first.constraint and first.constraint.fork())
+        self._add(sequence, first.constraint)
 
     def _add(self, sequence: Sequence, constraint: Constraint | None) -> None:
         self.output.completions.append(Completion())
@@ -71,7 +71,8 @@ class Job:
         """A sequence is extended from now on."""
         prompt, stop = sequence.tokens[: sequence.prompt], self.request.sampling.stop
         text = Text(self.tokenizer, prompt, stop) if self.tokenizer else None
-        self.branches[sequence.number] = Branch(sequence, completion, text, constraint)
+        own = constraint and constraint.fork()
+        self.branches[sequence.number] = Branch(sequence, completion, text, own)
         return self.branches[sequence.number]
 
     def row(self, sequence: Sequence, drafts: list[int]) -> Row:
