@@ -1,7 +1,7 @@
 """Compiling constraints for a service: each is tried in a child process first, within limits of time and memory.
 
-There are two lanes, each a thread with a child. What the quick lane does not finish in its time goes to the patient one,
-so that a request with a small schema never waits for one with a large schema.
+There are two lanes, each a thread with a child. What the quick lane does not finish in its time goes to the patient
+one, so that a request with a small schema never waits for one with a large schema.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Replicas:
         pool = engine.pool
         if engine.runner.encoder is not None and (engine.runner.crosses or request.inputs):
             return 0
-        return len(pool.find(digests(engine.tokens(request.prompt), pool.size, request.adapter.encode()))) * pool.size
+        return len(pool.find(digests(engine.tokens(request.prompt), pool.size, request.prefix))) * pool.size
 
     def step(self) -> list[Output]:
         """A step of each engine that has requests."""

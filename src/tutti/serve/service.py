@@ -86,8 +86,8 @@ def _settle(done: asyncio.Future[Any], made: Any, error: Exception | None) -> No
 class Service:
     """Runs an engine (or `Replicas`) in a thread. Other threads compile schemas and grammars before.
 
-    limit: requests and calls that are unfinished at once; more are refused. observe: called after each step, in the thread, with
-    the engine and the outputs that changed.
+    limit: requests and calls that are unfinished at once; more are refused. observe: called after each step, in the
+    thread, with the engine and the outputs that changed.
     """
 
     def __init__(self, engine: Any, limit: int = 256, observe: Callable[[Any, list[Output]], None] | None = None):

@@ -1,7 +1,7 @@
 """A process that tries constraints, so that one that takes too much time or memory ends a child and not the server.
 
-It is run as a script, imports nothing of Tutti, and reads lines of JSON on its standard input: first the tokenizer, then
-one constraint after the other. Each is compiled in a fork with limits, and answered with a line of JSON. A line
+It is run as a script, imports nothing of Tutti, and reads lines of JSON on its standard input: first the tokenizer,
+then one constraint after the other. Each is compiled in a fork with limits, and answered with a line of JSON. A line
 "cancel" ends the fork that runs.
 """
 
