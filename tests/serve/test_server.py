@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -19,14 +18,6 @@ from tutti.serve.server.answers import ChatAnswer, Sent
 from tutti.serve.server.app import Options
 from tutti.serve.server.metrics import Metrics
 from tutti.serve.server.protocol import Tool
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    engine = Engine(tiny.model(), tokenizer=tiny.tokenizer(), plan="single", blocks=64, budget=64, most=8)
-    made = Running(engine, Options("tiny", queue=6, body=20_000))
-    yield made
-    made.stop()
 
 
 def test_completion_equals_the_engine(running):

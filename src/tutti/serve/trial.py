@@ -36,7 +36,11 @@ def compiled(vocabulary: Any, kind: str, text: str) -> Any:
     """The matcher of a constraint, after its first mask. Raises ValueError if it is malformed or beyond `LIMITS`."""
     from llguidance import LLMatcher, LLParserLimits
 
-    matcher = LLMatcher(vocabulary, grammar_of(kind, text), limits=LLParserLimits(**LIMITS))
+    try:
+        grammar = grammar_of(kind, text)
+    except ValueError as error:
+        raise ValueError(f"this {kind} cannot be used: {error}") from error
+    matcher = LLMatcher(vocabulary, grammar, limits=LLParserLimits(**LIMITS))
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():

@@ -112,7 +112,7 @@ class Server:
     def warm_up(self) -> None:
         """Begin what takes a second for large vocabularies, so that no request waits for it."""
         with suppress(ValueError):  # there is no tokenizer, or one without constraints
-            self.spell(0)
+            assert self.engine.constraints.vocabulary
             self.service.compiler.warm_up()
 
     # -- about the server -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tutti.serve.server.protocol import Tool
 TAG = "<tool_call>"
 TAGGED = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 MARKED = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])", re.DOTALL)
+NAME = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 VALUES = {"const", "enum", "default", "examples", "example"}  # keywords of JSON schemas whose values are no schemas
 NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # names, then schemas
@@ -122,11 +123,16 @@ class Calls:
                     self.calls.append(call)
         elif self.calls:
             content = text[: text.find(TAG)].rstrip() if TAG in text else ""
-        elif self.must and len(self.names) == 1:
-            content, self.calls = "", [Call(self.names[0])]
+        elif self.must and (name := self._named(text)):
+            content, self.calls = "", [Call(name)]
         if not self.parallel:
             del self.calls[1:]
         return content
+
+    def _named(self, text: str) -> str:
+        """The name of a call that was cut before its arguments; an empty text if it is not known."""
+        match = NAME.match(text)
+        return self.names[0] if len(self.names) == 1 else _loaded(match[1]) if match else ""
 
     def _open(self, text: str) -> bool:
         """Whether a call is being written."""
