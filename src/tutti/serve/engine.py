@@ -276,6 +276,8 @@ class Engine:
                 self.scheduler.remove(branch.sequence)
             self.arriving = [x for x in self.arriving if x[0] is not branch.sequence]
             job.end(branch.sequence, reason)
+        for completion in job.output.completions:  # also of sequences that have not begun
+            completion.finish = completion.finish or reason
         self._conclude(job)
         return job.output
 

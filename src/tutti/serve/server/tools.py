@@ -117,7 +117,7 @@ class Calls:
         if not last:
             return None
         content, calls = _written(text, self.names)
-        if calls:
+        if calls and len(calls) >= len(self.calls):
             for i, call in enumerate(calls):  # what was streamed stays as it is
                 if i == len(self.calls):
                     self.calls.append(call)
