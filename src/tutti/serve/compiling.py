@@ -211,7 +211,7 @@ class Compiler:
 
 def _json_of(tokenizer: Any) -> str:
     """The tokenizer as the `tokenizers` library writes it. Raises ValueError for others."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         raise ValueError("constrained decoding needs a fast tokenizer, of the tokenizers library")
     backend = copy(backend)

@@ -18,6 +18,7 @@ from typing import Any
 # Limits of one constraint while tokens are chosen. A state of the lexer has 1 to 2 kB.
 LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "step_max_items": 50_000,
           "max_lexer_states": 50_000, "max_grammar_size": 500_000, "verbose_errors": False}  # fmt: skip
+ENDS: dict[int, str] = {signal.SIGPROF: "time", signal.SIGABRT: "memory", signal.SIGKILL: "stopped"}  # a fork
 CANCEL = "cancel"
 
 
@@ -125,8 +126,7 @@ def _run(vocabulary: Any, ask: dict[str, Any], lines: _Lines) -> dict[str, Any] 
             return json.loads(answer)
         except ValueError:
             return {"error": f"this {ask['kind']} cannot be used"}
-    ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    return {"ended": {signal.SIGPROF: "time", signal.SIGABRT: "memory", signal.SIGKILL: "stopped"}.get(ended, "crash")}
+    return {"ended": ENDS.get(os.WTERMSIG(status), "crash") if os.WIFSIGNALED(status) else "crash"}
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ class Prompts:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """The tokens of a text, in the calling thread."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        backend: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         if self.direct and backend.truncation is None and backend.padding is None:  # it lets other threads run
             return backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return self.tokenizer(text, add_special_tokens=special)["input_ids"]
@@ -109,7 +109,7 @@ def _is_direct(tokenizer: Any) -> bool:
 def _characters(tokenizer: Any) -> tuple[int | None, list[str]]:
     """The most characters of a text that one token stands for, if no text can have fewer tokens; None if there is no
     such number. And the special tokens that swallow space around them, whose texts have no such number."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         return None, []
     read: dict[str, Any] = json.loads(backend.to_str())

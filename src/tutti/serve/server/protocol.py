@@ -23,7 +23,7 @@ T = TypeVar("T")
 class First(FailFast):
     """A million wrong items are one error. Unlike its parent, it can be in a union."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
 
 List = Annotated[list[T], First()]
@@ -203,7 +203,7 @@ class Common(Whole):
 
     def _constraint(self, schema: Any) -> dict[str, Any]:
         """What the answer must match: `schema`, `regex` or `grammar`, or nothing."""
-        outputs = self.structured_outputs or StructuredOutputs()
+        outputs = self.structured_outputs or StructuredOutputs.model_validate({})
         wanted = {
             "tool_choice": ("schema", schema),
             "response_format": ("schema", self._format()),
@@ -364,7 +364,7 @@ class TextFormat(Body):
 class TextOptions(Body):
     """How a response is written."""
 
-    format: TextFormat = Field(default_factory=TextFormat)
+    format: TextFormat = Field(default_factory=lambda: TextFormat.model_validate({}))
 
 
 class Reasoning(Body):
