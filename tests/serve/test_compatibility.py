@@ -196,6 +196,7 @@ def test_token_ids(running):
 
 def test_logprobs_of_prompts_and_of_named_tokens(running):
     choice = complete(running, prompt="hello", prompt_logprobs=2, logprob_token_ids=[5, 6])
+    assert "prompt_logprobs" not in complete(running, echo=True, logprobs=1)
     first, *rest = choice["prompt_logprobs"]
     ids = torch.tensor([tiny.tokenizer()("hello")["input_ids"]])
     with torch.no_grad():
@@ -219,6 +220,7 @@ def test_truncated_prompts(running):
     ids = tiny.tokenizer()("abcdef")["input_ids"]
     assert asked(truncate_prompt_tokens=2) == ids[-2:] and asked(truncate_prompt_tokens=9) == ids
     assert asked(truncate_prompt_tokens=2, truncation_side="right") == ids[:2]
+    assert complete(running, prompt="abcdef", truncate_prompt_tokens=2, echo=True)["text"].startswith("ef")
     assert len(asked(prompt="x" * 5000, truncate_prompt_tokens=-1, max_tokens=6)) == 250
     answer = running.post("/v1/chat/completions", messages=[USER], max_tokens=1, truncate_prompt_tokens=3)
     assert answer.json()["usage"]["prompt_tokens"] == 3
@@ -262,6 +264,19 @@ def test_prompts_of_another_salt_share_no_blocks(running):
     cached = [running.post("/v1/completions", prompt=prompt, max_tokens=1, cache_salt=x).json()["usage"]
               ["prompt_tokens_details"]["cached_tokens"] for x in ("a", "b", "b")]  # fmt: skip
     assert cached == [0, 0, 48]
+
+
+def test_tokens_of_texts_and_chats(running):
+    ids = tiny.tokenizer()("hi\u00e9")["input_ids"]
+    answer = running.post("/tokenize", prompt="hi\u00e9", return_token_strs=True).json()
+    assert answer == {"tokens": ids, "count": 4, "max_model_len": 256,
+                      "token_strs": tiny.tokenizer().convert_ids_to_tokens(ids)}  # fmt: skip
+    assert running.post("/detokenize", tokens=[*ids, 256]).json() == {"prompt": "hi\u00e9</s>"}
+    count = running.post("/tokenize", messages=[USER]).json()["count"]
+    assert count == running.post("/v1/chat/completions", messages=[USER], max_tokens=1).json()["usage"]["prompt_tokens"]
+    for path, body in (("/tokenize", {}), ("/tokenize", {"prompt": "a", "messages": [USER]}),
+                       ("/detokenize", {"tokens": [257]}), ("/detokenize", {"tokens": ["a"]})):  # fmt: skip
+        assert running.post(path, **body).status_code == 400
 
 
 # -- prompts of tokens ------------------------------------------------------------------------------------------------

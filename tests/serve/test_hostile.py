@@ -32,9 +32,11 @@ ROUTES = {
     "chat/completions": {"messages": [USER], "max_tokens": 1},
     "embeddings": {"input": "x"},
     "responses": {"input": "x", "max_output_tokens": 1},
+    "tokenize": {"prompt": "x"},
+    "detokenize": {"tokens": [1]},
 }
 VALUES: list[Any] = [
-    None, True, -1, 2**63, 10**400, 1e308, float("nan"), float("inf"), "", "\ud800", "x" * 3000, "\0", [], [[]], [None],
+    {"a": float("nan")}, None, True, -1, 2**63, 10**400, 1e308, float("nan"), float("inf"), "", "\ud800", "x" * 3000, "\0", [], [[]], [None],
     [[None]], [-1], [999], [[1], "x"], [1, "x"], [{}], ["", ""], [[[[1]]]], {}, {"a": {"b": []}}, {"type": "text"},
     {"type": None, "function": None}, [{"role": "user", "content": [{"type": "text"}]}],
 ]  # fmt: skip
@@ -50,8 +52,12 @@ def field_names(path: str) -> list[str]:
     from tutti.serve.server import protocol
 
     bodies = {"completions": "CompletionBody", "chat/completions": "ChatBody", "embeddings": "EmbeddingBody",
-              "responses": "ResponseBody"}  # fmt: skip
+              "responses": "ResponseBody", "tokenize": "TokenizeBody", "detokenize": "DetokenizeBody"}  # fmt: skip
     return list(getattr(protocol, bodies[path]).model_fields)
+
+
+def address(path: str) -> str:
+    return f"/{path}" if path.endswith("tokenize") else f"/v1/{path}"
 
 
 def is_error(answer: httpx.Response) -> bool:
@@ -64,9 +70,9 @@ def test_no_value_of_a_field_is_an_error_of_the_server(running, path):
     with httpx.Client(base_url=running.url, timeout=60) as client:
         for name in field_names(path):
             for i, value in enumerate(VALUES):
-                stream = {"stream": True} if i % 2 and path != "embeddings" else {}
+                stream = {"stream": True} if i % 2 and "stream" in field_names(path) else {}
                 body = {"model": "tiny", **ROUTES[path], **stream, name: value}
-                answer = client.post(f"/v1/{path}", content=json.dumps(body), headers=JSON)
+                answer = client.post(address(path), content=json.dumps(body), headers=JSON)
                 assert answer.status_code == 200 or is_error(answer), (name, repr(value)[:50], answer.text[:300])
                 assert len(answer.text) < 60_000 and '"code": 500' not in answer.text
 
@@ -76,8 +82,15 @@ def test_no_body_is_an_error_of_the_server(running, path):
     with httpx.Client(base_url=running.url, timeout=60) as client:
         for content in BODIES:
             for headers in (JSON, {"Content-Type": "text/plain"}, {"Content-Type": "application/json; charset=utf-16"}):
-                answer = client.post(f"/v1/{path}", content=content, headers=headers)
+                answer = client.post(address(path), content=content, headers=headers)
                 assert answer.status_code == 200 or is_error(answer), (content[:50], answer.text[:300])
+
+
+def test_no_path_is_an_error_of_the_server(running):
+    for path in (b"/v1/models/%ff", b"/v1/models/%00", b"/v1/models/\xe9", b"/%ed%a0%80", b"//", b"/v1/models/tiny/x",
+                 b"/v1/models/%2e%2e%2f", b"/v1/models?a=%ff", b"/v1/models/", b"/v1//models"):  # fmt: skip
+        status = int(raw(running.port, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n").split()[1])
+        assert status == 200 or 300 <= status < 500
 
 
 @pytest.mark.parametrize("content", [b"", b"RIFF", b"RIFF\x24\x00\x00\x00WAVEfmt " + b"\0" * 30, b"\xff" * 2000])
@@ -242,9 +255,9 @@ def test_long_texts_are_refused_before_they_are_tokenized(running, monkeypatch):
     part = {"type": "input_text", "text": long}
     for path, field, value in (("completions", "prompt", long), ("completions", "prompt", ["x" * 5000]),
                                ("chat/completions", "messages", [{"role": "user", "content": long}]),
-                               ("embeddings", "input", [long]), ("responses", "input", long),
-                               ("responses", "input", [{"content": [part]}])):  # fmt: skip
-        error = running.post(f"/v1/{path}", **{field: value}).json()["error"]
+                               ("embeddings", "input", [long]), ("tokenize", "prompt", long),
+                               ("responses", "input", long), ("responses", "input", [{"content": [part]}])):  # fmt: skip
+        error = running.post(address(path), **{field: value}).json()["error"]
         assert error["code"] == 400 and "characters; the 256 tokens" in error["message"], error
 
 

@@ -29,7 +29,8 @@ def usage(outputs: Sequence[Output]) -> dict[str, Any]:
 @dataclass
 class Answer:
     """The answer to one body. spell: the bytes of a token. n: number of completions of each prompt. numbers: whether a
-    token is shown as its number. ids: whether the tokens are part of the answer."""
+    token is shown as its number. ids, prompts: whether the tokens, and the logprobs of prompts, are part of the answer.
+    """
 
     model: str
     tokenizer: Any
@@ -39,6 +40,7 @@ class Answer:
     id: str = ""
     numbers: bool = False
     ids: bool = False
+    prompts: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class Answer:
 
     def prompt_logprobs(self, output: Output) -> dict[str, Any]:
         """The log-probabilities of a prompt's tokens, if they are part of the answer: none of the first."""
-        if not output.prompt_logprobs:
+        if not self.prompts:
             return {}
 
         def shown(x: TokenLogprobs) -> dict[str, Any]:

@@ -31,12 +31,20 @@ from tutti.serve.server.hosts import Hosts
 from tutti.serve.server.limits import Access, BodyLimit
 from tutti.serve.server.metrics import Metrics
 from tutti.serve.server.prompts import GONE, LOOK, Prompts, connected
-from tutti.serve.server.protocol import ChatBody, Common, CompletionBody, EmbeddingBody, ResponseBody
+from tutti.serve.server.protocol import (
+    ChatBody,
+    Common,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    ResponseBody,
+    TokenizeBody,
+)
+from tutti.serve.server.responses import ResponseAnswer, turns
 from tutti.serve.server.tools import chosen, forced
 from tutti.serve.service import FAILED, Answers, Draining, Full, Service
 
 TEMPLATE = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "tokenizer", "messages"}
-CUT = "incomplete"  # status of a response that has reached its length
 
 
 @dataclass
@@ -93,6 +101,8 @@ def application(engine: Any, options: Options) -> FastAPI:
     app.add_api_route("/v1/audio/transcriptions", server.transcriptions, methods=["POST"])
     app.add_api_route("/v1/embeddings", server.embeddings, methods=["POST"])
     app.add_api_route("/v1/responses", server.responses, methods=["POST"])
+    app.add_api_route("/tokenize", server.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", server.detokenize, methods=["POST"])
     app.state.server = server
     return app
 
@@ -163,9 +173,9 @@ class Server:
     async def completions(self, request: Request, body: CompletionBody) -> Any:
         """`/v1/completions`"""
         who = self._begin(request, body.model)
-        if body.echo and body.prompt_logprobs is None:
+        given, reported = body.prompts(), body.prompt_logprobs
+        if body.echo and reported is None:
             body.prompt_logprobs = body.logprobs
-        given = body.prompts()
         if len(given) > self.options.queue:
             raise Refused(400, f"{len(given)} prompts; the server holds {self.options.queue} at once", "prompt")
         if body.stream and body.prompt_logprobs is not None and not body.echo:
@@ -173,9 +183,10 @@ class Server:
         scores = body.max_tokens == 0  # a token is computed, and left out
         sampling = await self._sampling(request, body, 1 if scores else body.max_tokens, body.logprobs)
         prompts = [await self._tokens(request, x, "prompt", body, body.max_tokens) for x in given]
+        echo = () if not body.echo else given if body.truncate_prompt_tokens is None else prompts
         made = TextAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
                           numbers=body.return_tokens_as_token_ids, ids=body.return_token_ids,
-                          echo=given if body.echo else ())  # fmt: skip
+                          prompts=reported is not None, echo=echo)  # fmt: skip
         return await self._answer(request, body, made, [self._ask(x, sampling, body, *who) for x in prompts], scores)
 
     async def chat(self, request: Request, body: ChatBody) -> Any:
@@ -195,15 +206,15 @@ class Server:
         role = "assistant" if body.add_generation_prompt else messages[-1]["role"]
         prefix = "".join(chats.texts(messages[-1])) if body.echo and messages[-1]["role"] == role else ""
         made = ChatAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
-                          numbers=body.return_tokens_as_token_ids, ids=body.return_token_ids, tools=tools, must=must,
+                          numbers=body.return_tokens_as_token_ids, ids=body.return_token_ids,
+                          prompts=body.prompt_logprobs is not None, tools=tools, must=must,
                           parallel=body.parallel_tool_calls, legacy=body.functions is not None, role=role,
                           prefix=prefix)  # fmt: skip
         return await self._answer(request, body, made, [self._ask(prompt, sampling, body, *who, inputs)])
 
     def _template(self, body: ChatBody) -> dict[str, Any]:
         """Arguments of the chat template. Raises Refused for what requests may not set."""
-        if refused := TEMPLATE & body.chat_template_kwargs.keys():
-            raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
+        self._check_template(body.chat_template_kwargs)
         if body.chat_template is not None and not self.options.templates:
             raise Refused(400, "chat_template is a program, which this server does not run for requests; leave it out, "
                                "or start the server with --trust-request-chat-template", "chat_template")  # fmt: skip
@@ -218,6 +229,11 @@ class Server:
         given = {"chat_template": body.chat_template} if body.chat_template is not None else {}
         return {**body.template(), **given, "add_generation_prompt": body.add_generation_prompt,
                 "continue_final_message": body.continue_final_message}  # fmt: skip
+
+    def _check_template(self, given: Mapping[str, Any]) -> None:
+        """Raise Refused for variables of the chat template that are arguments of its function."""
+        if refused := TEMPLATE & given.keys():
+            raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
 
     async def _sampling(self, request: Request, body: Common, most: int | None, logprobs: int | None,
                         schema: Any = None) -> Sampling:  # fmt: skip
@@ -305,7 +321,7 @@ class Server:
 
     async def _chat_prompt(
         self, request: Request, messages: list[dict[str, Any]], tools: Sequence[Any], more: dict[str, Any],
-        special: bool, body: Common, most: int | None,
+        special: bool, body: Common, most: int | None, name: str = "messages",
     ) -> tuple[list[int], dict[str, Any]]:  # fmt: skip
         """The tokens of a chat, and the inputs of its images. messages: as `messages.shaped` returns them."""
         reader = self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
@@ -314,19 +330,17 @@ class Server:
             raise Refused(400, f"the model's tokenizer has no chat template; use /v1/{other}", "messages")
         shown: Any = [x.model_dump(exclude_none=True) for x in tools] or None
         whole = body.truncate_prompt_tokens is None
-        if whole:
-            for i, message in enumerate(messages):
-                for text in chats.texts(message):
-                    self.prompts.check(text, f"messages[{i}].content")
 
         def prompt() -> tuple[list[int], dict[str, Any]]:
-            turns, images = messages, []
-            if reader is self.processor or any(isinstance(x["content"], list) for x in turns):
-                turns, images = media.messages_with_images(turns)
+            given, images = messages, []
+            if reader is self.processor or any(isinstance(x["content"], list) for x in given):
+                given, images = media.messages_with_images(given)
             if reader is not self.processor:
                 mark = getattr(self.processor, "image_token", "")
-                turns = [{**x, "content": media.in_line(x["content"], mark)} for x in turns]
-            text = reader.apply_chat_template(turns, tools=shown, tokenize=False, **more)
+                given = [{**x, "content": media.in_line(x["content"], mark)} for x in given]
+            text = reader.apply_chat_template(given, tools=shown, tokenize=False, **more)
+            if whole:  # a template may leave parts of messages out
+                self.prompts.check(text, name)
             if images:
                 if not whole:
                     raise ValueError("truncate_prompt_tokens cannot be used with images")
@@ -339,9 +353,9 @@ class Server:
         except (Refused, Full):
             raise
         except ValueError as error:
-            raise Refused(400, str(error), "messages") from error
+            raise Refused(400, str(error), name) from error
         except Exception as error:  # a template raises what it likes
-            raise Refused(400, f"the chat template refuses these messages: {error}", "messages") from error
+            raise Refused(400, f"the chat template refuses these messages: {error}", name) from error
         return self._truncated(tokens, body.truncate_prompt_tokens, body.truncation_side, most), inputs
 
     async def _answer(self, request: Request, body: Common, made: TextAnswer | ChatAnswer, asks: list[Ask],
@@ -435,65 +449,40 @@ class Server:
     async def responses(self, request: Request, body: ResponseBody) -> Any:
         """`/v1/responses`: text in, text out."""
         who = self._begin(request, body.model)
-        common, model = body.common(), body.model or self.options.model
-        turns = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-        if isinstance(turns, list):
-            for i, x in enumerate(turns):
-                if isinstance(x, dict) and x.get("type") not in (None, "message"):
-                    raise Refused(400, f"input[{i}].type is {x['type']!r}; responses read messages only", "input")
-            turns = [{**x, "role": x.get("role") or "user"} if isinstance(x, dict) else x for x in turns]
-        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-        shaped = [{key: x[key] for key in ("role", "content")} for x in chats.shaped(turns, "input")]
-        effort = {} if body.reasoning.effort is None else {"reasoning_effort": body.reasoning.effort}
-        more = {**effort, "add_generation_prompt": True}
-        prompt, inputs = await self._chat_prompt(request, [*system, *shaped], (), more, False, common, None)
+        common, effort = body.common(), body.reasoning.effort
+        more = {"add_generation_prompt": True, **({} if effort is None else {"reasoning_effort": effort})}
+        prompt, inputs = await self._chat_prompt(request, turns(body), (), more, False, common, None, "input")
         ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, *who, inputs)
-        id, made = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
-
-        def shown(text: str, status: str, output: Output | None) -> dict[str, Any]:
-            content = [{"type": "output_text", "text": text, "annotations": []}]
-            message = {"type": "message", "id": made, "role": "assistant", "status": status, "content": content}
-            counts = output and {"input_tokens": len(output.prompt), "output_tokens": len(output.tokens),
-                                 "total_tokens": len(output.prompt) + len(output.tokens),
-                                 "input_tokens_details": {"cached_tokens": output.cached},
-                                 "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
-            return {"id": id, "object": "response", "created_at": int(time.time()), "status": status,
-                    "model": model, "output": [message] if output else [], "usage": counts or None,
-                    "parallel_tool_calls": False, "tool_choice": "auto", "tools": [],
-                    "metadata": body.metadata or {}, "error": None, "instructions": body.instructions,
-                    "temperature": body.temperature, "top_p": body.top_p,
-                    "incomplete_details": {"reason": "max_output_tokens"} if status == CUT else None}  # fmt: skip
-
+        made = ResponseAnswer(body, body.model or self.options.model)
         changes = self._changes(request, self.service.submit([ask]))
         if not body.stream:
-            output = [x[0] async for x in changes][-1]
-            return shown(output.text, _status(output), output)
+            return made.whole([x[0] async for x in changes][-1])
         first = (await anext(changes))[0]
+        return StreamingResponse(made.events(first, changes), media_type="text/event-stream")
 
-        async def events() -> AsyncIterator[str]:
-            number, text, output = 0, "", first
-            begun = {"type": "response.created", "sequence_number": 0, "response": shown("", "in_progress", None)}
-            yield event(begun, "response.created")
-            while True:
-                if len(output.text) > len(text):
-                    number += 1
-                    delta = {"type": "response.output_text.delta", "sequence_number": number, "item_id": made,
-                             "output_index": 0, "content_index": 0, "delta": output.text[len(text) :]}  # fmt: skip
-                    text = output.text
-                    yield event(delta, "response.output_text.delta")
-                if output.finished:
-                    break
-                output = (await anext(changes))[0]
-            kind = f"response.{_status(output)}"
-            done = {"type": kind, "sequence_number": number + 1, "response": shown(text, _status(output), output)}
-            yield event(done, kind)
+    # -- tokens ---------------------------------------------------------------------------------------------------
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+    async def tokenize(self, request: Request, body: TokenizeBody) -> dict[str, Any]:
+        """`/tokenize`: the tokens of a text or of a chat."""
+        self._begin(request, body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise Refused(400, "give one of prompt and messages", "prompt")
+        if body.prompt is not None:
+            tokens = await self.prompts.tokens(request, body.prompt, "prompt", body.add_special_tokens is not False)
+        else:
+            more = {**body.chat_template_kwargs, "add_generation_prompt": body.add_generation_prompt}
+            self._check_template(body.chat_template_kwargs)
+            messages, special = chats.shaped(body.messages), bool(body.add_special_tokens)
+            tokens, _ = await self._chat_prompt(request, messages, body.tools or [], more, special, Common(), None)
+        texts = {"token_strs": self.tokenizer.convert_ids_to_tokens(tokens)} if body.return_token_strs else {}
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": self.prompts.longest, **texts}
 
-
-def _status(output: Output) -> str:
-    """The state of a finished response."""
-    return CUT if output.completions[0].finish == "length" else "completed"
+    async def detokenize(self, request: Request, body: DetokenizeBody) -> dict[str, Any]:
+        """`/detokenize`: the text of tokens."""
+        engine = _first(self.engine)
+        self._begin(request, body.model)
+        tokens = engine.tokens(body.tokens) if body.tokens else []
+        return {"prompt": self.tokenizer.decode(tokens, skip_special_tokens=False)}
 
 
 async def _scores(changes: AsyncIterator[dict[int, Output]]) -> AsyncIterator[dict[int, Output]]:

@@ -54,12 +54,12 @@ class Whole(Body):
     @classmethod
     def _readable(cls, body: Any) -> Any:
         nested(body, "the body", DEEPEST)
-        _check_texts(body)
+        _check_values(body)
         return body
 
 
-def _check_texts(body: Any) -> None:
-    """Raise Refused for a text that is no Unicode: half of a surrogate pair."""
+def _check_values(body: Any) -> None:
+    """Raise Refused for a text that is no Unicode (half of a surrogate pair), and a number that is none."""
     rest = [body]
     while rest:
         one = rest.pop()
@@ -67,7 +67,9 @@ def _check_texts(body: Any) -> None:
             rest += one.keys()
             rest += one.values()
         elif isinstance(one, list):
-            rest += (x for x in one if isinstance(x, (str, list, dict)))
+            rest += (x for x in one if isinstance(x, (str, float, list, dict)))
+        elif isinstance(one, float) and not math.isfinite(one):
+            raise Refused(400, f"the body has the number {one}, which is not JSON")
         elif isinstance(one, str) and not one.isascii():
             try:
                 one.encode()
@@ -342,6 +344,26 @@ class EmbeddingBody(Whole):
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] = "left"
+
+
+class TokenizeBody(Whole):
+    """Body of `/tokenize`. add_special_tokens: by default for a prompt, not for messages."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: Any = None
+    tools: List[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Whole):
+    """Body of `/detokenize`."""
+
+    model: str = ""
+    tokens: List[int]
 
 
 class TextFormat(Body):
