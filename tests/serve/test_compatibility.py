@@ -98,6 +98,7 @@ def test_a_refused_field_names_its_remedy(running, name):
         ({"stream": True, "prompt_logprobs": 1}, "echo"),
         ({"truncate_prompt_tokens": 0}, "at least 1"),
         ({"bad_words": [""]}, "no tokens"),
+        ({"bad_words": ["a"] * 600}, "at most 512"),
         ({"allowed_token_ids": []}, "empty"),
         ({"allowed_token_ids": [257]}, "257"),
         ({"logprob_token_ids": [-1]}, "-1"),

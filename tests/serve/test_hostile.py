@@ -36,9 +36,9 @@ ROUTES = {
     "detokenize": {"tokens": [1]},
 }
 VALUES: list[Any] = [
-    {"a": float("nan")}, None, True, -1, 2**63, 10**400, 1e308, float("nan"), float("inf"), "", "\ud800", "x" * 3000, "\0", [], [[]], [None],
+    None, True, -1, 2**63, 10**400, 1e308, float("nan"), float("inf"), "", "\ud800", "x" * 3000, "\0", [], [[]], [None],
     [[None]], [-1], [999], [[1], "x"], [1, "x"], [{}], ["", ""], [[[[1]]]], {}, {"a": {"b": []}}, {"type": "text"},
-    {"type": None, "function": None}, [{"role": "user", "content": [{"type": "text"}]}],
+    {"a": float("nan")}, {"type": None, "function": None}, [{"role": "user", "content": [{"type": "text"}]}],
 ]  # fmt: skip
 BODIES = [
     b"", b"{", b"null", b"[]", b"1", b'"x"', b"NaN", b"\xff\xfe", b'{"prompt": "\xff"}', b'{"prompt": "\xed\xa0\x80"}',
@@ -255,8 +255,8 @@ def test_long_texts_are_refused_before_they_are_tokenized(running, monkeypatch):
     part = {"type": "input_text", "text": long}
     for path, field, value in (("completions", "prompt", long), ("completions", "prompt", ["x" * 5000]),
                                ("chat/completions", "messages", [{"role": "user", "content": long}]),
-                               ("embeddings", "input", [long]), ("tokenize", "prompt", long),
-                               ("responses", "input", long), ("responses", "input", [{"content": [part]}])):  # fmt: skip
+                               ("embeddings", "input", [long]), ("responses", "input", [{"content": [part]}]),
+                               ("responses", "input", long), ("tokenize", "prompt", long)):  # fmt: skip
         error = running.post(address(path), **{field: value}).json()["error"]
         assert error["code"] == 400 and "characters; the 256 tokens" in error["message"], error
 
@@ -337,6 +337,8 @@ def test_waiting_texts_are_bounded_and_dropped_when_their_client_leaves(monkeypa
         go.set()
         assert await running
         await one.run(Client(), long, lambda: ran.append(4))
+        with pytest.raises(Full):
+            await one.run(Client(), prompts.WAITING + 1, lambda: ran.append(5))
 
     asyncio.run(main())
     assert ran == [4]

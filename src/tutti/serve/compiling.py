@@ -21,10 +21,10 @@ from typing import Any
 from tutti.serve import trial
 from tutti.serve.constrain import Constraint, Constraints, Key, key_of, text_of
 
-QUICK, PATIENT = 0.5, 10.0  # seconds of processor time
+QUICK, PATIENT = 0.1, 10.0  # seconds of processor time
 MEMORY, RETAINED = 512 << 20, 64 << 20  # bytes while a constraint is compiled, and of one that is compiled
 WAITING = 16  # constraints that may wait in the patient lane
-PATIENCE = 30  # seconds of the wall clock for each second of processor time, on a busy machine
+PATIENCE = 60  # seconds of the wall clock for each second of processor time, on a busy machine
 LOOK = 0.05  # seconds between looks whether somebody still waits
 
 

@@ -45,7 +45,8 @@ def compiled(vocabulary: Any, kind: str, text: str) -> Any:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise ValueError(f"this {kind} cannot be used: {matcher.get_error()}")
+        why = matcher.get_error().removesuffix("<non-verbose/>").strip()
+        raise ValueError(f"this {kind} cannot be used: {why}")
     return matcher
 
 

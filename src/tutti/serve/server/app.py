@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
 from tutti.serve import media
-from tutti.serve.request import Completion, Output, Sampling
+from tutti.serve.request import BAD, Completion, Output, Sampling
 from tutti.serve.request import Request as Ask
 from tutti.serve.server import messages as chats
 from tutti.serve.server.answers import ChatAnswer, Sent, TextAnswer, event, usage
@@ -244,7 +244,9 @@ class Server:
             if count is not None and count > limit:
                 raise Refused(400, f"{name} is {count}; this server reports {limit} (--max-logprobs)", name)
         bad = []
-        if words := body.bad_words:
+        if len(words := body.bad_words) > BAD // 2:
+            raise Refused(400, f"bad_words has {len(words)} texts; at most {BAD // 2} are taken", "bad_words")
+        if words:
             bad = await self.prompts.run(request, sum(map(len, words)), lambda: self._bad(words))
         return body.sampling(most, logprobs, schema, bad)
 
@@ -274,8 +276,7 @@ class Server:
         if kind not in ("json", "text"):
             raise Refused(400, f"response_format is {kind!r}; expected json or text", "response_format")
         contents = await file.read()
-        work = self.prompts.run(request, len(contents), lambda: media.heard(self.processor, *media.sound(contents)))
-        prompt, inputs = await work
+        prompt, inputs = await self.prompts.run(request, 0, lambda: media.heard(self.processor, *media.sound(contents)))
         sampling = Sampling(temperature=_number(form.get("temperature", "0"), "temperature"))
         ask = Ask(prompt, sampling, account=account, inputs=inputs, id=uuid4().hex)
         output = [x[0] async for x in self._changes(request, self.service.submit([ask]))][-1]

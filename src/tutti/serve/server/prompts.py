@@ -18,7 +18,7 @@ T = TypeVar("T")
 GONE = 499  # status of a request whose client has left
 LOOK = 0.25  # seconds between looks whether a client is still there
 LONG = 1 << 16  # characters of a text that is tokenized in a thread of its own, so that short ones do not wait for it
-LONGS = 8  # long texts that may wait
+WAITING = 32 << 20  # characters of long texts that may wait
 COMPOSED = 4  # characters that Unicode composes to one, at most
 KEEPING = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts", "Sequence"}
 
@@ -28,7 +28,7 @@ class Prompts:
 
     def __init__(self, tokenizer: Any, longest: int, limit: int):
         self.tokenizer, self.longest = tokenizer, longest
-        self.short, self.long = _Pool(2, limit), _Pool(1, min(limit, LONGS))
+        self.short, self.long = _Pool(2, limit), _Pool(1, limit)
         self.characters, self.swallowing = _characters(tokenizer)
         self.direct = _is_direct(tokenizer)
 
@@ -41,7 +41,7 @@ class Prompts:
 
     async def run(self, request: Request, size: int, function: Callable[[], T]) -> T:
         """`function()` in a thread; dropped when the client leaves. size: characters that it reads. Raises Full."""
-        return await connected(request, (self.long if size > LONG else self.short).run(function))
+        return await connected(request, (self.long if size > LONG else self.short).run(size, function))
 
     async def tokens(self, request: Request, prompt: str | Sequence[int], name: str, special: bool = True,
                      whole: bool = True) -> list[int]:  # fmt: skip
@@ -70,17 +70,18 @@ class Prompts:
 
 
 class _Pool:
-    """Threads, and how many functions may wait for them."""
+    """Threads. limit: how many functions may wait for them."""
 
     def __init__(self, threads: int, limit: int):
         self.threads, self.limit = ThreadPoolExecutor(threads, "tutti prompts"), limit
-        self.unfinished: set[Future[Any]] = set()
+        self.unfinished: dict[Future[Any], int] = {}  # with the characters that each reads
 
-    async def run(self, function: Callable[[], T]) -> T:
-        if sum(not x.done() for x in self.unfinished) >= self.limit:
+    async def run(self, size: int, function: Callable[[], T]) -> T:
+        self.unfinished = {x: n for x, n in self.unfinished.items() if not x.done()}
+        if len(self.unfinished) >= self.limit or sum(self.unfinished.values()) + size > WAITING:
             raise Full(5)
         future = self.threads.submit(function)
-        self.unfinished = {x for x in self.unfinished if not x.done()} | {future}
+        self.unfinished[future] = size
         return await asyncio.wrap_future(future)
 
 
