@@ -78,7 +78,11 @@ def test_references_are_followed_as_pointers(reference):
 )
 def test_a_trial_measures_what_is_affordable(trials, kind, text):
     taken = try_(trials, kind, text)
-    assert 0 <= taken["bytes"] < 32 << 20
+    assert 0 <= taken["bytes"] < 16 << 20 and 0 <= taken["step"] < compiling.STEP
+
+
+def test_a_trial_measures_a_token(trials):
+    assert try_(trials, "regex", "a{200000}")["step"] > 20 * try_(trials, "regex", "[ab]{20}")["step"] > 0
 
 
 @pytest.mark.parametrize("kind, text", [("regex", "("), ("schema", {"type": 3}), ("grammar", "start: nothing"),
@@ -156,7 +160,7 @@ class Slow:
         while not self.go.wait(0.01):
             if not wanted():
                 raise compiling.Abandoned
-        return self.answers.pop(0) if self.answers else {"bytes": 0}
+        return self.answers.pop(0) if self.answers else {"bytes": 0, "step": 0.0}
 
     def stop(self) -> None:
         pass
@@ -210,10 +214,16 @@ def test_a_lane_is_bounded_and_forgets_who_left():
 
 def test_large_constraints_are_refused_by_their_bytes():
     compiler = Compiler(constraints(), 8)
-    compiler.quick.trials = Slow({"bytes": compiling.RETAINED + 1}, {"ended": "memory"}, {"ended": "crash"})
+    compiler.quick.trials = Slow({"bytes": compiling.RETAINED + 1}, {"ended": "memory"}, {"ended": "crash"},
+                                 {"bytes": 0, "step": 0.1})  # fmt: skip
     compiler.quick.trials.go.set()
     try:
-        for what, says in (("a", "takes 64 MiB; at most 64"), ("b", "more than 512 MiB"), ("c", "cannot be compiled")):
+        for what, says in (
+            ("a", "takes 32 MiB; at most 32"),
+            ("b", "more than 512 MiB"),
+            ("c", "cannot be compiled"),
+            ("d", "0.100 s for each token"),
+        ):
             event, told = wait_for(compiler, "regex", what)
             assert event.wait(30) and says in str(told[0][1])
     finally:

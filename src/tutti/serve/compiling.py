@@ -22,7 +22,9 @@ from tutti.serve import trial
 from tutti.serve.constrain import Constraint, Constraints, Key, key_of, text_of
 
 QUICK, PATIENT = 0.1, 10.0  # seconds of processor time
-MEMORY, RETAINED = 512 << 20, 64 << 20  # bytes while a constraint is compiled, and of one that is compiled
+# Bytes while a constraint is compiled, and of one that is compiled, which each sequence copies.
+MEMORY, RETAINED = 512 << 20, 32 << 20
+STEP = 0.02  # seconds of processor time that a token may take, for which all others wait
 WAITING = 16  # constraints that may wait in the patient lane
 PATIENCE = 60  # seconds of the wall clock for each second of processor time, on a busy machine
 LOOK = 0.05  # seconds between looks whether somebody still waits
@@ -57,8 +59,10 @@ class Trials:
             return self.process
 
     def measure(self, kind: str, text: str, seconds: float, wanted: Callable[[], bool]) -> dict[str, Any]:
-        """What a constraint takes: its `bytes`, or an `error`, or why it `ended` early. Raises Abandoned as soon as
-        nobody waits for it, and ValueError if the process fails."""
+        """What a constraint takes: its `bytes` and the seconds of a `step`, or an `error`, or why it `ended` early.
+
+        Raises Abandoned as soon as nobody waits for it, and ValueError if the process fails.
+        """
         process = self.start()
         ask = {"kind": kind, "text": text, "seconds": seconds, "memory": MEMORY, "patience": PATIENCE * seconds}
         try:
@@ -177,6 +181,8 @@ class Lane:
             return f"this {kind} {reasons.get(ended, 'cannot be compiled')}; {remedy}"
         if taken["bytes"] > RETAINED:
             return f"this {kind} takes {taken['bytes'] >> 20} MiB; at most {RETAINED >> 20} are allowed; {remedy}"
+        if taken["step"] > STEP:
+            return f"this {kind} takes {taken['step']:.3f} s for each token; at most {STEP} are allowed; {remedy}"
         return ""
 
 

@@ -79,6 +79,7 @@ class Constraints:
         """The tokenizer, as `llguidance` has it."""
         try:
             import llguidance.hf
+            import llguidance.torch  # here, because the first import takes half a second
         except ImportError as error:
             raise ValueError("constrained decoding needs llguidance: pip install 'tutti[serve]'") from error
         if self.tokenizer is None:
