@@ -253,7 +253,7 @@ def test_deadlines_and_cancellation(shared):
         (Request([]), "empty"),
         (Request([257]), "token 257"),
         (Request([0] * 256), "256"),
-        (Request([1], Sampling(n=9)), "9 sequences"),
+        (Request([1], Sampling(beams=9, n=9)), "9 beams"),
         (Request([1], Sampling(logit_bias={-1: 1.0})), "token -1"),
         (Request([1], Sampling(schema={"type": "nothing"})), "schema"),
     ],

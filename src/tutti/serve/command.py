@@ -36,6 +36,9 @@ def serve(
     rate: float = 0,
     queue: int = 256,
     body: int = 4 << 20,
+    allowed_hosts: tuple[str, ...] = (),
+    max_logprobs: int = 20,
+    trust_request_chat_template: bool = False,
 ) -> None:
     """Serve a model over HTTP, as the OpenAI API does. Open http://127.0.0.1:8000 to chat with it.
 
@@ -59,6 +62,9 @@ def serve(
         rate: Requests of a key, or an address, in a minute; 0 is no limit.
         queue: Requests that a worker may have unfinished at once; more are answered with 429.
         body: Largest body of a request in bytes.
+        allowed_hosts: Further names that the server answers to without keys, besides localhost and `host`; * is any.
+        max_logprobs: Most likely tokens that a request may have reported with each token.
+        trust_request_chat_template: Let requests give a chat template, which is a program that the server runs.
     """
     given = dict(locals())
     import uvicorn
@@ -76,9 +82,9 @@ def serve(
 
     name = name or Path(model).resolve().name
     if workers > 1:
-        apart = ("model", "host", "port", "name", "workers", "rate")
+        apart = ("model", "host", "port", "name", "workers", "rate", "allowed_hosts")
         command = worker_command([model, "--name", name, *_arguments(given, apart)])
-        app = Router(command, workers, body, Access(keys, rate)).application()
+        app = Router(command, workers, body, Access(keys, rate), host, allowed_hosts).application()
         _listen(uvicorn, app, host, port, f"{name} by {workers} workers")
         return
     end_with_the_router()
@@ -90,13 +96,9 @@ def serve(
         return
     engine.warm_up()
     try:
-        _listen(
-            uvicorn,
-            application(engine, Options(name, keys, rate, body, queue, tuple(dict(map(_pair, adapters))))),
-            host,
-            port,
-            name,
-        )
+        options = Options(name, keys, rate, body, queue, tuple(dict(map(_pair, adapters))), host, allowed_hosts,
+                          max_logprobs, trust_request_chat_template)  # fmt: skip
+        _listen(uvicorn, application(engine, options), host, port, name)
     finally:
         engine.runner.release(None)
 
@@ -112,7 +114,9 @@ def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:
     """Options as arguments of the command line, except some."""
     made = []
     for key, value in given.items():
-        if key not in apart and value not in (None, (), ""):
+        if isinstance(value, bool):
+            made += [f"--{key}"] if value else []
+        elif key not in apart and value not in (None, (), ""):
             made += [f"--{key}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return made
 

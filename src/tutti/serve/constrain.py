@@ -5,27 +5,42 @@ The grammars are those of `llguidance`.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from functools import cached_property, lru_cache
+import threading
+from collections import OrderedDict
+from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-LARGEST = 1 << 17  # characters; the time to compile grows with their square, to a few seconds here
-KEPT = 64  # compiled constraints
+from tutti.serve import expansion
+from tutti.serve.trial import compiled
+
+LARGEST = 1 << 17  # characters; the time to compile grows with their square
+KEPT = 256 << 20  # bytes of compiled constraints
+LEAST = 64 << 10  # bytes that a compiled constraint counts for at least
+REFUSALS = 1024  # constraints whose refusal is remembered
+
+Key = tuple[str, bytes]
 
 
 class Constraint:
-    """What one sequence has matched so far."""
+    """What one sequence has matched so far. The matcher is copied when it first changes.
 
-    def __init__(self, matcher: Any, size: int):
-        self.matcher, self.size = matcher, size
+    own: whether no other constraint has the matcher.
+    """
+
+    def __init__(self, matcher: Any, size: int, own: bool = True):
+        self.matcher, self.size, self.own = matcher, size, own
 
     def allowed(self) -> Tensor:
         """The tokens that may follow: a bool mask of the vocabulary, (size,)."""
         import llguidance.torch as guide
 
+        self._copy()
         bits = guide.allocate_token_bitmask(1, self.size)
         guide.fill_next_token_bitmask(self.matcher, bits)
         each = (bits[0, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
@@ -33,6 +48,7 @@ class Constraint:
 
     def take(self, token: int) -> bool:
         """Note the chosen token. Whether the output is complete."""
+        self._copy()
         self.matcher.consume_token(token)
         if self.matcher.is_error():
             raise ValueError(f"no token was allowed that continues the grammar: {self.matcher.get_error()}")
@@ -40,21 +56,30 @@ class Constraint:
 
     def fork(self) -> Constraint:
         """A copy for a second sequence."""
-        return Constraint(self.matcher.deep_copy(), self.size)
+        return Constraint(self.matcher.deep_copy() if self.own else self.matcher, self.size, self.own)
+
+    def _copy(self) -> None:
+        if not self.own:
+            self.matcher, self.own = self.matcher.deep_copy(), True
 
 
 class Constraints:
-    """Makes constraints for a tokenizer. size: of the model's vocabulary."""
+    """Makes constraints for a tokenizer. size: of the model's vocabulary. Any thread may call it."""
 
     def __init__(self, tokenizer: Any, size: int, ends: list[int]):
         self.tokenizer, self.size, self.ends = tokenizer, size, ends
-        self._compiled = lru_cache(KEPT)(self._compile)
+        self.lock = threading.Lock()
+        self.kept: OrderedDict[Key, tuple[Constraint, int]] = OrderedDict()  # with their bytes, least recent first
+        self.used: WeakValueDictionary[Key, Constraint] = WeakValueDictionary()
+        self.refusals: OrderedDict[Key, str] = OrderedDict()
+        self.bytes = self.compilations = 0
 
     @cached_property
     def vocabulary(self) -> Any:
         """The tokenizer, as `llguidance` has it."""
         try:
             import llguidance.hf
+            import llguidance.torch  # here, because the first import takes half a second
         except ImportError as error:
             raise ValueError("constrained decoding needs llguidance: pip install 'tutti[serve]'") from error
         if self.tokenizer is None:
@@ -68,24 +93,54 @@ class Constraints:
         except ValueError:  # a tokenizer that llguidance does not know
             return self.tokenizer.decode([token]).encode()
 
-    def make(self, kind: str, what: Any) -> Constraint:
-        """A constraint of a kind ("schema", "regex", "grammar"). May be called by any thread: the last `KEPT` are kept,
-        so that an engine need not compile what another thread has made. Raises ValueError if it is malformed or large.
+    def make(self, kind: str, what: Any, size: int = LEAST) -> Constraint:
+        """A constraint of a kind ("schema", "regex", "grammar"), compiled unless it is known. size: its bytes.
+
+        Raises ValueError if it is malformed or large.
         """
-        return self._compiled(kind, json.dumps(what) if kind == "schema" else what).fork()
+        text = text_of(kind, what)
+        key = key_of(kind, text)
+        return self.known(key) or self.compile(kind, text, key, size)
 
-    def _compile(self, kind: str, text: str) -> Constraint:
-        if len(text) > LARGEST:
-            raise ValueError(f"this {kind} has {len(text)} characters; at most {LARGEST} can be compiled")
-        vocabulary = self.vocabulary
-        from llguidance import LLMatcher
+    def compile(self, kind: str, text: str, key: Key, size: int) -> Constraint:
+        """A constraint from its text, which is kept for later requests."""
+        vocabulary, size = self.vocabulary, max(size, LEAST)
+        constraint = Constraint(compiled(vocabulary, kind, text), self.size, own=False)
+        with self.lock:
+            self.compilations += 1
+            self.bytes += size - (self.kept[key][1] if key in self.kept else 0)
+            self.kept[key], self.used[key] = (constraint, size), constraint
+            while self.bytes > KEPT:
+                self.bytes -= self.kept.popitem(last=False)[1][1]
+        return constraint
 
-        if kind == "schema":  # without free white space, in which small models get lost
-            grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
-        else:
-            make = {"regex": LLMatcher.grammar_from_regex, "grammar": LLMatcher.grammar_from_lark}[kind]
-            grammar = make(text)
-        matcher = LLMatcher(vocabulary, grammar)
-        if matcher.is_error():
-            raise ValueError(f"this {kind} cannot be used: {matcher.get_error()}")
-        return Constraint(matcher, self.size)
+    def known(self, key: Key) -> Constraint | None:
+        """A constraint that is compiled, if it is. Raises ValueError if it was refused."""
+        with self.lock:
+            if refusal := self.refusals.get(key):
+                raise ValueError(refusal)
+            if key in self.kept:
+                self.kept.move_to_end(key)
+            return self.used.get(key)
+
+    def refuse(self, key: Key, why: str) -> None:
+        """Remember that a constraint cannot be compiled."""
+        with self.lock:
+            self.refusals[key] = why
+            if len(self.refusals) > REFUSALS:
+                self.refusals.popitem(last=False)
+
+
+def text_of(kind: str, what: Any) -> str:
+    """The text of a constraint. Raises ValueError for what is too large to be tried."""
+    if kind == "schema":
+        expansion.check(what)
+        what = json.dumps(what)
+    if len(what) > LARGEST:
+        raise ValueError(f"this {kind} has {len(what)} characters; at most {LARGEST} can be compiled")
+    return what
+
+
+def key_of(kind: str, text: str) -> Key:
+    """What identifies a constraint."""
+    return kind, hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -156,16 +156,13 @@ class Disaggregated:
     def __init__(self, prompts: Engine, generation: Generating):
         self.prompts, self.generation = prompts, generation
         self.bytes = 0  # of the caches that were sent
+        self.constraints = prompts.constraints
+        if isinstance(generation, Engine):
+            generation.constraints = self.constraints
 
     def add(self, request: Request) -> Output:
         """As `Engine.add`."""
         return self.prompts.add(request)
-
-    def prepare(self, request: Request) -> None:
-        """As `Engine.prepare`."""
-        for engine in (self.prompts, self.generation):
-            if isinstance(engine, Engine):
-                engine.prepare(request)
 
     def step(self) -> list[Output]:
         """A step of each engine that has requests."""

@@ -170,8 +170,8 @@ class Engine:
         sampling, (prompt, source) = request.sampling, self._read(request)
         if request.id in self.jobs:
             raise ValueError(f"there is a request {request.id!r} already")
-        if sampling.sequences > self.scheduler.most:
-            raise ValueError(f"the request has {sampling.sequences} sequences; {self.scheduler.most} run at once")
+        if sampling.beams > self.scheduler.most:
+            raise ValueError(f"the request has {sampling.beams} beams; {self.scheduler.most} sequences run at once")
         if (
             sampling.beams > 1
             and sampling.beams * self.pool.needed(len(prompt) + self._most(request, prompt, source))
@@ -181,7 +181,8 @@ class Engine:
             raise ValueError(f"{sampling.beams} beams of this length do not fit into the KV cache")
         if sampling.stop and self.tokenizer is None:
             raise ValueError("stop texts need the model's tokenizer")
-        for token in (*sampling.logit_bias, *(sampling.allowed or ()), *sampling.stop_tokens):
+        named = *sampling.stop_tokens, *sampling.logprob_tokens, *(x for bad in sampling.bad for x in bad)
+        for token in (*sampling.logit_bias, *(sampling.allowed or ()), *named):
             self._check(token)
         if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
             raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
@@ -189,11 +190,14 @@ class Engine:
         output = Output(request.id, prompt, [], source=source.slots if source else 0, arrival=request.arrival)
         seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
         job = self._job(request, output, source, seed)
-        sequence = Sequence(request, 0, list(prompt), len(prompt), self._salt(request, source), source,
-                            room=sampling.sequences)  # fmt: skip
-        job.begin(sequence, constraint)
+        most, salt = self.scheduler.most, self._salt(request, source)
+        sequences = [Sequence(request, first, list(prompt), len(prompt), salt, source,
+                              room=min(most, sampling.sequences - first))
+                     for first in range(0, sampling.sequences, most)]  # fmt: skip
+        job.begin(sequences, constraint)
         self.jobs[request.id] = job
-        self.scheduler.add(sequence)
+        for sequence in sequences:
+            self.scheduler.add(sequence)
         return output
 
     def _read(self, request: Request) -> tuple[list[int], Source | None]:
@@ -223,10 +227,11 @@ class Engine:
         """What distinguishes its blocks from those of others. All of a prompt that is reported must be computed."""
         if request.sampling.prompt_logprobs is not None:
             return uuid4().bytes
-        return request.adapter.encode() + (source.digest if source else b"")
+        return request.prefix + (source.digest if source else b"")
 
     def prepare(self, request: Request) -> Constraint | None:
-        """Compile what the output must match. Another thread may do it before `add`, so that no step waits for it.
+        """Compile what the output must match. Another thread may do it before `add`, and hold the constraint until
+        then, so that no step waits for it.
 
         Raises ValueError for a constraint that is malformed or large.
         """
@@ -271,6 +276,8 @@ class Engine:
                 self.scheduler.remove(branch.sequence)
             self.arriving = [x for x in self.arriving if x[0] is not branch.sequence]
             job.end(branch.sequence, reason)
+        for completion in job.output.completions:  # also of sequences that have not begun
+            completion.finish = completion.finish or reason
         self._conclude(job)
         return job.output
 
@@ -304,8 +311,7 @@ class Engine:
             prompt = len(carried.output.prompt)
             sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request, source), source,
                                 score=score)  # fmt: skip
-            constraint = self.prepare(carried.request)
-            job.resume(sequence, constraint)
+            job.resume(sequence, self.prepare(carried.request))
             self.arriving.append((sequence, computed, cache))
         self.jobs[carried.request.id] = job
         return carried.output
@@ -443,10 +449,11 @@ class Engine:
         """When the prompt is in the cache, the other sequences of its request begin."""
         if job.beams or sequence.room == 1:
             return []
-        made = [sequence.fork(self.pool, number) for number in range(1, sequence.room)]
+        first = sequence.number
+        made = [sequence.fork(self.pool, number) for number in range(first + 1, first + sequence.room)]
         for one in made:
             self.scheduler.join(one)
-            job.fork(one)
+            job.fork(one, sequence)
         sequence.room = 1
         return made
 
@@ -470,7 +477,7 @@ class Engine:
         tokens = self._choose(owners, logits)
         logprobs: list[Any] = [None] * len(tokens)
         if raw is not None:
-            told = report(raw, tokens, [x.logprobs for x in samplings])
+            told = report(raw, tokens, [x.logprobs for x in samplings], [x.logprob_tokens for x in samplings])
             logprobs = [x if wanted else None for x, wanted in zip(told, reported, strict=True)]
         at = 0
         for sequence, rows in chosen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,12 +43,14 @@ class Job:
     beams: Beams | None = None
     rows: dict[int, Any] = field(default_factory=dict)  # log-probabilities of beams that wait for the others
 
-    def begin(self, sequence: Sequence, constraint: Constraint | None) -> None:
-        """The first sequence."""
+    def begin(self, sequences: Several[Sequence], constraint: Constraint | None) -> None:
+        """The first sequences. Each is forked until there are as many as the request has."""
         sampling = self.request.sampling
         if sampling.beams > 1:
             self.beams = Beams(sampling.beams, sampling.length_penalty)
-        self._add(sequence, constraint)
+        self.output.completions += [Completion() for _ in range(1 if self.beams else sampling.sequences)]
+        for sequence in sequences:
+            self._branch(sequence, self.output.completions[sequence.number], constraint)
 
     def resume(self, sequence: Sequence, constraint: Constraint | None) -> None:
         """A sequence that another engine began. Its completion is in the output."""
@@ -55,23 +58,21 @@ class Job:
         for token in sequence.output:
             if branch.text:
                 branch.text.add([token])
-            if constraint:
-                constraint.take(token)
+            if branch.constraint:
+                branch.constraint.take(token)
 
-    def fork(self, sequence: Sequence) -> None:
-        """Another continuation of the prompt, whose sequence is a fork of the first."""
-        first = next(iter(self.branches.values()))
-        self._add(sequence, first.constraint and first.constraint.fork())
-
-    def _add(self, sequence: Sequence, constraint: Constraint | None) -> None:
-        self.output.completions.append(Completion())
-        self._branch(sequence, self.output.completions[-1], constraint)
+    def fork(self, sequence: Sequence, parent: Sequence) -> None:
+        """Another continuation of the prompt."""
+        self._branch(sequence, self.output.completions[sequence.number], self.branches[parent.number].constraint)
 
     def _branch(self, sequence: Sequence, completion: Completion, constraint: Constraint | None) -> Branch:
         """A sequence is extended from now on."""
-        prompt, stop = sequence.tokens[: sequence.prompt], self.request.sampling.stop
-        text = Text(self.tokenizer, prompt, stop) if self.tokenizer else None
-        self.branches[sequence.number] = Branch(sequence, completion, text, constraint)
+        prompt, sampling = sequence.tokens[: sequence.prompt], self.request.sampling
+        text = None
+        if self.tokenizer:
+            text = Text(self.tokenizer, prompt, sampling.stop, sampling.include_stop, sampling.skip_special)
+        own = constraint and constraint.fork()
+        self.branches[sequence.number] = Branch(sequence, completion, text, own)
         return self.branches[sequence.number]
 
     def row(self, sequence: Sequence, drafts: list[int]) -> Row:
@@ -97,6 +98,8 @@ class Job:
             matched = branch.constraint is not None and branch.constraint.take(token)
             stopped = branch.text is not None and branch.text.add([token])
             ended = matched or stopped
+        elif sampling.include_stop and branch.text:
+            branch.text.add([token])
         if ended:
             self.end(sequence, "stop")
         elif len(completion.tokens) >= self.most:
@@ -125,4 +128,8 @@ class Job:
             completions[:] = [completions[i] for i in best]
 
     def _text(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True) if self.tokenizer else ""
+        return (
+            self.tokenizer.decode(tokens, skip_special_tokens=self.request.sampling.skip_special)
+            if self.tokenizer
+            else ""
+        )

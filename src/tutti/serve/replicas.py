@@ -30,6 +30,9 @@ class Replicas:
         if not engines:
             raise ValueError("no engines: give at least one")
         self.engines = list(engines)
+        self.constraints = engines[0].constraints
+        for engine in engines[1:]:
+            engine.constraints = self.constraints
         self.place: dict[str, Engine] = {}
 
     @classmethod
@@ -51,12 +54,7 @@ class Replicas:
         pool = engine.pool
         if engine.runner.encoder is not None and (engine.runner.crosses or request.inputs):
             return 0
-        return len(pool.find(digests(engine.tokens(request.prompt), pool.size, request.adapter.encode()))) * pool.size
-
-    def prepare(self, request: Request) -> None:
-        """As `Engine.prepare`."""
-        for engine in self.engines:
-            engine.prepare(request)
+        return len(pool.find(digests(engine.tokens(request.prompt), pool.size, request.prefix))) * pool.size
 
     def step(self) -> list[Output]:
         """A step of each engine that has requests."""

@@ -11,7 +11,7 @@ from typing import Any
 
 FINISHES = ("stop", "length", "cancelled", "deadline", "error")
 MOST = sys.float_info.max
-STOPS, STOP_LENGTH, LARGEST_BIAS = 16, 256, 1e4
+STOPS, STOP_LENGTH, BAD, LARGEST_BIAS = 16, 256, 1024, 1e4
 _numbers = count()
 
 
@@ -31,10 +31,12 @@ class Sampling:
         log-probability are returned.
     beams: width of a beam search; 1 samples. length_penalty: exponent of the length that divides a beam's score.
     seed: the same seed gives the same tokens, whatever else the engine does. None: a new one.
-    stop: texts that end the output, which then ends before them. stop_tokens: tokens that end it. ignore_end: whether
-        to go on after the model's own end token.
+    stop: texts that end the output, which then ends before them. stop_tokens: tokens that end it. include_stop: whether
+        the text ends after them instead. ignore_end: whether to go on after the model's own end token.
+    bad: sequences of tokens that the output may not contain.
+    skip_special: whether the text leaves special tokens out.
     logprobs: number of most likely tokens reported with each token; None reports none. prompt_logprobs: the same for
-        the tokens of the prompt.
+        the tokens of the prompt. logprob_tokens: tokens that are reported besides, wherever tokens are.
     schema, regex, grammar: what the output must match: a JSON schema (a dict, or {} for any JSON), a regular
         expression, or a Lark grammar.
     """
@@ -57,9 +59,13 @@ class Sampling:
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
+    include_stop: bool = False
     ignore_end: bool = False
+    bad: Sequence[Sequence[int]] = ()
+    skip_special: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_tokens: Sequence[int] = ()
     schema: Mapping[str, Any] | None = None
     regex: str | None = None
     grammar: str | None = None
@@ -87,6 +93,10 @@ class Sampling:
             raise ValueError("stop contains an empty text, which would end every output")
         if len(self.stop) > STOPS or any(len(text) > STOP_LENGTH for text in self.stop):
             raise ValueError(f"stop has more than {STOPS} texts, or one of more than {STOP_LENGTH} characters")
+        if len(self.bad) > BAD or any(not x for x in self.bad):
+            raise ValueError(f"bad has more than {BAD} sequences of tokens, or an empty one")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
         if any(not abs(x) <= LARGEST_BIAS for x in self.logit_bias.values()):
             raise ValueError(f"logit_bias has a number beyond {LARGEST_BIAS:g}")
         if sum(x is not None for x in (self.schema, self.regex, self.grammar)) > 1:
@@ -129,6 +139,7 @@ class Request:
     account, user: among equal priorities, accounts that were served least go first; within one, users.
     deadline: in seconds from arrival, after which the request ends with what it has.
     adapter: name of a LoRA adapter of the engine.
+    salt: requests share blocks of the prefix cache only with those of the same salt.
     """
 
     prompt: Sequence[int] | str
@@ -138,6 +149,7 @@ class Request:
     user: str = ""
     deadline: float | None = None
     adapter: str = ""
+    salt: str = ""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
     arrival: float = field(default_factory=time.monotonic)
@@ -145,14 +157,21 @@ class Request:
     def __post_init__(self) -> None:
         self.id = self.id or f"request-{next(_numbers)}"
 
+    @property
+    def prefix(self) -> bytes:
+        """What distinguishes its blocks in the prefix cache from those of others with equal tokens."""
+        return self.adapter.encode() + (b"\0" + self.salt.encode() if self.salt else b"")
+
 
 @dataclass
 class TokenLogprobs:
-    """The log-probability of a token, and the most likely tokens at its position with theirs."""
+    """The log-probability of a token, and the most likely tokens at its position with theirs. rank: 1 is the most
+    likely."""
 
     token: int
     logprob: float
     top: list[tuple[int, float]] = field(default_factory=list)
+    rank: int = 0
 
 
 @dataclass

@@ -67,6 +67,10 @@ def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
         if sampling.allowed is not None:
             kept = torch.tensor(list(sampling.allowed), device=x.device)
             x.copy_(torch.full_like(x, OUT).index_copy(0, kept, x[kept]))
+        for bad in sampling.bad:
+            before = list(bad[:-1])
+            if not before or list(row.output[-len(before) :]) == before:
+                x[bad[-1]] = OUT
         if row.allowed is not None:
             x.masked_fill_(~row.allowed, OUT)
         if row.ends:
@@ -92,13 +96,16 @@ def drawn(logits: Tensor, rows: Several[Sampling], numbers: Several[float]) -> l
     ).tolist()  # fmt: skip
 
 
-def report(logits: Tensor, tokens: Several[int], counts: Several[int | None]) -> list[TokenLogprobs]:
-    """The log-probability of a token of each row, and the most likely tokens. Logits are those of the model, before
-    constraints, penalties and temperature."""
+def report(
+    logits: Tensor, tokens: Several[int], counts: Several[int | None], others: Several[Several[int]] | None = None
+) -> list[TokenLogprobs]:
+    """The log-probability of a token of each row, those of the most likely tokens, and of `others` of the row. Logits
+    are those of the model, before constraints, penalties and temperature."""
     logprobs = logits.float().log_softmax(-1)
-    found = []
-    for row, token, count in zip(logprobs, tokens, counts, strict=True):
+    reports = []
+    for row, token, count, more in zip(logprobs, tokens, counts, others or [()] * len(tokens), strict=True):
         values, places = row.topk(count or 0)
-        found.append(TokenLogprobs(int(token), float(row[token]),
-                                   list(zip(places.tolist(), values.tolist(), strict=True))))  # fmt: skip
-    return found
+        top = list(zip(places.tolist(), values.tolist(), strict=True))
+        top += [(x, float(row[x])) for x in dict.fromkeys(more) if x not in dict(top)]
+        reports.append(TokenLogprobs(int(token), float(row[token]), top, int((row > row[token]).sum()) + 1))
+    return reports

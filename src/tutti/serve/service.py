@@ -12,11 +12,12 @@ import queue
 import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from tutti.serve.compiling import Busy, Compiler
+from tutti.serve.constrain import Constraint
 from tutti.serve.request import Output, Request
 
 FAILED = "the engine has failed"  # how the errors of requests begin that are not at fault
@@ -83,10 +84,10 @@ def _settle(done: asyncio.Future[Any], made: Any, error: Exception | None) -> No
 
 
 class Service:
-    """Runs an engine (or `Replicas`) in a thread. A second one compiles schemas and grammars before.
+    """Runs an engine (or `Replicas`) in a thread. Other threads compile schemas and grammars before.
 
-    limit: requests that are unfinished at once; more are refused. observe: called after each step, in the thread, with
-    the engine and the outputs that changed.
+    limit: requests and calls that are unfinished at once; more are refused. observe: called after each step, in the
+    thread, with the engine and the outputs that changed.
     """
 
     def __init__(self, engine: Any, limit: int = 256, observe: Callable[[Any, list[Output]], None] | None = None):
@@ -96,7 +97,7 @@ class Service:
         self.draining = self.ended = False
         self.calls: set[asyncio.Future[Any]] = set()
         self.thread = threading.Thread(target=self._run, name="tutti engine", daemon=True)
-        self.compiler = ThreadPoolExecutor(1, "tutti grammars")
+        self.compiler = Compiler(engine.constraints, limit)
 
     def start(self) -> None:
         """Start the thread."""
@@ -105,7 +106,7 @@ class Service:
     def stop(self) -> None:
         """End the thread. Unfinished requests end with an error."""
         self.draining = True
-        self.compiler.shutdown(wait=False, cancel_futures=True)
+        self.compiler.stop()
         self.inbox.put(None)
         self.thread.join()
 
@@ -120,25 +121,47 @@ class Service:
         """Take no new requests and wait for the others, for so long at most."""
         self.draining = True
         end = asyncio.get_running_loop().time() + seconds
-        while self.listeners and asyncio.get_running_loop().time() < end:
+        while (self.listeners or self.calls) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.05)
 
     def submit(self, requests: Sequence[Request]) -> Answers:
-        """Start requests. Raises Full and Draining."""
-        if self.draining or self.ended:
-            raise Draining("the server is shutting down")
+        """Start requests. Raises Full and Draining, and ValueError for a constraint that is too large."""
         if any(x.id in self.listeners for x in requests) or len({x.id for x in requests}) < len(requests):
             raise ValueError("there is a request with this id already")
-        if len(self.listeners) + len(requests) > self.limit:
-            raise Full(max(1.0, len(self.listeners) / 32))
+        self._admit(len(requests))
         answers = Answers(self, requests)
         for i, request in enumerate(requests):
             self.listeners[request.id] = answers, i
-            if request.sampling.constraint:
-                self.compiler.submit(self._prepare, request, answers, i)
-            else:
-                self.inbox.put(lambda i=i, request=request: self._add(request, answers, i))
+        try:
+            for i, request in enumerate(requests):
+                self._start(request, answers, i)
+        except BaseException:
+            answers.close()
+            raise
         return answers
+
+    def _admit(self, count: int) -> None:
+        """Raise Draining or Full if so many more requests cannot be taken."""
+        if self.draining or self.ended:
+            raise Draining("the server is shutting down")
+        if (unfinished := len(self.listeners) + len(self.calls)) + count > self.limit:
+            raise Full(max(1.0, unfinished / 32))
+
+    def _start(self, request: Request, answers: Answers, number: int) -> None:
+        """Add a request to the engine, after its constraint is compiled."""
+
+        def done(constraint: Constraint | None, error: Exception | None) -> None:
+            if error:
+                answers.tell(number, None, Full(5) if isinstance(error, Busy) else error)
+            else:
+                self.inbox.put(lambda: self._add(request, answers, number, constraint))
+
+        if request.sampling.constraint is None:
+            return done(None, None)
+        try:
+            self.compiler.submit(*request.sampling.constraint, lambda: request.id in self.listeners, done)
+        except Busy as error:
+            raise Full(5) from error
 
     async def stream(self, request: Request) -> AsyncGenerator[Output]:
         """The output of a request, each time it has changed; the last one is finished. Leaving the loop cancels it.
@@ -158,12 +181,16 @@ class Service:
         return [x async for x in self.stream(request)][-1]
 
     async def call(self, function: Callable[[Any], Any]) -> Any:
-        """`function(engine)`, computed in the engine's thread between steps."""
-        if self.ended:
-            raise Draining("the server has stopped")
+        """`function(engine)`, computed in the engine's thread between steps; dropped if the caller leaves before.
+
+        Raises Full and Draining.
+        """
+        self._admit(1)
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def run() -> None:
+            if done.cancelled():
+                return
             try:
                 made = function(self.engine)
             except Exception as error:
@@ -180,15 +207,8 @@ class Service:
 
     # -- the threads ----------------------------------------------------------------------------------------------
 
-    def _prepare(self, request: Request, answers: Answers, number: int) -> None:
-        try:
-            if request.id in self.listeners:  # somebody still waits
-                self.engine.prepare(request)
-                self.inbox.put(lambda: self._add(request, answers, number))
-        except Exception as error:
-            answers.tell(number, None, error)
-
-    def _add(self, request: Request, answers: Answers, number: int) -> None:
+    def _add(self, request: Request, answers: Answers, number: int, constraint: Constraint | None) -> None:
+        """Add a request to the engine, which finds its constraint compiled as long as that is held here."""
         if request.id not in self.listeners:  # nobody waits any more
             return
         try:

@@ -11,11 +11,13 @@ UNFINISHED = "\ufffd"  # what tokenizers print for bytes that are not a characte
 class Text:
     """The text of one continuation. A token's text depends on the tokens around it, so a window of them is decoded.
 
-    stop: texts that end it.
+    stop: texts that end it. include: whether it ends after them. skip: whether special tokens are left out.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Several[int], stop: Several[str]):
-        self.tokenizer, self.stop = tokenizer, stop
+    def __init__(
+        self, tokenizer: Any, prompt: Several[int], stop: Several[str], include: bool = False, skip: bool = True
+    ):
+        self.tokenizer, self.stop, self.include, self.skip = tokenizer, stop, include, skip
         self.tokens: list[int] = list(prompt[-8:])
         self.begin, self.read = 0, len(self.tokens)  # the window, and how much of it is in `text`
         self.text = ""
@@ -36,13 +38,15 @@ class Text:
             return False
         before, self.text = len(self.text), self.text + now[len(known) :]
         self.begin, self.read = self.read, len(self.tokens)
-        found = [at for stop in self.stop if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
+        found = [(at, len(stop)) for stop in self.stop
+                 if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]  # fmt: skip
         if found:
-            self.text = self.text[: min(found)]
+            at, length = min(found)
+            self.text = self.text[: at + length if self.include else at]
         return bool(found)
 
     def _decoded(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return self.tokenizer.decode(tokens, skip_special_tokens=self.skip)
 
     @property
     def safe(self) -> str:

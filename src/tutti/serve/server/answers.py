@@ -11,11 +11,11 @@ from uuid import uuid4
 
 from tutti.serve.request import Completion, Output, TokenLogprobs
 from tutti.serve.server.protocol import Tool
-from tutti.serve.server.tools import calls_in
+from tutti.serve.server.tools import TAG, Calls
 from tutti.serve.text import Text
 
 REASONS = {"stop": "stop", "length": "length", "deadline": "length", "cancelled": "stop", "error": "stop"}
-CALLS, JSON = ("<tool_call>", "[TOOL_CALLS]"), "{["  # how tool calls begin, anywhere, and an answer that is one
+CALLS, JSON = (TAG, "[TOOL_CALLS]"), "{["  # how tool calls begin, anywhere, and an answer that is one
 
 
 def usage(outputs: Sequence[Output]) -> dict[str, Any]:
@@ -28,7 +28,9 @@ def usage(outputs: Sequence[Output]) -> dict[str, Any]:
 
 @dataclass
 class Answer:
-    """The answer to one body. spell: the bytes of a token. n: number of completions of each prompt."""
+    """The answer to one body. spell: the bytes of a token. n: number of completions of each prompt. numbers: whether a
+    token is shown as its number. ids, prompts: whether the tokens, and the logprobs of prompts, are part of the answer.
+    """
 
     model: str
     tokenizer: Any
@@ -36,6 +38,9 @@ class Answer:
     n: int
     kind: str
     id: str = ""
+    numbers: bool = False
+    ids: bool = False
+    prompts: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -48,23 +53,38 @@ class Answer:
 
     def token(self, token: int) -> str:
         """The text of a token, or hexadecimal digits of one that is part of a character."""
+        if self.numbers:
+            return f"token_id:{token}"
         found = self.spell(token)
         try:
             return found.decode()
         except UnicodeDecodeError:
             return "".join(f"\\x{x:02x}" for x in found)
 
+    def prompt_logprobs(self, output: Output) -> dict[str, Any]:
+        """The log-probabilities of a prompt's tokens, if they are part of the answer: none of the first."""
+        if not self.prompts:
+            return {}
+
+        def shown(x: TokenLogprobs) -> dict[str, Any]:
+            ranks = {token: (rank, logprob) for rank, (token, logprob) in enumerate(x.top, 1)}
+            ranks.setdefault(x.token, (x.rank, x.logprob))
+            return {str(token): {"logprob": logprob, "rank": rank, "decoded_token": self.token(token)}
+                    for token, (rank, logprob) in ranks.items()}  # fmt: skip
+
+        return {"prompt_logprobs": [None, *map(shown, output.prompt_logprobs)]}
+
 
 @dataclass
 class TextAnswer(Answer):
-    """Of `/v1/completions`. echo: whether the answer begins with the prompt."""
+    """Of `/v1/completions`. echo: the prompts with which answers begin, as they were given; empty if they do not."""
 
     kind: str = "text_completion"
-    echo: bool = False
+    echo: Sequence[str | Sequence[int]] = ()
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """The complete answer."""
-        choices = [self._choice(i * self.n + j, output, c, Sent())
+        choices = [{**self._choice(i * self.n + j, output, c, Sent()), **self.prompt_logprobs(output)}
                    for i, output in enumerate(outputs) for j, c in enumerate(output.completions)]  # fmt: skip
         return {**self.frame(choices), "usage": usage(outputs)}
 
@@ -75,16 +95,26 @@ class TextAnswer(Answer):
 
     def _choice(self, number: int, output: Output, completion: Completion, sent: Sent) -> dict[str, Any]:
         """What the client does not have yet."""
-        echoes = self.echo and not sent.begun
-        text = self.tokenizer.decode(output.prompt, skip_special_tokens=True) if echoes else ""
-        text, told = text + completion.text[len(sent.text) :], completion.logprobs[sent.tokens :]
+        prompt = self.echo[number // self.n] if self.echo else None
+        text, growing = "", sent.growing
+        if growing is None:
+            before = () if self.echo else output.prompt
+            growing = sent.growing = Text(self.tokenizer, before, (), skip=prompt is None or isinstance(prompt, str))
+        if prompt is not None and not sent.begun:
+            text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens=False)
+        told = completion.logprobs[sent.tokens :]
         known: list[tuple[int, TokenLogprobs | None]] = [(x.token, x) for x in told]
-        if echoes and (told or output.prompt_logprobs):  # nothing is known about the first token
+        if prompt is not None and not sent.begun and (told or output.prompt_logprobs):  # the first has none
             known = [(output.prompt[0], None), *((x.token, x) for x in output.prompt_logprobs), *known]
-        if sent.growing is None:
-            sent.growing = Text(self.tokenizer, () if self.echo else output.prompt, ())
-        sent.text, sent.tokens = completion.text, len(completion.logprobs)
-        return {"index": number, "text": text, "logprobs": self._logprobs(known, sent.growing),
+        ids = {}
+        if self.ids:
+            ids = {
+                "token_ids": completion.tokens[sent.ids :],
+                "prompt_token_ids": None if sent.begun else output.prompt,
+            }
+        text += completion.text[len(sent.text) :]
+        sent.text, sent.tokens, sent.ids = completion.text, len(completion.logprobs), len(completion.tokens)
+        return {"index": number, "text": text, "logprobs": self._logprobs(known, growing), **ids,
                 "finish_reason": REASONS.get(completion.finish)}  # fmt: skip
 
     def _logprobs(self, known: Sequence[tuple[int, TokenLogprobs | None]], growing: Text) -> dict[str, Any] | None:
@@ -102,44 +132,80 @@ class TextAnswer(Answer):
 
 @dataclass
 class ChatAnswer(Answer):
-    """Of `/v1/chat/completions`. tools: those that the answer may call."""
+    """Of `/v1/chat/completions`.
+
+    tools: those that the answer may call. must: whether it must call one. parallel: whether it may have several calls.
+    legacy: whether calls are shown as `function_call`. role, prefix: of the message, and the text with which it begins.
+    """
 
     kind: str = "chat.completion"
     tools: Sequence[Tool] = ()
+    must: bool = False
+    parallel: bool = True
+    legacy: bool = False
+    role: str = "assistant"
+    prefix: str = ""
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """The complete answer."""
         choices = [self._choice(j, c) for output in outputs for j, c in enumerate(output.completions)]
-        return {**self.frame(choices), "usage": usage(outputs)}
+        ids = {"prompt_token_ids": outputs[0].prompt} if self.ids else {}
+        return {**self.frame(choices), "usage": usage(outputs), **self.prompt_logprobs(outputs[0]), **ids}
 
     def _choice(self, number: int, completion: Completion) -> dict[str, Any]:
-        text, calls = calls_in(completion.text, self.tools) if self.tools else (completion.text, [])
-        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
-        if calls:
-            message["tool_calls"] = calls
+        text, calls = completion.text, self._calls()
+        if self.tools:
+            text = calls.read(text, last=True) or ""
+        message: dict[str, Any] = {"role": self.role, "content": self.prefix + text or (None if calls.calls else "")}
+        if calls.calls:
+            shown = [x.shown() for x in calls.calls]
+            message |= {"function_call": shown[0]["function"]} if self.legacy else {"tool_calls": shown}
         told = self._logprobs(completion.logprobs)
-        reason = "tool_calls" if calls else REASONS.get(completion.finish)
-        return {"index": number, "message": message, "logprobs": told, "finish_reason": reason}
+        return {"index": number, "message": message, "logprobs": told, **self._ids(completion, 0),
+                "finish_reason": self._reason(completion, calls)}  # fmt: skip
+
+    def _calls(self) -> Calls:
+        return Calls(self.tools, self.must, self.parallel and not self.legacy)
+
+    def _ids(self, completion: Completion, first: int) -> dict[str, Any]:
+        return {"token_ids": completion.tokens[first:]} if self.ids else {}
+
+    def _reason(self, completion: Completion, calls: Calls) -> str | None:
+        """Why a completion ended; a call that was cut is not complete."""
+        if not calls.calls or (REASONS[completion.finish] == "length" and not calls.calls[-1].complete):
+            return REASONS.get(completion.finish)
+        return "function_call" if self.legacy else "tool_calls"
 
     def piece(self, number: int, output: Output, completion: Completion, sent: Sent) -> Iterator[dict[str, Any]]:
         """What is new in a completion."""
         if not sent.begun:
-            yield self._delta(number, {"role": "assistant", "content": ""})
-        text, calls = completion.text, []
-        if self.tools and completion.finish:
-            text, calls = calls_in(completion.text, self.tools)
-        elif self.tools:
-            text = text[: self._call_begins(text)]
+            first = {"prompt_token_ids": output.prompt} if self.ids else {}
+            yield {**self._delta(number, {"role": self.role, "content": self.prefix}), **first}
+        text, calls = completion.text, sent.calls
+        if self.tools:
+            calls = sent.calls = calls or self._calls()
+            rest = calls.read(text, last=bool(completion.finish))
+            text = text[: self._call_begins(text)] if rest is None else rest
         if len(text) > len(sent.text):
-            told = self._logprobs(completion.logprobs[sent.tokens :])
-            delta = {"content": text[len(sent.text) :]}
-            sent.text, sent.tokens = text, len(completion.logprobs)
-            yield self._delta(number, delta, told)
-        if calls:
-            yield self._delta(number, {"tool_calls": [{"index": i, **x} for i, x in enumerate(calls)]})
+            yield self._delta(number, {"content": text[len(sent.text) :]}, completion, sent)
+            sent.text = text
+        for delta in self._call_deltas(calls, sent) if calls else ():
+            yield self._delta(number, delta, completion, sent)
         if completion.finish:  # an end token has no text, and is reported here
-            told, sent.tokens = self._logprobs(completion.logprobs[sent.tokens :]), len(completion.logprobs)
-            yield self._delta(number, {}, told, "tool_calls" if calls else REASONS[completion.finish])
+            yield self._delta(number, {}, completion, sent, self._reason(completion, calls or self._calls()))
+
+    def _call_deltas(self, calls: Calls, sent: Sent) -> Iterator[dict[str, Any]]:
+        """What is new in the calls: the name of each, then pieces of its arguments."""
+        for i, call in enumerate(calls.calls):
+            new = i >= len(sent.arguments)
+            if new:
+                sent.arguments.append(0)
+            arguments = call.arguments[sent.arguments[i] :]
+            if new or arguments:
+                shown = call.shown() if new else {"function": {}}
+                shown["function"]["arguments"] = arguments
+                sent.arguments[i] += len(arguments)
+                yield {"function_call": shown["function"]} if self.legacy else {"tool_calls": [{"index": i, **shown}]}
 
     def _call_begins(self, text: str) -> int:
         """Where a tool call may begin in an answer that is not complete: its text from there on is held back."""
@@ -149,8 +215,14 @@ class ChatAnswer(Answer):
         begun = [len(text) - n for x in CALLS for n in range(1, len(x)) if text.endswith(x[:n])]
         return len(text[: min([*whole, *begun], default=len(text))].rstrip())
 
-    def _delta(self, number: int, delta: dict[str, Any], told: Any = None, reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": number, "delta": delta, "logprobs": told, "finish_reason": reason}
+    def _delta(self, number: int, delta: dict[str, Any], completion: Completion | None = None, sent: Sent | None = None,
+               reason: str | None = None) -> dict[str, Any]:  # fmt: skip
+        """An event. With a completion, it has the tokens of which the client has been told nothing yet."""
+        told, ids = None, {}
+        if completion and sent:
+            told, ids = self._logprobs(completion.logprobs[sent.tokens :]), self._ids(completion, sent.ids)
+            sent.tokens, sent.ids = len(completion.logprobs), len(completion.tokens)
+        choice = {"index": number, "delta": delta, "logprobs": told, **ids, "finish_reason": reason}
         return self.frame([choice], "chat.completion.chunk")
 
     def _logprobs(self, told: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
@@ -168,8 +240,11 @@ class Sent:
     """What a client has of a completion."""
 
     text: str = ""
-    tokens: int = 0
+    tokens: int = 0  # that were reported with their logprobs
+    ids: int = 0  # that were sent as numbers
     growing: Text | None = None  # that of the reported tokens
+    calls: Calls | None = None
+    arguments: list[int] = field(default_factory=list)  # characters of the arguments of each call
     begun: bool = False
     done: bool = False
 

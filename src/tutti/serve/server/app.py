@@ -8,8 +8,8 @@ import inspect
 import struct
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 from uuid import uuid4
@@ -22,20 +22,29 @@ from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
 from tutti.serve import media
-from tutti.serve.request import Output, Sampling
+from tutti.serve.request import BAD, Completion, Output, Sampling
 from tutti.serve.request import Request as Ask
+from tutti.serve.server import messages as chats
 from tutti.serve.server.answers import ChatAnswer, Sent, TextAnswer, event, usage
 from tutti.serve.server.errors import Refused, answer, body_of
+from tutti.serve.server.hosts import Hosts
 from tutti.serve.server.limits import Access, BodyLimit
 from tutti.serve.server.metrics import Metrics
-from tutti.serve.server.protocol import ChatBody, Common, CompletionBody, EmbeddingBody, ResponseBody
-from tutti.serve.server.tools import forced
+from tutti.serve.server.prompts import GONE, LOOK, Prompts, connected
+from tutti.serve.server.protocol import (
+    ChatBody,
+    Common,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    ResponseBody,
+    TokenizeBody,
+)
+from tutti.serve.server.responses import ResponseAnswer, turns
+from tutti.serve.server.tools import chosen, forced
 from tutti.serve.service import FAILED, Answers, Draining, Full, Service
 
-TEMPLATE = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "tokenizer"}
-GONE = 499  # status of a request whose client has left
-CUT = "incomplete"  # status of a response that has reached its length
-LOOK = 0.25  # seconds between looks whether a client is still there
+TEMPLATE = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "tokenizer", "messages"}
 
 
 @dataclass
@@ -43,6 +52,8 @@ class Options:
     """Options of a server.
 
     model: its name in the API. keys, rate: as for `Access`. body: largest body in bytes. queue: unfinished requests.
+    host, hosts: as for `Hosts`, without keys. logprobs: most likely tokens that are reported with a token, at most.
+    templates: whether requests may give a chat template, which is a program.
     """
 
     model: str
@@ -51,6 +62,10 @@ class Options:
     body: int = 4 << 20
     queue: int = 256
     adapters: Sequence[str] = field(default_factory=tuple)
+    host: str = "127.0.0.1"
+    hosts: Sequence[str] = ()
+    logprobs: int = 20
+    templates: bool = False
 
 
 def application(engine: Any, options: Options) -> FastAPI:
@@ -62,13 +77,16 @@ def application(engine: Any, options: Options) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
-        server.spell(0)  # it takes a second to begin, for large vocabularies
+        await asyncio.to_thread(server.warm_up)
         yield
         await service.drain()
         await asyncio.to_thread(service.stop)
+        server.prompts.stop()
 
     app = FastAPI(title="Tutti", lifespan=lifespan, docs_url="/docs", redoc_url=None)
     app.add_middleware(BodyLimit, most=options.body)
+    if not options.keys:
+        app.add_middleware(Hosts, bound=options.host, allowed=options.hosts)
     for kind in (Refused, RequestValidationError, ValueError, Full, Draining, Exception):
         app.add_exception_handler(kind, server.fail)
     app.add_exception_handler(HTTPException, server.fail_http)
@@ -83,6 +101,8 @@ def application(engine: Any, options: Options) -> FastAPI:
     app.add_api_route("/v1/audio/transcriptions", server.transcriptions, methods=["POST"])
     app.add_api_route("/v1/embeddings", server.embeddings, methods=["POST"])
     app.add_api_route("/v1/responses", server.responses, methods=["POST"])
+    app.add_api_route("/tokenize", server.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", server.detokenize, methods=["POST"])
     app.state.server = server
     return app
 
@@ -92,11 +112,18 @@ class Server:
 
     def __init__(self, engine: Any, service: Service, metrics: Metrics, options: Options):
         self.engine, self.service, self.metrics, self.options = engine, service, metrics, options
-        first = getattr(engine, "engines", [engine])[0]
+        first = _first(engine)
         self.processor = first.processor
         self.tokenizer, self.spell = first.tokenizer, first.constraints.bytes_of
+        self.prompts = Prompts(self.tokenizer, first.longest, options.queue)
         self.access = Access(options.keys, options.rate)
         self.started = int(time.time())
+
+    def warm_up(self) -> None:
+        """Begin what takes a second for large vocabularies, so that no request waits for it."""
+        with suppress(ValueError):  # there is no tokenizer, or one without constraints
+            assert self.engine.constraints.vocabulary
+            self.service.compiler.warm_up()
 
     # -- about the server -----------------------------------------------------------------------------------------
 
@@ -146,32 +173,93 @@ class Server:
     async def completions(self, request: Request, body: CompletionBody) -> Any:
         """`/v1/completions`"""
         who = self._begin(request, body.model)
-        if body.suffix:
-            raise Refused(400, "suffix is not supported", "suffix")
-        if body.echo and body.prompt_logprobs is None:
+        given, reported = body.prompts(), body.prompt_logprobs
+        if body.echo and reported is None:
             body.prompt_logprobs = body.logprobs
-        sampling = body.sampling(body.max_tokens, body.logprobs)
-        given = body.prompts()
         if len(given) > self.options.queue:
             raise Refused(400, f"{len(given)} prompts; the server holds {self.options.queue} at once", "prompt")
-        prompts = [await self._tokens(x) for x in given]
-        made = TextAnswer(body.model, self.tokenizer, self.spell, body.n, echo=body.echo)
-        return await self._answer(request, body, made, [self._ask(x, sampling, body, *who) for x in prompts])
+        if body.stream and body.prompt_logprobs is not None and not body.echo:
+            raise Refused(400, "prompt_logprobs are streamed with echo only", "prompt_logprobs")
+        scores = body.max_tokens == 0  # a token is computed, and left out
+        sampling = await self._sampling(request, body, 1 if scores else body.max_tokens, body.logprobs)
+        prompts = [await self._tokens(request, x, "prompt", body, body.max_tokens) for x in given]
+        echo = () if not body.echo else given if body.truncate_prompt_tokens is None else prompts
+        made = TextAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
+                          numbers=body.return_tokens_as_token_ids, ids=body.return_token_ids,
+                          prompts=reported is not None, echo=echo)  # fmt: skip
+        return await self._answer(request, body, made, [self._ask(x, sampling, body, *who) for x in prompts], scores)
 
     async def chat(self, request: Request, body: ChatBody) -> Any:
         """`/v1/chat/completions`"""
         who = self._begin(request, body.model)
-        tools = [] if body.tool_choice == "none" else body.tools or []
+        tools, must = chosen(body.tools or [], body.tool_choice)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refused(400, "top_logprobs needs logprobs", "top_logprobs")
+        if body.stream and body.prompt_logprobs is not None:
+            raise Refused(400, "prompt_logprobs are not streamed", "prompt_logprobs")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        if refused := TEMPLATE & body.chat_template_kwargs.keys():
-            raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
-        sampling = body.sampling(most, logprobs, forced(tools, body.tool_choice))
-        prompt, inputs = await self._chat_prompt(body.messages, tools, body.chat_template_kwargs)
-        made = ChatAnswer(body.model, self.tokenizer, self.spell, body.n, tools=tools)
+        messages = chats.shaped(body.messages)
+        sampling = await self._sampling(request, body, most, logprobs, forced(tools) if must else None)
+        more, special = self._template(body), body.add_special_tokens
+        prompt, inputs = await self._chat_prompt(request, messages, tools, more, special, body, most)
+        role = "assistant" if body.add_generation_prompt else messages[-1]["role"]
+        prefix = "".join(chats.texts(messages[-1])) if body.echo and messages[-1]["role"] == role else ""
+        made = ChatAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
+                          numbers=body.return_tokens_as_token_ids, ids=body.return_token_ids,
+                          prompts=body.prompt_logprobs is not None, tools=tools, must=must,
+                          parallel=body.parallel_tool_calls, legacy=body.functions is not None, role=role,
+                          prefix=prefix)  # fmt: skip
         return await self._answer(request, body, made, [self._ask(prompt, sampling, body, *who, inputs)])
+
+    def _template(self, body: ChatBody) -> dict[str, Any]:
+        """Arguments of the chat template. Raises Refused for what requests may not set."""
+        self._check_template(body.chat_template_kwargs)
+        if body.chat_template is not None and not self.options.templates:
+            raise Refused(400, "chat_template is a program, which this server does not run for requests; leave it out, "
+                               "or start the server with --trust-request-chat-template", "chat_template")  # fmt: skip
+        if (
+            body.continue_final_message
+            and body.add_generation_prompt
+            and "add_generation_prompt" in body.model_fields_set
+        ):
+            raise Refused(400, "continue_final_message excludes add_generation_prompt", "continue_final_message")
+        if body.continue_final_message:
+            body.add_generation_prompt = False
+        given = {"chat_template": body.chat_template} if body.chat_template is not None else {}
+        return {**body.template(), **given, "add_generation_prompt": body.add_generation_prompt,
+                "continue_final_message": body.continue_final_message}  # fmt: skip
+
+    def _check_template(self, given: Mapping[str, Any]) -> None:
+        """Raise Refused for variables of the chat template that are arguments of its function."""
+        if refused := TEMPLATE & given.keys():
+            raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
+
+    async def _sampling(self, request: Request, body: Common, most: int | None, logprobs: int | None,
+                        schema: Any = None) -> Sampling:  # fmt: skip
+        """How the tokens of an answer are chosen."""
+        limit = self.options.logprobs
+        for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs),
+                            ("logprob_token_ids", len(body.logprob_token_ids))):  # fmt: skip
+            if count is not None and count > limit:
+                raise Refused(400, f"{name} is {count}; this server reports {limit} (--max-logprobs)", name)
+        bad = []
+        if len(words := body.bad_words) > BAD // 2:
+            raise Refused(400, f"bad_words has {len(words)} texts; at most {BAD // 2} are taken", "bad_words")
+        if words:
+            bad = await self.prompts.run(request, sum(map(len, words)), lambda: self._bad(words))
+        return body.sampling(most, logprobs, schema, bad)
+
+    def _bad(self, words: Sequence[str]) -> list[list[int]]:
+        """The tokens of words that may not occur: as they begin a text, and after a space if they differ there."""
+        bad = []
+        for word in words:
+            first = self.prompts.encode(word.lstrip(), special=False)
+            other = self.prompts.encode(" " + word.lstrip(), special=False)
+            if not first:
+                raise Refused(400, f"bad_words has {word!r}, which has no tokens", "bad_words")
+            bad += [first] if not (other[0] != first[0] and len(other) == len(first)) else [first, other]
+        return bad
 
     async def transcriptions(self, request: Request) -> Any:
         """`/v1/audio/transcriptions`: what a model of speech hears in a WAV file."""
@@ -179,7 +267,7 @@ class Server:
             return await self._transcribed(request, form)
 
     async def _transcribed(self, request: Request, form: FormData) -> Any:
-        account, _ = self._begin(request, str(form.get("model")))
+        account, _ = self._begin(request, str(form.get("model") or ""))
         if unknown := sorted(form.keys() - {"file", "model", "temperature", "response_format"}):
             raise Refused(400, f"unknown field {unknown[0]!r}", unknown[0])
         file, kind = form.get("file"), form.get("response_format", "json")
@@ -188,8 +276,8 @@ class Server:
         if kind not in ("json", "text"):
             raise Refused(400, f"response_format is {kind!r}; expected json or text", "response_format")
         contents = await file.read()
-        prompt, inputs = await asyncio.to_thread(lambda: media.heard(self.processor, *media.sound(contents)))
-        sampling = Sampling(temperature=float(str(form.get("temperature", 0))))
+        prompt, inputs = await self.prompts.run(request, 0, lambda: media.heard(self.processor, *media.sound(contents)))
+        sampling = Sampling(temperature=_number(form.get("temperature", "0"), "temperature"))
         ask = Ask(prompt, sampling, account=account, inputs=inputs, id=uuid4().hex)
         output = [x[0] async for x in self._changes(request, self.service.submit([ask]))][-1]
         text = output.text.strip()
@@ -198,7 +286,7 @@ class Server:
     def _begin(self, request: Request, model: str) -> tuple[str, str]:
         """Check who asks, and for which model. Returns the account, and the name of an adapter or an empty text."""
         account = self.access.check(request)
-        if model == self.options.model:
+        if not model or model == self.options.model:
             return account, ""
         if model in self.options.adapters:
             return account, model
@@ -212,59 +300,79 @@ class Server:
         if body.stream and sampling.best_of and sampling.best_of > sampling.n:
             raise Refused(400, "best_of cannot be streamed", "best_of")
         return Ask(prompt, sampling, priority=body.priority, account=account, user=body.user or "",
-                   deadline=body.deadline, adapter=adapter, inputs=inputs or {}, id=uuid4().hex)  # fmt: skip
+                   deadline=body.deadline, adapter=adapter, salt=body.cache_salt, inputs=inputs or {},
+                   id=uuid4().hex)  # fmt: skip
 
-    async def _tokens(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, list):
-            return prompt
-        try:
-            return await asyncio.to_thread(lambda: self.tokenizer(prompt)["input_ids"])
-        except (TypeError, UnicodeError) as error:
-            raise Refused(400, f"the prompt cannot be tokenized: {error}", "prompt") from error
+    async def _tokens(self, request: Request, prompt: str | list[int], name: str, body: Any,
+                      most: int | None = None) -> list[int]:  # fmt: skip
+        """The tokens of a prompt, truncated as the body says. most: tokens of the output."""
+        limit = body.truncate_prompt_tokens
+        tokens = await self.prompts.tokens(request, prompt, name, body.add_special_tokens, whole=limit is None)
+        return self._truncated(tokens, limit, body.truncation_side, most)
+
+    def _truncated(self, tokens: list[int], limit: int | None, side: str, most: int | None) -> list[int]:
+        if limit is None:
+            return tokens
+        if limit < 1 and limit != -1:
+            raise Refused(400, f"truncate_prompt_tokens is {limit}; it must be at least 1, or -1 for as many as fit",
+                          "truncate_prompt_tokens")  # fmt: skip
+        if limit == -1:  # as many as leave room for the output
+            limit = max(1, self.prompts.longest - max(1, most or 1))
+        return tokens[-limit:] if side == "left" else tokens[:limit]
 
     async def _chat_prompt(
-        self, messages: list[dict[str, Any]], tools: Sequence[Any], more: dict[str, Any]
-    ) -> tuple[list[int], dict[str, Any]]:
-        """The tokens of a chat, and the inputs of its images."""
-        if not messages:
-            raise Refused(400, "messages is empty", "messages")
+        self, request: Request, messages: list[dict[str, Any]], tools: Sequence[Any], more: dict[str, Any],
+        special: bool, body: Common, most: int | None, name: str = "messages",
+    ) -> tuple[list[int], dict[str, Any]]:  # fmt: skip
+        """The tokens of a chat, and the inputs of its images. messages: as `messages.shaped` returns them."""
         reader = self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
-        if not getattr(reader, "chat_template", None):
+        if not getattr(reader, "chat_template", None) and "chat_template" not in more:
             other = "audio/transcriptions" if hasattr(self.processor, "feature_extractor") else "completions"
             raise Refused(400, f"the model's tokenizer has no chat template; use /v1/{other}", "messages")
-        given = [{**x, "content": _joined(x.get("content"))} for x in messages]
         shown: Any = [x.model_dump(exclude_none=True) for x in tools] or None
+        whole = body.truncate_prompt_tokens is None
 
         def prompt() -> tuple[list[int], dict[str, Any]]:
-            shaped, images = given, []
+            given, images = messages, []
             if reader is self.processor or any(isinstance(x["content"], list) for x in given):
-                shaped, images = media.messages_with_images(given)
+                given, images = media.messages_with_images(given)
             if reader is not self.processor:
                 mark = getattr(self.processor, "image_token", "")
-                shaped = [{**x, "content": media.in_line(x["content"], mark)} for x in shaped]
-            text = reader.apply_chat_template(shaped, tools=shown, add_generation_prompt=True, tokenize=False, **more)
+                given = [{**x, "content": media.in_line(x["content"], mark)} for x in given]
+            text = reader.apply_chat_template(given, tools=shown, tokenize=False, **more)
+            if whole:  # a template may leave parts of messages out
+                self.prompts.check(text, name)
             if images:
+                if not whole:
+                    raise ValueError("truncate_prompt_tokens cannot be used with images")
                 return media.seen(self.processor, text, images)
-            special = reader is self.processor and media.begins(reader, text)
-            return self.tokenizer(text, add_special_tokens=special)["input_ids"], {}
+            begins = reader is self.processor and media.begins(reader, text)
+            return self.prompts.encode(text, special or begins), {}
 
         try:
-            return await asyncio.to_thread(prompt)
+            tokens, inputs = await self.prompts.run(request, chats.characters(messages), prompt)
+        except (Refused, Full):
+            raise
         except ValueError as error:
-            raise Refused(400, str(error), "messages") from error
+            raise Refused(400, str(error), name) from error
         except Exception as error:  # a template raises what it likes
-            raise Refused(400, f"the chat template refuses these messages: {error}", "messages") from error
+            raise Refused(400, f"the chat template refuses these messages: {error}", name) from error
+        return self._truncated(tokens, body.truncate_prompt_tokens, body.truncation_side, most), inputs
 
-    async def _answer(self, request: Request, body: Common, made: TextAnswer | ChatAnswer, asks: list[Ask]) -> Any:
-        """The answer, whole or as a stream."""
-        answers = self.service.submit(asks)
+    async def _answer(self, request: Request, body: Common, made: TextAnswer | ChatAnswer, asks: list[Ask],
+                      scores: bool = False) -> Any:  # fmt: skip
+        """The answer, whole or as a stream. scores: whether it is about the prompts only."""
+        changes = self._changes(request, self.service.submit(asks))
+        if scores:
+            changes = _scores(changes)
         if not body.stream:
             last = {}
-            async for changed in self._changes(request, answers):
+            async for changed in changes:
                 last |= changed
             return made.whole([last[i] for i in range(len(asks))])
-        shown = bool(body.stream_options and body.stream_options.include_usage)
-        events = self._events(self._changes(request, answers), made, shown)
+        options = body.stream_options
+        events = self._events(changes, made, bool(options and options.include_usage),
+                              bool(options and options.continuous_usage_stats))  # fmt: skip
         first = await anext(events)  # a request that is refused has a status
         return StreamingResponse(_after(first, events), media_type="text/event-stream",
                                  headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})  # fmt: skip
@@ -287,9 +395,9 @@ class Server:
             answers.close()
 
     async def _events(
-        self, changes: AsyncIterator[dict[int, Output]], made: TextAnswer | ChatAnswer, shown: bool
+        self, changes: AsyncIterator[dict[int, Output]], made: TextAnswer | ChatAnswer, shown: bool, each: bool
     ) -> AsyncIterator[str]:
-        """The events of a stream."""
+        """The events of a stream. shown, each: whether a last event has the usage, and whether each has it so far."""
         last: dict[int, Output] = {}
         sent: dict[int, Sent] = {}
         try:
@@ -301,7 +409,7 @@ class Server:
                         known = sent.setdefault(number, Sent())
                         for piece in () if known.done else made.piece(number, output, completion, known):
                             known.begun = True
-                            yield event(piece)
+                            yield event({**piece, "usage": usage([output])} if each else piece)
                         known.done = bool(completion.finish)
             if shown:
                 yield event({**made.frame([]), "usage": usage([last[i] for i in sorted(last)])})
@@ -324,8 +432,8 @@ class Server:
             raise Refused(400, "input is empty", "input")
         if len(texts) > self.options.queue:
             raise Refused(400, f"{len(texts)} inputs; the server takes {self.options.queue} at once", "input")
-        tokens = [await self._tokens(x) for x in texts]
-        found = [await self.service.call(lambda engine, x=x: getattr(engine, "engines", [engine])[0].embed([x])[0])
+        tokens = [await self._tokens(request, x, "input", body) for x in texts]
+        found = [await connected(request, self.service.call(lambda engine, x=x: _first(engine).embed([x])[0]))
                  for x in tokens]  # fmt: skip
         if body.dimensions is not None:
             if not 1 <= body.dimensions <= len(found[0]):
@@ -336,71 +444,65 @@ class Server:
         data = [{"object": "embedding", "index": i, "embedding": _written(x.tolist(), body.encoding_format)}
                 for i, x in enumerate(found)]  # fmt: skip
         count = sum(map(len, tokens))
-        return {"object": "list", "data": data, "model": body.model,
+        return {"object": "list", "data": data, "model": body.model or self.options.model,
                 "usage": {"prompt_tokens": count, "total_tokens": count}}  # fmt: skip
 
     async def responses(self, request: Request, body: ResponseBody) -> Any:
         """`/v1/responses`: text in, text out."""
         who = self._begin(request, body.model)
-        turns = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-        messages = [*system, *({"role": x.get("role", "user"), "content": x.get("content")} for x in turns)]
-        common = Common(model=body.model, temperature=body.temperature, top_p=body.top_p, user=body.user)
-        prompt, inputs = await self._chat_prompt(messages, (), {})
+        common, effort = body.common(), body.reasoning.effort
+        more = {"add_generation_prompt": True, **({} if effort is None else {"reasoning_effort": effort})}
+        prompt, inputs = await self._chat_prompt(request, turns(body), (), more, False, common, None, "input")
         ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, *who, inputs)
-        id, made = f"resp_{uuid4().hex}", f"msg_{uuid4().hex}"
-
-        def shown(text: str, status: str, output: Output | None) -> dict[str, Any]:
-            content = [{"type": "output_text", "text": text, "annotations": []}]
-            message = {"type": "message", "id": made, "role": "assistant", "status": status, "content": content}
-            counts = output and {"input_tokens": len(output.prompt), "output_tokens": len(output.tokens),
-                                 "total_tokens": len(output.prompt) + len(output.tokens),
-                                 "input_tokens_details": {"cached_tokens": output.cached},
-                                 "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
-            return {"id": id, "object": "response", "created_at": int(time.time()), "status": status,
-                    "model": body.model, "output": [message] if output else [], "usage": counts or None,
-                    "parallel_tool_calls": False, "tool_choice": "auto", "tools": [],
-                    "metadata": body.metadata or {}, "error": None, "instructions": body.instructions,
-                    "temperature": body.temperature, "top_p": body.top_p,
-                    "incomplete_details": {"reason": "max_output_tokens"} if status == CUT else None}  # fmt: skip
-
+        made = ResponseAnswer(body, body.model or self.options.model)
         changes = self._changes(request, self.service.submit([ask]))
         if not body.stream:
-            output = [x[0] async for x in changes][-1]
-            return shown(output.text, _status(output), output)
+            return made.whole([x[0] async for x in changes][-1])
         first = (await anext(changes))[0]
+        return StreamingResponse(made.events(first, changes), media_type="text/event-stream")
 
-        async def events() -> AsyncIterator[str]:
-            number, text, output = 0, "", first
-            begun = {"type": "response.created", "sequence_number": 0, "response": shown("", "in_progress", None)}
-            yield event(begun, "response.created")
-            while True:
-                if len(output.text) > len(text):
-                    number += 1
-                    delta = {"type": "response.output_text.delta", "sequence_number": number, "item_id": made,
-                             "output_index": 0, "content_index": 0, "delta": output.text[len(text) :]}  # fmt: skip
-                    text = output.text
-                    yield event(delta, "response.output_text.delta")
-                if output.finished:
-                    break
-                output = (await anext(changes))[0]
-            kind = f"response.{_status(output)}"
-            done = {"type": kind, "sequence_number": number + 1, "response": shown(text, _status(output), output)}
-            yield event(done, kind)
+    # -- tokens ---------------------------------------------------------------------------------------------------
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+    async def tokenize(self, request: Request, body: TokenizeBody) -> dict[str, Any]:
+        """`/tokenize`: the tokens of a text or of a chat."""
+        self._begin(request, body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise Refused(400, "give one of prompt and messages", "prompt")
+        if body.prompt is not None:
+            tokens = await self.prompts.tokens(request, body.prompt, "prompt", body.add_special_tokens is not False)
+        else:
+            more = {**body.chat_template_kwargs, "add_generation_prompt": body.add_generation_prompt}
+            self._check_template(body.chat_template_kwargs)
+            messages, special = chats.shaped(body.messages), bool(body.add_special_tokens)
+            tokens, _ = await self._chat_prompt(request, messages, body.tools or [], more, special, Common(), None)
+        texts = {"token_strs": self.tokenizer.convert_ids_to_tokens(tokens)} if body.return_token_strs else {}
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": self.prompts.longest, **texts}
+
+    async def detokenize(self, request: Request, body: DetokenizeBody) -> dict[str, Any]:
+        """`/detokenize`: the text of tokens."""
+        engine = _first(self.engine)
+        self._begin(request, body.model)
+        tokens = engine.tokens(body.tokens) if body.tokens else []
+        return {"prompt": self.tokenizer.decode(tokens, skip_special_tokens=False)}
 
 
-def _status(output: Output) -> str:
-    """The state of a finished response."""
-    return CUT if output.completions[0].finish == "length" else "completed"
+async def _scores(changes: AsyncIterator[dict[int, Output]]) -> AsyncIterator[dict[int, Output]]:
+    """Outputs without what was generated."""
+    async for changed in changes:
+        yield {i: replace(x, completions=[Completion(finish="length" if y.finish else "") for y in x.completions])
+               for i, x in changed.items()}  # fmt: skip
 
 
-def _joined(content: Any) -> Any:
-    """The text of a message whose content is a list of texts."""
-    if isinstance(content, list) and all(isinstance(x, dict) and x.get("type") in media.TEXTS for x in content):
-        return "".join(x["text"] for x in content)
-    return content
+def _first(engine: Any) -> Any:
+    """The engine, or the first of replicas."""
+    return getattr(engine, "engines", [engine])[0]
+
+
+def _number(text: Any, name: str) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError) as error:
+        raise Refused(400, f"{name} is {text!r}; expected a number", name) from error
 
 
 def _written(numbers: list[float], encoding: str) -> Any:

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from tutti.serve.service import Draining, Full
 
+LONGEST = 2000  # characters of a message
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -25,9 +26,16 @@ def body_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers of the answer to an error."""
     refused = _refused(error)
     kind = KINDS.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
-    told = {"message": refused.message, "type": kind, "param": refused.param, "code": refused.status}
+    told = {"message": _shown(refused.message), "type": kind, "param": refused.param and _shown(refused.param),
+            "code": refused.status}  # fmt: skip
     headers = {} if refused.retry is None else {"Retry-After": str(max(1, round(refused.retry)))}
     return refused.status, {"error": told}, headers
+
+
+def _shown(text: str) -> str:
+    """A text that can be sent: what clients have sent may be no Unicode, and long."""
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _refused(error: Exception) -> Refused:
@@ -39,6 +47,8 @@ def _refused(error: Exception) -> Refused:
         return Refused(503, str(error), retry=5)
     if isinstance(error, RequestValidationError):
         return _invalid(error)
+    if isinstance(error, RecursionError):
+        return Refused(400, "the body is nested too deeply")
     if isinstance(error, ValueError):
         return Refused(400, str(error))
     return Refused(500, f"{type(error).__name__}: {error}")

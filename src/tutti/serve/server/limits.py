@@ -77,7 +77,7 @@ class Access:
 
         Raises Refused with 401 or 429.
         """
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
         found = [i for i, key in enumerate(self.keys) if hmac.compare_digest(given, key)]
         if self.keys and not found:
             raise Refused(401, "the API key is missing or wrong: send the header 'Authorization: Bearer KEY'")

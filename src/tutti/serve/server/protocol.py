@@ -1,116 +1,273 @@
-"""Bodies of requests, in the words of the OpenAI API, and what they mean to the engine.
+"""Bodies of requests, in the words of the OpenAI API and of vLLM, and what they mean to the engine.
 
-Fields that the OpenAI API lacks have the names of other servers: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`ignore_eos`, `stop_token_ids`, `best_of`, `regex`, `grammar`, `priority`, `prompt_logprobs`, `deadline`. Fields that
-have no meaning here are refused, except those that change no answer (`user`, `metadata`, `store`, `service_tier`).
+A null means the default, for every field. Fields without a meaning are in `fields`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
+from tutti.serve.expansion import nested
 from tutti.serve.request import Sampling
 from tutti.serve.server.errors import Refused
+from tutti.serve.server.fields import REFUSED, RESPONSES, without
+
+T = TypeVar("T")
+
+
+class First(FailFast):
+    """A million wrong items are one error. Unlike its parent, it can be in a union."""
+
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+
+List = Annotated[list[T], First()]
+DEEPEST = 200  # levels of a body
 
 
 class Body(BaseModel):
-    """A body in which unknown fields are errors."""
+    """A body. Unknown fields are errors; nulls are left out."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
+    absent: ClassVar[Mapping[str, tuple[Any, str]]] = REFUSED
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        for name, value in body.items():
+            if name not in cls.model_fields:
+                without(name, value, cls.absent)
+        return {name: x for name, x in body.items() if x is not None and name in cls.model_fields}
+
+
+class Whole(Body):
+    """A whole body, as it is sent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _readable(cls, body: Any) -> Any:
+        nested(body, "the body", DEEPEST)
+        _check_values(body)
+        return body
+
+
+def _check_values(body: Any) -> None:
+    """Raise Refused for a text that is no Unicode (half of a surrogate pair), and a number that is none."""
+    rest = [body]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, dict):
+            rest += one.keys()
+            rest += one.values()
+        elif isinstance(one, list):
+            rest += (x for x in one if isinstance(x, (str, float, list, dict)))
+        elif isinstance(one, float) and not math.isfinite(one):
+            raise Refused(400, f"the body has the number {one}, which is not JSON")
+        elif isinstance(one, str) and not one.isascii():
+            try:
+                one.encode()
+            except UnicodeEncodeError as error:
+                raise Refused(400, f"a text of the body is not Unicode: {error.reason}") from error
 
 
 class StreamOptions(Body):
-    """include_usage: a last event with the numbers of tokens."""
+    """include_usage: a last event with the numbers of tokens. continuous_usage_stats: in each event, those so far."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Body):
     """What the answer must match."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: dict[str, Any] | None = None
 
 
-class Common(Body):
+class StructuredOutputs(Body):
+    """What the answer must match, in the words of vLLM. One of the first five."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: List[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, body: Any) -> Any:
+        return {("json_" if k == "json" else k): x for k, x in body.items()} if isinstance(body, dict) else body
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
+class Common(Whole):
     """What completions and chats have in common."""
 
-    model: str
+    model: str = ""
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     n: int = 1
-    stop: str | list[str] | None = None
+    stop: str | List[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     seed: int | None = None
     user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
     response_format: ResponseFormat | None = None
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     ignore_eos: bool = False
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: List[int] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    allowed_token_ids: List[int] | None = None
+    bad_words: List[str] = Field(default_factory=list)
     best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
     regex: str | None = None
     grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: List[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool = False
+    structured_outputs: StructuredOutputs | None = None
     priority: int = 0
+    cache_salt: str = ""
     prompt_logprobs: int | None = None
+    logprob_token_ids: List[int] = Field(default_factory=list)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     deadline: float | None = None
 
-    def sampling(self, max_tokens: int | None, logprobs: int | None, schema: Any = None) -> Sampling:
-        """How tokens are chosen. Raises Refused for impossible values."""
+    def sampling(self, max_tokens: int | None, logprobs: int | None, schema: Any = None,
+                 bad: list[list[int]] | None = None) -> Sampling:  # fmt: skip
+        """How tokens are chosen. schema: of a forced call. bad: the tokens of `bad_words`. Raises Refused for
+        impossible values."""
+        self._check(logprobs)
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        try:
-            bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
-        except ValueError as error:
-            raise Refused(400, f"logit_bias: {error}", "logit_bias") from error
-        if schema is None:
-            schema = self._schema()
+        constraint = self._constraint(schema)
+        if self.logprob_token_ids and logprobs is None:
+            logprobs = 0
+        beams: dict[str, Any] = {"beams": self.n, "length_penalty": self.length_penalty} if self.use_beam_search else {}
+        greedy = self.use_beam_search and self.n == 1
         try:
             return Sampling(
-                max_tokens=max_tokens, min_tokens=self.min_tokens, temperature=self.temperature,
-                top_k=max(self.top_k, 0), top_p=self.top_p, min_p=self.min_p,
+                max_tokens=max_tokens, min_tokens=self.min_tokens, temperature=0 if greedy else self.temperature,
+                top_k=0 if self.top_k == -1 else self.top_k, top_p=self.top_p, min_p=self.min_p,
                 repetition_penalty=self.repetition_penalty, presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty, logit_bias=bias, n=self.n, best_of=self.best_of,
+                frequency_penalty=self.frequency_penalty, logit_bias=self._bias(), n=self.n, best_of=self.best_of,
                 seed=self.seed, stop=tuple(stop), stop_tokens=tuple(self.stop_token_ids), ignore_end=self.ignore_eos,
-                logprobs=logprobs, prompt_logprobs=self.prompt_logprobs, schema=schema, regex=self.regex,
-                grammar=self.grammar,
+                include_stop=self.include_stop_str_in_output, skip_special=self.skip_special_tokens,
+                allowed=self.allowed_token_ids, bad=bad or (), logprobs=logprobs,
+                prompt_logprobs=self.prompt_logprobs, logprob_tokens=tuple(self.logprob_token_ids), **constraint,
+                **beams,
             )  # fmt: skip
         except ValueError as error:
             raise Refused(400, str(error), str(error).split()[0]) from error
 
-    def _schema(self) -> Any:
+    def _check(self, logprobs: int | None) -> None:
+        """Raise Refused for fields that contradict one another."""
+        if self.stream_options is not None and not self.stream:
+            raise Refused(400, "stream_options needs stream", "stream_options")
+        if self.stream and self.use_beam_search:
+            raise Refused(400, "a beam search cannot be streamed", "stream")
+        if self.length_penalty != 1 and not self.use_beam_search:
+            raise Refused(400, "length_penalty needs use_beam_search", "length_penalty")
+        if self.deadline is not None and not 0 < self.deadline < math.inf:
+            raise Refused(400, f"deadline is {self.deadline}; it must be a number of seconds above 0", "deadline")
+
+    def _bias(self) -> dict[int, float]:
+        """The logit bias, by token."""
+        try:
+            return {int(token): float(value) for token, value in (self.logit_bias or {}).items() if value is not None}
+        except (ValueError, TypeError, OverflowError) as error:
+            raise Refused(400, f"logit_bias: {error}; expected numbers by token", "logit_bias") from error
+
+    def _constraint(self, schema: Any) -> dict[str, Any]:
+        """What the answer must match: `schema`, `regex` or `grammar`, or nothing."""
+        outputs = self.structured_outputs or StructuredOutputs.model_validate({})
+        wanted = {
+            "tool_choice": ("schema", schema),
+            "response_format": ("schema", self._format()),
+            "regex": ("regex", self.regex),
+            "grammar": ("grammar", self.grammar),
+            "guided_json": ("schema", _schema(self.guided_json, "guided_json")),
+            "guided_regex": ("regex", self.guided_regex),
+            "guided_choice": ("grammar", _choice(self.guided_choice, "guided_choice")),
+            "guided_grammar": ("grammar", self.guided_grammar),
+            "guided_json_object": ("schema", {"type": "object"} if self.guided_json_object else None),
+            "structured_outputs.json": ("schema", _schema(outputs.json_, "structured_outputs.json")),
+            "structured_outputs.regex": ("regex", outputs.regex),
+            "structured_outputs.choice": ("grammar", _choice(outputs.choice, "structured_outputs.choice")),
+            "structured_outputs.grammar": ("grammar", outputs.grammar),
+            "structured_outputs.json_object": ("schema", {"type": "object"} if outputs.json_object else None),
+        }
+        given = {field: x for field, x in wanted.items() if x[1] is not None}
+        if len(given) > 1:
+            raise Refused(400, f"{' and '.join(given)} exclude one another; give one of them", list(given)[1])
+        return dict(given.values())
+
+    def _format(self) -> Any:
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
             return None
         if wanted.type == "json_object":
             return {"type": "object"}
-        found = (wanted.json_schema or {}).get("schema")
-        if not isinstance(found, dict):
+        schema = (wanted.json_schema or {}).get("schema")
+        if not isinstance(schema, dict):
             raise Refused(400, "response_format.json_schema.schema must be a JSON schema", "response_format")
-        return found
+        return schema
+
+
+def _schema(given: dict[str, Any] | str | None, field: str) -> Any:
+    """A JSON schema that may be given as its text."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise Refused(400, f"{field} is not JSON: {error}", field) from error
+        if not isinstance(given, dict):
+            raise Refused(400, f"{field} must be a JSON schema", field)
+    return given
+
+
+def _choice(given: list[str] | None, field: str) -> str | None:
+    """The grammar of some texts."""
+    if given is None:
+        return None
+    if not given:
+        raise Refused(400, f"{field} is empty; give at least one text", field)
+    return "start: " + " | ".join(json.dumps(x, ensure_ascii=False) for x in given)
 
 
 class CompletionBody(Common):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | List[str] | List[int] | List[List[int]]
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool = False
-    suffix: str | None = None
+    add_special_tokens: bool = True
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts of the body."""
@@ -141,37 +298,128 @@ class Tool(Body):
 class ChatBody(Common):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[dict[str, Any]]
+    messages: Any  # they are read by `messages.shaped`
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    functions: List[Function] | None = None
+    function_call: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    documents: List[dict[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _legacy(self) -> ChatBody:
+        """Read functions as tools."""
+        if self.functions is not None or self.function_call is not None:
+            if self.tools is not None or self.tool_choice is not None:
+                raise Refused(400, "functions and function_call exclude tools and tool_choice", "functions")
+            self.tools = [Tool(function=x) for x in self.functions or []]
+            name = self.function_call
+            self.tool_choice = {"type": "function", "function": name} if isinstance(name, dict) else name
+        return self
+
+    def template(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        more: Mapping[str, Any] = {"reasoning_effort": self.reasoning_effort, "documents": self.documents}
+        return {**self.chat_template_kwargs, **{name: x for name, x in more.items() if x is not None}}
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(Whole):
     """Body of `/v1/embeddings`."""
 
-    model: str
-    input: str | list[str] | list[int] | list[list[int]]
+    model: str = ""
+    input: str | List[str] | List[int] | List[List[int]]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
 
 
-class ResponseBody(Body):
+class TokenizeBody(Whole):
+    """Body of `/tokenize`. add_special_tokens: by default for a prompt, not for messages."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: Any = None
+    tools: List[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Whole):
+    """Body of `/detokenize`."""
+
+    model: str = ""
+    tokens: List[int]
+
+
+class TextFormat(Body):
+    """What a response must match."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, body: Any) -> Any:
+        return {("schema_" if k == "schema" else k): x for k, x in body.items()} if isinstance(body, dict) else body
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
+class TextOptions(Body):
+    """How a response is written."""
+
+    format: TextFormat = Field(default_factory=lambda: TextFormat.model_validate({}))
+
+
+class Reasoning(Body):
+    """How much a model thinks. effort: a variable of the chat template."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponseBody(Whole):
     """Body of `/v1/responses`, of which text in and out is supported."""
 
-    model: str
-    input: str | list[dict[str, Any]]
+    absent: ClassVar[Mapping[str, tuple[Any, str]]] = {**REFUSED, **RESPONSES}
+    model: str = ""
+    input: Any
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     stream: bool = False
-    store: bool | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
+    tools: List[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
+    text: TextOptions = Field(default_factory=TextOptions)
+    reasoning: Reasoning = Field(default_factory=Reasoning)
+
+    def common(self) -> Common:
+        """The same fields in the words of chats. Raises Refused for tools."""
+        if self.tools or self.tool_choice not in ("auto", "none"):
+            raise Refused(400, "responses call no tools; use /v1/chat/completions", "tools")
+        wanted = self.text.format
+        form = {"type": wanted.type, **({"json_schema": {"schema": wanted.schema_}} if wanted.schema_ else {})}
+        return Common.model_validate({"model": self.model, "temperature": self.temperature, "top_p": self.top_p,
+                                      "user": self.user, "response_format": form})  # fmt: skip

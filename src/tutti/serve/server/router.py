@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -31,9 +32,11 @@ from starlette.routing import Route
 from tutti.serve.replicas import route
 from tutti.serve.server.answers import event
 from tutti.serve.server.errors import Refused, body_of
+from tutti.serve.server.hosts import Hosts
 from tutti.serve.server.limits import Access
 
 CHUNK = 64  # characters of a prompt that are compared at once
+BEGINNING = 1 << 17  # characters of a prompt that are compared
 REMEMBERED = 20_000  # chunks of a worker
 PARENT = "TUTTI_ROUTER"  # environment variable: the router's process id, with which a worker ends
 HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "host", "content-encoding"}
@@ -90,9 +93,9 @@ def chunks_of(body: bytes) -> list[bytes]:
     try:
         found = json.loads(body)
         text = json.dumps(found.get("messages") or found.get("prompt") or "")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return []
-    made, state = [], hashlib.blake2b(digest_size=8)
+    made, state, text = [], hashlib.blake2b(digest_size=8), text[:BEGINNING]
     for i in range(0, len(text) - CHUNK + 1, CHUNK):
         state.update(text[i : i + CHUNK].encode())
         made.append(state.digest())
@@ -103,11 +106,13 @@ class Router:
     """Forwards requests to workers.
 
     command: starts a worker; "{port}" in it is replaced. count: number of workers. most: largest body in bytes. access:
-    checks keys and rates.
+    checks keys and rates. host, hosts: the address that it binds to and further names, which are checked without keys.
     """
 
-    def __init__(self, command: Sequence[str], count: int, most: int, access: Access):
+    def __init__(self, command: Sequence[str], count: int, most: int, access: Access, host: str = "127.0.0.1",
+                 hosts: Sequence[str] = ()):  # fmt: skip
         self.access = access
+        self.middleware = [] if access.keys else [Middleware(Hosts, bound=host, allowed=hosts)]
         threads = max(1, (os.cpu_count() or 1) // count)
         self.workers = [Worker(command, threads) for _ in range(count)]
         self.most, self.draining = most, False
@@ -130,7 +135,7 @@ class Router:
             await self.client.aclose()
 
         methods = ["GET", "POST"]
-        return Starlette(lifespan=lifespan, routes=[
+        return Starlette(lifespan=lifespan, middleware=self.middleware, routes=[
             Route("/health", self.health), Route("/metrics", self.metrics), Route("/live", self.live),
             Route("/{path:path}", self.forward, methods=methods),
         ])  # fmt: skip
@@ -235,6 +240,9 @@ class Router:
             worker.load += 1
             try:
                 answer = await self._send(worker, request, body)
+            except (ValueError, httpx.InvalidURL) as error:
+                worker.load -= 1
+                return _refused(Refused(400, f"the path or a header cannot be sent on: {error}"))
             except httpx.HTTPError:  # it has not begun to answer
                 worker.load -= 1
                 worker.ready = False
@@ -247,9 +255,11 @@ class Router:
 
     async def _send(self, worker: Worker, request: Request, body: bytes) -> httpx.Response:
         assert self.client
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP}
-        made = self.client.build_request(request.method, worker.url + path, content=body, headers=headers)
+        query = request.scope.get("query_string", b"")
+        path = request.scope["raw_path"] + (b"?" + query if query else b"")
+        headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1").lower() not in HOP]
+        url = httpx.URL(worker.url).copy_with(raw_path=path)
+        made = self.client.build_request(request.method, url, content=body, headers=headers)
         task = asyncio.ensure_future(self.client.send(made, stream=True))
         while not (await asyncio.wait({task}, timeout=0.25))[0]:
             if await request.is_disconnected():
