@@ -1,10 +1,12 @@
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from tutti import cli
+from tutti.launch import interrupt
 
 
 def test_help_lists_every_verb(capsys):
@@ -75,13 +77,21 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capfd):
         cli.main(["run"])
 
 
-def test_an_interrupt_is_a_line(monkeypatch, capsys):
+def test_an_interrupt_is_a_line_at_once(monkeypatch, capfd):
     def interrupted(name, rest):
-        raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert capfd.readouterr().err.strip() == "tutti train: interrupted"
+        assert interrupt.received, "a run that goes on stops after its next step"
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(cli, "call", interrupted)
-    assert cli.main(["train", "run.toml"]) == 130
-    assert capsys.readouterr().err.strip() == "tutti train: interrupted"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert cli.main(["train", "run.toml"]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +99,10 @@ def test_an_interrupt_is_a_line(monkeypatch, capsys):
     [
         (["plan", "--seqlen", "8"], "tutti plan: no option --seqlen; did you mean --seq? tutti plan --help lists all"),
         (["train", "run.toml", "--schedule.stpes=3"], "no option --schedule.stpes; did you mean --schedule.steps?"),
-        (["plan", "--serve", "--plna", "tp2"], "no option --plna; did you mean --plan? tutti plan --serve --help"),
+        (
+            ["plan", "--serve", "--tarce", "x"],
+            "no option --tarce; did you mean --trace? tutti plan --serve --help lists all",
+        ),
     ],
 )
 def test_an_option_that_is_misspelt_names_the_nearest(argv, message, capsys):

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from tutti.launch import interrupt
 from tutti.launch.launch import Interrupted, LaunchError, is_plain
 
 
@@ -126,7 +127,8 @@ def _run(argv: list[str] | None) -> int:
         return 0
     try:
         _check_options(name, rest)
-        result = call(name, rest)
+        with interrupt.told(f"tutti {name}"):
+            result = call(name, rest)
     except ModuleNotFoundError as e:
         extra = VERBS[name].extra
         if not extra or (e.name or "tutti").startswith("tutti"):
@@ -134,7 +136,6 @@ def _run(argv: list[str] | None) -> int:
         print(f"tutti {name}: there is no package {e.name}; pip install 'tutti[{extra}]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\ntutti {name}: interrupted", file=sys.stderr, flush=True)
         return 130
     except Interrupted as e:
         print(f"tutti {name}: {e}", file=sys.stderr)

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tutti.launch import interrupt
 from tutti.launch.heartbeat import HEARTBEAT
 
 
 class StopSignal:
     """Records SIGINT and SIGTERM instead of exiting, from the first call of `agreed()` on.
 
-    Until then, while the first step compiles, they end the process as usual.
+    Until then, while the first step is prepared, they end the process as usual; an interrupt that code of torch has
+    swallowed counts as received.
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,7 @@ class StopSignal:
         """
         if not self._before:
             self._before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM)}
+            self._received = signal.SIGINT if interrupt.received else 0
         if not (dist.is_available() and dist.is_initialized()):
             return self._received
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"

@@ -1,0 +1,34 @@
+"""Ctrl-C in a command: a line at once, whatever the process is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+received = False  # a KeyboardInterrupt that is raised in a callback of C code is lost: a run that goes on looks here
+
+
+@contextmanager
+def told(name: str) -> Iterator[None]:
+    """Within the block, SIGINT writes a line to stderr and raises KeyboardInterrupt."""
+    global received
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        global received
+        received = True
+        os.write(2, f"\n{name}: interrupted\n".encode())
+        raise KeyboardInterrupt
+
+    received = False
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
