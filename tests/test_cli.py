@@ -99,10 +99,7 @@ def test_an_interrupt_is_a_line_at_once(monkeypatch, capfd):
     [
         (["plan", "--seqlen", "8"], "tutti plan: no option --seqlen; did you mean --seq? tutti plan --help lists all"),
         (["train", "run.toml", "--schedule.stpes=3"], "no option --schedule.stpes; did you mean --schedule.steps?"),
-        (
-            ["plan", "--serve", "--tarce", "x"],
-            "no option --tarce; did you mean --trace? tutti plan --serve --help lists all",
-        ),
+        (["plan", "--serve", "--clutser", "x"], "did you mean --cluster? tutti plan --serve --help lists all"),
     ],
 )
 def test_an_option_that_is_misspelt_names_the_nearest(argv, message, capsys):
