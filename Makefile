@@ -11,7 +11,7 @@ test: .venv/dev.done
 	$(BIN)/pytest -n 2 --dist worksteal
 
 proofs: .venv/dev.done
-	$(BIN)/pytest -m "slow or not slow" tests/proofs
+	$(BIN)/pytest --whole tests/proofs
 	$(BIN)/pytest -m slow --ignore tests/proofs
 
 lint: .venv/dev.done

@@ -23,6 +23,15 @@ TESTS = Path(__file__).parent
 CEILING = 1200.0  # CPU seconds of `make test`: ten minutes on two cores
 
 
+def pytest_addoption(parser):
+    parser.addoption("--whole", action="store_true", help="run the slow tests too")
+
+
+def pytest_configure(config):
+    if config.option.whole:
+        config.option.markexpr = ""
+
+
 def folder_of(node: str) -> str:
     parts = node.partition("::")[0].split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
