@@ -109,7 +109,7 @@ class Agent(ABC):
     def __init__(self, env: str | Env | VectorEnv, *, seed: int = 0, level: str = "O2", threads: int = 1,
                  **options: Any):  # fmt: skip
         self.config, self.threads = configured(type(self), options), threads
-        self.env = self._made(env)
+        self.env = self._made(env, options)
         self.seed, self.level = seed, level
         self._check_spaces()
         self.features: Features = features_of(self.env.observation_space)
@@ -182,6 +182,14 @@ class Agent(ABC):
 
     def to_env(self, action: Tensor) -> Tensor:
         return self.distribution.to_env(action)
+
+    def to_user(self, action: Tensor) -> Tensor:
+        """Actions as the environment that is adapted takes them, of those of the algorithm."""
+        return _shifted(self.to_env(action), getattr(self.env, "starts", (None, None))[1])
+
+    def from_user(self, action: Tensor) -> Tensor:
+        """Inverse of `to_user`."""
+        return self.distribution.from_env(_shifted(action, getattr(self.env, "starts", (None, None))[1], -1))
 
     def normalized(self, policy: Tree, seen: Tree) -> Tree:
         return {**seen, "obs": self.normalizer.apply(policy, seen["obs"])}
@@ -268,7 +276,7 @@ class Agent(ABC):
         with torch.no_grad():
             policy = self.acting(learner)
             action, _, carry = self.act(policy, self.normalized(policy, seen), carry, key, not deterministic)
-            action = self.to_env(action).numpy()
+            action = self.to_user(action).numpy()
         return (action[0] if single else action), (carry or None)
 
     def evaluate(self, episodes: int = 10, deterministic: bool = True, env: Any = None, seed: int = 1) -> Evaluation:
@@ -290,26 +298,27 @@ class Agent(ABC):
     def load(cls, path: str | Path, env: str | Env | VectorEnv | None = None, **options: Any) -> Any:
         """An agent from a file that `save` wrote. It continues bit for bit in a pure environment.
 
-        env: needed unless it was given by name. options: replace those in the file.
-
-        Environments of the host are stored as pickles, which can run any code: load only files that you trust.
+        env: needed unless it was given by name. options: replace those in the file. No code of the file is run.
         """
         return files.load(cls, Path(path), env, options)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _made(self, env: str | Env | VectorEnv) -> Env | VectorEnv:
+    def _made(self, env: Any, options: dict[str, Any]) -> Env | VectorEnv:
         self.env_name = env if isinstance(env, str) else None
         if isinstance(env, str):
             from tutti.rl.by_name import make
 
             env = make(env, self.config.n_envs)
+        else:
+            from tutti.rl.by_name import adapted
+
+            env = adapted(env)
         if isinstance(env, VectorEnv) and env.n != self.config.n_envs:
+            if "n_envs" in options:
+                raise ValueError(f"n_envs is {options['n_envs']}, and env is a vector of {env.n} environments; leave it "
+                                 "out")  # fmt: skip
             self.config = replace(self.config, n_envs=env.n)
-        if not isinstance(env, Env | VectorEnv):
-            raise ValueError(f"env is a {type(env).__name__}; pass a name, a tutti.rl.Env or a tutti.rl.VectorEnv: "
-                             "tutti.rl.adapt.make(function, n) makes n environments of other libraries with a function "
-                             "that returns one")  # fmt: skip
         return env
 
     def _check_spaces(self) -> None:
@@ -356,13 +365,24 @@ class Agent(ABC):
     def _batched(self, observation: Any) -> tuple[Tensor, bool]:
         """Features (n, ..., size), and whether the observation is a single one."""
         space = self.env.observation_space
-        tensors = pytree.tree_map(torch.as_tensor, _plain(observation))
+        own = _shifted(_plain(observation), getattr(self.env, "starts", (None, None))[0], -1)
+        tensors = pytree.tree_map(torch.as_tensor, own)
         x = self.features(tensors)
         want = 1 + (len(self.env.agents) > 1)
         if x.shape[-1] != self.features.size or x.ndim not in (want, want + 1):
             shapes = pytree.tree_map(lambda t: tuple(t.shape), tensors)
             raise ValueError(f"observations of {self.env.name} are {space}, and this one has the shape {shapes}")
         return (x[None], True) if x.ndim == want else (x, False)
+
+
+def _shifted(x: Any, by: Any, sign: int = 1) -> Any:
+    """Values plus or minus the starts of discrete spaces (`VectorEnv.starts`)."""
+    if by is None:
+        return x
+    from tutti.rl.adapt import layout
+
+    by = pytree.tree_map(torch.from_numpy, by) if isinstance(x, Tensor) else by
+    return layout.shifted(x, by, sign)
 
 
 def _plain(x: Any) -> Any:

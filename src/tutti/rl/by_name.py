@@ -30,3 +30,21 @@ def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | Vec
     except gymnasium.error.Error as error:
         near = " or ".join(get_close_matches(name, registry.ENVS, 3, 0.5))
         raise ValueError(f"{error}{f' Of ours there is {near}.' if near else ''}") from error
+
+
+def adapted(env: Any) -> Env | VectorEnv:
+    """An environment that was given as an object: ours as it is, those of gymnasium and PettingZoo by their adapter.
+
+    Raises ValueError for other objects.
+    """
+    if isinstance(env, Env | VectorEnv):
+        return env
+    from tutti.rl.adapt.make import make, of_pettingzoo
+
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return make(env, env.num_envs)
+    if isinstance(env, gymnasium.Env) or of_pettingzoo(env):
+        return make(env, 1)
+    raise ValueError(f"env is a {type(env).__name__}; pass a name, an environment of gymnasium or PettingZoo, a "
+                     "tutti.rl.Env or a tutti.rl.VectorEnv. tutti.rl.adapt.make(function, n) makes n environments with a "
+                     "function that returns one")  # fmt: skip

@@ -53,10 +53,10 @@ def features_of(space: spaces.Space) -> Features:
     if isinstance(space, spaces.Discrete):
         return Features(int(space.n), lambda x: F.one_hot((x - int(space.start)).long(), int(space.n)).float())
     if isinstance(space, spaces.MultiDiscrete):
-        sizes = [int(n) for n in space.nvec.flatten()]
+        sizes, start = [int(n) for n in space.nvec.flatten()], torch.from_numpy(np.asarray(space.start, np.int64))
 
         def one_hots(x: Tensor) -> Tensor:
-            columns = x.flatten(-space.nvec.ndim).long().unbind(-1)
+            columns = (x.long() - start).flatten(-space.nvec.ndim).unbind(-1)
             return torch.cat([F.one_hot(c, n) for c, n in zip(columns, sizes, strict=True)], -1).float()
 
         return Features(sum(sizes), one_hots)

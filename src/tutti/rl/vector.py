@@ -34,6 +34,8 @@ class VectorEnv(ABC):
     """n environments on the host. A new episode begins in the step in which one ends.
 
     observation_space, action_space, agents, limit, threshold: as in `tutti.rl.env.Env`, of one instance and agent.
+    starts: what observations and actions of the environment that is adapted have more than ours, whose discrete values
+        begin at 0: see `tutti.rl.adapt.layout.starts`. `Agent.predict` speaks the language of that environment.
     """
 
     n: int
@@ -43,6 +45,7 @@ class VectorEnv(ABC):
     agents: tuple[str, ...] = ("agent",)
     limit: int | None = None
     threshold: float | None = None
+    starts: tuple[Any, Any] = (None, None)
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Any:
@@ -65,7 +68,8 @@ class VectorEnv(ABC):
         return None
 
     def state(self) -> Any:
-        """Everything that `restore` needs to continue with equal results: a picklable object.
+        """Everything that `restore` needs to continue with equal results: data that `tutti.rl.plain.pack` can store,
+        such as dicts of arrays.
 
         Raises NotImplementedError where an environment cannot be saved.
         """

@@ -33,6 +33,7 @@ class EnvPool(VectorEnv):
         self.spaces = self.pool.observation_space, self.pool.action_space
         self.observation_space = layout.plain(self.spaces[0], f"{id}.observation_space")
         self.action_space = layout.plain(self.spaces[1], f"{id}.action_space")
+        self.starts = layout.starts(self.spaces[0]), layout.starts(self.spaces[1])
 
     def reset(self, seed: int | None = None) -> layout.Batch:
         self.steps = 0

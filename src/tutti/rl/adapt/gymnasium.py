@@ -54,6 +54,7 @@ class Gymnasium(VectorEnv):
         self.spaces = first.observation_space, first.action_space  # as the environments have them
         self.observation_space = layout.plain(first.observation_space, f"{self.name}.observation_space")
         self.action_space = layout.plain(first.action_space, f"{self.name}.action_space")
+        self.starts = layout.starts(self.spaces[0]), layout.starts(self.spaces[1])
         self.limit = first.spec.max_episode_steps if first.spec else None
         self.threshold = first.spec.reward_threshold if first.spec else None
         self.infos: list[dict[str, Any]] = [{} for _ in range(n)]

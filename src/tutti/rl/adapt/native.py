@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from tutti.rl.adapt import checked, layout
+from tutti.rl.adapt import checked, layout, snapshot
 from tutti.rl.vector import Moved, VectorEnv
 
 
@@ -56,6 +56,7 @@ class Native(VectorEnv):
         self.spaces = env.single_observation_space, env.single_action_space
         self.observation_space = layout.plain(self.spaces[0], f"{self.name}.observation_space")
         self.action_space = layout.plain(self.spaces[1], f"{self.name}.action_space")
+        self.starts = layout.starts(self.spaces[0]), layout.starts(self.spaces[1])
         self.limit = spec.max_episode_steps if spec else None
         self.threshold = spec.reward_threshold if spec else None
 
@@ -86,11 +87,13 @@ class Native(VectorEnv):
         pictures = self.env.render() if self.env.render_mode == "rgb_array" else None
         return None if pictures is None else np.asarray(pictures[i])
 
-    def state(self) -> Any:
-        return copy.deepcopy((self.env, self.obs, self.steps))
+    def state(self) -> dict[str, Any]:
+        """Attributes of the environment, with its random generators (see `tutti.rl.adapt.snapshot`)."""
+        return {"env": snapshot.save(self.env), "obs": copy.deepcopy(self.obs), "steps": self.steps}
 
-    def restore(self, state: Any) -> layout.Batch:
-        self.env, self.obs, self.steps = copy.deepcopy(state)
+    def restore(self, state: dict[str, Any]) -> layout.Batch:
+        snapshot.load(self.env, state["env"])
+        self.obs, self.steps = copy.deepcopy(state["obs"]), state["steps"]
         return self.obs
 
     def close(self) -> None:

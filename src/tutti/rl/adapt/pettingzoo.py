@@ -58,6 +58,8 @@ class PettingZoo(VectorEnv):
         ]
         self.observation_space = padding.widest(observed, f"{self.name}: observations")
         self.action_space = padding.widest(self.acted, f"{self.name}: actions")
+        self.starts = (_starts(self.seen, observed, self.observation_space),
+                       _starts(self.spaces[1], self.acted, self.action_space))  # fmt: skip
         self.nothing = [layout.scatter(x, layout.zeros(p, 1), 1)[0] for x, p in zip(self.seen, observed, strict=True)]
         self.alive = np.ones((n, len(self.agents)), bool)
         self.masked: list[dict[str, Any]] = [{} for _ in range(n)]  # masks by agents
@@ -200,6 +202,17 @@ def _but(now: np.ndarray | None, ended: dict[int, Any]) -> np.ndarray | None:
     for i, x in ended.items():
         now[i] = x
     return now
+
+
+def _starts(own: list[spaces.Space], plain: list[spaces.Space], widest: spaces.Space) -> Any:
+    """`layout.starts` of all agents, (agents, ...), padded like their values."""
+    if all(layout.starts(space) is None for space in own):
+        return None
+    each = []
+    for space, part in zip(own, plain, strict=True):
+        zero = layout.zeros(part, 1)
+        each.append(padding.fit(layout.shifted(zero, layout.starts(space)), widest))
+    return layout.rows(padding.stack(each, axis=1), 0)
 
 
 def _parallel(env: Any) -> Any:

@@ -63,7 +63,7 @@ def serve(connection: Connection, factory: bytes, n: int, first: int) -> None:
 def describe(env: VectorEnv, n: int) -> About:
     if not isinstance(env, VectorEnv) or env.n != n:
         raise ValueError(f"the factory was asked for a VectorEnv of {n} instances and returned {env!r}")
-    names = ("name", "observation_space", "action_space", "agents", "limit", "threshold")
+    names = ("name", "observation_space", "action_space", "agents", "limit", "threshold", "starts")
     obs, arrays = env.reset(), {}
     for path, x in layout.leaves(obs).items():
         arrays[("obs", *path)] = arrays[("last", *path)] = x

@@ -53,7 +53,7 @@ class DAgger(Cloning, OffPolicy):
 
     def build(self) -> None:
         super().build()
-        self.told = None if self.expert is None else actions_of(self.expert, self.distribution)
+        self.told = None if self.expert is None else actions_of(self.expert, self)
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
         if not explore or self.told is None:
