@@ -262,7 +262,8 @@ def test_environments_of_others_are_made_by_adapt(monkeypatch):
 
     assert {"PPO", "adapt", "make"} <= set(dir(tutti.rl))
     with pytest.raises(ValueError, match=r"tutti\.rl\.adapt\.make\(function, n\)"):
-        tutti.rl.PPO(Small())
+        tutti.rl.PPO(Small)
+    assert tutti.rl.PPO(Small(), level="eager").config.n_envs == 1
     monkeypatch.setattr(Small, "action_masks", lambda self: [True, False], raising=False)
     agent = tutti.rl.PPO(tutti.rl.adapt.make(Small, 2), n_steps=8, batch_size=16, level="eager")
     with pytest.raises(ValueError, match=r"pass EvalCallback\(env=\)"):

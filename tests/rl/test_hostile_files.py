@@ -95,7 +95,8 @@ def test_agents_are_not_loaded_from_hostile_files(kind, saved, ran, tmp_path):
 )  # fmt: skip
 def test_settings_of_the_wrong_kind_name_the_file(saved, tmp_path, name, x):
     path = changed(saved["pure"], tmp_path / "agent", **{name: x})
-    with pytest.raises(ValueError, match=rf"{path} is damaged.*{list(x)[0] if name == 'options' and isinstance(x, dict) else name}"):
+    said = next(iter(x)) if isinstance(x, dict) and x else name
+    with pytest.raises(ValueError, match=rf"{path} is damaged.*{said}"):
         Agent.load(path)
 
 
@@ -222,6 +223,7 @@ def recorded(folder: Path, format: str) -> Path:
 
 @pytest.mark.parametrize("format", ["arrow", "parquet", "hdf5"])
 def test_episodes_in_hostile_files(tmp_path, format, ran):
+    pytest.importorskip("h5py" if format == "hdf5" else "pyarrow")
     data = recorded(tmp_path, format)
     file = data / "main_data.hdf5" if format == "hdf5" else data / "0" / f"part-0.{format}"
     good = file.read_bytes()
@@ -243,8 +245,7 @@ def test_columns_of_arrow_do_not_run_code(tmp_path, ran):
     table = pa.Table.from_arrays(table.columns, schema=schema)
     with ipc.new_file(str(file), schema) as out:
         out.write_table(table)
-    with pytest.warns(RuntimeWarning, match="pickle"):
-        assert minari.load(data)["reward"].tolist() == [1, 1, 1]
+    assert minari.load(data)["reward"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

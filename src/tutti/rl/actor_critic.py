@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tutti.rl.agent import Number
 from tutti.rl.descent import Adam, RMSProp
 from tutti.rl.distributions import Box, masked
-from tutti.rl.env import over
+from tutti.rl.env import ends
 from tutti.rl.networks import GAIN, Network, mlp
 from tutti.rl.on_policy import OnPolicy
 
@@ -32,6 +32,7 @@ class ActorCritic(OnPolicy):
         log_std: float = 0.0
 
     adam: Adam | RMSProp
+    gaps = True
 
     def check(self) -> None:
         if not isinstance(self.distribution, Box):
@@ -60,7 +61,7 @@ class ActorCritic(OnPolicy):
     def inputs(self, chunk: Tree) -> Tree:
         """What `network` reads of a chunk."""
         return {"obs": self.policy_input(chunk["obs"]), "critic": self.critic_input(chunk, "")} | (
-            {"mask": chunk["mask"]} if "mask" in chunk else {}
+            {name: chunk[name] for name in ("mask", "valid") if name in chunk}
         )
 
     def policy_input(self, obs: Tensor) -> Tensor:
@@ -81,8 +82,7 @@ class ActorCritic(OnPolicy):
         """(values, values after each step, terminated, done), as rewards (time, n, ...)."""
         seen = torch.stack([self.critic_input(chunk, ""), self.critic_input(chunk, "last_")])
         value, after = self.net(learner["weights"], None, seen)[1].unbind(0)
-        terminated = over(chunk["terminated"], value)
-        return value, after, terminated, terminated | over(chunk["truncated"], value)
+        return value, after, *ends(chunk, value)
 
 
 class Both(nn.Module):

@@ -11,6 +11,7 @@ steps the environments.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -29,14 +30,14 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tutti.rl import collect, files, keys
+from tutti.rl import collect, files, keys, ranges
 from tutti.rl.distributions import distribution_for
 from tutti.rl.env import Env
 from tutti.rl.features import Features, features_of
 from tutti.rl.host import HostActor
 from tutti.rl.networks import Ensemble, Network
 from tutti.rl.normalize import Normalizer
-from tutti.rl.program import Program
+from tutti.rl.program import Program, leaves
 from tutti.rl.vector import VectorEnv
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -103,6 +104,8 @@ class Agent(ABC):
     squashed: ClassVar[bool] = False  # whether continuous actions are tanh of a normal number
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ()  # the action spaces that the algorithm can handle; () is all
     multi_agent: ClassVar[bool] = True
+    gaps: ClassVar[bool] = False  # whether it can learn in environments some of whose rows are no steps
+    ranges: ClassVar[dict[str, ranges.Range]] = {}  # of options, where they are narrower than `tutti.rl.ranges` says
     unused: ClassVar[tuple[str, ...]] = ()  # options of a parent class that have no effect: giving them is an error
     warm_until = 0  # number of steps when the replay was last empty, for algorithms with one
 
@@ -214,6 +217,7 @@ class Agent(ABC):
         with reporting(self, callback, progress_bar) as goes_on:
             while self.num_timesteps < self.total and goes_on():
                 self.step()
+        self.check_weights()
         return self
 
     def step(self) -> None:
@@ -241,8 +245,35 @@ class Agent(ABC):
             raise ValueError(f"{self.env.name}: the return of an episode that ended by step {self.num_timesteps:,} is "
                              f"{float(each[~each.isfinite()][0])}; `step` must return finite rewards")  # fmt: skip
         self.episodes.extend(zip(each.tolist(), lengths[finished].tolist(), strict=True))
-        self.metrics = {name: float(x) for name, x in metrics.items()}
+        self.metrics = self._finite(metrics)
         self.metrics["steps_per_second"] = steps / (time.perf_counter() - start)
+
+    def _finite(self, metrics: Tree) -> dict[str, float]:
+        """Metrics as numbers. Raises ValueError for one that is not finite, with what may have caused it."""
+        found = {name: float(x) for name, x in metrics.items()}
+        wrong = [name for name, x in found.items() if not math.isfinite(x)]
+        if wrong:
+            raise ValueError(f"{type(self).__name__}: {wrong[0]} is {found[wrong[0]]} by step {self.num_timesteps:,}. "
+                             f"{self._cause()}")  # fmt: skip
+        return found
+
+    def _cause(self) -> str:
+        state = self.program.state()
+        actor = state.get("actor", {})
+        for what, x in (("return", actor.get("return")), ("observation", actor.get("obs"))):
+            if x is not None and not x.isfinite().all():
+                wants, now = "rewards" if what == "return" else "observations", float(x[~x.isfinite()][0])
+                return (
+                    f"{self.env.name}: the {what} of an episode under way is {now}; `step` must return finite {wants}"
+                )
+        return "Lower learning_rate, scale rewards, or normalize observations (normalize_obs=True)"
+
+    def check_weights(self) -> None:
+        """Raise ValueError for weights that are not finite."""
+        for name, x in leaves(self.program.state()["learner"]).items():
+            if not x.isfinite().all():
+                raise ValueError(f"{type(self).__name__}: {name} is not finite after {self.num_timesteps:,} steps. "
+                                 f"{self._cause()}")  # fmt: skip
 
     def phase(self) -> Callable[[Tree], tuple[Tree, Tree]]:
         """The function of the next iteration in a pure environment."""
@@ -316,8 +347,7 @@ class Agent(ABC):
             env = adapted(env)
         if isinstance(env, VectorEnv) and env.n != self.config.n_envs:
             if "n_envs" in options:
-                raise ValueError(f"n_envs is {options['n_envs']}, and env is a vector of {env.n} environments; leave it "
-                                 "out")  # fmt: skip
+                raise ValueError(f"n_envs is {options['n_envs']}, and env is a vector of {env.n}; leave it out")
             self.config = replace(self.config, n_envs=env.n)
         return env
 
@@ -331,6 +361,10 @@ class Agent(ABC):
         if len(self.env.agents) > 1 and not self.multi_agent:
             raise ValueError(f"{name} is for one agent, and {self.env.name} has {len(self.env.agents)}: use IPPO, "
                              "MAPPO, QMIX, VDN, COMA or MADDPG")  # fmt: skip
+
+        if getattr(self.env, "gaps", False) and not self.gaps:
+            raise ValueError(f"{name} learns from every row, and {self.env.name} spends steps on resets: make it with "
+                             "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP")  # fmt: skip
 
     def _begin(self) -> None:
         """The state of a new run."""
@@ -434,15 +468,9 @@ def configured(algorithm: type[Agent], options: dict[str, Any]) -> Config:
         if f.name in options and (wants := _misfit(str(f.type), options[f.name])):
             raise ValueError(f"{f.name} is {options[f.name]!r}; it must be {wants}")
     made = kind(**options)
-    for name, low in (("n_envs", 1), ("n_steps", 1), ("batch_size", 1), ("n_epochs", 1), ("hindsight", 0)):
-        if name in known and getattr(made, name) < low:
-            raise ValueError(f"{name} is {getattr(made, name)}; it must be at least {low}")
-    if isinstance(made.learning_rate, Real) and made.learning_rate < 0:
-        raise ValueError(f"learning_rate is {made.learning_rate}; it must be at least 0")
+    ranges.check_all(made, known, algorithm.ranges)
     if made.precision not in PRECISIONS:
         raise ValueError(f"precision {made.precision!r} is not one of {', '.join(PRECISIONS)}")
-    if not isinstance(made.gamma, Tensor) and not 0 <= made.gamma <= 1:
-        raise ValueError(f"gamma is {made.gamma}; it must be from 0 to 1")
     return made
 
 

@@ -46,5 +46,5 @@ def adapted(env: Any) -> Env | VectorEnv:
     if isinstance(env, gymnasium.Env) or of_pettingzoo(env):
         return make(env, 1)
     raise ValueError(f"env is a {type(env).__name__}; pass a name, an environment of gymnasium or PettingZoo, a "
-                     "tutti.rl.Env or a tutti.rl.VectorEnv. tutti.rl.adapt.make(function, n) makes n environments with a "
-                     "function that returns one")  # fmt: skip
+                     "tutti.rl.Env or a tutti.rl.VectorEnv. tutti.rl.adapt.make(function, n) makes n environments with "
+                     "a function that returns one")  # fmt: skip

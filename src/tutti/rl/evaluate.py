@@ -81,8 +81,8 @@ def check_spaces(agent: Agent, env: Env | VectorEnv) -> None:
             raise ValueError(f"{env.name} has the {name} {theirs}, and {agent.env.name}, which the agent was made for, "
                              f"has {ours}")  # fmt: skip
     if len(env.agents) != len(agent.env.agents):
-        raise ValueError(f"{env.name} has {len(env.agents)} agents, and {agent.env.name}, which the agent was made for, "
-                         f"has {len(agent.env.agents)}")  # fmt: skip
+        raise ValueError(f"{env.name} has {len(env.agents)} agents, and {agent.env.name}, which the agent was made "
+                         f"for, has {len(agent.env.agents)}")  # fmt: skip
 
 
 def _alike(a: spaces.Space, b: spaces.Space) -> bool:

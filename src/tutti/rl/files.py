@@ -90,8 +90,8 @@ def _packed(agent: Agent) -> tuple[Any, plain.Arrays]:
     try:
         return plain.pack(agent.host.state())
     except plain.Unstorable as error:
-        raise ValueError(f"{agent.env.name}.state() cannot be stored: {error}. It must be data, such as dicts of arrays "
-                         "(tutti.rl.plain), or raise NotImplementedError") from error  # fmt: skip
+        raise ValueError(f"{agent.env.name}.state() cannot be stored: {error}. It must be data, such as dicts of "
+                         "arrays (tutti.rl.plain), or raise NotImplementedError") from error  # fmt: skip
 
 
 @contextmanager
@@ -188,8 +188,8 @@ def _check_options(kind: type[Agent], stored: dict[str, Any], path: Path) -> Non
 
 
 def _by_name(name: str, path: Path) -> str:
-    """The name of an environment that a file gives. gymnasium imports what stands before the colon of "module:id", which
-    runs code: only what is imported already is taken."""
+    """The name of an environment that a file gives. gymnasium imports what stands before the colon of "module:id",
+    which runs code: only what is imported already is taken."""
     module, colon, _ = name.removeprefix("gymnasium:").rpartition(":")
     if colon and module not in ("native", "envpool", "dm_control") and module not in sys.modules:
         raise ValueError(f"{path} names the environment {name}, which would import the module {module}: import it "
@@ -220,7 +220,7 @@ def check_fit(state: dict[str, Tensor], saved: dict[str, Tensor], path: Path, wh
     """Raise ValueError unless the tensors of a file are those of a state, with equal shapes and dtypes. Whole groups of
     `LEFT_OUT` may be missing."""
     groups = {group for group in LEFT_OUT if not any(name.startswith(group) for name in saved)}
-    for name, x in state.items():
+    for name in state:
         if name not in saved and not any(name.startswith(group) for group in groups):
             raise ValueError(f"{path} has no {name}, which {whose} has: the environment or an option differs from that "
                              "of the file, or it is damaged")  # fmt: skip

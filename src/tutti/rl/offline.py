@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from tutti.rl import agent, keys
 from tutti.rl.dataset import Rows, rows_of
 from tutti.rl.env import Env
 from tutti.rl.normalize import EPS, Normalizer
+from tutti.rl.ranges import Range
 from tutti.rl.vector import VectorEnv
 
 Tree = dict[str, Any]
@@ -45,6 +46,7 @@ class Offline(agent.Agent):
         tau: agent.Number = 0.005
 
     multi_agent = False
+    ranges: ClassVar[dict[str, Range]] = {"gradient_steps": Range(1, unit="updates of an iteration")}
     unused = ("n_envs", "n_steps", "normalize_reward")
 
     def __init__(self, env: str | Env | VectorEnv, *, data: Any = None, seed: int = 0, level: str = "O2",
@@ -93,8 +95,8 @@ class Offline(agent.Agent):
             raise ValueError(f"{type(self).__name__} has no data to learn from; pass data=")
         start, count = time.perf_counter(), self.config.gradient_steps
         metrics = self.program.call(self.phase())
-        self.metrics = {name: float(x) for name, x in metrics.items()}
         self.num_timesteps += count
+        self.metrics = self._finite(metrics)
         self.metrics["updates_per_second"] = count / (time.perf_counter() - start)
 
     def save(self, path: str | Path, replay: bool = False, score: float | None = None) -> Path:

@@ -76,6 +76,8 @@ class _Packing:
             return ["enum", _label(type(x)), x.name]
         self.seen[id(x)] = len(self.alive)
         self.alive.append(x)
+        if isinstance(x, types.MethodType) and _method(x.__self__, x.__name__) is x.__func__:
+            return ["method", self.words(x.__self__, path), x.__name__]
         if isinstance(x, CODE) or self.stays(x):
             return ["stays", _label(x)]
         match x:
@@ -122,19 +124,17 @@ class _Packing:
 class _Unpacking:
     def __init__(self, arrays: Arrays, like: Any):
         self.arrays, self.made, self.used = arrays, [], set()
-        self.like, self._known = like, None
+        self.code: dict[str, Any] = {}  # classes and functions of `like`, before its attributes are replaced
+        for x in _reachable(like):
+            for y in (x, type(x)):
+                if isinstance(y, CODE):
+                    self.code.setdefault(_label(y), y)
 
     def known(self, label: str) -> Any:
         """A class or a function of `like` by its label."""
-        if self._known is None:
-            self._known = {}
-            for x in _reachable(self.like):
-                for y in (x, type(x)):
-                    if isinstance(y, CODE):
-                        self._known.setdefault(_label(y), y)
-        if label not in self._known:
+        if label not in self.code:
             raise ValueError(f"the state has a {label}, and the environment that it is loaded into has none")
-        return self._known[label]
+        return self.code[label]
 
     def value(self, words: Any, like: Any) -> Any:
         if words is None or isinstance(words, bool | int | float | str):
@@ -249,6 +249,14 @@ class _Unpacking:
         made = self.made[place] = like if here else self.known(label)
         return made
 
+    def _of_method(self, place: int, like: Any, of: Any, name: str) -> Any:
+        of = self.value(of, getattr(like, "__self__", None))
+        function = _method(of, name)
+        if not isinstance(function, types.FunctionType):
+            raise ValueError(f"the stored state is damaged: {_label(type(of))} has no method {name!r}")
+        made = self.made[place] = types.MethodType(function, of)
+        return made
+
     def _of_object(self, place: int, like: Any, label: str, attributes: list[Any]) -> Any:
         if like is not None and _label(type(like)) == label and id(like) not in self.used:
             made = like
@@ -272,6 +280,11 @@ class _Unpacking:
         return made
 
 
+def _method(of: Any, name: str) -> Any:
+    """What a class has under a name, without calling anything."""
+    return next((vars(kind)[name] for kind in type(of).__mro__ if name in vars(kind)), None)
+
+
 def _label(x: Any) -> str:
     """The name of a class or a function; of another object that of its class, in brackets."""
     x = getattr(x, "__func__", x)
@@ -285,7 +298,7 @@ def _label(x: Any) -> str:
 def _is_plain_class(kind: type) -> bool:
     """Whether all that its instances hold are attributes: no class of its line is written in C."""
     holds = any("__dict__" in vars(c) for c in kind.__mro__) or bool(_slots(kind))
-    return holds and all(c is object or c.__flags__ & HEAP and c.__module__ != "builtins" for c in kind.__mro__)
+    return holds and all(c is object or (c.__flags__ & HEAP and c.__module__ != "builtins") for c in kind.__mro__)
 
 
 def _slots(kind: type) -> dict[str, Any]:

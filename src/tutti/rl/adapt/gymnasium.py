@@ -75,6 +75,7 @@ class Gymnasium(VectorEnv):
                 obs, reward[i], terminated[i], truncated[i], self.infos[i] = env.step(value)
             except Exception as error:
                 raise checked.StepError(self.name, i, self.steps, value, checked.words(error)) from error
+            terminated[i], truncated[i] = bool(terminated[i]), bool(truncated[i])
             if terminated[i] or truncated[i]:
                 obs = copy.deepcopy(obs)  # the environment may write the next one to the same array
                 self.ended[i] = self.infos[i]

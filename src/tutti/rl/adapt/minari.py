@@ -144,9 +144,7 @@ def episodes(folder: str | Path) -> Iterator[Episode]:
 
 
 def _episode(x: dict[str, Any], pair: tuple[spaces.Space, spaces.Space]) -> Episode:
-    obs, action = (
-        layout.arrange(space, x[key]) for space, key in zip(pair, ("observations", "actions"), strict=True)
-    )
+    obs, action = (layout.arrange(space, x[key]) for space, key in zip(pair, ("observations", "actions"), strict=True))
     rewards = np.asarray(x["rewards"])
     if rewards.ndim != 1 or rewards.dtype.kind not in "fiu":
         raise ValueError(f"rewards have the shape {rewards.shape} and dtype {rewards.dtype}; they must be numbers (T,)")

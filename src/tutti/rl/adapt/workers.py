@@ -17,7 +17,7 @@ import numpy as np
 from tutti.rl.adapt import layout
 from tutti.rl.adapt.checked import Unfit
 from tutti.rl.adapt.shared import Shapes, Shared
-from tutti.rl.adapt.worker import About, serve
+from tutti.rl.adapt.worker import PARTS, About, serve
 from tutti.rl.vector import Moved, VectorEnv
 
 IN_A_ROW = 3  # failures of a worker without a step between them, after which it is given up
@@ -130,6 +130,7 @@ class Workers(VectorEnv):
         known, self.obs = self.obs, self._copy("obs")
         reward, terminated, truncated = (arrays[(name,)].copy() for name in ("reward", "terminated", "truncated"))
         last, extras = self.obs, [self._optional(name) for name in EXTRAS]
+        parts = {name: self._optional(name) for name in PARTS}
         if ended or lost:
             done = terminated | truncated
             last = layout.put(self.obs, done, layout.rows(layout.tree(self._shared().group("last")), done))
@@ -140,10 +141,13 @@ class Workers(VectorEnv):
             of = slice(worker.lo, worker.hi)
             reward[of], terminated[of], truncated[of] = 0, False, True
             last = layout.put(last, of, layout.rows(known, of))
+            for name, x in parts.items():
+                if x is not None:
+                    x[of] = name != "agent_terminated"
             for x, before in zip(extras, self.before, strict=True):
                 if x is not None:
                     x[of] = before[of]
-        return Moved(self.obs, reward, terminated, truncated, last, *extras)
+        return Moved(self.obs, reward, terminated, truncated, last, *extras, **parts)
 
     def step(self, action: Any) -> Moved:
         self.send(action)

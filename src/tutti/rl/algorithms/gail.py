@@ -52,7 +52,7 @@ class GAIL(PPO):
         penalty: float = 1.0
         reward: str = "gail"
 
-    multi_agent = False
+    multi_agent, gaps = False, False
     unused = ("normalize_reward",)  # the reward is that of the discriminator
 
     def __init__(self, env: str | Env | VectorEnv, *, data: Any = None, seed: int = 0, level: str = "O2",
