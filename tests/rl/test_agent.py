@@ -278,7 +278,7 @@ def test_environments_of_others_are_made_by_adapt(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"verbose": 1}, r"no option 'verbose'\. The options are"),
+        ({"nosuch": 1}, r"no option 'nosuch'\. The options are"),
         ({"n_envs": 2.5}, "n_envs is 2.5; it must be a whole number"),
         ({"normalize_obs": "yes"}, "it must be True or False"),
         ({"clip_range": lambda progress: 0.2}, "clip_range is .*; it must be a number"),

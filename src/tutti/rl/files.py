@@ -16,6 +16,7 @@ from torch import Tensor
 from tutti.rl import plain
 from tutti.rl.env import Env
 from tutti.rl.program import leaves, with_leaves
+from tutti.rl.sb3 import POLICIES
 from tutti.rl.vector import VectorEnv
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def save(agent: Agent, path: Path, replay: bool, score: float | None) -> Path:
         "level": agent.level, "threads": agent.threads,
         "warm_until": agent.warm_until if replay else agent.num_timesteps,
         "num_timesteps": agent.num_timesteps, "predictions": agent.predictions, "score": score,
+        "policy": agent.policy_name,
     }  # fmt: skip
     tensors = {name: x.contiguous() for name, x in leaves(stored).items()}
     if not isinstance(agent.env, Env):
@@ -167,10 +169,12 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     given = {name: tuple(x) if isinstance(x, list) else x for name, x in known["options"].items()
              if name not in own.unused}  # fmt: skip
     given |= {"seed": known["seed"], "level": known["level"], "threads": known["threads"]}
+    if known.get("policy") not in (None, *POLICIES):
+        raise ValueError(f"{path} is damaged: policy is {str(known['policy'])[:80]!r}; it must be one of {POLICIES}")
     _check_options(own, given, path)
     if not isinstance(env, str | Env):
         given.pop("n_envs", None)  # a vector of environments says how many it has
-    agent = own(env, **{**given, **options})
+    agent = own(env=env, **{"policy": known.get("policy"), **given, **options})
     restore(agent, path)
     return agent
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import tutti
 from tutti.rl.env import ends
+from tutti.rl.pixels import scaled
 from tutti.rl.ranks import mean_of_ranks
 
 Tree = dict[str, Any]
@@ -35,7 +36,8 @@ class Normalizer:
         return found
 
     def apply(self, learner: Tree, obs: Tensor) -> Tensor:
-        """Normalized features."""
+        """Normalized features; pixels as numbers up to 1."""
+        obs = scaled(obs)
         if not self.obs:
             return obs
         norm = learner["obs_norm"]
@@ -46,7 +48,7 @@ class Normalizer:
         acted has seen them, rewards by the new statistics. gamma: discount of the returns that scale rewards."""
         learner, chunk = dict(learner), dict(chunk)
         if self.obs:
-            rows, valid = chunk["obs"].reshape(-1, self.size), chunk.get("valid")
+            rows, valid = scaled(chunk["obs"]).reshape(-1, self.size), chunk.get("valid")
             for name in ("obs", "last"):
                 chunk[name] = self.apply(learner, chunk[name])
             learner["obs_norm"] = _merged(learner["obs_norm"], rows, valid)

@@ -39,7 +39,7 @@ class OffPolicy(agent.Agent):
         tau: agent.Number = 0.005
         hindsight: int = 0
 
-    gaps = True
+    gaps = pixels = True
     unused = ("normalize_reward",)  # rewards are learned from as they were stored
     replay: Ring
 
@@ -68,7 +68,7 @@ class OffPolicy(agent.Agent):
         obs, action = (*rows, self.features.size), self.distribution.zero(rows)
         floats, bits = torch.float32, torch.bool
         found: dict[str, Shape] = {
-            "obs": (obs, floats), "last": (obs, floats), "action": (tuple(action.shape), action.dtype),
+            "obs": (obs, self.features.dtype), "last": (obs, self.features.dtype), "action": (tuple(action.shape), action.dtype),
             "reward": (rows, floats), "terminated": ((), bits), "truncated": ((), bits),
         }  # fmt: skip
         for name in self.parts():

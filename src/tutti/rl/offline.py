@@ -20,10 +20,8 @@ from torch import Tensor
 import tutti
 from tutti.rl import agent, keys
 from tutti.rl.dataset import Rows, rows_of
-from tutti.rl.env import Env
 from tutti.rl.normalize import EPS, Normalizer
 from tutti.rl.ranges import Range
-from tutti.rl.vector import VectorEnv
 
 Tree = dict[str, Any]
 
@@ -45,14 +43,13 @@ class Offline(agent.Agent):
         gradient_steps: int = 100
         tau: agent.Number = 0.005
 
-    multi_agent = False
+    multi_agent = sees = pixels = gaps = False
     ranges: ClassVar[dict[str, Range]] = {"gradient_steps": Range(1, unit="updates of an iteration")}
     unused = ("n_envs", "n_steps", "normalize_reward")
 
-    def __init__(self, env: str | Env | VectorEnv, *, data: Any = None, seed: int = 0, level: str = "O2",
-                 threads: int = 1, **options: Any):  # fmt: skip
+    def __init__(self, *given: Any, data: Any = None, **options: Any):
         self.data = data
-        super().__init__(env, seed=seed, level=level, threads=threads, **options)
+        super().__init__(*given, **options)
 
     # Learns from a batch: (learner, batch, key) -> (learner, errors (count,), metrics). A batch has the names of
     # `tutti.rl.dataset`, "discount", what the value of `last` counts, and "weight", of ones. Not declared as a method,

@@ -54,6 +54,7 @@ class R2D2(DQN):
 
     actions = (spaces.Discrete,)
     unused = (*DQN.unused, "hindsight")
+    sees = False
 
     def build(self) -> None:
         super().build()

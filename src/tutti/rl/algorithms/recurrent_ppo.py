@@ -38,6 +38,8 @@ class RecurrentPPO(PPO):
         memory: int = 64
         hidden: tuple[int, ...] = (64,)
 
+    sees = False
+
     def build(self) -> None:
         super().build()
         c, d = self.config, self.distribution

@@ -42,6 +42,8 @@ class RND(PPO):
         distilled: int = 32
         distill_hidden: tuple[int, ...] = (64,)
 
+    sees = False
+
     def build(self) -> None:
         super().build()
         c, size = self.config, self.features.size

@@ -115,7 +115,7 @@ class TRPO(ActorCritic):
         order = torch.cat([keys.permutation(keys.fold(key, i), n)[: n // size * size] for i in range(c.value_epochs)])
 
         def loss(w: Tensor, index: Tensor) -> Tensor:
-            value = self.net(w, None, rows["critic"][index])[1]
+            value = self.net(w, None, rows.get("critic", rows["obs"])[index])[1]
             valid = rows["valid"][index] if "valid" in rows else None
             return mean_of((value - rows["target"][index]).square(), valid)
 

@@ -44,6 +44,7 @@ class VDN(DQN):
 
     multi_agent = True
     unused = (*DQN.unused, "hindsight")
+    sees = False
 
     def build(self) -> None:
         self.count = teams.several(self)
