@@ -64,7 +64,7 @@ def number(name: str, instance: int, agent: Any, reward: Any) -> float:
     if isinstance(reward, float | int):
         return reward
     try:
-        array = np.asarray(reward, np.float64)
+        array = np.zeros(0) if reward is None else np.asarray(reward, np.float64)
     except (TypeError, ValueError):
         array = np.zeros(0)
     if array.size != 1:

@@ -63,9 +63,13 @@ class RND(PPO):
         lasting = torch.tensor([True, False])
         # After the end of an episode bonuses go on with the next one, whose first observation is that of the next row.
         going = torch.cat([value[1:], after[-1:]])
+        done = done & lasting
+        if "valid" in chunk:  # an agent whose next row is none of its own goes on as where a rollout ends
+            cut = ~torch.cat([chunk["valid"][1:], torch.ones_like(chunk["valid"][:1])]).unsqueeze(-1)
+            going, done = torch.where(cut, after, going), done | cut
         after = torch.where(lasting, after, going)
         reward, gamma = torch.stack([chunk["reward"], rows["bonus"]], -1), gammas(c.gamma, c.int_gamma)
-        each = gae(reward, value, after, terminated & lasting, done & lasting, gamma, c.gae_lambda)
+        each = gae(reward, value, after, terminated & lasting, done, gamma, c.gae_lambda)
         advantage, target = c.ext_coef * each[..., 0] + c.int_coef * each[..., 1], each + value
         flat = flat_rows({**self.inputs(chunk), "action": chunk["action"], "log_prob": chunk["log_prob"],
                           "advantage": advantage, "target": target, "value": value, **rows},
@@ -82,6 +86,7 @@ class RND(PPO):
         seen = self.of_seen.apply(norm, chunk["last"])
         goal = self.random(learner["random"], seen)
         error = (self.net(learner["weights"], None, None, seen) - goal).square().mean(-1)
+        error = torch.where(valid["valid"], error, 0.0) if valid else error
         never = torch.zeros_like(chunk["terminated"])
         bonus = {"reward": error, "terminated": never, "truncated": never, **valid}
         norm, made = self.of_bonus.update(norm, bonus, self.config.int_gamma)
