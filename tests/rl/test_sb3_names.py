@@ -129,7 +129,9 @@ def test_metrics_are_printed_each_log_interval(capsys, tmp_path):
     said = capsys.readouterr().out
     assert said.count("time/total_timesteps") == 3 and "train/value_loss" in said
     assert [x.name for x in tmp_path.iterdir()] == ["PPO_1"] and list((tmp_path / "PPO_1").glob("events*"))
-    agent = DQN("CartPole-v1", verbose=1, tensorboard_log=tmp_path, **REPLAYED).learn(400, log_interval=3, tb_log_name="PPO")
+    agent = DQN("CartPole-v1", verbose=1, tensorboard_log=tmp_path, **REPLAYED).learn(
+        400, log_interval=3, tb_log_name="PPO"
+    )
     said = capsys.readouterr().out
     assert 1 <= said.count("time/total_timesteps") <= agent.episodes_done // 3 and (tmp_path / "PPO_2").exists()
     PPO("CartPole-v1", n_envs=2, **SMALL).learn(64, log_interval=1)
