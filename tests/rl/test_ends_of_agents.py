@@ -1,5 +1,5 @@
-"""Ends belong to agents: one that terminates is not continued, one that is truncated is, and rows of agents that have left
-teach nothing. The same mask holds for steps that a vector environment spends on its reset."""
+"""Ends belong to agents: one that terminates is not continued, one that is truncated is, and rows of agents that have
+left teach nothing. The same mask holds for steps that a vector environment spends on its reset."""
 
 from __future__ import annotations
 
@@ -124,12 +124,8 @@ def test_targets_of_an_agent_end_with_its_own_end(how, monkeypatch):
         HOSTS[how](1), n_envs=1, n_steps=4, batch_size=12, gamma=0.5, gae_lambda=1.0, level="eager"
     )
     chunk, seen = chunk_of(agent, 4), {}
-    ten = lambda learner, chunk: (
-        torch.full((4, 1, 3), 10.0),
-        torch.full((4, 1, 3), 10.0),
-        *ends(chunk, chunk["reward"]),
-    )  # noqa: E731
-    monkeypatch.setattr(agent, "values", ten)
+    ten = torch.full((4, 1, 3), 10.0)
+    monkeypatch.setattr(agent, "values", lambda learner, chunk: (ten, ten, *ends(chunk, chunk["reward"])))
     monkeypatch.setattr(agent, "epochs", lambda learner, rows, *_: (seen.update(rows), ({}, {}))[1])
     agent.update(agent.program.state()["learner"], chunk, torch.tensor(0))
     target = seen["target"].view(4, 3)
@@ -171,8 +167,9 @@ def test_nothing_is_learned_from_rows_of_agents_that_have_left(name):
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_the_replay_keeps_ends_of_agents(name, n_step):
     env = PettingZoo(Leaving, 1)
-    agent = algorithm(name)(env, n_steps=8, learning_starts=8, buffer_size=64, batch_size=8, n_step=n_step, gamma=0.5,
-                            level="eager")  # fmt: skip
+    agent = algorithm(name)(
+        env, n_steps=8, learning_starts=8, buffer_size=64, batch_size=8, n_step=n_step, gamma=0.5, level="eager"
+    )
     memory = agent.replay.add(agent.program.state()["replay"], chunk_of(agent))
     batch = agent.replay.transitions(memory, torch.arange(4), torch.zeros(4, dtype=torch.int64), 0.5)
     if n_step == 1:
@@ -190,8 +187,10 @@ def test_joint_values_leave_out_agents_that_have_left(name):
         PettingZoo(Leaving, 1), n_steps=8, learning_starts=8, buffer_size=64, batch_size=8, level="eager"
     )
     memory = agent.replay.add(agent.program.state()["replay"], chunk_of(agent))
-    learner = {k: torch.randn(x.shape) if k in ("weights", "target") else x
-               for k, x in agent.program.state()["learner"].items()}  # fmt: skip
+    learner = {
+        k: torch.randn(x.shape) if k in ("weights", "target") else x
+        for k, x in agent.program.state()["learner"].items()
+    }
     batch = agent.replay.transitions(memory, torch.arange(4), torch.zeros(4, dtype=torch.int64), 0.5)
     batch["weight"] = torch.ones(4)
     assert agent.discount(batch).tolist() == [0.5, 0.5, 0.5, 0.5]
@@ -214,8 +213,16 @@ def test_joint_values_leave_out_agents_that_have_left(name):
 @pytest.mark.parametrize("how", HOSTS)
 def test_all_algorithms_of_teams_learn_where_agents_leave(name, how):
     own = {k: x for k, x in CASES[name][1].items() if k != "n_envs"}
-    agent = algorithm(name)(HOSTS[how](2), **{"n_envs": 2, **own, **({"batch_size": 24} if name == "RecurrentPPO" else {}),
-                                              **({"batch_size": 8} if name == "COMA" else {})}, level="eager")  # fmt: skip
+    agent = algorithm(name)(
+        HOSTS[how](2),
+        **{
+            "n_envs": 2,
+            **own,
+            **({"batch_size": 24} if name == "RecurrentPPO" else {}),
+            **({"batch_size": 8} if name == "COMA" else {}),
+        },
+        level="eager",
+    )
     agent.learn(96)
     assert all(x.isfinite().all() for x in leaves(agent.program.state()["learner"]).values())
     assert {length for _, length in agent.episodes} == {4.0}
@@ -322,12 +329,16 @@ def test_rows_of_resets_are_marked_and_teach_nothing():
     assert chunk["truncated"][:, 0].int().tolist() == [0, 0, 0, 1, 0, 0, 0, 1]
     other = PPO(Native(vector(Foreign)), n_steps=8, batch_size=16, n_epochs=1, level="eager")
     off = ~chunk["valid"]
-    wrong = {**chunk, "reward": torch.where(off, 99.0, chunk["reward"]), "obs": torch.where(off.unsqueeze(-1), 5.0, chunk["obs"]),
-             "action": torch.where(off, 1 - chunk["action"], chunk["action"])}  # fmt: skip
+    wrong = {
+        **chunk,
+        "reward": torch.where(off, 99.0, chunk["reward"]),
+        "obs": torch.where(off.unsqueeze(-1), 5.0, chunk["obs"]),
+        "action": torch.where(off, 1 - chunk["action"], chunk["action"]),
+    }
     agent.learn_from(dict(chunk))
     other.learn_from(wrong)
     torch.testing.assert_close(*(x.program.state()["learner"]["weights"] for x in (agent, other)))
-    with pytest.raises(ValueError, match="GAIL learns from every row, and .* spends steps on resets.*SAME_STEP"):
+    with pytest.raises(ValueError, match=r"GAIL learns from every row, and .* spends steps on resets.*SAME_STEP"):
         algorithm("GAIL")(Native(vector(Foreign)), level="eager")
 
 
@@ -348,8 +359,16 @@ def test_replays_do_not_sample_rows_of_resets(name, level):
 def test_valid_rows_are_drawn_uniformly():
     for kind in (Ring, Prioritized):
         ring = kind(8, 2, 2)
-        memory = ring.init({"obs": ((1,), torch.float32), "last": ((1,), torch.float32), "reward": ((), torch.float32),
-                            "terminated": ((), torch.bool), "truncated": ((), torch.bool), "valid": ((), torch.bool)})  # fmt: skip
+        memory = ring.init(
+            {
+                "obs": ((1,), torch.float32),
+                "last": ((1,), torch.float32),
+                "reward": ((), torch.float32),
+                "terminated": ((), torch.bool),
+                "truncated": ((), torch.bool),
+                "valid": ((), torch.bool),
+            }
+        )
         valid = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0], [1, 1], [1, 0]]).bool()
         obs = torch.arange(12.0).view(6, 2, 1)
         no = torch.zeros(6, 2, dtype=torch.bool)
@@ -382,7 +401,7 @@ def test_rewards_are_single_numbers(wrong):
     env = adapt.make(Odd, 1)
     env.reset(0)
     with pytest.raises(
-        ValueError, match="Odd: instance 0 returned the reward .*; rewards are numbers, or arrays with one"
+        ValueError, match=r"Odd: instance 0 returned the reward .*; rewards are numbers, or arrays with one"
     ):
         env.step(np.zeros(1, np.int64))
 

@@ -1,4 +1,4 @@
-"""Files that would run code, are torn, or have values of the wrong kind: refused with their name, and never executed."""
+"""Files that would run code, are torn, or have values of the wrong kind: refused by name, and never executed."""
 
 from __future__ import annotations
 
@@ -88,11 +88,27 @@ def test_agents_are_not_loaded_from_hostile_files(kind, saved, ran, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "x"),
-    [("algorithm", 3), ("env", 3), ("seed", "x"), ("seed", 0.5), ("options", [1]), ("options", {"gamma": "x"}),
-     ("options", {"n_steps": -1}), ("options", {"nosuch": 1}), ("unsaved", {}), ("episodes", 3), ("episodes", [["a", 1]]),
-     ("level", "O9"), ("threads", 0), ("warm_until", None), ("num_timesteps", "many"), ("num_timesteps", -1),
-     ("predictions", 1.5), ("score", "high")],
-)  # fmt: skip
+    [
+        ("algorithm", 3),
+        ("env", 3),
+        ("seed", "x"),
+        ("seed", 0.5),
+        ("options", [1]),
+        ("options", {"gamma": "x"}),
+        ("options", {"n_steps": -1}),
+        ("options", {"nosuch": 1}),
+        ("unsaved", {}),
+        ("episodes", 3),
+        ("episodes", [["a", 1]]),
+        ("level", "O9"),
+        ("threads", 0),
+        ("warm_until", None),
+        ("num_timesteps", "many"),
+        ("num_timesteps", -1),
+        ("predictions", 1.5),
+        ("score", "high"),
+    ],
+)
 def test_settings_of_the_wrong_kind_name_the_file(saved, tmp_path, name, x):
     path = changed(saved["pure"], tmp_path / "agent", **{name: x})
     said = next(iter(x)) if isinstance(x, dict) and x else name
@@ -128,9 +144,18 @@ def test_states_of_environments_are_data(saved, tmp_path):
     for agent in (one, two):
         agent.learn(16)
     assert files.equal(one, two) and one.host.total.tolist() == two.host.total.tolist()
-    for words in (["object", "subprocess.Popen", [["args", "true"]]], ["stays", "os.system"], ["enum", "re.RegexFlag", "A"],
-                  ["array", "0", "O", [1]], ["generator", "default_rng", {}, None], ["ref", 7], ["eval", "1"], ["list"],
-                  {"a": 1}, ["tensor", "0", "load", [1]]):  # fmt: skip
+    for words in (
+        ["object", "subprocess.Popen", [["args", "true"]]],
+        ["stays", "os.system"],
+        ["enum", "re.RegexFlag", "A"],
+        ["array", "0", "O", [1]],
+        ["generator", "default_rng", {}, None],
+        ["ref", 7],
+        ["eval", "1"],
+        ["list"],
+        {"a": 1},
+        ["tensor", "0", "load", [1]],
+    ):
         with pytest.raises(ValueError, match=r"stored state|the state has|data type|dtype"):
             plain.unpack(words, {"0": np.zeros(8, np.uint8)}, one.env.envs[0])
         path = changed(saved["host"], tmp_path / "agent", host=words)
@@ -190,8 +215,10 @@ def test_states_of_placed_runs(tmp_path, ran):
     job.train(placed(), 32, [32], tmp_path, [])
     ranks = next(tmp_path.glob("ranks-*"))
     good = ranks.read_bytes()
-    for content, message in ((pickle.dumps(Payload(ran)), "is not a safetensors file"),
-                             (good[:-7], "is not a safetensors file")):  # fmt: skip
+    for content, message in (
+        (pickle.dumps(Payload(ran)), "is not a safetensors file"),
+        (good[:-7], "is not a safetensors file"),
+    ):
         ranks.write_bytes(content)
         with pytest.raises(ValueError, match=f"{ranks} {message}"):
             job.resume(placed(), tmp_path)
@@ -204,8 +231,17 @@ def test_states_of_placed_runs(tmp_path, ran):
         job.train(placed(), 64, [32], tmp_path, [])
 
 
-@pytest.mark.parametrize("text", ['{"place": {"ranks": "2"}}', '{"place": {"ranks": 0}}', '{"place": {"placement": 1}}',
-                                  '{"place": 1}', "[", "\x80\x05"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"place": {"ranks": "2"}}',
+        '{"place": {"ranks": 0}}',
+        '{"place": {"placement": 1}}',
+        '{"place": 1}',
+        "[",
+        "\x80\x05",
+    ],
+)
 def test_placements_of_the_wrong_kind(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_bytes(text.encode("latin-1"))
@@ -214,10 +250,16 @@ def test_placements_of_the_wrong_kind(tmp_path, text):
 
 
 def recorded(folder: Path, format: str) -> Path:
-    episode = minari.Episode(np.zeros((4, 1), np.float32), np.array([0, 1, 2]), np.ones(3), np.zeros(3, bool),
-                             np.array([False, False, True]))  # fmt: skip
-    minari.save(folder / "a-v0", [episode], observation_space=spaces.Box(-1, 1, (1,)), action_space=spaces.Discrete(3),
-                format=format)  # fmt: skip
+    episode = minari.Episode(
+        np.zeros((4, 1), np.float32), np.array([0, 1, 2]), np.ones(3), np.zeros(3, bool), np.array([False, False, True])
+    )
+    minari.save(
+        folder / "a-v0",
+        [episode],
+        observation_space=spaces.Box(-1, 1, (1,)),
+        action_space=spaces.Discrete(3),
+        format=format,
+    )
     return folder / "a-v0" / "data"
 
 
@@ -239,8 +281,10 @@ def test_columns_of_arrow_do_not_run_code(tmp_path, ran):
     data = recorded(tmp_path, "arrow")
     file = data / "0" / "part-0.arrow"
     table = ipc.open_file(str(file)).read_all()
-    hostile = {b"ARROW:extension:name": b"arrow.py_extension_type",
-               b"ARROW:extension:metadata": pickle.dumps(Payload(ran))}  # fmt: skip
+    hostile = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(Payload(ran)),
+    }
     schema = pa.schema([x.with_metadata(hostile) if x.name == "rewards" else x for x in table.schema])
     table = pa.Table.from_arrays(table.columns, schema=schema)
     with ipc.new_file(str(file), schema) as out:
@@ -250,10 +294,17 @@ def test_columns_of_arrow_do_not_run_code(tmp_path, ran):
 
 @pytest.mark.parametrize(
     "change",
-    [{"total_episodes": "x"}, {"total_episodes": -1}, {"total_episodes": 7}, {"data_format": 3}, {"action_space": "[1]"},
-     {"observation_space": '{"type": "Box", "low": 1}'}, {"action_space": '{"type": "Code"}'},
-     {"action_space": None, "env_spec": '{"id": "hostile_module:Env-v0"}'}],
-)  # fmt: skip
+    [
+        {"total_episodes": "x"},
+        {"total_episodes": -1},
+        {"total_episodes": 7},
+        {"data_format": 3},
+        {"action_space": "[1]"},
+        {"observation_space": '{"type": "Box", "low": 1}'},
+        {"action_space": '{"type": "Code"}'},
+        {"action_space": None, "env_spec": '{"id": "hostile_module:Env-v0"}'},
+    ],
+)
 def test_metadata_of_the_wrong_kind(tmp_path, change, monkeypatch, ran):
     (tmp_path / "hostile_module.py").write_text(f"open({str(ran)!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -270,15 +321,26 @@ def test_metadata_of_the_wrong_kind(tmp_path, change, monkeypatch, ran):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"reward": np.array([1.0, np.nan])}, "reward is not finite"), ({"action": np.array([0, 3])}, "action .* outside"),
-     ({"action": np.array([0.5, 1.0])}, "action .*whole numbers"), ({"action": np.array([None, 1])}, "action"),
-     ({"observation": np.full((2, 1), np.inf)}, "observation is not finite"), ({"reward": np.array(["a", "b"])}, "reward"),
-     ({"terminated": np.zeros(3, bool)}, "terminated")],
-)  # fmt: skip
+    [
+        ({"reward": np.array([1.0, np.nan])}, "reward is not finite"),
+        ({"action": np.array([0, 3])}, "action .* outside"),
+        ({"action": np.array([0.5, 1.0])}, "action .*whole numbers"),
+        ({"action": np.array([None, 1])}, "action"),
+        ({"observation": np.full((2, 1), np.inf)}, "observation is not finite"),
+        ({"reward": np.array(["a", "b"])}, "reward"),
+        ({"terminated": np.zeros(3, bool)}, "terminated"),
+    ],
+)
 def test_arrays_of_data_of_the_wrong_kind(change, message):
     x = np.zeros((2, 1), np.float32)
-    data = {"observation": x, "next_observation": x, "action": np.array([0, 1]), "reward": np.zeros(2),
-            "terminated": np.zeros(2, bool), "truncated": np.array([False, True])}  # fmt: skip
+    data = {
+        "observation": x,
+        "next_observation": x,
+        "action": np.array([0, 1]),
+        "reward": np.zeros(2),
+        "terminated": np.zeros(2, bool),
+        "truncated": np.array([False, True]),
+    }
     space = spaces.Box(-1, 1, (1,))
     with pytest.raises(ValueError, match=message):
         rows_of({**data, **change}, features_of(space), Categorical(3), (space, spaces.Discrete(3)))

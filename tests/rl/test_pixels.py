@@ -49,8 +49,15 @@ class Torch(nn.Module):
 
     def __init__(self, channels, size):
         super().__init__()
-        self.cnn = nn.Sequential(nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
-                                 nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten())  # fmt: skip
+        self.cnn = nn.Sequential(
+            nn.Conv2d(channels, 32, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
         with torch.no_grad():
             n = self.cnn(torch.zeros(1, channels, size, size)).shape[1]
         self.linear = nn.Sequential(nn.Linear(n, 512), nn.ReLU())
@@ -116,10 +123,12 @@ def test_which_policy_sees_a_picture():
     assert PPO("CnnPolicy", Side(), level="eager").image == (1, 36, 36)
     assert PPO(Side(size=24), level="eager").image is None
     assert PPO("CnnPolicy", Side(), hidden=(16,), level="eager").net.shapes["actor.0.weight"] == (16, 512)
-    for wrong, message in ((lambda: PPO("CnnPolicy", Side(size=35)), r"at least 36 x 36; Side has Box\(0, 255"),
-                           (lambda: DQN("CnnPolicy", "CartPole-v1"), "CnnPolicy is for pictures"),
-                           (lambda: algorithm("RND")("CnnPolicy", Side()), "RND has no convolutions"),
-                           (lambda: PPO("MultiInputPolicy", Side()), "is no Dict or Tuple")):  # fmt: skip
+    for wrong, message in (
+        (lambda: PPO("CnnPolicy", Side(size=35)), r"at least 36 x 36; Side has Box\(0, 255"),
+        (lambda: DQN("CnnPolicy", "CartPole-v1"), "CnnPolicy is for pictures"),
+        (lambda: algorithm("RND")("CnnPolicy", Side()), "RND has no convolutions"),
+        (lambda: PPO("MultiInputPolicy", Side()), "is no Dict or Tuple"),
+    ):
         with pytest.raises(ValueError, match=message):
             wrong()
 
@@ -142,11 +151,25 @@ def test_compiled_iterations_have_the_bits_of_plain_python():
 def test_pictures_are_learned_from(kind):
     options = {
         PPO: {"n_steps": 64, "batch_size": 64, "n_epochs": 4},
-        DQN: {"learning_starts": 200, "buffer_size": 2000, "learning_rate": 1e-3, "target_update_interval": 100, "gamma": 0.5,
-              "exploration_fraction": 0.5},
-        SAC: {"learning_starts": 200, "buffer_size": 2000, "hidden": (64,), "gamma": 0.5, "gradient_steps": 2, "n_steps": 4,
-              "batch_size": 64, "learning_rate": 1e-3},
-    }[kind]  # fmt: skip
+        DQN: {
+            "learning_starts": 200,
+            "buffer_size": 2000,
+            "learning_rate": 1e-3,
+            "target_update_interval": 100,
+            "gamma": 0.5,
+            "exploration_fraction": 0.5,
+        },
+        SAC: {
+            "learning_starts": 200,
+            "buffer_size": 2000,
+            "hidden": (64,),
+            "gamma": 0.5,
+            "gradient_steps": 2,
+            "n_steps": 4,
+            "batch_size": 64,
+            "learning_rate": 1e-3,
+        },
+    }[kind]
     make = lambda: Side(box=kind is SAC)  # noqa: E731
     agent = kind(adapt.make(make, 4), level="eager", **options).learn(4000)
     assert agent.evaluate(4, env=adapt.make(make, 4)).mean >= 7.5

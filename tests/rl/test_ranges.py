@@ -72,7 +72,7 @@ def test_options_that_belong_together():
         configured(algorithm("C51"), {"v_min": 5.0, "v_max": 1.0})
     with pytest.raises(ValueError, match="drop is 4 and n_quantiles is 4; drop must be less"):
         configured(algorithm("TQC"), {"drop": 4, "n_quantiles": 4})
-    with pytest.raises(ValueError, match="gamma is 1.5"):
+    with pytest.raises(ValueError, match=r"gamma is 1.5"):
         Population("PPO", "CartPole-v1", seeds=range(2), gamma=[0.9, 1.5], level="eager")
 
 

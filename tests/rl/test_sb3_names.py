@@ -21,11 +21,15 @@ REPLAYED = {"learning_starts": 16, "batch_size": 8, "buffer_size": 64, "level": 
 def test_the_policy_comes_first(name):
     env, options = CASES[name]
     kind, more = algorithm(name), given(name)
-    ways = [kind("MlpPolicy", env, level="eager", **options, **more), kind(policy="MlpPolicy", env=env, level="eager", **options, **more),
-            kind(env, level="eager", **options, **more), kind(env=env, level="eager", **options, **more)]  # fmt: skip
+    ways = [
+        kind("MlpPolicy", env, level="eager", **options, **more),
+        kind(policy="MlpPolicy", env=env, level="eager", **options, **more),
+        kind(env, level="eager", **options, **more),
+        kind(env=env, level="eager", **options, **more),
+    ]
     assert all(files.equal(ways[0], other) for other in ways[1:])
     assert ways[0].observation_space == ways[0].env.observation_space and ways[0].n_envs == ways[0].config.n_envs
-    with pytest.raises(ValueError, match="learning_rate=0.1"):
+    with pytest.raises(ValueError, match=r"learning_rate=0.1"):
         kind("MlpPolicy", env, 0.1)
     with pytest.raises(ValueError, match=f"{name} needs an environment"):
         kind("MlpPolicy")
@@ -65,8 +69,9 @@ def test_networks_of_policy_kwargs():
         ({"net_arch": "x"}, "widths of layers"),
         ({"activation_fn": nn.GELU}, "activation_fn is GELU; it must be one of Tanh, ReLU, ELU, SiLU"),
         ({"optimizer_class": torch.optim.SGD}, "optimizers are those of the algorithms"),
-        ({"x": 1}, "hidden and activation"), ([1], "must be a dict"),
-    ):  # fmt: skip
+        ({"x": 1}, "hidden and activation"),
+        ([1], "must be a dict"),
+    ):
         with pytest.raises(ValueError, match=message):
             PPO("CartPole-v1", policy_kwargs=wrong)
     with pytest.raises(ValueError, match="hidden is given as an option and in policy_kwargs"):
@@ -75,12 +80,16 @@ def test_networks_of_policy_kwargs():
 
 @pytest.mark.parametrize(
     ("name", "options", "wanted"),
-    [("DQN", {"train_freq": 8}, {"n_steps": 8}), ("SAC", {"train_freq": (2, "step")}, {"n_steps": 2}),
-     ("SAC", {"ent_coef": "auto", "target_entropy": "auto"}, {"ent_coef": None, "target_entropy": None}),
-     ("TD3", {"action_noise": None, "optimize_memory_usage": False}, {}), ("PPO", {"use_sde": False}, {}),
-     ("PPO", {"clip_range_vf": 0.2, "normalize_advantage": False}, {"clip_range_vf": 0.2}),
-     ("A2C", {"use_rms_prop": True, "rms_prop_eps": 1e-5}, {})],
-)  # fmt: skip
+    [
+        ("DQN", {"train_freq": 8}, {"n_steps": 8}),
+        ("SAC", {"train_freq": (2, "step")}, {"n_steps": 2}),
+        ("SAC", {"ent_coef": "auto", "target_entropy": "auto"}, {"ent_coef": None, "target_entropy": None}),
+        ("TD3", {"action_noise": None, "optimize_memory_usage": False}, {}),
+        ("PPO", {"use_sde": False}, {}),
+        ("PPO", {"clip_range_vf": 0.2, "normalize_advantage": False}, {"clip_range_vf": 0.2}),
+        ("A2C", {"use_rms_prop": True, "rms_prop_eps": 1e-5}, {}),
+    ],
+)
 def test_options_that_mean_the_same(name, options, wanted):
     agent = algorithm(name)(CASES[name][0], level="eager", **options)
     assert {key: getattr(agent.config, key) for key in wanted} == wanted
@@ -88,14 +97,19 @@ def test_options_that_mean_the_same(name, options, wanted):
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
-    [("PPO", {"use_sde": True}, "use_sde is True, which PPO does not know here"),
-     ("TD3", {"action_noise": object()}, "noise= is the standard deviation"),
-     ("SAC", {"ent_coef": "auto_0.1"}, "ent_coef is 'auto_0.1'; it must be a number, or None"),
-     ("DQN", {"train_freq": (1, "episode")}, "it must be a number of steps of each environment, n_steps here"),
-     ("DQN", {"train_freq": 4, "n_steps": 4}, "leave one of them out"), ("PPO", {"train_freq": 4}, "n_steps says how long"),
-     ("DQN", {"replay_buffer_class": dict}, "hindsight=4"), ("PPO", {"device": "cuda"}, "device is cuda; agents compute on the CPU"),
-     ("PPO", {"verbose": -1}, "verbose is -1"), ("A2C", {"policy": "MlpLstmPolicy"}, "use RecurrentPPO")],
-)  # fmt: skip
+    [
+        ("PPO", {"use_sde": True}, "use_sde is True, which PPO does not know here"),
+        ("TD3", {"action_noise": object()}, "noise= is the standard deviation"),
+        ("SAC", {"ent_coef": "auto_0.1"}, "ent_coef is 'auto_0.1'; it must be a number, or None"),
+        ("DQN", {"train_freq": (1, "episode")}, "it must be a number of steps of each environment, n_steps here"),
+        ("DQN", {"train_freq": 4, "n_steps": 4}, "leave one of them out"),
+        ("PPO", {"train_freq": 4}, "n_steps says how long"),
+        ("DQN", {"replay_buffer_class": dict}, "hindsight=4"),
+        ("PPO", {"device": "cuda"}, "device is cuda; agents compute on the CPU"),
+        ("PPO", {"verbose": -1}, "verbose is -1"),
+        ("A2C", {"policy": "MlpLstmPolicy"}, "use RecurrentPPO"),
+    ],
+)
 def test_options_that_are_not_here_name_ours(name, options, message):
     with pytest.raises(ValueError, match=message):
         algorithm(name)(env=CASES[name][0], level="eager", **options)
@@ -115,7 +129,7 @@ def test_an_lstm_is_that_of_recurrent_ppo():
 def test_numbers_of_steps(name):
     agent = algorithm(name)(CASES[name][0], level="eager", **CASES[name][1], **given(name))
     for wrong in (-5, 0.5, float("nan"), "many", True):
-        with pytest.raises(ValueError, match="total_timesteps is .*; it must be a whole number from 0 on"):
+        with pytest.raises(ValueError, match=r"total_timesteps is .*; it must be a whole number from 0 on"):
             agent.learn(wrong)
     assert agent.learn(0).num_timesteps == 0
     done = agent.learn(total_timesteps=6.4e1, reset_num_timesteps=True).num_timesteps
@@ -139,8 +153,16 @@ def test_metrics_are_printed_each_log_interval(capsys, tmp_path):
 
 
 def test_evaluations_by_their_names(tmp_path):
-    scores = EvalCallback(gymnasium.make("CartPole-v1"), eval_freq=16, n_eval_episodes=2, verbose=0,
-                          best_model_save_path=tmp_path, log_path=tmp_path, deterministic=False, render=False)  # fmt: skip
+    scores = EvalCallback(
+        gymnasium.make("CartPole-v1"),
+        eval_freq=16,
+        n_eval_episodes=2,
+        verbose=0,
+        best_model_save_path=tmp_path,
+        log_path=tmp_path,
+        deterministic=False,
+        render=False,
+    )
     saved = CheckpointCallback(save_freq=16, save_path=tmp_path / "files")
     PPO("CartPole-v1", n_envs=2, **SMALL).learn(160, [scores, saved])
     assert [steps for steps, _ in scores.evaluations] == [32, 64, 96, 128, 160]  # 16 steps in each of 2
@@ -148,18 +170,21 @@ def test_evaluations_by_their_names(tmp_path):
     with np.load(tmp_path / "evaluations.npz") as log:
         assert log["timesteps"].tolist() == [32, 64, 96, 128, 160] and log["results"].shape == (5, 2)
     for make, message in (
-        (lambda: EvalCallback(render=True), "does not know render=True"), (lambda: EvalCallback(every=1, eval_freq=2), "same option"),
-        (lambda: EvalCallback(nosuch=1), "nosuch=1"), (lambda: CheckpointCallback(), "needs a folder"),
-        (lambda: CheckpointCallback("x", name_prefix="y"), "name_prefix='y'"), (lambda: EvalCallback(episodes=-1), "episodes is -1"),
+        (lambda: EvalCallback(render=True), "does not know render=True"),
+        (lambda: EvalCallback(every=1, eval_freq=2), "same option"),
+        (lambda: EvalCallback(nosuch=1), "nosuch=1"),
+        (lambda: CheckpointCallback(), "needs a folder"),
+        (lambda: CheckpointCallback("x", name_prefix="y"), "name_prefix='y'"),
+        (lambda: EvalCallback(episodes=-1), "episodes is -1"),
         (lambda: CheckpointCallback("x", keep=0), "keep is 0"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             PPO("CartPole-v1", n_envs=2, **SMALL).learn(32, make())
 
 
 @pytest.mark.parametrize("wrong", [object(), [1], EvalCallback, 3])
 def test_callbacks_are_functions_of_the_agent(wrong):
-    with pytest.raises(ValueError, match="callback is .*; it must be a function of the agent"):
+    with pytest.raises(ValueError, match=r"callback is .*; it must be a function of the agent"):
         PPO("CartPole-v1", n_envs=2, **SMALL).learn(32, wrong)
 
 
@@ -169,7 +194,7 @@ def test_names_that_are_not_here_are_errors_that_say_what_is():
         AttributeError, match=r"PPO has no attribute 'save_replay_buffer'; Agent.save\(path, replay=True\)"
     ):
         agent.save_replay_buffer("x")
-    with pytest.raises(AttributeError, match="has no attribute 'nosuch'$"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'nosuch'$"):
         _ = agent.nosuch
     with pytest.raises(AttributeError, match="'StopTrainingOnRewardThreshold'; here it is StopOnReturn"):
         _ = tutti.rl.StopTrainingOnRewardThreshold

@@ -132,9 +132,21 @@ def test_each_agent_of_pettingzoo_has_its_own_start():
 
 def test_workers_and_halves_pass_starts_on():
     env = adapt.make(Echo, 2)
-    one = type("W", (), {"n": 1, "name": "w", "limit": None, "threshold": None, "agents": env.agents, "gaps": False,
-                         "observation_space": env.observation_space, "action_space": env.action_space,
-                         "starts": env.starts})()  # fmt: skip
+    one = type(
+        "W",
+        (),
+        {
+            "n": 1,
+            "name": "w",
+            "limit": None,
+            "threshold": None,
+            "agents": env.agents,
+            "gaps": False,
+            "observation_space": env.observation_space,
+            "action_space": env.action_space,
+            "starts": env.starts,
+        },
+    )()
     assert Halves(one, one).starts == env.starts
     from tutti.rl.adapt.worker import describe
 
@@ -162,7 +174,7 @@ def test_recorded_data_clone_what_was_done(how, tmp_path):
         for side in (0, 1):
             assert student.predict(np.int64(side - 7))[0] == side + 5
     raw = {name: x + 5 if name == "action" else x for name, x in _arrays(teacher, env).items()}
-    with pytest.raises(ValueError, match="action has values from 5 to .* outside of .*begin at 0"):
+    with pytest.raises(ValueError, match=r"action has values from 5 to .* outside of .*begin at 0"):
         BC(VECTORS[how]("Discrete", 2), data=raw, level="eager")
 
 

@@ -91,13 +91,14 @@ class Agent(ABC):
     """A policy, how it learns, and the environments that it learns in.
 
     env: a name (`tutti.rl.make`), a pure `Env`, a `VectorEnv` of the host with `n_envs` instances, or an environment
-        of gymnasium or PettingZoo. It may follow a policy, as in `PPO("MlpPolicy", env)`: "CnnPolicy" sees pictures with
-        convolutions, "MlpPolicy" as numbers; by default pictures of 36 x 36 and more are seen with convolutions.
+        of gymnasium or PettingZoo. It may follow a policy, as in `PPO("MlpPolicy", env)`: "CnnPolicy" sees pictures
+        with convolutions, "MlpPolicy" as numbers; by default those of 36 x 36 and more are seen with convolutions.
     seed: of weights, environments and exploration. With equal versions, equal seeds give equal results.
     level: "O2" compiles whole iterations; "O0" runs their operators one by one; "eager" is plain Python.
     threads: of PyTorch's operators; more than one rarely helps networks of this size.
     verbose: 1 prints metrics while learning. tensorboard_log: a folder for TensorBoard. device: "cpu" or "auto".
-    options: the fields of the algorithm's `Config`. policy_kwargs: hidden and activation, as Stable-Baselines3 has them.
+    options: the fields of the algorithm's `Config`. policy_kwargs: hidden and activation in the names of
+        Stable-Baselines3.
 
     Raises ValueError for unknown options, and for spaces that do not suit the algorithm.
     """
@@ -171,9 +172,9 @@ class Agent(ABC):
             if not self.sees:
                 raise ValueError(f"{name} has no convolutions; leave 'CnnPolicy' out, or use PPO, A2C, DQN or SAC")
             if not pixels.fits(image):
-                raise ValueError(f"CnnPolicy is for pictures: a Box of uint8 (height, width, channels) or (channels, "
-                                 f"height, width) of at least {pixels.SMALLEST} x {pixels.SMALLEST}; {self.env.name} has "
-                                 f"{self.env.observation_space}: use 'MlpPolicy'")  # fmt: skip
+                raise ValueError("CnnPolicy is for pictures: a Box of uint8 (height, width, channels) or (channels, "
+                                 f"height, width) of at least {pixels.SMALLEST} x {pixels.SMALLEST}; {self.env.name} "
+                                 f"has {self.env.observation_space}: use 'MlpPolicy'")  # fmt: skip
         wanted = policy in (None, "CnnPolicy") and self.sees and len(self.env.agents) == 1
         return image if wanted and pixels.fits(image) else None
 
@@ -262,9 +263,9 @@ class Agent(ABC):
               progress_bar: bool = False) -> Agent:  # fmt: skip
         """Learn for so many steps of environments more. Returns the agent.
 
-        callback: called with the agent after each iteration; learning ends when one returns False. log_interval: between
-        two reports of `verbose` and `tensorboard_log`, iterations of on-policy algorithms (1) and episodes of others
-        (4). reset_num_timesteps: count steps from 0 again, and with them what follows the progress.
+        callback: called with the agent after each iteration; learning ends when one returns False. log_interval:
+        between two reports of `verbose` and `tensorboard_log`, iterations of on-policy algorithms (1) and episodes of
+        others (4). reset_num_timesteps: count steps from 0 again, and with them what follows the progress.
 
         Raises ValueError for metrics and weights that are not finite.
         """

@@ -52,9 +52,9 @@ class EvalCallback(Every):
     replaced by a better one only. threshold: learning ends at this mean return. deterministic: take the most likely
     action. env: to evaluate in, or a function that makes it.
 
-    The names of Stable-Baselines3: `EvalCallback(eval_env, eval_freq=..., n_eval_episodes=...)`, where `eval_freq` counts
-    steps of each environment; `best_model_save_path`, a folder for `best_model.safetensors`; `log_path`, one for
-    `evaluations.npz`; `verbose`, which prints each evaluation.
+    The names of Stable-Baselines3: `EvalCallback(eval_env, eval_freq=..., n_eval_episodes=...)`, where `eval_freq`
+    counts steps of each environment; `best_model_save_path`, a folder for `best_model.safetensors`; `log_path`, one
+    for `evaluations.npz`; `verbose`, which prints each evaluation.
 
     evaluations: list of (steps, `Evaluation`).
     """
@@ -85,8 +85,8 @@ class EvalCallback(Every):
             self.every = self.each * agent.config.n_envs
         super().begin(agent)
         if self.env is None and agent.env_name is None and isinstance(agent.env, VectorEnv):
-            raise ValueError(f"{agent.env.name} was not given by name: pass EvalCallback(env=), an environment of its own "
-                             "or a function that makes one")  # fmt: skip
+            raise ValueError(f"{agent.env.name} was not given by name: pass EvalCallback(env=), an environment of its "
+                             "own or a function that makes one")  # fmt: skip
         if self.best is not None and Path(self.best).exists():
             self.highest = max(self.highest, files.score(Path(self.best), agent))
 
@@ -110,8 +110,8 @@ class EvalCallback(Every):
 class CheckpointCallback(Every):
     """Save every so many steps to `folder/steps-00100000.safetensors`, and keep the last `keep` files; None: all.
 
-    The names of Stable-Baselines3: `CheckpointCallback(save_freq=..., save_path=...)`, where `save_freq` counts steps of
-    each environment, and all files are kept. Files hold the replay.
+    The names of Stable-Baselines3: `CheckpointCallback(save_freq=..., save_path=...)`, where `save_freq` counts steps
+    of each environment, and all files are kept. Files hold the replay.
     """
 
     def __init__(self, folder: str | Path | None = None, every: int | None = None, keep: int | None = 3, *,

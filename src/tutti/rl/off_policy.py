@@ -68,7 +68,8 @@ class OffPolicy(agent.Agent):
         obs, action = (*rows, self.features.size), self.distribution.zero(rows)
         floats, bits = torch.float32, torch.bool
         found: dict[str, Shape] = {
-            "obs": (obs, self.features.dtype), "last": (obs, self.features.dtype), "action": (tuple(action.shape), action.dtype),
+            "obs": (obs, self.features.dtype), "last": (obs, self.features.dtype),
+            "action": (tuple(action.shape), action.dtype),
             "reward": (rows, floats), "terminated": ((), bits), "truncated": ((), bits),
         }  # fmt: skip
         for name in self.parts():

@@ -1,6 +1,6 @@
 """Networks that see pictures: the convolutions of Mnih et al. (2015), as Stable-Baselines3's `NatureCNN` has them.
 
-Pictures travel as flat uint8 features, channels first, and are scaled by 1/255 where a network or a batch needs numbers.
+Pictures travel as flat uint8 features, channels first, and are scaled by 1/255 where numbers are needed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def fits(image: Image | None) -> bool:
 
 
 class NatureCNN(nn.Module):
-    """Pictures (..., channels x height x width) in [0, 1] to features (..., 512). gain: of orthogonal first weights, with
-    biases 0; without it PyTorch's own."""
+    """Pictures (..., channels x height x width) in [0, 1] to features (..., 512).
+
+    gain: of orthogonal first weights, with biases 0; without it PyTorch's own.
+    """
 
     def __init__(self, image: Image, gain: float | None = None):
         super().__init__()

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 @contextmanager
 def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar: bool, every: int | None = None,
               name: str | None = None) -> Iterator[Callable[[], bool]]:  # fmt: skip
-    """Yields a function that is called before each iteration, and returns whether learning goes on. every, name: between
-    logs, and of TensorBoard's run."""
+    """Yields a function that is called before each iteration, and returns whether learning goes on.
+
+    every: between logs. name: of TensorBoard's run.
+    """
     given = callbacks(callback)
     if agent.verbose or agent.tensorboard_log is not None:
         given.append(Log(agent, every, name))

@@ -6,6 +6,7 @@ References read weights from the vector by themselves, and call nothing of the a
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def double(*shape, scale=1.0):
 
 def perceptron(w: Tensor, sizes, x: Tensor, act) -> tuple[Tensor, Tensor]:
     """(outputs, the weights that are left)."""
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(sizes)):
         x = x @ w[: a * b].view(b, a).T + w[a * b : a * b + b]
         w = w[a * b + b :]
         x = act(x) if i < len(sizes) - 2 else x
@@ -99,8 +100,15 @@ def rows_of(agent, env):
     weights = double(agent.net.size, scale=0.5)
     outputs = agent.network(weights, {"obs": obs, "critic": obs})[0]
     old = agent.distribution.log_prob(outputs, action) + double(ROWS, scale=0.5)  # ratios on both sides of both bounds
-    return weights, {"obs": obs, "critic": obs, "action": action, "log_prob": old, "advantage": double(ROWS, scale=3) + 1,
-                     "target": double(ROWS, scale=2), "value": double(ROWS)}  # fmt: skip
+    return weights, {
+        "obs": obs,
+        "critic": obs,
+        "action": action,
+        "log_prob": old,
+        "advantage": double(ROWS, scale=3) + 1,
+        "target": double(ROWS, scale=2),
+        "value": double(ROWS),
+    }
 
 
 @pytest.mark.parametrize("vf", [None, 0.3])
@@ -167,6 +175,25 @@ def test_a2c(name, env):
     both(lambda w: agent.loss(w, rows)[0], reference, weights)
 
 
+def test_networks_of_policies_begin_small_and_obey_masks():
+    """Orthogonal first weights of gain 0.01 for policies and 1 for values, after hidden layers of sqrt(2)."""
+    agent = agent_of("PPO", "CartPole-v1")
+    parts = agent.net.named(agent.net.init(0))
+    for name, gain, rows in (("actor.0", 2.0, False), ("actor.2", 1e-4, True), ("critic.2", 1.0, True)):
+        w = parts[f"{name}.weight"].double()
+        square = w @ w.T if rows else w.T @ w
+        torch.testing.assert_close(square, gain * torch.eye(len(square)).double(), rtol=1e-4, atol=1e-6 * gain)
+        assert not parts[f"{name}.bias"].any()
+    weights, obs = double(agent.net.size), double(N, 4)
+    mask = torch.tensor([[True, False], [False, True]]).repeat(N // 2, 1)
+    for explore in (True, False):
+        action, told, _ = agent.act({"weights": weights}, {"obs": obs, "mask": mask}, {}, keys.make(0), explore)
+        assert action.tolist() == [0, 1] * (N // 2) and told["log_prob"].abs().max() == 0
+    outputs, value = agent.network(weights, {"obs": obs, "critic": obs, "mask": mask})
+    assert (outputs.softmax(-1) * ~mask).max() == 0
+    torch.testing.assert_close(value, cartpole(weights, obs)[2], **TIGHT)
+
+
 def gae_by_hand(reward, value, after, terminated, done, gamma, lam):
     advantage = torch.zeros_like(reward)
     for t in reversed(range(len(reward))):
@@ -193,8 +220,15 @@ def test_a_rollout_becomes_rows_with_advantages_and_targets(name, monkeypatch):
     no = torch.zeros(12, 2, dtype=torch.bool)
     terminated, cut = no.clone(), no.clone()
     terminated[3, 0] = cut[7, 1] = cut[8, 0] = True
-    chunk = {"obs": double(12, 2, 4), "last": double(12, 2, 4), "reward": double(12, 2), "terminated": terminated,
-             "truncated": cut, "action": torch.randint(2, (12, 2)), "log_prob": -double(12, 2).abs()}  # fmt: skip
+    chunk = {
+        "obs": double(12, 2, 4),
+        "last": double(12, 2, 4),
+        "reward": double(12, 2),
+        "terminated": terminated,
+        "truncated": cut,
+        "action": torch.randint(2, (12, 2)),
+        "log_prob": -double(12, 2).abs(),
+    }
     seen, loss = {}, agent.loss
     monkeypatch.setattr(agent, "loss", lambda w, rows: (seen.update(rows), loss(w, rows))[1])
     after, _ = agent.update(learner, chunk, keys.make(0))
@@ -239,9 +273,15 @@ def test_ppo_stops_where_the_policy_has_moved_too_far():
 
 
 def batch_of(discrete=True, obs=4, masks=False):
-    found = {"obs": double(N, obs), "last": double(N, obs), "reward": double(N, scale=2), "weight": double(N).abs() + 0.1,
-             "discount": torch.where(torch.rand(N) < 0.3, 0.0, 0.9).double(), "terminated": torch.zeros(N, dtype=torch.bool),
-             "action": torch.randint(2, (N,)) if discrete else double(N, 1).clamp(-1, 1)}  # fmt: skip
+    found = {
+        "obs": double(N, obs),
+        "last": double(N, obs),
+        "reward": double(N, scale=2),
+        "weight": double(N).abs() + 0.1,
+        "discount": torch.where(torch.rand(N) < 0.3, 0.0, 0.9).double(),
+        "terminated": torch.zeros(N, dtype=torch.bool),
+        "action": torch.randint(2, (N,)) if discrete else double(N, 1).clamp(-1, 1),
+    }
     if masks:
         found["last_mask"] = torch.ones(N, 2, dtype=torch.bool)
         found["last_mask"][: N // 2, 0] = False
@@ -268,8 +308,10 @@ def test_q_learning(name, masks):
     errors = {}
 
     def reference(w):
-        now, slow, present = (q_of(name, x, batch[k]).detach() if k == "last" else q_of(name, x, batch[k])
-                              for x, k in ((w, "last"), (target, "last"), (w, "obs")))  # fmt: skip
+        now, slow, present = (
+            q_of(name, x, batch[k]).detach() if k == "last" else q_of(name, x, batch[k])
+            for x, k in ((w, "last"), (target, "last"), (w, "obs"))
+        )
         total = 0.0
         for i in range(N):
             possible = [a for a in range(2) if not masks or batch["last_mask"][i, a]]
@@ -350,8 +392,17 @@ def test_quantile_regression(masks):
 
 
 def test_updates_of_q_learning_clip_gradients_and_copy_targets():
-    agent = agent_of("DQN", "CartPole-v1", **REPLAYED, max_grad_norm=0.01, learning_rate=0.1, target_update_interval=10,
-                     tau=0.75, n_envs=2, n_steps=3)  # fmt: skip
+    agent = agent_of(
+        "DQN",
+        "CartPole-v1",
+        **REPLAYED,
+        max_grad_norm=0.01,
+        learning_rate=0.1,
+        target_update_interval=10,
+        tau=0.75,
+        n_envs=2,
+        n_steps=3,
+    )
     weights, target, batch = double(agent.q.size), double(agent.q.size), batch_of()
     learner = {
         "weights": weights,
@@ -369,8 +420,14 @@ def test_updates_of_q_learning_clip_gradients_and_copy_targets():
 
 
 def test_exploration_falls_linearly():
-    agent = agent_of("DQN", "CartPole-v1", **REPLAYED, exploration_fraction=0.5, exploration_initial_eps=0.8,
-                     exploration_final_eps=0.2)  # fmt: skip
+    agent = agent_of(
+        "DQN",
+        "CartPole-v1",
+        **REPLAYED,
+        exploration_fraction=0.5,
+        exploration_initial_eps=0.8,
+        exploration_final_eps=0.2,
+    )
     q = torch.tensor([[0.0, 1.0]]).expand(20_000, 2)
     for progress, epsilon in ((0.0, 0.8), (0.25, 0.5), (0.5, 0.2), (0.9, 0.2)):
         action = agent.sometimes_random({"progress": torch.tensor(progress)}, q, keys.make(3))
@@ -382,8 +439,15 @@ def test_weights_and_priorities_of_prioritized_replay(beta):
     """Schaul et al. (2016), section 3.3 and 3.4: P(i) = p_i^alpha / sum, w_i = (N P(i))^-beta / max w."""
     ring = Prioritized(8, 2, alpha=0.7, beta=beta)
     floats, bits = torch.float32, torch.bool
-    memory = ring.init({"obs": ((1,), floats), "last": ((1,), floats), "reward": ((), floats), "terminated": ((), bits),
-                        "truncated": ((), bits)})  # fmt: skip
+    memory = ring.init(
+        {
+            "obs": ((1,), floats),
+            "last": ((1,), floats),
+            "reward": ((), floats),
+            "terminated": ((), bits),
+            "truncated": ((), bits),
+        }
+    )
     obs, no = torch.arange(16.0).view(8, 2, 1), torch.zeros(8, 2, dtype=torch.bool)
     memory = ring.add(memory, {"obs": obs, "last": obs, "reward": no.float(), "terminated": no, "truncated": no})
     errors = torch.randn(16) * 3
@@ -405,8 +469,10 @@ def test_weights_and_priorities_of_prioritized_replay(beta):
 
 def actor_critic(name, **options):
     agent = agent_of(name, "Pendulum-v1", **{**REPLAYED, "hidden": (5,), "gamma": 0.9, **options})
-    learner = {k: (0.7 * torch.randn(x.shape, dtype=torch.float64) if isinstance(x, Tensor) and x.ndim else x)
-               for k, x in agent.init(0).items()}  # fmt: skip
+    learner = {
+        k: (0.7 * torch.randn(x.shape, dtype=torch.float64) if isinstance(x, Tensor) and x.ndim else x)
+        for k, x in agent.init(0).items()
+    }
     for k, x in learner.items():
         if isinstance(x, dict):
             learner[k] = {n: y.double() for n, y in x.items()}

@@ -25,6 +25,6 @@ def preset(name: str) -> Preset:
     """A preset by name, such as "ppo-cartpole". Raises ValueError with the nearest names."""
     if name not in PRESETS:
         near = " or ".join(get_close_matches(name, PRESETS, 3, 0.0))
-        raise ValueError(f"there is no preset {name!r}; near are {near} (`tutti rl list` shows all; a config is a .toml "
-                         "file)")  # fmt: skip
+        raise ValueError(f"there is no preset {name!r}; near are {near} (`tutti rl list` shows all; configs are "
+                         ".toml files)")  # fmt: skip
     return PRESETS[name]
