@@ -244,10 +244,9 @@ def test_a_rollout_becomes_rows_with_advantages_and_targets(name, monkeypatch):
     gradient = torch.func.grad(lambda w: loss(w, seen)[0])(learner["weights"])
     gradient = gradient * (0.05 / (gradient.norm() + 1e-6)).clamp(max=1.0)
     assert gradient.norm() < 0.051
-    if name == "PPO":  # the first step of Adam: m / (1 - b1) = g, v / (1 - b2) = g^2
-        step = gradient / (gradient.abs() + 1e-5)
-    else:
-        step = gradient / ((0.01 * gradient**2).sqrt() + 1e-5)
+    # The first step of Adam, where m / (1 - b1) = g and v / (1 - b2) = g^2, and that of RMSProp.
+    root = gradient.abs() if name == "PPO" else (0.01 * gradient**2).sqrt()
+    step = gradient / (root + 1e-5)
     torch.testing.assert_close(after["weights"], learner["weights"] - 0.01 * step, rtol=1e-6, atol=1e-9)
 
 
