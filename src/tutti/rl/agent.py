@@ -521,8 +521,8 @@ class Agent(ABC):
 
 def _whole(name: str, x: Any, low: int) -> int:
     """A whole number from `low` on; floats such as 1e5 are taken."""
-    whole = isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x) and int(x) == x
-    if not whole or x < low:
+    number = float(x) if isinstance(x, Real) and not isinstance(x, bool) else math.nan  # pyright: ignore
+    if not number.is_integer() or number < low:
         raise ValueError(f"{name} is {x!r}; it must be a whole number{f' from {low} on' if low > -(1 << 62) else ''}")
     return int(x)
 

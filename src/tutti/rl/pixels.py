@@ -42,10 +42,8 @@ class NatureCNN(nn.Module):
             nn.ReLU(),
         )  # fmt: skip
         self.linear = nn.Sequential(nn.Linear(64 * height * width, FEATURES), nn.ReLU())
-        for layer in (*self.convolutions, *self.linear) if gain is not None else ():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.orthogonal_(layer.weight, gain)
-                nn.init.zeros_(layer.bias)
+        for name, parameter in self.named_parameters() if gain is not None else ():
+            nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.orthogonal_(parameter, gain or 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, *self.image)

@@ -224,7 +224,8 @@ class _Unpacking:
         if name not in BIT_GENERATORS:
             raise ValueError(f"the stored state is damaged: there is no generator {name!r}")
         state, seeds = self.value(state, None), self.value(seeds, None)
-        bits = getattr(np.random, name)(np.random.SeedSequence(**(seeds or {"entropy": 0})))
+        sequence: Any = np.random.SeedSequence
+        bits = getattr(np.random, name)(sequence(**(seeds or {"entropy": 0})))
         bits.state = state
         made = self.made[place] = np.random.Generator(bits)
         return made

@@ -57,9 +57,9 @@ CALLBACKS = {
 }
 
 
-def policy_and_env(kind: str, given: tuple[Any, ...], policy: Any, env: Any) -> tuple[str | None, Any]:
+def policy_and_env(kind: str, first: tuple[Any, ...], policy: Any, env: Any) -> tuple[str | None, Any]:
     """What `(env)` or `(policy, env)` says: (policy or None, env)."""
-    given = list(given)
+    given = list(first)
     if len(given) > 2:
         raise ValueError(f"{kind} takes (env) or (policy, env); name other options, as in learning_rate={given[2]!r}")
     if policy is None and (len(given) == 2 or (given and env is not None)):

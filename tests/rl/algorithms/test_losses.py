@@ -283,7 +283,8 @@ def batch_of(discrete=True, obs=4, masks=False):
     }
     if masks:
         found["last_mask"] = torch.ones(N, 2, dtype=torch.bool)
-        found["last_mask"][: N // 2, 0] = False
+        found["last_mask"][: N // 3, 0] = False
+        found["last_mask"][-N // 3 :, 1] = False
     return found
 
 
@@ -390,6 +391,20 @@ def test_quantile_regression(masks):
     both(lambda w: agent.loss(w, learner, batch, keys.make(0))[0], reference, weights)
 
 
+def test_quantiles_are_summed_and_targets_averaged():
+    from tutti.rl.algorithms.qr_dqn import quantile_loss
+
+    quantiles, targets = double(2, 3), double(2, 5)
+    for row in range(2):
+        total = 0.0
+        for i in range(3):
+            for y in targets[row]:
+                u = float(y - quantiles[row, i])
+                total += abs((i + 0.5) / 3 - (u < 0)) * (0.5 * u * u if abs(u) <= 1 else abs(u) - 0.5) / 5
+        found = float(quantile_loss(quantiles, targets)[row])
+        torch.testing.assert_close(found, total, rtol=1e-6, atol=1e-6)  # levels are thirds in float32
+
+
 def test_updates_of_q_learning_clip_gradients_and_copy_targets():
     agent = agent_of(
         "DQN",
@@ -448,7 +463,8 @@ def test_weights_and_priorities_of_prioritized_replay(beta):
         }
     )
     obs, no = torch.arange(16.0).view(8, 2, 1), torch.zeros(8, 2, dtype=torch.bool)
-    memory = ring.add(memory, {"obs": obs, "last": obs, "reward": no.float(), "terminated": no, "truncated": no})
+    rows = {"obs": obs, "last": obs, "reward": no.float(), "terminated": no, "truncated": no}
+    memory = ring.add(memory, rows)
     errors = torch.randn(16) * 3
     memory = ring.learned(memory, {"index": torch.arange(16)}, errors)
     chance = (errors.abs() + EPS).double() ** 0.7
@@ -459,6 +475,10 @@ def test_weights_and_priorities_of_prioritized_replay(beta):
     assert torch.equal(index, where["index"])
     weight = (16 * chance[index]) ** -beta
     torch.testing.assert_close(where["weight"].double(), weight / weight.max(), rtol=2e-5, atol=1e-6)
+    again = ring.add(memory, {name: x[:1] for name, x in rows.items()})
+    assert (
+        again["tree"][ring.leaves : ring.leaves + 2].tolist() == [float(memory["largest"])] * 2
+    )  # as the largest so far
     drawn = torch.bincount(index, minlength=16) / 4096
     torch.testing.assert_close(drawn.double(), chance, rtol=0.0, atol=2 / 4096)  # one from each equal part
 
@@ -583,6 +603,7 @@ def test_deterministic_policy_gradients(name):
     torch.testing.assert_close(error, (own_q - y).mean(0), **TIGHT)
     torch.testing.assert_close(told["q"], own_q.mean(), **TIGHT)
     if name == "TD3":
+        assert after["updates"] == 1
         for _ in range(2):  # the actor and the targets wait for the third update
             for part in ("actor", "target_actor", "target_critic"):
                 assert torch.equal(after[part], learner[part])
