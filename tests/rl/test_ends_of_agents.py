@@ -342,8 +342,9 @@ def test_rows_of_resets_are_marked_and_teach_nothing():
         algorithm("GAIL")(Native(vector(Foreign)), level="eager")
 
 
-@pytest.mark.parametrize("level", ["eager", "O0"])
-@pytest.mark.parametrize("name", ["DQN", "PrioritizedDQN", "R2D2"])
+@pytest.mark.parametrize(
+    ("name", "level"), [("DQN", "eager"), ("DQN", "O0"), ("PrioritizedDQN", "eager"), ("R2D2", "eager")]
+)
 def test_replays_do_not_sample_rows_of_resets(name, level):
     own = {k: x for k, x in CASES[name][1].items() if k != "n_envs"}
     agent = algorithm(name)(Native(vector(Foreign)), level=level, **own).learn(96)

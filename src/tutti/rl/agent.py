@@ -524,7 +524,7 @@ def _whole(name: str, x: Any, low: int) -> int:
     number = float(x) if isinstance(x, Real) and not isinstance(x, bool) else math.nan  # pyright: ignore
     if not number.is_integer() or number < low:
         raise ValueError(f"{name} is {x!r}; it must be a whole number{f' from {low} on' if low > -(1 << 62) else ''}")
-    return int(x)
+    return int(x)  # pyright: ignore
 
 
 def _shifted(x: Any, by: Any, sign: int = 1) -> Any:

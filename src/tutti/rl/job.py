@@ -61,7 +61,7 @@ class Place:
                              f"{f', not {sorted(unlike)[0]}' if isinstance(place, dict) else ''}")  # fmt: skip
         for name, kind in (("placement", str), ("ranks", int), ("processes", int)):
             x: Any = place.get(name, getattr(Place, name))
-            if type(x) is not kind or (kind is int and x < 1):
+            if type(x) is not kind or (kind is int and int(x) < 1):
                 wants = "a text" if kind is str else "a whole number from 1 on"
                 raise ValueError(f"{path} is not a placement: {name} is {x!r}; it must be {wants}")
         return Place(**place)

@@ -182,7 +182,7 @@ def check(name: str, x: Any, own: Range | None = None) -> None:
 
 
 def check_one(name: str, own: Range, x: Any, where: str = "") -> None:
-    number = float(x) if hasattr(x, "__float__") and not isinstance(x, bool) else math.nan
+    number = float(x) if hasattr(x, "__float__") and not isinstance(x, bool) else math.nan  # pyright: ignore
     if not own.holds(number):
         unit = f" ({own.unit})" if own.unit else ""
         raise ValueError(f"{name} is {x}{where}; it must be {own}{unit}")
