@@ -169,7 +169,8 @@ def check(name: str, x: Any, own: Range | None = None) -> None:
     own = own or RANGES[name]
     if callable(x) and not isinstance(x, Tensor):
         for left in (1.0, 0.5, 0.0):
-            check_one(name, own, float(x(torch.tensor(left))), f" where {left:g} of the progress remains")
+            rate: Any = x(torch.tensor(left))
+            check_one(name, own, float(rate), f" where {left:g} of the progress remains")
         return
     if isinstance(x, tuple | list):
         for each in x:

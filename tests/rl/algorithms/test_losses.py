@@ -483,6 +483,28 @@ def test_weights_and_priorities_of_prioritized_replay(beta):
     torch.testing.assert_close(drawn.double(), chance, rtol=0.0, atol=2 / 4096)  # one from each equal part
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_returns_of_several_steps(steps):
+    """Watkins (1989): up to n rewards of the same episode, then the value, unless the episode terminated."""
+    from tutti.rl.returns import n_step
+
+    reward, after = double(8, 1), double(8, 1)
+    terminated, cut = torch.zeros(8, 1, dtype=torch.bool), torch.zeros(8, 1, dtype=torch.bool)
+    terminated[2], cut[5] = True, True
+    found = n_step(reward, after, terminated, terminated | cut, 0.9, steps)
+    for t in range(8):
+        total, k = 0.0, 0
+        while True:
+            total += 0.9**k * float(reward[t + k])
+            k += 1
+            if terminated[t + k - 1]:
+                break
+            if cut[t + k - 1] or k == steps or t + k == 8:
+                total += 0.9**k * float(after[t + k - 1])
+                break
+        torch.testing.assert_close(float(found[t]), total, **TIGHT)
+
+
 # -- actor-critics with a replay -------------------------------------------------------------------------------------
 
 
