@@ -262,7 +262,8 @@ def test_environments_of_others_are_made_by_adapt(monkeypatch):
 
     assert {"PPO", "adapt", "make"} <= set(dir(tutti.rl))
     with pytest.raises(ValueError, match=r"tutti\.rl\.adapt\.make\(function, n\)"):
-        tutti.rl.PPO(Small())
+        tutti.rl.PPO(Small)
+    assert tutti.rl.PPO(Small(), level="eager").config.n_envs == 1
     monkeypatch.setattr(Small, "action_masks", lambda self: [True, False], raising=False)
     agent = tutti.rl.PPO(tutti.rl.adapt.make(Small, 2), n_steps=8, batch_size=16, level="eager")
     with pytest.raises(ValueError, match=r"pass EvalCallback\(env=\)"):
@@ -277,7 +278,7 @@ def test_environments_of_others_are_made_by_adapt(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"verbose": 1}, r"no option 'verbose'\. The options are"),
+        ({"nosuch": 1}, r"no option 'nosuch'\. The options are"),
         ({"n_envs": 2.5}, "n_envs is 2.5; it must be a whole number"),
         ({"normalize_obs": "yes"}, "it must be True or False"),
         ({"clip_range": lambda progress: 0.2}, "clip_range is .*; it must be a number"),

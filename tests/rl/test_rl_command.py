@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -82,12 +84,62 @@ def test_another_run_in_the_same_folder_is_refused(config, tmp_path, capsys):
         (CONFIG + 'level = "eager"\n', "level is not an option of the algorithm: write it above [options]"),
         (CONFIG.replace("n_envs = 4", "n_envs = 4.5"), "n_envs is 4.5; it must be a whole number"),
         (CONFIG.replace("[16]", "16"), "hidden is 16; it must be whole numbers in brackets"),
+        (CONFIG.replace("evaluate", "evalute"), "did you mean 'evaluate'?"),
+        (CONFIG.replace("CartPole-v1", "CartPoll-v1"), "Near are CartPole-v1"),
+        (CONFIG.replace("CartPole-v1", "ALE/Pong-v5"), "pip install ale-py"),
+        (CONFIG.replace("CartPole-v1", "nosuchmodule:X-v0"), "names the module nosuchmodule, which cannot be imported"),
+        (CONFIG.replace("steps = 512", "steps = 0"), "steps is 0; it must be at least 1"),
+        (CONFIG.replace("evaluate = 256", "evaluate = -1"), "evaluate is -1; it must be at least 1"),
+        (CONFIG.replace('"eager"', '"O9"'), "level is 'O9'; it must be one of eager, O0"),
+        (CONFIG.replace("n_envs = 4", "gamma = nan"), "gamma is nan; it must be from 0 to 1"),
     ],
 )
 def test_configs_with_an_error(config, capsys, text, message):
     config.write_text(text)
     assert cli.main(["rl", "train", str(config)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["envpool:Pong-v5", "dm_control:walker-walk"])
+def test_a_missing_package_is_named_with_its_remedy(config, capsys, name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name.partition(":")[0], None)
+    config.write_text(CONFIG.replace("CartPole-v1", name))
+    assert cli.main(["rl", "train", str(config)]) == 2
+    assert f"there is no package {name.partition(':')[0]}; pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["train", "nosuch"], ["train", "nosuch.toml"], ["nosuch"], ["eval", "nosuch"]])
+def test_errors_are_one_line(words, capsys):
+    assert cli.main(["rl", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tutti rl: there is no") and said.count("\n") == 1 and len(said) < 160
+    assert "near" in said or "did you mean" in said or words[0] == "eval"
+
+
+def test_help_does_not_import_torch():
+    code = "import sys, tutti.cli; tutti.cli.main(['rl', 'train', '--help'])"
+    heavy = "{'torch', 'gymnasium'} & sys.modules.keys()"
+    check = f"try:\n    {code}\nexcept SystemExit: pass\nassert not {heavy}, {heavy}"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--placement" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["curve.json", "config.json"])
+@pytest.mark.parametrize("content", ["{", "3", '[["a", 1]]', "\x80\x05"])
+def test_files_of_a_run_that_are_damaged_are_named(config, tmp_path, capsys, name, content):
+    out = tmp_path / "run"
+    assert cli.main(["rl", "train", str(config), "--out", str(out), "--steps", "64"]) == 0
+    (out / name).write_bytes(content.encode("latin-1"))
+    assert cli.main(["rl", "train", str(config), "--out", str(out), "--steps", "128"]) == 2
+    assert f"{out / name} " in capsys.readouterr().err
+
+
+def test_a_config_that_is_no_text(tmp_path, capsys):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(b"\x80\x05")
+    assert cli.main(["rl", "train", str(path)]) == 2
+    assert f"{path} is not TOML" in capsys.readouterr().err
 
 
 def test_what_is_interrupted_is_said_and_saved(config, tmp_path, capsys, monkeypatch):

@@ -13,9 +13,9 @@ from tutti.cli.tables import consoles, table
 from tutti.hardware import PRESETS, Cluster
 from tutti.hardware.device import Device
 from tutti.rl import links
-from tutti.rl.command import Run, options_of, parsed
 from tutti.rl.forecast import OLDER, Costs, Forecast, chosen, forecasts, on_device
 from tutti.rl.fragments import costs
+from tutti.rl.run import Run, options_of, parsed
 from tutti.sim.picture import check_suffix
 
 

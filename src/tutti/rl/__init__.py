@@ -39,7 +39,10 @@ def __getattr__(name: str) -> Any:
             return import_module("tutti.rl.adapt")
         if name in NAMES:
             return getattr(import_module(f"tutti.rl.{NAMES[name]}"), name)
-    raise AttributeError(f"module 'tutti.rl' has no attribute {name!r}")
+    from tutti.rl.sb3 import CALLBACKS
+
+    hint = f"; here it is {CALLBACKS[name]}" if name in CALLBACKS else ""
+    raise AttributeError(f"module 'tutti.rl' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

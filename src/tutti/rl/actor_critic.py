@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from tutti.rl.agent import Number
 from tutti.rl.descent import Adam, RMSProp
 from tutti.rl.distributions import Box, masked
-from tutti.rl.env import over
+from tutti.rl.env import ends
 from tutti.rl.networks import GAIN, Network, mlp
 from tutti.rl.on_policy import OnPolicy
+from tutti.rl.pixels import FEATURES, NatureCNN
 
 Tree = dict[str, Any]
 
@@ -32,6 +33,8 @@ class ActorCritic(OnPolicy):
         log_std: float = 0.0
 
     adam: Adam | RMSProp
+    gaps = pixels = sees = True
+    cnn_hidden = ()
 
     def check(self) -> None:
         if not isinstance(self.distribution, Box):
@@ -54,13 +57,16 @@ class ActorCritic(OnPolicy):
 
     def network(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tensor]:
         """Outputs of the policy and values of rows."""
-        outputs, value = self.net(weights, batch["obs"], batch["critic"])
+        outputs, value = self.net(weights, batch["obs"], batch.get("critic", batch["obs"]))
         return masked(outputs, batch.get("mask")), value
 
     def inputs(self, chunk: Tree) -> Tree:
         """What `network` reads of a chunk."""
-        return {"obs": self.policy_input(chunk["obs"]), "critic": self.critic_input(chunk, "")} | (
-            {"mask": chunk["mask"]} if "mask" in chunk else {}
+        critic = {} if self.image else {"critic": self.critic_input(chunk, "")}  # with pictures it is what `obs` is
+        return (
+            {"obs": self.policy_input(chunk["obs"])}
+            | critic
+            | ({name: chunk[name] for name in ("mask", "valid") if name in chunk})
         )
 
     def policy_input(self, obs: Tensor) -> Tensor:
@@ -81,24 +87,30 @@ class ActorCritic(OnPolicy):
         """(values, values after each step, terminated, done), as rewards (time, n, ...)."""
         seen = torch.stack([self.critic_input(chunk, ""), self.critic_input(chunk, "last_")])
         value, after = self.net(learner["weights"], None, seen)[1].unbind(0)
-        terminated = over(chunk["terminated"], value)
-        return value, after, terminated, terminated | over(chunk["truncated"], value)
+        return value, after, *ends(chunk, value)
 
 
 class Both(nn.Module):
-    """A policy and a value function: outputs of the policy (..., outputs), and values (...)."""
+    """A policy and a value function: outputs of the policy (..., outputs), and values (...). Pictures go through
+    convolutions that both share."""
 
     def __init__(self, agent: ActorCritic):
         super().__init__()
         c, d = agent.config, agent.distribution
         self.continuous = isinstance(d, Box)
         size = d.width if isinstance(d, Box) else d.size
-        self.actor = mlp([agent.policy_size(), *c.hidden, size], c.activation, GAIN, 0.01)
-        self.critic = mlp([agent.critic_size(), *c.hidden, 1], c.activation, GAIN, 1.0)
+        self.eyes = NatureCNN(agent.image, GAIN) if agent.image else None
+        inputs = (FEATURES, FEATURES) if agent.image else (agent.policy_size(), agent.critic_size())
+        self.actor = mlp([inputs[0], *c.hidden, size], c.activation, GAIN, 0.01)
+        self.critic = mlp([inputs[1], *c.hidden, 1], c.activation, GAIN, 1.0)
         if self.continuous:
             self.log_std = nn.Parameter(torch.full((size,), c.log_std))
 
     def forward(self, obs: Tensor | None, critic: Tensor | None) -> tuple[Any, Any]:
+        if self.eyes is not None:  # shared, as in Stable-Baselines3
+            same = critic is obs
+            obs = None if obs is None else self.eyes(obs)
+            critic = obs if same else None if critic is None else self.eyes(critic)
         outputs = None if obs is None else self.actor(obs)
         if outputs is not None and self.continuous:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)

@@ -11,6 +11,7 @@ steps the environments.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -26,17 +27,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tutti.rl import collect, files, keys
+from tutti.rl import collect, files, keys, pixels, ranges, sb3
 from tutti.rl.distributions import distribution_for
 from tutti.rl.env import Env
 from tutti.rl.features import Features, features_of
 from tutti.rl.host import HostActor
 from tutti.rl.networks import Ensemble, Network
 from tutti.rl.normalize import Normalizer
-from tutti.rl.program import Program
+from tutti.rl.program import Program, leaves
 from tutti.rl.vector import VectorEnv
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -89,11 +90,15 @@ def reads() -> Iterator[set[str]]:
 class Agent(ABC):
     """A policy, how it learns, and the environments that it learns in.
 
-    env: a name (`tutti.rl.make`), a pure `Env`, or a `VectorEnv` of the host with `n_envs` instances.
+    env: a name (`tutti.rl.make`), a pure `Env`, a `VectorEnv` of the host with `n_envs` instances, or an environment
+        of gymnasium or PettingZoo. It may follow a policy, as in `PPO("MlpPolicy", env)`: "CnnPolicy" sees pictures
+        with convolutions, "MlpPolicy" as numbers; by default those of 36 x 36 and more are seen with convolutions.
     seed: of weights, environments and exploration. With equal versions, equal seeds give equal results.
     level: "O2" compiles whole iterations; "O0" runs their operators one by one; "eager" is plain Python.
     threads: of PyTorch's operators; more than one rarely helps networks of this size.
-    options: the fields of the algorithm's `Config`.
+    verbose: 1 prints metrics while learning. tensorboard_log: a folder for TensorBoard. device: "cpu" or "auto".
+    options: the fields of the algorithm's `Config`. policy_kwargs: hidden and activation in the names of
+        Stable-Baselines3.
 
     Raises ValueError for unknown options, and for spaces that do not suit the algorithm.
     """
@@ -103,16 +108,33 @@ class Agent(ABC):
     squashed: ClassVar[bool] = False  # whether continuous actions are tanh of a normal number
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ()  # the action spaces that the algorithm can handle; () is all
     multi_agent: ClassVar[bool] = True
+    pixels: ClassVar[bool] = False  # whether pictures stay uint8 until a network sees them
+    sees: ClassVar[bool] = False  # whether its networks can have convolutions
+    cnn_hidden: ClassVar[tuple[int, ...] | None] = None  # hidden layers behind convolutions, unless they are given
+    gaps: ClassVar[bool] = False  # whether it can learn in environments some of whose rows are no steps
+    ranges: ClassVar[dict[str, ranges.Range]] = {}  # of options, where they are narrower than `tutti.rl.ranges` says
     unused: ClassVar[tuple[str, ...]] = ()  # options of a parent class that have no effect: giving them is an error
     warm_until = 0  # number of steps when the replay was last empty, for algorithms with one
 
-    def __init__(self, env: str | Env | VectorEnv, *, seed: int = 0, level: str = "O2", threads: int = 1,
-                 **options: Any):  # fmt: skip
-        self.config, self.threads = configured(type(self), options), threads
-        self.env = self._made(env)
-        self.seed, self.level = seed, level
+    def __init__(self, *given: Any, policy: str | None = None, env: Any = None, seed: int | None = 0,
+                 level: str = "O2", threads: int = 1, verbose: int = 0, tensorboard_log: str | Path | None = None,
+                 device: Any = "cpu", policy_kwargs: dict[str, Any] | None = None, **options: Any):  # fmt: skip
+        kind = type(self)
+        self.policy_name, env = sb3.policy_and_env(kind.__name__, given, policy, env)
+        sb3.check_device(device)
+        options = sb3.options(kind, options, policy_kwargs)
+        if self.policy_name == "MlpLstmPolicy":
+            options = self._with_memory(options)
+        self.config, self.threads = configured(kind, options), _whole("threads", threads, 1)
+        self.verbose, self.tensorboard_log = _whole("verbose", verbose, 0), tensorboard_log
+        self.env = self._made(env, options)
+        self.seed, self.level = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed, level
+        _whole("seed", self.seed, -(1 << 63))
         self._check_spaces()
-        self.features: Features = features_of(self.env.observation_space)
+        self.features: Features = features_of(self.env.observation_space, self.pixels)
+        self.image = self._seen()
+        if self.image and "hidden" not in options and self.cnn_hidden is not None:
+            self.config = replace(self.config, hidden=self.cnn_hidden)
         self.distribution: Any = distribution_for(self.env.action_space, self.squashed)
         self.normalizer = Normalizer(self.features.size, self.config.normalize_obs, self.config.normalize_reward)
         self.check()
@@ -122,9 +144,44 @@ class Agent(ABC):
             if isinstance(x, Network | Ensemble):
                 x.compute_in(PRECISIONS[self.config.precision])
         self.num_timesteps, self.episodes = 0, deque[tuple[float, float]](maxlen=100)
+        self.episodes_done = 0
         self.metrics: dict[str, float] = {}
         self.functions: dict[Any, Callable] = {}  # what the program has compiled, by what it is for
         self._begin()
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f"; {sb3.HINTS[name]}" if name in sb3.HINTS else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+
+    def _with_memory(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options of a policy whose memory is an LSTM."""
+        if not any(f.name == "cell" for f in fields(type(self).Config)):
+            raise ValueError(f"MlpLstmPolicy needs a memory, and {type(self).__name__} has none; use RecurrentPPO")
+        return {"cell": "lstm", **options}
+
+    def _seen(self) -> tuple[int, int, int] | None:
+        """The size of pictures that convolutions see, or None where features are seen as they are."""
+        name, image, policy = type(self).__name__, self.features.image, self.policy_name
+        parts = getattr(self.env.observation_space, "spaces", {})
+        parts = list(parts.values() if isinstance(parts, dict) else parts)
+        if policy == "MultiInputPolicy" and (not parts or any(features_of(x).image for x in parts)):
+            wrong = "has pictures in it, which convolutions do not see here" if parts else "is no Dict or Tuple"
+            raise ValueError(f"MultiInputPolicy is for observations of several parts, and {self.env.name}'s space "
+                             f"{self.env.observation_space} {wrong}")  # fmt: skip
+        if policy == "CnnPolicy":
+            if not self.sees:
+                raise ValueError(f"{name} has no convolutions; leave 'CnnPolicy' out, or use PPO, A2C, DQN or SAC")
+            if not pixels.fits(image):
+                raise ValueError("CnnPolicy is for pictures: a Box of uint8 (height, width, channels) or (channels, "
+                                 f"height, width) of at least {pixels.SMALLEST} x {pixels.SMALLEST}; {self.env.name} "
+                                 f"has {self.env.observation_space}: use 'MlpPolicy'")  # fmt: skip
+        wanted = policy in (None, "CnnPolicy") and self.sees and len(self.env.agents) == 1
+        return image if wanted and pixels.fits(image) else None
+
+    def sighted(self, make: Callable[[int], nn.Module], size: int | None = None) -> nn.Module:
+        """A network of so many inputs, observations first: behind convolutions where those are pictures."""
+        size = self.features.size if size is None else size
+        return pixels.Seeing(self.image, make, size) if self.image else make(size)
 
     def check(self) -> None:  # noqa: B027
         """Raise ValueError for options that have no effect in this environment."""
@@ -183,6 +240,14 @@ class Agent(ABC):
     def to_env(self, action: Tensor) -> Tensor:
         return self.distribution.to_env(action)
 
+    def to_user(self, action: Tensor) -> Tensor:
+        """Actions as the environment that is adapted takes them, of those of the algorithm."""
+        return _shifted(self.to_env(action), getattr(self.env, "starts", (None, None))[1])
+
+    def from_user(self, action: Tensor) -> Tensor:
+        """Inverse of `to_user`."""
+        return self.distribution.from_env(_shifted(action, getattr(self.env, "starts", (None, None))[1], -1))
+
     def normalized(self, policy: Tree, seen: Tree) -> Tree:
         return {**seen, "obs": self.normalizer.apply(policy, seen["obs"])}
 
@@ -193,20 +258,74 @@ class Agent(ABC):
 
     # -- what users call ------------------------------------------------------------------------------------------
 
-    def learn(self, total_timesteps: int, callback: Callback | Iterable[Callback] | None = None,
+    def learn(self, total_timesteps: int, callback: Callback | Iterable[Callback] | None = None, *,
+              log_interval: int | None = None, tb_log_name: str | None = None, reset_num_timesteps: bool = False,
               progress_bar: bool = False) -> Agent:  # fmt: skip
         """Learn for so many steps of environments more. Returns the agent.
 
-        callback: called with the agent after each iteration; learning ends when one returns False.
+        callback: called with the agent after each iteration; learning ends when one returns False. log_interval:
+        between two reports of `verbose` and `tensorboard_log`, iterations of on-policy algorithms (1) and episodes of
+        others (4). reset_num_timesteps: count steps from 0 again, and with them what follows the progress.
+
+        Raises ValueError for metrics and weights that are not finite.
         """
         from tutti.rl.report import reporting
 
-        self.total = self.num_timesteps + total_timesteps
+        count = _whole("total_timesteps", total_timesteps, 0)
+        if reset_num_timesteps:
+            self.num_timesteps = self.warm_until = 0
+            self.program.put({"steps": torch.zeros((), dtype=torch.int64)})
+            self.program.put({"learner": {"progress": torch.zeros(())}})
+        self.total = self.num_timesteps + count
         self.prepare()
-        with reporting(self, callback, progress_bar) as goes_on:
+        log = log_interval if log_interval is None else _whole("log_interval", log_interval, 1)
+        with reporting(self, callback, progress_bar, log, tb_log_name) as goes_on:
             while self.num_timesteps < self.total and goes_on():
                 self.step()
+        self.check_weights()
         return self
+
+    @property
+    def observation_space(self) -> spaces.Space:
+        return self.env.observation_space
+
+    @property
+    def action_space(self) -> spaces.Space:
+        return self.env.action_space
+
+    @property
+    def n_envs(self) -> int:
+        return self.config.n_envs
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_env(self) -> Env | VectorEnv:
+        """The environments that it learns in."""
+        return self.env
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Learn in other environments from now on, in new episodes. They have equal spaces, and are as many."""
+        if not force_reset:
+            raise ValueError("force_reset is False; other environments begin with new episodes: leave it out")
+        from tutti.rl.by_name import adapted, make
+        from tutti.rl.evaluate import check_spaces
+
+        made = make(env, self.config.n_envs) if isinstance(env, str) else adapted(env)
+        check_spaces(self, made)
+        if isinstance(made, VectorEnv) and made.n != self.config.n_envs:
+            raise ValueError(
+                f"{made.name} is a vector of {made.n} environments, and the agent has {self.config.n_envs}"
+            )
+        self.env, self.env_name, run = made, env if isinstance(env, str) else None, self.program.state()
+        run.pop("actor", None)
+        if isinstance(made, Env):
+            run["actor"] = collect.begin(self, made, keys.fold(run["key"], 4), self.config.n_envs)
+        else:
+            self.host = HostActor(self, made, self.seed)
+        self.functions = {}
+        self.program = Program(run, self.level, self.threads)
 
     def step(self) -> None:
         """One iteration: act, and learn from what happened."""
@@ -232,9 +351,37 @@ class Agent(ABC):
         if not each.isfinite().all():
             raise ValueError(f"{self.env.name}: the return of an episode that ended by step {self.num_timesteps:,} is "
                              f"{float(each[~each.isfinite()][0])}; `step` must return finite rewards")  # fmt: skip
+        self.episodes_done += len(each)
         self.episodes.extend(zip(each.tolist(), lengths[finished].tolist(), strict=True))
-        self.metrics = {name: float(x) for name, x in metrics.items()}
+        self.metrics = self._finite(metrics)
         self.metrics["steps_per_second"] = steps / (time.perf_counter() - start)
+
+    def _finite(self, metrics: Tree) -> dict[str, float]:
+        """Metrics as numbers. Raises ValueError for one that is not finite, with what may have caused it."""
+        found = {name: float(x) for name, x in metrics.items()}
+        wrong = [name for name, x in found.items() if not math.isfinite(x)]
+        if wrong:
+            raise ValueError(f"{type(self).__name__}: {wrong[0]} is {found[wrong[0]]} by step {self.num_timesteps:,}. "
+                             f"{self._cause()}")  # fmt: skip
+        return found
+
+    def _cause(self) -> str:
+        state = self.program.state()
+        actor = state.get("actor", {})
+        for what, x in (("return", actor.get("return")), ("observation", actor.get("obs"))):
+            if x is not None and not x.isfinite().all():
+                wants, now = "rewards" if what == "return" else "observations", float(x[~x.isfinite()][0])
+                return (
+                    f"{self.env.name}: the {what} of an episode under way is {now}; `step` must return finite {wants}"
+                )
+        return "Lower learning_rate, scale rewards, or normalize observations (normalize_obs=True)"
+
+    def check_weights(self) -> None:
+        """Raise ValueError for weights that are not finite."""
+        for name, x in leaves(self.program.state()["learner"]).items():
+            if not x.isfinite().all():
+                raise ValueError(f"{type(self).__name__}: {name} is not finite after {self.num_timesteps:,} steps. "
+                                 f"{self._cause()}")  # fmt: skip
 
     def phase(self) -> Callable[[Tree], tuple[Tree, Tree]]:
         """The function of the next iteration in a pure environment."""
@@ -268,7 +415,7 @@ class Agent(ABC):
         with torch.no_grad():
             policy = self.acting(learner)
             action, _, carry = self.act(policy, self.normalized(policy, seen), carry, key, not deterministic)
-            action = self.to_env(action).numpy()
+            action = self.to_user(action).numpy()
         return (action[0] if single else action), (carry or None)
 
     def evaluate(self, episodes: int = 10, deterministic: bool = True, env: Any = None, seed: int = 1) -> Evaluation:
@@ -287,29 +434,31 @@ class Agent(ABC):
         return files.save(self, Path(path), replay, score)
 
     @classmethod
-    def load(cls, path: str | Path, env: str | Env | VectorEnv | None = None, **options: Any) -> Any:
+    def load(cls, path: str | Path, env: Any = None, **options: Any) -> Any:
         """An agent from a file that `save` wrote. It continues bit for bit in a pure environment.
 
-        env: needed unless it was given by name. options: replace those in the file.
-
-        Environments of the host are stored as pickles, which can run any code: load only files that you trust.
+        env: needed unless it was given by name. options: replace those in the file. No code of the file is run.
         """
+        if options.pop("custom_objects", None):
+            raise ValueError("custom_objects replace what is in a file; give options by name, as in learning_rate=1e-4")
         return files.load(cls, Path(path), env, options)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _made(self, env: str | Env | VectorEnv) -> Env | VectorEnv:
+    def _made(self, env: Any, options: dict[str, Any]) -> Env | VectorEnv:
         self.env_name = env if isinstance(env, str) else None
         if isinstance(env, str):
             from tutti.rl.by_name import make
 
             env = make(env, self.config.n_envs)
+        else:
+            from tutti.rl.by_name import adapted
+
+            env = adapted(env)
         if isinstance(env, VectorEnv) and env.n != self.config.n_envs:
+            if "n_envs" in options:
+                raise ValueError(f"n_envs is {options['n_envs']}, and env is a vector of {env.n}; leave it out")
             self.config = replace(self.config, n_envs=env.n)
-        if not isinstance(env, Env | VectorEnv):
-            raise ValueError(f"env is a {type(env).__name__}; pass a name, a tutti.rl.Env or a tutti.rl.VectorEnv: "
-                             "tutti.rl.adapt.make(function, n) makes n environments of other libraries with a function "
-                             "that returns one")  # fmt: skip
         return env
 
     def _check_spaces(self) -> None:
@@ -322,6 +471,10 @@ class Agent(ABC):
         if len(self.env.agents) > 1 and not self.multi_agent:
             raise ValueError(f"{name} is for one agent, and {self.env.name} has {len(self.env.agents)}: use IPPO, "
                              "MAPPO, QMIX, VDN, COMA or MADDPG")  # fmt: skip
+
+        if getattr(self.env, "gaps", False) and not self.gaps:
+            raise ValueError(f"{name} learns from every row, and {self.env.name} spends steps on resets: make it with "
+                             "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP")  # fmt: skip
 
     def _begin(self) -> None:
         """The state of a new run."""
@@ -356,13 +509,32 @@ class Agent(ABC):
     def _batched(self, observation: Any) -> tuple[Tensor, bool]:
         """Features (n, ..., size), and whether the observation is a single one."""
         space = self.env.observation_space
-        tensors = pytree.tree_map(torch.as_tensor, _plain(observation))
+        own = _shifted(_plain(observation), getattr(self.env, "starts", (None, None))[0], -1)
+        tensors = pytree.tree_map(torch.as_tensor, own)
         x = self.features(tensors)
         want = 1 + (len(self.env.agents) > 1)
         if x.shape[-1] != self.features.size or x.ndim not in (want, want + 1):
             shapes = pytree.tree_map(lambda t: tuple(t.shape), tensors)
             raise ValueError(f"observations of {self.env.name} are {space}, and this one has the shape {shapes}")
         return (x[None], True) if x.ndim == want else (x, False)
+
+
+def _whole(name: str, x: Any, low: int) -> int:
+    """A whole number from `low` on; floats such as 1e5 are taken."""
+    number = float(x) if isinstance(x, Real) and not isinstance(x, bool) else math.nan  # pyright: ignore
+    if not number.is_integer() or number < low:
+        raise ValueError(f"{name} is {x!r}; it must be a whole number{f' from {low} on' if low > -(1 << 62) else ''}")
+    return int(x)  # pyright: ignore
+
+
+def _shifted(x: Any, by: Any, sign: int = 1) -> Any:
+    """Values plus or minus the starts of discrete spaces (`VectorEnv.starts`)."""
+    if by is None:
+        return x
+    from tutti.rl.adapt import layout
+
+    by = pytree.tree_map(torch.from_numpy, by) if isinstance(x, Tensor) else by
+    return layout.shifted(x, by, sign)
 
 
 def _plain(x: Any) -> Any:
@@ -414,15 +586,9 @@ def configured(algorithm: type[Agent], options: dict[str, Any]) -> Config:
         if f.name in options and (wants := _misfit(str(f.type), options[f.name])):
             raise ValueError(f"{f.name} is {options[f.name]!r}; it must be {wants}")
     made = kind(**options)
-    for name, low in (("n_envs", 1), ("n_steps", 1), ("batch_size", 1), ("n_epochs", 1), ("hindsight", 0)):
-        if name in known and getattr(made, name) < low:
-            raise ValueError(f"{name} is {getattr(made, name)}; it must be at least {low}")
-    if isinstance(made.learning_rate, Real) and made.learning_rate < 0:
-        raise ValueError(f"learning_rate is {made.learning_rate}; it must be at least 0")
+    ranges.check_all(made, known, algorithm.ranges)
     if made.precision not in PRECISIONS:
         raise ValueError(f"precision {made.precision!r} is not one of {', '.join(PRECISIONS)}")
-    if not isinstance(made.gamma, Tensor) and not 0 <= made.gamma <= 1:
-        raise ValueError(f"gamma is {made.gamma}; it must be from 0 to 1")
     return made
 
 

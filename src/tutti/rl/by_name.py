@@ -27,6 +27,39 @@ def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | Vec
 
     try:
         return adapted(name, n, processes, **options)
+    except ModuleNotFoundError as error:
+        module = name.removeprefix("gymnasium:").rpartition(":")[0]
+        if not module:
+            raise
+        raise ValueError(f"{name} names the module {module}, which cannot be imported: {error}") from error
     except gymnasium.error.Error as error:
-        near = " or ".join(get_close_matches(name, registry.ENVS, 3, 0.5))
-        raise ValueError(f"{error}{f' Of ours there is {near}.' if near else ''}") from error
+        raise ValueError(f"{str(error).rstrip('.')}. {_remedy(name, error)}") from error
+
+
+def _remedy(name: str, error: Exception) -> str:
+    """What to do where gymnasium has no environment of a name, or lacks a package for it."""
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+        return "`tutti rl list` shows environments that need no package"
+    if name.removeprefix("gymnasium:").startswith("ALE/"):
+        return f"pip install ale-py, and write ale_py:{name}"
+    known = [*registry.ENVS, *gymnasium.registry]
+    near = " or ".join(get_close_matches(name, known, 3, 0.5))
+    return f"Near are {near}" if near else "`tutti rl list` shows environments"
+
+
+def adapted(env: Any) -> Env | VectorEnv:
+    """An environment that was given as an object: ours as it is, those of gymnasium and PettingZoo by their adapter.
+
+    Raises ValueError for other objects.
+    """
+    if isinstance(env, Env | VectorEnv):
+        return env
+    from tutti.rl.adapt.make import make, of_pettingzoo
+
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return make(env, env.num_envs)
+    if isinstance(env, gymnasium.Env) or of_pettingzoo(env):
+        return make(env, 1)
+    raise ValueError(f"env is a {type(env).__name__}; pass a name, an environment of gymnasium or PettingZoo, a "
+                     "tutti.rl.Env or a tutti.rl.VectorEnv. tutti.rl.adapt.make(function, n) makes n environments with "
+                     "a function that returns one")  # fmt: skip

@@ -7,6 +7,8 @@ A chunk is a dict of tensors (time, n, ...):
 | `obs`, `action`, `reward`, `terminated`, `truncated` | of each step; observations are features, before normalization |
 | `last` | the observation after the step, of the same episode |
 | `mask`, `overview`, `last_mask`, `last_overview` | where the environment has them |
+| `valid`, `last_valid` | whether the agent took part in the step, and does after it: where agents may leave |
+| `agent_terminated`, `agent_truncated` | of each agent, where agents end one by one |
 | `return`, `length` | of an episode that ended in this step, else 0 |
 | others | what the algorithm's `act` adds, such as `log_prob` |
 """
@@ -49,7 +51,12 @@ def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, step
         of_act, of_step, of_reset = keys.split(keys.fold(key, t), 3)
         seen = seen_by(actor["obs"], env.masks(actor["env"]), env.overview(actor["env"]))
         action, extra, carry = act(policy, agent.normalized(policy, seen), actor["carry"], of_act, explore)
+        alive = env.alive(actor["env"])
         state, last, reward, terminated, truncated = env.step(actor["env"], agent.to_env(action), of_step)
+        own = {} if alive is None else {"valid": alive, "last_valid": alive & _or_all(env.alive(state), alive)}
+        if env.ends_by_agent:
+            own |= {"agent_terminated": terminated, "agent_truncated": truncated}
+            terminated, truncated = of_episode(_or_all(alive, terminated), terminated, truncated)
         after = {f"last_{k}": x for k, x in seen_by(None, env.masks(state), env.overview(state)).items() if k != "obs"}
         done = terminated | truncated
         state, obs = begun_again(env, done, state, last, of_reset)
@@ -61,10 +68,22 @@ def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, step
             **moved,
         }
         row = {**seen, **after, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated,
-               "last": agent.features(last), **told, **extra}  # fmt: skip
+               "last": agent.features(last), **own, **told, **extra}  # fmt: skip
         return next_actor, row
 
     return tutti.scan(body, actor, torch.arange(steps))
+
+
+def _or_all(alive: Tensor | None, like: Tensor) -> Tensor:
+    return torch.ones_like(like, dtype=torch.bool) if alive is None else alive
+
+
+def of_episode(alive: Tensor, terminated: Tensor, truncated: Tensor) -> tuple[Tensor, Tensor]:
+    """(terminated, truncated) (n,) of episodes whose agents end one by one, (n, agents). An episode ends with its last
+    agent, and is truncated where one of the last was only truncated. alive: who had not ended before."""
+    over = (terminated | truncated | ~alive).all(-1)
+    cut = over & (truncated & ~terminated & alive).any(-1)
+    return over & ~cut, cut
 
 
 def seen_by(obs: Any, mask: Tensor | None, overview: Tensor | None) -> Tree:

@@ -1,80 +1,14 @@
-"""The verb `tutti rl`: train an agent as a config says, evaluate it, and record how it acts."""
+"""The verb `tutti rl`: its options. The work is done in `tutti.rl.run`, imported when a verb runs."""
 
 from __future__ import annotations
 
-import json
-import sys
-import tomllib
-from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from tutti.launch.launch import launch, under_launcher
-from tutti.rl import job
-from tutti.rl.agent import Agent
-from tutti.rl.algorithms import ALGORITHMS, algorithm
-from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, TensorBoard, checkpoints
-from tutti.rl.files import load
-from tutti.rl.job import Place
-from tutti.rl.placement import SPLIT, Placed
-from tutti.rl.presets import PRESETS, preset
-from tutti.rl.ranks import process
-from tutti.rl.vector import VectorEnv
-
-FINAL, CURVE, CONFIG = "agent.safetensors", "curve.json", "config.json"
-WORDS = {"str": "a text", "int": "a whole number", "float | None": "a number", "dict[str, Any]": "a table"}
 First = tyro.conf.Positional
-
-
-@dataclass(frozen=True)
-class Run:
-    """A config of `tutti rl train`: the keys of its TOML file.
-
-    algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
-    threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
-    checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of
-    data that our agents make (`tutti.rl.offline_data`). placement, ranks: where it runs (`tutti.rl.placement`).
-    """
-
-    algorithm: str
-    env: str
-    steps: int
-    seed: int = 0
-    level: str = "O2"
-    out: str = ""
-    threshold: float | None = None
-    evaluate: int = 20_000
-    checkpoint: int = 100_000
-    data: str = ""
-    placement: str = "fused"
-    ranks: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def of(name: str) -> Run:
-        """From a TOML file, or from the name of a preset."""
-        if not name.endswith(".toml"):
-            p = preset(name)
-            return Run(p.algorithm, p.env, p.steps, out=f"out/rl/{name}", options=dict(p.options), data=p.data)
-        path = Path(name)
-        if not path.exists():
-            raise ValueError(f"there is no file {path}; presets are {', '.join(PRESETS)}")
-        try:
-            table = tomllib.loads(path.read_text())
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f'{path} is not TOML: {error}; texts are quoted, as in algorithm = "PPO"') from None
-        known = list(Run.__dataclass_fields__)
-        if unknown := [key for key in table if key not in known]:
-            raise ValueError(f"{path}: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
-        if missing := [key for key in ("algorithm", "env", "steps") if key not in table]:
-            raise ValueError(f"{path}: {missing[0]} is missing")
-        kinds: dict[str, Any] = {"str": str, "int": int, "float | None": (int, float), "dict[str, Any]": dict}
-        for key, x in table.items():
-            if not isinstance(x, kinds[kind := str(Run.__dataclass_fields__[key].type)]) or isinstance(x, bool):
-                raise ValueError(f"{path}: {key} is {x!r}; it must be {WORDS[kind]}")
-        return Run(**{"out": f"out/rl/{path.stem}", **table})
 
 
 def train(
@@ -111,40 +45,14 @@ def train(
         plan: a placement that `tutti plan --rl ... --save` wrote, instead of the three above.
         restarts: how often all processes start again, from the last state, when one of them is killed or fails.
     """
+    from tutti.rl import run
+
     given = {"steps": steps, "seed": seed, "level": level, "out": out, "threshold": threshold,
              "placement": placement, "ranks": ranks}  # fmt: skip
-    run = replace(Run.of(config), **{k: v for k, v in given.items() if v is not None})
-    run = replace(run, options={**run.options, **dict(map(parsed, option))})
-    if outside := [name for name in run.options if name in Run.__dataclass_fields__]:
-        raise ValueError(
-            f"{outside[0]} is not an option of the algorithm: write it above [options], or as --{outside[0]}"
-        )
-    if plan is not None:
-        if any(x is not None for x in (placement, ranks, processes)):
-            raise ValueError(f"--plan {plan} says the placement, ranks and processes: leave out those options")
-        place = Place.load(plan)
-        run, processes = replace(run, placement=place.placement, ranks=place.ranks), place.processes
-    if run.placement != "fused" or run.ranks != 1:
-        return _train_placed(run, processes, restarts)
-    folder = Path(run.out)
-    agent = _begun(run, folder)
-    if agent.num_timesteps >= run.steps:
-        print(f"all {run.steps:,} steps are done; more need --steps")
-    curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
-    curve.points.extend(_points(folder))
-    callbacks = [curve, scores, CheckpointCallback(folder, run.checkpoint), TensorBoard(folder), _says(scores)]
-    try:
-        agent.learn(max(run.steps - agent.num_timesteps, 0), callbacks, progress_bar=True)
-    finally:
-        (folder / CURVE).write_text(json.dumps(curve.points))
-        agent.save(folder / FINAL)
-        if agent.num_timesteps < run.steps and sys.exc_info()[0] is KeyboardInterrupt:
-            print(f"stopped after {agent.num_timesteps:,} steps; the same command continues")
-    _draw(curve.points, folder / "curve.svg", run)
-    print(f"{agent.evaluate(20)}; saved in {folder}")
+    run.train(config, {k: v for k, v in given.items() if v is not None}, option, processes, plan, restarts)
 
 
-def evaluate(agent: First[str], episodes: int = 20, seed: int = 1, deterministic: bool = True) -> None:
+def evaluate(agent: First[str], episodes: int = 20, seed: int = 1, deterministic: bool = True, env: str = "") -> None:
     """Returns of new episodes.
 
     Args:
@@ -152,11 +60,16 @@ def evaluate(agent: First[str], episodes: int = 20, seed: int = 1, deterministic
         episodes: how many.
         seed: of the environments.
         deterministic: take the most likely action.
+        env: instead of the environment that the file names.
     """
-    print(_opened(agent).evaluate(episodes, deterministic=deterministic, seed=seed))
+    from tutti.rl import run
+
+    print(run.opened(agent, env).evaluate(episodes, deterministic=deterministic, seed=seed))
 
 
-def play(agent: First[str], to: str = "play.gif", steps: int = 500, seed: int = 1, fps: int = 30) -> None:
+def play(
+    agent: First[str], to: str = "play.gif", steps: int = 500, seed: int = 1, fps: int = 30, env: str = ""
+) -> None:
     """Record an episode as a picture that moves.
 
     Args:
@@ -165,147 +78,28 @@ def play(agent: First[str], to: str = "play.gif", steps: int = 500, seed: int = 
         steps: at most so many.
         seed: of the environment.
         fps: frames per second.
+        env: instead of the environment that the file names.
     """
-    from tutti.rl.video import record
+    from tutti.rl import run
 
-    count, total = record(_opened(agent), Path(to), steps, seed, fps)
-    print(f"wrote {to}: {count} frames, return {total:.1f}")
+    if steps < 1 or fps < 1:
+        raise ValueError(f"--steps {steps}, --fps {fps}: both must be at least 1")
+    run.play(run.opened(agent, env), to, steps, seed, fps)
 
 
 def show() -> None:
     """Algorithms, presets and environments."""
-    from tutti.rl.envs.registry import names
+    from tutti.rl import run
 
-    print("algorithms  ", ", ".join(ALGORITHMS))
-    print("environments", ", ".join(names()), "and those of gymnasium, envpool:..., dm_control:...")
-    width = max(map(len, PRESETS))
-    for name, p in PRESETS.items():
-        print(f"  {name:{width}}  {p.algorithm} on {p.env}: return {p.threshold:g} in {p.steps:,} steps")
+    run.show()
+
+
+VERBS: dict[str, Any] = {"train": train, "eval": evaluate, "play": play, "list": show}
 
 
 def rl(argv: list[str]) -> None:
     """Run `tutti rl`."""
-    verbs: dict[str, Any] = {"train": train, "eval": evaluate, "play": play, "list": show}
-    tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti rl", description="Reinforcement learning.", args=argv)
-
-
-def _train_placed(run: Run, processes: int | None, restarts: int) -> None:
-    """Train under a placement: in this process if it is one of a job already, else in a job of so many."""
-    if run.data:
-        raise ValueError(f"{run.algorithm} learns from data, without environments: it has no placement")
-    count = processes or (run.ranks if run.placement in SPLIT else 1)
-    if count == 1 or under_launcher():
-        return placed_run(run)
-    _check_folder(run, Path(run.out))
-    _placed(replace(run, level="eager"))  # validate once, before processes start
-    launch(placed_run, count, run, restarts=restarts)
-
-
-def placed_run(run: Run) -> None:
-    """A process of a run under a placement."""
-    folder, placed = Path(run.out), _placed(run)
-    callbacks: list[Any] = []
-    curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
-    if process() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(_check_folder(run, folder)))
-        curve.points.extend(_points(folder))
-        kept = lambda _: (folder / CURVE).write_text(json.dumps(curve.points)) and None  # noqa: E731
-        callbacks = [curve, kept, scores, TensorBoard(folder), _says(scores)]
-    job.train(placed, run.steps, (run.evaluate, run.checkpoint), folder, callbacks)
-    if process() == 0:
-        placed.agent.save(folder / FINAL)
-        _draw(curve.points, folder / "curve.svg", run)
-        print(f"{placed.agent.evaluate(20)}; saved in {folder}")
-    if isinstance(placed.agent.env, VectorEnv):
-        placed.agent.env.close()
-
-
-def _placed(run: Run) -> Placed:
-    options = options_of(run)
-    return Placed(run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, **options)
-
-
-def _check_folder(run: Run, folder: Path) -> dict[str, Any]:
-    """What the folder's config says. Raises ValueError if it is of another run."""
-    free = {"steps", "out", "threshold"} | ({"placement", "ranks"} if run.placement == "fused" else set())
-    made = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in free}))
-    path = folder / CONFIG
-    if path.exists() and (before := json.loads(path.read_text())) != made:
-        differ = [key for key in made | before if before.get(key) != made.get(key)]
-        raise ValueError(f"{folder} has another run: {', '.join(differ)} differ; choose another --out or delete it")
-    return made
-
-
-def options_of(run: Run) -> dict[str, Any]:
-    return {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
-
-
-def _begun(run: Run, folder: Path) -> Agent:
-    """A new agent, or the one of the folder's newest checkpoint."""
-    made = _check_folder(run, folder)
-    files = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
-    kind = algorithm(run.algorithm)
-    options = options_of(run)
-    more: dict[str, Any] = {"data": run.data} if run.data else {}
-    if files:
-        agent = load(kind, files[-1], None, {"level": run.level, **more})
-        print(f"continuing after {agent.num_timesteps:,} steps")
-        return agent
-    agent = kind(run.env, seed=run.seed, level=run.level, **options, **more)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(made))
-    return agent
-
-
-def _opened(path: str) -> Agent:
-    folder = Path(path)
-    if folder.is_dir():
-        files = [*checkpoints(folder), *folder.glob(FINAL)]
-        if not files:
-            raise ValueError(f"{folder} has no agent; tutti rl train writes one")
-        folder = max(files, key=lambda x: x.stat().st_mtime)
-    return load(Agent, folder, None, {"level": "eager"})
-
-
-def parsed(text: str) -> tuple[str, Any]:
-    """A pair "name=value", the value as in TOML."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--option {text}: write name=value, as in --option gamma=0.98")
-    try:
-        return name, tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
-        return name, value
-
-
-def _says(scores: EvalCallback):
-    """A callback that prints each evaluation once."""
-    said = 0
-
-    def tell(agent: Agent) -> None:
-        nonlocal said
-        for steps, found in scores.evaluations[said:]:
-            print(f"{steps:>12,} steps  {found}", flush=True)
-        said = len(scores.evaluations)
-
-    return tell
-
-
-def _points(folder: Path) -> list[tuple[int, float]]:
-    path = folder / CURVE
-    return [tuple(x) for x in json.loads(path.read_text())] if path.exists() else []
-
-
-def _draw(points: list[tuple[int, float]], to: Path, run: Run) -> None:
-    """The learning curve."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.subplots()
-    if points:
-        axes.plot(*zip(*points, strict=True))
-    axes.set(
-        xlabel="steps", ylabel="mean return of 100 episodes", title=f"{run.algorithm} on {run.env}, seed {run.seed}"
-    )
-    figure.savefig(to)
+    if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
+        near = " or ".join(get_close_matches(argv[0], VERBS, 2, 0.0)[:1])
+        raise ValueError(f"there is no verb {argv[0]!r}; did you mean {near}? There are {', '.join(VERBS)}")
+    tyro.extras.subcommand_cli_from_dict(VERBS, prog="tutti rl", description="Reinforcement learning.", args=argv)

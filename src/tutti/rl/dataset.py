@@ -24,10 +24,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from tutti.rl.adapt import layout
 from tutti.rl.distributions import Box, Distribution
 from tutti.rl.features import Features
 
 Rows = dict[str, Tensor]
+KINDS = {"biu": "whole numbers", "biuf": "numbers", "fiu": "numbers"}
 KEYS = ("observation", "action", "reward", "terminated", "truncated", "next_observation")
 
 
@@ -42,22 +44,54 @@ def rows_of(
     if missing := [key for key in KEYS if key not in arrays]:
         raise ValueError(f"the data have no {', '.join(missing)}; they need {', '.join(KEYS)}")
     steps = len(arrays["reward"])
+    own = {}
     for name, space in (("observation", spaced[0]), ("next_observation", spaced[0]), ("action", spaced[1])):
-        x = arrays[name]
-        if not isinstance(x, Mapping) and x.shape != (steps, *(space.shape or ())):
-            raise ValueError(f"the data's {name} has the shape {tuple(x.shape)}, and {steps} steps of {space} have "
-                             f"{(steps, *(space.shape or ()))}")  # fmt: skip
-    action = _tensors(arrays["action"])
-    if isinstance(distribution, Box):
-        action = distribution.from_env(action)
-        if distribution.bounded and spaced[1] is not None and _outside(distribution, arrays["action"]):
-            raise ValueError(f"the data have actions outside of {spaced[1]}; clip them")
+        _check(name, arrays[name], space, steps)
+        own[name] = _tensors(layout.shifted(_arrays(arrays[name]), layout.starts(space)))
+    for name, kinds in (("reward", "fiu"), ("terminated", "biu"), ("truncated", "biu")):
+        _check_numbers(name, np.asarray(arrays[name]), (steps,), kinds)
+    if isinstance(distribution, Box) and distribution.bounded and _outside(distribution, arrays["action"]):
+        raise ValueError(f"the data have actions outside of {spaced[1]}; clip them")
     return {
-        "obs": features(_tensors(arrays["observation"])), "last": features(_tensors(arrays["next_observation"])),
-        "action": action if isinstance(distribution, Box) else action.long(),
+        "obs": features(own["observation"]), "last": features(own["next_observation"]),
+        "action": distribution.from_env(own["action"]),
         "reward": _tensors(arrays["reward"]).float(), "terminated": _tensors(arrays["terminated"]).bool(),
         "truncated": _tensors(arrays["truncated"]).bool(),
     }  # fmt: skip
+
+
+def _check(name: str, x: Any, space: spaces.Space, steps: int) -> None:
+    """Raise ValueError unless a batch holds values of a space, discrete ones from 0 on."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            if not isinstance(x, Mapping) or str(key) not in x:
+                raise ValueError(f"the data's {name} has no {key!r}, which {space} has")
+            _check(f"{name}[{key!r}]", x[str(key)], part, steps)
+        return
+    x = np.asarray(x)
+    discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+    _check_numbers(name, x, (steps, *(space.shape or ())), "biu" if discrete else "biuf")
+    if discrete and x.size:
+        sizes = 2 if isinstance(space, spaces.MultiBinary) else getattr(space, "nvec", getattr(space, "n", 0))
+        if x.min() < 0 or np.any(x >= sizes):
+            raise ValueError(f"the data's {name} has values from {x.min()} to {x.max()}, outside of {space}: values of "
+                             "discrete spaces begin at 0 in data, whatever the start of the space "
+                             "(tutti.rl.adapt.layout); subtract it")  # fmt: skip
+
+
+def _check_numbers(name: str, x: np.ndarray, shape: tuple[int, ...], kinds: str) -> None:
+    """Raise ValueError for another shape, another kind of dtype, and what is not finite."""
+    if x.shape != shape:
+        raise ValueError(f"the data's {name} has the shape {tuple(x.shape)}, and {shape[0]} steps have {shape}")
+    if x.dtype.kind not in kinds:
+        raise ValueError(f"the data's {name} has the dtype {x.dtype}; it must be {KINDS[kinds]}")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise ValueError(f"the data's {name} is not finite in step {int(np.argwhere(~np.isfinite(x))[0][0])}")
+
+
+def _arrays(x: Any) -> Any:
+    return {key: _arrays(part) for key, part in x.items()} if isinstance(x, Mapping) else np.asarray(x)
 
 
 def arrays_of(data: Any) -> Mapping[str, Any]:

@@ -72,6 +72,7 @@ class MultiCategorical:
     """Several independent categorical actions, int64 (..., len(sizes))."""
 
     sizes: tuple[int, ...]
+    start: tuple[int, ...] = ()  # of the actions of the space; () is 0 for all
 
     @property
     def size(self) -> int:
@@ -99,10 +100,10 @@ class MultiCategorical:
         return torch.stack([d.kl(a, b) for (d, a), (_, b) in each], -1).sum(-1)
 
     def to_env(self, action: Tensor) -> Tensor:
-        return action
+        return action + torch.tensor(self.start) if self.start else action
 
     def from_env(self, action: Tensor) -> Tensor:
-        return action.long()
+        return action.long() - torch.tensor(self.start) if self.start else action.long()
 
     def zero(self, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(*shape, len(self.sizes), dtype=torch.int64)
@@ -243,7 +244,8 @@ def distribution_for(space: spaces.Space, squashed: bool = False) -> Distributio
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), int(space.start))
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        return MultiCategorical(tuple(map(int, space.nvec)))
+        start = tuple(map(int, space.start)) if np.any(space.start) else ()
+        return MultiCategorical(tuple(map(int, space.nvec)), start)
     if isinstance(space, spaces.MultiBinary) and isinstance(space.n, (int, np.integer)):
         return Bernoulli(int(space.n))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):

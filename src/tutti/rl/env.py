@@ -32,6 +32,7 @@ class Env(ABC):
         that of instances: (n, agents, ...). Observations and actions of unlike agents are padded to the largest.
     limit: steps of an episode until it is truncated, or None. Environments count them in `state["t"]`, int64 (n,).
     threshold: mean return of an episode at which the environment counts as solved, or None.
+    ends_by_agent: whether agents end one by one; then `alive` says who has not.
     """
 
     observation_space: spaces.Space
@@ -39,6 +40,7 @@ class Env(ABC):
     agents: tuple[str, ...] = ("agent",)
     limit: int | None = None
     threshold: float | None = None
+    ends_by_agent: bool = False
 
     @property
     def name(self) -> str:
@@ -55,11 +57,16 @@ class Env(ABC):
         action: int64 (n,) or (n, agents) for a discrete space, else float32 with the shape of the space at the end.
 
         Returns (state, observations, reward, terminated, truncated). reward: float32, (n,) or (n, agents). terminated,
-        truncated: bool (n,). An episode terminates where its task ends, and is truncated where only its time does.
+        truncated: bool (n,). An episode terminates where its task ends, and is truncated where only its time does. With
+        `ends_by_agent` they are (n, agents), and an episode ends when no agent is left that has not ended.
         """
 
     def masks(self, state: State) -> Tensor | None:
         """Which discrete actions are possible: bool (n, actions) or (n, agents, actions). None: all of them."""
+        return None
+
+    def alive(self, state: State) -> Tensor | None:
+        """Which agents take part now: bool (n, agents). None: all. Nothing is learned from rows of the others."""
         return None
 
     def overview(self, state: State) -> Tensor | None:
@@ -103,3 +110,13 @@ def where(done: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def over(x: Tensor, like: Tensor) -> Tensor:
     """A tensor with the first dims of another, expanded over the others: episodes that end for all agents."""
     return x.reshape(*x.shape, *[1] * (like.ndim - x.ndim)).expand_as(like)
+
+
+def ends(chunk: dict[str, Any], like: Tensor) -> tuple[Tensor, Tensor]:
+    """(terminated, done) of each row of a chunk, as a tensor whose first dims are those of rewards: of each agent where
+    agents end one by one. The next row of the same agent belongs to another episode where it is done."""
+    whole = over(chunk["terminated"] | chunk["truncated"], like)
+    if "agent_terminated" not in chunk:
+        return over(chunk["terminated"], like), whole
+    terminated = over(chunk["agent_terminated"], like)
+    return terminated, terminated | over(chunk["agent_truncated"], like) | whole

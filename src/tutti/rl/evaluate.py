@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from tutti.rl import collect, keys
@@ -63,12 +64,36 @@ def own_env(agent: Agent, env: Any, n: int, how: str) -> tuple[Any, bool]:
         if isinstance(agent.env, VectorEnv) and agent.env_name is None:
             raise ValueError(f"{agent.env.name} was not given by name: pass {how}, a VectorEnv of its own")
         env = agent.env if isinstance(agent.env, Env) else agent.env_name
-    if not isinstance(env, str):
-        return env, False
-    from tutti.rl.by_name import make
+    from tutti.rl.by_name import adapted, make
 
-    made = make(env, n)
-    return made, not isinstance(made, Env)
+    given = not isinstance(env, str)
+    made = adapted(env) if given else make(env, n)
+    check_spaces(agent, made)
+    return made, not given and not isinstance(made, Env)
+
+
+def check_spaces(agent: Agent, env: Env | VectorEnv) -> None:
+    """Raise ValueError unless an environment has the kinds and sizes of observations, actions and agents that those of
+    an agent's have."""
+    for name in ("observation_space", "action_space"):
+        ours, theirs = getattr(agent.env, name), getattr(env, name)
+        if not _alike(ours, theirs):
+            raise ValueError(f"{env.name} has the {name} {theirs}, and {agent.env.name}, which the agent was made for, "
+                             f"has {ours}")  # fmt: skip
+    if len(env.agents) != len(agent.env.agents):
+        raise ValueError(f"{env.name} has {len(env.agents)} agents, and {agent.env.name}, which the agent was made "
+                         f"for, has {len(agent.env.agents)}")  # fmt: skip
+
+
+def _alike(a: spaces.Space, b: spaces.Space) -> bool:
+    """Whether two spaces have values of one layout; the bounds of a Box may differ."""
+    if isinstance(a, spaces.Box) and isinstance(b, spaces.Box):
+        return a.shape == b.shape and (a.dtype == np.uint8) == (b.dtype == np.uint8)
+    if isinstance(a, spaces.Dict) and isinstance(b, spaces.Dict):
+        return a.spaces.keys() == b.spaces.keys() and all(_alike(a[key], b[key]) for key in a.spaces)
+    if isinstance(a, spaces.Discrete) and isinstance(b, spaces.Discrete):
+        return (a.n, a.start) == (b.n, b.start)
+    return a == b
 
 
 def _pure(agent: Agent, env: Env, n: int, deterministic: bool, seed: int):

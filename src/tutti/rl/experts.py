@@ -16,8 +16,8 @@ Tree = dict[str, Any]
 Expert = Agent | Callable[[Tensor], Tensor] | str
 
 
-def actions_of(expert: Expert, distribution: Any) -> Callable[[Tree], Tensor]:
-    """What an expert does, as a function of what it sees: {"obs": features (n, size)} to actions of `distribution`.
+def actions_of(expert: Expert, learner: Agent) -> Callable[[Tree], Tensor]:
+    """What an expert does, as a function of what it sees: {"obs": features (n, size)} to actions of the learner.
 
     expert: an agent without a memory, as it is now; a function of features that returns actions of the environment; or
     the name of a preset, whose agent is trained first.
@@ -28,7 +28,7 @@ def actions_of(expert: Expert, distribution: Any) -> Callable[[Tree], Tensor]:
         expert = trained(expert)
     if not isinstance(expert, Agent):
         function = expert
-        return lambda seen: distribution.from_env(function(seen["obs"]))
+        return lambda seen: learner.from_user(function(seen["obs"]))
     agent = expert
     if agent.carry(1):
         raise ValueError(f"an expert cannot have a memory, as {type(agent).__name__} has; record its episodes "
@@ -37,7 +37,7 @@ def actions_of(expert: Expert, distribution: Any) -> Callable[[Tree], Tensor]:
 
     def act(seen: Tree) -> Tensor:
         action, _, _ = agent.act(policy, agent.normalized(policy, seen), {}, keys.make(0), False)
-        return distribution.from_env(agent.to_env(action))
+        return learner.from_user(agent.to_user(action))
 
     return act
 

@@ -21,26 +21,34 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor
 
+from tutti.rl.pixels import scaled
+
 
 @dataclass(frozen=True)
 class Features:
     """size: numbers of an observation. of: maps a batch of observations (..., *shape) to float32 (..., size).
 
     image: (channels, height, width) of a `Box` of pixels, whose features are in [0, 1]; None for others. parts: which
-    of the numbers belong to each key of a `Dict`.
+    of the numbers belong to each key of a `Dict`. dtype: of features. picture: maps features of pixels (..., size) to
+    (..., *shape) of the space.
     """
 
     size: int
     of: Callable[[Any], Tensor]
     image: tuple[int, int, int] | None = None
     parts: dict[str, slice] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    picture: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, obs: Any) -> Tensor:
         return self.of(obs)
 
 
-def features_of(space: spaces.Space) -> Features:
-    """The features of an observation space. Raises ValueError for spaces without a fixed size."""
+def features_of(space: spaces.Space, pixels: bool = False) -> Features:
+    """The features of an observation space. pixels: whether those of pictures stay uint8, from 0 to 255.
+
+    Raises ValueError for spaces without a fixed size.
+    """
     if isinstance(space, spaces.Box):
         dims, size = len(space.shape), int(np.prod(space.shape))
         if space.dtype == np.uint8 and dims == 3:
@@ -48,15 +56,18 @@ def features_of(space: spaces.Space) -> Features:
             a, b, c = space.shape
             image = (a, b, c) if channels_first else (c, a, b)
             move = (lambda x: x) if channels_first else (lambda x: x.movedim(-1, -3))
-            return Features(size, lambda x: move(x).flatten(-3).float() / 255, image)
+            back = (lambda x: x) if channels_first else (lambda x: x.movedim(-3, -1))
+            flat = lambda x: move(x).flatten(-3)  # noqa: E731
+            return Features(size, flat if pixels else lambda x: scaled(flat(x)), image, dtype=torch.uint8 if pixels else
+                            torch.float32, picture=lambda x: back(x.unflatten(-1, image)))  # fmt: skip
         return Features(size, lambda x: (x.flatten(-dims) if dims else x.unsqueeze(-1)).float())
     if isinstance(space, spaces.Discrete):
         return Features(int(space.n), lambda x: F.one_hot((x - int(space.start)).long(), int(space.n)).float())
     if isinstance(space, spaces.MultiDiscrete):
-        sizes = [int(n) for n in space.nvec.flatten()]
+        sizes, start = [int(n) for n in space.nvec.flatten()], torch.from_numpy(np.asarray(space.start, np.int64))
 
         def one_hots(x: Tensor) -> Tensor:
-            columns = x.flatten(-space.nvec.ndim).long().unbind(-1)
+            columns = (x.long() - start).flatten(-space.nvec.ndim).unbind(-1)
             return torch.cat([F.one_hot(c, n) for c, n in zip(columns, sizes, strict=True)], -1).float()
 
         return Features(sum(sizes), one_hots)

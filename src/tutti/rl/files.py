@@ -1,23 +1,63 @@
-"""Agents in files: one safetensors file with all tensors of a run, and its settings as metadata."""
+"""Agents in files: one safetensors file with all tensors of a run, and its settings as metadata. Files hold no code."""
 
 from __future__ import annotations
 
-import base64
 import json
-import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from tutti.rl import plain
 from tutti.rl.env import Env
 from tutti.rl.program import leaves, with_leaves
+from tutti.rl.sb3 import POLICIES
 from tutti.rl.vector import VectorEnv
 
 if TYPE_CHECKING:
     from tutti.rl.agent import Agent
 
 FORMAT = "tutti.rl 1"
+HOST = "host."  # the prefix of arrays of environments that the host steps
+LEFT_OUT = ("replay.", "actor.", HOST)  # what a file may lack as a whole
+
+
+def _whole(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _pairs(x: Any) -> bool:
+    return isinstance(x, list) and all(isinstance(y, list) and len(y) == 2 and all(map(_number, y)) for y in x)
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _texts(x: Any) -> bool:
+    return isinstance(x, list) and all(isinstance(y, str) for y in x)
+
+
+# Key of the settings -> whether a value is one, and in words what it must be.
+SETTINGS: dict[str, tuple[Any, str]] = {
+    "algorithm": (lambda x: isinstance(x, str), "a text"),
+    "env": (lambda x: x is None or isinstance(x, str), "a text or null"),
+    "seed": (_whole, "a whole number"),
+    "options": (lambda x: isinstance(x, dict), "a table"),
+    "unsaved": (_texts, "a list of texts"),
+    "episodes": (_pairs, "a list of pairs of numbers"),
+    "level": (lambda x: isinstance(x, str), "a text"),
+    "threads": (lambda x: _whole(x) and x > 0, "a whole number from 1 on"),
+    "warm_until": (lambda x: _whole(x) and x >= 0, "a whole number from 0 on"),
+    "num_timesteps": (lambda x: _whole(x) and x >= 0, "a whole number from 0 on"),
+    "predictions": (lambda x: _whole(x) and x >= 0, "a whole number from 0 on"),
+    "score": (lambda x: x is None or _number(x), "a number or null"),
+}
 
 
 def save(agent: Agent, path: Path, replay: bool, score: float | None) -> Path:
@@ -29,37 +69,71 @@ def save(agent: Agent, path: Path, replay: bool, score: float | None) -> Path:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     state = agent.program.state()
-    kept = state if replay else {k: v for k, v in state.items() if k != "replay"}
+    stored = state if replay else {k: v for k, v in state.items() if k != "replay"}
     about = {
         "format": FORMAT, "algorithm": type(agent).__name__, "env": agent.env_name, "seed": agent.seed,
         "options": options_of(agent.config), "unsaved": unsaved(agent.config), "episodes": list(agent.episodes),
         "level": agent.level, "threads": agent.threads,
         "warm_until": agent.warm_until if replay else agent.num_timesteps,
         "num_timesteps": agent.num_timesteps, "predictions": agent.predictions, "score": score,
+        "policy": agent.policy_name,
     }  # fmt: skip
+    tensors = {name: x.contiguous() for name, x in leaves(stored).items()}
     if not isinstance(agent.env, Env):
-        about["host"] = base64.b64encode(pickle.dumps(agent.host.state())).decode()
+        about["host"], arrays = _packed(agent)
+        tensors |= {f"{HOST}{name}": torch.from_numpy(x.copy()) for name, x in arrays.items()}
     unfinished = path.with_name(path.name + ".unfinished")
-    tensors = {name: x.contiguous() for name, x in leaves(kept).items()}
     save_file(tensors, unfinished, {"about": json.dumps(about)})
     unfinished.replace(path)
     return path
 
 
-def about(path: Path) -> dict[str, Any]:
-    """The settings in a file. Raises ValueError for a file that `save` did not write."""
-    from safetensors import SafetensorError, safe_open
+def _packed(agent: Agent) -> tuple[Any, plain.Arrays]:
+    try:
+        return plain.pack(agent.host.state())
+    except plain.Unstorable as error:
+        raise ValueError(f"{agent.env.name}.state() cannot be stored: {error}. It must be data, such as dicts of "
+                         "arrays (tutti.rl.plain), or raise NotImplementedError") from error  # fmt: skip
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Errors meanwhile name the file. what: it should be."""
+    from safetensors import SafetensorError
 
     if not path.exists():
         raise ValueError(f"there is no file {path}")
     try:
-        with safe_open(path, "pt") as file:
-            found = json.loads((file.metadata() or {}).get("about", "{}"))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a file of an agent: {error}") from error
-    if found.get("format") != FORMAT:
+        yield
+    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise ValueError(f"{path} is not {what}: {error}") from error
+
+
+def about(path: Path) -> dict[str, Any]:
+    """The settings in a file. Raises ValueError for a file that `save` did not write."""
+    from safetensors import safe_open
+
+    with reading(path, "a file of an agent"), safe_open(path, "pt") as file:
+        found = json.loads((file.metadata() or {}).get("about", "{}"))
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{path} is not a file of an agent; Agent.save writes one")
+    for name, (fits, wants) in SETTINGS.items():
+        if name not in found:
+            raise ValueError(f"{path} is damaged: it does not say {name}")
+        if not fits(found[name]):
+            raise ValueError(f"{path} is damaged: {name} is {str(found[name])[:80]!r}; it must be {wants}")
+    if isinstance(found.get("host"), str):
+        raise ValueError(f"{path} holds its environments as a pickle, which can run code, and is not read: an earlier "
+                         "release wrote it. Its tensors are open to safetensors.torch.load_file")  # fmt: skip
     return found
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    from safetensors.torch import load_file
+
+    with reading(path, "a safetensors file"):
+        return load_file(path)
 
 
 def score(path: Path, agent: Agent) -> float:
@@ -85,7 +159,8 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     own = kind if name == kind.__name__ else algorithm(name)
     if not issubclass(own, kind):
         raise ValueError(f"{path} is a {known['algorithm']}, not a {kind.__name__}")
-    env = known["env"] if env is None else env
+    if env is None and known["env"] is not None:
+        env = _by_name(known["env"], path)
     if env is None:
         raise ValueError(f"{path} does not say in which environment the agent acts; pass env=")
     if missing := [name for name in known["unsaved"] if name not in options]:
@@ -93,30 +168,73 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
                          f"load(..., {missing[0]}=...)")  # fmt: skip
     given = {name: tuple(x) if isinstance(x, list) else x for name, x in known["options"].items()
              if name not in own.unused}  # fmt: skip
-    agent = own(
-        env, **{"seed": known["seed"], "level": known["level"], "threads": known["threads"], **given, **options}
-    )
+    given |= {"seed": known["seed"], "level": known["level"], "threads": known["threads"]}
+    if known.get("policy") not in (None, *POLICIES):
+        raise ValueError(f"{path} is damaged: policy is {str(known['policy'])[:80]!r}; it must be one of {POLICIES}")
+    _check_options(own, given, path)
+    if not isinstance(env, str | Env):
+        given.pop("n_envs", None)  # a vector of environments says how many it has
+    agent = own(env=env, **{"policy": known.get("policy"), **given, **options})
     restore(agent, path)
     return agent
 
 
+def _check_options(kind: type[Agent], stored: dict[str, Any], path: Path) -> None:
+    from tutti.rl.agent import configured
+    from tutti.rl.program import LEVELS
+
+    try:
+        configured(kind, {k: x for k, x in stored.items() if k not in ("seed", "level", "threads")})
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if stored["level"] not in LEVELS:
+        raise ValueError(f"{path} is damaged: level is {stored['level']!r}; it must be one of {', '.join(LEVELS)}")
+
+
+def _by_name(name: str, path: Path) -> str:
+    """The name of an environment that a file gives. gymnasium imports what stands before the colon of "module:id",
+    which runs code: only what is imported already is taken."""
+    module, colon, _ = name.removeprefix("gymnasium:").rpartition(":")
+    if colon and module not in ("native", "envpool", "dm_control") and module not in sys.modules:
+        raise ValueError(f"{path} names the environment {name}, which would import the module {module}: import it "
+                         f"before, or pass env={name!r}")  # fmt: skip
+    return name
+
+
 def restore(agent: Agent, path: Path) -> None:
     """Continue an agent from a file of one with the same options."""
-    from safetensors.torch import load_file
-
-    known = about(path)
-    state, saved = leaves(agent.program.state()), load_file(path)
-    for name, x in saved.items():
-        if name not in state or state[name].shape != x.shape:
-            held = tuple(state[name].shape) if name in state else "nothing"
-            raise ValueError(f"{path} has {name} of the shape {tuple(x.shape)}, and the agent has {held}: the "
-                             "environment or an option differs from that of the file")  # fmt: skip
+    known, saved = about(path), tensors(path)
+    arrays = {name.removeprefix(HOST): x for name, x in saved.items() if name.startswith(HOST)}
+    saved = {name: x for name, x in saved.items() if not name.startswith(HOST)}
+    check_fit(leaves(agent.program.state()), saved, path, "the agent")
+    host = None
+    if known.get("host") is not None and not isinstance(agent.env, Env):
+        try:
+            host = plain.unpack(known["host"], {name: x.numpy() for name, x in arrays.items()})
+            agent.host.restore(agent, host)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ValueError(f"{path}: the state of its environments does not fit {agent.env.name}: {error}") from error
     agent.program.load(with_leaves(agent.program.state(), saved))
     agent.num_timesteps, agent.predictions = known["num_timesteps"], known["predictions"]
     agent.episodes.extend(map(tuple, known["episodes"]))
     agent.warm_until = known["warm_until"]
-    if known.get("host") and not isinstance(agent.env, Env):
-        agent.host.restore(agent, pickle.loads(base64.b64decode(known["host"])))
+
+
+def check_fit(state: dict[str, Tensor], saved: dict[str, Tensor], path: Path, whose: str) -> None:
+    """Raise ValueError unless the tensors of a file are those of a state, with equal shapes and dtypes. Whole groups of
+    `LEFT_OUT` may be missing."""
+    groups = {group for group in LEFT_OUT if not any(name.startswith(group) for name in saved)}
+    for name in state:
+        if name not in saved and not any(name.startswith(group) for group in groups):
+            raise ValueError(f"{path} has no {name}, which {whose} has: the environment or an option differs from that "
+                             "of the file, or it is damaged")  # fmt: skip
+    for name, x in saved.items():
+        if name not in state or state[name].shape != x.shape:
+            here = tuple(state[name].shape) if name in state else "nothing"
+            raise ValueError(f"{path} has {name} of the shape {tuple(x.shape)}, and {whose} has {here}: the "
+                             "environment or an option differs from that of the file")  # fmt: skip
+        if state[name].dtype != x.dtype:
+            raise ValueError(f"{path} has {name} of {x.dtype}, and {whose} has {state[name].dtype}: it is damaged")
 
 
 def equal(a: Agent, b: Agent) -> bool:

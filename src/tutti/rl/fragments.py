@@ -67,7 +67,10 @@ def costs(kind: str | type[Agent], env: str | Env, options: dict[str, Any], leve
     what = [own.__name__, name, level, sorted((k, str(x)) for k, x in options.items()), machine.key("cpu", 1, 1)]
     file = FOLDER / f"{hashlib.sha1(json.dumps(what).encode()).hexdigest()[:16]}.json"
     if file.exists() and not fresh:
-        return Costs.of(json.loads(file.read_text()))
+        try:
+            return Costs.of(json.loads(file.read_text()))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} does not hold measured costs: {error}; --fresh measures them again") from error
     found = _Measuring(own, env, options, level, progress).costs()
     machine.write(file, json.dumps(found.to_table(), indent=2))
     return found

@@ -45,23 +45,39 @@ class HostActor:
         done = moved.terminated | moved.truncated
         after = self._seen(agent, moved.obs)
         ended = self._ended(agent, moved) if done.any() else after
-        self.total += moved.reward
-        self.length += 1
+        reward = rewards_of(self.env, moved, self.total.shape)
+        parts = self._parts(moved)
+        self.total += reward
+        self.length += parts["valid"].numpy().reshape(self.env.n, -1).any(1) if parts else 1
         wide = done.reshape(-1, *[1] * (self.total.ndim - 1))
         told = {"return": np.where(wide, self.total, 0.0), "length": np.where(done, self.length, 0.0)}
         self.total, self.length = np.where(wide, 0, self.total), np.where(done, 0, self.length)
-        now = [moved.reward.astype(np.float32), moved.terminated, moved.truncated]
+        gap = ~parts["valid"] if parts and len(self.total.shape) == 1 else torch.zeros(self.env.n, dtype=torch.bool)
+        now = [reward.astype(np.float32), moved.terminated, moved.truncated | gap.numpy()]
         named = dict(zip(("reward", "terminated", "truncated"), map(torch.from_numpy, now), strict=True))
         last = {"last" if name == "obs" else f"last_{name}": x for name, x in ended.items()}
-        row = {**self.seen, **last, **named, "action": action, **extra,
+        row = {**self.seen, **last, **named, **parts, "action": action, **extra,
                **{k: torch.from_numpy(x.astype(np.float32)) for k, x in told.items()}}  # fmt: skip
-        over = torch.from_numpy(done)
+        over = torch.from_numpy(done) | gap
         self.carry = pytree.tree_map(
             lambda x: torch.where(over.view(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x), x),
             rewarded(carry, named["reward"]),
         )
         self.seen = after
         return row
+
+    def _parts(self, moved: Moved) -> Tree:
+        """Which rows are steps of an episode, and where agents end; nothing where all rows are such steps."""
+        if not self.env.gaps:
+            return {}
+        if moved.valid is None:
+            raise ValueError(f"{self.env.name} has gaps, and its step did not say which rows are `valid`")
+        if len(self.env.agents) == 1:
+            valid = torch.from_numpy(moved.valid)
+            return {"valid": valid, "last_valid": valid & ~torch.from_numpy(moved.terminated)}
+        names = ("valid", "agent_terminated", "agent_truncated")
+        found = {name: torch.from_numpy(getattr(moved, name)) for name in names}
+        return {**found, "last_valid": found["valid"] & ~found["agent_terminated"]}
 
     def _seen(self, agent: Agent, obs: Any) -> Tree:
         return _all_of(agent, obs, self.env.masks(), self.env.overview())
@@ -96,6 +112,16 @@ class HostActor:
 def _all_of(agent: Agent, obs: Any, masks: np.ndarray | None, overview: np.ndarray | None) -> Tree:
     extras = [None if x is None else torch.from_numpy(x) for x in (masks, overview)]
     return seen_by(agent.features(tensors(obs)), *extras)
+
+
+def rewards_of(env: VectorEnv, moved: Moved, shape: tuple[int, ...]) -> np.ndarray:
+    """Rewards of a step, (n,) or (n, agents). Raises ValueError for other shapes."""
+    reward = np.asarray(moved.reward)
+    if reward.shape != shape and reward.size == np.prod(shape) and reward.shape[:1] == shape[:1]:
+        reward = reward.reshape(shape)  # arrays (n, 1) of environments that return rewards of the shape (1,)
+    if reward.shape != shape:
+        raise ValueError(f"{env.name} returned rewards of the shape {reward.shape}; they must be {shape}")
+    return reward
 
 
 def tensors(obs: Any) -> Any:

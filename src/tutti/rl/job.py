@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tutti.rl import files
 from tutti.rl.agent import Agent
 from tutti.rl.callbacks import Every, checkpoints
 from tutti.rl.exchange import Lost, send_to_all
@@ -51,13 +52,18 @@ class Place:
             table = json.loads(path.read_text())
         except FileNotFoundError:
             raise ValueError(f"there is no file {path}; tutti plan --rl ... --save writes one") from None
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a placement: {error}") from None
         place = table.get("place") if isinstance(table, dict) else None
         if not isinstance(place, dict) or (unlike := place.keys() - Place.__dataclass_fields__.keys()):
             known = ", ".join(Place.__dataclass_fields__)
             raise ValueError(f'{path} is not a placement: it needs "place" with {known}'
                              f"{f', not {sorted(unlike)[0]}' if isinstance(place, dict) else ''}")  # fmt: skip
+        for name, kind in (("placement", str), ("ranks", int), ("processes", int)):
+            x: Any = place.get(name, getattr(Place, name))
+            if type(x) is not kind or (kind is int and int(x) < 1):
+                wants = "a text" if kind is str else "a whole number from 1 on"
+                raise ValueError(f"{path} is not a placement: {name} is {x!r}; it must be {wants}")
         return Place(**place)
 
 
@@ -71,7 +77,7 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
     """
     resume(placed, folder)
     told = folder / REPORTED
-    reported = int(_of_first(torch.tensor(int(told.read_text()) if told.exists() else 0)))
+    reported = int(_of_first(torch.tensor(_steps_in(told))))
     for callback in callbacks:
         if isinstance(callback, Every):
             callback.begin(placed.agent)
@@ -96,6 +102,16 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
             own = f"rank {first}" if ranks == 1 else f"ranks {first} to {last}"
             print(f"lost {own} after {placed.num_timesteps:,} steps: {lost}", file=sys.stderr, flush=True)
             raise
+
+
+def _steps_in(path: Path) -> int:
+    """The number of steps in a file, or 0 without one."""
+    if not path.exists():
+        return 0
+    try:
+        return int(path.read_bytes().decode("ascii"))
+    except ValueError:
+        raise ValueError(f"{path} does not hold a number of steps; delete it to report its last state again") from None
 
 
 def _of_first(x: torch.Tensor) -> torch.Tensor:
@@ -125,11 +141,9 @@ def save(placed: Placed, folder: Path) -> None:
 
 def resume(placed: Placed, folder: Path) -> None:
     """Continue from the last state in a folder, if there is one."""
-    from safetensors.torch import load_file
-
     if saved := checkpoints(folder):
         ranks = beside(saved[-1])
-        placed.restore(saved[-1], load_file(ranks) if ranks.exists() else {})
+        placed.restore(saved[-1], files.tensors(ranks) if ranks.exists() else {}, ranks)
         if process() == 0:
             print(f"continuing after {placed.num_timesteps:,} steps", flush=True)
 

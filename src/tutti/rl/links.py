@@ -44,7 +44,7 @@ def this_machine(
     key = machine.key("cpu", 1, 1)
     known = {}
     if cache is not None and cache.exists():
-        known = json.loads(cache.read_text())
+        known = _known(cache)
     if key not in known:
         known[key] = _measured(progress)
         if cache is not None:
@@ -56,6 +56,15 @@ def this_machine(
     notes = ("all figures are measured here", f"at present work takes {said} processes at once")
     return Machine(machine.cores(), most, Line(*table["message"]), lines["mean"], lines["meet"], table["pipe"], now,
                    name, notes)  # fmt: skip
+
+
+def _known(cache: Path) -> dict[str, Any]:
+    """What a cache holds; nothing if it is torn, so that all is measured again."""
+    try:
+        known = json.loads(cache.read_text())
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def of_cluster(cluster: Cluster, here: Machine) -> Machine:
@@ -116,9 +125,9 @@ def in_job() -> dict[str, Any]:
 
 
 PIECE = """
-import os, sys, time
+import json, os, sys, time
 if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, eval(sys.argv[1]))
+    os.sched_setaffinity(0, json.loads(sys.argv[1]))
 for line in sys.stdin:
     busy, x = time.process_time(), 1.0
     for i in range(100_000):
@@ -134,7 +143,7 @@ def stretch(counts: tuple[int, ...] = (1, *PROCESSES), times: int = 24) -> dict[
     found = {}
     for count in counts:
         places = [machine.cores_of(i, count, known) for i in range(count)]
-        pieces = [subprocess.Popen([sys.executable, "-c", PIECE, repr(own)], stdin=subprocess.PIPE,
+        pieces = [subprocess.Popen([sys.executable, "-c", PIECE, json.dumps(list(own))], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, text=True, bufsize=1) for own in places]  # fmt: skip
         took = []
         for _ in range(times + 1):

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from tutti.rl.pixels import scaled
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
 
@@ -48,7 +50,8 @@ class Network:
             return torch.cat([p.detach().flatten() for p in self.make().parameters()])
 
     def __call__(self, weights: Tensor, *args: Any) -> Any:
-        """The module's outputs with these weights, (size,)."""
+        """The module's outputs with these weights, (size,). Inputs of uint8 are pixels, and become numbers up to 1."""
+        args = pytree.tree_map_only(torch.Tensor, scaled, args)
         if self.dtype == torch.float32:
             return functional_call(self.module, self.named(weights), args)
         weights, args = pytree.tree_map_only(torch.Tensor, self._cast, (weights, args))

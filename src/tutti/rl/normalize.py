@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import tutti
-from tutti.rl.env import where
+from tutti.rl.env import ends
+from tutti.rl.pixels import scaled
 from tutti.rl.ranks import mean_of_ranks
 
 Tree = dict[str, Any]
@@ -35,7 +36,8 @@ class Normalizer:
         return found
 
     def apply(self, learner: Tree, obs: Tensor) -> Tensor:
-        """Normalized features."""
+        """Normalized features; pixels as numbers up to 1."""
+        obs = scaled(obs)
         if not self.obs:
             return obs
         norm = learner["obs_norm"]
@@ -46,21 +48,22 @@ class Normalizer:
         acted has seen them, rewards by the new statistics. gamma: discount of the returns that scale rewards."""
         learner, chunk = dict(learner), dict(chunk)
         if self.obs:
-            rows = chunk["obs"].reshape(-1, self.size)
+            rows, valid = scaled(chunk["obs"]).reshape(-1, self.size), chunk.get("valid")
             for name in ("obs", "last"):
                 chunk[name] = self.apply(learner, chunk[name])
-            learner["obs_norm"] = _merged(learner["obs_norm"], rows)
+            learner["obs_norm"] = _merged(learner["obs_norm"], rows, valid)
         if self.reward:
             norm = learner["reward_norm"]
-            done = chunk["terminated"] | chunk["truncated"]
+            done = ends(chunk, chunk["reward"])[1]
 
             def body(total: Tensor, x: tuple[Tensor, Tensor]):
                 reward, done = x
                 total = total * gamma + reward
-                return where(done, torch.zeros_like(total), total), total
+                return torch.where(done, torch.zeros_like(total), total), total
 
             last, totals = tutti.scan(body, norm["return"], (chunk["reward"], done))
-            merged = _merged({k: norm[k] for k in ("count", "mean", "var")}, totals.reshape(-1, 1))
+            merged = _merged({k: norm[k] for k in ("count", "mean", "var")}, totals.reshape(-1, 1),
+                             chunk.get("valid"))  # fmt: skip
             learner["reward_norm"] = {**merged, "return": last}
             chunk["reward"] = (chunk["reward"] / (merged["var"] + EPS).sqrt()).clamp(-CLIP, CLIP)
         return learner, chunk
@@ -76,10 +79,17 @@ def _empty(size: int) -> Tree:
     return {"count": torch.full((), 1e-4), "mean": torch.zeros(size), "var": torch.ones(size)}
 
 
-def _merged(norm: Tree, rows: Tensor) -> Tree:
-    """Statistics that include more rows (n, size)."""
-    n = len(rows)
-    mean, var = over_ranks(rows.mean(0), rows.var(0, correction=0))
+def _merged(norm: Tree, rows: Tensor, valid: Tensor | None = None) -> Tree:
+    """Statistics that include more rows (n, size). valid: bool, as many, which of them count."""
+    n: Any = len(rows)
+    if valid is None:
+        mean, var = rows.mean(0), rows.var(0, correction=0)
+    else:
+        counts = valid.reshape(-1, 1)
+        n = counts.sum()
+        mean = torch.where(counts, rows, 0.0).sum(0) / n.clamp(min=1)
+        var = torch.where(counts, (rows - mean).square(), 0.0).sum(0) / n.clamp(min=1)
+    mean, var = over_ranks(mean, var)
     total = norm["count"] + n
     moved = mean - norm["mean"]
     spread = norm["var"] * norm["count"] + var * n + moved.square() * norm["count"] * n / total

@@ -39,6 +39,7 @@ class OffPolicy(agent.Agent):
         tau: agent.Number = 0.005
         hindsight: int = 0
 
+    gaps = pixels = True
     unused = ("normalize_reward",)  # rewards are learned from as they were stored
     replay: Ring
 
@@ -67,12 +68,24 @@ class OffPolicy(agent.Agent):
         obs, action = (*rows, self.features.size), self.distribution.zero(rows)
         floats, bits = torch.float32, torch.bool
         found: dict[str, Shape] = {
-            "obs": (obs, floats), "last": (obs, floats), "action": (tuple(action.shape), action.dtype),
+            "obs": (obs, self.features.dtype), "last": (obs, self.features.dtype),
+            "action": (tuple(action.shape), action.dtype),
             "reward": (rows, floats), "terminated": ((), bits), "truncated": ((), bits),
         }  # fmt: skip
+        for name in self.parts():
+            found[name] = rows, bits
         for name, x in self.extras().items():
             found[name] = found[f"last_{name}"] = (tuple(x.shape[1:]), x.dtype)
         return found
+
+    def parts(self) -> tuple[str, ...]:
+        """What is stored of which agents take part, and of where each ends."""
+        if isinstance(self.env, Env):
+            some = self.env.alive(self.env.reset(keys.make(0), 1)[0]) is not None
+            by_agent = self.env.ends_by_agent
+        else:
+            some, by_agent = self.env.gaps, self.env.gaps and len(self.env.agents) > 1
+        return ("valid", "last_valid") * some + ("agent_terminated", "agent_truncated") * by_agent
 
     def extras(self) -> Tree:
         """The mask and the overview of the environments now, where there are such."""

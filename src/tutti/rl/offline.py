@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,9 +20,8 @@ from torch import Tensor
 import tutti
 from tutti.rl import agent, keys
 from tutti.rl.dataset import Rows, rows_of
-from tutti.rl.env import Env
 from tutti.rl.normalize import EPS, Normalizer
-from tutti.rl.vector import VectorEnv
+from tutti.rl.ranges import Range
 
 Tree = dict[str, Any]
 
@@ -44,13 +43,13 @@ class Offline(agent.Agent):
         gradient_steps: int = 100
         tau: agent.Number = 0.005
 
-    multi_agent = False
+    multi_agent = sees = pixels = gaps = False
+    ranges: ClassVar[dict[str, Range]] = {"gradient_steps": Range(1, unit="updates of an iteration")}
     unused = ("n_envs", "n_steps", "normalize_reward")
 
-    def __init__(self, env: str | Env | VectorEnv, *, data: Any = None, seed: int = 0, level: str = "O2",
-                 threads: int = 1, **options: Any):  # fmt: skip
+    def __init__(self, *given: Any, data: Any = None, **options: Any):
         self.data = data
-        super().__init__(env, seed=seed, level=level, threads=threads, **options)
+        super().__init__(*given, **options)
 
     # Learns from a batch: (learner, batch, key) -> (learner, errors (count,), metrics). A batch has the names of
     # `tutti.rl.dataset`, "discount", what the value of `last` counts, and "weight", of ones. Not declared as a method,
@@ -93,8 +92,8 @@ class Offline(agent.Agent):
             raise ValueError(f"{type(self).__name__} has no data to learn from; pass data=")
         start, count = time.perf_counter(), self.config.gradient_steps
         metrics = self.program.call(self.phase())
-        self.metrics = {name: float(x) for name, x in metrics.items()}
         self.num_timesteps += count
+        self.metrics = self._finite(metrics)
         self.metrics["updates_per_second"] = count / (time.perf_counter() - start)
 
     def save(self, path: str | Path, replay: bool = False, score: float | None = None) -> Path:

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from tutti.rl import collect, keys
-from tutti.rl.adapt import minari
+from tutti.rl.adapt import layout, minari
 from tutti.rl.adapt.minari import Episode
 from tutti.rl.agent import Agent
 from tutti.rl.env import Env
@@ -140,10 +140,14 @@ def _episode(agent: Agent, parts: list[Tree]) -> Episode:
     obs = torch.cat([rows["obs"], rows["last"][-1:]])
     space = agent.env.observation_space
     discrete = isinstance(space, spaces.Discrete)
-    plain = obs.argmax(-1).numpy() if discrete else obs.unflatten(-1, space.shape or (1,)).numpy().astype(space.dtype)
-    action = agent.to_env(rows["action"]).numpy()
-    if isinstance(agent.env.action_space, spaces.Discrete):
-        action = action - int(agent.env.action_space.start)
+    if agent.features.picture is not None:
+        pixels = obs if obs.dtype == torch.uint8 else (255 * obs).round()
+        plain = agent.features.picture(pixels).numpy().astype(np.uint8)
+    elif discrete:
+        plain = obs.argmax(-1).numpy()
+    else:
+        plain = obs.unflatten(-1, space.shape or (1,)).numpy().astype(space.dtype)
+    action = layout.shifted(agent.to_env(rows["action"]).numpy(), layout.starts(agent.env.action_space), -1)
     return Episode(plain, action, rows["reward"].numpy(), rows["terminated"].numpy(), rows["truncated"].numpy())
 
 

@@ -87,6 +87,11 @@ class Population:
         metrics = self.program.call(self._function(one.phase()))
         ended = metrics.pop("episodes", None)
         self.metrics = metrics  # (members,)
+        for name, x in metrics.items():
+            if not x.isfinite().all():
+                member = int((~x.isfinite()).nonzero()[0])
+                raise ValueError(f"{name} of member {member} is {float(x[member])} by step {self.num_timesteps:,}; "
+                                 "lower its learning_rate, or scale rewards")  # fmt: skip
         if ended is None:  # offline algorithms count updates
             self.num_timesteps += one.config.gradient_steps
             return

@@ -6,18 +6,26 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tutti.launch.progress import progress
+from tutti.rl.sb3 import callbacks
 
 if TYPE_CHECKING:
     from tutti.rl.agent import Agent, Callback
 
 
 @contextmanager
-def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar: bool) -> Iterator[Callable[[], bool]]:
-    """Yields a function that is called before each iteration, and returns whether learning goes on."""
-    given = [] if callback is None else [callback] if callable(callback) else list(callback)
+def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar: bool, every: int | None = None,
+              name: str | None = None) -> Iterator[Callable[[], bool]]:  # fmt: skip
+    """Yields a function that is called before each iteration, and returns whether learning goes on.
+
+    every: between logs. name: of TensorBoard's run.
+    """
+    given = callbacks(callback)
+    if agent.verbose or agent.tensorboard_log is not None:
+        given.append(Log(agent, every, name))
     for each in given:
         if hasattr(each, "begin"):
             each.begin(agent)  # pyright: ignore[reportFunctionMemberAccess]
@@ -37,6 +45,53 @@ def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar:
         yield goes_on
         if started and not stopped:
             goes_on()
+
+
+class Log:
+    """What `verbose` and `tensorboard_log` report, each so many iterations, or episodes of algorithms with a replay."""
+
+    def __init__(self, agent: Agent, every: int | None, name: str | None):
+        self.by_episodes = hasattr(agent, "make_replay")
+        self.every = every or (4 if self.by_episodes else 1)
+        self.iterations, self.next, self.writer = 0, self.every, None
+        self.next += agent.episodes_done if self.by_episodes else 0
+        if agent.tensorboard_log is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(_run(Path(agent.tensorboard_log), name or type(agent).__name__)))
+
+    def __call__(self, agent: Agent) -> None:
+        self.iterations += 1
+        if (agent.episodes_done if self.by_episodes else self.iterations) < self.next:
+            return
+        self.next = (agent.episodes_done if self.by_episodes else self.iterations) + self.every
+        table = told(agent)
+        if self.writer is not None:
+            for name, x in table.items():
+                self.writer.add_scalar(name, x, agent.num_timesteps)
+            self.writer.flush()
+        if agent.verbose:
+            rows = {**table, "time/iterations": self.iterations, "time/total_timesteps": agent.num_timesteps}
+            width = max(map(len, rows))
+            print("\n".join(f"| {name:{width}} | {x:<11.6g} |" for name, x in rows.items()), flush=True)
+            print("-" * (width + 18), flush=True)
+
+
+def _run(folder: Path, name: str) -> Path:
+    """A new folder: that of the next number of a name."""
+    numbers = [int(x.name.rpartition("_")[2]) for x in folder.glob(f"{name}_*") if x.name.rpartition("_")[2].isdigit()]
+    return folder / f"{name}_{max(numbers, default=0) + 1}"
+
+
+def told(agent: Agent) -> dict[str, float]:
+    """Metrics by the names of Stable-Baselines3."""
+    found: dict[str, float] = {}
+    if agent.episodes:
+        returns, lengths = zip(*agent.episodes, strict=True)
+        found |= {"rollout/ep_rew_mean": statistics.fmean(returns), "rollout/ep_len_mean": statistics.fmean(lengths)}
+    for name, x in agent.metrics.items():
+        found["time/fps" if name == "steps_per_second" else f"train/{name}"] = x
+    return found
 
 
 def line(agent: Agent, steps: int, seconds: float) -> str:

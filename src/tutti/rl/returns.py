@@ -10,8 +10,43 @@ import torch
 from torch import Tensor
 
 import tutti
+from tutti.rl.env import over
 
 Number = float | Tensor
+
+
+def mean_of(x: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean over rows. valid: bool, the first dims of x, which rows count; None: all. 0 where none does."""
+    if valid is None:
+        return x.mean()
+    valid = over(valid, x)
+    return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def standardized(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Advantages with mean 0 and standard deviation 1, as Stable-Baselines3 has them: one row alone stays as it is."""
+    if valid is None:
+        return x if x.numel() < 2 else (x - x.mean()) / (x.std() + 1e-8)
+    moved = (x - mean_of(x, valid)) / (deviation(x, valid) + 1e-8)
+    return torch.where(valid, torch.where(valid.sum() < 2, x, moved), 0.0)
+
+
+def deviation(x: Tensor, valid: Tensor | None) -> Tensor:
+    """The standard deviation of the rows that count, without bias; 1 of one row."""
+    if valid is None:
+        return x.std() if x.numel() > 1 else torch.ones_like(x.sum())
+    square, count = (x - mean_of(x, valid)).square(), valid.sum()
+    return torch.where(count < 2, 1.0, (torch.where(valid, square, 0.0).sum() / (count - 1).clamp(min=1)).sqrt())
+
+
+def explained(value: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The share of the variance of targets that values explain; 0 of one row."""
+    if valid is None:
+        if target.numel() < 2:
+            return torch.zeros_like(target.sum())
+        return 1 - (target - value).var() / (target.var() + 1e-8)
+    rest, whole = (mean_of((x - mean_of(x, valid)).square(), valid) for x in (target - value, target))
+    return torch.where(valid.sum() < 2, 0.0, 1 - rest / (whole + 1e-8))
 
 
 def gae(reward: Tensor, value: Tensor, after: Tensor, terminated: Tensor, done: Tensor, gamma: Number, lam: Number):

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from tutti.rl import keys
 from tutti.rl.env import Env
+from tutti.rl.pixels import scaled
 
 Tree = dict[str, Any]
 
 
 def with_ids(obs: Tensor) -> Tensor:
     """Observations followed by the agent's index, one-hot: (..., agents, size + agents)."""
-    agents = obs.shape[-2]
+    obs, agents = scaled(obs), obs.shape[-2]
     ids = torch.eye(agents, dtype=obs.dtype, device=obs.device)
     return torch.cat([obs, ids.expand(*obs.shape[:-1], agents)], -1)
 

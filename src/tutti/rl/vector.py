@@ -17,6 +17,9 @@ class Moved:
     obs: observations, an array (n, ...) or a dict of arrays. Where an episode ended, the first of the next episode.
     reward: float32 (n,) or (n, agents). terminated, truncated: bool (n,).
     last: as obs, but where an episode ended its last observation.
+    valid: bool as rewards: which of the steps were one of an episode. False for agents that had left it before, and for
+        instances that spent the step on their reset. agent_terminated, agent_truncated: bool (n, agents), which agents'
+        parts ended in the step. Where `VectorEnv.gaps`.
     last_masks, last_overview: as `VectorEnv.masks` and `overview`, of `last`. None where the environment has none, and
         where no episode ended.
     """
@@ -28,12 +31,19 @@ class Moved:
     last: Any
     last_masks: np.ndarray | None = None
     last_overview: np.ndarray | None = None
+    valid: np.ndarray | None = None
+    agent_terminated: np.ndarray | None = None
+    agent_truncated: np.ndarray | None = None
 
 
 class VectorEnv(ABC):
     """n environments on the host. A new episode begins in the step in which one ends.
 
     observation_space, action_space, agents, limit, threshold: as in `tutti.rl.env.Env`, of one instance and agent.
+    gaps: whether agents may leave an episode before its end, or instances spend steps on their reset: then steps say
+        which of their rows are `valid`.
+    starts: what observations and actions of the environment that is adapted have more than ours, whose discrete values
+        begin at 0: see `tutti.rl.adapt.layout.starts`. `Agent.predict` speaks the language of that environment.
     """
 
     n: int
@@ -43,6 +53,8 @@ class VectorEnv(ABC):
     agents: tuple[str, ...] = ("agent",)
     limit: int | None = None
     threshold: float | None = None
+    starts: tuple[Any, Any] = (None, None)
+    gaps: bool = False
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Any:
@@ -65,7 +77,8 @@ class VectorEnv(ABC):
         return None
 
     def state(self) -> Any:
-        """Everything that `restore` needs to continue with equal results: a picklable object.
+        """Everything that `restore` needs to continue with equal results: data that `tutti.rl.plain.pack` can store,
+        such as dicts of arrays.
 
         Raises NotImplementedError where an environment cannot be saved.
         """

@@ -191,7 +191,7 @@ def test_a_state_that_cannot_be_saved():
     env = Gymnasium(Odd, 1)
     env.reset(0)
     env.envs[0].open = (x for x in range(3))
-    with pytest.raises(NotImplementedError, match=r"Odd.* cannot save its state: cannot pickle 'generator' object"):
+    with pytest.raises(NotImplementedError, match=r"Odd.* cannot save its state: .*\.open is a .*generator"):
         env.state()
     with pytest.raises(ValueError, match="of 1 instances of CartPole-v1, not of 2"):
         one = Gymnasium("CartPole-v1", 1)

@@ -72,10 +72,7 @@ def test_vector_environments_of_other_modes_equal_single_ones(mode, env_id):
         equal(a, b)
 
 
-def test_next_step_is_refused():
-    env = SyncVectorEnv([lambda: gymnasium.make("Acrobot-v1")])
-    with pytest.raises(ValueError, match=r"begins new episodes in the step after.*BEGIN.*SAME_STEP"):
-        Native(env)
+def test_an_id_without_a_vector_environment():
     with pytest.raises(ValueError, match="Acrobot-v1 has no vector_entry_point"):
         Native("Acrobot-v1", 2)
 

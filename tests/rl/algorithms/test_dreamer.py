@@ -112,6 +112,7 @@ def test_acting_is_filtering(env):
     torch.testing.assert_close(torch.stack(states), agent.world.filtered(learner["model"], obs, before, first, none))
 
 
+@pytest.mark.slow
 def test_the_world_model_learns_what_follows():
     """An observation that says whether the second action is rewarded; the episode ends after three steps."""
     model, time, n = WorldModel(2, 2, 16, groups=2, classes=4, hidden=32), 6, 12

@@ -93,6 +93,7 @@ def test_rewards_are_functions_of_the_discriminators_probability():
         gail(reward="fairl")
 
 
+@pytest.mark.slow
 def test_the_discriminator_finds_the_ratio_of_densities():
     """Its logit is log p_expert / p_policy: here for four observations, with known frequencies."""
     agent = gail(disc_steps=600, disc_lr=0.01, disc_batch_size=512, penalty=0.0, disc_hidden=(16,))

@@ -156,6 +156,7 @@ def test_other_environments_are_refused():
         AlphaZero("CartPole-v1", **SMALL)
 
 
+@pytest.mark.slow
 def test_alphazero_learns_tictactoe():
     """Losses fall, and it loses less against the perfect player than before."""
     options = {"hidden": (64,), "simulations": 10, "n_envs": 64, "n_steps": 8, "gradient_steps": 16, "level": "eager",

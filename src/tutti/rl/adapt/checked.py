@@ -44,6 +44,8 @@ class Unfit(ValueError):
 
 def rewards(name: str, reward: Any, step: int) -> np.ndarray:
     """Rewards as float32. Raises `Unfit` where one is not finite. Dim 0 of `reward` is the instance."""
+    if isinstance(reward, list):
+        reward = [number(name, i, None, x) for i, x in enumerate(reward)]
     array: np.ndarray = np.asarray(reward, np.float32)
     if not np.isfinite(array).all():
         i, *agent = (int(x) for x in np.argwhere(~np.isfinite(array))[0])
@@ -55,6 +57,20 @@ def rewards(name: str, reward: Any, step: int) -> np.ndarray:
             "observations and actions that it is computed from, or end the episode before they diverge",
         )
     return array
+
+
+def number(name: str, instance: int, agent: Any, reward: Any) -> float:
+    """A reward as a number: a scalar, or an array or tensor with one element. Raises `Unfit` for others."""
+    if isinstance(reward, float | int):
+        return reward
+    try:
+        array = np.zeros(0) if reward is None else np.asarray(reward, np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(0)
+    if array.size != 1:
+        who = "" if agent is None else f", agent {agent},"
+        raise Unfit(name, instance, f"{who} returned the reward {reward!r}; rewards are numbers, or arrays with one")
+    return float(array.reshape(()))
 
 
 def observations(name: str, space: spaces.Space, values: Sequence[Any], step: int, check: bool = False) -> layout.Batch:

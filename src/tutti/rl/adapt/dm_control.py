@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from tutti.rl.adapt import checked, layout
+from tutti.rl.adapt.packages import package
 from tutti.rl.vector import Moved, VectorEnv
 
 
@@ -129,7 +129,7 @@ def _suite(name: str, kwargs: dict[str, Any]) -> Callable[[int | None], Any]:
         raise ValueError(f"{name!r} is not of the form domain-task, as in 'walker-walk'")
 
     def make(seed: int | None) -> Any:
-        suite: Any = import_module("dm_control.suite")
+        suite: Any = package("dm_control.suite")
         of_task = {**kwargs.get("task_kwargs", {}), "random": seed}
         return suite.load(domain, task, **{**kwargs, "task_kwargs": of_task})
 

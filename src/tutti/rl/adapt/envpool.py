@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from tutti.rl.adapt import checked, layout
+from tutti.rl.adapt.packages import package
 from tutti.rl.vector import Moved, VectorEnv
 
 ENDLESS = 2**31 - 1  # what EnvPool calls the limit of an environment without one
@@ -33,6 +33,7 @@ class EnvPool(VectorEnv):
         self.spaces = self.pool.observation_space, self.pool.action_space
         self.observation_space = layout.plain(self.spaces[0], f"{id}.observation_space")
         self.action_space = layout.plain(self.spaces[1], f"{id}.action_space")
+        self.starts = layout.starts(self.spaces[0]), layout.starts(self.spaces[1])
 
     def reset(self, seed: int | None = None) -> layout.Batch:
         self.steps = 0
@@ -58,7 +59,7 @@ class EnvPool(VectorEnv):
         self.pool.close()
 
     def _make(self, seed: list[int] | None) -> Any:
-        make: Any = import_module("envpool").make_gymnasium
+        make: Any = package("envpool").make_gymnasium
         seeds = np.random.SeedSequence().generate_state(self.n) >> 1 if seed is None else seed
         return make(self.id, num_envs=self.n, seed=[int(x) for x in seeds], **self.kwargs)
 

@@ -10,12 +10,13 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+
+from tutti.rl.adapt.packages import package
 
 STEPWISE = ("rewards", "terminations", "truncations")
 
@@ -44,7 +45,7 @@ def is_image(space: spaces.Space) -> bool:
 def write_tables(
     folder: Path, episodes: list[dict[str, Any]], observed: spaces.Space, acted: spaces.Space, seeds: list, end: str
 ) -> None:
-    pa: Any = import_module("pyarrow")
+    pa: Any = package("pyarrow")
     for i, (episode, seed) in enumerate(zip(episodes, seeds, strict=True)):
         columns = {
             "observations": _column(observed, episode["observations"], 0),
@@ -61,7 +62,7 @@ def write_tables(
 def read_tables(
     folder: Path, n: int, observed: spaces.Space, acted: spaces.Space, jpeg: bool, end: str
 ) -> Iterator[dict[str, Any]]:
-    pa: Any = import_module("pyarrow")
+    pa: Any = package("pyarrow")
     for i in range(n):
         place = folder / str(i)
         parts = sorted(path for path in place.iterdir() if path.suffix == f".{end}")
@@ -77,21 +78,21 @@ def read_tables(
 
 def _write_table(path: Path, table: Any) -> None:
     if path.suffix == ".parquet":
-        import_module("pyarrow.parquet").write_table(table, path, row_group_size=max(len(table), 1))
+        package("pyarrow.parquet").write_table(table, path, row_group_size=max(len(table), 1))
         return
-    with import_module("pyarrow.ipc").new_file(str(path), table.schema) as file:
+    with package("pyarrow.ipc").new_file(str(path), table.schema) as file:
         file.write_table(table)
 
 
 def _read_table(path: Path) -> Any:
     if path.suffix == ".parquet":
-        return import_module("pyarrow.parquet").read_table(path, partitioning=None)
-    return import_module("pyarrow.ipc").open_file(str(path)).read_all()
+        return package("pyarrow.parquet").read_table(path, partitioning=None)
+    return package("pyarrow.ipc").open_file(str(path)).read_all()
 
 
 def _column(space: spaces.Space, values: Any, more: int) -> Any:
     """Values as an array of Arrow, with `more` zeros at the end."""
-    pa: Any = import_module("pyarrow")
+    pa: Any = package("pyarrow")
     match space:
         case spaces.Dict():
             names = list(space.spaces)
@@ -123,7 +124,7 @@ def _values(space: spaces.Space, column: Any, jpeg: bool) -> Any:
 def write_hdf5(
     folder: Path, episodes: list[dict[str, Any]], observed: spaces.Space, acted: spaces.Space, seeds: list
 ) -> None:
-    with import_module("h5py").File(folder / "main_data.hdf5", "w", track_order=True) as file:
+    with package("h5py").File(folder / "main_data.hdf5", "w", track_order=True) as file:
         for i, (episode, seed) in enumerate(zip(episodes, seeds, strict=True)):
             group = file.create_group(f"episode_{i}")
             group.attrs.update({"id": i, "total_steps": len(episode["rewards"])})
@@ -136,7 +137,7 @@ def write_hdf5(
 def read_hdf5(
     folder: Path, n: int, observed: spaces.Space, acted: spaces.Space, jpeg: bool
 ) -> Iterator[dict[str, Any]]:
-    with import_module("h5py").File(folder / "main_data.hdf5", "r") as file:
+    with package("h5py").File(folder / "main_data.hdf5", "r") as file:
         for i in range(n):
             group = file[f"episode_{i}"]
             seed = group.attrs.get("seed")
@@ -168,7 +169,7 @@ def _get(group: Any, space: spaces.Space, jpeg: bool) -> Any:
 
 
 def _pictures(images: list[bytes]) -> np.ndarray:
-    image: Any = import_module("PIL.Image")
+    image: Any = package("PIL.Image")
     return np.stack([np.array(image.open(io.BytesIO(x))) for x in images])
 
 

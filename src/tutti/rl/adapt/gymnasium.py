@@ -54,6 +54,7 @@ class Gymnasium(VectorEnv):
         self.spaces = first.observation_space, first.action_space  # as the environments have them
         self.observation_space = layout.plain(first.observation_space, f"{self.name}.observation_space")
         self.action_space = layout.plain(first.action_space, f"{self.name}.action_space")
+        self.starts = layout.starts(self.spaces[0]), layout.starts(self.spaces[1])
         self.limit = first.spec.max_episode_steps if first.spec else None
         self.threshold = first.spec.reward_threshold if first.spec else None
         self.infos: list[dict[str, Any]] = [{} for _ in range(n)]
@@ -74,6 +75,7 @@ class Gymnasium(VectorEnv):
                 obs, reward[i], terminated[i], truncated[i], self.infos[i] = env.step(value)
             except Exception as error:
                 raise checked.StepError(self.name, i, self.steps, value, checked.words(error)) from error
+            terminated[i], truncated[i] = bool(terminated[i]), bool(truncated[i])
             if terminated[i] or truncated[i]:
                 obs = copy.deepcopy(obs)  # the environment may write the next one to the same array
                 self.ended[i] = self.infos[i]

@@ -33,7 +33,8 @@ class Halves(VectorEnv):
         self.halves = (first, second)
         self.n, self.name, self.agents = first.n + second.n, first.name, first.agents
         self.observation_space, self.action_space = first.observation_space, first.action_space
-        self.limit, self.threshold = first.limit, first.threshold
+        self.gaps = first.gaps
+        self.limit, self.threshold, self.starts = first.limit, first.threshold, first.starts
 
     @property
     def restarts(self) -> int:

@@ -45,6 +45,32 @@ def plain(space: spaces.Space, name: str) -> spaces.Space:
     )
 
 
+def starts(space: spaces.Space) -> Any:
+    """What values of a space have more than those of its batches: dicts of int64 arrays with the shapes of the parts,
+    or one array. None where that is nothing."""
+    match space:
+        case spaces.Dict():
+            found = {key: starts(part) for key, part in space.spaces.items()}
+        case spaces.Tuple():
+            found = {str(i): starts(part) for i, part in enumerate(space.spaces)}
+        case spaces.Discrete() | spaces.MultiDiscrete() if np.any(space.start):
+            return np.asarray(space.start, np.int64)
+        case _:
+            return None
+    return None if all(x is None for x in found.values()) else found
+
+
+def shifted(batch: Batch, by: Any, sign: int = 1) -> Batch:
+    """A batch, or one value, plus or minus what `starts` returned. Tuples may be dicts, as in a batch."""
+    if by is None:
+        return batch
+    if isinstance(by, dict):
+        if isinstance(batch, tuple | list):
+            batch = {str(i): x for i, x in enumerate(batch)}
+        return {key: shifted(x, by.get(str(key)), sign) for key, x in batch.items()}
+    return batch + sign * by
+
+
 def gather(space: spaces.Space, values: Sequence[Any]) -> Batch:
     """The batch of n values of a space. Raises ValueError where they do not fit the space; see `misfit` for which."""
     match space:

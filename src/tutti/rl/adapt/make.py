@@ -22,7 +22,7 @@ def make(env: Any, n: int = 1, processes: int = 0, **kwargs: Any) -> VectorEnv:
         "envpool:Pong-v5"                an id of EnvPool
         "dm_control:walker-walk"         a domain and a task of dm_control's suite
         a function without arguments     returns a gymnasium.Env or an environment of PettingZoo
-        a gymnasium.Env                  with n = 1
+        a gymnasium.Env                  with n = 1, as an environment of PettingZoo
         a gymnasium vector environment   whose `num_envs` is n
     processes: worker processes to spread the instances over; 0 steps them in this process.
     kwargs: of the adapter, see its class.
@@ -52,6 +52,10 @@ def make(env: Any, n: int = 1, processes: int = 0, **kwargs: Any) -> VectorEnv:
         if n != 1:
             raise ValueError(f"{env} is one environment; for {n} of them give its id or a function that makes it")
         return Gymnasium(lambda: env, 1, **kwargs)
+    if of_pettingzoo(env):
+        if n != 1:
+            raise ValueError(f"{env} is one environment; for {n} of them give a function that makes it")
+        return _made(lambda: env, 1, kwargs)
     if _is_factory(env):
         return _made(env, n, kwargs)
     raise ValueError(f"{env!r} is not an id, a function that makes environments, or an environment of gymnasium")
@@ -101,6 +105,11 @@ def _made(factory: Callable[[], Any], n: int, kwargs: dict[str, Any]) -> VectorE
     if hasattr(made, "action_spec"):
         raise ValueError(f"{made!r} has dm_env's interface; use tutti.rl.adapt.dm_control.DmControl, which gives seeds")
     raise ValueError(f"the function returned {made!r}, not an environment of gymnasium or PettingZoo")
+
+
+def of_pettingzoo(env: Any) -> bool:
+    """Whether an object is an environment of PettingZoo."""
+    return hasattr(env, "possible_agents") and hasattr(env, "step") and not isinstance(env, type)
 
 
 def _in_worker(env: Any, kwargs: dict[str, Any], n: int) -> VectorEnv:

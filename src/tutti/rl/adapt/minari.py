@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,14 +106,24 @@ def metadata(folder: str | Path) -> dict[str, Any]:
 
     folder: a data set's folder, or the id of one that Minari has downloaded to its default place.
     """
-    about = json.loads((_data(folder) / "metadata.json").read_text())
-    env = None
-    for name in ("observation_space", "action_space"):
-        if name in about:
-            about[name] = understand(json.loads(about[name]))
-            continue
-        env = env or gymnasium.make(json.loads(about["env_spec"])["id"])
-        about[name] = getattr(env, name)
+    path = _data(folder) / "metadata.json"
+    with _reading(path):
+        about, env = json.loads(path.read_text()), None
+        for name in ("observation_space", "action_space"):
+            if name in about:
+                about[name] = understand(json.loads(about[name]))
+                continue
+            id = json.loads(about["env_spec"])["id"]
+            if id not in gymnasium.registry:  # "module:id" would import the module, which runs its code
+                raise ValueError(f"it has no {name}, and its environment {id!r} is not registered in gymnasium: import "
+                                 "the module that registers it")  # fmt: skip
+            env = env or gymnasium.make(id)
+            about[name] = getattr(env, name)
+        for name in ("total_episodes", "total_steps"):
+            if name in about and (not isinstance(about[name], int) or about[name] < 0):
+                raise ValueError(f"{name} is {about[name]!r}; it must be a whole number from 0 on")
+        if not isinstance(about.get("data_format"), str):
+            raise ValueError(f"data_format is {about.get('data_format')!r}; it must be a text")
     return about
 
 
@@ -123,12 +134,32 @@ def episodes(folder: str | Path) -> Iterator[Episode]:
         raise ValueError(f"{data} is in the format {about['data_format']!r}; understood are {', '.join(FORMATS)}")
     pair = about["observation_space"], about["action_space"]
     jpeg = bool(about.get("jpeg_encoding", True))
-    for x in FORMATS[about["data_format"]].read(data, about["total_episodes"], *pair, jpeg):
-        obs, action = (
-            layout.arrange(space, x[key]) for space, key in zip(pair, ("observations", "actions"), strict=True)
-        )
-        ends = x["terminations"].astype(bool), x["truncations"].astype(bool)
-        yield Episode(obs, action, np.asarray(x["rewards"]), *ends, x.get("seed"))
+    found = FORMATS[about["data_format"]].read(data, about["total_episodes"], *pair, jpeg)
+    while True:
+        with _reading(data):
+            if (x := next(found, None)) is None:
+                return
+            episode = _episode(x, pair)
+        yield episode
+
+
+def _episode(x: dict[str, Any], pair: tuple[spaces.Space, spaces.Space]) -> Episode:
+    obs, action = (layout.arrange(space, x[key]) for space, key in zip(pair, ("observations", "actions"), strict=True))
+    rewards = np.asarray(x["rewards"])
+    if rewards.ndim != 1 or rewards.dtype.kind not in "fiu":
+        raise ValueError(f"rewards have the shape {rewards.shape} and dtype {rewards.dtype}; they must be numbers (T,)")
+    ends = x["terminations"].astype(bool), x["truncations"].astype(bool)
+    return Episode(obs, action, rewards, *ends, x.get("seed"))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Errors meanwhile name the file or the folder."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OSError, RuntimeError, RecursionError,
+            gymnasium.error.Error) as error:  # fmt: skip
+        raise ValueError(f"{path} cannot be read as a data set of Minari: {type(error).__name__}: {error}") from error
 
 
 def load(folder: str | Path) -> dict[str, Any]:

@@ -31,10 +31,13 @@ class PettingZoo(VectorEnv):
     {"observation", "action_mask"}, of which only "observation" is observed, or from `info["action_mask"]`.
 
     An agent that has left the episode observes zeros and gets reward 0; `alive`, bool (n, agents), says who has not.
-    Its actions are not played, nor are those of agents that are not to move. Where an agent has no possible action,
-    its mask has action 0 alone. An episode ends when all agents have left. It counts as truncated where the last of
-    them were truncated only.
+    Its rows are not `valid`, so that nothing is learned from them. Its actions are not played, nor are those of agents
+    that are not to move. Where an agent has no possible action, its mask has action 0 alone. Each agent is terminated
+    or truncated by itself; one that disappears without either counts as terminated. An episode ends when all agents
+    have left. It counts as truncated where one of the last was truncated only.
     """
+
+    gaps = True
 
     def __init__(
         self, make: Callable[[], ParallelEnv | AECEnv], n: int, *, limit: int | None = None, check: bool = False
@@ -58,6 +61,8 @@ class PettingZoo(VectorEnv):
         ]
         self.observation_space = padding.widest(observed, f"{self.name}: observations")
         self.action_space = padding.widest(self.acted, f"{self.name}: actions")
+        self.starts = (_starts(self.seen, observed, self.observation_space),
+                       _starts(self.spaces[1], self.acted, self.action_space))  # fmt: skip
         self.nothing = [layout.scatter(x, layout.zeros(p, 1), 1)[0] for x, p in zip(self.seen, observed, strict=True)]
         self.alive = np.ones((n, len(self.agents)), bool)
         self.masked: list[dict[str, Any]] = [{} for _ in range(n)]  # masks by agents
@@ -76,6 +81,7 @@ class PettingZoo(VectorEnv):
         self.steps += 1
         reward = np.zeros((self.n, len(self.agents)))
         terminated, truncated = np.zeros(self.n, bool), np.zeros(self.n, bool)
+        valid, ended, cut = self.alive.copy(), np.zeros_like(self.alive), np.zeros_like(self.alive)
         last, first, masks, overview = [], [], {}, {}
         for i, env in enumerate(self.envs):
             given = {agent: actions[k][i] for k, agent in enumerate(self.agents) if agent in env.agents}
@@ -85,9 +91,14 @@ class PettingZoo(VectorEnv):
                 raise checked.StepError(self.name, i, self.steps, given, checked.words(error)) from error
             obs = self._see(i, obs, infos)
             for k, agent in enumerate(self.agents):
-                reward[i, k] = rewards.get(agent, 0)
-            if not env.agents:
-                truncated[i] = any(cut and not ends[agent] for agent, cut in cuts.items())
+                reward[i, k] = checked.number(self.name, i, agent, rewards.get(agent, 0))
+                ended[i, k], cut[i, k] = bool(ends.get(agent, False)), bool(cuts.get(agent, False))
+            ended[i] |= ~self.alive[i] & ~cut[i]
+            self.alive[i] &= ~(ended[i] | cut[i])
+            ended[i] &= valid[i]
+            cut[i] &= valid[i] & ~ended[i]
+            if not self.alive[i].any():
+                truncated[i] = cut[i].any()
                 terminated[i] = not truncated[i]
                 obs = copy.deepcopy(obs)  # the environment may write the next one to the same arrays
                 masks[i] = self._mask(i, [agent in obs for agent in self.agents])
@@ -101,7 +112,7 @@ class PettingZoo(VectorEnv):
                 last[i] = obs
             self.obs = self._gather(last)
         return Moved(self.obs, rewards, terminated, truncated, before, _but(self.masks(), masks),
-                     _but(self.overview(), overview))  # fmt: skip
+                     _but(self.overview(), overview), valid, ended, cut)  # fmt: skip
 
     def masks(self) -> np.ndarray | None:
         if not self.is_masked or not isinstance(self.action_space, spaces.Discrete):
@@ -200,6 +211,17 @@ def _but(now: np.ndarray | None, ended: dict[int, Any]) -> np.ndarray | None:
     for i, x in ended.items():
         now[i] = x
     return now
+
+
+def _starts(own: list[spaces.Space], plain: list[spaces.Space], widest: spaces.Space) -> Any:
+    """`layout.starts` of all agents, (agents, ...), padded like their values."""
+    if all(layout.starts(space) is None for space in own):
+        return None
+    each = []
+    for space, part in zip(own, plain, strict=True):
+        zero = layout.zeros(part, 1)
+        each.append(padding.fit(layout.shifted(zero, layout.starts(space)), widest))
+    return layout.rows(padding.stack(each, axis=1), 0)
 
 
 def _parallel(env: Any) -> Any:

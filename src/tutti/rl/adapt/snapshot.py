@@ -1,10 +1,8 @@
 """What an environment of gymnasium or PettingZoo is at one moment: its attributes, those of its wrappers, and MuJoCo's
-data.
+data, in the words of `tutti.rl.plain`.
 
-Everything is saved by value with cloudpickle, past the environments' own `__getstate__`: gymnasium's `EzPickle` would
-save the arguments of the constructor only. What belongs to the process and not to the episode is saved as a reference
-to the attribute that holds it, and is left as it is in the environment that the snapshot is loaded into: spaces,
-functions, models, windows and renderers.
+What belongs to the process and not to the episode is not saved, and is left as it is in the environment that the
+snapshot is loaded into: spaces, functions, models, windows and renderers.
 """
 
 # mujoco is an extension module without stubs.
@@ -12,44 +10,42 @@ functions, models, windows and renderers.
 
 from __future__ import annotations
 
-import io
-import pickle
-import types
+import json
 from typing import Any
 
-import cloudpickle
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-KEPT_TYPES = (gymnasium.Env, spaces.Space, EnvSpec, types.FunctionType, types.MethodType, types.ModuleType, type)
-KEPT_MODULES = ("pygame", "mujoco", "glfw", "OpenGL", "gymnasium.envs.mujoco.mujoco_rendering")
+from tutti.rl import plain
+
+STAY_MODULES = ("pygame", "mujoco", "glfw", "OpenGL", "gymnasium.envs.mujoco.mujoco_rendering")
 
 
-def save(env: Any) -> bytes:
-    """A snapshot of an environment. Raises NotImplementedError where it holds what cannot be pickled."""
-    chain = layers(env)
-    data = [_save_data(x) for x in _mujoco_data(chain)]
-    stream = io.BytesIO()
+def save(env: Any) -> dict[str, Any]:
+    """A snapshot of an environment: {"words": JSON, "arrays": uint8 arrays by name}. Raises NotImplementedError where
+    it holds what is not data."""
     try:
-        _Pickler(stream, chain).dump((data, [vars(layer) for layer in chain]))
-    except Exception as error:
+        words, arrays = plain.pack(([_save_data(x) for x in _mujoco_data(env)], env), _stays)
+    except (plain.Unstorable, RecursionError) as error:
         raise NotImplementedError(
-            f"{env} cannot save its state: {error}. Keep what cannot be pickled out of the environment's attributes"
+            f"{env} cannot save its state: {error}. Keep what is not data out of the environment's attributes"
         ) from error
-    return stream.getvalue()
+    return {"words": json.dumps(words), "arrays": arrays}
 
 
-def load(env: Any, snapshot: bytes) -> None:
-    """Make an environment what the one was that `save` was called with. Both are made by the same call."""
-    chain = layers(env)
-    data, attributes = _Unpickler(io.BytesIO(snapshot), chain).load()
-    for x, saved in zip(_mujoco_data(chain), data, strict=True):
+def load(env: Any, snapshot: dict[str, Any]) -> None:
+    """Make an environment what the one was that `save` was called with. Both are made by the same call.
+
+    Raises ValueError for a snapshot that is damaged, or of another environment.
+    """
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("words"), str):
+        raise ValueError(f"the state of {env} is damaged: it is not a snapshot")
+    data, loaded = plain.unpack(json.loads(snapshot["words"]), snapshot["arrays"], (None, env))
+    if loaded is not env:
+        raise ValueError(f"the state is of another environment than {env}")
+    for x, saved in zip(_mujoco_data(env), data, strict=True):
         _load_data(x, saved)
-    for layer, saved in zip(chain, attributes, strict=True):
-        vars(layer).clear()
-        vars(layer).update(saved)
 
 
 def layers(env: Any) -> list[Any]:
@@ -62,34 +58,15 @@ def layers(env: Any) -> list[Any]:
         chain.append(inner)
 
 
-class _Pickler(cloudpickle.Pickler):
-    def __init__(self, stream: io.BytesIO, chain: list[Any]):
-        super().__init__(stream)
-        self.kept: dict[int, Any] = {id(layer): (depth, None) for depth, layer in enumerate(chain)}
-        for depth, layer in enumerate(chain):
-            for name, value in vars(layer).items():
-                module = type(value).__module__
-                if isinstance(value, KEPT_TYPES) or any(f"{module}.".startswith(f"{m}.") for m in KEPT_MODULES):
-                    self.kept.setdefault(id(value), (depth, name))
-
-    def persistent_id(self, obj: Any) -> Any:
-        return self.kept.get(id(obj))
+def _stays(x: Any) -> bool:
+    module = type(x).__module__
+    return isinstance(x, spaces.Space | EnvSpec) or any(f"{module}.".startswith(f"{m}.") for m in STAY_MODULES)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, chain: list[Any]):
-        super().__init__(stream)
-        self.chain = chain
-
-    def persistent_load(self, pid: tuple[int, str | None]) -> Any:
-        depth, name = pid
-        return self.chain[depth] if name is None else vars(self.chain[depth]).get(name)
-
-
-def _mujoco_data(chain: list[Any]) -> list[Any]:
+def _mujoco_data(env: Any) -> list[Any]:
     """The MjData that an environment holds, of which there is at most one in gymnasium's own."""
-    held = vars(chain[-1]).values()
-    return [x for x in held if type(x).__module__.startswith("mujoco.") and type(x).__name__ == "MjData"]
+    values = vars(layers(env)[-1]).values()
+    return [x for x in values if type(x).__module__.startswith("mujoco.") and type(x).__name__ == "MjData"]
 
 
 def _save_data(data: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -107,8 +84,8 @@ def _load_data(data: Any, saved: tuple[np.ndarray, dict[str, np.ndarray]]) -> No
 
     state, fields = saved
     mujoco.mj_setState(data.model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-    for name, value in fields.items():
-        getattr(data, name)[...] = value
+    for name in _fields(data):
+        getattr(data, name)[...] = fields[name]
 
 
 def _fields(data: Any) -> list[str]:

@@ -63,7 +63,7 @@ def serve(connection: Connection, factory: bytes, n: int, first: int) -> None:
 def describe(env: VectorEnv, n: int) -> About:
     if not isinstance(env, VectorEnv) or env.n != n:
         raise ValueError(f"the factory was asked for a VectorEnv of {n} instances and returned {env!r}")
-    names = ("name", "observation_space", "action_space", "agents", "limit", "threshold")
+    names = ("name", "observation_space", "action_space", "agents", "limit", "threshold", "starts", "gaps")
     obs, arrays = env.reset(), {}
     for path, x in layout.leaves(obs).items():
         arrays[("obs", *path)] = arrays[("last", *path)] = x
@@ -72,6 +72,9 @@ def describe(env: VectorEnv, n: int) -> About:
         arrays[("action", *path)] = x
     arrays[("reward",)] = np.zeros((n, *agents), np.float32)
     arrays[("terminated",)] = arrays[("truncated",)] = np.zeros(n, bool)
+    if env.gaps:
+        for name in PARTS if agents else PARTS[:1]:
+            arrays[(name,)] = np.ones((n, *agents), bool)
     for name, x in (("masks", env.masks()), ("overview", env.overview())):
         if x is not None:
             arrays[(name,)] = arrays[(f"last_{name}",)] = x
@@ -80,6 +83,7 @@ def describe(env: VectorEnv, n: int) -> About:
 
 
 Arrays = dict[Path, np.ndarray]
+PARTS = ("valid", "agent_terminated", "agent_truncated")  # which rows are steps, and which agents end
 
 
 def write(mine: Arrays, name: str, batch: layout.Batch) -> None:
@@ -106,6 +110,9 @@ def step(env: VectorEnv, mine: Arrays, argument: None) -> bool:
     look(env, mine, moved.obs)
     for name in ("reward", "terminated", "truncated"):
         mine[(name,)][...] = getattr(moved, name)
+    for name in PARTS:
+        if (name,) in mine:
+            mine[(name,)][...] = getattr(moved, name)
     ended = bool((moved.terminated | moved.truncated).any())
     if ended:
         write(mine, "last", moved.last)

@@ -17,12 +17,13 @@ import numpy as np
 from tutti.rl.adapt import layout
 from tutti.rl.adapt.checked import Unfit
 from tutti.rl.adapt.shared import Shapes, Shared
-from tutti.rl.adapt.worker import About, serve
+from tutti.rl.adapt.worker import PARTS, About, serve
 from tutti.rl.vector import Moved, VectorEnv
 
 IN_A_ROW = 3  # failures of a worker without a step between them, after which it is given up
 EXTRAS = ("masks", "overview")  # what environments may tell besides observations
 PATIENCE = 5.0  # s, for a process to end
+START = 60.0  # s, at least, for a process to start and import its environment
 
 
 class Workers(VectorEnv):
@@ -31,7 +32,8 @@ class Workers(VectorEnv):
         env = Workers(lambda n: Gymnasium("Ant-v5", n), 32, processes=4)
 
     factory: called in each worker with its number of instances; returns a `VectorEnv`. Sent with cloudpickle.
-    timeout: seconds after which a worker that does not answer counts as crashed. None: never.
+    timeout: seconds after which a worker that does not answer counts as crashed; to start it has a minute, if that is
+        more. None: never.
     start: how processes start ("forkserver", "spawn" or "fork"). "fork" is unsafe in a process with threads.
 
     `send` gives the workers their actions and returns at once, `recv` waits for the result; `step` is both. See
@@ -64,7 +66,7 @@ class Workers(VectorEnv):
         try:
             for worker in self.workers:
                 worker.start(self.context, self.factory)
-            about = [worker.answer(self.timeout) for worker in self.workers]
+            about = [worker.answer(self._start) for worker in self.workers]
             self._share(about[0])
             for worker in self.workers:
                 self._tell(worker)
@@ -130,6 +132,7 @@ class Workers(VectorEnv):
         known, self.obs = self.obs, self._copy("obs")
         reward, terminated, truncated = (arrays[(name,)].copy() for name in ("reward", "terminated", "truncated"))
         last, extras = self.obs, [self._optional(name) for name in EXTRAS]
+        parts = {name: self._optional(name) for name in PARTS}
         if ended or lost:
             done = terminated | truncated
             last = layout.put(self.obs, done, layout.rows(layout.tree(self._shared().group("last")), done))
@@ -140,10 +143,13 @@ class Workers(VectorEnv):
             of = slice(worker.lo, worker.hi)
             reward[of], terminated[of], truncated[of] = 0, False, True
             last = layout.put(last, of, layout.rows(known, of))
+            for name, x in parts.items():
+                if x is not None:
+                    x[of] = name != "agent_terminated"
             for x, before in zip(extras, self.before, strict=True):
                 if x is not None:
                     x[of] = before[of]
-        return Moved(self.obs, reward, terminated, truncated, last, *extras)
+        return Moved(self.obs, reward, terminated, truncated, last, *extras, **parts)
 
     def step(self, action: Any) -> Moved:
         self.send(action)
@@ -216,6 +222,11 @@ class Workers(VectorEnv):
             raise cannot
         return results
 
+    @property
+    def _start(self) -> float | None:
+        """Seconds for a worker to start."""
+        return None if self.timeout is None else max(self.timeout, START)
+
     def _answer(self, worker: _Worker) -> Any:
         try:
             return worker.answer(self.timeout)
@@ -241,7 +252,7 @@ class Workers(VectorEnv):
             try:
                 worker.stop()
                 worker.start(self.context, self.factory)
-                self._answer(worker)
+                worker.answer(self._start)
                 self._tell(worker)
                 worker.ask("reset", seed)
                 self._answer(worker)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from tutti.rl.env import where
 from tutti.rl.envs.boards import Board
 from tutti.rl.envs.versus import Versus
 from tutti.rl.networks import ACTIVATIONS, Network, mlp
+from tutti.rl.ranges import Range
 from tutti.rl.replay.ring import Ring
 from tutti.rl.tree_search import search
 
@@ -67,6 +68,7 @@ class AlphaZero(agent.Agent):
 
     multi_agent = False
     unused = ("gamma", "normalize_obs", "normalize_reward")
+    ranges: ClassVar[dict[str, Range]] = {"gradient_steps": Range(1, unit="updates of an iteration")}
 
     def build(self) -> None:
         c, env = self.config, self.env

@@ -33,8 +33,9 @@ class C51(DQN):
 
     def module(self) -> nn.Module:
         c = self.config
-        return nn.Sequential(mlp([self.features.size, *c.hidden, self.distribution.size * c.atoms], c.activation),
-                             nn.Unflatten(-1, (self.distribution.size, c.atoms)))  # fmt: skip
+        actions = self.distribution.size
+        return nn.Sequential(self.sighted(lambda size: mlp([size, *c.hidden, actions * c.atoms], c.activation)),
+                             nn.Unflatten(-1, (actions, c.atoms)))  # fmt: skip
 
     @property
     def support(self) -> Tensor:

@@ -24,10 +24,10 @@ from tutti.rl import keys, teams
 from tutti.rl.agent import Number, Rate
 from tutti.rl.descent import Adam, moved_towards
 from tutti.rl.distributions import Categorical, masked
-from tutti.rl.env import over
+from tutti.rl.env import ends
 from tutti.rl.networks import Network, mlp
 from tutti.rl.on_policy import OnPolicy
-from tutti.rl.returns import gae
+from tutti.rl.returns import deviation, gae, mean_of
 
 Tree = dict[str, Any]
 
@@ -54,6 +54,7 @@ class COMA(OnPolicy):
         normalize_advantage: bool = True
 
     actions = (spaces.Discrete,)
+    gaps = True
     distribution: Categorical
 
     def build(self) -> None:
@@ -103,22 +104,23 @@ class COMA(OnPolicy):
         last["action"] = self.distribution.sample(self.logits(learner["actor"], last), keys.fold(key, 0))
         value = taken(self.q(learner["target"], rows), chunk["action"])
         drawn = taken(self.q(learner["target"], self.critic_input(last)), last["action"])
-        ended = chunk["terminated"] | chunk["truncated"]
-        terminated, done = over(chunk["terminated"], value), over(ended, value)
+        terminated, done = ends(chunk, value)
         target = value + gae(reward, value, next_values(value, drawn, done), terminated, done, c.gamma, c.td_lambda)
-        learner, loss = self.critic_steps(learner, rows, chunk["action"], target, keys.fold(key, 1))
+        learner, loss = self.critic_steps(learner, rows, chunk, target, keys.fold(key, 1))
         q = self.q(learner["critic"], rows)
         gradient, told = torch.func.grad(self.actor_loss, has_aux=True)(learner["actor"], chunk, q)
         actor, state = self.adam.step(learner["actor"], gradient, learner["actor_adam"], self.rate(learner))
         return {**learner, "actor": actor, "actor_adam": state}, {**told, "critic_loss": loss, "q": q.mean()}
 
-    def critic_steps(self, learner: Tree, rows: Tensor, action: Tensor, target: Tensor, key: Tensor):
+    def critic_steps(self, learner: Tree, rows: Tensor, chunk: Tree, target: Tensor, key: Tensor):
         """Fit the critic to targets. Returns (learner, the mean loss)."""
-        c, n = self.config, action.shape[0] * action.shape[1]
-        rows, action, target = (x.flatten(0, 1) for x in (rows, action, target))
+        c, n = self.config, target.shape[0] * target.shape[1]
+        rows, action, target = (x.flatten(0, 1) for x in (rows, chunk["action"], target))
+        valid = chunk["valid"].flatten(0, 1) if "valid" in chunk else None
 
         def loss(weights: Tensor, index: Tensor) -> Tensor:
-            return (taken(self.q(weights, rows[index]), action[index]) - target[index]).square().mean()
+            error = taken(self.q(weights, rows[index]), action[index]) - target[index]
+            return mean_of(error.square(), None if valid is None else valid[index])
 
         def body(carry: tuple[Tensor, Tensor, Tree], index: Tensor):
             critic, slow, state = carry
@@ -135,10 +137,11 @@ class COMA(OnPolicy):
         """(loss, what to report). q: values of each agent's actions (..., agents, actions)."""
         c, logits = self.config, self.logits(actor, chunk)
         advantage = counterfactual(q, logits, chunk["action"]).detach()
+        valid = chunk.get("valid")
         if c.normalize_advantage:
-            advantage = advantage / (advantage.std() + 1e-8)
-        policy_loss = -(self.distribution.log_prob(logits, chunk["action"]) * advantage).mean()
-        entropy = self.distribution.entropy(logits).mean()
+            advantage = advantage / (deviation(advantage, valid) + 1e-8)
+        policy_loss = -mean_of(self.distribution.log_prob(logits, chunk["action"]) * advantage, valid)
+        entropy = mean_of(self.distribution.entropy(logits), valid)
         told = {"policy_loss": policy_loss, "entropy": entropy}
         return policy_loss - c.ent_coef * entropy, {name: x.detach() for name, x in told.items()}
 

@@ -48,6 +48,7 @@ class CrossQ(SAC):
 
     distribution: TanhGaussian
     unused = (*SAC.unused, "tau")
+    sees = False
 
     def build(self) -> None:
         super().build()

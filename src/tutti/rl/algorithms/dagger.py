@@ -15,10 +15,9 @@ from torch import Tensor
 from tutti.rl import keys
 from tutti.rl.agent import Number, Rate
 from tutti.rl.algorithms.bc import Cloning
-from tutti.rl.env import Env, where
+from tutti.rl.env import where
 from tutti.rl.experts import Expert, actions_of
 from tutti.rl.off_policy import OffPolicy
-from tutti.rl.vector import VectorEnv
 
 Tree = dict[str, Any]
 
@@ -46,14 +45,13 @@ class DAgger(Cloning, OffPolicy):
     multi_agent = False
     unused = (*OffPolicy.unused, "hindsight", "gamma", "tau", "n_step")
 
-    def __init__(self, env: str | Env | VectorEnv, *, expert: Expert | None = None, seed: int = 0, level: str = "O2",
-                 threads: int = 1, **options: Any):  # fmt: skip
+    def __init__(self, *given: Any, expert: Expert | None = None, **options: Any):
         self.expert = expert
-        super().__init__(env, seed=seed, level=level, threads=threads, **options)
+        super().__init__(*given, **options)
 
     def build(self) -> None:
         super().build()
-        self.told = None if self.expert is None else actions_of(self.expert, self.distribution)
+        self.told = None if self.expert is None else actions_of(self.expert, self)
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
         if not explore or self.told is None:

@@ -35,13 +35,16 @@ class DDPG(OffPolicy):
 
     actions = (spaces.Box,)
     multi_agent = False
+    sees = True
     squashed = True  # actions of the algorithm are in [-1, 1]
     critics = 1
 
     def build(self) -> None:
         c, size, width = self.config, self.features.size, self.distribution.width
-        self.pi = Network(lambda: nn.Sequential(mlp([size, *c.hidden, width], c.activation), nn.Tanh()))
-        self.q = Ensemble(lambda: mlp([size + width, *c.hidden, 1], c.activation), self.critics)
+        self.pi = Network(lambda: nn.Sequential(self.sighted(lambda n: mlp([n, *c.hidden, width], c.activation)),
+                                                nn.Tanh()))  # fmt: skip
+        self.q = Ensemble(lambda: self.sighted(lambda n: mlp([n, *c.hidden, 1], c.activation), size + width),
+                          self.critics)  # fmt: skip
         self.adam = Adam()
 
     def init(self, seed: int) -> Tree:

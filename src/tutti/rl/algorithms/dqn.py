@@ -47,6 +47,8 @@ class DQN(OffPolicy):
 
     actions = (spaces.Discrete,)
     multi_agent = False
+    sees = True
+    cnn_hidden = ()
 
     def build(self) -> None:
         self.q = Network(self.module)
@@ -55,7 +57,7 @@ class DQN(OffPolicy):
     def module(self) -> nn.Module:
         """The network of action values: features (..., size) to (..., actions)."""
         c = self.config
-        return mlp([self.features.size, *c.hidden, self.distribution.size], c.activation)
+        return self.sighted(lambda size: mlp([size, *c.hidden, self.distribution.size], c.activation))
 
     def init(self, seed: int) -> Tree:
         weights = self.q.init(seed)

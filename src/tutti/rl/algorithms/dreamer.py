@@ -67,7 +67,7 @@ class Dreamer(OffPolicy):
         obs_coef: float = 10.0
 
     actions = (spaces.Discrete, spaces.Box)
-    multi_agent = False
+    multi_agent, gaps = False, False
     unused = (*OffPolicy.unused, "hindsight", "n_step")  # returns are those of imagined steps
 
     def build(self) -> None:

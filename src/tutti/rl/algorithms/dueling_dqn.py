@@ -14,9 +14,11 @@ from tutti.rl.networks import ACTIVATIONS, mlp
 class DuelingDQN(DoubleDQN):
     """Options: `DQN.Config`."""
 
+    cnn_hidden = (512,)
+
     def module(self) -> nn.Module:
         c = self.config
-        return Dueling(self.features.size, c.hidden, self.distribution.size, c.activation)
+        return self.sighted(lambda size: Dueling(size, c.hidden, self.distribution.size, c.activation))
 
 
 class Dueling(nn.Module):

@@ -25,9 +25,7 @@ from tutti.rl.algorithms.ppo import PPO
 from tutti.rl.dataset import Rows, rows_of
 from tutti.rl.descent import Adam
 from tutti.rl.distributions import Box
-from tutti.rl.env import Env
 from tutti.rl.networks import Network, mlp
-from tutti.rl.vector import VectorEnv
 
 Tree = dict[str, Any]
 REWARDS = "gail", "airl"
@@ -52,13 +50,14 @@ class GAIL(PPO):
         penalty: float = 1.0
         reward: str = "gail"
 
-    multi_agent = False
+    sees = pixels = False
+
+    multi_agent, gaps = False, False
     unused = ("normalize_reward",)  # the reward is that of the discriminator
 
-    def __init__(self, env: str | Env | VectorEnv, *, data: Any = None, seed: int = 0, level: str = "O2",
-                 threads: int = 1, **options: Any):  # fmt: skip
+    def __init__(self, *given: Any, data: Any = None, **options: Any):
         self.data = data
-        super().__init__(env, seed=seed, level=level, threads=threads, **options)
+        super().__init__(*given, **options)
 
     def build(self) -> None:
         super().build()

@@ -14,7 +14,7 @@ from torch import Tensor
 from tutti.rl.agent import Number, Rate
 from tutti.rl.algorithms.a2c import A2C
 from tutti.rl.descent import RMSProp
-from tutti.rl.returns import vtrace
+from tutti.rl.returns import mean_of, vtrace
 
 Tree = dict[str, Any]
 
@@ -50,4 +50,4 @@ class IMPALA(A2C):
         rows |= {"target": target, "advantage": advantage}
         gradient, told = torch.func.grad(self.loss, has_aux=True)(learner["weights"], rows)
         weights, state = self.adam.step(learner["weights"], gradient, learner["adam"], self.rate(learner))
-        return {**learner, "weights": weights, "adam": state}, {**told, "ratio": ratio.mean()}
+        return {**learner, "weights": weights, "adam": state}, {**told, "ratio": mean_of(ratio, chunk.get("valid"))}

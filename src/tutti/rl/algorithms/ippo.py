@@ -28,6 +28,8 @@ class IPPO(PPO):
         agent_ids: bool = True
         team: bool = False
 
+    sees = False
+
     def build(self) -> None:
         self.count = teams.several(self)
         super().build()

@@ -136,7 +136,7 @@ class MADDPG(OffPolicy):
         target = (batch["reward"] + batch["discount"] * after).detach()
         q = self.critic(weights, batch["obs"], self.vectors(batch["action"]))
         errors = q - target
-        total = (batch["weight"].unsqueeze(-1) * errors.square()).mean(0).sum()
+        total = mean_of_rows(batch["weight"].unsqueeze(-1) * errors.square(), batch.get("valid")).sum()
         told = {"critic_loss": total.detach() / self.count, "q": q.detach().mean()}
         return total, (errors.detach().mean(-1), told)
 
@@ -147,4 +147,13 @@ class MADDPG(OffPolicy):
         mine = torch.eye(self.count, dtype=torch.bool).view(self.count, 1, self.count, 1)
         value = self.critic(critic, batch["obs"], torch.where(mine, own, taken))
         size = outputs.square() if batch.get("mask") is None else torch.where(batch["mask"], outputs, 0.0).square()
-        return -value.mean(0).sum() + self.config.logit_penalty * size.mean((0, 2)).sum()
+        valid, penalty = batch.get("valid"), self.config.logit_penalty
+        sizes = size.mean((0, 2)) if valid is None else mean_of_rows(size.mean(2), valid)
+        return -mean_of_rows(value, valid).sum() + penalty * sizes.sum()
+
+
+def mean_of_rows(x: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean of each agent (agents,) over rows (count, agents), of those in which it took part."""
+    if valid is None:
+        return x.mean(0)
+    return torch.where(valid, x, 0.0).sum(0) / valid.sum(0).clamp(min=1)

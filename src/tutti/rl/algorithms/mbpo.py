@@ -44,6 +44,7 @@ class MBPO(SAC):
         kept: int = 10
         real_ratio: float = 0.1
 
+    gaps = sees = pixels = False
     unused = (*SAC.unused, "hindsight")
 
     def build(self) -> None:

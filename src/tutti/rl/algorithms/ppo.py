@@ -24,7 +24,7 @@ from tutti.rl.actor_critic import ActorCritic, flat_rows
 from tutti.rl.agent import Number
 from tutti.rl.descent import Adam
 from tutti.rl.ranks import mean_of_ranks
-from tutti.rl.returns import gae
+from tutti.rl.returns import explained, gae, mean_of, standardized
 
 Tree = dict[str, Any]
 
@@ -34,13 +34,17 @@ class PPO(ActorCritic):
 
     @dataclass(frozen=True)
     class Config(ActorCritic.Config):
-        """clip_range: eps above. target_kl: stop the epochs of a rollout where the policy has moved so far."""
+        """clip_range: eps above. clip_range_vf: how far a value may move from that of the rollout; None: as far as it
+        does. normalize_advantage: in each minibatch. target_kl: stop the epochs of a rollout where the policy has moved
+        so far."""
 
         n_steps: int = 256
         batch_size: int = 256
         n_epochs: int = 10
         gae_lambda: Number = 0.95
         clip_range: Number = 0.2
+        clip_range_vf: Number | None = None
+        normalize_advantage: bool = True
         target_kl: float | None = None
 
     def build(self) -> None:
@@ -57,9 +61,10 @@ class PPO(ActorCritic):
         value, after, terminated, done = self.values(learner, chunk)
         advantage = gae(chunk["reward"], value, after, terminated, done, c.gamma, c.gae_lambda)
         rows = flat_rows({**self.inputs(chunk), "action": chunk["action"], "log_prob": chunk["log_prob"],
-                          "advantage": advantage, "target": advantage + value}, chunk["reward"].ndim)  # fmt: skip
+                          "advantage": advantage, "target": advantage + value, "value": value},
+                         chunk["reward"].ndim)  # fmt: skip
         learner, metrics = self.epochs(learner, rows, key, 0, c.batch_size)
-        return learner, {**metrics, "explained_variance": explained(value, advantage + value)}
+        return learner, {**metrics, "explained_variance": explained(value, advantage + value, chunk.get("valid"))}
 
     def epochs(self, learner: Tree, rows: Tree, key: Tensor, dim: int, size: int) -> tuple[Tree, Tree]:
         """Learn from all rows `n_epochs` times, in minibatches of `size` along a dim. Returns (learner, metrics)."""
@@ -87,22 +92,19 @@ class PPO(ActorCritic):
 
     def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:
         """The loss of a minibatch, and what to report."""
-        c = self.config
+        c, valid = self.config, batch.get("valid")
         outputs, value = self.network(weights, batch)
-        advantage = batch["advantage"]
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        advantage = standardized(batch["advantage"], valid) if c.normalize_advantage else batch["advantage"]
         log_ratio = self.distribution.log_prob(outputs, batch["action"]) - batch["log_prob"]
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - c.clip_range, 1 + c.clip_range)
-        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-        value_loss = (value - batch["target"]).square().mean()
-        entropy = self.distribution.entropy(outputs).mean()
+        policy_loss = -mean_of(torch.minimum(ratio * advantage, clipped * advantage), valid)
+        if c.clip_range_vf is not None:
+            value = batch["value"] + (value - batch["value"]).clamp(-c.clip_range_vf, c.clip_range_vf)
+        value_loss = mean_of((value - batch["target"]).square(), valid)
+        entropy = mean_of(self.distribution.entropy(outputs), valid)
         total = policy_loss + c.vf_coef * value_loss - c.ent_coef * entropy
         told = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
-                "kl": (ratio - 1 - log_ratio).mean(), "clipped": (ratio != clipped).float().mean()}  # fmt: skip
+                "kl": mean_of(ratio - 1 - log_ratio, valid),
+                "clipped": mean_of((ratio != clipped).float(), valid)}  # fmt: skip
         return total, {name: x.detach() for name, x in told.items()}
-
-
-def explained(value: Tensor, target: Tensor) -> Tensor:
-    """The share of the variance of targets that values explain."""
-    return 1 - (target - value).var() / (target.var() + 1e-8)

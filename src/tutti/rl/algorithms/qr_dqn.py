@@ -28,8 +28,9 @@ class QRDQN(DQN):
 
     def module(self) -> nn.Module:
         c = self.config
-        return nn.Sequential(mlp([self.features.size, *c.hidden, self.distribution.size * c.n_quantiles], c.activation),
-                             nn.Unflatten(-1, (self.distribution.size, c.n_quantiles)))  # fmt: skip
+        actions = self.distribution.size
+        return nn.Sequential(self.sighted(lambda size: mlp([size, *c.hidden, actions * c.n_quantiles], c.activation)),
+                             nn.Unflatten(-1, (actions, c.n_quantiles)))  # fmt: skip
 
     def values(self, weights: Tensor, obs: Tensor) -> Tensor:
         return self.q(weights, obs).mean(-1)

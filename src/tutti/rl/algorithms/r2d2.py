@@ -26,7 +26,7 @@ from tutti.rl.memory import Remembering, begins
 from tutti.rl.networks import Network
 from tutti.rl.replay.ring import Shape
 from tutti.rl.replay.sequence import Sequences
-from tutti.rl.returns import n_step
+from tutti.rl.returns import mean_of, n_step
 
 Tree = dict[str, Any]
 
@@ -54,6 +54,7 @@ class R2D2(DQN):
 
     actions = (spaces.Discrete,)
     unused = (*DQN.unused, "hindsight")
+    sees = False
 
     def build(self) -> None:
         super().build()
@@ -100,7 +101,7 @@ class R2D2(DQN):
         q = made["q"].gather(-1, rows["action"].unsqueeze(-1)).squeeze(-1)
         target = self.targets(weights, learner, rows, states, state["target"], first[past:]).detach()
         errors = q - target
-        total = (batch["weight"] * errors.square()).mean()
+        total = mean_of(batch["weight"] * errors.square(), rows.get("valid"))
         return total, (errors.detach().abs().mean(0), {"loss": total.detach(), "q": q.detach().mean()})
 
     def targets(

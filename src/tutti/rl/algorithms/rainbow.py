@@ -40,10 +40,12 @@ class Rainbow(C51):
         exploration_final_eps: Number = 0.0
 
     unused = (*C51.unused, "hindsight")
+    cnn_hidden = (512,)
 
     def module(self) -> nn.Module:
         c = self.config
-        return Noisy(self.features.size, c.hidden, self.distribution.size, c.atoms, c.sigma, c.activation)
+        actions = self.distribution.size
+        return self.sighted(lambda size: Noisy(size, c.hidden, actions, c.atoms, c.sigma, c.activation))
 
     def make_replay(self) -> Prioritized:
         c = self.config

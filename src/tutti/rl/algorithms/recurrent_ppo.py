@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.algorithms.ppo import PPO, explained
+from tutti.rl.algorithms.ppo import PPO
 from tutti.rl.distributions import masked
-from tutti.rl.env import over
+from tutti.rl.env import ends
 from tutti.rl.memory import Remembering, begins
 from tutti.rl.networks import Network
-from tutti.rl.returns import gae
+from tutti.rl.returns import explained, gae
 
 Tree = dict[str, Any]
 
@@ -37,6 +37,8 @@ class RecurrentPPO(PPO):
         cell: str = "gru"
         memory: int = 64
         hidden: tuple[int, ...] = (64,)
+
+    sees = False
 
     def build(self) -> None:
         super().build()
@@ -62,17 +64,15 @@ class RecurrentPPO(PPO):
 
     def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:
         c, done = self.config, chunk["terminated"] | chunk["truncated"]
-        rows = {name: chunk[name] for name in ("action", "log_prob", "mask") if name in chunk}
+        rows = {name: chunk[name] for name in ("action", "log_prob", "mask", "valid") if name in chunk}
         rows |= {"obs": self.policy_input(chunk["obs"]), "memory": chunk["memory"][:1], "first": begins(done)}
         made, states = self.net(learner["weights"], rows["obs"], chunk["memory"][0], rows["first"])
         value = made["value"].squeeze(-1)
         after = self.net(learner["weights"], self.policy_input(chunk["last"]), states)[0]["value"].squeeze(-1)
-        advantage = gae(
-            chunk["reward"], value, after, over(chunk["terminated"], value), over(done, value), c.gamma, c.gae_lambda
-        )
-        rows |= {"advantage": advantage, "target": advantage + value}
+        advantage = gae(chunk["reward"], value, after, *ends(chunk, value), c.gamma, c.gae_lambda)
+        rows |= {"advantage": advantage, "target": advantage + value, "value": value}
         learner, metrics = self.epochs(learner, rows, key, 1, c.batch_size // self.each)
-        return learner, {**metrics, "explained_variance": explained(value, advantage + value)}
+        return learner, {**metrics, "explained_variance": explained(value, advantage + value, chunk.get("valid"))}
 
     def network(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tensor]:
         made, _ = self.net(weights, batch["obs"], batch["memory"][0], batch["first"])

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from tutti.rl.actor_critic import Both, flat_rows
 from tutti.rl.agent import Number
-from tutti.rl.algorithms.ppo import PPO, explained
+from tutti.rl.algorithms.ppo import PPO
 from tutti.rl.networks import GAIN, Network, mlp
 from tutti.rl.normalize import Normalizer
-from tutti.rl.returns import gae
+from tutti.rl.returns import explained, gae, mean_of
 
 Tree = dict[str, Any]
 
@@ -41,6 +41,8 @@ class RND(PPO):
         int_coef: Number = 1.0
         distilled: int = 32
         distill_hidden: tuple[int, ...] = (64,)
+
+    sees = False
 
     def build(self) -> None:
         super().build()
@@ -61,30 +63,39 @@ class RND(PPO):
         lasting = torch.tensor([True, False])
         # After the end of an episode bonuses go on with the next one, whose first observation is that of the next row.
         going = torch.cat([value[1:], after[-1:]])
+        done = done & lasting
+        if "valid" in chunk:  # an agent whose next row is none of its own goes on as where a rollout ends
+            cut = ~torch.cat([chunk["valid"][1:], torch.ones_like(chunk["valid"][:1])]).unsqueeze(-1)
+            going, done = torch.where(cut, after, going), done | cut
         after = torch.where(lasting, after, going)
         reward, gamma = torch.stack([chunk["reward"], rows["bonus"]], -1), gammas(c.gamma, c.int_gamma)
-        each = gae(reward, value, after, terminated & lasting, done & lasting, gamma, c.gae_lambda)
+        each = gae(reward, value, after, terminated & lasting, done, gamma, c.gae_lambda)
         advantage, target = c.ext_coef * each[..., 0] + c.int_coef * each[..., 1], each + value
         flat = flat_rows({**self.inputs(chunk), "action": chunk["action"], "log_prob": chunk["log_prob"],
-                          "advantage": advantage, "target": target, **rows}, chunk["reward"].ndim)  # fmt: skip
+                          "advantage": advantage, "target": target, "value": value, **rows},
+                         chunk["reward"].ndim)  # fmt: skip
         learner, metrics = self.epochs(learner, flat, key, 0, c.batch_size)
-        return learner, {**metrics, "bonus": rows["bonus"].mean(),
-                         "explained_variance": explained(value[..., 0], target[..., 0])}  # fmt: skip
+        valid = chunk.get("valid")
+        return learner, {**metrics, "bonus": mean_of(rows["bonus"], valid),
+                         "explained_variance": explained(value[..., 0], target[..., 0], valid)}  # fmt: skip
 
     def novelty(self, learner: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         """(the learner with new statistics, what f sees, what it shall predict, and bonuses) of a chunk."""
-        norm, _ = self.of_seen.update(learner["novelty"], {"obs": chunk["last"], "last": chunk["last"]})
+        valid = {"valid": chunk["valid"]} if "valid" in chunk else {}
+        norm, _ = self.of_seen.update(learner["novelty"], {"obs": chunk["last"], "last": chunk["last"], **valid})
         seen = self.of_seen.apply(norm, chunk["last"])
         goal = self.random(learner["random"], seen)
         error = (self.net(learner["weights"], None, None, seen) - goal).square().mean(-1)
+        error = torch.where(valid["valid"], error, 0.0) if valid else error
         never = torch.zeros_like(chunk["terminated"])
-        bonus = {"reward": error, "terminated": never, "truncated": never}
+        bonus = {"reward": error, "terminated": never, "truncated": never, **valid}
         norm, made = self.of_bonus.update(norm, bonus, self.config.int_gamma)
         return {**learner, "novelty": norm}, {"seen": seen, "goal": goal, "bonus": made["reward"]}
 
     def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:
         total, told = super().loss(weights, batch)
-        distilled = (self.net(weights, None, None, batch["seen"]) - batch["goal"]).square().mean()
+        error = (self.net(weights, None, None, batch["seen"]) - batch["goal"]).square()
+        distilled = mean_of(error, batch.get("valid"))
         return total + distilled, {**told, "distill_loss": distilled.detach()}
 
 

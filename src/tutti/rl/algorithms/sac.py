@@ -39,13 +39,15 @@ class SAC(OffPolicy):
 
     actions = (spaces.Box,)
     multi_agent = False
+    sees = True
     squashed = True
     critics = 2
 
     def build(self) -> None:
         c, size, width = self.config, self.features.size, self.distribution.width
-        self.pi = Network(lambda: mlp([size, *c.hidden, 2 * width], c.activation))
-        self.q = Ensemble(lambda: mlp([size + width, *c.hidden, self.outputs], c.activation), self.critics)
+        self.pi = Network(lambda: self.sighted(lambda n: mlp([n, *c.hidden, 2 * width], c.activation)))
+        self.q = Ensemble(lambda: self.sighted(lambda n: mlp([n, *c.hidden, self.outputs], c.activation), size + width),
+                          self.critics)  # fmt: skip
         self.adam = Adam()
 
     @property

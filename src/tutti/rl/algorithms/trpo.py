@@ -19,7 +19,7 @@ from tutti.rl.actor_critic import ActorCritic, flat_rows
 from tutti.rl.agent import Number, Rate
 from tutti.rl.descent import Adam
 from tutti.rl.ranks import mean_of_ranks
-from tutti.rl.returns import gae
+from tutti.rl.returns import gae, mean_of, standardized
 
 Tree = dict[str, Any]
 
@@ -60,8 +60,7 @@ class TRPO(ActorCritic):
         advantage = gae(chunk["reward"], value, after, terminated, done, c.gamma, c.gae_lambda)
         rows = flat_rows({**self.inputs(chunk), "action": chunk["action"], "log_prob": chunk["log_prob"],
                           "advantage": advantage, "target": advantage + value}, chunk["reward"].ndim)  # fmt: skip
-        spread = rows["advantage"]
-        rows["advantage"] = (spread - spread.mean()) / (spread.std() + 1e-8)
+        rows["advantage"] = standardized(rows["advantage"], rows.get("valid"))
         weights, told = self._policy_step(learner["weights"], rows)
         weights, state, loss = self._value_steps(weights, learner, rows, key)
         return {**learner, "weights": weights, "adam": state}, {**told, "value_loss": loss}
@@ -73,10 +72,10 @@ class TRPO(ActorCritic):
         def surrogate(w: Tensor) -> Tensor:
             outputs = self.network(w, rows)[0]
             ratio = (self.distribution.log_prob(outputs, rows["action"]) - rows["log_prob"]).exp()
-            return (ratio * rows["advantage"]).mean()
+            return mean_of(ratio * rows["advantage"], rows.get("valid"))
 
         def divergence(w: Tensor) -> Tensor:
-            return self.distribution.kl(old, self.network(w, rows)[0]).mean()
+            return mean_of(self.distribution.kl(old, self.network(w, rows)[0]), rows.get("valid"))
 
         gradient, before = torch.func.grad_and_value(surrogate)(weights)
         g, before = mean_of_ranks(gradient) * part, mean_of_ranks(before)
@@ -116,8 +115,9 @@ class TRPO(ActorCritic):
         order = torch.cat([keys.permutation(keys.fold(key, i), n)[: n // size * size] for i in range(c.value_epochs)])
 
         def loss(w: Tensor, index: Tensor) -> Tensor:
-            value = self.net(w, None, rows["critic"][index])[1]
-            return (value - rows["target"][index]).square().mean()
+            value = self.net(w, None, rows.get("critic", rows["obs"])[index])[1]
+            valid = rows["valid"][index] if "valid" in rows else None
+            return mean_of((value - rows["target"][index]).square(), valid)
 
         def body(carry: tuple[Tensor, Tree], index: Tensor):
             gradient, told = torch.func.grad_and_value(loss)(carry[0], index)

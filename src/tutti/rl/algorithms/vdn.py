@@ -5,7 +5,8 @@ The value of a joint action is the sum of what each agent's network gives for it
     Q(s, a) = sum_i Q_i(o_i, a_i)
 
 so that the best joint action consists of the best action of each agent. It is learned like a single agent's, with
-double Q-learning, from the mean reward of the team. All agents share the weights of one network.
+double Q-learning, from the mean reward of the team. All agents share the weights of one network. Agents that have left
+the episode have the value 0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,6 +22,7 @@ from tutti.rl import teams
 from tutti.rl.agent import Rate
 from tutti.rl.algorithms.dqn import DQN
 from tutti.rl.distributions import masked
+from tutti.rl.env import over
 from tutti.rl.networks import mlp
 
 Tree = dict[str, Any]
@@ -41,6 +44,7 @@ class VDN(DQN):
 
     multi_agent = True
     unused = (*DQN.unused, "hindsight")
+    sees = False
 
     def build(self) -> None:
         self.count = teams.several(self)
@@ -64,14 +68,28 @@ class VDN(DQN):
 
     def loss(self, weights: Tensor, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tensor, tuple[Tensor, Tree]]:
         chosen = self.values(weights, batch["obs"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        if "valid" in batch:
+            chosen = torch.where(batch["valid"], chosen, 0.0)
         q = self.mix(weights, chosen, teams.seen_by_all(batch))
-        target = batch["reward"].mean(-1) + batch["discount"][..., 0] * self.next_value(weights, learner, batch)
+        target = batch["reward"].mean(-1) + self.discount(batch) * self.next_value(weights, learner, batch)
         loss = F.smooth_l1_loss(q, target.detach(), reduction="none")
         total = (batch["weight"] * loss).mean()
         return total, ((q - target).detach(), {"loss": total.detach(), "q": q.detach().mean()})
+
+    def stays(self, batch: Tree) -> Tensor:
+        """Whose value counts after the step: agents that take part then, and have not terminated."""
+        return batch["last_valid"] & ~over(batch["terminated"], batch["last_valid"])
+
+    def discount(self, batch: Tree) -> Tensor:
+        """What the value of the joint action after the step counts, (count,): 0 where no agent goes on."""
+        if "valid" not in batch:
+            return batch["discount"][..., 0]
+        return torch.where(self.stays(batch), batch["discount"], 0.0).amax(-1)
 
     def next_value(self, weights: Tensor, learner: Tree, batch: Tree) -> Tensor:
         """The target's value of the actions that are now the best, (count,)."""
         best = masked(self.values(weights, batch["last"]), batch.get("last_mask")).argmax(-1, keepdim=True)
         values = self.values(learner["target"], batch["last"]).gather(-1, best.detach()).squeeze(-1)
+        if "valid" in batch:
+            values = torch.where(self.stays(batch), values, 0.0)
         return self.mix(learner["target"], values, teams.seen_by_all(batch, "last_"))

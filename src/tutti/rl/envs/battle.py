@@ -237,6 +237,9 @@ class Battle(Env):
         free = self.free(position[:, :a]) & alive[:, :a, None]
         return torch.cat([free, enemies, allies, torch.stack(ally, -1)], -1)
 
+    def alive(self, state: State) -> Tensor:
+        return state["health"][:, : self.allies] > 0
+
     def draw(self, state: State, i: int) -> np.ndarray:
         """Allies are blue, enemies red. A bar shows health, a ring the shield."""
         canvas = Canvas(0.0, 0.0, FIELD, FIELD, 400)

@@ -24,7 +24,7 @@ PRESETS: dict[str, Preset] = {name: row for family in FAMILIES for name, row in 
 def preset(name: str) -> Preset:
     """A preset by name, such as "ppo-cartpole". Raises ValueError with the nearest names."""
     if name not in PRESETS:
-        near = " or ".join(get_close_matches(name, PRESETS, 3, 0.4))
-        raise ValueError(f"there is no preset {name!r}{f'; near are {near}' if near else ''}. "
-                         f"There are {', '.join(PRESETS)}")  # fmt: skip
+        near = " or ".join(get_close_matches(name, PRESETS, 3, 0.0))
+        raise ValueError(f"there is no preset {name!r}; near are {near} (`tutti rl list` shows all; configs are "
+                         ".toml files)")  # fmt: skip
     return PRESETS[name]

@@ -41,7 +41,11 @@ class Prioritized(Ring):
         value = torch.where(old_enough & exists, memory["largest"], 0.0)
         added = super().add(memory, chunk)
         tree = self._set(memory["tree"], self._flat(written), torch.zeros(count * self.n))
-        tree = self._set(tree, self._flat(rows), value.repeat_interleave(self.n))
+        each = value.repeat_interleave(self.n)
+        if "valid" in memory["rows"]:
+            valid = added["rows"]["valid"].flatten(0, 1)[self._flat(rows)]
+            each = each * valid.reshape(len(each), -1).any(-1)
+        tree = self._set(tree, self._flat(rows), each)
         return {**added, "tree": tree}
 
     def _flat(self, rows: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from tutti.rl import keys
-from tutti.rl.env import over
+from tutti.rl.env import ends, over
 
 Tree = dict[str, Any]
 Number = float | Tensor
+ENDS = ("terminated", "truncated", "agent_terminated", "agent_truncated")
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -60,33 +61,51 @@ class Ring:
         the episode terminated. reward: the discounted sum of `steps` rewards, or of those to the end of the episode.
         """
         of_time, of_env = keys.split(key)
-        start = keys.integers(of_time, (count,), memory["size"] - self.steps + 1)
-        env = keys.integers(of_env, (count,), self.n)
+        if "valid" in memory["rows"]:
+            start, env = self._valid(memory, of_time, count)
+        else:
+            start = keys.integers(of_time, (count,), memory["size"] - self.steps + 1)
+            env = keys.integers(of_env, (count,), self.n)
         return self.transitions(memory, start, env, gamma), {"weight": torch.ones(count)}
+
+    def _valid(self, memory: Tree, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """(ages, environments) of `count` rows, drawn uniformly from those in which an agent took part."""
+        age = (torch.arange(self.length) - memory["at"] + memory["size"]) % self.length
+        old = age < memory["size"] - self.steps + 1
+        rows = (memory["rows"]["valid"].flatten(2).any(-1) if memory["rows"]["valid"].ndim > 2
+                else memory["rows"]["valid"]) & old.unsqueeze(-1)  # fmt: skip
+        upto = rows.flatten().cumsum(0)
+        drawn = keys.uniform(key, (count,)) * upto[-1]
+        at = torch.searchsorted(upto, torch.minimum(drawn.long(), upto[-1] - 1), right=True).clamp(
+            max=self.length * self.n - 1
+        )
+        return age[at // self.n], at % self.n
 
     def transitions(self, memory: Tree, start: Tensor, env: Tensor, gamma: Number) -> Tree:
         """Transitions that begin at these ages (0 is the oldest row) in these environments."""
         flat = {name: x.flatten(0, 1) for name, x in memory["rows"].items()}
         first = (memory["at"] - memory["size"] + start) % self.length * self.n + env
         batch = {name: x[first] for name, x in flat.items()}
-        reward, like = batch["reward"], batch["reward"]
-        going, discount = torch.ones_like(start, dtype=torch.bool), torch.full_like(like, 1.0)
-        terminated, last, discount = batch["terminated"], batch["last"], discount * gamma
-        ended = terminated | batch["truncated"]
+        reward, like, last = batch["reward"], batch["reward"], batch["last"]
+        going, discount = torch.ones_like(like, dtype=torch.bool), torch.full_like(like, 1.0) * gamma
+        terminated, ended = ends(batch, like)
         for i in range(1, self.steps):
             going = going & ~ended
             at = (memory["at"] - memory["size"] + start + i) % self.length * self.n + env
-            reward = reward + discount * over(going, like) * flat["reward"][at]
-            terminated = torch.where(going, flat["terminated"][at], terminated)
-            ended = torch.where(going, flat["terminated"][at] | flat["truncated"][at], ended)
-            last = torch.where(going.view(-1, *[1] * (last.ndim - 1)), flat["last"][at], last)
-            for name in ("last_mask", "last_overview"):
+            reward = reward + discount * going * flat["reward"][at]
+            ends_here = ends({name: flat[name][at] for name in ENDS if name in flat}, like)
+            terminated, ended = (
+                torch.where(going, new, x) for new, x in zip(ends_here, (terminated, ended), strict=True)
+            )
+            last = torch.where(over(going, last), flat["last"][at], last)
+            for name in ("last_mask", "last_valid", "last_overview"):
                 if name in batch:
                     more = flat[name][at]
-                    batch[name] = torch.where(going.view(-1, *[1] * (more.ndim - 1)), more, batch[name])
-            discount = torch.where(over(going, like), discount * gamma, discount)
+                    of = going if more.shape[: going.ndim] == going.shape else going.flatten(1).any(1)
+                    batch[name] = torch.where(over(of, more), more, batch[name])
+            discount = torch.where(going, discount * gamma, discount)
         return {**batch, "reward": reward, "last": last, "terminated": terminated,
-                "discount": torch.where(over(terminated, like), 0.0, discount)}  # fmt: skip
+                "discount": torch.where(terminated, 0.0, discount)}  # fmt: skip
 
     def sequences(self, memory: Tree, key: Tensor, count: int, length: int) -> Tree:
         """`count` runs of `length` consecutive rows of one environment: (length, count, ...)."""

@@ -1,0 +1,174 @@
+"""Names of Stable-Baselines3: those that mean the same here are translated, others are errors that name ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tutti.rl.agent import Agent
+
+POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "MlpLstmPolicy")
+# Option -> (values that are without effect there and so can be left out, what says it here).
+NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "use_sde": ((False,), "noise that depends on the state is not made here"),
+    "sde_sample_freq": ((-1,), "noise that depends on the state is not made here"),
+    "use_sde_at_warmup": ((False,), "noise that depends on the state is not made here"),
+    "stats_window_size": ((100,), "Agent.episodes holds the last 100"),
+    "optimize_memory_usage": ((False,), "replay_buffer holds what it must: pictures as uint8"),
+    "replay_buffer_class": ((None,), "hindsight=4 learns from goals that were reached; PrioritizedDQN has priorities"),
+    "replay_buffer_kwargs": ((None,), "the options of the algorithm say it: buffer_size, n_step, hindsight"),
+    "rollout_buffer_class": ((None,), "n_steps and n_envs say the size of a rollout"),
+    "rollout_buffer_kwargs": ((None,), "n_steps and n_envs say the size of a rollout"),
+    "action_noise": ((None,), "noise= is the standard deviation of exploration, as in noise=0.1"),
+    "use_rms_prop": ((True,), "A2C has RMSProp; PPO has Adam"),
+    "rms_prop_eps": ((1e-5,), "it is 1e-5"),
+    "_init_setup_model": ((True,), "networks are made with the agent"),
+    "monitor_wrapper": ((True, False), ""),
+}
+POLICY_OPTIONS = {
+    "optimizer_class": "optimizers are those of the algorithms", "optimizer_kwargs": "learning_rate is an option",
+    "features_extractor_class": "'CnnPolicy' has convolutions", "features_extractor_kwargs": "hidden is the option",
+    "ortho_init": "on-policy networks begin orthogonal", "share_features_extractor": "on-policy networks share it",
+    "normalize_images": "pictures are scaled by 1/255",
+}  # fmt: skip
+HINTS = {
+    "save_replay_buffer": "Agent.save(path, replay=True) holds the replay",
+    "load_replay_buffer": "Agent.load reads the replay of the file",
+    "get_parameters": "Agent.program.state()['learner'] holds all weights",
+    "set_parameters": "Agent.load reads weights; Agent.program.put replaces them",
+    "set_logger": "tensorboard_log= and tutti.rl.TensorBoard write metrics",
+    "logger": "Agent.metrics holds what the last iteration reported",
+    "set_random_seed": "seed= of the constructor is the seed of everything",
+    "get_vec_normalize_env": "normalize_obs= and normalize_reward= normalize",
+    "ep_info_buffer": "Agent.episodes holds (return, length) of the last 100",
+    "replay_buffer": "Agent.program.state()['replay'] is the replay",
+    "rollout_buffer": "tutti.rl.collect makes chunks of experience",
+}
+CALLBACKS = {
+    "StopTrainingOnRewardThreshold": "StopOnReturn, or EvalCallback(threshold=)",
+    "StopTrainingOnMaxEpisodes": "a function of the agent that returns False",
+    "StopTrainingOnNoModelImprovement": "a function of the agent that returns False",
+    "CallbackList": "a list of callbacks",
+    "BaseCallback": "any function of the agent",
+    "EveryNTimesteps": "a function of the agent that reads agent.num_timesteps",
+    "ProgressBarCallback": "learn(progress_bar=True)",
+}
+
+
+def policy_and_env(kind: str, first: tuple[Any, ...], policy: Any, env: Any) -> tuple[str | None, Any]:
+    """What `(env)` or `(policy, env)` says: (policy or None, env)."""
+    given = list(first)
+    if len(given) > 2:
+        raise ValueError(f"{kind} takes (env) or (policy, env); name other options, as in learning_rate={given[2]!r}")
+    if policy is None and (len(given) == 2 or (given and env is not None)):
+        policy = given.pop(0)
+    if given and env is not None:
+        raise ValueError(f"{kind} was given env twice")
+    env = given[0] if given else env
+    if env is None and isinstance(policy, str) and policy not in POLICIES:
+        policy, env = None, policy
+    if env is None or (isinstance(env, str) and env in POLICIES):
+        raise ValueError(f'{kind} needs an environment, as in {kind}("CartPole-v1") or {kind}("MlpPolicy", env)')
+    if policy is not None and policy not in POLICIES:
+        name = policy if isinstance(policy, str) else getattr(policy, "__name__", policy)
+        raise ValueError(f"policy {name!r} is not one of {', '.join(POLICIES)}; hidden=(64, 64) and activation='tanh' "
+                         "say what networks are")  # fmt: skip
+    return policy, env
+
+
+def options(kind: type[Agent], given: dict[str, Any], policy_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Options with our names. Raises ValueError for those that mean something that is not here."""
+    ours = {f.name: str(f.type) for f in fields(kind.Config)}
+    found = dict(given)
+    for name in [name for name in found if name in NEUTRAL and name not in ours]:
+        values, remedy = NEUTRAL[name]
+        x = found.pop(name)
+        if not any(x is value or x == value for value in values):
+            raise ValueError(f"{name} is {x!r}, which {kind.__name__} does not know here: {remedy}")
+    if "train_freq" in found and "train_freq" not in ours:
+        found["n_steps"] = _train_freq(kind, found.pop("train_freq"), found)
+    for name in ("ent_coef", "target_entropy"):
+        x = found.get(name)
+        if isinstance(x, str) and "None" in ours.get(name, ""):
+            if x != "auto":
+                raise ValueError(
+                    f"{name} is {x!r}; it must be a number, or None (there 'auto'), which learns it from 1"
+                )
+            found[name] = None
+    return {**found, **_of_policy(kind, policy_kwargs or {}, found)}
+
+
+def _train_freq(kind: type[Agent], x: Any, given: dict[str, Any]) -> int:
+    if "replay" not in getattr(kind, "__annotations__", {}) and not hasattr(kind, "make_replay"):
+        raise ValueError(f"train_freq has no effect on {kind.__name__}; n_steps says how long rollouts are")
+    if "n_steps" in given:
+        raise ValueError("train_freq is n_steps here; leave one of them out")
+    count, unit = x if isinstance(x, tuple | list) and len(x) == 2 else (x, "step")
+    if unit != "step" or not isinstance(count, int):
+        raise ValueError(f"train_freq is {x!r}; it must be a number of steps of each environment, n_steps here")
+    return count
+
+
+def _of_policy(kind: type[Agent], given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """What `policy_kwargs` says, as options."""
+    if not isinstance(given, dict):
+        raise ValueError(f"policy_kwargs is {given!r}; it must be a dict such as dict(net_arch=[64, 64])")
+    found: dict[str, Any] = {}
+    for name, x in given.items():
+        if name == "net_arch":
+            found["hidden"] = _layers(x)
+        elif name == "activation_fn":
+            found["activation"] = _activation(x)
+        elif name == "log_std_init":
+            found["log_std"] = x
+        elif name in ("n_quantiles", "n_critics") and any(f.name == name for f in fields(kind.Config)):
+            found[name] = x
+        elif name == "normalize_images" and x is True:
+            continue
+        else:
+            why = POLICY_OPTIONS.get(name, "the options hidden and activation say what networks are")
+            raise ValueError(f"policy_kwargs has {name!r}, which is not known here: {why}")
+    if both := sorted(found.keys() & others.keys()):
+        raise ValueError(f"{both[0]} is given as an option and in policy_kwargs; leave one of them out")
+    return found
+
+
+def _layers(x: Any) -> tuple[int, ...]:
+    if isinstance(x, dict):
+        parts = [tuple(part) for part in x.values()]
+        if not parts or any(part != parts[0] for part in parts):
+            raise ValueError(f"net_arch is {x}; policy and value function have layers of the same widths here, as in "
+                             "net_arch=[64, 64]")  # fmt: skip
+        return parts[0]
+    if not isinstance(x, list | tuple) or not all(isinstance(n, int) for n in x):
+        raise ValueError(f"net_arch is {x!r}; it must be widths of layers, as in net_arch=[64, 64]")
+    return tuple(x)
+
+
+def _activation(x: Any) -> str:
+    from tutti.rl.networks import ACTIVATIONS
+
+    for name, kind in ACTIVATIONS.items():
+        if x is kind:
+            return name
+    raise ValueError(f"activation_fn is {getattr(x, '__name__', x)}; it must be one of "
+                     f"{', '.join(kind.__name__ for kind in ACTIVATIONS.values())}, here activation="
+                     f"{' or '.join(map(repr, ACTIVATIONS))}")  # fmt: skip
+
+
+def check_device(device: Any) -> None:
+    """Raise ValueError for a device that agents do not compute on."""
+    if str(device) not in ("cpu", "auto"):
+        raise ValueError(f"device is {device!s}; agents compute on the CPU: leave it out, or pass 'cpu'")
+
+
+def callbacks(given: Any) -> list[Any]:
+    """Callbacks as a list. Raises ValueError for what cannot be called with the agent."""
+    found = [] if given is None else [given] if callable(given) or not isinstance(given, Iterable) else list(given)
+    for each in found:
+        if not callable(each) or isinstance(each, type):
+            raise ValueError(f"callback is {each!r}; it must be a function of the agent, or a list of such functions: "
+                             "tutti.rl has EvalCallback, CheckpointCallback, StopOnReturn and others")  # fmt: skip
+    return found
