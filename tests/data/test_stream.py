@@ -320,3 +320,17 @@ def test_regrouped_rows_resume_inside_of_a_shard():
     second.load_state_dict(first.state_dict())
     assert got + taken(second, 5) == expected
     first.close(), second.close()
+
+
+def test_each_window_of_each_epoch_has_an_order_of_its_own():
+    size, windows = 16, 4
+    source = Shards("s", [size * windows])
+    with Stream(source, size, seed=7, window=size, epochs=3) as stream:
+        orders = [[int(row["x"].partition(".")[2]) for row in batch] for batch in stream]
+    assert [sorted(order) for order in orders] == [
+        list(range(i % windows * size, i % windows * size + size)) for i in range(3 * windows)
+    ], "rows are shuffled within their window"
+    relative = [tuple(x % size for x in order) for order in orders]
+    assert len(set(relative)) == len(relative), "no two windows have one order"
+    with Stream(source, size, seed=8, window=size) as other:
+        assert [int(row["x"].partition(".")[2]) for row in next(other)] != orders[0], "the order depends on the seed"

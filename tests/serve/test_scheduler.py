@@ -246,3 +246,31 @@ def test_misuse_is_refused():
     pool.take(), pool.take()
     with pytest.raises(IndexError, match="held"):
         pool.take()
+
+
+def test_a_user_who_was_away_begins_where_the_others_are():
+    """Time away earns no credit: the one who comes back is not served alone until it has caught up."""
+    simulated = Simulated(blocks=64, budget=2, most=1)
+    simulated.add([1] * 40, user="busy")
+    for _ in range(10):
+        simulated.step()
+    served = simulated.scheduler.served
+    busy = served["", "busy"]
+    assert busy == 20
+    simulated.add([2] * 40, user="late")
+    assert served["", "late"] == busy, "the new user has the tokens of the one who waits least"
+    simulated.add([3] * 40, user="later")
+    assert served["", "later"] == busy
+    simulated.add([4] * 4, user="busy")
+    assert served["", "busy"] == busy, "an active user keeps its count"
+
+
+def test_accounts_are_equals_of_accounts_and_users_of_users_of_one_account():
+    simulated = Simulated(blocks=64, budget=2, most=1)
+    simulated.add([1] * 40, account="a", user="x")
+    for _ in range(5):
+        simulated.step()
+    simulated.add([2] * 40, account="b", user="y")
+    served = simulated.scheduler.served
+    assert served["a",] == served["b",] == 10, "a new account begins where the others are"
+    assert served["b", "y"] == 0, "its user has no equals in that account"
