@@ -259,8 +259,9 @@ def test_a_user_who_was_away_begins_where_the_others_are():
     assert busy == 20
     simulated.add([2] * 40, user="late")
     assert served["", "late"] == busy, "the new user has the tokens of the one who waits least"
+    served["", "late"] += 10
     simulated.add([3] * 40, user="later")
-    assert served["", "later"] == busy
+    assert served["", "later"] == busy, "of several, it begins at the least"
     simulated.add([4] * 4, user="busy")
     assert served["", "busy"] == busy, "an active user keeps its count"
 
