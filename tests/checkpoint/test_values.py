@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
+from tutti.checkpoint.model import load_model
 from tutti.checkpoint.values import read_values, write_values
 from tutti.data.rows import BadRow
 from tutti.data.sources.decode import decoded
@@ -91,3 +93,14 @@ def test_weights_that_are_pickles_or_missing_say_what_to_do(tmp_path):
     Path(tmp_path, "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle; convert it with from_pretrained"):
         opened(tmp_path / "model.safetensors")
+
+
+def test_a_model_whose_weights_are_torn_names_the_file(tmp_path):
+    config = transformers.LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+                                      vocab_size=16)  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    load_model(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged: .*Copy or download it again"):
+        load_model(tmp_path)

@@ -123,7 +123,8 @@ def parallelize(
     plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
     level: "O0" runs operator by operator, "O1" compiles fused kernels, "O2" compiles whole layers before the first
         step. "auto" begins with O0, compiles in another process after a few seconds of steps, and goes on with O2 if it
-        is faster; on a GPU, and with `memory`, it is O2. Levels round differently: give one of the others to compare runs bit for bit.
+        is faster; on a GPU, and with `memory`, it is O2. Levels round differently: give one of the others to compare
+        runs bit for bit.
     clip_norm: maximum global gradient norm.
     accumulate: number of microbatches (equal parts of the batch) per update; "auto" uses as few as fit in memory.
     fp32_master_weights: keep and update float32 copies of low-precision parameters.

@@ -10,6 +10,7 @@ import torch
 from tutti.checkpoint.folder import CHECKPOINTS, MANIFEST, latest
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.sharded_tensor import ShardedTensor
+from tutti.exec.weights import check_weights
 from tutti.tracing.optimizers.marks import EMA
 
 
@@ -23,6 +24,7 @@ def load_model(folder: Path) -> Any:
     if (folder / MANIFEST).exists():
         model = stored_model(folder) if on_gpu else stored_model(folder).float()
     else:
+        check_weights(folder)
         made = auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
         model = made.from_pretrained(folder, dtype="auto" if on_gpu else torch.float32, trust_remote_code=False)
     return model.to("cuda" if on_gpu else "cpu").eval()

@@ -83,6 +83,13 @@ def opened(path: Path) -> Any:
         raise ValueError(f"{path} is damaged: {error}. Copy or download it again") from None
 
 
+def check_weights(folder: Path) -> None:
+    """Raise ValueError, naming the file, if a safetensors file of a folder is missing or damaged."""
+    if has_weights(folder):
+        with ExitStack() as stack:
+            _opened(folder, stack)
+
+
 def _files(folder: Path) -> list[Path]:
     """Names may not lead out of the folder; symbolic links may, as in the cache of the Hugging Face hub: the format of
     safetensors runs nothing."""

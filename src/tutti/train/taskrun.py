@@ -38,6 +38,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tutti.exec.weights import check_weights
 from tutti.launch.launch import launch, rank, under_launcher
 
 TEXTS = 20_000  # rows that a tokenizer is learned from
@@ -170,6 +171,7 @@ def _model(config: TaskRun, task: Any, processor: Any, file: str) -> Any:
         raise ValueError(f"{file}: models of the task {task.name} are not of transformers: use tutti.Trainer in Python")
     auto = getattr(transformers, task.model_class)
     if folder is not None:
+        check_weights(Path(folder))
         return auto.from_pretrained(folder, **options)
     if kind is None:
         raise ValueError(f'{file}: [model] needs type = "bert" (a model type of transformers), or folder = "..."')

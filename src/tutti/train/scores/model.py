@@ -14,6 +14,7 @@ import transformers
 from tutti.checkpoint.folder import MANIFEST
 from tutti.checkpoint.model import load_model
 from tutti.data import open_source
+from tutti.exec.weights import check_weights
 from tutti.models import register
 from tutti.train.arguments import TrainingArguments
 from tutti.train.scores.compute import METRICS, OF_TEXT, compute_metrics
@@ -113,6 +114,7 @@ def _model(folder: Path, task: Any) -> Any:
         return load_model(folder)
     if not task.model_class.startswith("Auto"):
         raise ValueError(f"{task.name} is not scored from a folder; use Trainer.evaluate with its model")
+    check_weights(folder)
     return getattr(transformers, task.model_class).from_pretrained(folder, dtype=torch.float32)
 
 
