@@ -58,8 +58,7 @@ def test_data_parallel_plans_that_the_batch_leaves_out_are_told(model, capsys):
 
 
 def test_known_clusters_are_in_the_help_and_in_the_documents(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["plan", "--help"])
+    assert cli.main(["plan", "--help"]) == 0
     page = (Path(__file__).parents[1] / "docs/guide/plans.md").read_text()
     for text in (capsys.readouterr().out, page):
         assert all(re.search(rf"\b{name}\b(?!:)", text) for name in PRESETS)
@@ -168,10 +167,8 @@ def test_files_that_are_no_plan_or_config(tmp_path, capsys):
 
 
 def test_help_documents_every_option(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["plan", "--help"])
+    assert cli.main(["plan", "--help"]) == 0
     out = capsys.readouterr().out
-    assert stop.value.code == 0
     assert all(text in out for text in ("--model", "--batch", "--seq", "transformers model"))
 
 

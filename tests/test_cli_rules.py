@@ -82,10 +82,8 @@ def test_an_operator_that_is_none_names_the_nearest(capsys):
 
 
 def test_help_documents_every_option(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["rules", "--help"])
+    assert cli.main(["rules", "--help"]) == 0
     out = capsys.readouterr().out
-    assert stop.value.code == 0
     assert all(text in out for text in ("--model", "--batch", "--seq", "--check", "--examples", "of a transformers"))
 
 

@@ -104,7 +104,6 @@ def test_a_compiler_that_fails_is_a_warning(monkeypatch, caplog):
 
 
 @pytest.mark.starts
-@pytest.mark.slow
 def test_steps_are_those_of_each_level_and_a_checkpoint_has_the_change(monkeypatch, tmp_path):
     monkeypatch.setattr(gradual, "PATIENCE", 0.0)
     live = step()
@@ -157,7 +156,6 @@ def test_rows_that_name_other_functions_are_refused(target):
 
 
 @pytest.mark.starts
-@pytest.mark.slow
 def test_another_process_compiles_into_the_cache(monkeypatch, tmp_path):
     from torch._dynamo.utils import counters
 

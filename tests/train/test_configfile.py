@@ -53,7 +53,7 @@ def test_without_a_file_there_are_only_options():
         ("[batch]\nsize = true", r"batch\.size = True should be a whole number"),
         ("[data]\npatterns = '*.py'", r"data\.patterns = '\*\.py' should be a list of strings"),
         ("[optimizer]\nbetas = [0.9]", r"optimizer\.betas = \[0\.9\] should be a list of 2 numbers"),
-        ("[parallel]\nlevel = 'O3'", r"parallel\.level = 'O3' should be one of 'O0', 'O1', 'O2'"),
+        ("[parallel]\nlevel = 'O3'", r"parallel\.level = 'O3' should be one of 'auto', 'O0', 'O1', 'O2'"),
         ("[model]\noptions = 1", r"model\.options = 1 should be a table"),
         ("batch = 16", r"batch is a section: write \[batch\] and its keys below"),
         ("seed = ", r"run\.toml: Invalid value"),
@@ -117,7 +117,7 @@ def test_help_documents_every_key(capsys):
 
 
 def test_the_levels_offered_are_those_there_are():
-    assert get_args(get_type_hints(Parallel)["level"]) == tuple(LEVELS)
+    assert get_args(get_type_hints(Parallel)["level"]) == ("auto", *LEVELS)
 
 
 def test_flatten_names_every_key_once():
