@@ -2,8 +2,8 @@
 
     python tools/check_install.py [--extras train serve ...] [--keep FOLDER]
 
-Each environment runs the first example of the README, imports the public names of its extra, and asks each verb for its
-help. A verb whose packages are missing must say which extra to install. Exits with 1 if anything fails.
+Each environment runs the first example of the README, imports the public names of its extra, asks each verb for its
+help, and loads it. A verb whose packages are missing must say which extra to install. Exits with 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ def check(python: Path, extra: str, verbs: dict[str, set[str]], cwd: Path) -> li
     for statement in NAMES[""] + NAMES.get(extra, []):
         expect(statement, run(python, "-c", statement, cwd=cwd), 0)
     for verb, needs in verbs.items():
-        done = run(python, "-m", "tutti", verb, "--help", cwd=cwd)
-        if done.returncode and not needs <= {extra}:
-            expect(f"tutti {verb} --help", done, 2, "pip install 'tutti[")
-        else:
-            expect(f"tutti {verb} --help", done, 0, "usage: ")
+        expect(f"tutti {verb} --help", run(python, "-m", "tutti", verb, "--help", cwd=cwd), 0, "usage: ")
+        done = run(python, "-m", "tutti", verb, "--zzz", cwd=cwd)  # loads the verb
+        names_extra = "pip install 'tutti[" in done.stderr
+        expect(f"tutti {verb} --zzz", done, 2)
+        if names_extra and needs <= {extra}:
+            failures.append(f"[{extra}] tutti {verb}: the extra does not suffice: {done.stderr.strip()}")
     return failures
 
 
