@@ -607,8 +607,6 @@ class Step:
 
         with self._made.timed(what, keys[0], count, self.steps + 1) if not others else nullcontext():
             executor.run(given, self._recording(what), each)
-            if self.level == AUTO:
-                executor.loss()  # waits for it
         return executor
 
     def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:

@@ -13,7 +13,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Sequence
+from typing import IO
 
 import torch
 
@@ -26,16 +28,14 @@ class Job:
 
     def __init__(self, text: str):
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tutti.compile.worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=self.errors, text=True,
-        )  # fmt: skip
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(text)
-            self.process.stdin.close()
-        except BrokenPipeError:  # it has ended already: `failed` says why
-            pass
+        with tempfile.TemporaryFile("w+") as work:  # a pipe would block until the process has imported torch
+            work.write(text)
+            work.seek(0)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tutti.compile.worker"], stdin=work, stdout=subprocess.DEVNULL,
+                stderr=self.errors,
+            )  # fmt: skip
+        self.stop = weakref.finalize(self, _end, self.process, self.errors)  # at the latest when Python exits
 
     @property
     def done(self) -> bool:
@@ -51,12 +51,13 @@ class Job:
         lines = self.errors.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self.process.returncode}"
 
-    def stop(self) -> None:
-        """End the process."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self.errors.close()
+
+def _end(process: subprocess.Popen[bytes], errors: IO[str]) -> None:
+    """End a process, if it has not ended."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    errors.close()
 
 
 def start(functions: Sequence[tuple[Compiled, Arguments]]) -> Job:

@@ -121,8 +121,3 @@ class Gradual:
     def _change(self, call: int, level: str) -> None:
         self.level = level
         self.changes.append((call, level))
-
-    def __del__(self) -> None:
-        job = getattr(self, "job", None)
-        if job is not None:
-            job.stop()
