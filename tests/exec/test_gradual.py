@@ -126,6 +126,27 @@ def losses_of(made, count):
     return [made(batch()).item() for _ in range(count)]
 
 
+def on_ranks(plan):
+    """The changes of levels of this rank, and a loss after them. Patience ends after the first calls."""
+    gradual.PATIENCE = 0.0
+    try:
+        made = step(plan, "auto")
+        losses = losses_of(made, 1)
+        (chosen,) = made._made.gradual.values()
+        while chosen.phase != "decided":
+            losses += losses_of(made, 1)
+            assert len(losses) < 100_000, "compilation does not end"
+        return chosen.changes, losses_of(made, 1)
+    finally:
+        gradual.PATIENCE = 5.0
+
+
+@pytest.mark.parametrize("plan", ["zero3", "dp2xtp2"])
+def test_ranks_change_at_the_same_call(pool, plan):
+    (first, *others) = pool.run(on_ranks, plan)
+    assert first[0][0][1] == "O2" and all(other == first for other in others)
+
+
 def traced(function, *args):
     from tutti import compat
     from tutti.tracing.trace import trace
