@@ -152,6 +152,7 @@ def work(turns: harness.Turns, whose: str, task: str, steps: int, bf16: bool) ->
             learning_rate=rate, weight_decay=0.1, warmup_steps=10, logging_steps=1, save_strategy="no",
             report_to="none", disable_tqdm=True, use_cpu=True, bf16=bf16,
         )  # fmt: skip
+        args.level = "O2"  # of tutti.Trainer: compiled from the first step on
         trainer: Any = Trainer(make(), args, train_dataset=data[HELD_OUT:], eval_dataset=data[:HELD_OUT],
                                compute_metrics=accuracy, callbacks=[pace])  # fmt: skip
         trainer.remove_callback(PrinterCallback)
