@@ -151,12 +151,12 @@ def _vae(table: MTConfig, columns) -> VAE:
 
 def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D, Tensor, Data]:
     """Mesh, problem, true model and synthetic data of the config's survey, or of that of other data."""
-    mesh, frequencies, sites = table.geometry(like)
+    mesh, frequencies, sites = table.geometry(like, table.model)
     modes = like.modes if like else table.survey.modes or ("TE", "TM")
     problem = MT2D(mesh, frequencies, sites, modes, solver=table.solver)
     truth = table.truth(mesh)
     for line in snapped(table.model or ModelTable(), mesh):
-        CONSOLE.print(line, markup=False)
+        warnings.warn(line, stacklevel=2)
     noise = table.noise
     data = Data.synthetic(problem, truth, rho=noise.rho, phase=noise.phase, tipper=noise.tipper, seed=noise.seed)
     return mesh, problem, truth, data
