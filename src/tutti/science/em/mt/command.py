@@ -24,7 +24,7 @@ from tutti.science.em.mt.mesh import Mesh2D, skin_depth
 from tutti.science.em.mt.mismatch import Mismatch, checked, mismatch
 from tutti.science.em.mt.painted import snapped
 from tutti.science.em.mt.parameters import Coded, Pixel
-from tutti.science.em.mt.posterior import ensemble, posterior
+from tutti.science.em.mt.posterior import COVERAGE, ensemble, posterior
 from tutti.science.em.mt.quality import rms
 from tutti.science.em.mt.tables import ModelTable
 from tutti.science.em.mt.vae import VAE
@@ -79,7 +79,9 @@ def invert(config: Path, out: str = "") -> int:
     if wanted.uncertainty and result.beta > 0:
         CONSOLE.print(f"uncertainty: covariance of {len(result.p)} parameters")
         known = posterior(inversion, result)
-        report["resolution"] = known.resolution.mean().item()
+        CONSOLE.print(f"standard deviations: linearised around the model, with a prior of {known.strength:.2g} times the"
+                      " penalty; " + COVERAGE)  # fmt: skip
+        report["resolution"], report["prior_strength"] = known.resolution.mean().item(), known.strength
         extra = {"sd": known.sd.numpy(), "resolution": known.resolution.numpy()}
         area = _area(table, mesh, data)
         figures.sections(folder / "uncertainty.png", mesh, {"standard deviation": known.sd}, area=area,

@@ -125,9 +125,16 @@ class Mesh2D(Brief):
         and columns at `sides`. Those beyond the mesh need no edge. Those within a quarter of the first row, or a
         twentieth of `width`, of the one before (or of the surface) get none, with a warning.
 
-        Largest errors of apparent resistivity and phase over 240 layered earths with edges at their interfaces, and of
-        them in nine out of ten: ACCURACY
-        Errors are of second order in growth - 1: 1.05 quarters them. Over a body of 10 in 100 ohm-m they are up to 1 %
+        The largest errors of apparent resistivity and phase at any frequency, over 240 layered earths drawn at random
+        with 1 to 3 interfaces at edges of the mesh and 2 to 5 decades of frequencies:
+
+            rho_range        half of the earths   nine of ten         all
+            10 to 100        0.23 %, 0.05 deg     0.34 %, 0.09 deg    0.64 %, 0.12 deg
+            10 to 300        0.24 %, 0.05 deg     0.51 %, 0.09 deg    1.0 %, 0.13 deg
+            1 to 1000        0.25 %, 0.05 deg     0.95 %, 0.16 deg    4.3 %, 0.78 deg
+
+        With the interfaces in `depths` all are within 0.5 % and 0.3 degrees. An interface between two edges moves by up
+        to half a row. Errors are of second order in growth - 1, but for those of the first row. Over a body of 10 in 100 ohm-m they are up to 1 %
         with 1.15, 8 % with 1.5 and 22 % with 1.8, without a warning.
         """
         found = positive_frequencies(frequencies)
