@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+
 from tutti.science.em.mt import MT2D, Data, Mesh2D
 from tutti.science.em.mt.command import forward
 from tutti.science.em.mt.layered import layered

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+
 from tutti.science.em.mt import MT2D, Data
 from tutti.science.em.mt.command import invert
 from tutti.science.em.mt.inversion import Inversion

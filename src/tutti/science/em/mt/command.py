@@ -79,8 +79,8 @@ def invert(config: Path, out: str = "") -> int:
     if wanted.uncertainty and result.beta > 0:
         CONSOLE.print(f"uncertainty: covariance of {len(result.p)} parameters")
         known = posterior(inversion, result)
-        CONSOLE.print(f"standard deviations: linearised around the model, with a prior of {known.strength:.2g} times the"
-                      " penalty; " + COVERAGE)  # fmt: skip
+        prior = f"with a prior of {known.strength:.2g} times the penalty"
+        CONSOLE.print(f"standard deviations: linearised around the model, {prior}; {COVERAGE}")
         report["resolution"], report["prior_strength"] = known.resolution.mean().item(), known.strength
         extra = {"sd": known.sd.numpy(), "resolution": known.resolution.numpy()}
         area = _area(table, mesh, data)

@@ -134,8 +134,8 @@ class Mesh2D(Brief):
             1 to 1000        0.25 %, 0.05 deg     0.95 %, 0.16 deg    4.3 %, 0.78 deg
 
         With the interfaces in `depths` all are within 0.5 % and 0.3 degrees. An interface between two edges moves by up
-        to half a row. Errors are of second order in growth - 1, but for those of the first row. Over a body of 10 in 100 ohm-m they are up to 1 %
-        with 1.15, 8 % with 1.5 and 22 % with 1.8, without a warning.
+        to half a row. Errors are of second order in growth - 1, but for those of the first row. Over a body of 10 in
+        100 ohm-m they are up to 1 % with 1.15, 8 % with 1.5 and 22 % with 1.8, without a warning.
         """
         found = positive_frequencies(frequencies)
         places = sorted(float(x) for x in sites)
@@ -166,7 +166,9 @@ class Mesh2D(Brief):
         met = _apart("depths", depths, first / 4, 0.0, depth)
         if not met:
             return cls(x_edges, [0.0, *_growing(first, growth, depth)])
-        finer = min((high / low) ** 0.25, 3.0)  # the error below an interface is as (thickness of the row)^2 sqrt(high / low)
+        finer = min(
+            (high / low) ** 0.25, 3.0
+        )  # the error below an interface is as (thickness of the row)^2 sqrt(high / low)
         z_edges = edges_through([0.0, *met], first, growth, flat=(0.0, 0.0), after=max(depth - met[-1], 0.0),
                                 finer=finer, parts=3)  # fmt: skip
         return cls(x_edges, z_edges)

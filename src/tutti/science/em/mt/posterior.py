@@ -11,8 +11,8 @@ own penalty is evidence for (MacKay, 1992, Neural Computation 4, 415): it makes 
 and at most 1. On other truths, ten of the basin's prior and ten outside of it, 0.5 % and 9 % of cells then lie beyond 2
 deviations, and 16 % and 20 % beyond 1 (of a normal distribution 4.6 % and 32 %): they are wide for smooth earths, and
 too small at sharp boundaries, which neither the penalty nor the linearisation knows (39 % in the worst section, a
-resistor over a conductor). Samples are by randomised maximum likelihood (Oliver, He and Reynolds, 1996): data and prior are
-perturbed by their own noise and the inversion is repeated from the model.
+resistor over a conductor). Samples are by randomised maximum likelihood (Oliver, He and Reynolds, 1996): data and prior
+are perturbed by their own noise and the inversion is repeated from the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torch import Tensor
 from tutti.launch.progress import progress
 from tutti.science.em.mt.inversion import Inversion, Result, System
 from tutti.science.em.shown import Brief
-
 
 COVERAGE = (
     "of synthetic sections 0.5 % (smooth) to 9 % (sharp boundaries) of cells lie beyond 2 of them, in single ones more"
