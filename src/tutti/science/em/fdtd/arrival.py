@@ -38,7 +38,7 @@ def nodes(grid: Grid, flat: Tensor) -> Tensor:
 def started(source: Any, wave: Tensor, dt: float) -> float:
     """Seconds from which a waveform exceeds a thousandth of its peak; of the run, if it does not know its peak."""
     waveform = getattr(source, "waveform", None)
-    envelope = getattr(waveform, "envelope", waveform)
+    envelope: Any = getattr(waveform, "envelope", waveform)
     if hasattr(envelope, "delay") and hasattr(envelope, "width"):
         return max(0.0, envelope.delay - 2.63 * envelope.width)  # exp(-2.63^2) = 1e-3
     size = wave.detach().abs()
