@@ -289,3 +289,12 @@ def test_sources_in_conductors_and_monitors_in_absorbing_layers_are_told():
     inside = [Probe("a", "Ez", [(3, 20)]), Probe("b", "Ez", [(3, 20), (20, 20)])]
     (line,) = said(Simulation(GRID, CPML(8), [SOURCE], inside), 1.0, 200)
     assert line == "monitor a, at node [3, 20], lies in absorbing layers, which attenuate: move it inside"
+
+
+@pytest.mark.starts
+def test_frequencies_of_a_spectrum_in_gigahertz_are_told():
+    monitor = Spectrum("m", "Ez", (30, 20), F / 1e9)
+    line, *rest = said(Simulation(GRID, CPML(8), [SOURCE], [monitor]), 1.0, 300)
+    assert (
+        line.startswith("monitor m: frequencies up to 1 have periods of 1 s, and the run lasts 6.37e-09 s") and not rest
+    )

@@ -20,6 +20,7 @@ from tutti.science.em.fdtd.sources import Entries, places
 
 LEFT = 0.1  # of a spectrum: what its end may leave out
 STARTED = 1e-3  # of the peak of a waveform
+FEW = 1e-3  # of a period: a run that is shorter is a mistake of units
 COUNTS = 0.3  # of the peak of a spectrum: frequencies that are looked at
 
 
@@ -73,6 +74,17 @@ def too_early(setting: Setting, sources: Sequence[tuple[Any, Sequence[Entries]]]
                    f" {int(arrival / setting.dt) + 1} steps and those of the signal; times are in seconds,"
                    " frequencies in Hz, lengths in metres")  # fmt: skip
             return
+
+
+def too_slow(monitors: Sequence[Any], duration: float) -> Iterator[str]:
+    """A warning for the first spectrum whose frequencies all have periods far beyond the run: 1 GHz given as 1."""
+    for monitor in monitors:
+        if isinstance(monitor, Spectrum):
+            f = float(torch.as_tensor(monitor.frequencies, dtype=torch.float64).abs().max())
+            if 0 < f * duration < FEW:
+                yield (f"monitor {monitor.name}: frequencies up to {f:.3g} have periods of {1 / f:.3g} s, and the run"
+                       f" lasts {duration:.3g} s; frequencies are in Hz (1.4 GHz is 1.4e9)")  # fmt: skip
+                return
 
 
 def not_decayed(grid: Grid, monitors: Sequence[Any], values: Mapping[str, Tensor], fields: Sequence[Tensor],

@@ -171,10 +171,9 @@ class Simulation:
             energies = slab.summed(watch.values) if slab else watch.values
             for name, x in zip((x.name for x in self.monitors if isinstance(x, Energy)), energies, strict=True):
                 values[name] = x.T if problem.shots > 1 else x[:, 0]
-        if not self.warned and slab is None:
-            fields = [x.view(problem.shots, *problem.array) if x.numel() else x for x in state[:6]]
-            total = (after.steps if after else 0) + steps
-            self.warn(*arrival.not_decayed(self.grid, self.monitors, values, fields, total, self.dt), level=3)
+        if not self.warned and slab is None and after is None:
+            fields = [x.reshape(problem.shots, *problem.array) if x.numel() else x for x in state[:6]]
+            self.warn(*arrival.not_decayed(self.grid, self.monitors, values, fields, steps, self.dt), level=3)
         sent = (slab.sent[0], slab.sent[1]) if slab else (0, 0)
         return Result(
             values, state, self.grid, self.dt, (after.steps if after else 0) + steps, sent, tuple(self.monitors)
@@ -264,6 +263,7 @@ class Simulation:
             self.warn(*placed.absorbed(setting, entries), *placed.conducting(setting, entries),
                       *placed.hidden(setting, self.monitors), *monitors.empty(self.monitors, steps),
                       *resolution.coarse(grid, driven, self.dt, most_eps, most_mu),
+                      *arrival.too_slow(self.monitors, steps * self.dt),
                       *arrival.too_early(setting, of_sources, self.monitors, least_eps, least_mu))  # fmt: skip
         waves = torch.cat([x.waves for x in entries], 1) if entries else torch.zeros(steps, 1, dtype=torch.float64)
         columns, count = [], 0
