@@ -15,7 +15,6 @@ import ast
 import difflib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from queue import Queue
 from threading import Lock
@@ -215,7 +215,7 @@ def mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
     for file in files:
         source = file.read_text()
         found += Finder(str(file.relative_to(ROOT)), source).found
-    random.Random(seed).shuffle(found)
+    found.sort(key=lambda mutant: sha256(f"{seed} {mutant.name}".encode()).digest())  # edits elsewhere leave the order
     chosen: list[Mutant] = []
     for mutant in found:
         if len(chosen) == count:
