@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -131,6 +132,7 @@ def test_surfaces_of_far_fields_see_the_scattered_field(box, told):
 
 
 @pytest.mark.starts
+@pytest.mark.filterwarnings("ignore:monitor .*nothing arrives")
 def test_far_fields_are_those_that_were_recorded():
     box, angles = ((12, 28),) * 2, torch.zeros(1)
     result = Simulation(GRID, CPML(8), [SOURCE], surface(box, F)).run(1.0, 20)
@@ -211,8 +213,88 @@ def test_plasma_frequencies_may_differ_by_cell():
 
 
 @pytest.mark.starts
+@pytest.mark.filterwarnings("ignore:monitor .*nothing arrives")
 def test_results_are_shown_in_a_line():
     monitors = [Probe("p", "Ez", [(1, 1)]), Snapshots("s", "Ez", (slice(0, 3), 2))]
     told = repr(Simulation(GRID, sources=[SOURCE], monitors=monitors).run(1.0, 20))
     assert told.startswith("Result(values={p: float32 (20, 1) from 0 to 0, s: float32 (20, 3) from 0 to 0}, ")
     assert "grid=Grid(shape=(40, 40), " in told and "dt=2.12" in told and "steps=20" in told and "\n" not in told
+
+
+def said(simulation, *run, **options):
+    """Warnings of a run, each of one line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        simulation.run(*run, **options)
+    lines = [str(each.message) for each in caught]
+    assert not any("\n" in line for line in lines)
+    return lines
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("waveform", [gaussian_up_to(1.4), pulse(1.4, 0.5), pulse(1.4e3, 1e3)])
+def test_frequencies_that_are_not_in_hertz_are_told(waveform):
+    (line,) = said(Simulation(GRID, CPML(8), [Current("Ez", (20, 20), waveform)]), 1.0, 30)
+    assert line.startswith("the grid is 0.566 m across, ") and f"reach {waveform.highest:.3g} Hz" in line
+    assert "frequencies are in Hz (1.4 GHz is 1.4e9) and lengths in metres" in line
+
+
+@pytest.mark.starts
+def test_lengths_in_millimetres_are_told():
+    (line,) = said(Simulation(Grid((40, 40), 10.0), CPML(8), [SOURCE]), 1.0, 2)
+    assert line.startswith("0.031 cells per wavelength") and line.endswith("(lengths are in metres, frequencies in Hz)")
+
+
+@pytest.mark.starts
+def test_a_time_step_far_below_the_courant_limit_is_told():
+    (line,) = said(Simulation(GRID, CPML(8), [SOURCE], dt=2e-15), 1.0, 2)
+    assert line.startswith("dt = 2e-15 s is 8.5e-05 of the Courant limit 2.36e-11 s: steps hardly advance")
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("monitor", [
+    Spectrum("m", "Ez", (30, 20), F), Probe("m", "Ez", [(30, 20), (31, 20)]), Snapshots("m", "Hx", (30, slice(3, 30))),
+])  # fmt: skip
+def test_a_run_that_ends_before_waves_arrive_is_told(monitor):
+    """The Gaussian reaches a thousandth of its peak 0.935 ns after the start, and light takes 0.334 ns for 10 cells."""
+    simulation = Simulation(GRID, CPML(8), [SOURCE], [monitor])
+    (line,) = said(simulation, 1.0, 58)
+    assert line.startswith("monitor m: 58 steps end at 1.23e-09 s, and nothing arrives before 1.27e-09 s")
+    assert "use 60 steps and those of the signal" in line
+    assert said(Simulation(GRID, CPML(8), [SOURCE], [Probe("m", "Ez", [(30, 20)])]), 1.0, 60) == []
+    slow = said(Simulation(GRID, CPML(8), [SOURCE], [monitor]), 4.0, 60)
+    assert len(slow) == 1 and "before 1.6e-09 s" in slow[0], "in a medium of index 2"
+
+
+@pytest.mark.starts
+def test_a_spectrum_of_fields_that_have_not_decayed_is_told():
+    monitor = Spectrum("m", "Ez", (30, 20), F)
+    (line,) = said(Simulation(GRID, CPML(8), [SOURCE], [monitor]), 1.0, 130)
+    assert line.startswith("monitor m: after 130 steps (2.76e-09 s) the field has not decayed; it is still ")
+    long, short = (Simulation(GRID, CPML(8), [SOURCE], [monitor]), Simulation(GRID, CPML(8), [SOURCE], [monitor]))
+    assert said(long, 1.0, 700) == []
+    with pytest.warns(UserWarning, match="has not decayed"):
+        cut = short.run(1.0, 130)["m"]
+    whole = long.run(1.0, 700)["m"]
+    assert ((cut - whole).abs() / whole.abs()).max() > 0.1
+
+
+@pytest.mark.starts
+def test_sources_in_conductors_and_monitors_in_absorbing_layers_are_told():
+    metal = torch.zeros(40, 40, dtype=torch.bool)
+    metal[18:24, 18:24] = True
+    (line,) = said(Simulation(GRID, CPML(8), [SOURCE]), 1.0, 2, pec=metal)
+    assert line == "a source at node [20, 20] lies in a perfect conductor, where E stays zero: move it out"
+    assert said(Simulation(GRID, CPML(8), [Current("Ez", (18, slice(10, 30)), WAVE)]), 1.0, 2, pec=metal) == []
+    inside = [Probe("a", "Ez", [(3, 20)]), Probe("b", "Ez", [(3, 20), (20, 20)])]
+    (line,) = said(Simulation(GRID, CPML(8), [SOURCE], inside), 1.0, 200)
+    assert line == "monitor a, at node [3, 20], lies in absorbing layers, which attenuate: move it inside"
+
+
+@pytest.mark.starts
+def test_frequencies_of_a_spectrum_in_gigahertz_are_told():
+    monitor = Spectrum("m", "Ez", (30, 20), F / 1e9)
+    line, *rest = said(Simulation(GRID, CPML(8), [SOURCE], [monitor]), 1.0, 300)
+    assert (
+        line.startswith("monitor m: frequencies up to 1 have periods of 1 s, and the run lasts 6.37e-09 s") and not rest
+    )

@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.starts,  # the compiler
     pytest.mark.filterwarnings("ignore:.* cells per wavelength"),
     pytest.mark.filterwarnings("ignore:a source at node"),
+    pytest.mark.filterwarnings("ignore:monitor .*(nothing arrives|absorbing layers|not decayed)"),
 ]
 
 

@@ -9,7 +9,10 @@ from tutti.launch.progress import told_by
 from tutti.science.em.fdtd import CPML, Current, Energy, Grid, Probe, Simulation, Snapshots, Spectrum, drude, pieces
 from tutti.science.em.fdtd import gaussian_up_to as gaussian
 
-pytestmark = pytest.mark.starts
+pytestmark = [
+    pytest.mark.starts,
+    pytest.mark.filterwarnings("ignore:monitor .*(nothing arrives|absorbing layers|not decayed)"),
+]
 
 
 @pytest.mark.parametrize("given", [{}, {"checkpoints": 1}, {"checkpoints": 4}], ids=["no gradient", "stored", "again"])

@@ -14,6 +14,7 @@ from tutti.science.em.fdtd import CPML, Current, Grid, Pole, Probe, Simulation, 
 pytestmark = [
     pytest.mark.starts,  # the compiler
     pytest.mark.filterwarnings("ignore:a source at node"),
+    pytest.mark.filterwarnings("ignore:monitor .*(nothing arrives|absorbing layers|not decayed)"),
 ]
 STEPS = 12
 

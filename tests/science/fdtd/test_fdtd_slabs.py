@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.starts,
     pytest.mark.filterwarnings("ignore:.* cells per wavelength"),
     pytest.mark.filterwarnings("ignore:a source at node"),
+    pytest.mark.filterwarnings("ignore:monitor .*(nothing arrives|absorbing layers|not decayed)"),
 ]
 
 

@@ -275,17 +275,82 @@ def test_variances_that_are_missing_or_zero(site):
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        (">ZXYR ROT", ">QXYR ROT", "it lacks >ZXYR and has other blocks"),
+        (">ZXYR ROT=ZROT // 3\n 5.0E+01 1.6E+01 5.0D+00\n", "", "it lacks >ZXYR, >ZYXR and has other blocks"),
         ("0.1 0.2 0.3", "0.1 0.2", ">TXR.EXP has 2 numbers, >FREQ 3"),
         ("0.1 0.2 0.3", "0.1 x 0.3", ">TXR.EXP holds what is not a number"),
-        ("1.000E-01", "-1.0", "positive frequencies in Hz; got -1"),
+        ("1.000E+01 1.000E+00\n  1.000E-01", "0 -1.0 0", "positive frequencies in Hz; got 0"),
         ("LAT=-23:30:36.0\n  LONG", "LAT=-23d30\n  LONG", "must be like -23:30:15.5 or -23.504; got '-23d30'"),
         ("ELEV=1250.5", "ELEV=high", "broken.edi: ELEV must be a number; got 'high'"),
-        (" 1.0 0.25 0.01", " 1.0 -0.25 0.01", "broken.edi: variances of impedances must not be negative; got -0.25"),
     ],
 )
 def test_broken_edi_files(tmp_path, old, new, message):
     assert old in FILE
-    (tmp_path / "broken.edi").write_text(FILE.replace(old, new, 1))
+    text = FILE.replace(old, new, 1).replace(">ZYXR", ">QYXR" if "lacks" in message else ">ZYXR")
+    (tmp_path / "broken.edi").write_text(text)
     with pytest.raises(ValueError, match=message):
         read_edi(tmp_path / "broken.edi")
+
+
+@pytest.mark.parametrize(("old", "new", "message", "masked"), [
+    (" 1.0 0.25 0.01", " 1.0 -0.25 0.01", "site KAP103, 1 Hz: the variance of ZXY = -0.25 is no variance: masked", 1),
+    (" 1.0 0.25 0.01", " 1.0 -1d0 -0.01", r"1 Hz: the variance of ZXY = -1 is no variance: masked, and 1 more", 2),
+    (" 5.0E+01 1.6E+01 5.0D+00", " 5.0E+01 ****** 5.0d+00", "site KAP103, 1 Hz: ZXYR = inf is infinite: masked", 1),
+    (" 5.0E+01 1.6E+01 5.0D+00", " 5.0E+01 -inf 5.0+00", "site KAP103, 1 Hz: ZXYR = -inf is infinite: masked", 1),
+])  # fmt: skip
+def test_one_value_that_cannot_be_used_masks_itself_alone(tmp_path, site, old, new, message, masked):
+    assert old in FILE
+    (tmp_path / "a.edi").write_text(FILE.replace(old, new, 1))
+    with pytest.warns(UserWarning, match=message) as told:
+        one = read_edi(tmp_path / "a.edi")
+    assert len(told) == 1
+    lost = one.impedance.isnan() & ~site.impedance.isnan()
+    assert lost.any(0).nonzero().tolist() == [[0, 1]] and lost[1, 0, 1] and lost[:, 0, 1].sum() <= masked
+    data = survey([one], 30)
+    assert data.mask[:, :, 0, 0].tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: text.replace("EMPTY=1.0E+32", "EMPTY=1.0D+32").replace(" 1.0E+32", " 1.0d+32"),
+    lambda text: text.replace(" 1.0E+32", " NaN"),
+    lambda text: text.replace(" 1.0E+32", " -1.#IND"),
+    lambda text: text.replace("E+", "+").replace("E-", "-"),
+    lambda text: text.replace("E+", "d+").replace("E-", "d-"),
+    lambda text: text.replace(">ZXYR ROT=ZROT // 3", ">zxyr rot=ZROT"),
+    lambda text: text.replace("0.1 0.2 0.3", "0.1, 0.2, 0.3"),
+    lambda text: text.replace("\n", "\r\n") + "\x1a",
+    lambda text: text.replace("\n", "\r"),
+    lambda text: text.encode("utf-8-sig"),
+    lambda text: text.encode("utf-16"),
+    lambda text: text.replace("free text", "M\xfcnchen").encode("latin-1"),
+])  # fmt: skip
+def test_the_same_numbers_written_otherwise(tmp_path, site, change):
+    text = change(FILE)
+    (tmp_path / "b.edi").write_bytes(text if isinstance(text, bytes) else text.encode())
+    other = read_edi(tmp_path / "b.edi")
+    assert (other.station, other.latitude, other.longitude) == (site.station, site.latitude, site.longitude)
+    for name in ("frequencies", "impedance", "variance", "azimuth", "tipper", "tipper_variance"):
+        torch.testing.assert_close(getattr(other, name), getattr(site, name), equal_nan=True, rtol=0, atol=0)
+
+
+def test_components_without_a_block_are_masked(tmp_path):
+    (tmp_path / "c.edi").write_text(FILE.replace(">ZXXR", ">QXXR"))
+    with pytest.warns(UserWarning, match="site KAP103: ZXX missing, without >ZXXR: masked, and the site cannot be"):
+        site = read_edi(tmp_path / "c.edi")
+    assert site.impedance[:, 0, 0].isnan().all() and survey([site], 30).mask[1, :, 0, 0].all()
+    with pytest.warns(UserWarning, match="cannot be turned from its azimuth 30 to strike 40 degrees: all its"):
+        assert not survey([site], 40).count
+
+
+def test_frequencies_in_any_order_and_one_that_is_none(tmp_path, site):
+    (tmp_path / "d.edi").write_text(FILE.replace("1.000E-01", "0.0"))
+    with pytest.warns(UserWarning, match="site KAP103: >FREQ must hold positive frequencies in Hz; got 0: 1 left out"):
+        assert read_edi(tmp_path / "d.edi").frequencies.tolist() == [10.0, 1.0]
+    names = ("frequencies", "impedance", "variance", "azimuth", "tipper", "tipper_variance", "tipper_azimuth")
+    turned = dataclasses.replace(site, **{name: getattr(site, name).flip(0) for name in names})
+    assert survey([turned], 30, [10.0, 1.0]).values.equal(survey([site], 30, [10.0, 1.0]).values)
+
+
+def test_a_site_that_is_there_twice(site):
+    far = dataclasses.replace(site, latitude=site.latitude + 0.1)
+    with pytest.warns(UserWarning, match="sites KAP103 and KAP103 are at the same place, 0 m along the profile: both"):
+        survey([site, site, far], 90)

@@ -62,8 +62,8 @@ def test_messages(work, message):
 def test_meshes_for_surveys_follow_the_grid_rule():
     mesh = Mesh2D.for_survey([100.0, 0.01], [0.0, 1000.0, 3000.0], (1, 100))
     skin = 503.29 * torch.tensor([(1 / 100) ** 0.5, (100 / 0.01) ** 0.5])
-    assert mesh.dz[0].item() == pytest.approx(skin[0].item() / 10, rel=1e-4)
-    assert (mesh.dz[1:] / mesh.dz[:-1]).max() <= 1.1501 and (mesh.dx[1:] / mesh.dx[:-1]).max() <= 1.1501
+    assert mesh.dz[0].item() == pytest.approx(skin[0].item() / 16, rel=1e-4)
+    assert (mesh.dz[1:] / mesh.dz[:-1]).max() <= 1.1001 and (mesh.dx[1:] / mesh.dx[:-1]).max() <= 1.1501
     assert mesh.z_edges[-1] >= 1.5 * skin[1] and mesh.x_edges[-1] >= 3000 + 1.5 * skin[1]
     samtex = Mesh2D.geometric(750e3)
     assert samtex.shape == (64, 100) and samtex.z_edges[-1] == pytest.approx(84.03e3, rel=1e-3)

@@ -189,10 +189,14 @@ def test_uncertainty_of_a_linear_problem_is_exact(problem):
     known = posterior(inversion, result)
     j = problem.jacobian(result.model)[1] / data.errors.flatten()[:, None]
     r = torch.from_numpy(result.parameters.linearize(result.p).matrix.toarray())
-    precision = j.T @ j + data.count * result.beta * r
-    covariance = torch.linalg.inv(precision)
+    prior, local = data.count * result.beta * r, result.parameters.linearize(result.p)
+    covariance = torch.linalg.inv(j.T @ j + known.strength * prior)
+    determined = (covariance @ (j.T @ j)).trace().item()
+    assert 0 < known.strength < 1
+    assert known.strength * data.count * result.beta * local.penalty == pytest.approx(determined, rel=1e-3)
     torch.testing.assert_close(known.sd.flatten(), covariance.diagonal().sqrt(), rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(known.resolution.flatten(), (covariance @ (j.T @ j)).diagonal(), rtol=1e-5, atol=1e-7)
+    resolution = torch.linalg.inv(j.T @ j + prior) @ (j.T @ j)
+    torch.testing.assert_close(known.resolution.flatten(), resolution.diagonal(), rtol=1e-5, atol=1e-7)
     assert (known.sd <= known.prior * (1 + 1e-9)).all()
     samples = ensemble(inversion, result, 24, steps=1)
     ratio = samples.std(0) / known.sd

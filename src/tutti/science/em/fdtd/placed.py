@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from tutti.science.em.fdtd.arrival import monitored, nodes
 from tutti.science.em.fdtd.cpml import CPML
 from tutti.science.em.fdtd.grid import Grid
-from tutti.science.em.fdtd.monitors import Side
+from tutti.science.em.fdtd.monitors import Energy, Side
 from tutti.science.em.fdtd.planewave import PlaneWave
 from tutti.science.em.fdtd.problem import PoleArrays, Setting
-from tutti.science.em.fdtd.sources import Entries
+from tutti.science.em.fdtd.sources import HARD, Entries
 
 
 def check_surfaces(grid: Grid, cpml: CPML | None, monitors: Sequence[Any], sources: Sequence[Any]) -> None:
@@ -64,3 +65,27 @@ def absorbed(setting: Setting, entries: Sequence[Entries]) -> Iterator[str]:
         if len(inside) and bool(inside.all()):
             where = [int(nodes[d][0]) for d in setting.grid.axes[: len(setting.grid.shape)]]
             yield f"a source at node {where} lies in absorbing layers, which attenuate its field: move it inside"
+
+
+def conducting(setting: Setting, entries: Sequence[Entries]) -> Iterator[str]:
+    """A warning for each electric current all of whose nodes are in a perfect conductor."""
+    for x in entries:
+        if x.component < 3 and x.kind != HARD and len(x.place) and not bool(setting.gain(x.component, x.place).any()):
+            at = torch.unravel_index(x.place, setting.grid.array)
+            where = [int(at[d][0]) for d in setting.grid.axes[: len(setting.grid.shape)]]
+            yield f"a source at node {where} lies in a perfect conductor, where E stays zero: move it out"
+
+
+def hidden(setting: Setting, monitors: Sequence[Any]) -> Iterator[str]:
+    """A warning for each monitor that lies in absorbing layers with all its nodes."""
+    grid = setting.grid
+    for x in monitors:
+        if isinstance(x, Energy):
+            continue
+        at, inside = nodes(grid, monitored(grid, x)), None
+        for axis, d in enumerate(grid.axes[: len(grid.shape)]):
+            layer = setting.lines[0 if x.component[0] == "E" else 1][d].absorbs[at[:, axis]]
+            inside = layer if inside is None else inside | layer
+        if inside is not None and bool(inside.all()):
+            where = at[0].tolist()
+            yield f"monitor {x.name}, at node {where}, lies in absorbing layers, which attenuate: move it inside"

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutti.hardware.threads import threads
-from tutti.science.em.fdtd import elsewhere, march, materials, monitors, placed, resolution, sources
+from tutti.science.em.fdtd import arrival, elsewhere, march, materials, monitors, placed, resolution, sources
 from tutti.science.em.fdtd.cpml import CPML, Lines, lines
 from tutti.science.em.fdtd.dispersion import Pole
 from tutti.science.em.fdtd.energy import Watch
@@ -111,11 +111,11 @@ class Simulation:
         if not 0 < self.dt < float("inf"):
             raise ValueError(f"dt: a positive number of seconds, not {self.dt}; courant is {self.courant}")
 
-    def warn(self, *found: str) -> None:
-        """Warn of what is found in a run from rest: once, and on the first process of a group."""
+    def warn(self, *found: str, level: int = 5) -> None:
+        """Warn of what is found in a run from rest: once, and on the first process of a group. level: of the caller."""
         object.__setattr__(self, "warned", bool(found))
         for text in found:
-            warn(text, stacklevel=5)
+            warn(text, stacklevel=level)
 
     @property
     def lines(self) -> list[list[Lines]]:
@@ -171,6 +171,9 @@ class Simulation:
             energies = slab.summed(watch.values) if slab else watch.values
             for name, x in zip((x.name for x in self.monitors if isinstance(x, Energy)), energies, strict=True):
                 values[name] = x.T if problem.shots > 1 else x[:, 0]
+        if not self.warned and slab is None and after is None:
+            fields = [x.reshape(problem.shots, *problem.array) if x.numel() else x for x in state[:6]]
+            self.warn(*arrival.not_decayed(self.grid, self.monitors, values, fields, steps, self.dt), level=3)
         sent = (slab.sent[0], slab.sent[1]) if slab else (0, 0)
         return Result(
             values, state, self.grid, self.dt, (after.steps if after else 0) + steps, sent, tuple(self.monitors)
@@ -257,8 +260,11 @@ class Simulation:
             if isinstance(eps_r, Mapping) and isinstance(mu_r, Mapping):  # lengths and areas of cut cells
                 most_eps = most_mu = 1.0
             driven = [(getattr(s, "waveform", None), x.waves[:, 0]) for s, of in of_sources for x in of[:1]]
-            self.warn(*placed.absorbed(setting, entries), *monitors.empty(self.monitors, steps),
-                      *resolution.coarse(grid, driven, self.dt, most_eps, most_mu))  # fmt: skip
+            self.warn(*placed.absorbed(setting, entries), *placed.conducting(setting, entries),
+                      *placed.hidden(setting, self.monitors), *monitors.empty(self.monitors, steps),
+                      *resolution.coarse(grid, driven, self.dt, most_eps, most_mu),
+                      *arrival.too_slow(self.monitors, steps * self.dt),
+                      *arrival.too_early(setting, of_sources, self.monitors, least_eps, least_mu))  # fmt: skip
         waves = torch.cat([x.waves for x in entries], 1) if entries else torch.zeros(steps, 1, dtype=torch.float64)
         columns, count = [], 0
         for x in entries:

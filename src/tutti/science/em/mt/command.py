@@ -24,7 +24,7 @@ from tutti.science.em.mt.mesh import Mesh2D, skin_depth
 from tutti.science.em.mt.mismatch import Mismatch, checked, mismatch
 from tutti.science.em.mt.painted import snapped
 from tutti.science.em.mt.parameters import Coded, Pixel
-from tutti.science.em.mt.posterior import ensemble, posterior
+from tutti.science.em.mt.posterior import COVERAGE, ensemble, posterior
 from tutti.science.em.mt.quality import rms
 from tutti.science.em.mt.tables import ModelTable
 from tutti.science.em.mt.vae import VAE
@@ -79,7 +79,9 @@ def invert(config: Path, out: str = "") -> int:
     if wanted.uncertainty and result.beta > 0:
         CONSOLE.print(f"uncertainty: covariance of {len(result.p)} parameters")
         known = posterior(inversion, result)
-        report["resolution"] = known.resolution.mean().item()
+        prior = f"with a prior of {known.strength:.2g} times the penalty"
+        CONSOLE.print(f"standard deviations: linearised around the model, {prior}; {COVERAGE}")
+        report["resolution"], report["prior_strength"] = known.resolution.mean().item(), known.strength
         extra = {"sd": known.sd.numpy(), "resolution": known.resolution.numpy()}
         area = _area(table, mesh, data)
         figures.sections(folder / "uncertainty.png", mesh, {"standard deviation": known.sd}, area=area,
@@ -151,12 +153,12 @@ def _vae(table: MTConfig, columns) -> VAE:
 
 def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D, Tensor, Data]:
     """Mesh, problem, true model and synthetic data of the config's survey, or of that of other data."""
-    mesh, frequencies, sites = table.geometry(like)
+    mesh, frequencies, sites = table.geometry(like, table.model)
     modes = like.modes if like else table.survey.modes or ("TE", "TM")
     problem = MT2D(mesh, frequencies, sites, modes, solver=table.solver)
     truth = table.truth(mesh)
     for line in snapped(table.model or ModelTable(), mesh):
-        CONSOLE.print(line, markup=False)
+        warnings.warn(line, stacklevel=2)
     noise = table.noise
     data = Data.synthetic(problem, truth, rho=noise.rho, phase=noise.phase, tipper=noise.tipper, seed=noise.seed)
     return mesh, problem, truth, data

@@ -18,7 +18,7 @@ from tutti.science.em.mt.datafile import arrays
 from tutti.science.em.mt.edi import read_edi, survey
 from tutti.science.em.mt.keys import check
 from tutti.science.em.mt.mesh import Mesh2D
-from tutti.science.em.mt.painted import held
+from tutti.science.em.mt.painted import held, interfaces
 from tutti.science.em.mt.parameters import Region
 from tutti.science.em.mt.synthetic import SETTINGS, Setting
 from tutti.science.em.mt.tables import (
@@ -88,8 +88,10 @@ class MTConfig:
         floors = {"rho": self.data.floor_rho, "phase": self.data.floor_phase, "tipper": self.data.floor_tipper}
         return found.with_floor(**floors) if any(floors.values()) else found
 
-    def geometry(self, data: Data | None) -> tuple[Mesh2D, tuple[float, ...], tuple[float, ...]]:
-        """Mesh, frequencies and sites."""
+    def geometry(
+        self, data: Data | None, model: ModelTable | None = None
+    ) -> tuple[Mesh2D, tuple[float, ...], tuple[float, ...]]:
+        """Mesh, with edges at the interfaces of a model, frequencies and sites."""
         setting = self.setting()
         frequencies, sites = _frequencies(self.survey), _sites(self.survey)
         if data is not None:
@@ -110,8 +112,9 @@ class MTConfig:
             if ruled := [name for name in RULE if getattr(m, name) != getattr(MeshTable(), name)]:
                 raise ValueError(f"mesh.{ruled[0]} has no effect with mesh.x_edges and mesh.z_edges: leave one out")
             return Mesh2D(m.x_edges, m.z_edges), frequencies, sites
+        depths, sides = interfaces(model) if model else ([], [])
         mesh = Mesh2D.for_survey(frequencies, sites, m.rho_range, growth=m.growth, width=m.width, depth=m.depth,
-                                 margin=m.margin)  # fmt: skip
+                                 margin=m.margin, depths=depths, sides=sides)  # fmt: skip
         return mesh, frequencies, sites
 
     def truth(self, mesh: Mesh2D) -> Tensor:

@@ -12,8 +12,9 @@ import dataclasses
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ SHAPES = {  # for each frequency
     "frequencies": (), "impedance": (2, 2), "variance": (2, 2), "azimuth": (),
     "tipper": (2,), "tipper_variance": (2,), "tipper_azimuth": (),
 }  # fmt: skip
+NUMBERS = re.compile(r"FREQ|[ZT]ROT(\.EXP)?|Z[XY]{2}(R|I|\.?VAR)|T[XY](R|I|\.?VAR)(\.EXP)?")  # blocks that are read
 COMPLEX = {"impedance": torch.complex128, "tipper": torch.complex128}
 
 
@@ -135,9 +137,15 @@ class Edi(Brief):
 
 
 def read_edi(path: str | Path) -> Edi:
-    """One site from a file. Raises ValueError for files without impedances."""
+    """One site from a file. Raises ValueError for files without impedances and blocks of a wrong length.
+
+    Values that cannot be used become NaN: EMPTY silently; and with a warning that names station, frequency and
+    component those of a negative variance, infinite ones and overflows (`***`). Frequencies that are not positive are
+    left out, components that have no block are NaN, both with a warning.
+    """
     path = Path(path)
-    head, blocks = _blocks(path.read_text(encoding="latin-1"))
+    head, blocks = _blocks(_text(path))
+    station = head.get("DATAID") or path.stem
     empty = _number(head.get("EMPTY", ""), EMPTY, "EMPTY", path)
 
     def numbers(*names: str) -> Tensor | None:
@@ -145,7 +153,7 @@ def read_edi(path: str | Path) -> Edi:
         for name in names:
             if name in blocks:
                 try:
-                    read = [float(x.upper().replace("D", "E")) for x in blocks[name]]
+                    read = [math.inf if re.fullmatch(r"\*+", x) else _float(x) for x in blocks[name]]
                 except ValueError as error:
                     raise ValueError(f"{path}: block >{name} holds what is not a number: {error}") from None
                 if len(read) != count:
@@ -158,40 +166,72 @@ def read_edi(path: str | Path) -> Edi:
         found = numbers(*names)
         return torch.full((count,), otherwise, dtype=torch.float64) if found is None else found
 
+    def part(*names: str) -> Tensor:
+        """Of a component, NaN where it cannot be used."""
+        return usable(filled(*names, otherwise=torch.nan), names[0], torch.isinf, "is infinite")
+
+    def usable(values: Tensor, name: str, wrong: Callable[[Tensor], Tensor], what: str) -> Tensor:
+        if (bad := wrong(values)).any():
+            i = int(bad.nonzero()[0])
+            more = f", and {int(bad.sum()) - 1} more of it" if bad.sum() > 1 else ""
+            warnings.warn(
+                f"site {station}, {frequencies[i].item():g} Hz: {name} = {values[i].item():g} {what}: masked{more}"
+                f" ({path})",
+                stacklevel=4,
+            )
+        return torch.where(bad, torch.nan, values)
+
+    def component(name: str, real: tuple[str, ...], imaginary: tuple[str, ...], variance: tuple[str, ...]
+                  ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Values and variances; a value is NaN where its variance is wrong."""
+        value = torch.complex(part(*real), part(*imaginary))
+        var = filled(*variance, otherwise=torch.nan)
+        wrong = (var < 0) | torch.isinf(var)
+        usable(var, f"the variance of {name}", lambda x: (x < 0) | torch.isinf(x), "is no variance")
+        return torch.where(wrong, torch.nan, value), torch.where(wrong, torch.nan, var)
+
     count = len(blocks.get("FREQ", ()))
     parts = {a + b: (f"Z{a}{b}R", f"Z{a}{b}I") for a in AXES for b in AXES}
     missing = [name for pair in parts.values() for name in pair if name not in blocks]
-    if not count or missing:
+    absent = [f"Z{name}" for name, pair in parts.items() if not set(pair) <= set(blocks)]
+    if not count or {"ZXY", "ZYX"} <= set(absent):
         kinds = "spectra" if "SPECTRA" in blocks else "apparent resistivities" if "RHOXY" in blocks else "other blocks"
         raise ValueError(
             f"{path}: no impedances: it lacks {', '.join(f'>{x}' for x in missing) or '>FREQ'} and has {kinds};"
             " export it with impedances"
         )
-    z = torch.stack([torch.complex(filled(r, otherwise=0), filled(i, otherwise=0)) for r, i in parts.values()], 1)
-    var = torch.stack([filled(f"Z{p}.VAR", f"Z{p}VAR", otherwise=torch.nan) for p in parts], 1)
+    if absent:
+        warnings.warn(
+            f"site {station}: {', '.join(absent)} missing, without {', '.join(f'>{x}' for x in missing)}: masked, and"
+            f" the site cannot be turned to another strike ({path})",
+            stacklevel=2,
+        )
+    frequencies = filled("FREQ", otherwise=0)
+    found = [component(f"Z{p}", (r,), (i,), (f"Z{p}.VAR", f"Z{p}VAR")) for p, (r, i) in parts.items()]
+    z, var = (torch.stack(each, 1) for each in zip(*found, strict=True))
     site: dict = {}
     if any(f"T{b}R{end}" in blocks for b in AXES for end in ("", ".EXP")):
-        of = [[filled(f"T{b}{part}.EXP", f"T{b}{part}", otherwise=torch.nan) for part in ("R", "I")] for b in AXES]
-        site["tipper"] = torch.stack([torch.complex(*pair) for pair in of], 1)
-        both = [filled(f"T{b}VAR.EXP", f"T{b}.VAR", f"T{b}VAR", otherwise=torch.nan) for b in AXES]
-        site["tipper_variance"] = torch.stack(both, 1)
+        of = [component(f"T{b}", (f"T{b}R.EXP", f"T{b}R"), (f"T{b}I.EXP", f"T{b}I"),
+                        (f"T{b}VAR.EXP", f"T{b}.VAR", f"T{b}VAR")) for b in AXES]  # fmt: skip
+        site["tipper"], site["tipper_variance"] = (torch.stack(each, 1) for each in zip(*of, strict=True))
         site["tipper_azimuth"] = filled("TROT", "TROT.EXP", "ZROT", otherwise=0.0).nan_to_num()
-    found = Edi(
-        head.get("DATAID", path.stem),
+    good = (frequencies > 0) & torch.isfinite(frequencies)
+    if not good.all():
+        told = f">FREQ must hold positive frequencies in Hz; got {frequencies[~good][0].item():g}"
+        if not good.any():
+            raise ValueError(f"{path}: {told}")
+        warnings.warn(f"site {station}: {told}: {int((~good).sum())} left out ({path})", stacklevel=2)
+    return Edi(
+        station,
         _angle(_first(head, "LAT", "REFLAT"), path),
         _angle(_first(head, "LONG", "LON", "REFLONG", "REFLON"), path),
         _number(_first(head, "ELEV", "REFELEV"), 0.0, "ELEV", path),
-        filled("FREQ", otherwise=0),
-        z.view(-1, 2, 2) * OHM,
-        var.view(-1, 2, 2) * OHM**2,
-        filled("ZROT", otherwise=0.0).nan_to_num(),
-        **site,
+        frequencies[good],
+        z[good].view(-1, 2, 2) * OHM,
+        var[good].view(-1, 2, 2) * OHM**2,
+        filled("ZROT", otherwise=0.0).nan_to_num()[good],
+        **{name: values[good] for name, values in site.items()},
     )
-    if not (found.frequencies > 0).all():
-        raise ValueError(f"{path}: >FREQ must hold positive frequencies in Hz; got {found.frequencies.min().item():g}")
-    if (found.variance < 0).any():
-        raise ValueError(f"{path}: variances of impedances must not be negative; got {var[var < 0][0].item():g}")
-    return found
 
 
 def profile(sites: Sequence[Edi], strike: float) -> list[float]:
@@ -224,12 +264,25 @@ def survey(
     if len(sites) > 1 and (length := max(x) - min(x)) <= SHORT * (max(along) - min(along)):
         raise ValueError(f"the profile is {length:.0f} m long: is strike the azimuth of the structures?")
     order = sorted(range(len(sites)), key=x.__getitem__)
+    for i, j in pairwise(order):
+        if abs(x[i] - x[j]) < 1e-3 and abs(along[i] - along[j]) < 1e-3:
+            warnings.warn(
+                f"sites {sites[i].station} and {sites[j].station} are at the same place, {x[i]:.0f} m along the"
+                " profile: both count; leave one file out if it is a copy",
+                stacklevel=2,
+            )
     wanted = torch.as_tensor(frequencies if frequencies is not None else sites[0].frequencies, dtype=torch.float64)
     modes = ("TE", "TM", "tipper") if tipper else ("TE", "TM")
     values = torch.full((len(modes), len(wanted), len(sites), 2), torch.nan, dtype=torch.float64)
     errors = values.clone()
     for column, i in enumerate(order):
         site = sites[i].rotated(strike)
+        if sites[i].impedance.isfinite().any() and not site.impedance.isfinite().any():
+            warnings.warn(
+                f"site {site.station}: components are missing, so it cannot be turned from its azimuth"
+                f" {sites[i].azimuth[0].item():g} to strike {strike:g} degrees: all its impedances are masked",
+                stacklevel=2,
+            )
         ratio = (wanted[:, None] / site.frequencies).log().abs()
         near, at = ratio.min(1)
         good = near <= math.log1p(tolerance)
@@ -255,6 +308,25 @@ def survey(
     return Data.masked_nan(wanted.tolist(), [x[i] for i in order], modes, values, errors)
 
 
+def _text(path: Path) -> str:
+    """In UTF-8, UTF-16 (with its mark) or else Latin-1, with any line breaks and without the end marks of DOS."""
+    data = path.read_bytes()
+    marked = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    try:
+        text = data.decode("utf-16" if marked else "utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return re.sub(r"\r\n?", "\n", re.sub(r"[\0\x1a]", "", text))
+
+
+def _float(text: str) -> float:
+    """As Fortran writes numbers, too: 1.0D+32, 1.0d32, 1.0+32; NaN of any kind."""
+    if re.fullmatch(r"[+-]?(nan.*|\d\.#.*)", text, re.IGNORECASE):
+        return math.nan
+    text = re.sub(r"[dD]", "e", text)
+    return float(re.sub(r"(?<=[\d.])([+-]\d+)$", r"e\1", text))
+
+
 def _blocks(text: str) -> tuple[dict[str, str], dict[str, list[str]]]:
     """KEY=value pairs of the head and the definitions, and the words of each block of numbers."""
     head: dict[str, str] = {}
@@ -265,8 +337,8 @@ def _blocks(text: str) -> tuple[dict[str, str], dict[str, list[str]]]:
         if name in ("HEAD", "=DEFINEMEAS"):
             for key, quoted, plain in re.findall(r'(\w+)\s*=\s*(?:"([^"\n]*)"|([^\s"]*))', body):
                 head.setdefault(key.upper(), quoted or plain)
-        elif "//" in line:
-            blocks[name] = body.split()
+        elif "//" in line or NUMBERS.fullmatch(name):
+            blocks[name] = re.split(r"[\s,]+", body.strip(" \t\n,")) if body.strip(" \t\n,") else []
         elif name.startswith("SPECTRA"):
             blocks["SPECTRA"] = []
     return head, blocks
@@ -278,7 +350,7 @@ def _first(head: dict[str, str], *keys: str) -> str:
 
 def _number(text: str, otherwise: float, name: str, path: Path) -> float:
     try:
-        return float(text) if text else otherwise
+        return _float(text) if text else otherwise
     except ValueError:
         raise ValueError(f"{path}: {name} must be a number; got {text!r}") from None
 

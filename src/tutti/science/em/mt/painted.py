@@ -9,7 +9,7 @@ from torch import Tensor
 from tutti.science.em.mt.mesh import Mesh2D
 from tutti.science.em.mt.tables import ModelTable
 
-NEAR = 0.05  # of a size: a side that is this far off is told
+NEAR = 0.01  # of the cell it lies in: a side that is further off is warned of
 
 
 def held(centres: Tensor, first: float, last: float) -> Tensor:
@@ -17,33 +17,37 @@ def held(centres: Tensor, first: float, last: float) -> Tensor:
     return (centres >= first) & (centres < last)
 
 
+def interfaces(model: ModelTable) -> tuple[list[float], list[float]]:
+    """Depths and places along the profile where layers and bodies begin and end."""
+    if model.file or model.draw is not None:
+        return [], []
+    depths = [z for layer in model.layers for z in (layer.top, layer.bottom)]
+    return depths + [z for body in model.bodies for z in body.z], [x for body in model.bodies for x in body.x]
+
+
 def snapped(model: ModelTable, mesh: Mesh2D) -> list[str]:
-    """A line for each layer and body whose cells begin or end elsewhere, by more than NEAR of its size."""
+    """A line for each side of a layer or body that lies elsewhere on a mesh, by more than NEAR of a cell."""
     if model.file or model.draw is not None:
         return []
-    told = [_told(f"layer {i}", mesh, z=(layer.top, layer.bottom)) for i, layer in enumerate(model.layers, 1)]
-    told += [_told(f"body {i}", mesh, x=body.x, z=body.z) for i, body in enumerate(model.bodies, 1)]
-    return [line for line in told if line]
+    lines: list[str] = []
+    for i, layer in enumerate(model.layers, 1):
+        lines += _moved(f"layer {i}", "z_edges", mesh.z_edges, mesh.z, layer.top, layer.bottom, ("top", "bottom"))
+    for i, body in enumerate(model.bodies, 1):
+        lines += _moved(f"body {i}", "x_edges", mesh.x_edges, mesh.x, *body.x, ("left side", "right side"))
+        lines += _moved(f"body {i}", "z_edges", mesh.z_edges, mesh.z, *body.z, ("top", "bottom"))
+    return lines
 
 
-def _told(name: str, mesh: Mesh2D, **sides: tuple[float, float]) -> str:
-    found, wanted, edges = [], [], []
-    for axis, (first, last) in sides.items():
-        places, centres = (mesh.x_edges, mesh.x) if axis == "x" else (mesh.z_edges, mesh.z)
-        got = _extent(places, held(centres, first, last))
-        want = max(first, places[0]), min(last, places[-1])
-        if max(abs(a - b) for a, b in zip(got, want, strict=True)) > NEAR * (want[1] - want[0]):
-            found.append(f"{axis} {got[0]:.0f} to {got[1]:.0f} m")
-            wanted.append(f"{want[0]:.0f} to {want[1]:.0f} m")
-            edges.append(f"{axis}_edges")
-    if not found:
-        return ""
-    return (
-        f"{name}: {' and '.join(found)} on this mesh, {' and '.join(wanted)} wanted; finer cells ([mesh] width, growth)"
-        f" or {' and '.join(edges)} follow it"
-    )
-
-
-def _extent(edges: Sequence[float], inside: Tensor) -> tuple[float, float]:
-    cells = inside.nonzero().flatten().tolist()
-    return edges[cells[0]], edges[cells[-1] + 1]
+def _moved(name: str, key: str, edges: Sequence[float], centres: Tensor, first: float, last: float,
+           sides: tuple[str, str]) -> list[str]:  # fmt: skip
+    cells = held(centres, first, last).nonzero().flatten().tolist()
+    lines = []
+    for side, wanted, cell, edge in zip(sides, (first, last), (cells[0], cells[-1]), (cells[0], cells[-1] + 1),
+                                        strict=True):  # fmt: skip
+        wanted, place = min(max(wanted, edges[0]), edges[-1]), edges[edge]
+        if abs(place - wanted) > NEAR * (edges[cell + 1] - edges[cell]):
+            lines.append(
+                f"{name}: its {side} is at {place:.6g} m on this mesh, {wanted:.6g} m wanted; an edge of cells there"
+                f" (mesh.{key}) would meet it"
+            )
+    return lines

@@ -53,10 +53,11 @@ class MeshTable:
     """Cells, by the rule of `Mesh2D.for_survey` or of explicit edges. Not with survey.setting, which has its own."""
 
     rho_range: tuple[OhmM, OhmM] = (1.0, 1000.0)
-    """The lowest and highest resistivity that the mesh resolves: rows begin with a tenth of the smallest skin depth."""
-    growth: Positive = 1.15
-    """The ratio of neighbouring cells. Errors of apparent resistivity over a body of 10 in 100 ohm-m are up to 1 % with
-    1.15, 8 % with 1.5 and 22 % with 1.8."""
+    """The lowest and highest resistivity that the mesh resolves: rows begin with a sixteenth of the smallest skin
+    depth. Rows and columns have edges at the interfaces of [model]."""
+    growth: Positive = 1.1
+    """The ratio of neighbouring cells; of columns beyond the sites 1.15 at least. Errors of apparent resistivity over a
+    body of 10 in 100 ohm-m are up to 1 % with 1.15, 8 % with 1.5 and 22 % with 1.8."""
     width: Length | None = None
     """Width of columns between sites; by default a quarter of their median distance."""
     depth: Length | None = None
