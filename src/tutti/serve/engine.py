@@ -190,8 +190,8 @@ class Engine:
         output = Output(request.id, prompt, [], source=source.slots if source else 0, arrival=request.arrival)
         seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
         job = self._job(request, output, source, seed)
-        most, salt = self.scheduler.most, self._salt(request, source)
-        sequences = [Sequence(request, first, list(prompt), len(prompt), salt, source,
+        most, salt, factors = self.scheduler.most, self._salt(request, source), self._factors(len(prompt), len(prompt))
+        sequences = [Sequence(request, first, list(prompt), len(prompt), salt, source, factors=factors,
                               room=min(most, sampling.sequences - first))
                      for first in range(0, sampling.sequences, most)]  # fmt: skip
         job.begin(sequences, constraint)
@@ -228,6 +228,11 @@ class Engine:
         if request.sampling.prompt_logprobs is not None:
             return uuid4().bytes
         return request.prefix + (source.digest if source else b"")
+
+    def _factors(self, prompt: int, tokens: int) -> bytes:
+        """Which rotary factors a sequence of so many tokens has."""
+        scaling = self.runner.scaling
+        return scaling.factors(prompt, tokens) if scaling else b""
 
     def prepare(self, request: Request) -> Constraint | None:
         """Compile what the output must match. Another thread may do it before `add`, and hold the constraint until
@@ -310,7 +315,7 @@ class Engine:
         for (number, tokens, computed, score), cache in zip(carried.sequences, carried.caches, strict=True):
             prompt = len(carried.output.prompt)
             sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request, source), source,
-                                score=score)  # fmt: skip
+                                score=score, factors=self._factors(prompt, computed))  # fmt: skip
             job.resume(sequence, self.prepare(carried.request))
             self.arriving.append((sequence, computed, cache))
         self.jobs[carried.request.id] = job
@@ -364,6 +369,7 @@ class Engine:
         """Compute the next batch. Returns the outputs that have changed."""
         changed = self._expire()
         self._arrive()
+        self._outgrow()
         self._guess()
         batch = self.scheduler.schedule()
         if not batch.pieces:
@@ -386,6 +392,13 @@ class Engine:
                 over.append(job.output)
         return over
 
+    def _outgrow(self) -> None:
+        """Compute sequences again whose rotary factors have changed with their length."""
+        if self.runner.scaling and self.runner.scaling.recomputed:
+            for sequence in self.scheduler:
+                if (factors := self._factors(sequence.prompt, len(sequence.tokens))) != sequence.factors:
+                    self.scheduler.restart(sequence, factors)
+
     def _guess(self) -> None:
         """Give sequences that generate guesses to verify."""
         if self.guesser is None:
@@ -395,6 +408,8 @@ class Engine:
             job = self.jobs[sequence.request.id]
             left = min(job.most - len(sequence.output), self.longest - len(sequence.tokens)) - 1
             sequence.drafts = tokens[: max(0, left)]
+            if self._factors(sequence.prompt, len(sequence.tokens) + len(sequence.drafts)) != sequence.factors:
+                sequence.drafts = []
 
     def _choose(self, owners: Several[tuple[Sequence, list[int]]], logits: Tensor) -> list[int]:
         """The tokens that follow some sequences and drafts, from their logits: -1 where no token can follow."""

@@ -27,6 +27,7 @@ from tutti.plan.layout import devices
 from tutti.plan.roles import UndividedBatch
 from tutti.serve.attention import Cache, Step, empty_cache, layers_of, logits, paging, slot_bytes
 from tutti.serve.lora import Adapters
+from tutti.serve.rotary import by_span, scaling_of
 from tutti.serve.scheduler import Batch, Move
 from tutti.serve.sequence import Sequence
 from tutti.serve.source import Encoder, Source, embedded, encoder_of
@@ -55,7 +56,7 @@ class Runner:
                  most: int, longest: int, options: dict[str, Any], adapters: Adapters | None = None):  # fmt: skip
         self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
-        self.layers = layers_of(model)
+        self.layers, self.scaling = layers_of(model), scaling_of(model)
         device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
         each = slot_bytes(self.layers, dtype) * block
         self.blocks = memory // each if blocks is None else blocks
@@ -90,6 +91,8 @@ class Runner:
         """Arguments of a step without sequences. images: whether it has embeddings of images."""
         zeros, long, short = torch.zeros, torch.int64, torch.int32
         more: dict[str, Tensor] = {"numbers": zeros(tokens, dtype=long)} if self.adapters else {}
+        if self.scaling:
+            more["spans"] = zeros(tokens, dtype=long)
         if self.encoder is not None and self.crosses:
             width = -(-self.encoder.longest // self.block)
             more["source_tables"] = zeros(sequences, width, dtype=short)
@@ -140,6 +143,8 @@ class Runner:
             positions[own] = places = np.arange(start, end)
             tables[i, : len(sequence.blocks)] = sequence.blocks
             slots[own] = tables[i, places // block].astype(np.int64) * block + places % block
+            if self.scaling:
+                more["spans"][own] = torch.from_numpy(self.scaling.spans(sequence, start, end))
             if self.adapters:
                 more["numbers"][own] = self.adapters.number(sequence.request.adapter)
             if sequence.source_blocks:
@@ -231,9 +236,10 @@ class Runner:
         self._tell("hidden", tokens)
         size = next((x for x in buckets(self.longest) if x >= len(tokens)), len(tokens))
         ids = torch.tensor([[*tokens, *[0] * (size - len(tokens))]])
+        more = {"spans": torch.full((size,), len(tokens))} if self.scaling else {}
         if self._hidden is None:
-            self._hidden = function(_hidden(self.model), ids, store=self.store, **self.options)
-        return self._hidden(ids)[0, : len(tokens)]
+            self._hidden = function(_hidden(self.model), ids, more, store=self.store, **self.options)
+        return self._hidden(ids, more)[0, : len(tokens)]
 
     # -- several processes: rank 0 schedules, all ranks execute ------------------------------------------------------
 
@@ -324,13 +330,14 @@ def step_function(
         """The logits (rows, vocabulary) after tokens (tokens,) at these positions.
 
         rows: the tokens whose logits are returned. more: the adapter of each token (`numbers`), where the sources are
-        (`source_tables`, `source_lengths`), embeddings of images and whose they are (`features`, `marks`).
+        (`source_tables`, `source_lengths`), embeddings of images and whose they are (`features`, `marks`), the span of
+        each token (`spans`).
         """
         numbers, features = more.get("numbers"), more.get("features")
         added = nullcontext() if numbers is None or adapters is None else adapters.added(model, numbers)
         sources = more.get("source_tables"), more.get("source_lengths")
         inputs = {} if features is None else {"inputs_embeds": embedded(model, tokens, features, more["marks"])[None]}
-        with added, paging(model, cache, Step(slots, tables, starts, lengths, block, *sources)):
+        with added, paging(model, cache, Step(slots, tables, starts, lengths, block, *sources, more.get("spans"))):
             return logits(model, tokens, positions, rows, **inputs)
 
     return step
@@ -356,11 +363,12 @@ def _images(sequence: Sequence, start: int, count: int) -> tuple[np.ndarray, np.
 
 
 def _hidden(model: Any) -> Callable[[Tensor], Tensor]:
-    """The last hidden states of a model as a function of tokens."""
+    """The last hidden states of a model as a function of tokens, and of their `spans`."""
 
     @torch.no_grad()
-    def hidden(tokens: Tensor) -> Tensor:
-        return model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    def hidden(tokens: Tensor, more: Mapping[str, Tensor]) -> Tensor:
+        with by_span(model, more.get("spans")):
+            return model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
 
     return hidden
 
