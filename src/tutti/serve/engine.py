@@ -32,6 +32,7 @@ from tutti.serve.request import Output, Request, Sampling
 from tutti.serve.runner import Runner
 from tutti.serve.sampling import adjusted, drawn, is_greedy, report, uniform
 from tutti.serve.scheduler import Batch, Piece, Scheduler
+from tutti.serve.self_check import compare_logits
 from tutti.serve.sequence import Sequence
 from tutti.serve.source import Source
 from tutti.serve.speculate import Guesser, PromptLookup
@@ -87,8 +88,10 @@ class Engine:
     adapters: folders of LoRA adapters of `peft` by name, which requests choose.
     quantize: "int8" or "int4" rounds the weights of linear layers (`serve.quantize`); adapters need them unrounded.
     seed: of requests that have none.
+    self_check: whether to compare the engine's logits with those of the model's own forward pass (`serve.self_check`).
 
-    Raises ValueError for models whose attention cannot be paged, and for a cache that is too small.
+    Raises ValueError for models whose attention cannot be paged or that would be served wrongly, and for a cache that is
+    too small.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Engine:
         adapters: Mapping[str, str | Path] | None = None,
         quantize: Quantize = "",
         seed: int = 0,
+        self_check: bool = True,
     ):
         if quantize and adapters:
             raise ValueError(f"quantize={quantize!r} with adapters: an adapter changes layers that are not rounded")
@@ -147,6 +151,7 @@ class Engine:
         self.steps = self.guessed = self.accepted = 0
         if source is not None:
             self.update(source)
+        self.checked = compare_logits(self.runner) if self_check else 0.0  # seconds
 
     def update(self, weights: Weights) -> int:
         """Take new weights, of a `tutti.Step` or `tutti.Store` that trains the model in this job or of a state dict.
@@ -309,7 +314,11 @@ class Engine:
         return carried
 
     def take_over(self, carried: Carried) -> Output:
-        """Go on with a request that another engine of the same model has handed on."""
+        """Go on with a request that another engine of the same model has handed on.
+
+        Raises ValueError if it does not fit this engine; nothing has changed then.
+        """
+        self._check_carried(carried)
         carried.request.arrival = time.monotonic() - carried.elapsed  # by the clock of this host
         job, source = self._job(carried.request, carried.output, carried.source, carried.seed), carried.source
         for (number, tokens, computed, score), cache in zip(carried.sequences, carried.caches, strict=True):
@@ -320,6 +329,27 @@ class Engine:
             self.arriving.append((sequence, computed, cache))
         self.jobs[carried.request.id] = job
         return carried.output
+
+    def _check_carried(self, carried: Carried) -> None:
+        output, source, pool = carried.output, carried.source, self.pool
+        if carried.request.id in self.jobs or output.id != carried.request.id:
+            raise ValueError(f"there is a request {carried.request.id!r} already, or the output is of another")
+        if (source is not None) > (self.runner.encoder is not None) or (source and not 0 <= source.slots <= source.length):
+            raise ValueError(f"{type(self.model).__name__} has no encoder for what was sent, or another one")
+        if not carried.sequences or len(carried.sequences) != len(carried.caches) or carried.request.sampling.beams > 1:
+            raise ValueError(f"{len(carried.sequences)} sequences with {len(carried.caches)} caches")
+        if {number for number, *_ in carried.sequences} > set(range(len(output.completions))) or not output.prompt:
+            raise ValueError(f"sequences of {len(output.completions)} completions, and a prompt of {len(output.prompt)}")
+        for (number, tokens, computed, _), cache in zip(carried.sequences, carried.caches, strict=True):
+            if tokens != output.prompt + output.completions[number].tokens or not 0 < computed < len(tokens):
+                raise ValueError(f"sequence {number} has {len(tokens)} tokens, {computed} of them computed, which are not "
+                                 "those of its output")  # fmt: skip
+            if len(tokens) >= self.longest:
+                raise ValueError(f"sequence {number} has {len(tokens)} tokens; the engine holds {self.longest}")
+            for token in tokens:
+                self._check(token)
+            blocks = pool.needed(computed) + (pool.needed(source.slots) if source else 0)
+            self.runner.check_blocks(blocks, cache)
 
     def _arrive(self) -> None:
         """Begin sequences that were taken over, as far as there is room for them."""

@@ -90,6 +90,29 @@ def by_span(model: nn.Module, spans: Tensor | None) -> Iterator[None]:
                 module.forward = own
 
 
+@contextmanager
+def pristine(model: nn.Module) -> Iterator[None]:
+    """Within the block, rotary embeddings begin without the lengths of earlier calls; they are as before afterwards."""
+    modules = _dependent(model)
+    before = [({**x.__dict__}, {**x._buffers}, [b.clone() for b in x._buffers.values()]) for x in modules]
+    for module in modules:
+        for kind in _kinds(module):
+            prefix = "" if kind is None else f"{kind}_"
+            module._buffers[f"{prefix}inv_freq"] = getattr(module, f"{prefix}original_inv_freq").clone()
+            if hasattr(module, f"{prefix}max_seq_len_cached"):
+                setattr(module, f"{prefix}max_seq_len_cached", _limit(module, kind))
+    try:
+        yield
+    finally:
+        for module, (attributes, buffers, values) in zip(modules, before, strict=True):
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            for buffer, value in zip(buffers.values(), values, strict=True):
+                buffer.copy_(value)
+
+
 def _dependent(model: nn.Module) -> list[Any]:
     """The rotary embeddings whose frequencies depend on a length."""
     return [x for x in model.modules() if hasattr(type(x).forward, "__wrapped__") and _kinds(x)]

@@ -115,6 +115,11 @@ class Runner:
         """Whether an encoder's output takes the place of tokens."""
         return self.encoder is not None and not self.encoder.crosses
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache on all devices together."""
+        return self.blocks * self.block * slot_bytes(self.layers, next(self.model.parameters()).dtype)
+
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""
         if tokens == sequences == rows <= self.most:  # only generates
@@ -285,6 +290,17 @@ class Runner:
             spec = replace(stored.spec, shape=(len(blocks) * self.block, *stored.spec.shape[1:]))
             found[name] = self.store.assemble(parts, stored.device, stored.layout, spec)
         return found
+
+    def check_blocks(self, count: int, contents: Mapping[str, Tensor]) -> None:
+        """Raise ValueError unless these are contents of so many blocks of this cache."""
+        names = {x: self.store.tensors[x].spec for x in self.store.names() if x.startswith(CACHE)}
+        if contents.keys() != names.keys():
+            raise ValueError(f"the cache has {len(names)} tensors, what was sent {len(contents)}: is it another model?")
+        for name, x in contents.items():
+            shape = count * self.block, *names[name].shape[1:]
+            if tuple(x.shape) != shape or x.dtype != names[name].dtype:
+                raise ValueError(f"{name.removeprefix(CACHE)} of {count} blocks has shape {shape} and {names[name].dtype}, what "
+                                 f"was sent {tuple(x.shape)} and {x.dtype}: is it another model, or size of blocks?")  # fmt: skip
 
     def write_blocks(self, blocks: Several[int], contents: dict[str, Tensor]) -> None:
         """Replace the contents of blocks."""
