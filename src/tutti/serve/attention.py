@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import tutti.nn.paged_attention
 import tutti.nn.paged_write  # noqa: F401  (registers the operators)
+from tutti.serve.families import own_forwards
 from tutti.serve.rotary import by_span
 
 NAME = "tutti_paged"
@@ -75,9 +76,12 @@ class Attention:
     (tokens, heads, value width).
 
     bias: by distance, of the last layer that has one; the layers after it share it. counts: calls of each layer so far.
+    positions: of the tokens (tokens,). reach: the longest sequence.
     """
 
     bias: Tensor | None = None
+    positions: Tensor | None = None
+    reach = 1
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -101,7 +105,7 @@ class _Paged(Attention):
 
     def __init__(self, cache: Cache, step: Step):
         super().__init__()
-        self.cache, self.step = cache, step
+        self.cache, self.step, self.reach = cache, step, step.tables.shape[1] * step.block
 
     def __call__(self, place: Place, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
         keys, values, step = self.cache.keys, self.cache.values, self.step
@@ -142,7 +146,7 @@ _current: ContextVar[Attention] = ContextVar("attention")
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, position_bias: Tensor | None = None, **kwargs: Any,
+    s_aux: Tensor | None = None, position_bias: Tensor | None = None, by_distance: Tensor | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """What models call: query (1, heads, tokens, width), key and value (1, key heads, tokens, width)."""
     layer = getattr(module, "layer_idx", None)
@@ -156,7 +160,7 @@ def _attention(
         return current.cross(int(layer), query, scale)[None], None
     if not getattr(module, "is_causal", True):
         raise ValueError(f"{type(module).__name__} sees later tokens, which the engine cannot page")
-    bias = None if position_bias is None else _by_distance(module, current)
+    bias = by_distance if position_bias is None else _by_distance(module, current)
     options = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux, "bias": bias}
     return current(current.place(int(layer)), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[None], None
 
@@ -179,15 +183,28 @@ def calling(model: nn.Module, attention: Attention) -> Iterator[None]:
     AttentionInterface.register(NAME, _attention)
     configs = {id(x): x for m in model.modules() if (x := getattr(m, "config", None)) is not None}
     before = [(x, x._attn_implementation) for x in configs.values() if hasattr(x, "_attn_implementation")]
+    own = [(x, x.__dict__.get("forward"), f) for x, f in
+           own_forwards(model, _attention, lambda: _positions(attention), attention.reach)]  # fmt: skip
     token = _current.set(attention)
     try:
         for config, _ in before:
-            config._attn_implementation = NAME
+            config._attn_implementation = "eager" if own else NAME  # what else reads it makes a mask, which is not used
+        for module, _, forward in own:
+            module.forward = forward
         yield
     finally:
+        for module, forward, _ in own:
+            del module.__dict__["forward"]
+            if forward is not None:
+                module.forward = forward
         for config, name in before:
             config._attn_implementation = name
         _current.reset(token)
+
+
+def _positions(attention: Attention) -> Tensor:
+    assert attention.positions is not None
+    return attention.positions
 
 
 @contextmanager
@@ -209,6 +226,8 @@ def logits(model: Any, tokens: Tensor, positions: Tensor, rows: Tensor | None = 
         return made if rows is None else made[rows]
     given = inputs or {"input_ids": tokens[None]}
     kept = {} if rows is None else {"logits_to_keep": rows}
+    if (attention := _current.get(None)) is not None:
+        attention.positions = positions
     return model(**given, position_ids=positions[None], use_cache=False, **kept).logits[0]
 
 

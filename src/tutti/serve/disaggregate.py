@@ -10,13 +10,16 @@ the bytes of tensors (`wire`): reading one runs no code.
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import socket
+import struct
 import threading
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any, Protocol
 
 from tutti.serve import wire
@@ -24,7 +27,8 @@ from tutti.serve.engine import Carried, Engine, served
 from tutti.serve.request import Output, Request, Sampling
 
 OUTPUTS = 64 << 20  # bytes of a message besides the cache
-GREETING = 10  # seconds for a peer to prove that it has the key
+GREETING, LOOK = 10, 0.05  # seconds for a peer to prove that it has the key, and between looks whether one has
+PEERS = 16  # that may do so at once
 _log = logging.getLogger("tutti.serve")
 
 class Generating(Protocol):
@@ -164,36 +168,47 @@ def generate_for(engine: Engine, address: tuple[str, int], key: bytes) -> None:
         engine.runner.follow()
         return
     try:
-        with Listener(address) as listener:
-            connection, peer = _accept(listener, key)
+        connection, peer = _accept(address, key)
         with connection:
             _generate_for(engine, Channel(connection, peer, ["take_over", "cancel"], OUTPUTS + engine.runner.cache_bytes))
     finally:
         engine.runner.release(None)
 
 
-def _accept(listener: Listener, key: bytes) -> tuple[Connection, str]:
-    """The first connection of a peer that has the key."""
-    while True:
-        connection: Any = listener.accept()
-        peer, passed = _name(listener.last_accepted), []
-        thread = threading.Thread(target=_greet, args=(connection, key, passed), daemon=True)
-        thread.start()
-        thread.join(GREETING)
-        if passed == [""]:
-            return connection, peer
-        _log.warning("%s is refused: %s", peer, passed[0] if passed else f"it has not answered within {GREETING} s")
-        connection.close()
+def _accept(address: tuple[str, int], key: bytes) -> tuple[Connection, str]:
+    """The first connection of a peer that has the key. Peers that are silent delay no other."""
+    passed: list[tuple[Connection, str]] = []
+    greeting: list[threading.Thread] = []
+    with socket.create_server(address) as server:
+        server.settimeout(LOOK)
+        while not passed:
+            with suppress(TimeoutError):
+                one, where = server.accept()
+                greeting = [x for x in greeting if x.is_alive()]
+                if len(greeting) >= PEERS:
+                    one.close()
+                    continue
+                greeting.append(threading.Thread(target=_greet, args=(one, _name(where), key, passed), daemon=True))
+                greeting[-1].start()
+    return passed[0]
 
 
-def _greet(connection: Any, key: bytes, passed: list[str]) -> None:
-    """Let both sides prove that they have the key. Appends what is wrong, or an empty text."""
+def _greet(one: socket.socket, peer: str, key: bytes, passed: list[tuple[Connection, str]]) -> None:
+    """Let both sides prove that they have the key. The first connection that passes is appended."""
+    one.setblocking(True)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", GREETING, 0))
+    connection: Any = Connection(os.dup(one.fileno()))
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
-        passed.append("")
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        if passed:
+            raise EOFError("another peer was first")
+        passed.append((connection, peer))
     except (AuthenticationError, EOFError, OSError, ValueError, AssertionError) as error:
-        passed.append(f"it does not prove that it has the key ({error})")
+        _log.warning("%s is refused: it does not prove that it has the key (%s)", peer, error)
+        connection.close()
+    one.close()
 
 
 def _name(address: Any) -> str:

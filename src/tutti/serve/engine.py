@@ -338,7 +338,8 @@ class Engine:
             raise ValueError(f"{type(self.model).__name__} has no encoder for what was sent, or another one")
         if not carried.sequences or len(carried.sequences) != len(carried.caches) or carried.request.sampling.beams > 1:
             raise ValueError(f"{len(carried.sequences)} sequences with {len(carried.caches)} caches")
-        if {number for number, *_ in carried.sequences} > set(range(len(output.completions))) or not output.prompt:
+        numbers = {number for number, *_ in carried.sequences}
+        if not numbers <= {*range(len(output.completions))} or len(numbers) < len(carried.sequences) or not output.prompt:
             raise ValueError(f"sequences of {len(output.completions)} completions, and a prompt of {len(output.prompt)}")
         for (number, tokens, computed, _), cache in zip(carried.sequences, carried.caches, strict=True):
             if tokens != output.prompt + output.completions[number].tokens or not 0 < computed < len(tokens):
@@ -624,7 +625,7 @@ def _reader(folder: Path) -> Any:
 
 def _positions(config: Any) -> int:
     """The number of positions that a model, or its decoder, has; or was trained for, if any number is possible."""
-    names = "max_target_positions", "max_position_embeddings", "n_positions"
+    names = "max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len"
     return next((n for name in names if (n := getattr(config, name, None))), UNLIMITED)
 
 
