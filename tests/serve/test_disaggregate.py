@@ -239,8 +239,20 @@ def test_a_bad_message_ends_its_channel_only(message, generating, tmp_path, monk
     assert not generating.busy and generating.pool.used == 0
 
 
+def begun(prompts: Engine, those: list[Request]) -> list[Carried]:
+    """Requests that an engine has computed the prompts of."""
+    for request in those:
+        prompts.add(request)
+    found: list[Carried] = []
+    while prompts.busy:
+        for output in prompts.step():
+            found += [x] if (x := prompts.hand_on(output.id)) else []
+    return found
+
+
 def test_peers_without_the_key_are_passed_over(generating, alone, caplog):
     """A silent one delays no other, and caches of another model are an error of their request, not of the channel."""
+    other, sent = begun(engine(block=8, blocks=64), requests()[:1]), begun(engine(), requests()[: len(LENGTHS)])
     listening = Listening(generating)
     with caplog.at_level("WARNING", "tutti.serve"):
         with pytest.raises((AuthenticationError, EOFError, OSError)):
@@ -249,11 +261,12 @@ def test_peers_without_the_key_are_passed_over(generating, alone, caplog):
         loud.sendall(b"\x7f" * 4096)
         remote = listening.connect(Remote, {"key": b"secret"})
     with silent, loud:
-        made = Disaggregated(engine(block=8, blocks=64), remote)
-        (output,) = made.generate([Request([1, 2, 3], Sampling(max_tokens=4))])
-        assert "another model, or size of blocks" in output.error
-        assert tokens(Disaggregated(engine(), remote).generate(requests())) == alone
+        outputs = [remote.take_over(x) for x in (*other, *sent)]
+        while remote.busy:
+            remote.step()
         remote.close()
+    assert "another model, or size of blocks" in outputs[0].error
+    assert [x[0][0] for x in tokens(outputs[1:])] == [x[0][0] for x in alone[: len(LENGTHS)]]
     listening.thread.join(60)
     assert listening.error is None and generating.pool.used == 0
     assert sum("is refused" in x.getMessage() for x in caplog.records) == 2
