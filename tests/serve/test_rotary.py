@@ -15,7 +15,8 @@ from tutti.serve.rotary import scaling_of
 
 LIMIT, LENGTHS, COUNT = 32, (3, 20, 27, 31, 32, 33, 50), 8
 SIZES = dict(vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, initializer_range=0.2, bos_token_id=1, eos_token_id=None, pad_token_id=0)  # fmt: skip
+             num_key_value_heads=2, initializer_range=0.2, bos_token_id=1, eos_token_id=None,
+             pad_token_id=0)  # fmt: skip
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,
         "original_max_position_embeddings": LIMIT}  # fmt: skip
 CONFIGS: dict[str, Any] = {

@@ -20,7 +20,9 @@ def engine(model=None, plan: str = "single", devices: int = 1, **options) -> Eng
 
 def wrong_positions(patch) -> None:
     right = runner.logits
-    patch.setattr(runner, "logits", lambda model, tokens, positions, *x, **y: right(model, tokens, 2 * positions, *x, **y))
+    patch.setattr(
+        runner, "logits", lambda model, tokens, positions, *x, **y: right(model, tokens, 2 * positions, *x, **y)
+    )
 
 
 def paged(patch, change) -> None:
@@ -82,7 +84,7 @@ def test_sizes_and_quantized_weights_pass(options):
 def test_low_precision_has_a_looser_bound(dtype, monkeypatch):
     assert engine(tiny.model().to(dtype)).checked > 0
     FAULTS["rotary"](monkeypatch)
-    with pytest.raises(ValueError, match="at most 0.1"):
+    with pytest.raises(ValueError, match=r"at most 0\.1"):
         engine(tiny.model().to(dtype))
 
 

@@ -24,6 +24,7 @@ from tutti.serve.rotary import by_span
 
 NAME = "tutti_paged"
 KINDS = ("full_attention", "sliding_attention")  # layer types of transformers that are supported
+STATES = ("mamba", "linear", "hybrid", "conv", "recurrent", "delta")  # parts of the names of others
 ops = torch.ops.tutti
 
 
@@ -162,7 +163,9 @@ def _attention(
         raise ValueError(f"{type(module).__name__} sees later tokens, which the engine cannot page")
     bias = by_distance if position_bias is None else _by_distance(module, current)
     options = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux, "bias": bias}
-    return current(current.place(int(layer)), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[None], None
+    return current(current.place(int(layer)), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[
+        None
+    ], None
 
 
 def _by_distance(module: Any, current: Attention) -> Tensor:
@@ -243,15 +246,20 @@ def layers_of(model: nn.Module) -> list[Layer]:
             logits(model, token, token)
     except (TypeError, AttributeError, IndexError) as error:
         raise _unpaged(model, f"it computes a mask of its own ({error})") from error
+    config: Any = model.config
+    kinds = getattr(config.get_text_config(), "layer_types", None) or []
+    for i, kind in enumerate(kinds):
+        if any(x in kind for x in STATES):
+            raise _unpaged(model, f"layer {i} is {kind}, which keeps a state of each sequence besides keys and values")
     if not probe.layers:
         raise _unpaged(model, "no layer calls the attention interface of transformers")
     calls = probe.counts[0]
     if sorted(probe.counts) != list(range(len(probe.counts))):
         raise _unpaged(model, f"layers {sorted(probe.counts)} call the attention interface of transformers, not all")
     if set(probe.counts.values()) != {calls}:
-        raise _unpaged(model, f"layers call attention {sorted(set(probe.counts.values()))} times, not all equally often")
-    config: Any = model.config
-    kinds = getattr(config.get_text_config(), "layer_types", None) or []
+        raise _unpaged(
+            model, f"layers call attention {sorted(set(probe.counts.values()))} times, not all equally often"
+        )
     for i, kind in enumerate(kinds):
         if kind not in KINDS or (kind == "sliding_attention") > bool(probe.layers[i, 0].window):
             raise _unpaged(model, f"layer {i} is {kind}")

@@ -23,8 +23,8 @@ from tutti.plan.plan import Plan
 from tutti.serve.attention import Layer, empty_cache, layers_of, slot_bytes
 from tutti.serve.engine import Engine
 from tutti.serve.request import Request, Sampling
-from tutti.serve.runner import CACHE, step_function
 from tutti.serve.rotary import scaling_of
+from tutti.serve.runner import CACHE, step_function
 from tutti.sim.planning import Simulator, choose
 from tutti.tracing.function import capture_function
 from tutti.tracing.holdings import Holdings

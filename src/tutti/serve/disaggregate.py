@@ -31,6 +31,7 @@ GREETING, LOOK = 10, 0.05  # seconds for a peer to prove that it has the key, an
 PEERS = 16  # that may do so at once
 _log = logging.getLogger("tutti.serve")
 
+
 class Generating(Protocol):
     """What generates from the caches of others: an engine, or `Remote`."""
 
@@ -91,7 +92,9 @@ class Channel:
             except EOFError:
                 kind, value = "close", None
             except OSError as error:
-                kind, value = ("error", f"a message of more than {self.most} bytes") if _too_long(error) else ("close", 0)
+                kind, value = "close", None
+                if "bad message length" in str(error):
+                    kind, value = "error", f"a message of more than {self.most} bytes"
             except (ValueError, TypeError) as error:
                 kind, value = "error", str(error)
             self.came.put((kind, value))
@@ -102,10 +105,6 @@ class Channel:
             self.send("close")
         self.thread.join(10)
         self.connection.close()
-
-
-def _too_long(error: OSError) -> bool:
-    return "bad message length" in str(error)
 
 
 class Remote:
@@ -170,7 +169,9 @@ def generate_for(engine: Engine, address: tuple[str, int], key: bytes) -> None:
     try:
         connection, peer = _accept(address, key)
         with connection:
-            _generate_for(engine, Channel(connection, peer, ["take_over", "cancel"], OUTPUTS + engine.runner.cache_bytes))
+            _generate_for(
+                engine, Channel(connection, peer, ["take_over", "cancel"], OUTPUTS + engine.runner.cache_bytes)
+            )
     finally:
         engine.runner.release(None)
 

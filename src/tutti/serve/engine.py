@@ -90,8 +90,8 @@ class Engine:
     seed: of requests that have none.
     self_check: whether to compare the engine's logits with those of the model's own forward pass (`serve.self_check`).
 
-    Raises ValueError for models whose attention cannot be paged or that would be served wrongly, and for a cache that is
-    too small.
+    Raises ValueError for models whose attention cannot be paged or that would be served wrongly, and for a cache that
+    is too small.
     """
 
     def __init__(
@@ -331,25 +331,26 @@ class Engine:
         return carried.output
 
     def _check_carried(self, carried: Carried) -> None:
-        output, source, pool = carried.output, carried.source, self.pool
+        """Raise ValueError unless a request fits this engine."""
+        output, source, sequences = carried.output, carried.source, carried.sequences
+        numbers, completions = {number for number, *_ in sequences}, output.completions
         if carried.request.id in self.jobs or output.id != carried.request.id:
             raise ValueError(f"there is a request {carried.request.id!r} already, or the output is of another")
-        if (source is not None) > (self.runner.encoder is not None) or (source and not 0 <= source.slots <= source.length):
+        if source and (self.runner.encoder is None or not 0 <= source.slots <= source.length):
             raise ValueError(f"{type(self.model).__name__} has no encoder for what was sent, or another one")
-        if not carried.sequences or len(carried.sequences) != len(carried.caches) or carried.request.sampling.beams > 1:
-            raise ValueError(f"{len(carried.sequences)} sequences with {len(carried.caches)} caches")
-        numbers = {number for number, *_ in carried.sequences}
-        if not numbers <= {*range(len(output.completions))} or len(numbers) < len(carried.sequences) or not output.prompt:
-            raise ValueError(f"sequences of {len(output.completions)} completions, and a prompt of {len(output.prompt)}")
-        for (number, tokens, computed, _), cache in zip(carried.sequences, carried.caches, strict=True):
-            if tokens != output.prompt + output.completions[number].tokens or not 0 < computed < len(tokens):
-                raise ValueError(f"sequence {number} has {len(tokens)} tokens, {computed} of them computed, which are not "
-                                 "those of its output")  # fmt: skip
-            if len(tokens) >= self.longest:
+        if not sequences or len(sequences) != len(carried.caches) or carried.request.sampling.beams > 1:
+            raise ValueError(f"{len(sequences)} sequences with {len(carried.caches)} caches")
+        if not numbers <= {*range(len(completions))} or len(numbers) < len(sequences) or not output.prompt:
+            raise ValueError(f"sequences of {len(completions)} completions, a prompt of {len(output.prompt)} tokens")
+        for (number, tokens, computed, _), cache in zip(sequences, carried.caches, strict=True):
+            if tokens != output.prompt + completions[number].tokens or not 0 < computed < len(tokens):
+                raise ValueError(f"sequence {number} has {len(tokens)} tokens, {computed} of them computed, which are "
+                                 "not those of its output")  # fmt: skip
+            if len(tokens) > self.longest:
                 raise ValueError(f"sequence {number} has {len(tokens)} tokens; the engine holds {self.longest}")
             for token in tokens:
                 self._check(token)
-            blocks = pool.needed(computed) + (pool.needed(source.slots) if source else 0)
+            blocks = self.pool.needed(computed) + (self.pool.needed(source.slots) if source else 0)
             self.runner.check_blocks(blocks, cache)
 
     def _arrive(self) -> None:

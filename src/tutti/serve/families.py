@@ -5,8 +5,8 @@ module's own parts, and calls the interface. ALiBi (Press et al., "Train short, 
 position of a key to the logits, or equally of its distance, since a constant for all keys of a query changes nothing.
 
 Bloom and Falcon round that number to the model's dtype, by position. It is a part of the keys here: the logits are
-scale (q . k + q' . k') with k' = (b, b) and q' = (high, low), whose sum is the factor of b to more digits than the dtype
-has. MPT adds float32 numbers by distance, as the bias of the kernel does.
+scale (q . k + q' . k') with k' = (b, b) and q' = (high, low), whose sum is the factor of b to more digits than the
+dtype has. MPT adds float32 numbers by distance, as the bias of the kernel does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from torch import Tensor, nn
 Attend = Callable[..., tuple[Tensor, None]]
 
 
-def own_forwards(model: nn.Module, attend: Attend, positions: Callable[[], Tensor], reach: int) -> Iterator[tuple[Any, Any]]:
+def own_forwards(
+    model: nn.Module, attend: Attend, positions: Callable[[], Tensor], reach: int
+) -> Iterator[tuple[Any, Any]]:
     """Modules with attention of their own, and what replaces their `forward`.
 
     attend: the attention interface. positions: of the tokens (tokens,) of the call. reach: the longest sequence.

@@ -3,8 +3,8 @@
 transformers takes the length from the largest position of a call. A step of the engine has tokens of many sequences, so
 each token brings the length that it would have in the model's own `generate`, alone: its span.
 
-- Models that drop their cache in `generate` when a sequence outgrows its first factors (Phi-3): all tokens of a sequence
-  have its length. The engine computes such a sequence again when it grows beyond the limit.
+- Models that drop their cache in `generate` when a sequence outgrows its first factors (Phi-3): all tokens of a
+  sequence have its length. The engine computes such a sequence again when it grows beyond the limit.
 - Others keep keys with the factors of the call that computed them: the span of a token is the length of the prompt, or
   the token's own position plus one if that is more.
 """
@@ -66,8 +66,10 @@ def scaling_of(model: Any) -> Scaling | None:
     limits = {_limit(module, kind) for module, kind in found}
     dynamic = {"dynamic" in _name(module, kind) for module, kind in found}
     if len(limits) > 1 or len(dynamic) > 1:
-        raise ValueError(f"{type(model).__name__} has rotary embeddings of several scalings that depend on the length of "
-                         f"a sequence, with the limits {sorted(limits)}; the engine serves one: use model.generate")  # fmt: skip
+        raise ValueError(
+            f"{type(model).__name__} has rotary embeddings of several scalings that depend on the length of a "
+            f"sequence, with the limits {sorted(limits)}; the engine serves one: use model.generate"
+        )
     scaling = Scaling(limits.pop(), dynamic.pop(), _drops_cache(model, _limit(*found[0])))
     for module, kind in found:
         _check(module, kind, scaling.limit)

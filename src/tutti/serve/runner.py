@@ -195,7 +195,11 @@ class Runner:
 
     def encode(self, source: Source, blocks: Several[int]) -> None:
         """Run the encoder on a source. Its keys and values go to these blocks, or its result to `features`."""
-        self._tell("encode", source, blocks)
+        self._tell("encode_here", source, blocks)
+        self.encode_here(source, blocks)
+
+    def encode_here(self, source: Source, blocks: Several[int]) -> None:
+        """`encode` on this process."""
         assert self.encoder is not None
         own, made = torch.tensor(blocks, dtype=torch.int64), []
         for inputs in self.encoder.calls(source.inputs):
@@ -297,10 +301,13 @@ class Runner:
         if contents.keys() != names.keys():
             raise ValueError(f"the cache has {len(names)} tensors, what was sent {len(contents)}: is it another model?")
         for name, x in contents.items():
-            shape = count * self.block, *names[name].shape[1:]
-            if tuple(x.shape) != shape or x.dtype != names[name].dtype:
-                raise ValueError(f"{name.removeprefix(CACHE)} of {count} blocks has shape {shape} and {names[name].dtype}, what "
-                                 f"was sent {tuple(x.shape)} and {x.dtype}: is it another model, or size of blocks?")  # fmt: skip
+            spec, own = names[name], name.removeprefix(CACHE)
+            shape = count * self.block, *spec.shape[1:]
+            if tuple(x.shape) != shape or x.dtype != spec.dtype:
+                raise ValueError(
+                    f"{own} of {count} blocks has shape {shape} and {spec.dtype}, what was sent {tuple(x.shape)} and "
+                    f"{x.dtype}: is it another model, or size of blocks?"
+                )
 
     def write_blocks(self, blocks: Several[int], contents: dict[str, Tensor]) -> None:
         """Replace the contents of blocks."""

@@ -1,8 +1,8 @@
 """A check when an engine is made: its logits are those of the model's own forward pass over whole sequences.
 
-The engine replaces a model's attention, so a model that attends in a way of its own could be served wrongly. A few short
-sequences go through the steps that requests go through: several in a batch, prompts in chunks, tokens after prompts. The
-model's own code computes the same sequences one by one with the engine's parameters.
+The engine replaces a model's attention, so a model that attends in a way of its own could be served wrongly. A few
+short sequences go through the steps that requests go through: several in a batch, prompts in chunks, tokens after
+prompts. The model's own code computes the same sequences one by one with the engine's parameters.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tutti.serve.rotary import pristine
 from tutti.serve.runner import Runner
 from tutti.serve.scheduler import Batch, Piece
 from tutti.serve.sequence import Sequence
+from tutti.serve.source import Source
 from tutti.serve.weights import PREFIX
 
 LENGTHS, CHUNKS = (9, 14, 4), ((7, 1, 1), (5, 9), (4,))
@@ -35,12 +36,13 @@ _log = logging.getLogger("tutti.serve")
 def compare_logits(runner: Runner) -> float:
     """Compare the engine's logits with the model's. Returns the seconds that it took.
 
-    Every rank of a job must call it. Encoder-decoder models are not compared. Raises ValueError if logits differ.
+    Every rank of a job must call it. Images are not compared, only texts. Raises ValueError if logits differ.
     """
     begun = time.perf_counter()
-    if runner.crosses:
-        return 0.0
     sequences = _sequences(runner)
+    if not sequences:
+        _log.warning("%s is not checked: the cache has no room for its source", type(runner.model).__name__)
+        return 0.0
     if (wanted := _wanted(runner, sequences)) is not None:
         _compare(runner, _served(runner, sequences), wanted)
     return time.perf_counter() - begun
@@ -51,6 +53,11 @@ def _sequences(runner: Runner) -> list[Sequence]:
     config: Any = runner.model.config
     vocabulary, draw = config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
     encoder, found, used = runner.encoder, [], 0
+    source, source_blocks = None, []
+    if runner.crosses:
+        source = _source(runner)
+        used = -(-source.slots // runner.block)
+        source_blocks = list(range(used))
     for n in LENGTHS[: runner.most]:
         n = min(n, runner.longest)
         tokens = torch.randint(vocabulary, (n,), generator=draw).tolist()
@@ -60,8 +67,23 @@ def _sequences(runner: Runner) -> list[Sequence]:
         if (used := used + len(blocks)) > runner.blocks:
             break
         factors = runner.scaling.factors(n, n) if runner.scaling else b""
-        found.append(Sequence(Request(tokens), 0, tokens, n, blocks=blocks, factors=factors))
+        found.append(Sequence(Request(tokens), 0, tokens, n, source=source, source_blocks=source_blocks, blocks=blocks,
+                              factors=factors))  # fmt: skip
+    if source is not None and found:
+        runner.encode_here(source, source_blocks)
     return found
+
+
+def _source(runner: Runner) -> Source:
+    """What the encoder of an encoder-decoder model reads: a few tokens, or noise."""
+    encoder, draw = runner.encoder, torch.Generator().manual_seed(1)
+    assert encoder is not None
+    if encoder.name == "input_ids":
+        inputs = {"input_ids": torch.randint(3, 100, (1, min(5, encoder.longest)), generator=draw)}
+        return Source(inputs, len(inputs["input_ids"][0]), slots=len(inputs["input_ids"][0]))
+    inputs = {name: torch.randn(x.shape, generator=draw).to(x) for name, x in encoder.example().items()}
+    length = encoder.length(inputs)
+    return Source(inputs, length, slots=length)
 
 
 def _batches(runner: Runner, sequences: list[Sequence]) -> Iterator[list[Piece]]:
@@ -108,16 +130,16 @@ def _wanted(runner: Runner, sequences: list[Sequence]) -> dict[Sequence, Tensor]
     names = {name.removeprefix(PREFIX): name for name in store.names("param") if name.startswith(PREFIX)}
     split = {x for x in names.values() if _is_split(store.tensors[x])}
     if sum(store.tensors[x].spec.bytes for x in split) > AT_ONCE:  # under the plan instead
-        made = function(_forward(model), torch.tensor([sequences[0].tokens]), store=store, **runner.options)
-        return {x: made(torch.tensor([x.tokens]))[0].float().cpu() for x in sequences}
+        made = function(_forward(model), _inputs(sequences[0], store.device), store=store, **runner.options)
+        return {x: made(_inputs(x, store.device))[0].float().cpu() for x in sequences}
     weights = {own: store.whole(x).to(store.device) if x in split else next(iter(store.parts_of(x).values()))
                for own, x in names.items()}  # fmt: skip
     found = {}
     for x in sequences:
-        ids = torch.tensor([x.tokens], device=store.device)
+        inputs = {**_inputs(x, store.device), "use_cache": False}
         try:
             with torch.no_grad(), pristine(model):
-                made: Any = torch.func.functional_call(model, weights, (), {"input_ids": ids, "use_cache": False})
+                made: Any = torch.func.functional_call(model, weights, (), inputs)
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             _log.warning("%s is not checked: its own forward pass of tokens fails: %s", type(model).__name__, error)
             return None
@@ -132,10 +154,18 @@ def _is_split(stored: Stored) -> bool:
 
 def _forward(model: Any) -> Any:
     @torch.no_grad()
-    def forward(ids: Tensor) -> Tensor:
-        return model(input_ids=ids, use_cache=False).logits
+    def forward(inputs: dict[str, Tensor]) -> Tensor:
+        return model(**inputs, use_cache=False).logits
 
     return forward
+
+
+def _inputs(sequence: Sequence, device: torch.device) -> dict[str, Tensor]:
+    """The arguments of the model's own forward pass."""
+    ids = torch.tensor([sequence.tokens], device=device)
+    if sequence.source is None:
+        return {"input_ids": ids}
+    return {**{name: x.to(device) for name, x in sequence.source.inputs.items()}, "decoder_input_ids": ids}
 
 
 def _compare(runner: Runner, served: list[tuple[Piece, int, Tensor]], wanted: dict[Sequence, Tensor]) -> None:
@@ -161,8 +191,8 @@ def _compare(runner: Runner, served: list[tuple[Piece, int, Tensor]], wanted: di
         count = sum(wrong for _, wrong in checks[kind])
         if error > most or (count and (exact or 2 * count > len(errors))):
             raise ValueError(
-                f"{type(runner.model).__name__} would be served wrongly: for {kind}, the logits differ from those of the "
-                f"model's own forward pass by {error:.2g} of their standard deviation (at most {most:g}), and {count} of "
-                f"{len(errors)} clear most likely tokens. Use model.generate; or serve it nevertheless with "
+                f"{type(runner.model).__name__} would be served wrongly: for {kind}, the logits differ from those of "
+                f"the model's own forward pass by {error:.2g} of their standard deviation (at most {most:g}), and "
+                f"{count} of {len(errors)} clear most likely tokens. Use model.generate; or serve it nevertheless with "
                 "Engine(..., self_check=False), or tutti serve --no-self-check"
             )

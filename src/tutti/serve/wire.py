@@ -77,7 +77,11 @@ def _tensors(told: Any, data: memoryview) -> list[Tensor]:
         end = at + count * DTYPES[name].itemsize
         if end > len(data):
             raise ValueError(f"a message that ends within tensor {len(found)}")
-        x = torch.frombuffer(bytearray(data[at:end]), dtype=DTYPES[name]) if count else torch.empty(0, dtype=DTYPES[name])
+        x = (
+            torch.frombuffer(bytearray(data[at:end]), dtype=DTYPES[name])
+            if count
+            else torch.empty(0, dtype=DTYPES[name])
+        )
         found.append(x.reshape(shape))
         at = end
     if at != len(data):
@@ -86,8 +90,10 @@ def _tensors(told: Any, data: memoryview) -> list[Tensor]:
 
 
 def _checked(value: Any, kind: type, count: int | None = None) -> Any:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or (
-        count is not None and len(value) != count
+    if (
+        not isinstance(value, kind)
+        or (isinstance(value, bool) and kind is not bool)
+        or (count is not None and len(value) != count)
     ):
         raise ValueError(f"{str(value)[:40]!r} in the place of {kind.__name__}")
     return value
