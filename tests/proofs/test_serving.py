@@ -127,7 +127,7 @@ def test_plans_on_virtual_devices(family, plan):
 def test_attention_of_their_own_is_split(family):
     """In chunks, with guesses and a prefix cache, after other requests, in blocks that are few."""
     model = model_of(family)
-    engine = Engine(model, blocks=12, block=8, budget=16, most=4, plan="tp2", cluster="cpu:2", speculate=2)
+    engine = Engine(model, blocks=10, block=8, budget=16, most=4, plan="tp2", cluster="cpu:2", speculate=2)
     for _ in range(2):
         assert [x.tokens for x in engine.generate(prompts(), GREEDY)] == expected(model)
     assert engine.scheduler.preemptions

@@ -95,7 +95,7 @@ class Channel:
                 kind, value = "close", None
                 if "bad message length" in str(error):
                     kind, value = "error", f"a message of more than {self.most} bytes"
-            except (ValueError, TypeError) as error:
+            except ValueError as error:
                 kind, value = "error", str(error)
             self.came.put((kind, value))
 

@@ -184,13 +184,7 @@ class Engine:
             > self.pool.count
         ):
             raise ValueError(f"{sampling.beams} beams of this length do not fit into the KV cache")
-        if sampling.stop and self.tokenizer is None:
-            raise ValueError("stop texts need the model's tokenizer")
-        named = *sampling.stop_tokens, *sampling.logprob_tokens, *(x for bad in sampling.bad for x in bad)
-        for token in (*sampling.logit_bias, *(sampling.allowed or ()), *named):
-            self._check(token)
-        if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
-            raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
+        self._check_request(request)
         constraint = self.prepare(request)
         output = Output(request.id, prompt, [], source=source.slots if source else 0, arrival=request.arrival)
         seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
@@ -204,6 +198,17 @@ class Engine:
         for sequence in sequences:
             self.scheduler.add(sequence)
         return output
+
+    def _check_request(self, request: Request) -> None:
+        """Raise ValueError for what no engine of this model and tokenizer can do."""
+        sampling = request.sampling
+        if sampling.stop and self.tokenizer is None:
+            raise ValueError("stop texts need the model's tokenizer")
+        named = *sampling.stop_tokens, *sampling.logprob_tokens, *(x for bad in sampling.bad for x in bad)
+        for token in (*sampling.logit_bias, *(sampling.allowed or ()), *named):
+            self._check(token)
+        if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
+            raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
 
     def _read(self, request: Request) -> tuple[list[int], Source | None]:
         """The tokens of a prompt, and what an encoder reads. Raises ValueError if they cannot be continued."""
@@ -336,7 +341,8 @@ class Engine:
         numbers, completions = {number for number, *_ in sequences}, output.completions
         if carried.request.id in self.jobs or output.id != carried.request.id:
             raise ValueError(f"there is a request {carried.request.id!r} already, or the output is of another")
-        if source and (self.runner.encoder is None or not 0 <= source.slots <= source.length):
+        self._check_request(carried.request)
+        if source and (self.runner.encoder is None or not self.runner.encoder.fits(source, len(output.prompt))):
             raise ValueError(f"{type(self.model).__name__} has no encoder for what was sent, or another one")
         if not sequences or len(sequences) != len(carried.caches) or carried.request.sampling.beams > 1:
             raise ValueError(f"{len(sequences)} sequences with {len(carried.caches)} caches")

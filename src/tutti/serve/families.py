@@ -72,7 +72,8 @@ def _falcon(
     else:
         two = torch.ones(1, 2, dtype=torch.int64, device=hidden_states.device)
         slopes = _own(self).build_alibi_tensor(two, self.num_heads, torch.bfloat16)[:, 0, 1]
-        query, key = _with_alibi(query, key, slopes * positions()[:, None], 1.0)
+        rounded = positions()[:, None].to(slopes.dtype)  # before the product, which for one token would not round them
+        query, key = _with_alibi(query, key, slopes * rounded, 1.0)
         value = value.expand(*query.shape[:-1], -1)
     out, _none = attend(self, query, key, value, scaling=self.head_dim**-0.5)
     return self.dense(out.flatten(2)), None

@@ -79,7 +79,10 @@ def scaling_of(model: Any) -> Scaling | None:
 @contextmanager
 def by_span(model: nn.Module, spans: Tensor | None) -> Iterator[None]:
     """Within the block, each token's frequencies are those of its span (tokens,)."""
-    modules = [] if spans is None else _dependent(model)
+    if spans is None:
+        yield
+        return
+    modules = _dependent(model)
     before = [module.__dict__.get("forward") for module in modules]
     try:
         for module in modules:
@@ -182,7 +185,7 @@ def _drops_cache(model: Any, limit: int) -> bool:
     from transformers import DynamicCache, GenerationMixin
 
     prepare = model.prepare_inputs_for_generation
-    if getattr(prepare, "__func__", None) is GenerationMixin.prepare_inputs_for_generation:
+    if getattr(prepare, "__func__", None) is vars(GenerationMixin)["prepare_inputs_for_generation"]:
         return False
     cache, nothing = DynamicCache(), torch.zeros(1, 1, limit, 1)
     cache.update(nothing, nothing, 0)

@@ -385,7 +385,7 @@ def _images(sequence: Sequence, start: int, count: int) -> tuple[np.ndarray, np.
     return places[first:last] - start, np.arange(first, last)
 
 
-def _hidden(model: Any) -> Callable[[Tensor], Tensor]:
+def _hidden(model: Any) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
     """The last hidden states of a model as a function of tokens, and of their `spans`."""
 
     @torch.no_grad()

@@ -63,8 +63,8 @@ def unpack(message: bytes, kinds: abc.Collection[str]) -> tuple[str, Any]:
     tensors = _tensors(told["tensors"], memoryview(message)[WORD + size :])
     try:
         return told["kind"], _read(told["value"], KINDS[told["kind"]], tensors)
-    except RecursionError as error:
-        raise ValueError("a message that is nested too deeply") from error
+    except (RecursionError, TypeError, RuntimeError, ArithmeticError) as error:
+        raise ValueError(f"a message whose value is none of its kind ({type(error).__name__})") from error
 
 
 def _tensors(told: Any, data: memoryview) -> list[Tensor]:
@@ -90,11 +90,8 @@ def _tensors(told: Any, data: memoryview) -> list[Tensor]:
 
 
 def _checked(value: Any, kind: type, count: int | None = None) -> Any:
-    if (
-        not isinstance(value, kind)
-        or (isinstance(value, bool) and kind is not bool)
-        or (count is not None and len(value) != count)
-    ):
+    fits = type(value) is kind and (count is None or len(value) == count)
+    if not fits:
         raise ValueError(f"{str(value)[:40]!r} in the place of {kind.__name__}")
     return value
 
@@ -166,5 +163,5 @@ def _read(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
     if kind in (list, abc.Sequence):
         return [_read(x, inner[0], tensors) for x in _checked(value, list)]
     if kind is float:
-        return float(_checked(value, (int if isinstance(value, int) else float)))
+        return float(value if type(value) is int else _checked(value, float))
     return _checked(value, kind)
