@@ -180,6 +180,8 @@ MESSAGES = {
     "a fraction for a token": changed(sequences=[[0, [1, 2.5], 1, 0.0]]),
     "a number for a list": changed(sequences=5),
     "a null": changed(output=None),
+    "a number too large for a float": changed(elapsed=10**400),
+    "a bad sampling": changed(request={"prompt": [1], "sampling": {}}),
 }
 
 
@@ -290,8 +292,11 @@ def test_a_bad_answer_is_an_error_of_the_remote():
     ({"sequences": []}, "0 sequences"),
     ({"caches": [{}]}, "is it another model"),
     ({"request": Request([1, 2], id="b")}, "the output is of another"),
+    ({"request": Request([1, 2], id="a", adapter="x")}, "no adapter 'x'"),
+    ({"request": Request([1, 2], Sampling(logit_bias={999: 1.0}), id="a")}, "token 999"),
+    ({"source": Source({"x": torch.ones(1)}, 1)}, "no encoder"),
 ])  # fmt: skip
 def test_what_does_not_fit_the_engine_is_refused(fields, says, generating):
     with pytest.raises(ValueError, match=says):
-        generating.take_over(replace(carried(), source=None, **fields))
+        generating.take_over(replace(carried(), **{"source": None, **fields}))
     assert not generating.busy
