@@ -16,6 +16,8 @@ SMALL = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_la
              num_key_value_heads=2, max_position_embeddings=256, eos_token_id=None, bos_token_id=None,
              pad_token_id=None)  # fmt: skip
 OF_GPT2 = dict(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=256, eos_token_id=None, bos_token_id=None)
+NO_ENDS = dict(eos_token_id=None, bos_token_id=None)
+OF_FALCON = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **NO_ENDS)
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=32)
 FAMILIES: dict[str, Any] = {
     "Llama": lambda: t.LlamaConfig(**SMALL),
@@ -43,6 +45,14 @@ FAMILIES: dict[str, Any] = {
     "DeepSeek-V3": lambda: t.DeepseekV3Config(
         **{**SMALL, "num_key_value_heads": 4}, **EXPERTS, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16,
         qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1),
+    "Bloom, ALiBi": lambda: t.BloomConfig(vocab_size=256, hidden_size=96, n_layer=2, n_head=6, **NO_ENDS),
+    "Falcon, multi-query": lambda: t.FalconConfig(**OF_FALCON, multi_query=True, parallel_attn=True),
+    "Falcon, groups": lambda: t.FalconConfig(**OF_FALCON, num_kv_heads=2, new_decoder_architecture=True),
+    "Falcon, ALiBi": lambda: t.FalconConfig(**{**OF_FALCON, "num_attention_heads": 16}, multi_query=False,
+                                            parallel_attn=False, alibi=True, bias=True),
+    "MPT, ALiBi and clipping": lambda: t.MptConfig(vocab_size=256, d_model=96, n_heads=6, n_layers=2, max_seq_len=128,
+                                                   attn_config={"clip_qkv": 0.8}, **NO_ENDS),
+    "DiffLlama, two calls in a layer": lambda: t.DiffLlamaConfig(**SMALL),
 }  # fmt: skip
 APART = (
     "Llama",
@@ -55,9 +65,21 @@ APART = (
     "Mixtral",
     "gpt-oss, sinks",
     "DeepSeek-V3",
+    "Bloom, ALiBi",
+    "Falcon, multi-query",
+    "Falcon, ALiBi",
+    "MPT, ALiBi and clipping",
+    "DiffLlama, two calls in a layer",
 )  # the others have the parts of these
 PLANS = {"tp2": 2, "pp2": 2, "pp2xtp2": 4}
 PLANNED = ("Llama", "GPT-2", "Gemma 2, windows and caps", "Mixtral", "DeepSeek-V3")
+OTHERS = (
+    "Bloom, ALiBi",
+    "Falcon, multi-query",
+    "Falcon, ALiBi",
+    "MPT, ALiBi and clipping",
+    "DiffLlama, two calls in a layer",
+)
 WITH_EXPERTS = ("Mixtral", "Qwen3, experts", "DeepSeek-V3")
 LENGTHS = (5, 37, 21)
 GREEDY = Sampling(max_tokens=10, temperature=0)
@@ -101,6 +123,27 @@ def test_plans_on_virtual_devices(family, plan):
     assert [x.tokens for x in served(model, plan=plan, cluster=f"cpu:{PLANS[plan]}", speculate=2)] == expected(model)
 
 
+@pytest.mark.parametrize("family", OTHERS)
+def test_attention_of_their_own_is_split(family):
+    """In chunks, with guesses and a prefix cache, after other requests, in blocks that are few."""
+    model = model_of(family)
+    engine = Engine(model, blocks=10, block=8, budget=16, most=4, plan="tp2", cluster="cpu:2", speculate=2)
+    for _ in range(2):
+        assert [x.tokens for x in engine.generate(prompts(), GREEDY)] == expected(model)
+    assert engine.scheduler.preemptions
+
+
+@pytest.mark.parametrize("family", ["Falcon, ALiBi", "Bloom, ALiBi"])
+def test_alibi_is_rounded_as_in_the_model(family):
+    """Beyond position 256, bfloat16 does not have all positions. The bound is that of the self-check."""
+    model = model_of(family)
+    prompt = torch.randint(3, 250, (400,), generator=torch.Generator().manual_seed(1)).tolist()
+    wanted = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8, pad_token_id=0)[0, 400:].tolist()
+    engine = Engine(model, blocks=64, budget=128, most=4, plan="single")
+    assert engine.generate([prompt], GREEDY)[0].tokens[:8] == wanted
+    assert Engine(model.bfloat16(), blocks=8, budget=32, most=4, plan="single").checked > 0
+
+
 @pytest.mark.parametrize("family", WITH_EXPERTS)
 def test_experts_apart(family):
     """Each device has half of the heads and half of the experts."""
@@ -137,7 +180,13 @@ def test_encoders_on_processes(pool, family, plan):
 
 @pytest.mark.parametrize("config, why", [
     (lambda: t.Llama4TextConfig(**SMALL, head_dim=16, num_local_experts=2, intermediate_size_mlp=64), "chunked"),
-    (lambda: t.BloomConfig(vocab_size=256, hidden_size=64, n_layer=2, n_head=4), "attention interface"),
+    (lambda: t.CpmAntConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, dim_head=16,
+                            dim_ff=64), "attention interface"),
+    (lambda: t.Qwen3NextConfig(**SMALL, head_dim=16, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32,
+                               shared_expert_intermediate_size=32, linear_num_value_heads=2, linear_num_key_heads=2,
+                               linear_key_head_dim=16, linear_value_head_dim=16), "linear_attention, which keeps"),
+    (lambda: t.BartConfig(vocab_size=256, d_model=64, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64,
+                          max_position_embeddings=64, is_decoder=True, is_encoder_decoder=False), "served wrongly"),
 ])  # fmt: skip
 def test_models_that_cannot_be_paged_are_refused(config, why):
     with pytest.raises(ValueError, match=why):

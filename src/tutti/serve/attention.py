@@ -7,10 +7,11 @@ config are as before afterwards, so a served model can be trained.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,28 +19,36 @@ from torch import Tensor, nn
 
 import tutti.nn.paged_attention
 import tutti.nn.paged_write  # noqa: F401  (registers the operators)
+from tutti.serve.families import own_forwards
+from tutti.serve.rotary import by_span
 
 NAME = "tutti_paged"
 KINDS = ("full_attention", "sliding_attention")  # layer types of transformers that are supported
+STATES = ("mamba", "linear", "hybrid", "conv", "recurrent", "delta")  # parts of the names of others
 ops = torch.ops.tutti
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The cache of an attention layer: key heads, the widths of keys and values, and how far it sees (0: all)."""
+    """The cache of an attention call: key heads, the widths of keys and values, and how far it sees (0: all).
+
+    calls: of the same layer of the model. Each has a cache of its own.
+    """
 
     heads: int
     width: int
     value_width: int
     window: int = 0
+    calls: int = 1
 
 
 @dataclass
 class Cache:
-    """Keys and values of each layer: (slots, heads, width). A block is a run of slots."""
+    """Keys and values of each attention call: (slots, heads, width). A block is a run of slots. calls: of a layer."""
 
     keys: list[Tensor]
     values: list[Tensor]
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,7 @@ class Step:
     """Where the tokens of a step are, as arguments of `tutti::paged_attention` and `tutti::paged_write`.
 
     source_tables, source_lengths: where the keys and values of sources are, which a decoder attends to, too.
+    spans: of tokens, for rotary embeddings that depend on the length of a sequence (`rotary`).
     """
 
     slots: Tensor
@@ -56,18 +66,33 @@ class Step:
     block: int
     source_tables: Tensor | None = None
     source_lengths: Tensor | None = None
+    spans: Tensor | None = None
+
+
+Place = tuple[int, int]  # a layer, and which of its attention calls
 
 
 class Attention:
     """What takes the place of attention: query (tokens, heads, width), key and value (tokens, key heads, width) ->
     (tokens, heads, value width).
 
-    bias: by distance, of the last layer that has one; the layers after it share it.
+    bias: by distance, of the last layer that has one; the layers after it share it. counts: calls of each layer so far.
+    positions: of the tokens (tokens,). reach: the longest sequence.
     """
 
     bias: Tensor | None = None
+    positions: Tensor | None = None
+    reach = 1
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+
+    def place(self, layer: int) -> Place:
+        """The place of the next call of a layer."""
+        self.counts[layer] += 1
+        return layer, self.counts[layer] - 1
+
+    def __call__(self, place: Place, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
         """Attention to the tokens of the same sequence."""
         raise NotImplementedError
 
@@ -80,10 +105,12 @@ class _Paged(Attention):
     """Attention of a step over a cache."""
 
     def __init__(self, cache: Cache, step: Step):
-        self.cache, self.step = cache, step
+        super().__init__()
+        self.cache, self.step, self.reach = cache, step, step.tables.shape[1] * step.block
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
+    def __call__(self, place: Place, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
         keys, values, step = self.cache.keys, self.cache.values, self.step
+        layer = place[0] * self.cache.calls + place[1]
         keys[layer] = ops.paged_write(keys[layer], key, step.slots)
         values[layer] = ops.paged_write(values[layer], value, step.slots)
         return ops.paged_attention(
@@ -99,18 +126,19 @@ class _Paged(Attention):
         )  # fmt: skip
 
 
-@dataclass
 class Probe(Attention):
-    """Notes what each layer caches. Its results are zero."""
+    """Notes what each call caches. Its results are zero."""
 
-    layers: dict[int, Layer] = field(default_factory=dict)
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: dict[Place, Layer] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
-        self.layers[layer] = Layer(key.shape[1], key.shape[2], value.shape[2], options["window"])
+    def __call__(self, place: Place, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
+        self.layers[place] = Layer(key.shape[1], key.shape[2], value.shape[2], options["window"])
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
     def cross(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        return query.new_zeros(*query.shape[:2], self.layers[layer].value_width)
+        return query.new_zeros(*query.shape[:2], self.layers[layer, 0].value_width)
 
 
 _current: ContextVar[Attention] = ContextVar("attention")
@@ -119,7 +147,7 @@ _current: ContextVar[Attention] = ContextVar("attention")
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, position_bias: Tensor | None = None, **kwargs: Any,
+    s_aux: Tensor | None = None, position_bias: Tensor | None = None, by_distance: Tensor | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """What models call: query (1, heads, tokens, width), key and value (1, key heads, tokens, width)."""
     layer = getattr(module, "layer_idx", None)
@@ -133,9 +161,11 @@ def _attention(
         return current.cross(int(layer), query, scale)[None], None
     if not getattr(module, "is_causal", True):
         raise ValueError(f"{type(module).__name__} sees later tokens, which the engine cannot page")
-    bias = None if position_bias is None else _by_distance(module, current)
+    bias = by_distance if position_bias is None else _by_distance(module, current)
     options = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux, "bias": bias}
-    return current(int(layer), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[None], None
+    return current(current.place(int(layer)), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[
+        None
+    ], None
 
 
 def _by_distance(module: Any, current: Attention) -> Tensor:
@@ -156,20 +186,35 @@ def calling(model: nn.Module, attention: Attention) -> Iterator[None]:
     AttentionInterface.register(NAME, _attention)
     configs = {id(x): x for m in model.modules() if (x := getattr(m, "config", None)) is not None}
     before = [(x, x._attn_implementation) for x in configs.values() if hasattr(x, "_attn_implementation")]
+    own = [(x, x.__dict__.get("forward"), f) for x, f in
+           own_forwards(model, _attention, lambda: _positions(attention), attention.reach)]  # fmt: skip
     token = _current.set(attention)
     try:
         for config, _ in before:
-            config._attn_implementation = NAME
+            config._attn_implementation = "eager" if own else NAME  # what else reads it makes a mask, which is not used
+        for module, _, forward in own:
+            module.forward = forward
         yield
     finally:
+        for module, forward, _ in own:
+            del module.__dict__["forward"]
+            if forward is not None:
+                module.forward = forward
         for config, name in before:
             config._attn_implementation = name
         _current.reset(token)
 
 
-def paging(model: nn.Module, cache: Cache, step: Step):
+def _positions(attention: Attention) -> Tensor:
+    assert attention.positions is not None
+    return attention.positions
+
+
+@contextmanager
+def paging(model: nn.Module, cache: Cache, step: Step) -> Iterator[None]:
     """Within the block, a model's attention reads and writes the cache."""
-    return calling(model, _Paged(cache, step))
+    with by_span(model, step.spans), calling(model, _Paged(cache, step)):
+        yield
 
 
 def logits(model: Any, tokens: Tensor, positions: Tensor, rows: Tensor | None = None, **inputs: Any) -> Tensor:
@@ -184,11 +229,13 @@ def logits(model: Any, tokens: Tensor, positions: Tensor, rows: Tensor | None = 
         return made if rows is None else made[rows]
     given = inputs or {"input_ids": tokens[None]}
     kept = {} if rows is None else {"logits_to_keep": rows}
+    if (attention := _current.get(None)) is not None:
+        attention.positions = positions
     return model(**given, position_ids=positions[None], use_cache=False, **kept).logits[0]
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """What each attention layer of a model that generates caches. Raises ValueError for models that cannot be paged.
+    """What each attention call of a model that generates caches. Raises ValueError for models that cannot be paged.
 
     The model runs on one token.
     """
@@ -199,16 +246,24 @@ def layers_of(model: nn.Module) -> list[Layer]:
             logits(model, token, token)
     except (TypeError, AttributeError, IndexError) as error:
         raise _unpaged(model, f"it computes a mask of its own ({error})") from error
-    if not probe.layers:
-        raise _unpaged(model, "no layer calls the attention interface of transformers")
-    if sorted(probe.layers) != list(range(len(probe.layers))):
-        raise _unpaged(model, f"layers {sorted(probe.layers)} call the attention interface of transformers, not all")
     config: Any = model.config
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
     for i, kind in enumerate(kinds):
-        if kind not in KINDS or (kind == "sliding_attention") > bool(probe.layers[i].window):
+        if any(x in kind for x in STATES):
+            raise _unpaged(model, f"layer {i} is {kind}, which keeps a state of each sequence besides keys and values")
+    if not probe.layers:
+        raise _unpaged(model, "no layer calls the attention interface of transformers")
+    calls = probe.counts[0]
+    if sorted(probe.counts) != list(range(len(probe.counts))):
+        raise _unpaged(model, f"layers {sorted(probe.counts)} call the attention interface of transformers, not all")
+    if set(probe.counts.values()) != {calls}:
+        raise _unpaged(
+            model, f"layers call attention {sorted(set(probe.counts.values()))} times, not all equally often"
+        )
+    for i, kind in enumerate(kinds):
+        if kind not in KINDS or (kind == "sliding_attention") > bool(probe.layers[i, 0].window):
             raise _unpaged(model, f"layer {i} is {kind}")
-    return [probe.layers[i] for i in range(len(probe.layers))]
+    return [replace(probe.layers[place], calls=calls) for place in sorted(probe.layers)]
 
 
 def _unpaged(model: nn.Module, why: str) -> ValueError:
@@ -221,7 +276,8 @@ def empty_cache(layers: Sequence[Layer], slots: int, dtype: torch.dtype, device:
     def zeros(heads: int, width: int) -> Tensor:
         return torch.zeros(slots, heads, width, dtype=dtype, device=device)
 
-    return Cache([zeros(x.heads, x.width) for x in layers], [zeros(x.heads, x.value_width) for x in layers])
+    keys, values = [zeros(x.heads, x.width) for x in layers], [zeros(x.heads, x.value_width) for x in layers]
+    return Cache(keys, values, layers[0].calls)
 
 
 def slot_bytes(layers: Sequence[Layer], dtype: torch.dtype) -> int:

@@ -39,6 +39,7 @@ def serve(
     allowed_hosts: tuple[str, ...] = (),
     max_logprobs: int = 20,
     trust_request_chat_template: bool = False,
+    self_check: bool = True,
 ) -> None:
     """Serve a model over HTTP, as the OpenAI API does. Open http://127.0.0.1:8000 to chat with it.
 
@@ -65,6 +66,7 @@ def serve(
         allowed_hosts: Further names that the server answers to without keys, besides localhost and `host`; * is any.
         max_logprobs: Most likely tokens that a request may have reported with each token.
         trust_request_chat_template: Let requests give a chat template, which is a program that the server runs.
+        self_check: Compare the engine's logits with those of the model's own forward pass before serving.
     """
     given = dict(locals())
     import uvicorn
@@ -90,7 +92,7 @@ def serve(
     end_with_the_router()
     engine = Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
                     most=most, longest=longest, speculate=speculate,
-                    adapters=dict(_pair(x) for x in adapters), quantize=quantize)  # fmt: skip
+                    adapters=dict(_pair(x) for x in adapters), quantize=quantize, self_check=self_check)  # fmt: skip
     if not engine.runner.leads:
         engine.runner.follow()
         return
@@ -115,7 +117,7 @@ def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:
     made = []
     for key, value in given.items():
         if isinstance(value, bool):
-            made += [f"--{key}"] if value else []
+            made += [f"--{key}" if value else f"--no-{key.replace('_', '-')}"]
         elif key not in apart and value not in (None, (), ""):
             made += [f"--{key}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return made

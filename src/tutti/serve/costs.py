@@ -23,6 +23,7 @@ from tutti.plan.plan import Plan
 from tutti.serve.attention import Layer, empty_cache, layers_of, slot_bytes
 from tutti.serve.engine import Engine
 from tutti.serve.request import Request, Sampling
+from tutti.serve.rotary import scaling_of
 from tutti.serve.runner import CACHE, step_function
 from tutti.sim.planning import Simulator, choose
 from tutti.tracing.function import capture_function
@@ -139,7 +140,7 @@ class Predicted:
         self.layers: list[Layer] = []
         self.models = {n: self._model(n) for n in self.depths}
         self.layers = layers_of(self.models[self.depths[-1]])
-        self.slot = slot_bytes(self.layers[-1:], dtype) * self.depth
+        self.slot = slot_bytes(self.layers[-self.layers[0].calls :], dtype) * self.depth
 
     def _model(self, depth: int) -> Any:
         from transformers import AutoModelForCausalLM
@@ -156,11 +157,12 @@ class Predicted:
         if (depth, tokens) not in self.graphs:
             model = self.models[depth]
             slots = tokens * BLOCK
-            cache = empty_cache(self.layers[:depth], slots, self.dtype, "meta")
+            cache = empty_cache(self.layers[: depth * self.layers[0].calls], slots, self.dtype, "meta")
             ids, numbers = torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int32)
             tables, starts = torch.zeros(tokens, 1, dtype=torch.int32), torch.zeros(tokens + 1, dtype=torch.int32)
             rows = ids[: min(tokens, 64)]
-            arguments = (ids, ids, ids, tables, starts, numbers, rows, {})
+            more = {"spans": ids} if scaling_of(model) else {}
+            arguments = (ids, ids, ids, tables, starts, numbers, rows, more)
             holdings = Holdings({"model": model, "cache": cache})
             captured = capture_function(step_function(model, cache, BLOCK), arguments, {}, holdings)
             self.graphs[depth, tokens] = captured.graph

@@ -61,10 +61,14 @@ class DraftModel:
     def _reserve(self, sequence: Sequence) -> bool:
         """Blocks for the tokens of a sequence and the guesses; False if there are too few."""
         if sequence not in self.shadows:
-            self.shadows[sequence] = replace(sequence, computed=0, blocks=[], drafts=[], swapped=[],
+            self.shadows[sequence] = replace(sequence, computed=0, blocks=[], drafts=[], swapped=[], factors=b"",
                                              source=None, source_blocks=[])  # fmt: skip
         shadow = self.shadows[sequence]
         shadow.tokens = sequence.tokens
+        if self.runner.scaling:
+            factors = self.runner.scaling.factors(shadow.prompt, len(shadow.tokens))
+            if factors != shadow.factors:
+                shadow.factors, shadow.computed = factors, 0
         shadow.computed = min(shadow.computed, len(sequence.tokens) - 1)
         length = len(sequence.tokens) + self.count
         missing = self.pool.needed(length) - len(shadow.blocks)

@@ -32,6 +32,7 @@ from tutti.serve.request import Output, Request, Sampling
 from tutti.serve.runner import Runner
 from tutti.serve.sampling import adjusted, drawn, is_greedy, report, uniform
 from tutti.serve.scheduler import Batch, Piece, Scheduler
+from tutti.serve.self_check import compare_logits
 from tutti.serve.sequence import Sequence
 from tutti.serve.source import Source
 from tutti.serve.speculate import Guesser, PromptLookup
@@ -87,8 +88,10 @@ class Engine:
     adapters: folders of LoRA adapters of `peft` by name, which requests choose.
     quantize: "int8" or "int4" rounds the weights of linear layers (`serve.quantize`); adapters need them unrounded.
     seed: of requests that have none.
+    self_check: whether to compare the engine's logits with those of the model's own forward pass (`serve.self_check`).
 
-    Raises ValueError for models whose attention cannot be paged, and for a cache that is too small.
+    Raises ValueError for models whose attention cannot be paged or that would be served wrongly, and for a cache that
+    is too small.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Engine:
         adapters: Mapping[str, str | Path] | None = None,
         quantize: Quantize = "",
         seed: int = 0,
+        self_check: bool = True,
     ):
         if quantize and adapters:
             raise ValueError(f"quantize={quantize!r} with adapters: an adapter changes layers that are not rounded")
@@ -147,6 +151,7 @@ class Engine:
         self.steps = self.guessed = self.accepted = 0
         if source is not None:
             self.update(source)
+        self.checked = compare_logits(self.runner) if self_check else 0.0  # seconds
 
     def update(self, weights: Weights) -> int:
         """Take new weights, of a `tutti.Step` or `tutti.Store` that trains the model in this job or of a state dict.
@@ -179,19 +184,13 @@ class Engine:
             > self.pool.count
         ):
             raise ValueError(f"{sampling.beams} beams of this length do not fit into the KV cache")
-        if sampling.stop and self.tokenizer is None:
-            raise ValueError("stop texts need the model's tokenizer")
-        named = *sampling.stop_tokens, *sampling.logprob_tokens, *(x for bad in sampling.bad for x in bad)
-        for token in (*sampling.logit_bias, *(sampling.allowed or ()), *named):
-            self._check(token)
-        if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
-            raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
+        self._check_request(request)
         constraint = self.prepare(request)
         output = Output(request.id, prompt, [], source=source.slots if source else 0, arrival=request.arrival)
         seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
         job = self._job(request, output, source, seed)
-        most, salt = self.scheduler.most, self._salt(request, source)
-        sequences = [Sequence(request, first, list(prompt), len(prompt), salt, source,
+        most, salt, factors = self.scheduler.most, self._salt(request, source), self._factors(len(prompt), len(prompt))
+        sequences = [Sequence(request, first, list(prompt), len(prompt), salt, source, factors=factors,
                               room=min(most, sampling.sequences - first))
                      for first in range(0, sampling.sequences, most)]  # fmt: skip
         job.begin(sequences, constraint)
@@ -199,6 +198,17 @@ class Engine:
         for sequence in sequences:
             self.scheduler.add(sequence)
         return output
+
+    def _check_request(self, request: Request) -> None:
+        """Raise ValueError for what no engine of this model and tokenizer can do."""
+        sampling = request.sampling
+        if sampling.stop and self.tokenizer is None:
+            raise ValueError("stop texts need the model's tokenizer")
+        named = *sampling.stop_tokens, *sampling.logprob_tokens, *(x for bad in sampling.bad for x in bad)
+        for token in (*sampling.logit_bias, *(sampling.allowed or ()), *named):
+            self._check(token)
+        if request.adapter and (self.adapters is None or not self.adapters.number(request.adapter)):
+            raise ValueError(f"there is no adapter {request.adapter!r}: the engine has none")
 
     def _read(self, request: Request) -> tuple[list[int], Source | None]:
         """The tokens of a prompt, and what an encoder reads. Raises ValueError if they cannot be continued."""
@@ -228,6 +238,11 @@ class Engine:
         if request.sampling.prompt_logprobs is not None:
             return uuid4().bytes
         return request.prefix + (source.digest if source else b"")
+
+    def _factors(self, prompt: int, tokens: int) -> bytes:
+        """Which rotary factors a sequence of so many tokens has."""
+        scaling = self.runner.scaling
+        return scaling.factors(prompt, tokens) if scaling else b""
 
     def prepare(self, request: Request) -> Constraint | None:
         """Compile what the output must match. Another thread may do it before `add`, and hold the constraint until
@@ -304,17 +319,45 @@ class Engine:
         return carried
 
     def take_over(self, carried: Carried) -> Output:
-        """Go on with a request that another engine of the same model has handed on."""
+        """Go on with a request that another engine of the same model has handed on.
+
+        Raises ValueError if it does not fit this engine; nothing has changed then.
+        """
+        self._check_carried(carried)
         carried.request.arrival = time.monotonic() - carried.elapsed  # by the clock of this host
         job, source = self._job(carried.request, carried.output, carried.source, carried.seed), carried.source
         for (number, tokens, computed, score), cache in zip(carried.sequences, carried.caches, strict=True):
             prompt = len(carried.output.prompt)
             sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request, source), source,
-                                score=score)  # fmt: skip
+                                score=score, factors=self._factors(prompt, computed))  # fmt: skip
             job.resume(sequence, self.prepare(carried.request))
             self.arriving.append((sequence, computed, cache))
         self.jobs[carried.request.id] = job
         return carried.output
+
+    def _check_carried(self, carried: Carried) -> None:
+        """Raise ValueError unless a request fits this engine."""
+        output, source, sequences = carried.output, carried.source, carried.sequences
+        numbers, completions = {number for number, *_ in sequences}, output.completions
+        if carried.request.id in self.jobs or output.id != carried.request.id:
+            raise ValueError(f"there is a request {carried.request.id!r} already, or the output is of another")
+        self._check_request(carried.request)
+        if source and (self.runner.encoder is None or not self.runner.encoder.fits(source, len(output.prompt))):
+            raise ValueError(f"{type(self.model).__name__} has no encoder for what was sent, or another one")
+        if not sequences or len(sequences) != len(carried.caches) or carried.request.sampling.beams > 1:
+            raise ValueError(f"{len(sequences)} sequences with {len(carried.caches)} caches")
+        if not numbers <= {*range(len(completions))} or len(numbers) < len(sequences) or not output.prompt:
+            raise ValueError(f"sequences of {len(completions)} completions, a prompt of {len(output.prompt)} tokens")
+        for (number, tokens, computed, _), cache in zip(sequences, carried.caches, strict=True):
+            if tokens != output.prompt + completions[number].tokens or not 0 < computed < len(tokens):
+                raise ValueError(f"sequence {number} has {len(tokens)} tokens, {computed} of them computed, which are "
+                                 "not those of its output")  # fmt: skip
+            if len(tokens) > self.longest:
+                raise ValueError(f"sequence {number} has {len(tokens)} tokens; the engine holds {self.longest}")
+            for token in tokens:
+                self._check(token)
+            blocks = self.pool.needed(computed) + (self.pool.needed(source.slots) if source else 0)
+            self.runner.check_blocks(blocks, cache)
 
     def _arrive(self) -> None:
         """Begin sequences that were taken over, as far as there is room for them."""
@@ -364,6 +407,7 @@ class Engine:
         """Compute the next batch. Returns the outputs that have changed."""
         changed = self._expire()
         self._arrive()
+        self._outgrow()
         self._guess()
         batch = self.scheduler.schedule()
         if not batch.pieces:
@@ -386,6 +430,13 @@ class Engine:
                 over.append(job.output)
         return over
 
+    def _outgrow(self) -> None:
+        """Compute sequences again whose rotary factors have changed with their length."""
+        if self.runner.scaling and self.runner.scaling.recomputed:
+            for sequence in self.scheduler:
+                if (factors := self._factors(sequence.prompt, len(sequence.tokens))) != sequence.factors:
+                    self.scheduler.restart(sequence, factors)
+
     def _guess(self) -> None:
         """Give sequences that generate guesses to verify."""
         if self.guesser is None:
@@ -395,6 +446,8 @@ class Engine:
             job = self.jobs[sequence.request.id]
             left = min(job.most - len(sequence.output), self.longest - len(sequence.tokens)) - 1
             sequence.drafts = tokens[: max(0, left)]
+            if self._factors(sequence.prompt, len(sequence.tokens) + len(sequence.drafts)) != sequence.factors:
+                sequence.drafts = []
 
     def _choose(self, owners: Several[tuple[Sequence, list[int]]], logits: Tensor) -> list[int]:
         """The tokens that follow some sequences and drafts, from their logits: -1 where no token can follow."""
@@ -579,7 +632,7 @@ def _reader(folder: Path) -> Any:
 
 def _positions(config: Any) -> int:
     """The number of positions that a model, or its decoder, has; or was trained for, if any number is possible."""
-    names = "max_target_positions", "max_position_embeddings", "n_positions"
+    names = "max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len"
     return next((n for name in names if (n := getattr(config, name, None))), UNLIMITED)
 
 

@@ -27,6 +27,7 @@ from tutti.plan.layout import devices
 from tutti.plan.roles import UndividedBatch
 from tutti.serve.attention import Cache, Step, empty_cache, layers_of, logits, paging, slot_bytes
 from tutti.serve.lora import Adapters
+from tutti.serve.rotary import by_span, scaling_of
 from tutti.serve.scheduler import Batch, Move
 from tutti.serve.sequence import Sequence
 from tutti.serve.source import Encoder, Source, embedded, encoder_of
@@ -55,7 +56,7 @@ class Runner:
                  most: int, longest: int, options: dict[str, Any], adapters: Adapters | None = None):  # fmt: skip
         self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
-        self.layers = layers_of(model)
+        self.layers, self.scaling = layers_of(model), scaling_of(model)
         device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
         each = slot_bytes(self.layers, dtype) * block
         self.blocks = memory // each if blocks is None else blocks
@@ -90,6 +91,8 @@ class Runner:
         """Arguments of a step without sequences. images: whether it has embeddings of images."""
         zeros, long, short = torch.zeros, torch.int64, torch.int32
         more: dict[str, Tensor] = {"numbers": zeros(tokens, dtype=long)} if self.adapters else {}
+        if self.scaling:
+            more["spans"] = zeros(tokens, dtype=long)
         if self.encoder is not None and self.crosses:
             width = -(-self.encoder.longest // self.block)
             more["source_tables"] = zeros(sequences, width, dtype=short)
@@ -111,6 +114,11 @@ class Runner:
     def sees(self) -> bool:
         """Whether an encoder's output takes the place of tokens."""
         return self.encoder is not None and not self.encoder.crosses
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache on all devices together."""
+        return self.blocks * self.block * slot_bytes(self.layers, next(self.model.parameters()).dtype)
 
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""
@@ -140,6 +148,8 @@ class Runner:
             positions[own] = places = np.arange(start, end)
             tables[i, : len(sequence.blocks)] = sequence.blocks
             slots[own] = tables[i, places // block].astype(np.int64) * block + places % block
+            if self.scaling:
+                more["spans"][own] = torch.from_numpy(self.scaling.spans(sequence, start, end))
             if self.adapters:
                 more["numbers"][own] = self.adapters.number(sequence.request.adapter)
             if sequence.source_blocks:
@@ -185,7 +195,11 @@ class Runner:
 
     def encode(self, source: Source, blocks: Several[int]) -> None:
         """Run the encoder on a source. Its keys and values go to these blocks, or its result to `features`."""
-        self._tell("encode", source, blocks)
+        self._tell("encode_here", source, blocks)
+        self.encode_here(source, blocks)
+
+    def encode_here(self, source: Source, blocks: Several[int]) -> None:
+        """`encode` on this process."""
         assert self.encoder is not None
         own, made = torch.tensor(blocks, dtype=torch.int64), []
         for inputs in self.encoder.calls(source.inputs):
@@ -231,9 +245,10 @@ class Runner:
         self._tell("hidden", tokens)
         size = next((x for x in buckets(self.longest) if x >= len(tokens)), len(tokens))
         ids = torch.tensor([[*tokens, *[0] * (size - len(tokens))]])
+        more = {"spans": torch.full((size,), len(tokens))} if self.scaling else {}
         if self._hidden is None:
-            self._hidden = function(_hidden(self.model), ids, store=self.store, **self.options)
-        return self._hidden(ids)[0, : len(tokens)]
+            self._hidden = function(_hidden(self.model), ids, more, store=self.store, **self.options)
+        return self._hidden(ids, more)[0, : len(tokens)]
 
     # -- several processes: rank 0 schedules, all ranks execute ------------------------------------------------------
 
@@ -280,6 +295,20 @@ class Runner:
             found[name] = self.store.assemble(parts, stored.device, stored.layout, spec)
         return found
 
+    def check_blocks(self, count: int, contents: Mapping[str, Tensor]) -> None:
+        """Raise ValueError unless these are contents of so many blocks of this cache."""
+        names = {x: self.store.tensors[x].spec for x in self.store.names() if x.startswith(CACHE)}
+        if contents.keys() != names.keys():
+            raise ValueError(f"the cache has {len(names)} tensors, what was sent {len(contents)}: is it another model?")
+        for name, x in contents.items():
+            spec, own = names[name], name.removeprefix(CACHE)
+            shape = count * self.block, *spec.shape[1:]
+            if tuple(x.shape) != shape or x.dtype != spec.dtype:
+                raise ValueError(
+                    f"{own} of {count} blocks has shape {shape} and {spec.dtype}, what was sent {tuple(x.shape)} and "
+                    f"{x.dtype}: is it another model, or size of blocks?"
+                )
+
     def write_blocks(self, blocks: Several[int], contents: dict[str, Tensor]) -> None:
         """Replace the contents of blocks."""
         self._tell("write_blocks", blocks, contents)
@@ -324,13 +353,14 @@ def step_function(
         """The logits (rows, vocabulary) after tokens (tokens,) at these positions.
 
         rows: the tokens whose logits are returned. more: the adapter of each token (`numbers`), where the sources are
-        (`source_tables`, `source_lengths`), embeddings of images and whose they are (`features`, `marks`).
+        (`source_tables`, `source_lengths`), embeddings of images and whose they are (`features`, `marks`), the span of
+        each token (`spans`).
         """
         numbers, features = more.get("numbers"), more.get("features")
         added = nullcontext() if numbers is None or adapters is None else adapters.added(model, numbers)
         sources = more.get("source_tables"), more.get("source_lengths")
         inputs = {} if features is None else {"inputs_embeds": embedded(model, tokens, features, more["marks"])[None]}
-        with added, paging(model, cache, Step(slots, tables, starts, lengths, block, *sources)):
+        with added, paging(model, cache, Step(slots, tables, starts, lengths, block, *sources, more.get("spans"))):
             return logits(model, tokens, positions, rows, **inputs)
 
     return step
@@ -355,12 +385,13 @@ def _images(sequence: Sequence, start: int, count: int) -> tuple[np.ndarray, np.
     return places[first:last] - start, np.arange(first, last)
 
 
-def _hidden(model: Any) -> Callable[[Tensor], Tensor]:
-    """The last hidden states of a model as a function of tokens."""
+def _hidden(model: Any) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
+    """The last hidden states of a model as a function of tokens, and of their `spans`."""
 
     @torch.no_grad()
-    def hidden(tokens: Tensor) -> Tensor:
-        return model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    def hidden(tokens: Tensor, more: Mapping[str, Tensor]) -> Tensor:
+        with by_span(model, more.get("spans")):
+            return model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
 
     return hidden
 

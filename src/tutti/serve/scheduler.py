@@ -119,6 +119,16 @@ class Scheduler:
             sequence.forget_source()
         self.pool.forget_all()
 
+    def restart(self, sequence: Sequence, factors: bytes) -> None:
+        """Compute a sequence again, with other factors of its rotary embedding."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.waiting.append(sequence)
+        self._release_host(sequence)
+        sequence.release(self.pool)
+        sequence.factors, sequence.known = factors, []
+        sequence.preempted += 1
+
     def schedule(self) -> Batch:
         """The next step. Its blocks are reserved."""
         batch = Batch()

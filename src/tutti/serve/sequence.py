@@ -40,6 +40,7 @@ class Sequence:
     room: int = 1
     cached: int = 0  # tokens of the prompt that were in the prefix cache
     score: float = 0.0  # sum of log-probabilities
+    factors: bytes = b""  # of its rotary embedding, where that depends on the length (`rotary`)
 
     @property
     def output(self) -> list[int]:
@@ -59,7 +60,7 @@ class Sequence:
     def digests(self, size: int) -> list[Digest]:
         """The digests of the full blocks of its tokens."""
         done = len(self.known)
-        first = self.known[-1] if self.known else self.salt
+        first = self.known[-1] if self.known else self.salt + self.factors
         self.known += digests(self.tokens[done * size :], size, first)
         return self.known
 

@@ -116,6 +116,23 @@ class Encoder:
         """Its result (..., positions, width)."""
         raise NotImplementedError
 
+    def fits(self, source: Source, prompt: int) -> bool:
+        """Whether a source of another engine is of this encoder. prompt: tokens of the decoder's prompt."""
+        own, inputs, places = self.example(), source.inputs, source.places
+        alike = bool(inputs) and all(
+            name in own and x.ndim == own[name].ndim and x.dtype == own[name].dtype
+            and (self.name == "input_ids" or x.shape[1:] == own[name].shape[1:]) for name, x in inputs.items()
+        )  # fmt: skip
+        if self.crosses:
+            return alike and places is None and 0 < source.slots == source.length <= self.longest
+        if places is None or places.shape != (source.length,) or places.dtype != np.int64:
+            return False
+        if not alike or source.slots or not source.length:
+            return False
+        features = source.features
+        return (places[0] >= 0 and places[-1] < prompt and bool((np.diff(places) > 0).all())
+                and (features is None or (features.ndim == 2 and len(features) == source.length)))  # fmt: skip
+
 
 class CrossEncoder(Encoder):
     """The encoder of an encoder-decoder model, of tokens (T5, BART) or of features (Whisper)."""
