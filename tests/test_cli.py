@@ -107,6 +107,15 @@ def test_an_option_that_is_misspelt_names_the_nearest(argv, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_options_of_a_script_are_its_own(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    done = subprocess.run(
+        [sys.executable, "-m", "tutti", "run", script, "--model", "gpt2"], capture_output=True, text=True
+    )
+    assert "['--model', 'gpt2']" in done.stdout
+
+
 def test_help_waits_for_nothing(capsys):
     code = "import sys; from tutti import cli; cli.main(['serve', '--help']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

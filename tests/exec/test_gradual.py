@@ -38,6 +38,7 @@ class Scripted:
         self.seconds, self.now, self.made = {"O0": plain, "O2": compiled}, 0.0, []
         monkeypatch.setattr(gradual.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(gradual, "start", lambda functions: Done())
+        monkeypatch.setattr(gradual, "_jobs", [])
 
     def make(self, level):
         self.made.append(level)
@@ -54,11 +55,17 @@ class Scripted:
 
 
 class Level:
+    fails = False
+
     def __init__(self, level):
         self.level = level
 
     def uncompiled(self, like):
         return [(None, ())]
+
+    def compile_like(self, like):
+        if self.fails:
+            raise RuntimeError("no compiler")
 
 
 class Done:
@@ -101,6 +108,25 @@ def test_a_compiler_that_fails_is_a_warning(monkeypatch, caplog):
     monkeypatch.setattr(Done, "failed", "no space left")
     assert scripted.run(40, Gradual(scripted.make))[-1] == "O2"
     assert "compiling beside the first steps failed (no space left)" in caplog.text
+
+
+def test_where_compilation_fails_the_run_goes_on_operator_by_operator(monkeypatch, caplog):
+    scripted = Scripted(monkeypatch, 1.0, 0.5)
+    monkeypatch.setattr(Level, "fails", True)
+    chosen = Gradual(scripted.make)
+    assert set(scripted.run(40, chosen)) == {"O0"} and chosen.phase == "decided"
+    assert "O0 to the end, because compilation failed (RuntimeError: no compiler)" in caplog.text
+
+
+def test_one_process_compiles_at_a_time(monkeypatch):
+    scripted = Scripted(monkeypatch, 1.0, 0.5)
+    monkeypatch.setattr(Done, "done", False)
+    first, second = Gradual(scripted.make), Gradual(scripted.make)
+    assert set(scripted.run(20, first)) == {"O0"}
+    scripted.run(20, second)
+    assert (first.phase, second.phase) == ("compiling", "plain")
+    monkeypatch.setattr(Done, "done", True)
+    assert scripted.run(40, second, 21)[-1] == "O2"
 
 
 @pytest.mark.starts

@@ -240,6 +240,14 @@ def test_a_batch_that_forward_does_not_take_is_an_error_of_the_batch():
         tutti.capture(Classifier(), (*points(), *points()))
 
 
+def test_arguments_that_a_hook_supplies():
+    x, _ = points()
+    model = Classifier()
+    model.forward = lambda points: Classifier.forward(model, points).sum()
+    model.register_forward_pre_hook(lambda m, args, kwargs: ((kwargs["x"],), {}), with_kwargs=True)
+    assert tutti.capture(model, {"x": x}).gradient_names
+
+
 def test_a_gradient_scaler_is_told_what_does_its_work():
     model, scaler = Classifier(), torch.amp.GradScaler("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

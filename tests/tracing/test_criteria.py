@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,7 +65,22 @@ def in_global(model, criterion):
     return lambda m, b: GLOBAL["criterion"](m(b[0]), b[1])
 
 
+class Called:
+    def __call__(self, model, batch):
+        return self.criterion(model(batch[0]), batch[1])
+
+
+class Inheriting(Called):
+    def __init__(self, model, criterion):
+        self.criterion = criterion
+
+
+def as_partial(model, criterion):
+    return partial(lambda c, m, b: c(m(b[0]), b[1]), criterion)
+
+
 PLACES = {
+    "partial": as_partial, "inherited call": Inheriting,
     "closure": in_closure, "default": as_default, "global": in_global, "object": Loss,
     "method": lambda model, criterion: Wrapper(model, criterion).loss,
 }  # fmt: skip
@@ -128,6 +145,22 @@ def test_what_a_step_does_not_change_stays_a_constant():
     assert with_criteria(model, lambda m, b: model(b[0]).mean(), optimizer) is model
     root = with_criteria(model, lambda m, b: m(b[0]) - teacher.train()(b[0]), optimizer)
     assert root is model or isinstance(root, WithCriteria)
+
+
+def test_state_that_a_step_cannot_keep_says_what_to_do():
+    class Centers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.centers = torch.zeros(8)
+
+        def forward(self, h):
+            self.centers = self.centers + h.detach().mean(0)
+            return (h - self.centers).square().mean()
+
+    model, criterion = nn.Linear(8, 8), Centers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"centers', a tensor of an object outside of the model: make it a buffer"):
+        tutti.parallelize(model, optimizer, (X,), loss=lambda m, b: criterion(m(b[0])), cluster="cpu:2", plan="dp2")
 
 
 def test_a_model_with_a_module_of_that_name_says_what_to_do():

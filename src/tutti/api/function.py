@@ -206,8 +206,8 @@ class Function:
         executor = executable.run(self._given(captured.graph, data))
         for name, count in captured.updates.items():
             store.updates[name] += count
-        for optimizer in store.holdings.optimizers.values():
-            compat.mark_stepped(optimizer)
+        for key in {store.holdings.optimizer_of[name] for name in captured.updates}:
+            compat.mark_stepped(store.holdings.optimizers[key])
         self.calls += 1
         store.calls += 1
         executor.observed(Observed({})).check(captured.graph.checks, f"call {self.calls}")

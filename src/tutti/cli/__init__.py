@@ -169,6 +169,9 @@ def _help(verb: str, rest: list[str]) -> str | None:
 
 def _check_options(verb: str, rest: list[str]) -> None:
     """Raise ValueError for an option that is not in the help, but resembles one that is."""
+    if verb == "run":  # options of the script follow, and its own parser checks the others
+        return
+    rest = rest[: rest.index("--")] if "--" in rest else rest
     inner = VERBS[verb].verbs + VERBS[verb].modes
     path = [verb, *(word for word in rest[:1] if word in inner)]
     text = _help(path[0], [*path[1:], "--help"])

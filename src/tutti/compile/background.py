@@ -10,17 +10,22 @@ The process runs `python -m tutti.compile.worker` at a low priority. It reads JS
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 import torch
 
 from tutti.compile.compiled import Arguments, Compiled, Described
 from tutti.compile.portable import NotPortable, packed
+
+# Where this process finds tutti. -P keeps the working directory, with whatever is in it, out of the path.
+PATH = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 class Job:
@@ -32,8 +37,8 @@ class Job:
             work.write(text)
             work.seek(0)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tutti.compile.worker"], stdin=work, stdout=subprocess.DEVNULL,
-                stderr=self.errors,
+                [sys.executable, "-P", "-m", "tutti.compile.worker"], stdin=work, stdout=subprocess.DEVNULL,
+                stderr=self.errors, start_new_session=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(PATH)},
             )  # fmt: skip
         self.stop = weakref.finalize(self, _end, self.process, self.errors)  # at the latest when Python exits
 

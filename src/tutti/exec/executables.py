@@ -163,7 +163,8 @@ class Executables:
         place = what, key, microbatches
         if self.level == AUTO and what != "inspect":
             if place not in self.gradual:
-                self.gradual[place] = Gradual(partial(self._made, *place), self.changes.get(repr(place), ()))
+                earlier = self.changes.get(repr(place), ()) if what == "train" else ()
+                self.gradual[place] = Gradual(partial(self._made, *place), earlier)
             return self.gradual[place].executor(call)
         if place not in self.made:
             self.made[place] = self._made(*place, self.level)
@@ -175,12 +176,13 @@ class Executables:
         return gradual.timed(call) if gradual else nullcontext()
 
     def level_changes(self) -> dict[str, list[tuple[int, str]]]:
-        """The changes of levels so far, by what was computed."""
+        """The changes of levels of training steps so far, by graph, where a level has been chosen."""
+        chosen = {place: x for place, x in self.gradual.items() if place[0] == "train" and x.phase == "decided"}
         return {**{name: list(x) for name, x in self.changes.items()},
-                **{repr(place): x.changes for place, x in self.gradual.items() if x.changes}}  # fmt: skip
+                **{repr(place): x.changes for place, x in chosen.items() if x.changes}}  # fmt: skip
 
     def follow(self, changes: Mapping[str, Changes]) -> None:
-        """Change levels at the calls at which an earlier run did."""
+        """Change the levels of training steps at the calls at which an earlier run did."""
         self.changes = dict(changes)
         self.gradual = {}
 

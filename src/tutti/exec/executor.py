@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tutti.analysis.memory import CPU, Platform
-from tutti.compile.compiled import Arguments, Compiled, Described, uncompiled
+from tutti.compile.compiled import Arguments, Compiled, Described, compile_ahead, uncompiled
 from tutti.exec.levels import prepare
 from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
@@ -187,6 +187,12 @@ class Executor:
             for ready, inputs in zip(part.ready, like.parts[place].inputs, strict=True):
                 found |= {id(function): (function, args) for function, args in uncompiled(ready.graph, inputs)}
         return list(found.values())
+
+    def compile_like(self, like: Executor) -> None:
+        """Compile all functions now, for the inputs of the last run of an executor as in `uncompiled`."""
+        for place, part in self.parts.items():
+            for ready, inputs in zip(part.ready, like.parts[place].inputs, strict=True):
+                compile_ahead(ready.graph, inputs)
 
     def spec(self, name: str) -> Spec:
         """Shape and dtype of the local part of an input of a local part."""

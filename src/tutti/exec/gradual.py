@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from tutti.analysis.passes import available
 from tutti.compile.background import Job, start
 from tutti.exec.executor import Executor
-from tutti.exec.runtime import from_rank_0
+from tutti.exec.runtime import from_rank_0, true_everywhere
 from tutti.launch.launch import local_rank
 
 AUTO, PLAIN, COMPILED = "auto", "O0", "O2"
@@ -31,6 +31,11 @@ LOOK = 4  # calls between two looks at what another process does: all ranks agre
 
 Changes = Sequence[tuple[int, str]]  # the first call of a level, and the level
 log = logging.getLogger("tutti")
+_jobs: list[Job] = []  # the last one of this process: only one runs at a time
+
+
+def _busy() -> bool:
+    return any(not job.done for job in _jobs)
 
 
 def planned(level: str) -> str:
@@ -41,7 +46,7 @@ def planned(level: str) -> str:
 class Gradual:
     """An executor whose level changes. make: an executor at a level; all ranks of a job make it together.
 
-    changes: those of an earlier run, up to the last one of which the levels are as they were there.
+    changes: those of an earlier run that had decided; the levels are as they were there.
     """
 
     def __init__(self, make: Callable[[str], Executor], changes: Changes = ()):
@@ -73,10 +78,10 @@ class Gradual:
         if self.phase in ("warming", "timing"):
             self._compare(call, level, seconds)
         elif self.calls % LOOK == 0:
-            if self.phase == "plain" and from_rank_0(lambda: self.spent > PATIENCE):
+            if self.phase == "plain" and from_rank_0(lambda: self.spent > PATIENCE and not _busy()):
                 self._begin()
             elif self.phase == "compiling" and from_rank_0(lambda: self.job is None or self.job.done):
-                self._compiled()
+                self._compiled(call)
 
     def _at(self, level: str) -> Executor:
         if level not in self.executors:
@@ -92,13 +97,24 @@ class Gradual:
         functions = self._at(COMPILED).uncompiled(self.executors[PLAIN])
         if functions and local_rank() == 0:
             self.job = start(functions)
+            _jobs[:] = [self.job]
 
-    def _compiled(self) -> None:
+    def _compiled(self, call: int) -> None:
+        """Compile in this process, which finds the results of the other one. All ranks go on compiled, or none."""
         if self.job is not None:
             if failed := self.job.failed:
-                log.warning("level auto: compiling beside the first steps failed (%s); they compile themselves", failed)
+                log.warning("level auto: compiling beside the first steps failed (%s); this process compiles", failed)
             self.job.stop()
-        self.phase = "warming"
+        try:
+            self._at(COMPILED).compile_like(self.executors[PLAIN])
+            error = ""
+        except Exception as failure:  # of any compiler
+            error = f"{type(failure).__name__}: {str(failure).strip().splitlines()[0] if str(failure) else ''}"
+        if true_everywhere(not error):
+            self.phase = "warming"
+            return
+        self.phase = "decided"
+        log.warning("level auto: O0 to the end, because compilation failed%s", f" ({error})" if error else "")
 
     def _compare(self, call: int, level: str, seconds: float) -> None:
         """Take the levels in turn, and in the end the one whose fastest call took less time."""

@@ -78,6 +78,16 @@ def from_rank_0(make: Callable[[], Any]) -> Any:
     return box[0]
 
 
+def true_everywhere(value: bool) -> bool:
+    """Whether a value is true on all ranks of a job, which call this together."""
+    if not _in_group():
+        return value
+    everywhere: list = [None] * dist.get_world_size()
+    with HEARTBEAT.within("all_gather", "whether all ranks have compiled"):
+        dist.all_gather_object(everywhere, value)
+    return all(everywhere)
+
+
 def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise ValueError on every rank if the ranks of a job hold different tensors."""
     if not _in_group():

@@ -33,7 +33,7 @@ from tutti.tracing.explain import explained
 from tutti.tracing.functional import functionalize
 from tutti.tracing.pattern_table import PATTERNS
 from tutti.tracing.patterns import Pattern
-from tutti.tracing.slots import Slots, check_dense, check_memory_not_shared
+from tutti.tracing.slots import Slots, check_attributes, check_dense, check_memory_not_shared
 from tutti.tracing.substitute import substituted
 from tutti.tracing.trace import sign, stand_in, stood_in
 
@@ -141,6 +141,7 @@ def capture(
                 traced = attempts.traced()
         except StateFound as found:
             again = attributes | found.paths
+            check_attributes(model, found.paths)
             return capture(
                 model,
                 batch,
@@ -438,15 +439,20 @@ def _fused_sinks(model: nn.Module) -> AbstractContextManager:
 
 
 def _called(model: nn.Module, batch: Batch) -> Any:
-    """The output of the model. Raises TypeError if its forward does not take the entries of the batch."""
+    """The output of the model. A TypeError says so if its forward does not take the entries of the batch."""
     args, kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
     try:
-        inspect.signature(model.forward).bind(*args, **kwargs)
+        return model(*args, **kwargs)
     except TypeError as error:
-        takes = "entries of a dict are keyword arguments" if kwargs else "entries of a tuple are positional arguments"
-        raise TypeError(f"{type(model).__name__}.forward does not take the batch ({error}): {takes} of forward; give "
-                        "another batch, or loss=lambda model, batch: ...") from None  # fmt: skip
-    return model(*args, **kwargs)
+        try:
+            inspect.signature(model.forward).bind(*args, **kwargs)
+        except TypeError as unfit:
+            kind = "dict are keyword" if kwargs else "tuple are positional"
+            raise TypeError(
+                f"{type(model).__name__}.forward does not take the batch ({unfit}): entries of a {kind} arguments of "
+                "forward; give another batch, or loss=lambda model, batch: ..."
+            ) from error
+        raise
 
 
 def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:

@@ -10,6 +10,7 @@ Its tensors are called `loss.0.name`; those of the model keep their names.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -97,13 +98,15 @@ def _modules(x: Any, model: nn.Module, inside: set[int], seen: set[int], depth: 
             children += [x.__globals__[name] for name in names_of_globals(x.__code__) & x.__globals__.keys()]
     elif isinstance(x, MethodType):
         children = [x.__self__, x.__func__]
+    elif isinstance(x, partial):
+        children = [x.func, *x.args, *x.keywords.values()]
     elif isinstance(x, (list, tuple, set, dict)):
         children = list(x.values() if isinstance(x, dict) else x) if len(x) <= LARGEST else []
     elif isinstance(x, (*OPAQUE, torch.optim.Optimizer)) or is_of_the_system(x):
         children = []
     else:
         children = list(getattr(x, "__dict__", {}).values())
-        children += [vars(type(x))["__call__"]] if "__call__" in vars(type(x)) else []
+        children += [vars(base)["__call__"] for base in type(x).__mro__ if "__call__" in vars(base)][:1]
     for child in children:
         yield from _modules(child, model, inside, seen, depth - 1)
 

@@ -114,6 +114,19 @@ def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
             raise ValueError(f"{place} is a {kind} tensor, but tensors of a step are dense: {remedy}")
 
 
+def check_attributes(model: nn.Module, paths: Collection[str]) -> None:
+    """Raise ValueError for tensors that a step changes and that are not in the model: in a criterion, for instance."""
+    for path in sorted(paths):
+        try:
+            attribute(model, path)
+        except AttributeError:
+            raise ValueError(
+                f"the step changes {path!r}, a tensor of an object outside of the model: make it a buffer "
+                "(register_buffer) of a module in training mode that the loss refers to, or give "
+                "nn.ModuleList([model, criterion]) as the model"
+            ) from None
+
+
 def attribute(model: nn.Module, path: str) -> torch.Tensor:
     """The tensor at the dotted path of an attribute."""
     return attrgetter(path)(model)
