@@ -22,7 +22,7 @@ import harness
 RUNS = {"short": (18, 1), "long": (150, 1), "short, two processes": (18, 2)}  # steps, processes
 QUICK = {"short": (12, 1)}
 CONTENDERS = ("transformers", "tutti auto", "tutti O2")
-ROUNDS = 2
+ROUNDS = 1
 SCRIPT = """
 import json, sys, time
 start = float(sys.argv[4])
