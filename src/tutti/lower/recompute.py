@@ -55,7 +55,7 @@ def checkpointed(step: StepGraph) -> list[str]:
                 inside.discard(x.meta["label"])
                 if x.target not in FREE:
                     break
-                x = x.args[0]
+                x = x.all_input_nodes[0]
     return sorted(inside)
 
 
