@@ -81,7 +81,7 @@ class Gradual:
             if self.phase == "plain" and from_rank_0(lambda: self.spent > PATIENCE and not _busy()):
                 self._begin()
             elif self.phase == "compiling" and from_rank_0(lambda: self.job is None or self.job.done):
-                self._compiled(call)
+                self._compiled()
 
     def _at(self, level: str) -> Executor:
         if level not in self.executors:
@@ -99,7 +99,7 @@ class Gradual:
             self.job = start(functions)
             _jobs[:] = [self.job]
 
-    def _compiled(self, call: int) -> None:
+    def _compiled(self) -> None:
         """Compile in this process, which finds the results of the other one. All ranks go on compiled, or none."""
         if self.job is not None:
             if failed := self.job.failed:
@@ -118,7 +118,7 @@ class Gradual:
 
     def _compare(self, call: int, level: str, seconds: float) -> None:
         """Take the levels in turn, and in the end the one whose fastest call took less time."""
-        if self.phase == "warming":  # the first compiled call finishes the compilation
+        if self.phase == "warming":  # the first compiled call is not representative
             if level == COMPILED:
                 self.phase = "timing"
             self._change(call + 1, PLAIN if level == COMPILED else COMPILED)
