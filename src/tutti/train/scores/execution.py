@@ -6,6 +6,7 @@ import json
 import math
 import resource
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,8 +70,10 @@ def passes(
     given = json.dumps({"code": code, "name": name, "tests": [[list(a), b] for a, b in tests], "proof": proof})
 
     def limit() -> None:
+        processor = math.ceil(seconds)  # SIGXCPU says which limit it was; SIGKILL, a second later, cannot be ignored
+        resource.setrlimit(resource.RLIMIT_CPU, (processor, processor + 1))
         for what, most in (
-            (resource.RLIMIT_CPU, math.ceil(seconds)), (resource.RLIMIT_AS, memory * MIB), (resource.RLIMIT_FSIZE, 0),
+            (resource.RLIMIT_AS, memory * MIB), (resource.RLIMIT_FSIZE, 0),
             (resource.RLIMIT_NOFILE, 16), (resource.RLIMIT_CORE, 0),
         ):  # fmt: skip
             resource.setrlimit(what, (most, most))
@@ -85,6 +88,8 @@ def passes(
             return f"it took longer than {seconds:g} s"
         except UnicodeDecodeError:
             return "it printed bytes that are no text"
+    if made.returncode == -signal.SIGXCPU:
+        return f"it took longer than {seconds:g} s"
     if made.returncode == 0 and made.stdout.splitlines()[-1:] == [proof]:
         return ""
     return (made.stderr.strip().splitlines() or [f"it ended with exit code {made.returncode}"])[-1]
