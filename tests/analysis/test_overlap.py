@@ -26,6 +26,9 @@ def hiding(name: str) -> tutti.Cluster:
     return replace(cluster, device=replace(cluster.device, overlaps=True))
 
 
+# Ranks whose shares differ in size find different orders, and keep the one that they were given: a causal ring, where
+# ranks compute as many pieces as are before them, and shares of heads and of parameters that do not divide.
+UNLIKE = {("llama", "cp4"), ("gpt2", "tp4"), ("llama", "tp2xzero3")}
 PLANS = ["dp4", "tp4", "zero3", "dp2xtp2", "tp2xzero3", "pp2xtp2", "cp4"]
 
 
@@ -43,8 +46,8 @@ def test_the_same_bits_as_where_each_collective_is_waited_for(name, plan):
         assert torch.equal(ours.training_state()[key], value), key
     if "pp" not in plan:
         begun = [n for n in ours.program.graph.nodes if n.target in COLLECTIVES and is_begun(n)]
-        unlike = name == "llama" and plan == "cp4"  # in a causal ring ranks compute as many pieces as are before them
-        assert bool(begun) != unlike and not any(n.target is wait for n in plain.program.graph.nodes)
+        assert bool(begun) == ((name, plan) not in UNLIKE)
+        assert not any(n.target is wait for n in plain.program.graph.nodes)
 
 
 def test_a_causal_ring_is_predicted_as_it_runs():
