@@ -39,6 +39,7 @@ class Scripted:
         monkeypatch.setattr(gradual.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(gradual, "start", lambda functions: Done())
         monkeypatch.setattr(gradual, "_jobs", [])
+        monkeypatch.setattr(gradual, "PATIENCE", 5.0)
 
     def make(self, level):
         self.made.append(level)
@@ -154,7 +155,7 @@ def losses_of(made, count):
 
 def on_ranks(plan):
     """The changes of levels of this rank, and a loss after them. Patience ends after the first calls."""
-    gradual.PATIENCE = 0.0
+    patience, gradual.PATIENCE = gradual.PATIENCE, 0.0
     try:
         made = step(plan, "auto")
         losses = losses_of(made, 1)
@@ -164,7 +165,7 @@ def on_ranks(plan):
             assert len(losses) < 100_000, "compilation does not end"
         return chosen.changes, losses_of(made, 1)
     finally:
-        gradual.PATIENCE = 5.0
+        gradual.PATIENCE = patience
 
 
 @pytest.mark.parametrize("plan", ["zero3", "dp2xtp2"])

@@ -25,7 +25,7 @@ from tutti.exec.runtime import from_rank_0, true_everywhere
 from tutti.launch.launch import local_rank
 
 AUTO, PLAIN, COMPILED = "auto", "O0", "O2"
-PATIENCE = 5.0
+PATIENCE = 30.0  # processor seconds that compiling takes: a run that is shorter would not get them back
 TIMED = 3
 LOOK = 4  # calls between two looks at what another process does: all ranks agree on it
 
