@@ -15,6 +15,7 @@ import ast
 import difflib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -47,6 +49,7 @@ QUIET = {
     "tell",
     "progress",
 }  # messages
+WAITING = 10  # seconds of the wall clock for each processor second
 SILENT = {"__repr__", "__str__", "__init_subclass__"}
 
 
@@ -269,20 +272,27 @@ def tried(mutant: Mutant, tree: Path, timeout: float) -> dict:
     env = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
     path.write_text(mutant.applied(source))
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(timeout), int(timeout) + 5))
+
     try:
         with subprocess.Popen(command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              start_new_session=True) as process:  # fmt: skip
+                              start_new_session=True, preexec_fn=limit) as process:  # fmt: skip
             try:
-                out, _ = process.communicate(timeout=timeout)
+                out, _ = process.communicate(timeout=WAITING * timeout)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                return {**row, "outcome": "timeout"}
+                pass
+            finally:
+                with suppress(ProcessLookupError):  # and what it has started
+                    os.killpg(process.pid, signal.SIGKILL)
     finally:
         path.write_text(source)
+    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return {**row, "outcome": "timeout"}
     if process.returncode == 0:
         return {**row, "outcome": "survived"}
-    if process.returncode in (1, 2):  # a test failed, or a module does not import
+    if process.returncode in (1, 2) or process.returncode < 0:  # a test or an import failed, or Python crashed
         return {
             **row,
             "outcome": "killed",
@@ -309,7 +319,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--package", default="", help="a folder or a file in src/tutti; all of it by default")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at the same time")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the tests of a mutant")
+    parser.add_argument("--timeout", type=float, default=300.0,
+                        help="processor seconds for the tests of a mutant, whatever else the machine does")  # fmt: skip
     parser.add_argument("--log", type=Path, default=ROOT / "out/mutants.jsonl", help="results; a second call goes on")
     options = parser.parse_args()
     place = ROOT / "src/tutti" / options.package
