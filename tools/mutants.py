@@ -2,6 +2,9 @@
 
     python tools/mutants.py [--count 200] [--seed 0] [--package science/em/mt] [--jobs 2] [--timeout 120] [--log FILE]
 
+Computations are changed, not choices. Left out are defaults of parameters and fields, constants of modules that are
+plain numbers, tables of presets, samples for tests (`check/samples`), and what draws.
+
 Each mutant is tried in a copy of the tracked files, never in the working tree: test files that import its module, then
 the quick tests of its package, run with -x until one fails. A mutant is killed (a test failed that passes without it),
 timed out, or survived; one whose module has no tests survives. Results are lines of JSON in --log, and a second call
@@ -15,6 +18,7 @@ import ast
 import difflib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -50,6 +54,8 @@ QUIET = {
     "progress",
 }  # messages
 WAITING = 10  # seconds of the wall clock for each processor second
+DRAWN = {"canvas", "axes", "figure"}  # parameters of functions that draw
+CHOSEN = re.compile(r"check/samples/|presets|/(picture|figures|gantt|panels|canvas|memory_picture)\.py$")
 SILENT = {"__repr__", "__str__", "__init_subclass__"}
 
 
@@ -108,14 +114,21 @@ class Finder(ast.NodeVisitor):
     # -- what is skipped
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        if node.name in SILENT:
-            return
-        for default in [*node.args.defaults, *node.args.kw_defaults]:
-            if default is not None:
-                self.visit(default)
-        self.body(node.body)
+        drawn = DRAWN & {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+        if node.name not in SILENT and not drawn and "draw" not in node.name and "render" not in node.name:
+            self.body(node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def visit_Module(self, node: ast.Module) -> None:
+        for statement in node.body:
+            if not isinstance(statement, ast.Assign) or not _is_plain(statement.value):
+                self.visit(statement)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for statement in node.body:
+            if not isinstance(statement, ast.Assign | ast.AnnAssign):  # fields and their defaults
+                self.visit(statement)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -212,15 +225,23 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
 
+def _is_plain(value: ast.expr) -> bool:
+    """Whether an expression consists of literals only."""
+    literal = ast.Constant | ast.UnaryOp | ast.BinOp | ast.Tuple | ast.List | ast.Set | ast.Dict
+    return all(isinstance(node, literal | ast.operator | ast.unaryop | ast.expr_context) for node in ast.walk(value))
+
+
 def mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
     """`count` of all mutants that parse, each file with a chance by its number of them."""
     found = []
     for file in files:
+        if CHOSEN.search(str(file)):
+            continue
         source = file.read_text()
         found += Finder(str(file.relative_to(ROOT)), source).found
     found.sort(key=lambda mutant: sha256(f"{seed} {mutant.name}".encode()).digest())  # edits elsewhere leave the order
     chosen: list[Mutant] = []
-    for mutant in found:
+    for mutant in dict.fromkeys(found):
         if len(chosen) == count:
             break
         source = (ROOT / mutant.file).read_text()
