@@ -97,6 +97,15 @@ def test_permutations_and_draws_without_replacement_have_each_number_once():
     assert (drawn.sort(1).values[:, ::16] == torch.tensor([1, 2])).all(), "a weight of zero is never drawn"
 
 
+@pytest.mark.parametrize(("weight", "replaced"), [(0.0, False), (0.0, True), (math.nan, True)])
+def test_a_category_that_cannot_be_drawn_is_out_of_range(weight, replaced):
+    weights = torch.tensor([weight, weight, 0.0]).expand(64, 3)
+    drawn, _ = gradient(lambda h: h * torch.multinomial(weights, 1, replaced))
+    assert (drawn == 3).all()
+    with pytest.raises(RuntimeError, match="index 3 is out of bounds"):
+        gradient(lambda h: h * torch.ones(64, 3).gather(1, torch.multinomial(weights, 1, replaced)))
+
+
 def test_an_operator_without_a_counter_based_form_is_refused():
     with pytest.raises(ValueError, match=r"calls aten.poisson.default .* would depend on the device; draw with"):
         tutti.capture(Drawing(lambda h: h * torch.poisson(torch.ones(64, 32))), (torch.ones(64, 32),))

@@ -149,11 +149,13 @@ def _normal_of(draw: Draw, mean: Tensor | float, std: Tensor | float = 1.0, **_)
 
 def _multinomial(draw: Draw, weights: Tensor, num_samples: int, replacement: bool = False, **_) -> Tensor:
     """Categories with probabilities proportional to weights: the first of exponential races (Efraimidis and Spirakis,
-    2006)."""
+    2006). Where torch raises because no category with a positive weight is left, the category is out of range."""
     if not replacement:
-        return (weights / _exponential(draw, weights)).topk(num_samples, -1).indices
-    shape = (*weights.shape[:-1], num_samples, weights.shape[-1])
-    return (weights.unsqueeze(-2) / _exponential(draw, torch.empty(shape, dtype=weights.dtype))).argmax(-1)
+        best = (weights / _exponential(draw, weights)).topk(num_samples, -1)
+    else:
+        shape = (*weights.shape[:-1], num_samples, weights.shape[-1])
+        best = (weights.unsqueeze(-2) / _exponential(draw, torch.empty(shape, dtype=weights.dtype))).max(-1)
+    return torch.where(best.values > 0, best.indices, weights.shape[-1])
 
 
 def _of_shape(like: Callable) -> Callable:
