@@ -19,7 +19,7 @@ def between(first: float, last: float = -2.0) -> float:
     for i in [4, 5][1:]:
         if i > 4:
             break
-    return min(first, last) * 3
+    return min(first, -last) * 3
 
 
 class Shown:
@@ -27,6 +27,13 @@ class Shown:
 
     def __repr__(self) -> str:
         return "x" * 8
+
+
+TABLE = {1: (2, 3)}
+
+
+def draw(axes) -> None:
+    axes.line(1, 2)
 
 
 def call(a: float, b: float) -> float:
@@ -43,24 +50,25 @@ def found():
 def test_every_kind_is_found_once_where_it_is(found):
     changes = {(m.line, m.kind, SOURCE[m.start : m.end], m.text) for m in found}
     for expected in [
-        (4, "sign", "-2.0", "(2.0)"),
         (6, "comparison", "first < last", "(first <= last)"),
         (6, "and/or", "first < last and not last == 1", "(first < last or not last == 1)"),
         (6, "not", "not last == 1", "(last == 1)"),
         (8, "slice", "1", "(1 + 1)"),
         (10, "removed early exit", "break", "pass"),
         (11, "min/max", "min", "(max)"),
-        (11, "operator", "min(first, last) * 3", "(min(first, last) / 3)"),
-        (15, "constant", "7", "(14)"),
-        (23, "swapped arguments", "between(a, b)", "(between(b, a))"),
-        (23, "operator", "between(a, b) - between(b, b)", "(between(a, b) + between(b, b))"),
+        (11, "sign", "-last", "(last)"),
+        (11, "operator", "min(first, -last) * 3", "(min(first, -last) / 3)"),
+        (30, "swapped arguments", "between(a, b)", "(between(b, a))"),
+        (30, "operator", "between(a, b) - between(b, b)", "(between(a, b) + between(b, b))"),
     ]:
         assert expected in changes
     assert len(changes) == len(found)
 
 
 def test_what_only_people_read_is_left_alone(found):
-    assert not {1, 5, 7, 17, 18, 22} & {m.line for m in found}, "docstrings, messages, __repr__, warnings"
+    left = {1, 5, 7, 18, 29}  # docstrings, messages, __repr__, warnings
+    chosen = {4, 15, 21, 25}  # defaults, fields, tables, pictures
+    assert not (left | chosen) & {m.line for m in found}
     assert all(ast.parse(m.applied(SOURCE)) for m in found)
 
 

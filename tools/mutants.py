@@ -255,7 +255,7 @@ def mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(file: str) -> list[str]:
-    """Test files that import a module, the nearest first, then the folder of its package."""
+    """Test files that import a module, then the folder of its package and what is named after it."""
     module = file.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     parent, _, name = module.rpartition(".")
     names = [f"from {module} import", f"import {module}"]
@@ -269,7 +269,10 @@ def tests_of(file: str) -> list[str]:
     while parts and not (ROOT / "tests" / "/".join(parts)).is_dir():
         parts = [parts[0], *parts[2:]] if len(parts) > 2 else parts[:-1]  # tests/science/mt for science/em/mt
     folder = ["tests/" + "/".join(parts)] if parts else []
-    return importers + [each for each in folder if (ROOT / each).is_dir()]
+    package = file.removeprefix("src/tutti/").removesuffix(".py").split("/")[0]
+    others = [f"tests/test_{package}_{name}.py", f"tests/test_{package}.py"]
+    others += ["tests/proofs/test_rules.py"] if package == "ops" else []
+    return list(dict.fromkeys(importers + [each for each in (*folder, *others) if (ROOT / each).exists()]))
 
 
 def copy_of_tree(to: Path) -> None:
