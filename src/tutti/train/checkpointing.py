@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.checkpoint.consensus import Consensus
+from tutti.checkpoint.folder import find_fault
 from tutti.checkpoint.values import read_values, write_values
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
@@ -38,18 +40,27 @@ class TrainerCheckpoints:
         self.trainer = trainer
 
     def find(self, resume: str | bool | None) -> Path | None:
-        """The checkpoint to resume from. Raises ValueError if there is none."""
+        """The checkpoint to resume from; with True the newest one that is not damaged, with a warning for each newer
+        one. Raises ValueError if there is none, or if the one that was asked for is damaged."""
         if not resume:
             return None
-        folder: Any = resume
-        output_dir = self.trainer.args.output_dir
+        together, output_dir = Consensus(), self.trainer.args.output_dir
         if resume is True:
-            folder = next((x for x in reversed(checkpoints_of(output_dir)) if (x / STATE).exists()), None)
-        if folder is None:
-            raise ValueError(f"resume_from_checkpoint=True, but {output_dir} has no whole folder checkpoint-N")
-        if not Path(folder, STATE).exists():
-            raise ValueError(f"{folder} is no checkpoint of a Trainer: it has no {STATE}")
-        return Path(folder)
+            folders = [x for x in reversed(checkpoints_of(output_dir)) if (x / STATE).exists()]
+        else:
+            folders = [Path(resume)]
+            if not (folders[0] / STATE).exists():
+                raise ValueError(f"{resume} is no checkpoint of a Trainer: it has no {STATE}")
+        for folder in folders:
+            faults = together.all(_find_fault(folder, together.rank, together.ranks))
+            if not any(faults):
+                return folder
+            damage = f"{folder} is damaged: {next(filter(None, faults))}"
+            if resume is not True:
+                raise ValueError(f"{damage}; resume_from_checkpoint=True takes the newest one that is not")
+            if together.rank == 0:
+                warnings.warn(f"{damage}: skipped", stacklevel=2)
+        raise ValueError(f"resume_from_checkpoint=True, but {output_dir} has no whole folder checkpoint-N")
 
     def restore(self, folder: Path) -> Mapping[str, Any]:
         """Restore counts, callbacks, the schedule and random numbers. Returns the states that data goes on with."""
@@ -136,6 +147,25 @@ def checkpoints_of(output_dir: str) -> list[Path]:
     """The folders checkpoint-N, oldest first."""
     known = [x for x in Path(output_dir).glob("checkpoint-*") if x.name.partition("-")[2].isdecimal()]
     return sorted(known, key=lambda x: int(x.name.partition("-")[2]))
+
+
+def _find_fault(folder: Path, part: int, parts: int) -> str | None:
+    """What is wrong with the files that a run resumes from, or None. Reads every `parts`-th file of the step's state,
+    from `part` on, to compare its checksum."""
+    for name in (STATE, STREAM):
+        if (folder / name).exists():
+            try:
+                json.loads((folder / name).read_text())
+            except ValueError as error:
+                return f"{name} is not JSON ({error})"
+    for name in (SCHEDULE, RANDOM):
+        if (folder / name).exists():
+            try:
+                read_values(folder / name)
+            except ValueError as error:
+                return str(error).removeprefix(f"{folder}/")
+    state = max((folder / STEP).glob("step-*"), default=None)
+    return None if state is None else find_fault(state, part, parts)
 
 
 def save_model(trainer: Any, folder: Path) -> None:
