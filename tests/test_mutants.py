@@ -83,5 +83,5 @@ def test_the_same_seed_gives_the_same_mutants_that_change_the_code():
 
 def test_tests_of_a_module_are_those_that_import_it_and_its_folder():
     tests = mutants.tests_of("src/tutti/science/em/mt/posterior.py")
-    assert "tests/science/mt/test_mt_coverage.py" in tests and tests[-1] == "tests/science/mt"
+    assert "tests/science/mt/test_mt_coverage.py" in tests and "tests/science/mt" in tests
     assert mutants.Mutant("src/tutti/cli/a.py", 1, "not", 0, 1, "").package == "cli"

@@ -5,8 +5,8 @@
 Computations are changed, not choices. Left out are defaults of parameters and fields, constants of modules that are
 plain numbers, tables of presets, samples for tests (`check/samples`), and what draws.
 
-Each mutant is tried in a copy of the tracked files, never in the working tree: test files that import its module, then
-the quick tests of its package, run with -x until one fails. A mutant is killed (a test failed that passes without it),
+Each mutant is tried in a copy of the tracked files, never in the working tree: the quick tests of its package, those
+that import its module first, run with -x until one fails. A mutant is killed (a test failed that passes without it),
 timed out, or survived; one whose module has no tests survives. Results are lines of JSON in --log, and a second call
 with the same log and seed goes on where the first ended. The report counts by package and prints diffs of survivors.
 """
@@ -255,7 +255,7 @@ def mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(file: str) -> list[str]:
-    """Test files that import a module, then the folder of its package and what is named after it."""
+    """Test files of its package that import a module, the whole package, then other importers: the nearest first."""
     module = file.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     parent, _, name = module.rpartition(".")
     names = [f"from {module} import", f"import {module}"]
@@ -272,7 +272,10 @@ def tests_of(file: str) -> list[str]:
     package = file.removeprefix("src/tutti/").removesuffix(".py").split("/")[0]
     others = [f"tests/test_{package}_{name}.py", f"tests/test_{package}.py"]
     others += ["tests/proofs/test_rules.py"] if package == "ops" else []
-    return list(dict.fromkeys(importers + [each for each in (*folder, *others) if (ROOT / each).exists()]))
+    near = [each for each in importers if folder and each.startswith(folder[0])]
+    near.sort(key=lambda each: Path(each).stem != f"test_{name}")
+    paths = [*near, *folder, *others, *importers]
+    return [each for each in dict.fromkeys(paths) if (ROOT / each).exists()]
 
 
 def copy_of_tree(to: Path) -> None:
