@@ -10,10 +10,14 @@ import tutti
 import zoo
 from liveness import most_alive
 from programs import program
-from tutti.analysis.memory import CPU, CUDA, memory, platform
+from tutti.analysis.kernels import fuse
+from tutti.analysis.memory import CPU, CUDA, course, memory, platform
+from tutti.analysis.passes import improve
 from tutti.analysis.replay import replay
 from tutti.hardware import Cluster
 from tutti.lower.collectives import all_gather, reduce_scatter
+from tutti.lower.shard import shard
+from tutti.plan.plan import Plan
 from tutti.sim.dryrun import dry_run
 
 aten = torch.ops.aten
@@ -98,3 +102,15 @@ def test_accumulated_gradients_are_in_the_peak_of_a_step():
     assert abs(seen / measured - 1) < 0.01  # memory inside of operators is not measured
     sums = sum(p.numel() * 4 for p in model.parameters())
     assert made.memory.kinds["accumulated gradients"] == sums
+
+
+def test_a_result_that_overwrites_an_operand_counts_once():
+    """At O2 kernels write over operands that die; no kind of memory is negative, and kinds add up to the peak."""
+    model = zoo.llama(1)
+    graph = tutti.capture(model, zoo.tokens(4), torch.optim.AdamW(model.parameters()))
+    played = fuse(replay(improve(shard(graph, Plan({"dp": 1}), 0), "O2")), "O2")
+    assert any(event.reuses for event in played.events)
+    found = memory(played, CUDA)
+    assert all(n >= 0 for n in found.kinds.values()) and all(a.bytes >= 0 for a in found.alive)
+    assert sum(found.kinds.values()) == found.peak == max(sum(kinds.values()) for _, kinds in course(played, CUDA))
+    assert all(n >= 0 for _, kinds in course(played, CUDA) for n in kinds.values())

@@ -12,7 +12,7 @@ Of memory that libraries allocate inside operators, only `memory_inside` is coun
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -83,7 +83,7 @@ def platform(device: Device) -> Platform:
 
 def memory(replay: Replay, on: Platform = CPU) -> Memory:
     """The peak of a Program's run, and what is live then."""
-    most, worst, rounded = 0, -1, on.rounded
+    most, worst = 0, -1
     for i, (total, *_) in enumerate(walk(replay, on)):
         if total > most:
             most, worst = total, i
@@ -91,10 +91,12 @@ def memory(replay: Replay, on: Platform = CPU) -> Memory:
     sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):  # second pass: what is live at the peak
         if i == worst:
-            for storage in filter(on_device, live):
-                label, kind = storage.node.meta.get("label", storage.node.name), kinds.get(storage, "communication")
-                _add(sizes, label, kind, rounded(storage.bytes))
-            _add(sizes, event.label, "workspace", workspace)
+            for storage, size in _sizes(event, live, workspace, on):
+                if storage is None:
+                    _add(sizes, event.label, "workspace", size)
+                else:
+                    label, kind = storage.node.meta.get("label", storage.node.name), kinds.get(storage, "communication")
+                    _add(sizes, label, kind, size)
             break
     else:
         event = None
@@ -140,14 +142,25 @@ def course(replay: Replay, on: Platform, points: int = 400) -> list[tuple[int, C
     chosen = {max(range(i, min(i + stretch, len(totals))), key=totals.__getitem__)
               for i in range(0, len(totals), max(1, stretch))}  # fmt: skip
     kinds, found = _kinds(replay), []
-    for i, (_, _, live, workspace, _) in enumerate(walk(replay, on)):
+    for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):
         if i in chosen:
             now = Counter[str]()
-            now["workspace" if workspace > 0 else "temporaries"] += workspace  # negative: inputs that are overwritten
-            for storage in filter(on_device, live):
-                now[kinds.get(storage, "communication")] += on.rounded(storage.bytes)
+            for storage, size in _sizes(event, live, workspace, on):
+                now["workspace" if storage is None else kinds.get(storage, "communication")] += size
             found.append((i, now))
     return found
+
+
+def _sizes(event: Event, live: Iterable[Storage], workspace: int, on: Platform) -> Iterator[tuple[Storage | None, int]]:
+    """Bytes of each live storage on the device while a call runs, and of its workspace (None). What is written over an
+    operand counts as the operand."""
+    reused = event.reuses
+    for storage in filter(on_device, live):
+        size = on.rounded(storage.bytes)
+        shared = min(size, reused) if storage in event.made else 0
+        reused -= shared
+        yield storage, size - shared
+    yield None, workspace + event.reuses - reused
 
 
 def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: int) -> None:
