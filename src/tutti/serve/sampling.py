@@ -55,8 +55,7 @@ def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
     for x, row in zip(logits, rows, strict=True):
         sampling = row.sampling
         if sampling.logit_bias:
-            places, values = zip(*sampling.logit_bias.items(), strict=True)
-            x.index_add_(0, torch.tensor(places, device=x.device), torch.tensor(values, device=x.device))
+            x.index_add_(0, *(part.to(x.device) for part in sampling.biases))
         if sampling.repetition_penalty != 1:
             seen = torch.tensor(sorted({*row.prompt, *row.output}), device=x.device)
             old = x[seen]
@@ -64,13 +63,12 @@ def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
         if row.output and (sampling.presence_penalty or sampling.frequency_penalty):
             tokens, counts = torch.tensor(row.output, device=x.device).unique(return_counts=True)
             x[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-        if sampling.allowed is not None:
-            kept = torch.tensor(list(sampling.allowed), device=x.device)
+        if sampling.allowed_tokens is not None:
+            kept = sampling.allowed_tokens.to(x.device)
             x.copy_(torch.full_like(x, OUT).index_copy(0, kept, x[kept]))
-        for bad in sampling.bad:
-            before = list(bad[:-1])
-            if not before or list(row.output[-len(before) :]) == before:
-                x[bad[-1]] = OUT
+        # one write for all: each takes as long as a thousand numbers, while all requests wait
+        if bad := [x[-1] for x in sampling.bad if list(row.output[len(row.output) - len(x) + 1 :]) == list(x[:-1])]:
+            x[torch.tensor(bad, device=x.device)] = OUT
         if row.allowed is not None:
             x.masked_fill_(~row.allowed, OUT)
         if row.ends:
