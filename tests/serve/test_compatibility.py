@@ -538,3 +538,14 @@ def test_many_tokens_of_a_request_cost_few_operators():
         logits = adjusted(torch.zeros(1, 200), [row])[0]
     assert counted.operators < 20 and counted.largest <= 200
     assert (logits > -1).nonzero().flatten().tolist() == [*range(100, 110)] and float(logits[105]) == 2
+
+
+def test_ranks_of_many_tokens_cost_few_operators():
+    """Each number that is read alone waits for the device."""
+    logits = torch.randn(50, 200)
+    with Counting() as counted:
+        reports = report(logits, [*range(50)], [0] * 50)
+    assert counted.operators < 50 * 4
+    order = logits.argsort(-1, descending=True).tolist()
+    assert [x.rank for x in reports] == [row.index(i) + 1 for i, row in enumerate(order)]
+    assert [x.logprob for x in reports] == logits.log_softmax(-1).diagonal().tolist()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from itertools import count
 from typing import Any
 
@@ -174,7 +175,8 @@ class Request:
     @property
     def prefix(self) -> bytes:
         """What distinguishes its blocks in the prefix cache from those of others with equal tokens."""
-        return self.adapter.encode() + (b"\0" + self.salt.encode() if self.salt else b"")
+        salt = blake2b(self.salt.encode(), digest_size=16).digest()  # a client cannot imitate what follows it
+        return self.adapter.encode() + (b"\0" + salt if self.salt else b"")
 
 
 @dataclass

@@ -100,10 +100,13 @@ def report(
     """The log-probability of a token of each row, those of the most likely tokens, and of `others` of the row. Logits
     are those of the model, before constraints, penalties and temperature."""
     logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(tokens, dtype=torch.int64, device=logits.device)[:, None])
+    ranks = (1 + (logprobs > own).sum(-1)).tolist()
+    of_each = zip(own[:, 0].tolist(), ranks, counts, others or [()] * len(tokens), strict=True)
     reports = []
-    for row, token, count, more in zip(logprobs, tokens, counts, others or [()] * len(tokens), strict=True):
+    for row, token, (logprob, rank, count, more) in zip(logprobs, tokens, of_each, strict=True):
         values, places = row.topk(count or 0)
         top = list(zip(places.tolist(), values.tolist(), strict=True))
         top += [(x, float(row[x])) for x in dict.fromkeys(more) if x not in dict(top)]
-        reports.append(TokenLogprobs(int(token), float(row[token]), top, int((row > row[token]).sum()) + 1))
+        reports.append(TokenLogprobs(int(token), logprob, top, rank))
     return reports
