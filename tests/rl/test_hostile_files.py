@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 from pathlib import Path
 
 import gymnasium
@@ -155,12 +156,35 @@ def test_states_of_environments_are_data(saved, tmp_path):
         ["list"],
         {"a": 1},
         ["tensor", "0", "load", [1]],
+        ["tensor", "0", "float32", [7]],
+        ["number", "|S1", 1 << 20],
     ):
         with pytest.raises(ValueError, match=r"stored state|the state has|data type|dtype"):
             plain.unpack(words, {"0": np.zeros(8, np.uint8)}, one.env.envs[0])
         path = changed(saved["host"], tmp_path / "agent", host=words)
         with pytest.raises(ValueError, match=f"{path}: the state of its environments does not fit CartPole-v1"):
             Agent.load(path)
+
+
+@pytest.mark.parametrize("make", [np.random.MT19937, np.random.Philox, np.random.RandomState])
+@pytest.mark.parametrize("place", [-1, 1 << 40])
+def test_generators_that_would_read_other_memory_are_refused(make, place):
+    made = make(0)
+    words, arrays = plain.pack(made if make is np.random.RandomState else np.random.Generator(made))
+    assert plain.unpack(words, arrays).bytes(8) == (
+        made if hasattr(made, "bytes") else np.random.Generator(made)
+    ).bytes(8)
+    name = "buffer_pos" if make is np.random.Philox else "pos"
+    text = re.sub(rf'("{name}", )\d+', rf"\g<1>{place}", json.dumps(words))
+    with pytest.raises(ValueError, match=f"{name} is {place}; it must be from 0 to"):
+        plain.unpack(json.loads(text), arrays)
+
+
+def test_a_generator_with_a_huge_pool_is_refused():
+    words, arrays = plain.pack(np.random.default_rng(0))
+    text = json.dumps(words).replace('["pool_size", 4]', f'["pool_size", {1 << 40}]')
+    with pytest.raises(ValueError, match="a pool of"):
+        plain.unpack(json.loads(text), arrays)
 
 
 class Room(gymnasium.Env):

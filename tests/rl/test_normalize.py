@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from tutti.rl.normalize import Normalizer
+from tutti.rl.ranks import Ranks
 
 
 def chunk(obs, reward=None, ended=None):
@@ -42,3 +43,19 @@ def test_without_options_nothing_changes():
     norm, given = Normalizer(3), chunk(torch.randn(4, 2, 3))
     learner, found = norm.update({}, given)
     assert learner == {} and all(found[name] is given[name] for name in given)
+
+
+def test_ranks_with_unequally_many_valid_rows_have_the_statistics_of_all():
+    norm, rows = Normalizer(3, obs=True, reward=True), torch.randn(2, 5, 4, 3) * 3 + 7
+    valid = torch.arange(40).view(2, 5, 4) % 7 < torch.tensor([2, 6]).view(2, 1, 1)
+
+    def work(rank: int):
+        given = {**chunk(rows[rank], torch.rand(5, 4)), "valid": valid[rank]}
+        return norm.update(norm.init((4,)), given)[0]
+
+    first, second = Ranks(2).run(work)
+    for kind in ("obs_norm", "reward_norm"):
+        for name in ("count", "mean", "var"):
+            assert torch.equal(first[kind][name], second[kind][name]), (kind, name)
+    torch.testing.assert_close(first["obs_norm"]["mean"], rows[valid].mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(first["obs_norm"]["var"], rows[valid].var(0, correction=0), rtol=1e-3, atol=1e-3)

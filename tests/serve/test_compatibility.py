@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutti.serve import Completion, Engine, Output, Request, Sampling
 from tutti.serve.sampling import Row, adjusted, report
@@ -512,3 +513,39 @@ def test_references_of_a_tool_stay_its_own():
     assert must and second["$ref"] == {"$ref": f"{place}/$defs/a"} and second["c"] == {"$ref": place}
     assert second["b"] == {"const": {"$ref": "#/x"}}
     assert Common.model_validate({}).sampling(None, None, forced(tools[:1])).constraint
+
+
+class Counting(TorchDispatchMode):
+    """Counts operators, and the numbers of what they return."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators, self.largest = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.operators += 1
+        self.largest = max(self.largest, made.numel() if isinstance(made, torch.Tensor) else 0)
+        return made
+
+
+def test_many_tokens_of_a_request_cost_few_operators():
+    """All requests wait for each step."""
+    sampling = Sampling(bad=[[i] for i in range(100)], allowed=[*range(90, 110)] * 5000, logit_bias={105: 2})
+    row = Row(sampling, [1], [])
+    adjusted(torch.zeros(1, 200), [row])
+    with Counting() as counted:
+        logits = adjusted(torch.zeros(1, 200), [row])[0]
+    assert counted.operators < 20 and counted.largest <= 200
+    assert (logits > -1).nonzero().flatten().tolist() == [*range(100, 110)] and float(logits[105]) == 2
+
+
+def test_ranks_of_many_tokens_cost_few_operators():
+    """Each number that is read alone waits for the device."""
+    logits = torch.randn(50, 200)
+    with Counting() as counted:
+        reports = report(logits, [*range(50)], [0] * 50)
+    assert counted.operators < 50 * 4
+    order = logits.argsort(-1, descending=True).tolist()
+    assert [x.rank for x in reports] == [row.index(i) + 1 for i, row in enumerate(order)]
+    assert [x.logprob for x in reports] == logits.log_softmax(-1).diagonal().tolist()

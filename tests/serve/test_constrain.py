@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -109,6 +111,20 @@ def test_a_process_that_is_killed_is_started_again(trials):
     trials.start().kill()
     trials.process.wait()
     assert "bytes" in try_(trials, "regex", "c+")
+
+
+def test_a_trial_runs_beside_many_open_files(trials):
+    """Its pipe has a number that select cannot watch."""
+    trials.stop()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        assert "bytes" in try_(trials, "regex", "d+")
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_the_parent_compiles_as_the_child_does():

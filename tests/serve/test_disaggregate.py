@@ -26,6 +26,7 @@ from tutti.serve import (
     Remote,
     Request,
     Sampling,
+    disaggregate,
     generate_for,
     wire,
 )
@@ -170,6 +171,9 @@ MESSAGES = {
     "a huge tensor": framed({"kind": "cancel", "value": ["a", "b"], "tensors": [["int8", [1 << 60]]]}),
     "a negative tensor": framed({"kind": "cancel", "value": ["a", "b"], "tensors": [["int8", [-1]]]}),
     "an unknown dtype": framed({"kind": "cancel", "value": ["a", "b"], "tensors": [["object", [1]]]}, b"1"),
+    "a dtype that is a list": framed({"kind": "cancel", "value": ["a", "b"], "tensors": [[[], [1]]]}, b"1"),
+    "a huge empty tensor": framed({"kind": "cancel", "value": ["a", "b"], "tensors": [["int8", [0, 1 << 70]]]}),
+    "a tensor of many dims": framed({"kind": "cancel", "value": ["a", "b"], "tensors": [["int8", [1] * 9]]}, b"1"),
     "bytes after tensors": framed({"kind": "cancel", "value": ["a", "b"], "tensors": []}, b"1"),
     "a number for a text": framed({"kind": "cancel", "value": ["a", 1], "tensors": []}),
     "three for two": framed({"kind": "cancel", "value": ["a", "b", "c"], "tensors": []}),
@@ -275,6 +279,22 @@ def test_peers_without_the_key_are_passed_over(generating, alone, caplog):
     assert all("127.0.0.1:" in x.getMessage() for x in caplog.records)
 
 
+def test_a_peer_that_sends_byte_by_byte_is_passed_over(monkeypatch):
+    """It has the time of one greeting for all bytes together."""
+    monkeypatch.setattr(disaggregate, "GREETING", 0.3)
+    ours, theirs = socket.socketpair()
+    passed = []
+    thread = threading.Thread(target=disaggregate._greet, args=(ours, "peer", b"secret", passed), daemon=True)
+    thread.start()
+    with theirs:
+        theirs.sendall(struct.pack("!i", 200))
+        with pytest.raises(BrokenPipeError):
+            for _ in range(60):
+                thread.join(0.05)
+                theirs.sendall(b"x")
+    assert not passed
+
+
 def test_a_bad_answer_is_an_error_of_the_remote():
     with Listener(("127.0.0.1", 0), authkey=b"secret") as listener:
         answering = threading.Thread(target=lambda: listener.accept().send_bytes(pickle.dumps(Trap("x"))), daemon=True)
@@ -300,3 +320,15 @@ def test_what_does_not_fit_the_engine_is_refused(fields, says, generating):
     with pytest.raises(ValueError, match=says):
         generating.take_over(replace(carried(), **{"source": None, **fields}))
     assert not generating.busy
+
+
+def test_what_a_constraint_refuses_leaves_no_sequence_behind(generating):
+    """The first of two sequences matches the constraint, the second does not."""
+    (sent,) = begun(engine(), [Request("a", Sampling(max_tokens=6, n=2, regex="[ab]{9}", seed=3))])
+    number, tokens, *more = sent.sequences[1]
+    sent.sequences[1] = (number, [*tokens[:-1], ord("z")], *more)
+    sent.output.completions[number].tokens[-1] = ord("z")
+    with pytest.raises(ValueError, match="no token was allowed"):
+        generating.take_over(sent)
+    assert not generating.busy and not generating.arriving
+    generating.step()

@@ -66,6 +66,14 @@ def test_a_prefix_of_another_length_is_not_shared_across_the_limit(case):
         assert made.generate([long[:n]], GREEDY)[0].tokens == want
 
 
+def test_a_salt_that_looks_like_another_length_shares_nothing(case):
+    model, prompts, _ = case
+    made, long = engine(model), prompts[-1][:49]
+    made.generate([Request(long[:24], GREEDY, salt="a" + made.runner.scaling.factors(49, 49).decode())])
+    (output,) = made.generate([Request(long, GREEDY, salt="a")])
+    assert output.tokens == tiny.greedy(copy.deepcopy(model), long, COUNT, pad_token_id=0) and not output.cached
+
+
 @pytest.mark.parametrize("options", [
     {"blocks": 20}, {"blocks": 20, "host_memory": 1 << 20}, {"speculate": 3}, {"plan": "tp2", "devices": 2},
 ], ids=["computed again", "swapped", "guesses", "tp2"])  # fmt: skip

@@ -180,6 +180,21 @@ def test_a_call_after_text_is_held_back():
     assert pieces[-1]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("end", ["", "  and wait"])
+def test_a_stream_has_the_text_of_the_whole_around_a_call(end):
+    """White space at the beginning is part of both."""
+    call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    text, sent, streamed = f"\n\nI look. {call}{end}", Sent(), ""
+    answer = ChatAnswer("m", tiny.tokenizer(), lambda token: b"", 1, tools=[Tool.model_validate(TOOL)])
+    for n in range(1, len(text) + 1):
+        shown = Completion(text=text[:n], finish="stop" if n == len(text) else "")
+        for piece in answer.piece(0, Output("", [], [shown]), shown, sent):
+            streamed += piece["choices"][0]["delta"].get("content", "")
+            sent.begun = True
+    whole = answer.whole([Output("", [], [Completion(text=text, finish="stop")])])
+    assert streamed == whole["choices"][0]["message"]["content"] == f"\n\nI look.{' ' + end if end else ''}"
+
+
 def test_metrics_count_each_request_once():
     metrics = Metrics()
     made = Engine(tiny.model(), plan="single", blocks=64, budget=64, most=8)

@@ -212,7 +212,7 @@ def restore(agent: Agent, path: Path) -> None:
         try:
             host = plain.unpack(known["host"], {name: x.numpy() for name, x in arrays.items()})
             agent.host.restore(agent, host)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{path}: the state of its environments does not fit {agent.env.name}: {error}") from error
     agent.program.load(with_leaves(agent.program.state(), saved))
     agent.num_timesteps, agent.predictions = known["num_timesteps"], known["predictions"]

@@ -83,13 +83,13 @@ def _merged(norm: Tree, rows: Tensor, valid: Tensor | None = None) -> Tree:
     """Statistics that include more rows (n, size). valid: bool, as many, which of them count."""
     n: Any = len(rows)
     if valid is None:
-        mean, var = rows.mean(0), rows.var(0, correction=0)
-    else:
+        mean, var = over_ranks(rows.mean(0), rows.var(0, correction=0))
+    else:  # of which ranks have unequally many
         counts = valid.reshape(-1, 1)
-        n = counts.sum()
-        mean = torch.where(counts, rows, 0.0).sum(0) / n.clamp(min=1)
-        var = torch.where(counts, (rows - mean).square(), 0.0).sum(0) / n.clamp(min=1)
-    mean, var = over_ranks(mean, var)
+        n = mean_of_ranks(counts.sum().float())
+        each = n.clamp(min=1e-6)
+        mean = mean_of_ranks(torch.where(counts, rows, 0.0).sum(0)) / each
+        var = mean_of_ranks(torch.where(counts, (rows - mean).square(), 0.0).sum(0)) / each
     total = norm["count"] + n
     moved = mean - norm["mean"]
     spread = norm["var"] * norm["count"] + var * n + moved.square() * norm["count"] * n / total

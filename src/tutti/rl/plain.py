@@ -29,6 +29,7 @@ import torch
 Arrays = dict[str, np.ndarray]
 CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type, functools.partial)
 BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+PLACES = {"MT19937": ("pos", 624), "Philox": ("buffer_pos", 4)}  # where their next number is, and the most it can be
 HEAP = 1 << 9  # the flag of types that Python code defines
 SEQUENCES: dict[str, type] = {"list": list, "set": set, "frozenset": frozenset, "tuple": tuple}
 
@@ -51,7 +52,7 @@ def unpack(words: Any, arrays: Arrays, like: Any = None) -> Any:
     objects unlike those of `like`."""
     try:
         return _Unpacking(arrays, like).value(words, like)
-    except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+    except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"the stored state is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -147,7 +148,7 @@ class _Unpacking:
         if kind in ("tuple", "frozenset"):
             return SEQUENCES[kind](self._each(rest[0], like))
         if kind == "number":
-            return _dtype(rest[0]).type(rest[1])
+            return _dtype(rest[0], "biufU").type(rest[1])
         if kind == "bytes":
             return base64.b64decode(rest[0], validate=True)
         if kind == "enum":
@@ -223,16 +224,18 @@ class _Unpacking:
     def _of_generator(self, place: int, like: Any, name: str, state: Any, seeds: Any) -> np.random.Generator:
         if name not in BIT_GENERATORS:
             raise ValueError(f"the stored state is damaged: there is no generator {name!r}")
-        state, seeds = self.value(state, None), self.value(seeds, None)
+        state, seeds = _placed(self.value(state, None)), self.value(seeds, None) or {"entropy": 0}
+        if seeds.get("pool_size", 4) not in range(4, 65):
+            raise ValueError(f"the stored state is damaged: a pool of {seeds['pool_size']} numbers")
         sequence: Any = np.random.SeedSequence
-        bits = getattr(np.random, name)(sequence(**(seeds or {"entropy": 0})))
+        bits = getattr(np.random, name)(sequence(**seeds))
         bits.state = state
         made = self.made[place] = np.random.Generator(bits)
         return made
 
     def _of_random_state(self, place: int, like: Any, state: Any) -> np.random.RandomState:
         made = self.made[place] = np.random.RandomState()
-        made.set_state(self.value(state, None))
+        made.set_state(_placed(self.value(state, None)))
         return made
 
     def _of_random(self, place: int, like: Any, state: Any) -> random.Random:
@@ -333,8 +336,17 @@ def _reachable(start: Any) -> Iterator[Any]:
             waiting.extend(_attributes(x).values())
 
 
-def _dtype(text: str) -> np.dtype:
+def _placed(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a bit generator. Raises ValueError if its next number is beyond its memory: NumPy would read it."""
+    name, most = PLACES.get(state["bit_generator"], ("", 0))
+    place = {**state, **state["state"]}.get(name, 0)
+    if not isinstance(place, int) or not 0 <= place <= most:
+        raise ValueError(f"the stored state is damaged: {name} is {place!r}; it must be from 0 to {most}")
+    return state
+
+
+def _dtype(text: str, kinds: str = "biufcSUmM") -> np.dtype:
     dtype = np.dtype(text)
-    if dtype.kind not in "biufcSUmM":
+    if dtype.kind not in kinds:
         raise ValueError(f"the stored state is damaged: dtype {text!r}")
     return dtype

@@ -7,7 +7,6 @@ one, so that a request with a small schema never waits for one with a large sche
 from __future__ import annotations
 
 import json
-import select
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any
 
 from tutti.serve import trial
@@ -68,7 +68,7 @@ class Trials:
         try:
             self._write(json.dumps(ask))
             assert process.stdout
-            while not select.select([process.stdout], [], [], LOOK)[0]:
+            while not wait([process.stdout.fileno()], LOOK):  # unlike select, of any file descriptor
                 if not wanted():
                     self._write(trial.CANCEL)
                     process.stdout.readline()

@@ -13,7 +13,6 @@ import logging
 import os
 import queue
 import socket
-import struct
 import threading
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -197,19 +196,28 @@ def _accept(address: tuple[str, int], key: bytes) -> tuple[Connection, str]:
 def _greet(one: socket.socket, peer: str, key: bytes, passed: list[tuple[Connection, str]]) -> None:
     """Let both sides prove that they have the key. The first connection that passes is appended."""
     one.setblocking(True)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", GREETING, 0))
     connection: Any = Connection(os.dup(one.fileno()))
+    late = threading.Timer(GREETING, _end, (one,))  # a timeout of each read would let a peer send byte by byte
+    late.daemon = True
+    late.start()
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        late.cancel()
         if passed:
             raise EOFError("another peer was first")
         passed.append((connection, peer))
     except (AuthenticationError, EOFError, OSError, ValueError, AssertionError) as error:
         _log.warning("%s is refused: it does not prove that it has the key (%s)", peer, error)
         connection.close()
+    late.cancel()
     one.close()
+
+
+def _end(one: socket.socket) -> None:
+    """Close both directions of a socket, which ends all that waits for it."""
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
 
 
 def _name(address: Any) -> str:

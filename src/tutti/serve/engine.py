@@ -326,12 +326,14 @@ class Engine:
         self._check_carried(carried)
         carried.request.arrival = time.monotonic() - carried.elapsed  # by the clock of this host
         job, source = self._job(carried.request, carried.output, carried.source, carried.seed), carried.source
+        arriving = []
         for (number, tokens, computed, score), cache in zip(carried.sequences, carried.caches, strict=True):
             prompt = len(carried.output.prompt)
             sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request, source), source,
                                 score=score, factors=self._factors(prompt, computed))  # fmt: skip
             job.resume(sequence, self.prepare(carried.request))
-            self.arriving.append((sequence, computed, cache))
+            arriving.append((sequence, computed, cache))
+        self.arriving += arriving  # after all constraints have taken their tokens, which raises for some
         self.jobs[carried.request.id] = job
         return carried.output
 

@@ -6,8 +6,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
 from itertools import count
 from typing import Any
+
+import torch
+from torch import Tensor
 
 FINISHES = ("stop", "length", "cancelled", "deadline", "error")
 MOST = sys.float_info.max
@@ -120,6 +125,16 @@ class Sampling:
         """Number of sequences that are computed."""
         return self.beams if self.beams > 1 else self.best_of or self.n
 
+    @cached_property
+    def allowed_tokens(self) -> Tensor | None:
+        """`allowed`, each token once: made once and read in every step."""
+        return None if self.allowed is None else torch.tensor(list(dict.fromkeys(self.allowed)))
+
+    @cached_property
+    def biases(self) -> tuple[Tensor, Tensor]:
+        """The tokens of `logit_bias` and their numbers, float32."""
+        return torch.tensor(list(self.logit_bias)), torch.tensor(list(self.logit_bias.values()), dtype=torch.float32)
+
     @property
     def constraint(self) -> tuple[str, Any] | None:
         """The kind and text of what the output must match."""
@@ -160,7 +175,8 @@ class Request:
     @property
     def prefix(self) -> bytes:
         """What distinguishes its blocks in the prefix cache from those of others with equal tokens."""
-        return self.adapter.encode() + (b"\0" + self.salt.encode() if self.salt else b"")
+        salt = blake2b(self.salt.encode(), digest_size=16).digest()  # a client cannot imitate what follows it
+        return self.adapter.encode() + (b"\0" + salt if self.salt else b"")
 
 
 @dataclass

@@ -55,8 +55,7 @@ def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
     for x, row in zip(logits, rows, strict=True):
         sampling = row.sampling
         if sampling.logit_bias:
-            places, values = zip(*sampling.logit_bias.items(), strict=True)
-            x.index_add_(0, torch.tensor(places, device=x.device), torch.tensor(values, device=x.device))
+            x.index_add_(0, *(part.to(x.device) for part in sampling.biases))
         if sampling.repetition_penalty != 1:
             seen = torch.tensor(sorted({*row.prompt, *row.output}), device=x.device)
             old = x[seen]
@@ -64,13 +63,12 @@ def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
         if row.output and (sampling.presence_penalty or sampling.frequency_penalty):
             tokens, counts = torch.tensor(row.output, device=x.device).unique(return_counts=True)
             x[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-        if sampling.allowed is not None:
-            kept = torch.tensor(list(sampling.allowed), device=x.device)
+        if sampling.allowed_tokens is not None:
+            kept = sampling.allowed_tokens.to(x.device)
             x.copy_(torch.full_like(x, OUT).index_copy(0, kept, x[kept]))
-        for bad in sampling.bad:
-            before = list(bad[:-1])
-            if not before or list(row.output[-len(before) :]) == before:
-                x[bad[-1]] = OUT
+        # one write for all: each takes as long as a thousand numbers, while all requests wait
+        if bad := [x[-1] for x in sampling.bad if list(row.output[len(row.output) - len(x) + 1 :]) == list(x[:-1])]:
+            x[torch.tensor(bad, device=x.device)] = OUT
         if row.allowed is not None:
             x.masked_fill_(~row.allowed, OUT)
         if row.ends:
@@ -102,10 +100,13 @@ def report(
     """The log-probability of a token of each row, those of the most likely tokens, and of `others` of the row. Logits
     are those of the model, before constraints, penalties and temperature."""
     logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(tokens, dtype=torch.int64, device=logits.device)[:, None])
+    ranks = (1 + (logprobs > own).sum(-1)).tolist()
+    of_each = zip(own[:, 0].tolist(), ranks, counts, others or [()] * len(tokens), strict=True)
     reports = []
-    for row, token, count, more in zip(logprobs, tokens, counts, others or [()] * len(tokens), strict=True):
+    for row, token, (logprob, rank, count, more) in zip(logprobs, tokens, of_each, strict=True):
         values, places = row.topk(count or 0)
         top = list(zip(places.tolist(), values.tolist(), strict=True))
         top += [(x, float(row[x])) for x in dict.fromkeys(more) if x not in dict(top)]
-        reports.append(TokenLogprobs(int(token), float(row[token]), top, int((row > row[token]).sum()) + 1))
+        reports.append(TokenLogprobs(int(token), logprob, top, rank))
     return reports

@@ -60,7 +60,8 @@ class Sequence:
     def digests(self, size: int) -> list[Digest]:
         """The digests of the full blocks of its tokens."""
         done = len(self.known)
-        first = self.known[-1] if self.known else self.salt + self.factors
+        own = self.salt + b"\0" + self.factors if self.factors else self.salt
+        first = self.known[-1] if self.known else own
         self.known += digests(self.tokens[done * size :], size, first)
         return self.known
 

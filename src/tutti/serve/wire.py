@@ -32,6 +32,7 @@ DTYPES = {str(x).removeprefix("torch."): x for x in (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool)}  # fmt: skip
 WORD = 8
+DIMS, LARGEST = 8, 1 << 40  # of a tensor, and their size
 
 
 def pack(kind: str, value: Any) -> bytes:
@@ -60,8 +61,8 @@ def unpack(message: bytes, kinds: abc.Collection[str]) -> tuple[str, Any]:
         raise ValueError(f"a message that is not JSON: {error}") from error
     if not isinstance(told, dict) or told.keys() != {"kind", "value", "tensors"} or told["kind"] not in tuple(kinds):
         raise ValueError(f"a message that is none of {sorted(kinds)}")
-    tensors = _tensors(told["tensors"], memoryview(message)[WORD + size :])
     try:
+        tensors = _tensors(told["tensors"], memoryview(message)[WORD + size :])
         return told["kind"], _read(told["value"], KINDS[told["kind"]], tensors)
     except (RecursionError, TypeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"a message whose value is none of its kind ({type(error).__name__})") from error
@@ -71,7 +72,8 @@ def _tensors(told: Any, data: memoryview) -> list[Tensor]:
     found, at = [], 0
     for entry in _checked(told, list):
         name, shape = _checked(entry, list, 2)
-        if name not in DTYPES or not all(type(n) is int and n >= 0 for n in _checked(shape, list)):
+        sizes = len(_checked(shape, list)) <= DIMS and all(type(n) is int and 0 <= n <= LARGEST for n in shape)
+        if name not in DTYPES or not sizes:
             raise ValueError(f"a tensor of {str(name)[:20]!r} and shape {str(shape)[:80]}")
         count = math.prod(shape)
         end = at + count * DTYPES[name].itemsize

@@ -319,6 +319,7 @@ def test_one_value_that_cannot_be_used_masks_itself_alone(tmp_path, site, old, n
     lambda text: text.replace("0.1 0.2 0.3", "0.1, 0.2, 0.3"),
     lambda text: text.replace("\n", "\r\n") + "\x1a",
     lambda text: text.replace("\n", "\r"),
+    lambda text: text.replace("DATAID", "x" * 100_000 + "\n  DATAID"),  # in linear time
     lambda text: text.encode("utf-8-sig"),
     lambda text: text.encode("utf-16"),
     lambda text: text.replace("free text", "M\xfcnchen").encode("latin-1"),

@@ -179,9 +179,9 @@ class Calls:
 def _written(text: str, names: Sequence[str]) -> tuple[str, list[Call]]:
     """A complete answer without its calls, and the calls; the whole answer if they are not well-formed."""
     if tagged := TAGGED.findall(text):
-        rest, written = TAGGED.sub("", text).strip(), [_loaded(x) for x in tagged]
+        rest, written = TAGGED.sub("", text).rstrip(), [_loaded(x) for x in tagged]
     elif match := MARKED.search(text):
-        rest, written = text[: match.start()].strip(), _loaded(match[1]) or []
+        rest, written = text[: match.start()].rstrip(), _loaded(match[1]) or []
     else:
         rest, one = "", _loaded(text.strip())
         written = one if isinstance(one, list) else [one]

@@ -335,7 +335,7 @@ def _blocks(text: str) -> tuple[dict[str, str], dict[str, list[str]]]:
         line, _, body = part.partition("\n")
         name = (line.partition("//")[0].split() or [""])[0].upper()
         if name in ("HEAD", "=DEFINEMEAS"):
-            for key, quoted, plain in re.findall(r'(\w+)\s*=\s*(?:"([^"\n]*)"|([^\s"]*))', body):
+            for key, quoted, plain in re.findall(r'\b(\w+)\s*=\s*(?:"([^"\n]*)"|([^\s"]*))', body):
                 head.setdefault(key.upper(), quoted or plain)
         elif "//" in line or NUMBERS.fullmatch(name):
             blocks[name] = re.split(r"[\s,]+", body.strip(" \t\n,")) if body.strip(" \t\n,") else []

@@ -235,7 +235,8 @@ def edges_through(
     limits = [(x, x, base(x) / finer) for x in points[1:-1] if finer > 1]
     if after and finer > 1:
         limits.append((points[-1], points[-1], base(points[-1]) / finer))
-    limits += [(a, b, (b - a) / parts) for a, b in pairwise(points)]
+    # An interval that is wider than the cells in it limits none, there and elsewhere.
+    limits += [(a, b, (b - a) / parts) for a, b in pairwise(points) if (b - a) / parts < max(base(a), base(b))]
 
     def cell(x: float) -> float:
         return min([base(x), *(least + rate * max(a - x, x - b, 0.0) for a, b, least in limits)])
