@@ -89,7 +89,7 @@ def test_what_a_restart_reads(model, graph, plan, tmp_path, capsys):
 
 def test_a_plan_for_another_batch_is_told(model, plan, capsys):
     code, out, _ = run(capsys, "dryrun", plan, "--model", model, "--batch", "4", "--seq", "16")
-    assert code == 0 and out.startswith("the plan was made for another step of this model")
+    assert code == 0 and out.startswith("the plan was made for another step: another model, batch")
 
 
 @pytest.mark.parametrize(

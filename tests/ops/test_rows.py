@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tutti
 from tutti.ops.rows import from_end, read_rows, with_spare, without_spare, write_rows
 
 
@@ -46,3 +47,14 @@ def test_a_row_that_no_rank_has_is_an_error_on_every_rank(number):
 
 def test_negative_numbers_count_from_the_end_of_the_whole():
     assert from_end(Part(), "v", torch.tensor([-1, -12, 3])).tolist() == [11, 0, 3]
+
+
+@pytest.mark.parametrize("plan", ["dp2", "tp2"])
+@pytest.mark.parametrize("label", [7, -1])
+def test_a_label_out_of_range_is_named(plan, label):
+    model, criterion = torch.nn.Linear(4, 5), torch.nn.CrossEntropyLoss(torch.ones(5))
+    labels = torch.full((4,), label)
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters()), (torch.ones(4, 4), labels % 5),
+                             loss=lambda m, b: criterion(m(b[0]), b[1]), cluster="cpu:2", plan=plan, level="O0")  # fmt: skip
+    with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
+        step((torch.ones(4, 4), labels))

@@ -87,7 +87,7 @@ def dryrun(
         if memory:
             save_memory(made, memory)
     if chosen.graph and chosen.graph != graph.fingerprint:
-        console.print("the plan was made for another step of this model: another batch, seq, dtype or optimizer")
+        console.print("the plan was made for another step: another model, batch, seq, dtype or optimizer")
     console.print(f"plan {chosen.name or plan} at {level} on {target}: {mesh_name(chosen.mesh)}")
     if again:
         show_restart(again, made.seconds, planned, console)

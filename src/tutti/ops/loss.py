@@ -163,8 +163,11 @@ LOCAL |= {target: _mean_gradient(target, lambda shape: shape[0]) for target in (
 
 
 def _own_targets(here, target: Tensor, ignore_index: int) -> Tensor:
-    """Targets counted from this rank's first class; those of other ranks and the ignored ones become -100."""
+    """Targets counted from this rank's first class; those of other ranks and the ignored ones become -100. What is no
+    class stays as it is, so that torch names it in its error."""
     own, _ = own_rows(here, "c", target, elsewhere=-100, beyond=here.size("c"))
+    exists = (target >= 0) & (target < here.whole("c"))
+    own = torch.where(exists | (target == -100), own, target)
     return torch.where(target == ignore_index, -100, own)
 
 

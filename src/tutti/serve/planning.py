@@ -17,6 +17,7 @@ from tutti.serve.simulate import SimulatedEngine, Sizes, simulate
 MOST_PIPELINE = 4  # stages: a call runs them one after the other
 
 
+LITTLE = 0.005  # of the goodput: less is no reason for engines apart
 ENOUGH = 1 << 18  # blocks of a cache of 4 million tokens: more only cost memory to simulate
 
 
@@ -153,9 +154,10 @@ def why(outcomes: Sequence[Outcome]) -> str:
     if together and apart:
         gain = apart.report.goodput / max(together.report.goodput, 1e-9) - 1
         better = Outcome.key(apart) < Outcome.key(together)
+        verdict = "changes little" if abs(gain) < LITTLE else "pays" if better else "does not pay"
         before, after = (x.report.tpot.get("p90", 0) * 1e3 for x in (together, apart))
         lines.append(
-            f"disaggregation {'pays' if better else 'does not pay'}: the best has {gain:+.0%} goodput, 90 % of first "
+            f"disaggregation {verdict}: the best has {100 * gain:+.1f} % goodput, 90 % of first "
             f"tokens within {apart.report.ttft.get('p90', 0) * 1e3:.0f} ms against "
             f"{together.report.ttft.get('p90', 0) * 1e3:.0f} ms, of further ones within "
             f"{after:.1f} ms against {before:.1f} ms; "
