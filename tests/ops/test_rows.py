@@ -54,7 +54,7 @@ def test_negative_numbers_count_from_the_end_of_the_whole():
 def test_a_label_out_of_range_is_named(plan, label):
     model, criterion = torch.nn.Linear(4, 5), torch.nn.CrossEntropyLoss(torch.ones(5))
     labels = torch.full((4,), label)
-    step = tutti.parallelize(model, torch.optim.SGD(model.parameters()), (torch.ones(4, 4), labels % 5),
-                             loss=lambda m, b: criterion(m(b[0]), b[1]), cluster="cpu:2", plan=plan, level="O0")  # fmt: skip
+    options = {"loss": lambda m, b: criterion(m(b[0]), b[1]), "cluster": "cpu:2", "plan": plan, "level": "O0"}
+    step = tutti.parallelize(model, torch.optim.SGD(model.parameters()), (torch.ones(4, 4), labels % 5), **options)
     with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
         step((torch.ones(4, 4), labels))
