@@ -17,6 +17,7 @@ from transformers.integrations import integration_utils
 import tutti
 from tutti.launch.progress import told_by
 from tutti.train import arguments as table
+from tutti.train.optimizers import class_and_options
 
 SIZES = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
          "num_attention_heads": 2, "max_position_embeddings": 64}  # fmt: skip
@@ -261,3 +262,13 @@ def test_options_of_the_step(tmp_path):
         trained(tmp_path, model, learning_rate=1e30, max_nonfinite_steps=0, max_grad_norm=0.0, fp32_master_weights=True)
     rounded = trained(tmp_path, llama().to(torch.bfloat16), stochastic_rounding=True)
     assert losses(rounded)[-1] < losses(rounded)[0]
+
+
+def test_optimizers_and_engines_of_others_name_ours(tmp_path):
+    with pytest.raises(ValueError, match="optim is 'muonn'; did you mean 'muon'"):
+        tutti.TrainingArguments(str(tmp_path), optim="muonn", use_cpu=True)
+    with pytest.raises(ValueError, match=r"deepspeed='a.json' is not an option of tutti.Trainer; use plan=\"zero1\""):
+        tutti.TrainingArguments(str(tmp_path), deepspeed="a.json", use_cpu=True)
+    args = tutti.TrainingArguments(str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True)
+    with pytest.raises(ValueError, match="optim='adamw_bnb_8bit' is one of bitsandbytes; use 'adamw8bit'"):
+        class_and_options(args)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import TrainerCallback
+from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
 
 import tutti
 from gloo import Pool
@@ -162,3 +162,24 @@ def test_boost_by_name(tmp_path):
     assert first[0] == pytest.approx(first[1], rel=1e-5)
     with pytest.raises(ValueError, match="O0"):
         tutti.Trainer(Net(), arguments(tmp_path, boost="O7"), train_dataset=rows).train()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            lambda i: {"text": "hello"},
+            r"no column of the training dataset \(text\) is an argument",
+        ),
+        (
+            lambda i: {"input_ids": [1] * (3 + i % 3), "labels": 0},
+            r"different lengths \(input_ids: 3 and 5\).*DataCollator",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_read_are_named(tmp_path, row, message):
+    config = BertConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    options = tutti.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_steps=1, disable_tqdm=True)
+    trainer = tutti.Trainer(BertForSequenceClassification(config), options, train_dataset=[row(i) for i in range(16)])
+    with pytest.raises(ValueError, match=message):
+        trainer.train()

@@ -35,6 +35,7 @@ from tutti.exec.transfer_engine import engine_for
 from tutti.exec.weights import has_weights
 from tutti.hardware import Cluster, local
 from tutti.ir.step_graph import Spec, StepGraph
+from tutti.keywords import names_nearest
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
 from tutti.lower.program import Collective, Program
@@ -84,6 +85,7 @@ class ParallelConfig:
     consume: bool
 
 
+@names_nearest
 def parallelize(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -122,8 +124,8 @@ def parallelize(
         has more devices than the job has processes, they are virtual devices in this process.
     plan: "auto", a `Plan`, the path of one, or a textbook name ("dp", "tp", "zero3", "dp2xtp2").
     level: "O0" runs operator by operator, "O1" compiles fused kernels, "O2" compiles whole layers before the first
-        step. "auto" begins with O0, compiles in another process after a few seconds of steps, and goes on with O2 if it
-        is faster; on a GPU, and with `memory`, it is O2. Levels round differently: give one of the others to compare
+        step. "auto" begins with O0, compiles in another process after half a minute of steps, and goes on with O2 if
+        it is faster; on a GPU, and with `memory`, it is O2. Levels round differently: give one of the others to compare
         runs bit for bit.
     clip_norm: maximum global gradient norm.
     accumulate: number of microbatches (equal parts of the batch) per update; "auto" uses as few as fit in memory.
@@ -290,8 +292,10 @@ class Step:
 
     # -- what a training loop calls -----------------------------------------------------------------------------
 
-    def __call__(self, batch: Batch) -> torch.Tensor:
+    def __call__(self, batch: Batch, *more: Any) -> torch.Tensor:
         """Train on a global batch. Returns the mean loss, a 0-d tensor."""
+        if more:
+            raise TypeError(f"a step takes one batch, as parallelize did; give step((...)) for {1 + len(more)} tensors")
         with self._recorder.recording(self.steps + 1) if self._recorder else nullcontext():
             return self._train(batch)
 

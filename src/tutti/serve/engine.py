@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tutti.api.step import Step
 from tutti.checkpoint.model import model_folder, skeleton
 from tutti.hardware import Cluster
+from tutti.keywords import names_nearest
 from tutti.launch.progress import progress
 from tutti.plan.plan import Plan
 from tutti.serve.blocks import Blocks
@@ -94,6 +95,7 @@ class Engine:
     is too small.
     """
 
+    @names_nearest
     def __init__(
         self,
         model: nn.Module | Step | str | Path,

@@ -21,6 +21,7 @@ from torch.nn.modules import module as module_hooks
 from tutti import compat
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import BACKWARD, CHECK, FORWARD, GUARD, METRIC, UPDATE, WRITTEN, StepGraph
+from tutti.keywords import names_nearest
 from tutti.nn.assignment import assignments_of_tensors
 from tutti.tracing import optimizers
 from tutti.tracing.attempts import Attempts, StateFound
@@ -41,6 +42,7 @@ Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
 @uncollected()
+@names_nearest
 def capture(
     model: nn.Module,
     batch: Batch,
@@ -95,6 +97,9 @@ def capture(
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise ValueError(f"the optimizer is a {kind}, not a torch.optim.Optimizer; pass (model, batch, optimizer)")
+    if isinstance(loss, nn.modules.loss._Loss):
+        raise ValueError(f"loss is {type(loss).__name__}, but it is called as loss(model, batch): give a function, "
+                         "such as lambda model, batch: criterion(model(batch[0]), batch[1])")  # fmt: skip
     if optimizer is not None:
         optimizers.check(optimizer)
     if clip_norm is not None and optimizer is None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 import transformers
 from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.training_args import OptimizerNames
 
 from tutti.exec.runtime import in_job, join_job
+from tutti.keywords import names_nearest
 from tutti.launch.launch import local_rank, world_size
 from tutti.train.optimizers import OPTIMIZERS
 
@@ -115,12 +118,21 @@ class TrainingArguments(transformers.TrainingArguments):
         own, default = self.optim, transformers.TrainingArguments.__dataclass_fields__["optim"].default
         if own in OPTIMIZERS:
             self.optim = default
+        elif own not in (names := [*OPTIMIZERS, *(x.value for x in OptimizerNames)]):
+            near = get_close_matches(str(own), names, 1)
+            raise ValueError(f"optim is {own!r}; {f'did you mean {near[0]!r}? ' if near else ''}"
+                             f"There are {', '.join(names)}")  # fmt: skip
+        if self.deepspeed:  # transformers would ask for the package
+            raise ValueError(_instead("deepspeed", self.deepspeed, INSTEAD["deepspeed"]))
         self.use_cpu = self.use_cpu or not torch.cuda.is_available()
         if in_job():  # before transformers does, with our timeouts and cores
             join_job(torch.device("cpu") if self.use_cpu else torch.device("cuda", local_rank()))
         super().__post_init__()
         if own in OPTIMIZERS:
             self.optim = own
+
+
+TrainingArguments.__init__ = names_nearest(TrainingArguments.__init__)
 
 
 def option(args: transformers.TrainingArguments, name: str) -> Any:
@@ -132,21 +144,24 @@ def check(args: transformers.TrainingArguments) -> None:
     """Raise ValueError for options that mean nothing here, or do not fit together."""
     for name, instead in INSTEAD.items():
         if getattr(args, name, None):
-            raise ValueError(f"{name}={getattr(args, name)!r} is not an option of tutti.Trainer; use {instead}")
+            raise ValueError(_instead(name, getattr(args, name), instead))
     for name, (value, instead) in ONLY.items():
         if getattr(args, name) != value:
-            raise ValueError(f"{name}={getattr(args, name)!r} is not an option of tutti.Trainer; use {instead}")
+            raise ValueError(_instead(name, getattr(args, name), instead))
     plain, config = AcceleratorConfig(), args.accelerator_config
     for name, instead in ACCELERATOR.items():
         if getattr(config, name) != getattr(plain, name):
-            raise ValueError(f"accelerator_config: {name}={getattr(config, name)!r} is not an option of tutti.Trainer; "
-                             f"use {instead}")  # fmt: skip
+            raise ValueError("accelerator_config: " + _instead(name, getattr(config, name), instead))
     if args.train_sampling_strategy == "batch_rebalance":
         raise ValueError("train_sampling_strategy='batch_rebalance' balances ranks, which have no batches of their own "
                          "here; use 'group_by_length'")  # fmt: skip
     size, parts = option(args, "global_batch_size"), args.gradient_accumulation_steps
     if size is not None and (size < 1 or size % parts):
         raise ValueError(f"global_batch_size is {size}; it must be a multiple of gradient_accumulation_steps ({parts})")
+
+
+def _instead(name: str, value: Any, instead: str) -> str:
+    return f"{name}={value!r} is not an option of tutti.Trainer; use {instead}"
 
 
 def seed_of_data(args: transformers.TrainingArguments) -> int:

@@ -7,7 +7,7 @@ An epoch's order is the permutation of accelerate's `SeedableRandomSampler`: `to
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -123,24 +123,52 @@ def readable(dataset: Any, columns: Sequence[str], what: str) -> Any:
         return dataset
     unread = [name for name in dataset.column_names if name not in columns]
     if len(unread) == len(dataset.column_names):
-        raise ValueError(
-            f"no column of the {what} dataset ({', '.join(unread)}) is an argument of the model's forward "
-            f"({', '.join(columns[:8])}, ...); tokenize it first, give task=..., or give remove_unused_columns=False "
-            "and a data_collator"
-        )
+        raise _unread(what, unread, columns)
     return dataset.remove_columns(unread)
 
 
-class OnlyColumns:
-    """A collator that drops the entries of rows that the model does not read."""
+def _unread(what: str, unread: Iterable[str], columns: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"no column of the {what} dataset ({', '.join(unread)}) is an argument of the model's forward "
+        f"({', '.join(columns[:8])}, ...); tokenize it first, give task=..., or give remove_unused_columns=False "
+        "and a data_collator"
+    )
 
-    def __init__(self, collate: Callable, columns: Sequence[str]):
-        self.collate, self.columns = collate, frozenset(columns)
+
+class Collator:
+    """A collator that drops the entries of rows that the model does not read. what: the dataset, for errors.
+
+    Raises ValueError if the model reads none, or if the rows have different lengths and the collator does not pad.
+    """
+
+    def __init__(self, collate: Callable, columns: Sequence[str], what: str):
+        self.collate, self.columns, self.what = collate, columns, what
 
     def __call__(self, features: list[Any]) -> Any:
         if features and isinstance(features[0], dict):
-            features = [{key: x for key, x in row.items() if key in self.columns} for row in features]
-        return self.collate(features)
+            whole, known = features, frozenset(self.columns)
+            features = [{key: x for key, x in row.items() if key in known} for row in whole]
+            if not features[0] and whole[0]:
+                raise _unread(self.what, whole[0], self.columns)
+        try:
+            return self.collate(features)
+        except ValueError as error:
+            if uneven := _uneven(features):
+                raise ValueError(f"rows of the {self.what} dataset have different lengths ({uneven}), which the "
+                                 "data_collator does not pad: give processing_class=tokenizer, or a data_collator such "
+                                 "as DataCollatorWithPadding(tokenizer)") from error  # fmt: skip
+            raise
+
+
+def _uneven(features: list[Any]) -> str:
+    """The first entry of rows that is a list of different lengths, with two of them."""
+    if not all(isinstance(row, dict) for row in features):
+        return ""
+    for key in features[0]:
+        lengths = sorted({len(row[key]) for row in features if isinstance(row.get(key), list)})
+        if len(lengths) > 1:
+            return f"{key}: {lengths[0]} and {lengths[-1]}"
+    return ""
 
 
 def joined(parts: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> dict[str, Any]:

@@ -24,7 +24,14 @@ def class_and_options(args: Any, model: Any = None) -> tuple[type[Optimizer], di
     """The class and the options of `args.optim`. `args.optim_args` are as in a call: "ns_dtype=torch.float32"."""
     kind = OPTIMIZERS.get(args.optim)
     if kind is None:
-        return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+        try:
+            return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+        except (ImportError, ValueError) as error:
+            name = str(getattr(args.optim, "value", args.optim))
+            if "8bit" not in name and "bnb" not in name:
+                raise
+            raise ValueError(f"optim={name!r} is one of bitsandbytes; use 'adamw8bit', or one of "
+                             f"{', '.join(map(repr, OPTIMIZERS))}") from error  # fmt: skip
     known = inspect.signature(kind).parameters
     options = {"lr": args.learning_rate}
     if "eps" in known:  # an Adam

@@ -216,9 +216,7 @@ class Trainer:
         columns = batches.columns_of(self.model, self.label_names)
         if columns is None:
             return dataset, self.data_collator
-        collate = self.data_collator if batches.is_dataset(dataset) else None
-        return (batches.readable(dataset, columns, what),
-                collate or batches.OnlyColumns(self.data_collator, columns))  # fmt: skip
+        return batches.readable(dataset, columns, what), batches.Collator(self.data_collator, columns, what)
 
     def _pads(self) -> dict[str, int]:
         """The values that pad entries of a batch."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutti.hardware.threads import threads
+from tutti.keywords import names_nearest
 from tutti.science.em.fdtd import arrival, elsewhere, march, materials, monitors, placed, resolution, sources
 from tutti.science.em.fdtd.cpml import CPML, Lines, lines
 from tutti.science.em.fdtd.dispersion import Pole
@@ -407,3 +408,6 @@ def check(x: Tensor, name: str, what: str, above: float) -> None:
         raise ValueError(f"{what} of {name} is {float(x[tuple(at)])}" + (f" at node {at}" if at else ""))
     if not bool((x > above).all()):
         raise ValueError(f"{what} of {name} must be {'positive' if above >= 0 else 'at least 0'}, not {float(x.min())}")
+
+
+Simulation.__init__ = names_nearest(Simulation.__init__)
