@@ -50,7 +50,7 @@ def case(family: str, count: int = COUNT):
     """A model, its batch and loss, and the graph of a microbatch."""
     torch.manual_seed(0)  # every process makes the same
     model, batch, loss = MODELS[family]()
-    graph = tutti.capture(model, microbatches(batch, count)[0], adam(model), loss, clip_norm=1.0)
+    graph = tutti.capture(model, microbatches(batch, count)[0], adam(model), loss, clip_norm=1.0, microbatches=count)
     return model, batch, loss, graph
 
 

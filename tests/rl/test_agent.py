@@ -1,12 +1,14 @@
 """What all agents share: levels, files, evaluation, and errors."""
 
+import types
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from tutti.rl import PPO, SAC, Agent, CheckpointCallback, EvalCallback, StopOnReturn, files, make
+from tutti.rl import PPO, SAC, Agent, CheckpointCallback, EvalCallback, StopOnReturn, files, make, program
 from tutti.rl.agent import Evaluation
 from tutti.rl.algorithms import algorithm
 from tutti.rl.callbacks import TensorBoard, checkpoints
@@ -167,10 +169,73 @@ def test_the_best_agent_of_a_run_is_replaced_by_a_better_one_only(tmp_path, monk
     assert files.about(path)["score"] == 1
 
 
+@pytest.mark.parametrize(
+    "name, options, size",
+    [
+        ("PPO", {"n_envs": 1, "n_steps": 64}, 64),
+        ("PPO", {"n_envs": 2, "n_steps": 75}, 150),
+        ("PPO", {"n_envs": 1, "n_steps": 257}, 257),
+        ("RecurrentPPO", {"n_envs": 3, "n_steps": 64}, 192),
+        ("RecurrentPPO", {"n_envs": 3, "n_steps": 512}, 512),
+    ],
+)
+def test_a_default_batch_size_divides_the_rollout(name, options, size):
+    with pytest.warns(UserWarning, match=f"batch_size is 256, which .* it is {size} now") as told:
+        agent = algorithm(name)("CartPole-v1", level="eager", **options)
+    assert agent.config.batch_size == size and len(told) == 1 and told[0].filename == __file__
+    again = algorithm(name)("CartPole-v1", level="eager", batch_size=size, **options)  # without a warning
+    assert equal(agent, again) and "batch_size" in agent.constants
+    with pytest.raises(ValueError, match=rf"batch_size is 256, .*; use batch_size={size}$"):
+        algorithm(name)("CartPole-v1", level="eager", batch_size=256, **options)
+
+
+def test_a_team_has_a_batch_size_that_divides_its_steps():
+    with pytest.raises(ValueError, match=r"batch_size is 48, which does not divide the 64 steps .* batch_size=32$"):
+        algorithm("COMA")("simple_spread_v3", n_envs=4, n_steps=16, batch_size=48, level="eager")
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("trained", ["CartPole-v1", "gymnasium:CartPole-v1"])
+def test_agents_are_loaded_with_another_number_of_environments(trained, normalize, tmp_path):
+    own = {"n_steps": 16, "n_epochs": 1, "level": "eager", "normalize_obs": normalize, "normalize_reward": normalize}
+    agent = PPO(trained, n_envs=4, batch_size=64, **own).learn(64)
+    path = agent.save(tmp_path / "cart")
+    with pytest.warns(UserWarning, match="batch_size is 64, which does not divide the 16 rows .* it is 16 now"):
+        one = PPO.load(path, env=gymnasium.make("CartPole-v1"))
+    obs = np.full((3, 4), 0.1, np.float32)
+    np.testing.assert_array_equal(one.predict(obs)[0], agent.predict(obs)[0])
+    before, after = leaves(agent.program.state()["learner"]), leaves(one.program.state()["learner"])
+    assert all(torch.equal(x, after[name]) for name, x in before.items() if not name.endswith("return"))
+    assert one.n_envs == 1 and one.learn(16).num_timesteps == 80
+    with pytest.raises(ValueError, match="use batch_size=16"):
+        PPO.load(path, env=gymnasium.make("CartPole-v1"), batch_size=32)
+
+
+def test_a_replay_of_other_environments_is_left_out(tmp_path):
+    agent = small("DQN").learn(64)
+    path = agent.save(tmp_path / "dqn")
+    with pytest.warns(UserWarning, match="has the replay of 2 environments, and the agent has 1: it is left out"):
+        one = Agent.load(path, env=gymnasium.make("CartPole-v1"))
+    assert int(one.program.state()["replay"]["size"]) == 0 and one.warm_until == 64
+    assert one.learn(32).num_timesteps == 96
+
+
+def test_compiling_is_told(monkeypatch, capsys):
+    """By `learn` with `verbose`, once."""
+    monkeypatch.setattr(program.tutti, "function", lambda run, *args, **options: types.SimpleNamespace(
+        fixed=lambda *args: run))  # fmt: skip
+    for verbose, level, count in ((1, "O2", 1), (0, "O2", 0), (1, "O0", 0)):
+        agent = small(verbose=verbose, level=level)
+        agent.predict(np.zeros(4, np.float32))
+        agent.learn(128)
+        lines = [x for x in capsys.readouterr().out.splitlines() if "compiling" in x]
+        assert len(lines) == count and all('level="O0"' in x and x.startswith("PPO: ") for x in lines)
+
+
 def test_options_that_do_not_exist_or_do_not_fit():
     with pytest.raises(ValueError, match="no option 'gama'; did you mean 'gamma'"):
         small(gama=0.9)
-    with pytest.raises(ValueError, match="batch_size is 48, which does not divide the 64 rows"):
+    with pytest.raises(ValueError, match=r"batch_size is 48, which does not divide the 64 rows .*; use batch_size=32$"):
         small(batch_size=48)
     with pytest.raises(ValueError, match=r"gamma is 1.5; it must be from 0 to 1"):
         small(gamma=1.5)

@@ -71,6 +71,24 @@ def test_another_run_in_the_same_folder_is_refused(config, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train ppo-cartpole --lernig_rate 3", "no option --lernig_rate; did you mean --option learning_rate=...? "
+         "tutti rl train --help lists all"),
+        ("train ppo-cartpole --batch-size=3", "no option --batch-size; did you mean --option batch_size=...?"),
+        ("train ppo-cartpole --stepz 3", "no option --stepz; did you mean --steps?"),
+        ("train ppo-cartpole --zzz", "no option --zzz; tutti rl train --help lists all"),
+        ("list --x", "no option --x; tutti rl list --help lists all"),
+        ("eval out --episode 3", "no option --episode; did you mean --episodes?"),
+        ("play out --no-steps", "no option --no-steps"),
+    ],
+)  # fmt: skip
+def test_unknown_options_name_the_nearest(capsys, line, message):
+    assert cli.main(["rl", *line.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ('algorithm = "PPO"\nenv = "CartPole-v1"', "steps is missing"),
@@ -85,7 +103,10 @@ def test_another_run_in_the_same_folder_is_refused(config, tmp_path, capsys):
         (CONFIG.replace("n_envs = 4", "n_envs = 4.5"), "n_envs is 4.5; it must be a whole number"),
         (CONFIG.replace("[16]", "16"), "hidden is 16; it must be whole numbers in brackets"),
         (CONFIG.replace("evaluate", "evalute"), "did you mean 'evaluate'?"),
-        (CONFIG.replace("CartPole-v1", "CartPoll-v1"), "Near are CartPole-v1"),
+        (
+            CONFIG.replace("CartPole-v1", "CartPoll-v1"),
+            "doesn't exist. Near are CartPole-v1 or CartPole-v0",
+        ),
         (CONFIG.replace("CartPole-v1", "ALE/Pong-v5"), "pip install ale-py"),
         (CONFIG.replace("CartPole-v1", "nosuchmodule:X-v0"), "names the module nosuchmodule, which cannot be imported"),
         (CONFIG.replace("steps = 512", "steps = 0"), "steps is 0; it must be at least 1"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from tutti.rl import PPO, make
+from tutti.rl import DQN, PPO, make
 from tutti.rl.adapt.halves import Halves
 from tutti.rl.adapt.pure import Pure, in_workers
 from tutti.rl.env import Env
@@ -155,3 +156,64 @@ def test_keys_and_episodes_go_on_after_a_load_where_environments_cannot_be_saved
     assert again.host.steps == agent.host.steps == 32
     assert not torch.equal(again.host.seen["obs"], first) and again.host.length.tolist() == [0, 0]
     again.learn(32)
+
+
+class Broken(gymnasium.Env):
+    """Returns NaN in the observation, or the reward, of one step after a reset; that of an episode's end is its 4th."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, at, what="observation"):
+        self.at, self.what, self.t = at, what, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), np.nan if self.what == "reward" and self.t == self.at else 1.0, self.t == 4, False, {}
+
+    def observe(self):
+        return np.full(2, np.nan if self.what == "observation" and self.t == self.at else 0, np.float32)
+
+
+@pytest.mark.parametrize("kind", [PPO, DQN])
+@pytest.mark.parametrize("at, where", [(0, "`reset`"), (1, "step 1"), (4, "step 4")])
+def test_observations_that_are_not_finite_are_named(kind, at, where):
+    options = {"learning_starts": 8} if kind is DQN else {"n_steps": 4}
+    with pytest.raises(ValueError, match=rf"Broken: instance 0 returned an observation with nan in {where}"):
+        kind(Broken(at), batch_size=4, level="eager", **options).learn(32)
+    with pytest.raises(ValueError, match="Broken: instance 0 returned the reward nan in step 1"):
+        kind(Broken(1, "reward"), batch_size=4, level="eager", **options).learn(32)
+
+
+class PureBroken(Ticks):
+    """Its observations are NaN from the second step on, for ever or for one step."""
+
+    def __init__(self, forever):
+        self.forever = forever
+
+    def masks(self, state):
+        return None
+
+    def observe(self, t):
+        return torch.where(t >= 2 if self.forever else t == 2, torch.nan, 1.0).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("kind, forever", [(PPO, True), (DQN, True), (DQN, False)])
+def test_observations_of_pure_environments_are_named(kind, forever):
+    options = {"learning_starts": 8} if kind is DQN else {"n_steps": 2}
+    with pytest.raises(ValueError, match=r"PureBroken: the observation .* is nan; `step` must return finite observat"):
+        kind(PureBroken(forever), n_envs=2, batch_size=4, level="eager", **options).learn(64)
+
+
+def test_rewards_of_vectors_are_finite():
+    class Own(Pure):
+        def step(self, action):
+            moved = super().step(action)
+            moved.reward = np.array([1, np.inf, 1, 1], np.float32)
+            return moved
+
+    with pytest.raises(ValueError, match="instance 1 returned a reward that is inf; `step` must return finite rewards"):
+        chunk_of(Own(Ticks(), N))

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,9 +17,10 @@ from torch import nn
 
 import tutti.rl
 from rl_cases import CASES, expert, given
-from tutti.rl import A2C, DQN, PPO, SAC, Agent, CheckpointCallback, EvalCallback, adapt, files
+from tutti.rl import A2C, DQN, PPO, SAC, Agent, CheckpointCallback, EvalCallback, adapt, files, sb3
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 
+SHARED: dict[str, Agent] = {}
 SMALL = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "level": "eager"}
 REPLAYED = {"learning_starts": 16, "batch_size": 8, "buffer_size": 64, "level": "eager"}
 
@@ -196,8 +204,31 @@ def test_names_that_are_not_here_are_errors_that_say_what_is():
         agent.save_replay_buffer("x")
     with pytest.raises(AttributeError, match=r"has no attribute 'nosuch'$"):
         _ = agent.nosuch
-    with pytest.raises(AttributeError, match="'StopTrainingOnRewardThreshold'; here it is StopOnReturn"):
-        _ = tutti.rl.StopTrainingOnRewardThreshold
+    with pytest.raises(ImportError, match="no 'StopTrainingOnRewardThreshold'; here it is StopOnReturn"):
+        from tutti.rl import StopTrainingOnRewardThreshold  # noqa: F401
+    with pytest.raises(ImportError, match=r"no 'evaluate_policy'; here it is agent.evaluate\(episodes=10\)$"):
+        _ = tutti.rl.evaluate_policy
+    with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
+        _ = tutti.rl.nosuch
+
+
+@pytest.mark.parametrize("name", sb3.ABSENT)
+def test_what_takes_the_place_of_their_names_exists(name):
+    """Every expression between backticks names something, and its arguments are those of its function."""
+    assert not hasattr(importlib.import_module("tutti.rl.sb3"), name) and name not in dir(tutti.rl)
+    agent = SHARED.setdefault("agent", PPO("CartPole-v1", **SMALL))
+    for text in re.findall("`([^`]*)`", sb3.ABSENT[name]):
+        node = ast.parse(text, mode="eval").body
+        called = node.func if isinstance(node, ast.Call) else node
+        first, *rest = ast.unparse(called).split(".")
+        target = functools.reduce(getattr, rest, agent if first == "agent" else getattr(tutti.rl, first))
+        if isinstance(node, ast.Call):
+            names = inspect.signature(target).parameters.keys()
+            if isinstance(target, type) and issubclass(target, Agent):
+                names = {*names, *(f.name for f in dataclasses.fields(target.Config))} - set(target.unused)
+            if target is adapt.make:
+                names = {*names, *inspect.signature(adapt.gymnasium.Gymnasium).parameters}
+            assert {x.arg for x in node.keywords} <= set(names), text
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from openai import omit
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutti.serve import Completion, Engine, Output, Request, Sampling
@@ -17,6 +19,7 @@ from tutti.serve.server import fields
 from tutti.serve.server.answers import ChatAnswer, Sent
 from tutti.serve.server.messages import shaped
 from tutti.serve.server.protocol import ChatBody, Common, CompletionBody, EmbeddingBody, ResponseBody, Tool
+from tutti.serve.server.responses import ResponseAnswer
 from tutti.serve.server.tools import Calls, chosen, forced
 from tutti.serve.text import Text
 
@@ -389,6 +392,122 @@ def test_responses_take_empty_tools_and_formats(running):
                        ({"previous_response_id": "x"}, "as input"),
                        ({"input": [{"type": "reasoning"}]}, "input[0].type")):  # fmt: skip
         assert says in refusal(running, "responses", **{**body, **more})
+
+
+LIFE = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+ENDS = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+
+
+@pytest.mark.parametrize("form, status", [(omit, "incomplete"), ({"type": "json_schema", "name": "x",
+                                                                  "schema": {"const": 7}}, "completed")])  # fmt: skip
+def test_the_official_client_follows_a_response(running, form, status):
+    body: Any = {"model": "tiny", "input": "hello", "max_output_tokens": 4, "temperature": 0, "text": {"format": form}}
+    if form is omit:
+        del body["text"]
+    client = running.client()
+    with client.responses.stream(**body) as stream:
+        found: list[Any] = list(stream)
+    deltas = [x.delta for x in found if x.type == "response.output_text.delta"]
+    kinds = [x.type for x in found]
+    assert kinds == [*LIFE, *["response.output_text.delta"] * len(deltas), *ENDS, f"response.{status}"] and deltas
+    assert [x.sequence_number for x in found] == list(range(len(found)))
+    text = "".join(deltas)
+    assert found[-4].text == found[-3].part.text == found[-2].item.content[0].text == text
+    last = found[-1].response
+    assert last.output_text == text and last.status == last.output[0].status == found[-2].item.status == status
+    assert last.output[0].id == found[2].item.id == found[3].item_id and last.usage.output_tokens >= len(deltas)
+    assert {x.response.created_at for x in found if hasattr(x, "response")} == {last.created_at}
+    for x in client.responses.create(**body, stream=True):  # every field that the client declares is there
+        if not hasattr(x, "response"):
+            type(x).model_validate(x.to_dict())
+    assert client.responses.create(**body).output_text == text
+
+
+def test_a_response_that_fails_says_so_to_the_end():
+    async def changes() -> Any:
+        raise ValueError("the cache is gone")
+        yield
+
+    async def sent() -> list[dict[str, Any]]:
+        answer = ResponseAnswer(ResponseBody.model_validate({"input": "x"}), "tiny")
+        pieces = [x async for x in answer.events(Output("", [1], [Completion()]), changes())]
+        return [json.loads(x.split("data: ")[1]) for x in pieces]
+
+    error, failed = asyncio.run(sent())[-2:]
+    assert (error["type"], error["message"], error["sequence_number"]) == ("error", "the cache is gone", 4)
+    assert failed["type"] == "response.failed" and failed["response"]["error"]["message"] == "the cache is gone"
+
+
+# -- names of fields --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path, body, says",
+    [
+        ("completions", {"max_token": 3}, "unknown field 'max_token'; did you mean 'max_tokens'?"),
+        ("completions", {"topk": 3}, "unknown field 'topk'; did you mean 'top_k'?"),
+        ("completions", {"structured_outputs": {"jsn": {}}}, "unknown field 'jsn'; did you mean 'json'?"),
+        ("completions", {"stream_options": {"include_usge": True}}, "did you mean 'include_usage'?"),
+        ("completions", {"colour": 3}, "unknown field 'colour'"),
+        ("chat/completions", {"tools": [{"type": "function", "functoin": {}}]}, "did you mean 'function'?"),
+        ("chat/completions", {"tools": [{"function": {"name": "f", "paramters": {}}}]}, "did you mean 'parameters'?"),
+        ("responses", {"max_tokens": 3}, "unknown field 'max_tokens'; did you mean 'max_output_tokens'?"),
+        ("responses", {"text": {"format": {"type": "json_schema", "shema": {}}}}, "did you mean 'schema'?"),
+        ("embeddings", {"dimension": 3}, "unknown field 'dimension'; did you mean 'dimensions'?"),
+    ],
+)
+def test_an_unknown_field_names_the_nearest(running, path, body, says):
+    needed = {"completions": {"prompt": "hi"}, "chat/completions": {"messages": [USER]}}.get(path, {"input": "hi"})
+    assert refusal(running, path, **needed, **body).endswith(says)
+
+
+@pytest.mark.parametrize(
+    "path, field, value, says",
+    [
+        ("completions", "logprobs", 50, "logprobs is 50"),
+        ("completions", "logprobs", -1, "logprobs is -1"),
+        ("chat/completions", "top_logprobs", 50, "top_logprobs is 50"),
+        ("chat/completions", "top_logprobs", -1, "top_logprobs is -1"),
+        ("completions", "max_tokens", -1, "max_tokens is -1"),
+        ("chat/completions", "max_tokens", -1, "max_tokens is -1"),
+        ("chat/completions", "max_completion_tokens", -1, "max_completion_tokens is -1"),
+        ("responses", "max_output_tokens", -1, "max_output_tokens is -1"),
+        ("completions", "allowed_token_ids", [], "allowed_token_ids is empty"),
+        ("completions", "max_tokens", 255, "max_tokens is 255; the prompt has 2 tokens, and the engine holds 256 with "
+         "the output: ask for at most 254, or shorten the prompt"),
+        ("chat/completions", "max_tokens", 256, "max_tokens is 256"),
+        ("chat/completions", "max_completion_tokens", 256, "max_completion_tokens is 256"),
+        ("responses", "max_output_tokens", 256, "max_output_tokens is 256"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_field_that_was_sent(running, path, field, value, says):
+    needed = {"completions": {"prompt": "hi"}, "responses": {"input": "hi"}}.get(path, {"messages": [USER]})
+    more = {"logprobs": True} if field == "top_logprobs" else {}
+    error = running.post(f"/v1/{path}", **needed, **more, **{field: value}).json()["error"]
+    assert error["message"].startswith(says) and error["param"] == field and error["code"] == 400
+
+
+def test_an_output_may_fill_the_room_that_is_left(running):
+    bias = {str(number("a")): 100}
+    body = {"prompt": "hi", "logit_bias": bias, "ignore_eos": True}
+    assert complete(running, **body, max_tokens=254)["text"] == "a" * 254
+    long = complete(running, prompt="x" * 250, logit_bias=bias, max_tokens=None)  # by default, as many as fit
+    assert (long["text"], long["finish_reason"]) == ("a" * 6, "length")
+
+
+def test_a_role_that_no_api_has_is_refused(running):
+    says = "messages[0].role is 'robot'; expected one of system, developer, user, assistant, tool, function"
+    assert refusal(running, "chat/completions", messages=[{"role": "robot", "content": "hi"}]) == says
+    assert "input[0].role is 'robot'" in refusal(running, "responses", input=[{"role": "robot", "content": "hi"}])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_logprobs_of_a_prompt_of_one_token(running, stream):
+    body = {"prompt": "h", "max_tokens": 0, "echo": True, "logprobs": 1}
+    choice = events(running, "completions", **body)[0]["choices"][0] if stream else complete(running, **body)
+    assert choice["text"] == "h"
+    assert choice["logprobs"] == {"tokens": ["h"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+    assert complete(running, **{**body, "logprobs": None})["logprobs"] is None
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------

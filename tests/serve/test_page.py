@@ -97,7 +97,7 @@ def test_chat_and_live_view(running, tmp_path):
         made = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}],
                                               max_tokens=20, temperature=0)  # fmt: skip
         assert page.js("turns[1].content") == made.choices[0].message.content
-        page.js("$('max_tokens').value = 200; $('temperature').value = 1")
+        page.js("$('max_tokens').value = 150; $('temperature').value = 1")
         page.say("go on")
         wait(lambda: running.engine.busy)
         page.js("$('form').requestSubmit()")  # Stop

@@ -13,6 +13,7 @@ import tiny
 import torch
 from web import JSON, Running
 
+import tutti
 from tutti.serve import Completion, Engine, Output, Request, Sampling
 from tutti.serve.server.answers import ChatAnswer, Sent
 from tutti.serve.server.app import Options
@@ -312,6 +313,9 @@ def test_a_full_queue_answers_429(running):
 
 def test_health_models_metrics_and_page(running):
     assert httpx.get(running.url + "/health").json() == {"status": "ok"}
+    assert httpx.get(running.url + "/version").json() == {"version": tutti.__version__}
+    for ping in (httpx.get, httpx.post):
+        assert (ping(running.url + "/ping").status_code, ping(running.url + "/ping").content) == (200, b"")
     assert [x.id for x in running.client().models.list()] == ["tiny"]
     assert running.client().models.retrieve("tiny").id == "tiny"
     running.client().completions.create(model="tiny", prompt="x", max_tokens=4)

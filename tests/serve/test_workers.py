@@ -50,6 +50,17 @@ def test_the_router_counts_the_requests_of_all_workers(monkeypatch):
     assert asyncio.run(statuses("a", "a", "a", "b", "c")) == [503, 503, 429, 503, 401]  # no worker is ready
 
 
+def test_the_stages_of_a_start_are_printed(monkeypatch, tmp_path: Path, capsys):
+    tiny.model().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr(command, "_listen", lambda uvicorn, app, *rest: None)
+    command.serve(str(tmp_path), port=0, memory=0.001, most=1, budget=16, name="m")
+    out, err = capsys.readouterr()
+    lines = [x.removeprefix("tutti serve: ") for x in err.splitlines() if x.startswith("tutti serve: ")]
+    assert lines[0] == f"loading {tmp_path}" and sum(x.startswith("self-check: ") for x in lines) == 1
+    assert lines[-1].startswith("preparing steps") and len(lines) == len(set(lines)) <= 6 and not out
+
+
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_the_others_answer(tmp_path: Path):
     tiny.model().save_pretrained(tmp_path / "tiny")

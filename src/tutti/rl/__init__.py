@@ -39,10 +39,11 @@ def __getattr__(name: str) -> Any:
             return import_module("tutti.rl.adapt")
         if name in NAMES:
             return getattr(import_module(f"tutti.rl.{NAMES[name]}"), name)
-    from tutti.rl.sb3 import CALLBACKS
+    from tutti.rl.sb3 import ABSENT
 
-    hint = f"; here it is {CALLBACKS[name]}" if name in CALLBACKS else ""
-    raise AttributeError(f"module 'tutti.rl' has no attribute {name!r}{hint}")
+    if name in ABSENT:  # `from tutti.rl import name` would replace the text of an AttributeError
+        raise ImportError(f"tutti.rl has no {name!r}; here it is {ABSENT[name].replace('`', '')}")
+    raise AttributeError(f"module 'tutti.rl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

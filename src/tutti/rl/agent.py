@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -40,6 +41,7 @@ from tutti.rl.normalize import Normalizer
 from tutti.rl.program import Program, leaves
 from tutti.rl.vector import VectorEnv
 
+SIGNALS = {"return": "return", "reward": "reward", "obs": "observation", "last": "observation"}  # by their tensors
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Tree = dict[str, Any]
 Number = float | Tensor
@@ -118,7 +120,8 @@ class Agent(ABC):
 
     def __init__(self, *given: Any, policy: str | None = None, env: Any = None, seed: int | None = 0,
                  level: str = "O2", threads: int = 1, verbose: int = 0, tensorboard_log: str | Path | None = None,
-                 device: Any = "cpu", policy_kwargs: dict[str, Any] | None = None, **options: Any):  # fmt: skip
+                 device: Any = "cpu", policy_kwargs: dict[str, Any] | None = None, _stored: Set[str] = frozenset(),
+                 **options: Any):  # fmt: skip
         kind = type(self)
         self.policy_name, env = sb3.policy_and_env(kind.__name__, given, policy, env)
         sb3.check_device(device)
@@ -126,6 +129,7 @@ class Agent(ABC):
         if self.policy_name == "MlpLstmPolicy":
             options = self._with_memory(options)
         self.config, self.threads = configured(kind, options), _whole("threads", threads, 1)
+        self.chosen = options.keys() - _stored  # by the caller; the others are defaults, or come from a file
         self.verbose, self.tensorboard_log = _whole("verbose", verbose, 0), tensorboard_log
         self.env = self._made(env, options)
         self.seed, self.level = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed, level
@@ -237,6 +241,24 @@ class Agent(ABC):
             if getattr(self.config, name) != getattr(default, name):
                 raise ValueError(f"{name} has no effect on {type(self).__name__} {why}; leave it out")
 
+    def fit_batch(self, rows: int, what: str, unit: int = 1, why: str = "") -> None:
+        """Make batch_size a multiple of `unit` that divides `rows`. what: the rows, in words. why: there is a unit.
+
+        A batch_size that the caller did not choose becomes the largest such number up to it, with a warning. Raises
+        ValueError, with that number, for one that the caller chose.
+        """
+        size = self.config.batch_size
+        if not (rows % size or size % unit):
+            return
+        fits = [n for n in range(unit, rows + 1, unit) if rows % n == 0]
+        best = max((n for n in fits if 1 < n <= size), default=rows if fits[0] == 1 else fits[0])
+        rule = f"does not divide the {rows} {what}" if rows % size else f"is no multiple of {unit}: {why}"
+        if "batch_size" in self.chosen:
+            raise ValueError(f"batch_size is {size}, which {rule}; use batch_size={best}")
+        warnings.warn(f"{type(self).__name__}: batch_size is {size}, which {rule}; it is {best} now, and batch_size="
+                      f"{best} says so without this warning", stacklevel=4)  # fmt: skip
+        self.config = replace(self.config, batch_size=best)
+
     def to_env(self, action: Tensor) -> Tensor:
         return self.distribution.to_env(action)
 
@@ -278,12 +300,19 @@ class Agent(ABC):
             self.program.put({"learner": {"progress": torch.zeros(())}})
         self.total = self.num_timesteps + count
         self.prepare()
+        self.program.on_compile = self._tell_compiling if self.verbose else None
         log = log_interval if log_interval is None else _whole("log_interval", log_interval, 1)
         with reporting(self, callback, progress_bar, log, tb_log_name) as goes_on:
             while self.num_timesteps < self.total and goes_on():
                 self.step()
         self.check_weights()
         return self
+
+    def _tell_compiling(self) -> None:
+        """Say, once in a call of `learn`, why nothing happens for a while."""
+        self.program.on_compile = None
+        print(f'{type(self).__name__}: compiling the iteration, 20 s to two minutes unless the cache has it; for short '
+              'runs, level="O0" begins at once', flush=True)  # fmt: skip
 
     @property
     def observation_space(self) -> spaces.Space:
@@ -367,13 +396,12 @@ class Agent(ABC):
 
     def _cause(self) -> str:
         state = self.program.state()
-        actor = state.get("actor", {})
-        for what, x in (("return", actor.get("return")), ("observation", actor.get("obs"))):
-            if x is not None and not x.isfinite().all():
-                wants, now = "rewards" if what == "return" else "observations", float(x[~x.isfinite()][0])
-                return (
-                    f"{self.env.name}: the {what} of an episode under way is {now}; `step` must return finite {wants}"
-                )
+        for group, where in (("actor", "of an episode under way"), ("replay", "in the replay")):
+            for name, x in leaves(state.get(group, {})).items():
+                what = SIGNALS.get(name.rpartition(".")[2])
+                if what and x.is_floating_point() and not x.isfinite().all():
+                    return (f"{self.env.name}: the {what} {where} is {float(x[~x.isfinite()][0])}; `step` must return "
+                            f"finite {what if what != 'return' else 'reward'}s")  # fmt: skip
         return "Lower learning_rate, scale rewards, or normalize observations (normalize_obs=True)"
 
     def check_weights(self) -> None:

@@ -33,7 +33,8 @@ def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | Vec
             raise
         raise ValueError(f"{name} names the module {module}, which cannot be imported: {error}") from error
     except gymnasium.error.Error as error:
-        raise ValueError(f"{str(error).rstrip('.')}. {_remedy(name, error)}") from error
+        text = str(error).partition(" Did you mean")[0].rstrip(".?")  # `_remedy` knows more names
+        raise ValueError(f"{text}. {_remedy(name, error)}") from error
 
 
 def _remedy(name: str, error: Exception) -> str:
@@ -42,7 +43,7 @@ def _remedy(name: str, error: Exception) -> str:
         return "`tutti rl list` shows environments that need no package"
     if name.removeprefix("gymnasium:").startswith("ALE/"):
         return f"pip install ale-py, and write ale_py:{name}"
-    known = [*registry.ENVS, *gymnasium.registry]
+    known = list(dict.fromkeys([*registry.ENVS, *gymnasium.registry]))
     near = " or ".join(get_close_matches(name, known, 3, 0.5))
     return f"Near are {near}" if near else "`tutti rl list` shows environments"
 
@@ -54,12 +55,15 @@ def adapted(env: Any) -> Env | VectorEnv:
     """
     if isinstance(env, Env | VectorEnv):
         return env
+    from tutti.rl.adapt.checked import OLD
     from tutti.rl.adapt.make import make, of_pettingzoo
 
     if isinstance(env, gymnasium.vector.VectorEnv):
         return make(env, env.num_envs)
     if isinstance(env, gymnasium.Env) or of_pettingzoo(env):
         return make(env, 1)
+    if hasattr(env, "reset") and hasattr(env, "step") and not isinstance(env, type):
+        raise ValueError(f"env is a {type(env).__name__}, which is no gymnasium.Env. {OLD}")
     raise ValueError(f"env is a {type(env).__name__}; pass a name, an environment of gymnasium or PettingZoo, a "
                      "tutti.rl.Env or a tutti.rl.VectorEnv. tutti.rl.adapt.make(function, n) makes n environments with "
                      "a function that returns one")  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,4 +104,30 @@ def rl(argv: list[str]) -> None:
     if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
         near = " or ".join(get_close_matches(argv[0], VERBS, 2, 0.0)[:1])
         raise ValueError(f"there is no verb {argv[0]!r}; did you mean {near}? There are {', '.join(VERBS)}")
+    if argv and argv[0] in VERBS:
+        _check_options(argv[0], argv[1:])
     tyro.extras.subcommand_cli_from_dict(VERBS, prog="tutti rl", description="Reinforcement learning.", args=argv)
+
+
+def _check_options(verb: str, words: list[str]) -> None:
+    """Raise ValueError for an option that a verb does not have, with the nearest of its own or of the algorithms'."""
+    own = {name.replace("_", "-"): x.annotation for name, x in inspect.signature(VERBS[verb]).parameters.items()
+           if not str(x.annotation).startswith("First")}  # fmt: skip
+    known = {"help", *own, *(f"no-{name}" for name, annotation in own.items() if annotation == "bool")}
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0].replace("_", "-")
+        if not word.startswith("--") or not name or name in known:
+            continue
+        near = [f"--{x}" for x in get_close_matches(name, known, 1, 0.7)]
+        if verb == "train" and not near:
+            options = get_close_matches(name.replace("-", "_"), _algorithm_options(), 1, 0.7)
+            near = [f"--option {x}=..." for x in options]
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"no option {word.partition('=')[0]}; {hint}tutti rl {verb} --help lists all")
+
+
+def _algorithm_options() -> set[str]:
+    """The names of the options of all algorithms."""
+    from tutti.rl.algorithms import ALGORITHMS, algorithm
+
+    return {f.name for kind in ALGORITHMS for f in fields(algorithm(kind).Config)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Real
@@ -162,7 +163,8 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     if env is None and known["env"] is not None:
         env = _by_name(known["env"], path)
     if env is None:
-        raise ValueError(f"{path} does not say in which environment the agent acts; pass env=")
+        raise ValueError(f"{path} does not hold the environment of the agent, which was no name: pass one with the "
+                         f"same spaces, as in {kind.__name__}.load(path, env=env), also for predict alone")  # fmt: skip
     if missing := [name for name in known["unsaved"] if name not in options]:
         raise ValueError(f"{path} was saved with a function as {missing[0]}, which a file cannot hold: pass "
                          f"load(..., {missing[0]}=...)")  # fmt: skip
@@ -174,7 +176,8 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
     _check_options(own, given, path)
     if not isinstance(env, str | Env):
         given.pop("n_envs", None)  # a vector of environments says how many it has
-    agent = own(env=env, **{"policy": known.get("policy"), **given, **options})
+    stored = given.keys() - options.keys()
+    agent = own(env=env, _stored=stored, **{"policy": known.get("policy"), **given, **options})
     restore(agent, path)
     return agent
 
@@ -202,8 +205,13 @@ def _by_name(name: str, path: Path) -> str:
 
 
 def restore(agent: Agent, path: Path) -> None:
-    """Continue an agent from a file of one with the same options."""
+    """Continue an agent from a file of one with the same options, in new episodes if the agent has other environments
+    than the file: of the host instead of pure ones, or another number of them."""
     known, saved = about(path), tensors(path)
+    if agent.config.n_envs != known["options"].get("n_envs", agent.config.n_envs):
+        known, saved = _without_envs(agent, known, saved, path)
+    elif not isinstance(agent.env, Env):
+        saved = {name: x for name, x in saved.items() if not name.startswith("actor.")}
     arrays = {name.removeprefix(HOST): x for name, x in saved.items() if name.startswith(HOST)}
     saved = {name: x for name, x in saved.items() if not name.startswith(HOST)}
     check_fit(leaves(agent.program.state()), saved, path, "the agent")
@@ -218,6 +226,21 @@ def restore(agent: Agent, path: Path) -> None:
     agent.num_timesteps, agent.predictions = known["num_timesteps"], known["predictions"]
     agent.episodes.extend(map(tuple, known["episodes"]))
     agent.warm_until = known["warm_until"]
+
+
+def _without_envs(agent: Agent, known: dict[str, Any], saved: dict[str, Tensor],
+                  path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
+    """Settings and tensors without what belongs to each environment. Warns if a replay is among it."""
+    state, count = leaves(agent.program.state()), known["options"]["n_envs"]
+    if any(name.startswith("replay.") for name in saved):
+        warnings.warn(f"{path} has the replay of {count} environments, and the agent has {agent.config.n_envs}: it is "
+                      "left out, and a new one begins", stacklevel=5)  # fmt: skip
+        known = {**known, "warm_until": known["num_timesteps"]}
+    rest = {name: x for name, x in saved.items() if not name.startswith(LEFT_OUT)}
+    for name in rest.keys() & state.keys():
+        if name.endswith(".return") and rest[name].shape != state[name].shape:  # of an episode under way
+            rest[name] = state[name]
+    return {**known, "host": None}, rest
 
 
 def check_fit(state: dict[str, Tensor], saved: dict[str, Tensor], path: Path, whose: str) -> None:

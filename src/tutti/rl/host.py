@@ -80,7 +80,17 @@ class HostActor:
         return {**found, "last_valid": found["valid"] & ~found["agent_terminated"]}
 
     def _seen(self, agent: Agent, obs: Any) -> Tree:
-        return _all_of(agent, obs, self.env.masks(), self.env.overview())
+        return self._finite(_all_of(agent, obs, self.env.masks(), self.env.overview()))
+
+    def _finite(self, seen: Tree) -> Tree:
+        """What is seen. Raises ValueError for observations that are not finite, from which only NaN can be computed."""
+        obs = seen["obs"]
+        if obs.is_floating_point() and not obs.isfinite().all():
+            i = int((~obs.isfinite()).nonzero()[0, 0])
+            where = f"step {self.steps}" if self.steps else "`reset`"
+            raise ValueError(f"{self.env.name}: instance {i} returned an observation with "
+                             f"{float(obs[~obs.isfinite()][0])} in {where}; observations must be finite")  # fmt: skip
+        return seen
 
     def _ended(self, agent: Agent, moved: Moved) -> Tree:
         """What is seen after a step in which an episode ended, of the same episode."""
@@ -88,7 +98,7 @@ class HostActor:
             if getattr(self.env, name)() is not None and getattr(moved, f"last_{name}") is None:
                 raise ValueError(f"{self.env.name} has {name}, but its step did not return those of the last "
                                  f"observations where an episode ended: give `Moved` its last_{name}")  # fmt: skip
-        return _all_of(agent, moved.last, moved.last_masks, moved.last_overview)
+        return self._finite(_all_of(agent, moved.last, moved.last_masks, moved.last_overview))
 
     def state(self) -> Tree:
         """What continuing needs, for a checkpoint. Without "env" where environments cannot be saved."""
@@ -121,6 +131,10 @@ def rewards_of(env: VectorEnv, moved: Moved, shape: tuple[int, ...]) -> np.ndarr
         reward = reward.reshape(shape)  # arrays (n, 1) of environments that return rewards of the shape (1,)
     if reward.shape != shape:
         raise ValueError(f"{env.name} returned rewards of the shape {reward.shape}; they must be {shape}")
+    if not np.isfinite(reward).all():
+        i = int(np.argwhere(~np.isfinite(reward))[0][0])
+        raise ValueError(f"{env.name}: instance {i} returned a reward that is {float(reward[~np.isfinite(reward)][0])};"
+                         " `step` must return finite rewards")  # fmt: skip
     return reward
 
 

@@ -35,6 +35,7 @@ class Program:
         self.own: Tree = pytree.tree_map(torch.clone, state)  # no two tensors share memory
         self.store = None if level == "eager" else tutti.Store(run=self.own)
         self.made: dict[Any, Callable] = {}
+        self.on_compile: Callable[[], None] | None = None  # called before a function is compiled
 
     def call(self, function: Callable[..., tuple[Tree, Any]], *args: Any) -> Any:
         """Replace the state by that which the function returns. Returns the function's result."""
@@ -67,6 +68,8 @@ class Program:
         kinds = tuple((x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
         key = function, kinds
         if key not in self.made:
+            if self.on_compile is not None and level == "O2":
+                self.on_compile()
             with COMPILING:
                 made = tutti.function(run, *args, store=self.store, level=level, cluster="cpu:1")
                 self.made[key] = made.fixed(*args)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from tutti.launch.launch import rank
+from tutti.launch.progress import progress, told_by
 from tutti.serve import media
 from tutti.serve.engine import Engine
 from tutti.serve.quantize import Quantize
@@ -90,19 +92,35 @@ def serve(
         _listen(uvicorn, app, host, port, f"{name} by {workers} workers")
         return
     end_with_the_router()
-    engine = Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
-                    most=most, longest=longest, speculate=speculate,
-                    adapters=dict(_pair(x) for x in adapters), quantize=quantize, self_check=self_check)  # fmt: skip
+    with told_by(_stages()), progress(f"loading {model}"):
+        engine = Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
+                        most=most, longest=longest, speculate=speculate, adapters=dict(map(_pair, adapters)),
+                        quantize=quantize, self_check=self_check)  # fmt: skip
+        if engine.runner.leads:
+            engine.warm_up()
     if not engine.runner.leads:
         engine.runner.follow()
         return
-    engine.warm_up()
     try:
         options = Options(name, keys, rate, body, queue, tuple(dict(map(_pair, adapters))), host, allowed_hosts,
                           max_logprobs, trust_request_chat_template)  # fmt: skip
         _listen(uvicorn, application(engine, options), host, port, name)
     finally:
         engine.runner.release(None)
+
+
+def _stages() -> Callable[[str], None]:
+    """Prints a line to stderr when a stage of the start begins, on rank 0. A stage is a text of progress up to a
+    colon; it is printed once, however often it comes again."""
+    begun: set[str] = set()
+
+    def show(text: str) -> None:
+        stage = text.partition(":")[0]
+        if stage and stage not in begun and not rank():
+            begun.add(stage)
+            print(f"tutti serve: {text}", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -153,7 +153,10 @@ class Engine:
         self.steps = self.guessed = self.accepted = 0
         if source is not None:
             self.update(source)
-        self.checked = compare_logits(self.runner) if self_check else 0.0  # seconds
+        self.checked = 0.0  # seconds
+        if self_check:
+            with progress("self-check: comparing logits with those of the model's own forward pass"):
+                self.checked = compare_logits(self.runner)
 
     def update(self, weights: Weights) -> int:
         """Take new weights, of a `tutti.Step` or `tutti.Store` that trains the model in this job or of a state dict.
@@ -396,7 +399,7 @@ class Engine:
         shapes = self.runner.shapes()
         with progress("preparing steps") as tell:
             for i, shape in enumerate(shapes):
-                tell(f"{i + 1} of {len(shapes)}")
+                tell(f"preparing steps: {i + 1} of {len(shapes)}")
                 self.runner.prepare(shape)
             self.runner.prepare_encoder()
 

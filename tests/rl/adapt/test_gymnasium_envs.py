@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tutti.rl import PPO
 from tutti.rl.adapt.checked import StepError
 from tutti.rl.adapt.gymnasium import Gymnasium
 from tutti.rl.adapt.layout import gather, rows, scatter
@@ -253,6 +254,45 @@ def test_wrong_environments_are_named(fault, check, error, message):
     env.step(np.array([0, 1, 0]))
     with pytest.raises(error, match=message):
         env.step(np.array([0, 1, 0]))
+
+
+class Old(gymnasium.Env):
+    """The API of gym 0.21: resets without a seed and an info, steps of four values."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self):
+        return np.zeros(2, np.float32)
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, {}
+
+
+class OldWithSeed(Old):
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32)
+
+
+class OldSteps(Old):
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+
+@pytest.mark.parametrize(
+    "kind, says",
+    [(Old, "its reset takes no seed"), (OldWithSeed, "its reset returned a value of the type ndarray, not"),
+     (OldSteps, r"its step returned a tuple of 4, not \(observation, reward, terminated, truncated, info\)")],
+)  # fmt: skip
+def test_the_old_api_is_named(kind, says):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}: instance 0: {says}.*gym before 0.26.*shimmy"):
+        env = Gymnasium(kind, 1)
+        env.reset()
+        env.step(np.zeros(1, np.int64))
+
+
+def test_an_environment_of_gym_is_named():
+    with pytest.raises(ValueError, match=r"env is a Own, which is no gymnasium.Env. Environments .* gym before 0.26"):
+        PPO(type("Own", (), {"reset": Old.reset, "step": Old.step})())
 
 
 def test_wrong_arguments():

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from tutti.rl.adapt import layout
+
+OLD = ("Environments of the API of gym before 0.26 are not stepped: derive it from gymnasium.Env, with reset(self, *, "
+       "seed=None, options=None) that returns (observation, info), and step(self, action) that returns (observation, "
+       "reward, terminated, truncated, info); shimmy.GymV21CompatibilityV0(env=env) wraps one as it is")  # fmt: skip
 
 
 class StepError(RuntimeError):
@@ -57,6 +62,32 @@ def rewards(name: str, reward: Any, step: int) -> np.ndarray:
             "observations and actions that it is computed from, or end the episode before they diverge",
         )
     return array
+
+
+def begun(name: str, instance: int, env: gymnasium.Env, seed: int | None) -> tuple[Any, dict[str, Any]]:
+    """The observation and the info of a reset. Raises `Unfit` for an environment of gym's old API."""
+    try:
+        found: Any = env.reset(seed=seed)
+    except TypeError as error:
+        if "unexpected keyword argument 'seed'" not in str(error):
+            raise
+        raise Unfit(name, instance, f": its reset takes no seed. {OLD}") from error
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+        raise Unfit(name, instance, f": its reset returned {_kind(found)}, not (observation, info). {OLD}")
+    return found
+
+
+def stepped(name: str, instance: int, env: gymnasium.Env, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """What a step returns. Raises `Unfit` for an environment of gym's old API."""
+    found: Any = env.step(action)
+    if not (isinstance(found, tuple) and len(found) == 5):
+        raise Unfit(name, instance, f": its step returned {_kind(found)}, not (observation, reward, terminated, "
+                                    f"truncated, info). {OLD}")  # fmt: skip
+    return found
+
+
+def _kind(x: Any) -> str:
+    return f"a tuple of {len(x)}" if isinstance(x, tuple) else f"a value of the type {type(x).__name__}"
 
 
 def number(name: str, instance: int, agent: Any, reward: Any) -> float:

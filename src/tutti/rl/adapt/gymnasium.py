@@ -72,7 +72,10 @@ class Gymnasium(VectorEnv):
         last, first, self.ended, masks = [], [], {}, {}
         for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
             try:
-                obs, reward[i], terminated[i], truncated[i], self.infos[i] = env.step(value)
+                moved = checked.stepped(self.name, i, env, value)
+                obs, reward[i], terminated[i], truncated[i], self.infos[i] = moved
+            except checked.Unfit:
+                raise
             except Exception as error:
                 raise checked.StepError(self.name, i, self.steps, value, checked.words(error)) from error
             terminated[i], truncated[i] = bool(terminated[i]), bool(truncated[i])
@@ -145,7 +148,9 @@ class Gymnasium(VectorEnv):
 
     def _begin(self, i: int, seed: int | None = None) -> Any:
         try:
-            obs, self.infos[i] = self.envs[i].reset(seed=seed)
+            obs, self.infos[i] = checked.begun(self.name, i, self.envs[i], seed)
+        except checked.Unfit:
+            raise
         except Exception as error:
             raise checked.StepError(self.name, i, self.steps, None, checked.words(error)) from error
         return obs

@@ -57,11 +57,14 @@ class COMA(OnPolicy):
     gaps = True
     distribution: Categorical
 
+    def check(self) -> None:
+        super().check()
+        c = self.config
+        self.fit_batch(c.n_envs * c.n_steps, f"steps of a rollout (n_envs {c.n_envs} x n_steps {c.n_steps})")
+
     def build(self) -> None:
         c, self.count, actions = self.config, teams.several(self), self.distribution.size
-        if c.n_envs * c.n_steps % c.batch_size:
-            raise ValueError(f"batch_size is {c.batch_size}, which does not divide the {c.n_envs * c.n_steps} steps of "
-                             f"a rollout (n_envs {c.n_envs} x n_steps {c.n_steps})")  # fmt: skip
+        assert c.n_envs * c.n_steps % c.batch_size == 0
         own = self.features.size + self.count
         size = teams.width_for_all(self) + own + self.count * actions
         self.pi = Network(lambda: mlp([own, *c.hidden, actions], c.activation, 1.0, 0.01))

@@ -47,13 +47,21 @@ class PPO(ActorCritic):
         normalize_advantage: bool = True
         target_kl: float | None = None
 
+    def check(self) -> None:
+        super().check()
+        c, agents = self.config, len(self.env.agents)
+        self.fit_batch(c.n_envs * c.n_steps * agents,
+                       f"rows of a rollout (n_envs {c.n_envs} x n_steps {c.n_steps} x {agents} agents)",
+                       *self.minibatch_unit())  # fmt: skip
+
+    def minibatch_unit(self) -> tuple[int, str]:
+        """What minibatches have a multiple of, and why."""
+        return 1, ""
+
     def build(self) -> None:
         super().build()
         c = self.config
-        rows = c.n_envs * c.n_steps * len(self.env.agents)
-        if rows % c.batch_size:
-            raise ValueError(f"batch_size is {c.batch_size}, which does not divide the {rows} rows of a rollout "
-                             f"(n_envs {c.n_envs} x n_steps {c.n_steps} x {len(self.env.agents)} agents)")  # fmt: skip
+        assert c.n_envs * c.n_steps * len(self.env.agents) % c.batch_size == 0
         self.adam = Adam(eps=1e-5, clip=c.max_grad_norm)
 
     def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:

@@ -40,14 +40,14 @@ class RecurrentPPO(PPO):
 
     sees = False
 
+    def minibatch_unit(self) -> tuple[int, str]:
+        n, agents = self.config.n_steps, len(self.env.agents)
+        return n * agents, f"minibatches are rollouts of whole environments (n_steps {n} x {agents} agents)"
+
     def build(self) -> None:
         super().build()
         c, d = self.config, self.distribution
-        self.each = c.n_steps * len(self.env.agents)
-        if c.batch_size % self.each:
-            raise ValueError(f"batch_size is {c.batch_size}; minibatches are rollouts of whole environments, so it "
-                             f"must be a multiple of {self.each} (n_steps {c.n_steps} x {len(self.env.agents)} "
-                             "agents)")  # fmt: skip
+        self.each = self.minibatch_unit()[0]
         outputs = {"policy": d.size, "value": 1}
         self.net = Network(lambda: Remembering(self.policy_size(), c.hidden, c.memory, c.cell, outputs, c.activation,
                                                {"policy": 0.01}))  # fmt: skip

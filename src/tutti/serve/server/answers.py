@@ -77,9 +77,11 @@ class Answer:
 
 @dataclass
 class TextAnswer(Answer):
-    """Of `/v1/completions`. echo: the prompts with which answers begin, as they were given; empty if they do not."""
+    """Of `/v1/completions`. echo: the prompts with which answers begin, as they were given; empty if they do not.
+    logprobs: whether tokens are reported with their log-probabilities."""
 
     kind: str = "text_completion"
+    logprobs: bool = False
     echo: Sequence[str | Sequence[int]] = ()
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class TextAnswer(Answer):
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens=False)
         told = completion.logprobs[sent.tokens :]
         known: list[tuple[int, TokenLogprobs | None]] = [(x.token, x) for x in told]
-        if prompt is not None and not sent.begun and (told or output.prompt_logprobs):  # the first has none
+        if prompt is not None and not sent.begun and self.logprobs:  # the first has none
             known = [(output.prompt[0], None), *((x.token, x) for x in output.prompt_logprobs), *known]
         ids = {}
         if self.ids:

@@ -16,22 +16,25 @@ from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
+import tutti
 from tutti.serve import media
 from tutti.serve.request import BAD, Completion, Output, Sampling
 from tutti.serve.request import Request as Ask
 from tutti.serve.server import messages as chats
 from tutti.serve.server.answers import ChatAnswer, Sent, TextAnswer, event, usage
 from tutti.serve.server.errors import Refused, answer, body_of
+from tutti.serve.server.fields import unknown
 from tutti.serve.server.hosts import Hosts
 from tutti.serve.server.limits import Access, BodyLimit
 from tutti.serve.server.metrics import Metrics
 from tutti.serve.server.prompts import GONE, LOOK, Prompts, connected
 from tutti.serve.server.protocol import (
+    FIELDS,
     ChatBody,
     Common,
     CompletionBody,
@@ -44,6 +47,7 @@ from tutti.serve.server.responses import ResponseAnswer, turns
 from tutti.serve.server.tools import chosen, forced
 from tutti.serve.service import FAILED, Answers, Draining, Full, Service
 
+UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # headers of a stream
 TEMPLATE = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "tokenizer", "messages"}
 
 
@@ -93,6 +97,8 @@ def application(engine: Any, options: Options) -> FastAPI:
     app.add_api_route("/", server.page, methods=["GET"], response_class=HTMLResponse)
     app.add_api_route("/live", server.live, methods=["GET"])
     app.add_api_route("/health", server.health, methods=["GET"])
+    app.add_api_route("/ping", server.ping, methods=["GET", "POST"])
+    app.add_api_route("/version", server.version, methods=["GET"])
     app.add_api_route("/metrics", server.metrics_text, methods=["GET"])
     app.add_api_route("/v1/models", server.models, methods=["GET"])
     app.add_api_route("/v1/models/{name}", server.one_model, methods=["GET"])
@@ -141,6 +147,14 @@ class Server:
         state = "ended" if self.service.ended else "draining" if self.service.draining else "ok"
         return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
+    async def ping(self) -> Response:
+        """The status of `/health`, without a body."""
+        return Response(status_code=(await self.health()).status_code)
+
+    async def version(self) -> dict[str, str]:
+        """The version of Tutti."""
+        return {"version": tutti.__version__}
+
     async def metrics_text(self) -> PlainTextResponse:
         """Prometheus metrics."""
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -183,10 +197,13 @@ class Server:
         scores = body.max_tokens == 0  # a token is computed, and left out
         sampling = await self._sampling(request, body, 1 if scores else body.max_tokens, body.logprobs)
         prompts = [await self._tokens(request, x, "prompt", body, body.max_tokens) for x in given]
+        if "max_tokens" in body.model_fields_set:  # by default, an output is as long as there is room
+            self._check_room(max(map(len, prompts)), body.max_tokens, "max_tokens")
         echo = () if not body.echo else given if body.truncate_prompt_tokens is None else prompts
         made = TextAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
                           numbers=body.return_tokens_as_token_ids, ids=body.return_token_ids,
-                          prompts=reported is not None, echo=echo)  # fmt: skip
+                          prompts=reported is not None, echo=echo,
+                          logprobs=(sampling.logprobs, sampling.prompt_logprobs) != (None, None))  # fmt: skip
         return await self._answer(request, body, made, [self._ask(x, sampling, body, *who) for x in prompts], scores)
 
     async def chat(self, request: Request, body: ChatBody) -> Any:
@@ -198,11 +215,13 @@ class Server:
         if body.stream and body.prompt_logprobs is not None:
             raise Refused(400, "prompt_logprobs are not streamed", "prompt_logprobs")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        limit, most = body.limit
+        names = {**FIELDS, "logprobs": "top_logprobs", "max_tokens": limit}
         messages = chats.shaped(body.messages)
-        sampling = await self._sampling(request, body, most, logprobs, forced(tools) if must else None)
+        sampling = await self._sampling(request, body, most, logprobs, forced(tools) if must else None, names)
         more, special = self._template(body), body.add_special_tokens
         prompt, inputs = await self._chat_prompt(request, messages, tools, more, special, body, most)
+        self._check_room(len(prompt), most, limit)
         role = "assistant" if body.add_generation_prompt else messages[-1]["role"]
         prefix = "".join(chats.texts(messages[-1])) if body.echo and messages[-1]["role"] == role else ""
         made = ChatAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
@@ -236,10 +255,10 @@ class Server:
             raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
 
     async def _sampling(self, request: Request, body: Common, most: int | None, logprobs: int | None,
-                        schema: Any = None) -> Sampling:  # fmt: skip
-        """How the tokens of an answer are chosen."""
+                        schema: Any = None, names: Mapping[str, str] = FIELDS) -> Sampling:  # fmt: skip
+        """How the tokens of an answer are chosen. names: as for `Common.sampling`."""
         limit = self.options.logprobs
-        for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs),
+        for name, count in ((names.get("logprobs", "logprobs"), logprobs), ("prompt_logprobs", body.prompt_logprobs),
                             ("logprob_token_ids", len(body.logprob_token_ids))):  # fmt: skip
             if count is not None and count > limit:
                 raise Refused(400, f"{name} is {count}; this server reports {limit} (--max-logprobs)", name)
@@ -248,7 +267,7 @@ class Server:
             raise Refused(400, f"bad_words has {len(words)} texts; at most {BAD // 2} are taken", "bad_words")
         if words:
             bad = await self.prompts.run(request, sum(map(len, words)), lambda: self._bad(words))
-        return body.sampling(most, logprobs, schema, bad)
+        return body.sampling(most, logprobs, schema, bad, names)
 
     def _bad(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of words that may not occur: as they begin a text, and after a space if they differ there."""
@@ -268,8 +287,9 @@ class Server:
 
     async def _transcribed(self, request: Request, form: FormData) -> Any:
         account, _ = self._begin(request, str(form.get("model") or ""))
-        if unknown := sorted(form.keys() - {"file", "model", "temperature", "response_format"}):
-            raise Refused(400, f"unknown field {unknown[0]!r}", unknown[0])
+        names = "file", "model", "temperature", "response_format"
+        if others := sorted(form.keys() - {*names}):
+            raise unknown(others[0], names)
         file, kind = form.get("file"), form.get("response_format", "json")
         if not isinstance(file, UploadFile):
             raise Refused(400, "file is missing", "file")
@@ -302,6 +322,16 @@ class Server:
         return Ask(prompt, sampling, priority=body.priority, account=account, user=body.user or "",
                    deadline=body.deadline, adapter=adapter, salt=body.cache_salt, inputs=inputs or {},
                    id=uuid4().hex)  # fmt: skip
+
+    def _check_room(self, prompt: int, most: int | None, name: str) -> None:
+        """Raise Refused if a prompt of so many tokens leaves no room for `most`. name: the field that asks for them."""
+        if getattr(_first(self.engine).config, "is_encoder_decoder", False):
+            prompt = 1  # the encoder reads it, and the output begins with a start token
+        room = self.prompts.longest - prompt
+        if most is not None and most > room > 0:  # the engine refuses a prompt that leaves no room at all
+            raise Refused(400, f"{name} is {most}; the prompt has {prompt} tokens, and the engine holds "
+                               f"{self.prompts.longest} with the output: ask for at most {room}, or shorten the prompt",
+                          name)  # fmt: skip
 
     async def _tokens(self, request: Request, prompt: str | list[int], name: str, body: Any,
                       most: int | None = None) -> list[int]:  # fmt: skip
@@ -375,7 +405,7 @@ class Server:
                               bool(options and options.continuous_usage_stats))  # fmt: skip
         first = await anext(events)  # a request that is refused has a status
         return StreamingResponse(_after(first, events), media_type="text/event-stream",
-                                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})  # fmt: skip
+                                 headers=UNBUFFERED)  # fmt: skip
 
     async def _changes(self, request: Request, answers: Answers) -> AsyncIterator[dict[int, Output]]:
         """The outputs that change, by their number, until all are finished or the client has left."""
@@ -453,13 +483,15 @@ class Server:
         common, effort = body.common(), body.reasoning.effort
         more = {"add_generation_prompt": True, **({} if effort is None else {"reasoning_effort": effort})}
         prompt, inputs = await self._chat_prompt(request, turns(body), (), more, False, common, None, "input")
-        ask = self._ask(prompt, common.sampling(body.max_output_tokens, None), common, *who, inputs)
+        self._check_room(len(prompt), body.max_output_tokens, "max_output_tokens")
+        names = {**FIELDS, "max_tokens": "max_output_tokens"}
+        ask = self._ask(prompt, common.sampling(body.max_output_tokens, None, names=names), common, *who, inputs)
         made = ResponseAnswer(body, body.model or self.options.model)
         changes = self._changes(request, self.service.submit([ask]))
         if not body.stream:
             return made.whole([x[0] async for x in changes][-1])
         first = (await anext(changes))[0]
-        return StreamingResponse(made.events(first, changes), media_type="text/event-stream")
+        return StreamingResponse(made.events(first, changes), media_type="text/event-stream", headers=UNBUFFERED)
 
     # -- tokens ---------------------------------------------------------------------------------------------------
 

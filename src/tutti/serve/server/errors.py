@@ -60,8 +60,6 @@ def _invalid(error: RequestValidationError) -> Refused:
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     where = ".".join(str(x) for x in first["loc"][1:]) or "body"
-    if first["type"] == "extra_forbidden":
-        return Refused(400, f"unknown field {where!r}", where)
     return Refused(400, f"{where}: {first['msg']}", where)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from tutti.serve.server.errors import Refused
@@ -51,14 +52,21 @@ RESPONSES: dict[str, tuple[Any, str]] = {
 }
 
 
-def without(field: str, value: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
-    """Take note of a field that a body does not have. Raises Refused, unless it can be ignored."""
+def unknown(field: str, names: Iterable[str]) -> Refused:
+    """The refusal of a field that nobody reads. names: of those that are read; the nearest is suggested."""
+    near = get_close_matches(field, names, 1, 0.7)
+    return Refused(400, f"unknown field {field!r}" + (f"; did you mean {near[0]!r}?" if near else ""), field)
+
+
+def without(field: str, value: Any, refused: Mapping[str, tuple[Any, str]], names: Iterable[str]) -> None:
+    """Take note of a field that a body does not have. names: of those that it has. Raises Refused, unless it can be
+    ignored."""
     if field in refused:
         nothing, remedy = refused[field]
         if value is not None and value != nothing:
             raise Refused(400, f"{field} is not supported: {remedy}", field)
     elif field not in IGNORED:
-        raise Refused(400, f"unknown field {field!r}", field)
+        raise unknown(field, names)
     elif field not in _noted:
         _noted.add(field)
         logger.warning("requests have the field %s, which is ignored: it changes no answer", field)

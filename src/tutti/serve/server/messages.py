@@ -10,6 +10,7 @@ from tutti.serve import media
 from tutti.serve.server.errors import Refused
 
 IMAGES = "image_url", "input_image"
+ROLES = "system", "developer", "user", "assistant", "tool", "function"
 
 
 def shaped(messages: Any, name: str = "messages") -> list[dict[str, Any]]:
@@ -40,6 +41,8 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     given = {key: x for key, x in message.items() if x is not None}
     if not isinstance(role := given.get("role"), str) or not role:
         raise _malformed(f"{place}.role", role, "a text, such as user")
+    if role not in ROLES:
+        raise _malformed(f"{place}.role", role, f"one of {', '.join(ROLES)}")
     for key in ("name", "tool_call_id", "reasoning", "reasoning_content"):
         if not isinstance(given.get(key, ""), str):
             raise _malformed(f"{place}.{key}", given[key], "a text")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -43,7 +44,7 @@ class Body(BaseModel):
             return body
         for name, value in body.items():
             if name not in cls.model_fields:
-                without(name, value, cls.absent)
+                without(name, value, cls.absent, [x.alias or key for key, x in cls.model_fields.items()])
         return {name: x for name, x in body.items() if x is not None and name in cls.model_fields}
 
 
@@ -111,6 +112,10 @@ class StructuredOutputs(Body):
     model_config = ConfigDict(populate_by_name=True)
 
 
+# Fields from which options of `Sampling` with other names come.
+FIELDS: Mapping[str, str] = {"allowed": "allowed_token_ids", "bad": "bad_words", "beams": "n"}
+
+
 class Common(Whole):
     """What completions and chats have in common."""
 
@@ -160,9 +165,9 @@ class Common(Whole):
     deadline: float | None = None
 
     def sampling(self, max_tokens: int | None, logprobs: int | None, schema: Any = None,
-                 bad: list[list[int]] | None = None) -> Sampling:  # fmt: skip
-        """How tokens are chosen. schema: of a forced call. bad: the tokens of `bad_words`. Raises Refused for
-        impossible values."""
+                 bad: list[list[int]] | None = None, names: Mapping[str, str] = FIELDS) -> Sampling:  # fmt: skip
+        """How tokens are chosen. schema: of a forced call. bad: the tokens of `bad_words`. names: of the fields that
+        options of `Sampling` come from, where they differ. Raises Refused for impossible values."""
         self._check(logprobs)
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         constraint = self._constraint(schema)
@@ -183,7 +188,9 @@ class Common(Whole):
                 **beams,
             )  # fmt: skip
         except ValueError as error:
-            raise Refused(400, str(error), str(error).split()[0]) from error
+            text = re.sub(r"^\w+|max_tokens", lambda option: names.get(option[0], option[0]), str(error))
+            field = text.split()[0]
+            raise Refused(400, text, field if hasattr(self, field) or field in names.values() else None) from error
 
     def _check(self, logprobs: int | None) -> None:
         """Raise Refused for fields that contradict one another."""
@@ -279,7 +286,7 @@ class CompletionBody(Common):
         return given
 
 
-class Function(BaseModel):
+class Function(Body):
     """A function that the model may call. parameters: a JSON schema."""
 
     name: str
@@ -315,6 +322,12 @@ class ChatBody(Common):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     echo: bool = False
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """The field that limits the tokens of the output, and its value."""
+        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return name, getattr(self, name)
 
     @model_validator(mode="after")
     def _legacy(self) -> ChatBody:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -38,48 +39,70 @@ class ResponseAnswer:
     model: str
     id: str = field(default_factory=lambda: f"resp_{uuid4().hex}")
     message: str = field(default_factory=lambda: f"msg_{uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, output: Output) -> dict[str, Any]:
         """The complete answer."""
-        return self._shown(output.text, _status(output), output)
+        return self._shown(_status(output), output)
 
     async def events(self, first: Output, changes: AsyncIterator[dict[int, Output]]) -> AsyncIterator[str]:
-        """The events of a stream. first: the first output. changes: those that follow."""
-        number, text, output = 0, "", first
-        begun = self._shown("", "in_progress", None)
-        yield event({"type": "response.created", "sequence_number": 0, "response": begun}, "response.created")
+        """The events of a stream: of the response, its message, the part of the message, and what is new in its text;
+        then their ends, inside out. first: the first output. changes: those that follow."""
+        numbers = count()
+
+        def sent(kind: str, **fields: Any) -> str:
+            return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
+
+        text, output = "", first
+        place = {"item_id": self.message, "output_index": 0, "content_index": 0}
+        begun = self._shown("in_progress")
+        yield sent("response.created", response=begun)
+        yield sent("response.in_progress", response=begun)
+        yield sent("response.output_item.added", output_index=0, item=self._message("in_progress", []))
+        yield sent("response.content_part.added", **place, part=_part(""))
         try:
             while True:
                 if len(output.text) > len(text):
-                    number += 1
-                    delta = {"type": "response.output_text.delta", "sequence_number": number, "item_id": self.message,
-                             "output_index": 0, "content_index": 0, "delta": output.text[len(text) :]}  # fmt: skip
-                    text = output.text
-                    yield event(delta, "response.output_text.delta")
+                    delta, text = output.text[len(text) :], output.text
+                    yield sent("response.output_text.delta", **place, delta=delta, logprobs=[])
                 if output.finished:
                     break
                 output = (await anext(changes))[0]
         except Exception as error:
             if not (isinstance(error, Refused) and error.status == GONE):
-                yield event({"type": "error", "sequence_number": number + 1, **body_of(error)[1]["error"]}, "error")
+                reason = body_of(error)[1]["error"]
+                shown = {"message": reason["message"], "param": reason["param"], "code": reason["type"]}
+                yield sent("error", **shown)
+                failure = {"code": "server_error", "message": reason["message"]}
+                yield sent("response.failed", response={**begun, "status": "failed", "error": failure})
             return
-        kind = f"response.{_status(output)}"
-        done = {"type": kind, "sequence_number": number + 1, "response": self._shown(text, _status(output), output)}
-        yield event(done, kind)
+        status, part = _status(output), _part(text)
+        yield sent("response.output_text.done", **place, text=text, logprobs=[])
+        yield sent("response.content_part.done", **place, part=part)
+        yield sent("response.output_item.done", output_index=0, item=self._message(status, [part]))
+        yield sent(f"response.{status}", response=self._shown(status, output))
 
-    def _shown(self, text: str, status: str, output: Output | None) -> dict[str, Any]:
-        body, content = self.body, [{"type": "output_text", "text": text, "annotations": []}]
-        message = {"type": "message", "id": self.message, "role": "assistant", "status": status, "content": content}
-        counts = output and {"input_tokens": len(output.prompt), "output_tokens": len(output.tokens),
-                             "total_tokens": len(output.prompt) + len(output.tokens),
-                             "input_tokens_details": {"cached_tokens": output.cached},
-                             "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
-        return {"id": self.id, "object": "response", "created_at": int(time.time()), "status": status,
-                "model": self.model, "output": [message] if output else [], "usage": counts or None,
-                "parallel_tool_calls": False, "tool_choice": "auto", "tools": [],
+    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"type": "message", "id": self.message, "role": "assistant", "status": status, "content": content}
+
+    def _shown(self, status: str, output: Output | None = None) -> dict[str, Any]:
+        body, counts = self.body, None
+        if output:
+            counts = {"input_tokens": len(output.prompt), "output_tokens": len(output.tokens),
+                      "total_tokens": len(output.prompt) + len(output.tokens),
+                      "input_tokens_details": {"cached_tokens": output.cached},
+                      "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
+        return {"id": self.id, "object": "response", "created_at": self.created, "status": status,
+                "model": self.model, "output": [self._message(status, [_part(output.text)])] if output else [],
+                "usage": counts, "parallel_tool_calls": False, "tool_choice": "auto", "tools": [],
                 "metadata": body.metadata or {}, "error": None, "instructions": body.instructions,
                 "temperature": body.temperature, "top_p": body.top_p,
                 "incomplete_details": {"reason": "max_output_tokens"} if status == CUT else None}  # fmt: skip
+
+
+def _part(text: str) -> dict[str, Any]:
+    """The part of a message that is its text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _status(output: Output) -> str:
