@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import tutti
 from tutti import cli
 from tutti.launch import interrupt
 
@@ -30,6 +31,15 @@ def test_a_missing_package_names_the_extra_that_brings_it(capsys, monkeypatch):
     assert (
         capsys.readouterr().err == "tutti generate: there is no package no_such_package; pip install 'tutti[train]'\n"
     )
+
+
+def test_the_version(capsys):
+    assert cli.main(["--version"]) == 0 and capsys.readouterr().out == f"tutti {tutti.__version__}\n"
+
+
+def test_a_folder_that_is_not_there_is_said_before_the_search(capsys):
+    argv = ["plan", "--model", "none", "--cluster", "h100:2", "--save", "/no/such/plan.json"]
+    assert cli.main(argv) == 2 and "--save /no/such/plan.json: there is no folder /no/such" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_line_and_exit_code_2(capsys):

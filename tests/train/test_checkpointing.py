@@ -12,6 +12,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import tutti
+from tutti.cli import main
 from tutti.train.checkpointing import TrainerCheckpoints
 
 
@@ -69,3 +70,9 @@ def test_where_all_are_damaged_none_is_taken(two_checkpoints, tmp_path):
         state.write_text(json.dumps({})[:1])
     with pytest.warns(UserWarning), pytest.raises(ValueError, match="has no whole folder checkpoint-N"):
         TrainerCheckpoints(SimpleNamespace(args=arguments(folder))).find(True)
+
+
+def test_the_verb_knows_checkpoints_of_a_trainer(two_checkpoints, capsys):
+    for folder, step in ((two_checkpoints, 2), (two_checkpoints / "checkpoint-1", 1)):
+        assert main(["checkpoint", "verify", str(folder)]) in (0, None)
+        assert f"step-{step:08d}" in capsys.readouterr().out.replace("\n", "")

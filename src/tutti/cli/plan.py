@@ -93,6 +93,8 @@ def make(
     check_level(level)
     if memory:
         check_suffix(memory)
+    if save and not save.parent.is_dir():  # found out before the search
+        raise ValueError(f"--save {save}: there is no folder {save.parent}")
     if top < 1 or (accumulate != "auto" and accumulate < 1):
         raise ValueError(f"--top {top}, --accumulate {accumulate}: both must be at least 1")
     if recompute and (plan == "auto" or plan.endswith(".json")):

@@ -23,6 +23,7 @@ from tutti.compile.background import Job, start
 from tutti.exec.executor import Executor
 from tutti.exec.runtime import from_rank_0, true_everywhere
 from tutti.launch.launch import local_rank
+from tutti.launch.progress import progress
 
 AUTO, PLAIN, COMPILED = "auto", "O0", "O2"
 PATIENCE = 30.0  # processor seconds that compiling takes: a run that is shorter would not get them back
@@ -106,7 +107,8 @@ class Gradual:
                 log.warning("level auto: compiling beside the first steps failed (%s); this process compiles", failed)
             self.job.stop()
         try:
-            self._at(COMPILED).compile_like(self.executors[PLAIN])
+            with progress("taking over what was compiled"):
+                self._at(COMPILED).compile_like(self.executors[PLAIN])
             error = ""
         except Exception as failure:  # of any compiler
             error = f"{type(failure).__name__}: {str(failure).strip().splitlines()[0] if str(failure) else ''}"

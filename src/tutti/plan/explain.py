@@ -56,7 +56,7 @@ def explain(plan: Plan) -> str:
 
 def _predicted(made: Prediction) -> list[str]:
     bubble = f", {seconds(made.bubble_seconds)} for the pipeline" if made.bubble_seconds else ""
-    hidden = f" ({seconds(made.hidden_seconds)} of it hidden)" if made.hidden_seconds else ""
+    hidden = f" ({seconds(made.hidden_seconds)} of it hidden)" if made.hidden_seconds > 1e-9 else ""
     level = f" at {made.level}" if made.level else ""
     lines = [
         f"predicted step   {seconds(made.step_seconds)}{level}: {seconds(made.compute_seconds)} computing, "

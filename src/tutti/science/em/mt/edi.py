@@ -139,7 +139,7 @@ class Edi(Brief):
 def read_edi(path: str | Path) -> Edi:
     """One site from a file. Raises ValueError for files without impedances and blocks of a wrong length.
 
-    Values that cannot be used become NaN: EMPTY silently; and with a warning that names station, frequency and
+    Values that cannot be used become NaN: EMPTY and NaN silently; and with a warning that names station, frequency and
     component those of a negative variance, infinite ones and overflows (`***`). Frequencies that are not positive are
     left out, components that have no block are NaN, both with a warning.
     """
