@@ -19,7 +19,7 @@ from typing import Any
 
 import harness
 
-RUNS = {"short": (18, 1), "long": (150, 1), "longer": (900, 1), "short, two processes": (18, 2)}  # steps, processes
+RUNS = {"short": (18, 1), "long": (150, 1), "longer": (400, 1), "short, two processes": (18, 2)}  # steps, processes
 QUICK = {"short": (12, 1)}
 CONTENDERS = ("transformers", "tutti auto", "tutti O2")
 ROUNDS = 1
