@@ -100,7 +100,8 @@ def report(
     """The log-probability of a token of each row, those of the most likely tokens, and of `others` of the row. Logits
     are those of the model, before constraints, penalties and temperature."""
     logprobs = logits.float().log_softmax(-1)
-    own = logprobs.gather(1, torch.tensor(tokens, dtype=torch.int64, device=logits.device)[:, None])
+    taken = torch.tensor(tokens, dtype=torch.int64, device=logits.device).clamp_(0)  # -1: none is left, an error later
+    own = logprobs.gather(1, taken[:, None])
     ranks = (1 + (logprobs > own).sum(-1)).tolist()
     of_each = zip(own[:, 0].tolist(), ranks, counts, others or [()] * len(tokens), strict=True)
     reports = []

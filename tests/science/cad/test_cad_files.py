@@ -1,12 +1,14 @@
 """Solids read from files of CAD programs."""
 
 import math
+import os
 
 import numpy as np
 import pytest
 import trimesh
 
 from tutti.science.em.cad import Mesh, read
+from tutti.science.em.cad.files import _initialize
 
 try:
     import gmsh
@@ -30,7 +32,7 @@ def test_triangles_in_millimetres(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["step", "brep"])
 def test_parametric_solids(tmp_path, kind):
     path = tmp_path / f"part.{kind}"
-    gmsh.initialize(interruptible=False)
+    _initialize()
     gmsh.option.setNumber("General.Verbosity", 1)
     block = gmsh.model.occ.addBox(0, 0, 0, 40, 30, 5)
     hole = gmsh.model.occ.addCylinder(20, 15, -1, 0, 0, 7, 8)
@@ -42,6 +44,11 @@ def test_parametric_solids(tmp_path, kind):
     plate, ball = sorted(read(path).values(), key=Mesh.volume, reverse=True)
     assert plate.volume() == pytest.approx((40 * 30 - math.pi * 64) * 5e-9, rel=2e-3)
     assert ball.volume() == pytest.approx(4 / 3 * math.pi * 1e-6, rel=2e-2)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(BrokenPipeError):  # as before gmsh
+        os.write(writer, b"x")
+    os.close(writer)
 
 
 def test_open_surfaces_name_file_and_place(tmp_path):

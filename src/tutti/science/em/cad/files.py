@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+from contextlib import suppress
 from math import inf
 from numbers import Real
 from pathlib import Path
@@ -54,7 +56,7 @@ def _triangles(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def _parametric(path: Path, angle: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     import gmsh
 
-    gmsh.initialize(interruptible=False)
+    _initialize()
     try:
         gmsh.option.setNumber("General.Verbosity", 1)
         gmsh.option.setString("Geometry.OCCTargetUnit", "MM")
@@ -84,3 +86,12 @@ def _parametric(path: Path, angle: float) -> dict[str, tuple[np.ndarray, np.ndar
         raise ValueError(f"gmsh cannot read {path.name}: {error}") from error
     finally:
         gmsh.finalize()
+
+
+def _initialize() -> None:
+    """Initialize gmsh. It makes SIGPIPE end the process: writing to a closed socket would end Python without a word."""
+    import gmsh
+
+    gmsh.initialize(interruptible=False)
+    with suppress(ValueError):  # only the main thread may
+        signal.signal(signal.SIGPIPE, signal.getsignal(signal.SIGPIPE))
