@@ -275,7 +275,8 @@ def test_peers_without_the_key_are_passed_over(generating, alone, caplog):
     assert [x[0][0] for x in tokens(outputs[1:])] == [x[0][0] for x in alone[: len(LENGTHS)]]
     listening.thread.join(60)
     assert listening.error is None and generating.pool.used == 0
-    assert sum("is refused" in x.getMessage() for x in caplog.records) == 2
+    refused = sum("is refused" in x.getMessage() for x in caplog.records)
+    assert refused in (2, 3), "the silent one is refused once it hangs up, which may be later"
     assert all("127.0.0.1:" in x.getMessage() for x in caplog.records)
 
 

@@ -68,7 +68,7 @@ def test_values_after_steps_are_bootstrapped_from_the_same_episode():
 
 
 def test_minibatches_are_whole_environments():
-    with pytest.raises(ValueError, match="is no multiple of 16: minibatches are rollouts.*use batch_size=16"):
+    with pytest.raises(ValueError, match=r"is no multiple of 16: minibatches are rollouts.*use batch_size=16"):
         RecurrentPPO(make("TMaze"), **SMALL | {"batch_size": 8})
 
 
