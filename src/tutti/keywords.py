@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 def names_nearest(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function without `**kwargs`: an unknown keyword argument is a TypeError that names the nearest one."""
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
-            if name not in known and (near := get_close_matches(name, known, 1)):
+            if name not in parameters and (near := get_close_matches(name, parameters, 1)):
                 callee = function.__qualname__.removesuffix(".__init__")
                 raise TypeError(f"{callee}() got an unexpected keyword argument {name!r}; did you mean {near[0]!r}?")
         return function(*args, **kwargs)

@@ -50,27 +50,27 @@ def engine(model: Any, plan: str = "single", devices: int = 1, **options: Any) -
 def test_below_above_and_across_the_limit(case):
     """In one batch in chunks, again from the prefix cache, and alone."""
     model, prompts, wanted = case
-    made = engine(model)
-    assert [x.tokens for x in made.generate(prompts, GREEDY)] == wanted
-    again = made.generate(prompts[::-1], GREEDY)
+    served = engine(model)
+    assert [x.tokens for x in served.generate(prompts, GREEDY)] == wanted
+    again = served.generate(prompts[::-1], GREEDY)
     assert [x.tokens for x in again] == wanted[::-1] and sum(x.cached for x in again) >= 60
-    assert [made.generate([x], GREEDY)[0].tokens for x in prompts] == wanted
-    assert made.pool.used == 0
+    assert [served.generate([x], GREEDY)[0].tokens for x in prompts] == wanted
+    assert served.pool.used == 0
 
 
 def test_a_prefix_of_another_length_is_not_shared_across_the_limit(case):
     model, prompts, _ = case
-    made, long = engine(model), prompts[-1]
+    served, long = engine(model), prompts[-1]
     for n in (24, 40, 49, 24):
         want = tiny.greedy(copy.deepcopy(model), long[:n], COUNT, pad_token_id=0)
-        assert made.generate([long[:n]], GREEDY)[0].tokens == want
+        assert served.generate([long[:n]], GREEDY)[0].tokens == want
 
 
 def test_a_salt_that_looks_like_another_length_shares_nothing(case):
     model, prompts, _ = case
-    made, long = engine(model), prompts[-1][:49]
-    made.generate([Request(long[:24], GREEDY, salt="a" + made.runner.scaling.factors(49, 49).decode())])
-    (output,) = made.generate([Request(long, GREEDY, salt="a")])
+    served, long = engine(model), prompts[-1][:49]
+    served.generate([Request(long[:24], GREEDY, salt="a" + served.runner.scaling.factors(49, 49).decode())])
+    (output,) = served.generate([Request(long, GREEDY, salt="a")])
     assert output.tokens == tiny.greedy(copy.deepcopy(model), long, COUNT, pad_token_id=0) and not output.cached
 
 
@@ -79,35 +79,35 @@ def test_a_salt_that_looks_like_another_length_shares_nothing(case):
 ], ids=["computed again", "swapped", "guesses", "tp2"])  # fmt: skip
 def test_preemption_guesses_and_plans(case, options):
     model, prompts, wanted = case
-    made = engine(model, **options)
-    assert [x.tokens for x in made.generate(prompts, GREEDY)] == wanted
-    assert made.scheduler.preemptions or "blocks" not in options
+    served = engine(model, **options)
+    assert [x.tokens for x in served.generate(prompts, GREEDY)] == wanted
+    assert served.scheduler.preemptions or "blocks" not in options
 
 
 def test_several_continuations_and_beams_across_the_limit(case):
     model, prompts, _ = case
-    made, prompt = engine(model), prompts[3]
+    served, prompt = engine(model), prompts[3]
     one = Sampling(max_tokens=COUNT, seed=3, n=3)
-    first, second = (made.generate(x, one)[0] for x in ([prompt], [prompt, prompts[0]]))
+    first, second = (served.generate(x, one)[0] for x in ([prompt], [prompt, prompts[0]]))
     assert [x.tokens for x in first.completions] == [x.tokens for x in second.completions]
-    assert len(made.generate([prompt], Sampling(max_tokens=COUNT, beams=3, n=3))[0].completions) == 3
+    assert len(served.generate([prompt], Sampling(max_tokens=COUNT, beams=3, n=3))[0].completions) == 3
 
 
 def test_handed_on_at_the_limit(case):
     model, prompts, wanted = case
-    made = Disaggregated(engine(model), engine(model))
-    assert [x.tokens for x in made.generate(prompts, GREEDY)] == wanted
+    served = Disaggregated(engine(model), engine(model))
+    assert [x.tokens for x in served.generate(prompts, GREEDY)] == wanted
 
 
 def test_embeddings_have_the_factors_of_their_length(case):
     """They are computed with padding, up to 24, 32, 48 and 64 tokens."""
     model, prompts, _ = case
-    made = engine(model)
+    served = engine(model)
     for prompt in (prompts[1], prompts[5]):
         with torch.no_grad():
             hidden = copy.deepcopy(model).base_model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
         mean = torch.nn.functional.normalize(hidden.mean(0), dim=-1)
-        assert torch.allclose(made.embed([prompt])[0], mean, atol=1e-5)
+        assert torch.allclose(served.embed([prompt])[0], mean, atol=1e-5)
 
 
 def test_what_generate_does_with_its_cache_is_found_out(case):
@@ -120,10 +120,10 @@ def test_what_generate_does_with_its_cache_is_found_out(case):
 
 def test_a_draft_model_with_other_factors(case):
     model, prompts, _ = case
-    made = Engine(model, plan="single", blocks=80, longest=100, speculate=DraftModel(model, count=2, plan="single"))
-    outputs = made.generate([Request(prompts[2], GREEDY)])
+    served = Engine(model, plan="single", blocks=80, longest=100, speculate=DraftModel(model, count=2, plan="single"))
+    outputs = served.generate([Request(prompts[2], GREEDY)])
     assert outputs[0].tokens == tiny.greedy(copy.deepcopy(model), prompts[2], COUNT, pad_token_id=0)
-    assert made.accepted >= 1
+    assert served.accepted >= 1
 
 
 def test_factors_that_do_not_follow_a_length_are_refused(monkeypatch):

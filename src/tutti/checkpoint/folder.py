@@ -18,6 +18,7 @@ from typing import Any
 from tutti.checkpoint import unpickle
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run
+TRAINER_STATE = "state"  # subfolder of a checkpoint of a Trainer: the checkpoint of its step
 MANIFEST = "manifest.json"
 METADATA = ".metadata"  # index file of torch.distributed.checkpoint
 WRITING = ".writing-"
@@ -70,6 +71,12 @@ def unfinished(root: Path) -> int | None:
 def folders(root: Path) -> list[Path]:
     """Checkpoint folders, newest first, complete or not."""
     return sorted((p for p in root.glob("step-*") if p.name[5:].isdecimal() and p.is_dir()), reverse=True)
+
+
+def trainer_checkpoints(output_dir: str | Path) -> list[Path]:
+    """The folders checkpoint-N of a Trainer, oldest first."""
+    numbered = [x for x in Path(output_dir).glob("checkpoint-*") if x.name.partition("-")[2].isdecimal()]
+    return sorted(numbered, key=lambda x: int(x.name.partition("-")[2]))
 
 
 def latest(root: Path, say: Callable[[str], None] = lambda said: None) -> Path | None:

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import tutti
 from tutti.launch import interrupt
 from tutti.launch.launch import Interrupted, LaunchError, is_plain
 
@@ -119,7 +119,7 @@ def _run(argv: list[str] | None) -> int:
         print(usage())
         return 0
     if argv[0] in ("-V", "--version"):
-        print(f"tutti {version('tutti')}")
+        print(f"tutti {tutti.__version__}")
         return 0
     name, rest = argv[0], argv[1:]
     if name not in VERBS:

@@ -19,7 +19,6 @@ from tutti.cli.tables import SHOWN, consoles, read, table
 from tutti.plan.explain import mesh_name, size
 from tutti.plan.plan import Plan
 
-TRAINER = "state"  # in a checkpoint of a Trainer, the folder of the step's checkpoint
 KINDS = {"param": "parameters", "buffer": "buffers", "master": "float32 masters"}
 
 
@@ -164,9 +163,8 @@ def find(folder: Path) -> Path:
 
 def _of_run(folder: Path) -> list[Path]:
     """The checkpoints of a run of `tutti train`, of a folder of `Checkpoints`, or of a Trainer, the newest first."""
-    steps = [x for x in folder.glob("checkpoint-*") if x.name.partition("-")[2].isdecimal()]  # of a Trainer
-    steps.sort(key=lambda x: int(x.name.partition("-")[2]), reverse=True)
-    for place in (folder / folders.CHECKPOINTS, folder, *(x / TRAINER for x in (folder, *steps))):
-        if found := folders.folders(place):
-            return found
+    of_trainer = [x / folders.TRAINER_STATE for x in (folder, *reversed(folders.trainer_checkpoints(folder)))]
+    for place in (folder / folders.CHECKPOINTS, folder, *of_trainer):
+        if checkpoints := folders.folders(place):
+            return checkpoints
     raise ValueError(f"{folder} is neither a checkpoint nor a run folder with checkpoints")

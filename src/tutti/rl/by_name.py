@@ -43,8 +43,8 @@ def _remedy(name: str, error: Exception) -> str:
         return "`tutti rl list` shows environments that need no package"
     if name.removeprefix("gymnasium:").startswith("ALE/"):
         return f"pip install ale-py, and write ale_py:{name}"
-    known = list(dict.fromkeys([*registry.ENVS, *gymnasium.registry]))
-    near = " or ".join(get_close_matches(name, known, 3, 0.5))
+    names = list(dict.fromkeys([*registry.ENVS, *gymnasium.registry]))
+    near = " or ".join(get_close_matches(name, names, 3, 0.5))
     return f"Near are {near}" if near else "`tutti rl list` shows environments"
 
 

@@ -113,12 +113,12 @@ def _check_options(verb: str, words: list[str]) -> None:
     """Raise ValueError for an option that a verb does not have, with the nearest of its own or of the algorithms'."""
     own = {name.replace("_", "-"): x.annotation for name, x in inspect.signature(VERBS[verb]).parameters.items()
            if not str(x.annotation).startswith("First")}  # fmt: skip
-    known = {"help", *own, *(f"no-{name}" for name, annotation in own.items() if annotation == "bool")}
+    options_of_verb = {"help", *own, *(f"no-{name}" for name, annotation in own.items() if annotation == "bool")}
     for word in words:
         name = word.removeprefix("--").partition("=")[0].replace("_", "-")
-        if not word.startswith("--") or not name or name in known:
+        if not word.startswith("--") or not name or name in options_of_verb:
             continue
-        near = [f"--{x}" for x in get_close_matches(name, known, 1, 0.7)]
+        near = [f"--{x}" for x in get_close_matches(name, options_of_verb, 1, 0.7)]
         if verb == "train" and not near:
             options = get_close_matches(name.replace("-", "_"), _algorithm_options(), 1, 0.7)
             near = [f"--option {x}=..." for x in options]

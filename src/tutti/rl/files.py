@@ -207,40 +207,40 @@ def _by_name(name: str, path: Path) -> str:
 def restore(agent: Agent, path: Path) -> None:
     """Continue an agent from a file of one with the same options, in new episodes if the agent has other environments
     than the file: of the host instead of pure ones, or another number of them."""
-    known, saved = about(path), tensors(path)
-    if agent.config.n_envs != known["options"].get("n_envs", agent.config.n_envs):
-        known, saved = _without_envs(agent, known, saved, path)
+    settings, saved = about(path), tensors(path)
+    if agent.config.n_envs != settings["options"].get("n_envs", agent.config.n_envs):
+        settings, saved = _without_envs(agent, settings, saved, path)
     elif not isinstance(agent.env, Env):
         saved = {name: x for name, x in saved.items() if not name.startswith("actor.")}
     arrays = {name.removeprefix(HOST): x for name, x in saved.items() if name.startswith(HOST)}
     saved = {name: x for name, x in saved.items() if not name.startswith(HOST)}
     check_fit(leaves(agent.program.state()), saved, path, "the agent")
     host = None
-    if known.get("host") is not None and not isinstance(agent.env, Env):
+    if settings.get("host") is not None and not isinstance(agent.env, Env):
         try:
-            host = plain.unpack(known["host"], {name: x.numpy() for name, x in arrays.items()})
+            host = plain.unpack(settings["host"], {name: x.numpy() for name, x in arrays.items()})
             agent.host.restore(agent, host)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{path}: the state of its environments does not fit {agent.env.name}: {error}") from error
     agent.program.load(with_leaves(agent.program.state(), saved))
-    agent.num_timesteps, agent.predictions = known["num_timesteps"], known["predictions"]
-    agent.episodes.extend(map(tuple, known["episodes"]))
-    agent.warm_until = known["warm_until"]
+    agent.num_timesteps, agent.predictions = settings["num_timesteps"], settings["predictions"]
+    agent.episodes.extend(map(tuple, settings["episodes"]))
+    agent.warm_until = settings["warm_until"]
 
 
-def _without_envs(agent: Agent, known: dict[str, Any], saved: dict[str, Tensor],
+def _without_envs(agent: Agent, settings: dict[str, Any], saved: dict[str, Tensor],
                   path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
     """Settings and tensors without what belongs to each environment. Warns if a replay is among it."""
-    state, count = leaves(agent.program.state()), known["options"]["n_envs"]
+    state, count = leaves(agent.program.state()), settings["options"]["n_envs"]
     if any(name.startswith("replay.") for name in saved):
         warnings.warn(f"{path} has the replay of {count} environments, and the agent has {agent.config.n_envs}: it is "
                       "left out, and a new one begins", stacklevel=5)  # fmt: skip
-        known = {**known, "warm_until": known["num_timesteps"]}
+        settings = {**settings, "warm_until": settings["num_timesteps"]}
     rest = {name: x for name, x in saved.items() if not name.startswith(LEFT_OUT)}
     for name in rest.keys() & state.keys():
         if name.endswith(".return") and rest[name].shape != state[name].shape:  # of an episode under way
             rest[name] = state[name]
-    return {**known, "host": None}, rest
+    return {**settings, "host": None}, rest
 
 
 def check_fit(state: dict[str, Tensor], saved: dict[str, Tensor], path: Path, whose: str) -> None:

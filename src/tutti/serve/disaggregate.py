@@ -133,12 +133,12 @@ class Remote:
         for kind, outputs in self.channel.take(wait=True):
             if kind == "close":
                 raise ConnectionError(f"the process that generates, {self.channel.peer}, has ended")
-            for made in outputs:
-                if (output := self.outputs.get(made.id)) is None:
+            for sent in outputs:
+                if (output := self.outputs.get(sent.id)) is None:
                     continue
-                behind = output.arrival - made.arrival  # of the clocks
-                vars(output).update(vars(made), arrival=output.arrival, times=[x + behind for x in made.times])
-                changed[made.id] = output
+                behind = output.arrival - sent.arrival  # of the clocks
+                vars(output).update(vars(sent), arrival=output.arrival, times=[x + behind for x in sent.times])
+                changed[sent.id] = output
         for id, output in changed.items():
             if output.finished:
                 del self.outputs[id]

@@ -60,18 +60,18 @@ def scaling_of(model: Any) -> Scaling | None:
 
     Raises ValueError for a model whose frequencies do not follow a length by token.
     """
-    found = [(module, kind) for module in _dependent(model) for kind in _kinds(module)]
-    if not found:
+    scaled = [(module, kind) for module in _dependent(model) for kind in _kinds(module)]
+    if not scaled:
         return None
-    limits = {_limit(module, kind) for module, kind in found}
-    dynamic = {"dynamic" in _name(module, kind) for module, kind in found}
+    limits = {_limit(module, kind) for module, kind in scaled}
+    dynamic = {"dynamic" in _name(module, kind) for module, kind in scaled}
     if len(limits) > 1 or len(dynamic) > 1:
         raise ValueError(
             f"{type(model).__name__} has rotary embeddings of several scalings that depend on the length of a "
             f"sequence, with the limits {sorted(limits)}; the engine serves one: use model.generate"
         )
-    scaling = Scaling(limits.pop(), dynamic.pop(), _drops_cache(model, _limit(*found[0])))
-    for module, kind in found:
+    scaling = Scaling(limits.pop(), dynamic.pop(), _drops_cache(model, _limit(*scaled[0])))
+    for module, kind in scaled:
         _check(module, kind, scaling.limit)
     return scaling
 

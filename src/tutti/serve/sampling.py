@@ -64,8 +64,8 @@ def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
             tokens, counts = torch.tensor(row.output, device=x.device).unique(return_counts=True)
             x[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * counts
         if sampling.allowed_tokens is not None:
-            kept = sampling.allowed_tokens.to(x.device)
-            x.copy_(torch.full_like(x, OUT).index_copy(0, kept, x[kept]))
+            allowed = sampling.allowed_tokens.to(x.device)
+            x.copy_(torch.full_like(x, OUT).index_copy(0, allowed, x[allowed]))
         # one write for all: each takes as long as a thousand numbers, while all requests wait
         if bad := [x[-1] for x in sampling.bad if list(row.output[len(row.output) - len(x) + 1 :]) == list(x[:-1])]:
             x[torch.tensor(bad, device=x.device)] = OUT

@@ -70,7 +70,7 @@ def _sequences(runner: Runner) -> list[Sequence]:
     """Sequences of random tokens, in blocks of the cache, as far as there is room for them."""
     config: Any = runner.model.config
     vocabulary, draw = config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
-    encoder, found, used = runner.encoder, [], 0
+    encoder, sequences, used = runner.encoder, [], 0
     source, source_blocks = None, []
     if runner.crosses:
         source = _source(runner)
@@ -85,11 +85,11 @@ def _sequences(runner: Runner) -> list[Sequence]:
         if (used := used + len(blocks)) > runner.blocks:
             break
         factors = runner.scaling.factors(n, n) if runner.scaling else b""
-        found.append(Sequence(Request(tokens), 0, tokens, n, source=source, source_blocks=source_blocks, blocks=blocks,
-                              factors=factors))  # fmt: skip
-    if source is not None and found:
+        sequences.append(Sequence(Request(tokens), 0, tokens, n, source=source, source_blocks=source_blocks,
+                                  blocks=blocks, factors=factors))  # fmt: skip
+    if source is not None and sequences:
         runner.encode_here(source, source_blocks)
-    return found
+    return sequences
 
 
 def _source(runner: Runner) -> Source:
@@ -129,7 +129,7 @@ def _batches(runner: Runner, sequences: list[Sequence]) -> Iterator[list[Piece]]
 
 def _served(runner: Runner, sequences: list[Sequence]) -> list[tuple[Piece, int, Tensor]]:
     """The engine's logits: the piece, the position and the logits (vocabulary) of tokens."""
-    found = []
+    served = []
     for pieces in _batches(runner, sequences):
         wanted, at = [], 0
         most = runner.most // len(pieces) if runner.most < 4 else runner.budget
@@ -138,9 +138,9 @@ def _served(runner: Runner, sequences: list[Sequence]) -> list[tuple[Piece, int,
             wanted += [(piece, piece.start + i, at + i) for i in own]
             at += piece.count
         rows = [row for _, _, row in wanted]
-        made = runner.execute(runner.arguments(Batch(pieces), rows))
-        found += [(piece, position, made[i].float().cpu()) for i, (piece, position, _) in enumerate(wanted)]
-    return found
+        logits = runner.execute(runner.arguments(Batch(pieces), rows))
+        served += [(piece, position, logits[i].float().cpu()) for i, (piece, position, _) in enumerate(wanted)]
+    return served
 
 
 def _wanted(runner: Runner, sequences: list[Sequence]) -> dict[Sequence, Tensor] | None:
@@ -149,21 +149,21 @@ def _wanted(runner: Runner, sequences: list[Sequence]) -> dict[Sequence, Tensor]
     names = {name.removeprefix(PREFIX): name for name in store.names("param") if name.startswith(PREFIX)}
     split = {x for x in names.values() if _is_split(store.tensors[x])}
     if sum(store.tensors[x].spec.bytes for x in split) > AT_ONCE:  # under the plan instead
-        made = function(_forward(model), _inputs(sequences[0], store.device), store=store, **runner.options)
-        return {x: made(_inputs(x, store.device))[0].float().cpu() for x in sequences}
+        forward = function(_forward(model), _inputs(sequences[0], store.device), store=store, **runner.options)
+        return {x: forward(_inputs(x, store.device))[0].float().cpu() for x in sequences}
     weights = {own: store.whole(x).to(store.device) if x in split else next(iter(store.parts_of(x).values()))
                for own, x in names.items()}  # fmt: skip
-    found = {}
+    logits = {}
     for x in sequences:
         inputs = {**_inputs(x, store.device), "use_cache": False}
         try:
             with torch.no_grad(), pristine(model):
-                made: Any = torch.func.functional_call(model, weights, (), inputs)
+                output: Any = torch.func.functional_call(model, weights, (), inputs)
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             _log.warning("%s is not checked: its own forward pass of tokens fails: %s", type(model).__name__, error)
             return None
-        found[x] = made.logits[0].float().cpu()
-    return found
+        logits[x] = output.logits[0].float().cpu()
+    return logits
 
 
 def _is_split(stored: Stored) -> bool:

@@ -38,10 +38,10 @@ DIMS, LARGEST = 8, 1 << 40  # of a tensor, and their size
 def pack(kind: str, value: Any) -> bytes:
     """A message. Raises ValueError for a value that it cannot hold."""
     tensors: list[Tensor] = []
-    told = {"kind": kind, "value": _shown(value, KINDS[kind], tensors)}
-    told["tensors"] = [[str(x.dtype).removeprefix("torch."), list(x.shape)] for x in tensors]
+    header = {"kind": kind, "value": _shown(value, KINDS[kind], tensors)}
+    header["tensors"] = [[str(x.dtype).removeprefix("torch."), list(x.shape)] for x in tensors]
     try:
-        text = json.dumps(told).encode()
+        text = json.dumps(header).encode()
     except TypeError as error:
         raise ValueError(f"the message {kind!r} has a value that JSON cannot hold: {error}") from error
     if len(text) > LONGEST:
@@ -56,21 +56,22 @@ def unpack(message: bytes, kinds: abc.Collection[str]) -> tuple[str, Any]:
     if len(message) < WORD or size > min(LONGEST, len(message) - WORD):
         raise ValueError(f"a message of {len(message)} bytes with {size} bytes of JSON")
     try:
-        told = json.loads(message[WORD : WORD + size].decode())
+        header = json.loads(message[WORD : WORD + size].decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"a message that is not JSON: {error}") from error
-    if not isinstance(told, dict) or told.keys() != {"kind", "value", "tensors"} or told["kind"] not in tuple(kinds):
+    fields = {"kind", "value", "tensors"}
+    if not isinstance(header, dict) or header.keys() != fields or header["kind"] not in tuple(kinds):
         raise ValueError(f"a message that is none of {sorted(kinds)}")
     try:
-        tensors = _tensors(told["tensors"], memoryview(message)[WORD + size :])
-        return told["kind"], _read(told["value"], KINDS[told["kind"]], tensors)
+        tensors = _tensors(header["tensors"], memoryview(message)[WORD + size :])
+        return header["kind"], _read(header["value"], KINDS[header["kind"]], tensors)
     except (RecursionError, TypeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"a message whose value is none of its kind ({type(error).__name__})") from error
 
 
-def _tensors(told: Any, data: memoryview) -> list[Tensor]:
-    found, at = [], 0
-    for entry in _checked(told, list):
+def _tensors(entries: Any, data: memoryview) -> list[Tensor]:
+    tensors, at = [], 0
+    for entry in _checked(entries, list):
         name, shape = _checked(entry, list, 2)
         sizes = len(_checked(shape, list)) <= DIMS and all(type(n) is int and 0 <= n <= LARGEST for n in shape)
         if name not in DTYPES or not sizes:
@@ -78,17 +79,17 @@ def _tensors(told: Any, data: memoryview) -> list[Tensor]:
         count = math.prod(shape)
         end = at + count * DTYPES[name].itemsize
         if end > len(data):
-            raise ValueError(f"a message that ends within tensor {len(found)}")
+            raise ValueError(f"a message that ends within tensor {len(tensors)}")
         x = (
             torch.frombuffer(bytearray(data[at:end]), dtype=DTYPES[name])
             if count
             else torch.empty(0, dtype=DTYPES[name])
         )
-        found.append(x.reshape(shape))
+        tensors.append(x.reshape(shape))
         at = end
     if at != len(data):
         raise ValueError(f"a message with {len(data) - at} bytes after its tensors")
-    return found
+    return tensors
 
 
 def _checked(value: Any, kind: type, count: int | None = None) -> Any:
@@ -101,6 +102,11 @@ def _checked(value: Any, kind: type, count: int | None = None) -> Any:
 def _parts(hint: Any) -> tuple[Any, tuple]:
     """What a type is made of: `list[int]` of list and int."""
     return typing.get_origin(hint) or hint, typing.get_args(hint)
+
+
+def _member(value: Any, union: tuple) -> Any:
+    """The type of a union that a value other than None has: text, or the one other."""
+    return str if isinstance(value, str) and str in union else next(x for x in union if x not in (str, type(None)))
 
 
 @cache
@@ -116,8 +122,7 @@ def _shown(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
     if kind in (typing.Union, types.UnionType):
         if value is None:
             return None
-        one = str if isinstance(value, str) and str in inner else next(x for x in inner if x not in (str, type(None)))
-        return _shown(value, one, tensors)
+        return _shown(value, _member(value, inner), tensors)
     if kind in (Tensor, np.ndarray):
         tensors.append(value if isinstance(value, Tensor) else torch.from_numpy(value))
         return len(tensors) - 1
@@ -144,8 +149,7 @@ def _read(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
     if kind in (typing.Union, types.UnionType):
         if value is None and type(None) in inner:
             return None
-        one = str if isinstance(value, str) and str in inner else next(x for x in inner if x not in (str, type(None)))
-        return _read(value, one, tensors)
+        return _read(value, _member(value, inner), tensors)
     if kind in (Tensor, np.ndarray):
         if not 0 <= _checked(value, int) < len(tensors):
             raise ValueError(f"tensor {value} of {len(tensors)}")

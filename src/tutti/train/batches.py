@@ -136,18 +136,21 @@ def _unread(what: str, unread: Iterable[str], columns: Sequence[str]) -> ValueEr
 
 
 class Collator:
-    """A collator that drops the entries of rows that the model does not read. what: the dataset, for errors.
+    """A collator that drops the entries of rows that the model does not read.
+
+    columns: what it reads; None if rows have nothing else. what: the dataset, for errors.
 
     Raises ValueError if the model reads none, or if the rows have different lengths and the collator does not pad.
     """
 
-    def __init__(self, collate: Callable, columns: Sequence[str], what: str):
+    def __init__(self, collate: Callable, columns: Sequence[str] | None, what: str):
         self.collate, self.columns, self.what = collate, columns, what
+        self.read = frozenset(columns or ())
 
     def __call__(self, features: list[Any]) -> Any:
-        if features and isinstance(features[0], dict):
-            whole, known = features, frozenset(self.columns)
-            features = [{key: x for key, x in row.items() if key in known} for row in whole]
+        if self.columns is not None and features and isinstance(features[0], dict):
+            whole = features
+            features = [{key: x for key, x in row.items() if key in self.read} for row in whole]
             if not features[0] and whole[0]:
                 raise _unread(self.what, whole[0], self.columns)
         try:

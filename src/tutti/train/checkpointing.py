@@ -19,15 +19,15 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.consensus import Consensus
-from tutti.checkpoint.folder import find_fault
+from tutti.checkpoint.folder import TRAINER_STATE, find_fault, folders, trainer_checkpoints
 from tutti.checkpoint.values import read_values, write_values
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
 from tutti.train import draws
 from tutti.train.written import sampled
 
-STATE, SCHEDULE, RANDOM, ARGUMENTS, STREAM, STEP = (
-    "trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json", "state"
+STATE, SCHEDULE, RANDOM, ARGUMENTS, STREAM = (
+    "trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json"
 )  # fmt: skip
 ADAPTERS = "adapter_config.json"  # of a model of peft
 DATA = "data"  # the entry of random states that data draws from
@@ -46,12 +46,12 @@ class TrainerCheckpoints:
             return None
         together, output_dir = Consensus(), self.trainer.args.output_dir
         if resume is True:
-            folders = [x for x in reversed(checkpoints_of(output_dir)) if (x / STATE).exists()]
+            candidates = [x for x in reversed(trainer_checkpoints(output_dir)) if (x / STATE).exists()]
         else:
-            folders = [Path(resume)]
-            if not (folders[0] / STATE).exists():
+            candidates = [Path(resume)]
+            if not (candidates[0] / STATE).exists():
                 raise ValueError(f"{resume} is no checkpoint of a Trainer: it has no {STATE}")
-        for folder in folders:
+        for folder in candidates:
             faults = together.all(_find_fault(folder, together.rank, together.ranks))
             if not any(faults):
                 return folder
@@ -86,9 +86,9 @@ class TrainerCheckpoints:
 
     def load(self, folder: Path) -> None:
         """Load the values of a checkpoint into the step: all state, or the model's alone if there is no more."""
-        known = max((folder / STEP).glob("step-*"), default=folder)
-        self.trainer.step.load(known)
-        if known == folder and self.trainer.ema_decay is not None:
+        state = _state_of(folder)
+        self.trainer.step.load(state or folder)
+        if state is None and self.trainer.ema_decay is not None:
             restart_averages(self.trainer.step)
 
     def save(self) -> None:
@@ -97,13 +97,13 @@ class TrainerCheckpoints:
         args, state = trainer.args, trainer.state
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         if rank() == 0:
-            shutil.rmtree(folder / STEP, ignore_errors=True)  # of an earlier run
+            shutil.rmtree(folder / TRAINER_STATE, ignore_errors=True)  # of an earlier run
             (folder / STATE).unlink(missing_ok=True)  # it is written last
         save_model(trainer, folder)
         if state.best_global_step == state.global_step:
             state.best_model_checkpoint = str(folder)
         if not args.save_only_model:
-            checkpoints = Checkpoints(folder / STEP, keep=1)
+            checkpoints = Checkpoints(folder / TRAINER_STATE, keep=1)
             trainer.step.save(checkpoints)
             checkpoints.wait()
         if rank() == 0:
@@ -143,12 +143,6 @@ class TrainerCheckpoints:
         rotate(trainer, last=True)
 
 
-def checkpoints_of(output_dir: str) -> list[Path]:
-    """The folders checkpoint-N, oldest first."""
-    known = [x for x in Path(output_dir).glob("checkpoint-*") if x.name.partition("-")[2].isdecimal()]
-    return sorted(known, key=lambda x: int(x.name.partition("-")[2]))
-
-
 def _find_fault(folder: Path, part: int, parts: int) -> str | None:
     """What is wrong with the files that a run resumes from, or None. Reads every `parts`-th file of the step's state,
     from `part` on, to compare its checksum."""
@@ -156,7 +150,7 @@ def _find_fault(folder: Path, part: int, parts: int) -> str | None:
         if (folder / name).exists():
             try:
                 json.loads((folder / name).read_text())
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 return f"{name} is not JSON ({error})"
     for name in (SCHEDULE, RANDOM):
         if (folder / name).exists():
@@ -164,8 +158,13 @@ def _find_fault(folder: Path, part: int, parts: int) -> str | None:
                 read_values(folder / name)
             except ValueError as error:
                 return str(error).removeprefix(f"{folder}/")
-    state = max((folder / STEP).glob("step-*"), default=None)
+    state = _state_of(folder)
     return None if state is None else find_fault(state, part, parts)
+
+
+def _state_of(folder: Path) -> Path | None:
+    """The checkpoint of the step inside a checkpoint; None if it has the model alone."""
+    return next(iter(folders(folder / TRAINER_STATE)), None)
 
 
 def save_model(trainer: Any, folder: Path) -> None:
@@ -229,7 +228,7 @@ def rotate(trainer: Any, last: bool = False) -> None:
     limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
     if rank() != 0 or limit is None or limit <= 0:
         return
-    known = checkpoints_of(trainer.args.output_dir)
+    known = trainer_checkpoints(trainer.args.output_dir)
     if best is not None:
         known.sort(key=lambda x: x.resolve() == Path(best).resolve())
         if limit == 1 and not last:

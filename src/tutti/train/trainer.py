@@ -216,7 +216,8 @@ class Trainer:
         columns = batches.columns_of(self.model, self.label_names)
         if columns is None:
             return dataset, self.data_collator
-        return batches.readable(dataset, columns, what), batches.Collator(self.data_collator, columns, what)
+        others = None if batches.is_dataset(dataset) else columns  # `readable` removes those of a dataset
+        return batches.readable(dataset, columns, what), batches.Collator(self.data_collator, others, what)
 
     def _pads(self) -> dict[str, int]:
         """The values that pad entries of a batch."""
