@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import mutants
@@ -85,3 +86,19 @@ def test_tests_of_a_module_are_those_that_import_it_and_its_folder():
     tests = mutants.tests_of("src/tutti/science/em/mt/posterior.py")
     assert "tests/science/mt/test_mt_coverage.py" in tests and "tests/science/mt" in tests
     assert mutants.Mutant("src/tutti/cli/a.py", 1, "not", 0, 1, "").package == "cli"
+
+
+def test_coverage_names_the_tests_of_a_statement_those_that_run_least_first(tmp_path):
+    data = CoverageData(str(tmp_path / "coverage"))
+    for context, lines in {"a.py::large|run": [3, 4, 9], "a.py::small|run": [3], "": [1, 4]}.items():
+        data.set_context(context)
+        data.add_lines({str(mutants.ROOT / "src/tutti/a/b.py"): lines, str(mutants.ROOT / "src/tutti/c.py"): []})
+    data.write()
+    coverage = mutants.Coverage(tmp_path / "coverage")
+
+    def tests(line, file="src/tutti/a/b.py"):
+        return coverage.tests(mutants.Mutant(file, line, "not", 0, 1, ""))
+
+    assert tests(3) == ["a.py::small", "a.py::large"]
+    assert tests(5) == ["a.py::large"], "its statement began on line 4"
+    assert tests(1) == tests(3, "src/tutti/c.py") == tests(3, "src/tutti/none.py") == []

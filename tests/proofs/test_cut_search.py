@@ -44,4 +44,5 @@ def test_no_cut_between_layers_is_much_faster(layers, stages):
     found = dry_run(graph, plan, cluster).seconds
     assert found <= 1.03 * min(every.values())
     equal = tuple(len(paths) * k // stages for k in range(1, stages))
-    assert found < 0.98 * every[equal], "equally many layers in each stage"
+    much = 0.98 if layers > 2 else 1.01  # of two layers, three equal stages are within the 3 % too
+    assert found < much * every[equal], "equally many layers in each stage"
