@@ -34,12 +34,13 @@ def batch():
 class Scripted:
     """Executors of which each level takes some seconds, on a clock of this test."""
 
-    def __init__(self, monkeypatch, plain, compiled):
+    def __init__(self, monkeypatch, plain, compiled, cores=gradual.ROOM):
         self.seconds, self.now, self.made = {"O0": plain, "O2": compiled}, 0.0, []
         monkeypatch.setattr(gradual.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(gradual, "start", lambda functions: Done())
         monkeypatch.setattr(gradual, "_jobs", [])
         monkeypatch.setattr(gradual, "PATIENCE", 5.0)
+        monkeypatch.setattr(gradual, "cores", lambda: cores)
 
     def make(self, level):
         self.made.append(level)
@@ -90,6 +91,14 @@ def test_the_faster_level_is_kept(monkeypatch, caplog, compiled, last):
     assert f"level auto: {last} from call" in caplog.text
 
 
+def test_with_few_cores_nothing_runs_while_it_compiles(monkeypatch):
+    scripted = Scripted(monkeypatch, 1.0, 0.5, cores=gradual.ROOM - 1)
+    monkeypatch.setattr(gradual, "start", None)
+    begin = gradual.LOOK * 2
+    levels = scripted.run(20, Gradual(scripted.make))
+    assert levels == ["O0"] * begin + ["O0", "O2", *["O0", "O2"] * gradual.TIMED] + ["O2"] * (18 - begin - 6)
+
+
 def test_short_runs_compile_nothing(monkeypatch):
     scripted = Scripted(monkeypatch, 0.1, 0.1)
     assert set(scripted.run(40, Gradual(scripted.make))) == {"O0"} and scripted.made == ["O0"]
@@ -133,6 +142,7 @@ def test_one_process_compiles_at_a_time(monkeypatch):
 @pytest.mark.starts
 def test_steps_are_those_of_each_level_and_a_checkpoint_has_the_change(monkeypatch, tmp_path):
     monkeypatch.setattr(gradual, "PATIENCE", 0.0)
+    monkeypatch.setattr(gradual, "ROOM", 0)  # so another process compiles
     live = step()
     losses = losses_of(live, 1)
     (chosen,) = live._made.gradual.values()

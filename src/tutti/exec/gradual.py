@@ -3,7 +3,7 @@
 | phase | what runs | until |
 |---|---|---|
 | plain | O0 | calls have taken `PATIENCE` seconds |
-| compiling | O0, while another process compiles | that process is done |
+| compiling | O0, while another process compiles (with fewer than `ROOM` cores: nothing) | that is done |
 | timing | O2 and O0 in turn | `TIMED` calls of each are timed |
 | decided | the faster one | the end |
 
@@ -22,11 +22,12 @@ from tutti.analysis.passes import available
 from tutti.compile.background import Job, start
 from tutti.exec.executor import Executor
 from tutti.exec.runtime import from_rank_0, true_everywhere
-from tutti.launch.launch import local_rank
+from tutti.launch.launch import cores, local_rank
 from tutti.launch.progress import progress
 
 AUTO, PLAIN, COMPILED = "auto", "O0", "O2"
 PATIENCE = 30.0  # processor seconds that compiling takes: a run that is shorter would not get them back
+ROOM = 4  # cores of a process, from which compiling beside the steps does not slow them more than it saves
 TIMED = 3
 LOOK = 4  # calls between two looks at what another process does: all ranks agree on it
 
@@ -90,9 +91,12 @@ class Gradual:
         return self.executors[level]
 
     def _begin(self) -> None:
-        """Start to compile in another process: one for each machine."""
+        """Start to compile in another process: one for each machine. With few cores, compile here and now."""
         if available(COMPILED) == PLAIN:
             self.phase = "decided"
+            return
+        if not true_everywhere(cores() >= ROOM):
+            self._compiled()
             return
         self.phase = "compiling"
         functions = self._at(COMPILED).uncompiled(self.executors[PLAIN])
@@ -101,13 +105,14 @@ class Gradual:
             _jobs[:] = [self.job]
 
     def _compiled(self) -> None:
-        """Compile in this process, which finds the results of the other one. All ranks go on compiled, or none."""
+        """Compile in this process, which finds the results of the other one, if there is one. All ranks go on
+        compiled, or none."""
         if self.job is not None:
             if failed := self.job.failed:
                 log.warning("level auto: compiling beside the first steps failed (%s); this process compiles", failed)
             self.job.stop()
         try:
-            with progress("taking over what was compiled"):
+            with progress("taking over what was compiled" if self.job else "compiling the steps"):
                 self._at(COMPILED).compile_like(self.executors[PLAIN])
             error = ""
         except Exception as failure:  # of any compiler
