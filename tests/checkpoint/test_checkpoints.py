@@ -135,7 +135,7 @@ def test_a_watchdog_is_told_of_what_takes_long(root, monkeypatch):
 
 
 def test_a_half_written_checkpoint_is_skipped_and_cleared_away(root):
-    (root / ".writing-00000030").mkdir()
+    (root / ".writing-step-00000030").mkdir()
     said = []
     assert latest(root, said.append) == root / "step-00000020"
     assert said == ["the checkpoint of step 30 was not finished: skipped"]

@@ -109,14 +109,14 @@ def rewrite(checkpoint: Path, name: str, content: bytes) -> None:
     (checkpoint / name).write_bytes(content)
     about = folders.manifest(checkpoint)
     about["files"][name] = folders.describe(checkpoint / name)
-    (checkpoint / "manifest.json").write_text(json.dumps(about))
+    (checkpoint / "manifest.json").write_text(json.dumps(folders.sealed(about)))
 
 
 def rename(checkpoint: Path, old: str, new: str) -> None:
     """Give a file another name in the manifest and in `.metadata`, which has a length before each string."""
     about = folders.manifest(checkpoint)
     about["files"][new] = about["files"].pop(old)
-    (checkpoint / "manifest.json").write_text(json.dumps(about))
+    (checkpoint / "manifest.json").write_text(json.dumps(folders.sealed(about)))
 
 
 def opens(step: tutti.Step, bad: Path, good: Path, tmp_path: Path, capsys) -> dict[str, str]:

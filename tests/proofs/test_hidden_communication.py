@@ -76,7 +76,7 @@ def test_regions_hide_as_much_and_do_so_for_a_single_sequence(step):
     begun, early, peak = hidden(alone, "tp8", True)
     regions, both, most = hidden(alone, "tp8xoverlap2", True)
     assert begun["forward"] < 0.3 and regions["forward"] >= 0.75 and regions["backward"] >= 0.95
-    assert both < 1.03 * early and most < 1.1 * peak
+    assert both < 1.05 * early and most < 1.1 * peak
 
 
 @pytest.mark.slow

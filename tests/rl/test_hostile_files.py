@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import pickle
 import re
 from pathlib import Path
@@ -15,6 +17,8 @@ import torch
 from gymnasium import spaces
 from safetensors.torch import load_file, save_file
 
+from tutti.checkpoint import tensor_file
+from tutti.checkpoint.tensor_file import write_tensors
 from tutti.rl import PPO, Agent, Placed, adapt, files, job, plain
 from tutti.rl.adapt import minari, snapshot
 from tutti.rl.dataset import rows_of
@@ -53,7 +57,7 @@ def changed(path: Path, to: Path, tensors=None, **settings) -> Path:
     """A file with other settings and tensors. A setting of None is left out."""
     about = {**files.about(path), **settings}
     about = {name: x for name, x in about.items() if name not in settings or x is not None}
-    save_file({**load_file(path), **(tensors or {})}, to, {"about": json.dumps(about)})
+    write_tensors({**load_file(path), **(tensors or {})}, to, {"about": json.dumps(about)})
     return to
 
 
@@ -121,12 +125,42 @@ def test_tensors_that_are_missing_or_of_another_dtype_name_the_file(saved, tmp_p
     tensors = load_file(saved["pure"])
     about = json.dumps(files.about(saved["pure"]))
     weights = tensors.pop("learner.weights")
-    save_file(tensors, tmp_path / "a", {"about": about})
+    write_tensors(tensors, tmp_path / "a", {"about": about})
     with pytest.raises(ValueError, match=f"{tmp_path / 'a'} has no learner.weights"):
         Agent.load(tmp_path / "a")
-    save_file({**tensors, "learner.weights": weights.long()}, tmp_path / "b", {"about": about})
+    write_tensors({**tensors, "learner.weights": weights.long()}, tmp_path / "b", {"about": about})
     with pytest.raises(ValueError, match=f"{tmp_path / 'b'} has learner.weights of torch.int64"):
         Agent.load(tmp_path / "b")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "about"])
+def test_a_damaged_newest_file_is_passed_over_with_a_line(saved, tmp_path, capsys, damage):
+    first, last = (tmp_path / f"steps-{n:010d}.safetensors" for n in (1, 2))
+    content = bytearray(saved["pure"].read_bytes())
+    first.write_bytes(content)
+    if damage == "flip":
+        content[-9] ^= 16
+    elif damage == "about":
+        content[content.index(b"num_timesteps") + 18] ^= 1
+    last.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+    assert files.newest([first, last]) == first
+    assert f"{last} is" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=f"{last} is"):
+        Agent.load(last)
+
+
+def test_a_full_disk_leaves_the_file_before(saved, tmp_path, monkeypatch):
+    path = tmp_path / "agent.safetensors"
+    agent = PPO.load(saved["pure"])
+    before = agent.save(path).read_bytes()
+
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tensor_file, "to_disk", full)
+    with pytest.raises(OSError, match=f"could not save {path}: No space left on device"):
+        agent.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_does_not_import_the_module_of_its_environment(saved, tmp_path, monkeypatch, ran):
@@ -231,7 +265,7 @@ def _arrays(table):
     return {k: np.array(x, np.uint8) if k.isdigit() else x for k, x in table.items()}
 
 
-def test_states_of_placed_runs(tmp_path, ran):
+def test_states_of_placed_runs(tmp_path, ran, capsys):
     def placed():
         options = {**SMALL, "n_envs": 4}
         return Placed("PPO", "CartPole-v1", "actors", 2, **options)
@@ -242,11 +276,13 @@ def test_states_of_placed_runs(tmp_path, ran):
     for content, message in (
         (pickle.dumps(Payload(ran)), "is not a safetensors file"),
         (good[:-7], "is not a safetensors file"),
+        (good[:-1] + bytes([good[-1] ^ 1]), "is damaged: its content has changed since it was written"),
     ):
         ranks.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{ranks} {message}"):
+        with pytest.raises(ValueError, match=f"all files of agents in {tmp_path} are damaged"):
             job.resume(placed(), tmp_path)
-    save_file({"0.count": torch.tensor(1)}, ranks)
+        assert f"{ranks} {message}" in capsys.readouterr().out
+    write_tensors({"0.count": torch.tensor(1)}, ranks)
     with pytest.raises(ValueError, match=f"{ranks} has no state"):
         job.resume(placed(), tmp_path)
     ranks.write_bytes(good)

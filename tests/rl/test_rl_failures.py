@@ -49,7 +49,7 @@ def failing(placement: str, where: int, what: str) -> str:
         for agent in learns if what == "learner" else [actor.agent for actor in placed.actors]:
             agent.program.call = agent.program.ask = fail
     try:
-        placed.learn(64 * 8)
+        placed.learn(64 * 4096)  # nobody ends before it hears of the failure
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

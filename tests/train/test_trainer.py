@@ -13,6 +13,7 @@ import transformers
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 import tutti
+from tutti.checkpoint import folder as folders
 
 SEQ, WORDS = 16, 40
 
@@ -472,6 +473,9 @@ def test_resuming_runs_no_code_of_a_checkpoint(tmp_path, name):
     trained(tmp_path, "vit", **options)
     folder, marker = tmp_path / "checkpoint-1", tmp_path / "marker"
     torch.save(Call(os.system, f"touch {marker}"), folder / name)
+    about = folders.manifest(folder)
+    about["files"][name] = folders.describe(folder / name)
+    (folder / folders.MANIFEST).write_text(json.dumps(folders.sealed(about)))
     if name in ("scheduler.pt", "rng_state.pth"):
         with pytest.raises(ValueError, match=f"{name} holds posix.system, and reading that could run code: refused"):
             trained(tmp_path, "vit", resume=str(folder), **options)

@@ -509,9 +509,8 @@ class Step:
         """Load a checkpoint of any plan, on any number of devices. Returns the bytes that were read.
 
         From a folder with a model of `transformers` (safetensors), only parameters and buffers are read. Raises
-        ValueError if the checkpoint belongs to another model or optimizer, or if files are missing or have the wrong
-        size; nothing has changed then. `Checkpoints.latest` verifies checksums. All ranks together load what it finds
-        in memory.
+        ValueError if the checkpoint belongs to another model or optimizer, or if files are missing or differ from their
+        checksums; nothing has changed then. All ranks together load what `Checkpoints.latest` finds in memory.
         """
         if not isinstance(folder, PeerCheckpoint) and has_weights(Path(folder)):
             return model_state.read_weights(self.store, self.graph, Path(folder), self.model)

@@ -19,7 +19,14 @@ from tutti.launch.heartbeat import HEARTBEAT
 
 
 class SaveError(OSError):
-    """A checkpoint could not be written. Earlier ones are intact."""
+    """A checkpoint could not be written. Earlier ones are intact.
+
+    why: the reason, in one line.
+    """
+
+    def __init__(self, why: str, what: str, remains: str = ""):
+        super().__init__(f"{what}: {why}{remains}")
+        self.why = why
 
 
 class Checkpoints:
@@ -31,17 +38,24 @@ class Checkpoints:
     memory: a folder in the memory of each machine, such as /dev/shm, for copies that survive the processes. `forget`
         frees it.
 
+    together: how the ranks agree, of other Checkpoints that are not in use meanwhile; None makes a process group.
+
     At most one checkpoint is written at a time, from a copy of the state in host memory.
     """
 
     def __init__(
-        self, root: str | Path, keep: int = 2, second: str | Path | None = None, memory: str | Path | None = None
+        self,
+        root: str | Path,
+        keep: int = 2,
+        second: str | Path | None = None,
+        memory: str | Path | None = None,
+        together: Consensus | None = None,
     ):
         if keep < 1:
             raise ValueError(f"keep is {keep}; it must be at least 1")
         self.roots = [Path(root), *([Path(second)] if second else [])]
         self.root, self.keep = self.roots[0], keep
-        self.together = Consensus()
+        self.together = together or Consensus()
         self.peers = Peers(Path(memory), self.root, self.together) if memory else None
         self.copying = bool(memory)  # until the memory does not suffice
         self._copies: Copies = {}
@@ -129,14 +143,15 @@ class Checkpoints:
         return outcome
 
     def _run(self, step: int, facts: dict[str, Any], fill: Callable[[Path], None]) -> None:
-        made = folders.scratch(self.root, step)
+        final = folders.step_folder(self.root, step)
+        made = folders.scratch(final)
         try:
             everyone = self.together.each(lambda: write(made, self._copies, self.together.group))
             files = {name: told for theirs in everyone for name, told in theirs.items()}
-            self._outcome = self.together.one(lambda: self._finish(made, step, files, facts, fill))
+            self._outcome = self.together.one(lambda: self._finish(final, files, {"step": step, **facts}, fill))
         except Exception as error:  # `wait` raises it in the training thread
-            what = f"could not save the checkpoint of step {step} in {self.root}: {reason(error)}"
-            self._outcome = SaveError(what + self._remains(made) if self.together.rank == 0 else what)
+            what = f"could not save the checkpoint of step {step} in {self.root}"
+            self._outcome = SaveError(reason(error), what, self._remains(made) if self.together.rank == 0 else "")
 
     def _remains(self, made: Path) -> str:
         """Delete an unfinished checkpoint and say which earlier one remains."""
@@ -152,8 +167,8 @@ class Checkpoints:
         try:
             self.peers.save(step, self._copies, facts)
         except Exception as error:  # `wait` warns of it
-            what = f"could not keep step {step} in memory: {reason(error)}; no more copies are kept there"
-            self.copying, self._outcome = False, SaveError(what)
+            what = f"could not keep step {step} in memory"
+            self.copying, self._outcome = False, SaveError(reason(error), what, "; no more copies are kept there")
 
     def forget(self) -> None:
         """Free the memory that in-memory copies take on all machines. Call it at the end of a job."""
@@ -161,25 +176,19 @@ class Checkpoints:
         if self.peers:
             self.peers.forget()
 
-    def _finish(
-        self, made: Path, step: int, files: folders.Files, facts: dict[str, Any], fill: Callable[[Path], None]
-    ) -> Path:
-        fill(made)
-        for path in sorted(made.iterdir()):
-            if path.name not in files:
-                folders.to_disk(path)
-                files[path.name] = folders.describe(path)
-        complete = folders.commit(self.root, step, files, facts)
+    def _finish(self, final: Path, files: folders.Files, facts: dict[str, Any], fill: Callable[[Path], None]) -> Path:
+        fill(folders.scratch(final))
+        complete, step = folders.commit(final, files, facts), folders.step_of(final)
         folders.prune(self.root, step, self.keep)
         for other in self.roots[1:]:
-            copy = folders.scratch(other, step)
+            copy = other / final.name
             try:
-                _copy(complete, copy)
-                folders.commit(other, step, files, facts)
+                _copy(complete, folders.scratch(copy))
+                folders.commit(copy, folders.manifest(complete)["files"], facts)
                 folders.prune(other, step, self.keep)
             except OSError as error:
                 self._not_copied = f"{other}: {reason(error)}"
-                shutil.rmtree(copy, ignore_errors=True)
+                shutil.rmtree(folders.scratch(copy), ignore_errors=True)
         return complete
 
 

@@ -1,8 +1,9 @@
 """Checkpoint folders, which are either complete or absent.
 
-A checkpoint is a folder `step-00000200` with files, and a `manifest.json` with the size and checksum of each file and
-facts about the run. It is written under another name, flushed to disk, and renamed, so a crash, a kill or a full disk
-leaves earlier checkpoints intact.
+A checkpoint is a folder, such as `step-00000200`, with files and a `manifest.json`, which is written last. The manifest
+has the version of its format, the size and checksum of each file, facts about the run, and its own checksum. The folder
+is written under another name, flushed to disk, and renamed, so a crash, a kill or a full disk leaves earlier
+checkpoints intact.
 """
 
 from __future__ import annotations
@@ -19,34 +20,60 @@ from tutti.checkpoint import unpickle
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run
 TRAINER_STATE = "state"  # subfolder of a checkpoint of a Trainer: the checkpoint of its step
+TRAINER_JSON = "trainer_state.json"  # a file of a checkpoint of a Trainer
 MANIFEST = "manifest.json"
 METADATA = ".metadata"  # index file of torch.distributed.checkpoint
-WRITING = ".writing-"
+WRITING, REPLACED = ".writing-", ".replaced-"  # prefixes of folders that are not complete, or no longer
+FORMAT = 1  # of manifests
 
 Files = dict[str, dict[str, int | str]]  # by name: bytes and sha256
 
 
-def scratch(root: Path, step: int) -> Path:
-    """The folder in which the checkpoint after `step` completed steps is written."""
-    return root / f"{WRITING}{step:08d}"
+def step_folder(root: Path, step: int) -> Path:
+    """The folder of the checkpoint after `step` completed steps."""
+    return root / f"step-{step:08d}"
 
 
-def commit(root: Path, step: int, files: Files, facts: Mapping[str, Any]) -> Path:
-    """Turn a scratch folder into a checkpoint and return its folder. Its files are already flushed to disk."""
-    made, final = scratch(root, step), root / f"step-{step:08d}"
-    (made / MANIFEST).write_text(json.dumps({"step": step, **facts, "files": files}, indent=1))
-    to_disk(made / MANIFEST)
-    to_disk(made)
-    if final.exists():  # a damaged checkpoint of the same step
-        shutil.rmtree(final)
-    made.rename(final)
-    to_disk(root)
+def scratch(final: Path) -> Path:
+    """The folder in which a checkpoint is written that will be the folder `final`."""
+    return final.with_name(WRITING + final.name)
+
+
+def commit(final: Path, files: Files, facts: Mapping[str, Any]) -> Path:
+    """Turn the scratch folder of a checkpoint into the checkpoint, and return its folder.
+
+    files: those that are described and flushed to disk already; this describes and flushes the others. facts: entries
+    of the manifest, "step" among them. Replaces a checkpoint that is in the place, such as a damaged one.
+    """
+    draft, replaced = scratch(final), final.with_name(REPLACED + final.name)
+    files = dict(files)
+    for path in sorted(draft.rglob("*")):
+        if (name := path.relative_to(draft).as_posix()) not in {*files, MANIFEST} and path.is_file():
+            to_disk(path)
+            files[name] = describe(path)
+    (draft / MANIFEST).write_text(json.dumps(sealed({"format": FORMAT, **facts, "files": files}), indent=1))
+    to_disk(draft / MANIFEST)
+    for folder in {draft, *((draft / name).parent for name in files)}:
+        to_disk(folder)
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    draft.rename(final)
+    to_disk(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a manifest with their checksum."""
+    facts = {name: fact for name, fact in facts.items() if name != "checksum"}
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return {**facts, "checksum": hashlib.sha256(text.encode()).hexdigest()}
+
+
 def clear(root: Path) -> None:
-    """Delete unfinished checkpoints."""
-    for left_over in root.glob(f"{WRITING}*"):
+    """Delete unfinished checkpoints, and those that were replaced."""
+    for left_over in (*root.glob(f"{WRITING}*"), *root.glob(f"{REPLACED}*")):
         shutil.rmtree(left_over, ignore_errors=True)
 
 
@@ -64,8 +91,8 @@ def step_of(folder: Path) -> int:
 
 def unfinished(root: Path) -> int | None:
     """The step of an unfinished checkpoint, or None."""
-    left_over = sorted(root.glob(f"{WRITING}*"))
-    return int(left_over[-1].name.removeprefix(WRITING)) if left_over else None
+    left_over = sorted(root.glob(f"{WRITING}step-*"))
+    return int(left_over[-1].name.rpartition("-")[2]) if left_over else None
 
 
 def folders(root: Path) -> list[Path]:
@@ -77,6 +104,11 @@ def trainer_checkpoints(output_dir: str | Path) -> list[Path]:
     """The folders checkpoint-N of a Trainer, oldest first."""
     numbered = [x for x in Path(output_dir).glob("checkpoint-*") if x.name.partition("-")[2].isdecimal()]
     return sorted(numbered, key=lambda x: int(x.name.partition("-")[2]))
+
+
+def is_step_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of a step. One of a Trainer has a manifest too, but a model in safetensors."""
+    return (folder / MANIFEST).exists() and not (folder / TRAINER_JSON).exists()
 
 
 def latest(root: Path, say: Callable[[str], None] = lambda said: None) -> Path | None:
@@ -95,16 +127,20 @@ def manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint. Raises ValueError if the folder is not a complete checkpoint."""
     try:
         found = json.loads(file_in(folder, MANIFEST).read_text())
-        if type(found["step"]) is not int or not all(type(told["bytes"]) is int for told in found["files"].values()):
+        if type(found["format"]) is int and found["format"] > FORMAT:
+            raise Later(f"a later version wrote it, in format {found['format']}; this one reads format {FORMAT}")
+        if found != sealed(found) or type(found["step"]) is not int:
+            raise KeyError
+        if not all(type(told["bytes"]) is int for told in found["files"].values()):
             raise KeyError
         for name in found["files"]:
             file_in(folder, name)
-    except Outside as error:
+    except (Outside, Later) as error:
         raise ValueError(f"{folder} is no checkpoint: {error}") from None
     except (FileNotFoundError, NotADirectoryError):
         hint = f"; it holds some: name one, as {inside[0]}" if (inside := folders(folder)) else ""
         raise ValueError(f"{folder} is no checkpoint: it has no {MANIFEST}{hint}") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} is damaged") from None
     except OSError as error:
         raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} cannot be read: {error.strerror}") from None
@@ -138,6 +174,10 @@ def find_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     except (ValueError, AttributeError, TypeError) as error:
         return str(error)
     return None
+
+
+class Later(ValueError):
+    """A manifest of a later version."""
 
 
 class Outside(ValueError):
@@ -179,6 +219,7 @@ def describe(path: Path) -> dict[str, int | str]:
 
 
 def to_disk(path: Path) -> None:
+    """Wait until a file or a folder is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

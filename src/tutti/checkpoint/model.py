@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tutti.checkpoint.folder import CHECKPOINTS, MANIFEST, latest
+from tutti.checkpoint.folder import CHECKPOINTS, is_step_checkpoint, latest
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.exec.weights import check_weights
@@ -21,7 +21,7 @@ def load_model(folder: Path) -> Any:
 
     transformers_logging.disable_progress_bar()
     on_gpu = torch.cuda.is_available()
-    if (folder / MANIFEST).exists():
+    if is_step_checkpoint(folder):
         model = stored_model(folder) if on_gpu else stored_model(folder).float()
     else:
         check_weights(folder)
@@ -67,7 +67,7 @@ def skeleton(folder: Path) -> Any:
     with no_init_weights():
         model: Any = auto_class(config).from_config(config, dtype=config.dtype or torch.float32)
     model.tie_weights()
-    if (folder / MANIFEST).exists():
+    if is_step_checkpoint(folder):
         stored = CheckpointReader(folder)
         for name, p in model.named_parameters():
             if (key := key_of(stored, name)) is None:

@@ -54,15 +54,16 @@ class Peers:
 
         Raises OSError on all ranks if one fails; then the one before stays.
         """
-        together, made = self.together, folders.scratch(self.folder, step)
+        final = folders.step_folder(self.folder, step)
+        together, made = self.together, folders.scratch(final)
         together.each(self._clear)
         try:
             self._check_room(tensors)
             files = together.each(lambda: write(made, tensors, together.group))
             if len(self.members) > 1:
                 together.each(lambda: self._pass_on(made, files))
-            told = together.one(lambda: (facts, (made / METADATA).read_bytes()))
-            together.each(lambda: self._commit(step, files, *told))  # on every machine before any drops the one before
+            told = together.one(lambda: ({"step": step, **facts}, (made / METADATA).read_bytes()))
+            together.each(lambda: self._commit(final, files, *told))  # on every machine before any drops the one before
         except OSError:
             self._clear()
             raise
@@ -77,7 +78,7 @@ class Peers:
         here: dict[tuple[int, str], dict[str, Any]] = {}
         self.together.each(lambda: here.update(self._found()))
         for key in sorted({key for keys in self.together.all(list(here)) for key in keys}, reverse=True):
-            folder, about = self.folder / f"step-{key[0]:08d}", here.get(key)
+            folder, about = folders.step_folder(self.folder, key[0]), here.get(key)
             whole = self.together.all(about and self._whole(folder, about["files"]))  # files, by rank
             about = self.together.same(about, next(rank for rank, names in enumerate(whole) if names is not None))
             if lost := about["files"].keys() - {name for names in whole for name in names or ()}:
@@ -110,10 +111,10 @@ class Peers:
             if (need := sum(told[rank][0] for rank in kept)) > room:
                 raise OSError(f"a copy needs {size(need)}; {folder} has {size(room)} left")
 
-    def _commit(self, step: int, files: Sequence[Files], facts: Mapping[str, Any], metadata: bytes) -> None:
+    def _commit(self, final: Path, files: Sequence[Files], facts: Mapping[str, Any], metadata: bytes) -> None:
         if self.place == 0:
-            (folders.scratch(self.folder, step) / METADATA).write_bytes(metadata)
-            folders.commit(self.folder, step, {k: v for theirs in files for k, v in theirs.items()}, facts)
+            (folders.scratch(final) / METADATA).write_bytes(metadata)
+            folders.commit(final, {k: v for theirs in files for k, v in theirs.items()}, facts)
 
     def _drop_all_but(self, step: int) -> None:
         for other in folders.folders(self.folder) if self.place == 0 else ():

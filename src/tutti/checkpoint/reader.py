@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tutti.checkpoint import unpickle
-from tutti.checkpoint.folder import METADATA, file_in
+from tutti.checkpoint.folder import MANIFEST, METADATA, Files, fault_of, file_in, manifest
 from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.ir.step_graph import Spec
 from tutti.plan.boxes import Shape, overlap
@@ -63,13 +63,19 @@ class Piece:
 class CheckpointReader:
     """The tensors of a checkpoint.
 
-    metadata: the bytes of its `.metadata`, read from the folder if None. tensors: the Spec of each full tensor. bytes:
-    bytes of tensor data read so far. Raises FileNotFoundError if there is no checkpoint, and ValueError if it is
-    damaged, would run code, or names a file outside the folder.
+    metadata: the bytes of its `.metadata`, of a checkpoint that is verified already; read from the folder if None.
+    tensors: the Spec of each full tensor. bytes: bytes of tensor data read so far. Each file is compared with its
+    checksum in the manifest before tensors are read from it; folders of `torch.distributed.checkpoint` have none.
+    Raises FileNotFoundError if there is no checkpoint, and ValueError if it is damaged, would run code, or names a file
+    outside the folder.
     """
 
     def __init__(self, folder: Path, metadata: bytes | None = None):
         self.folder, self.bytes = folder, 0
+        self._described: Files = {}
+        if metadata is None and (folder / MANIFEST).exists():
+            self._described = manifest(folder)["files"]
+        self._verify(METADATA)
         content = file_in(folder, METADATA).read_bytes() if metadata is None else metadata
         self.tensors: dict[str, Spec] = {}
         self.blocks: dict[str, list[Block]] = {}
@@ -145,16 +151,22 @@ class CheckpointReader:
     def _numbers(self, block: Block, dtype: torch.dtype) -> np.ndarray:
         """A memory-mapped block: uint8 of the block's sizes, plus a last dim for the bytes of an element."""
         if block.file not in self._files:
+            self._verify(block.file)
             self._files[block.file] = np.memmap(self._paths[block.file], np.uint8, "r")
         archive = self._files[block.file][block.offset : block.offset + block.count]
         if block not in self._places:
             try:
                 self._places[block] = _place(archive, block.sizes, dtype.itemsize)
-            except (ValueError, zipfile.BadZipFile) as error:
+            except (ValueError, OverflowError, zipfile.BadZipFile) as error:
                 raise ValueError(f"{self.folder} cannot be loaded: in {block.file}, {error}") from None
         begin, count, strides = self._places[block]
         shape, steps = (*block.sizes, dtype.itemsize), (*(x * dtype.itemsize for x in strides), 1)
         return np.lib.stride_tricks.as_strided(archive[begin : begin + count], shape, steps, writeable=False)
+
+    def _verify(self, name: str) -> None:
+        """Raise ValueError if a file is not as its manifest says."""
+        if name in self._described and (fault := fault_of(file_in(self.folder, name), self._described[name])):
+            raise ValueError(f"{self.folder} cannot be loaded: {name} {fault}")
 
 
 def _block(chunk: Any, place: Any) -> Block:

@@ -48,15 +48,14 @@ def reshard(
             yield part
         progress(devices(mesh), devices(mesh))
 
-    made = folders.scratch(out, about["step"])
+    final = folders.step_folder(out, about["step"])
+    made = folders.scratch(final)
     shutil.rmtree(made, ignore_errors=True)
     try:
         files = write_each(made, parts())
         for name in about["files"]:
             if name != folders.METADATA and not name.endswith(".distcp"):
-                copy = Path(shutil.copy(folders.file_in(source, name), made))
-                folders.to_disk(copy)
-                files[copy.name] = folders.describe(copy)
-        return folders.commit(out, about["step"], files, {**about, "plan": json.loads(plan.to_json())})
+                shutil.copy(folders.file_in(source, name), made)
+        return folders.commit(final, files, {**about, "plan": json.loads(plan.to_json())})
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -66,7 +66,7 @@ def verify(folder: Annotated[Path, tyro.conf.Positional]) -> int:
         folder: A checkpoint, or a run folder: all of its checkpoints are verified.
     """
     console, told = consoles()
-    found = [folder] if (folder / folders.MANIFEST).exists() else _of_run(folder)
+    found = [folder] if (folder / folders.MANIFEST).exists() else folders.trainer_checkpoints(folder) or _of_run(folder)
     faults = 0
     for path in found:
         with told.status(f"reading {path}"):
@@ -153,7 +153,7 @@ def find(folder: Path) -> Path:
 
     Raises ValueError if there is none.
     """
-    if (folder / folders.MANIFEST).exists():
+    if folders.is_step_checkpoint(folder):
         return folder
     found = folders.latest(_of_run(folder)[0].parent, lambda said: print(said, file=sys.stderr))
     if found is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tutti.checkpoint.tensor_file import read_metadata, read_tensors, write_tensors
 from tutti.rl import plain
 from tutti.rl.env import Env
 from tutti.rl.program import leaves, with_leaves
@@ -23,7 +23,7 @@ from tutti.rl.vector import VectorEnv
 if TYPE_CHECKING:
     from tutti.rl.agent import Agent
 
-FORMAT = "tutti.rl 1"
+FORMAT = "tutti.rl 2"
 HOST = "host."  # the prefix of arrays of environments that the host steps
 LEFT_OUT = ("replay.", "actor.", HOST)  # what a file may lack as a whole
 
@@ -64,11 +64,8 @@ SETTINGS: dict[str, tuple[Any, str]] = {
 def save(agent: Agent, path: Path, replay: bool, score: float | None) -> Path:
     """Write a run. score: what an evaluation gave it. The file is complete or absent, even if the process is killed
     meanwhile."""
-    from safetensors.torch import save_file
-
     from tutti.rl.agent import options_of, unsaved
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     state = agent.program.state()
     stored = state if replay else {k: v for k, v in state.items() if k != "replay"}
     about = {
@@ -79,13 +76,11 @@ def save(agent: Agent, path: Path, replay: bool, score: float | None) -> Path:
         "num_timesteps": agent.num_timesteps, "predictions": agent.predictions, "score": score,
         "policy": agent.policy_name,
     }  # fmt: skip
-    tensors = {name: x.contiguous() for name, x in leaves(stored).items()}
+    tensors = leaves(stored)
     if not isinstance(agent.env, Env):
         about["host"], arrays = _packed(agent)
         tensors |= {f"{HOST}{name}": torch.from_numpy(x.copy()) for name, x in arrays.items()}
-    unfinished = path.with_name(path.name + ".unfinished")
-    save_file(tensors, unfinished, {"about": json.dumps(about)})
-    unfinished.replace(path)
+    write_tensors(tensors, path, {"about": json.dumps(about)})
     return path
 
 
@@ -97,27 +92,17 @@ def _packed(agent: Agent) -> tuple[Any, plain.Arrays]:
                          "arrays (tutti.rl.plain), or raise NotImplementedError") from error  # fmt: skip
 
 
-@contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
-    """Errors meanwhile name the file. what: it should be."""
-    from safetensors import SafetensorError
-
-    if not path.exists():
-        raise ValueError(f"there is no file {path}")
-    try:
-        yield
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise ValueError(f"{path} is not {what}: {error}") from error
-
-
 def about(path: Path) -> dict[str, Any]:
     """The settings in a file. Raises ValueError for a file that `save` did not write."""
-    from safetensors import safe_open
-
-    with reading(path, "a file of an agent"), safe_open(path, "pt") as file:
-        found = json.loads((file.metadata() or {}).get("about", "{}"))
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    _check_exists(path)
+    try:
+        found = json.loads(read_metadata(path).get("about", "{}"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a file of an agent: {str(error).removeprefix(f'{path} ')}") from error
+    if not isinstance(found, dict) or not str(found.get("format")).startswith(FORMAT[:-1]):
         raise ValueError(f"{path} is not a file of an agent; Agent.save writes one")
+    if found["format"] != FORMAT:
+        raise ValueError(f"{path} is of another version, in the format {found['format']!r}; this one reads {FORMAT!r}")
     for name, (fits, wants) in SETTINGS.items():
         if name not in found:
             raise ValueError(f"{path} is damaged: it does not say {name}")
@@ -129,12 +114,34 @@ def about(path: Path) -> dict[str, Any]:
     return found
 
 
-def tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
-    from safetensors.torch import load_file
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise ValueError(f"there is no file {path}")
 
-    with reading(path, "a safetensors file"):
-        return load_file(path)
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Raises ValueError if it is damaged."""
+    _check_exists(path)
+    return read_tensors(path)
+
+
+def newest(paths: Sequence[Path], beside: Callable[[Path], Path] = lambda path: path) -> Path | None:
+    """The last of the paths whose file is whole, and so is the one beside it, if there is one; None without paths.
+
+    Prints a line for each later one. Raises ValueError if all are damaged.
+    """
+    for path in reversed(paths):
+        try:
+            for each in {path, beside(path)}:
+                if each == path or each.exists():
+                    tensors(each)
+            about(path)
+            return path
+        except ValueError as error:
+            print(f"{error}: skipped", flush=True)
+    if paths:
+        raise ValueError(f"all files of agents in {paths[0].parent} are damaged: delete them to begin anew")
+    return None
 
 
 def score(path: Path, agent: Agent) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tutti.checkpoint.tensor_file import write_tensors
 from tutti.rl import files
 from tutti.rl.agent import Agent
 from tutti.rl.callbacks import Every, checkpoints
@@ -124,15 +125,12 @@ def _of_first(x: torch.Tensor) -> torch.Tensor:
 
 def save(placed: Placed, folder: Path) -> None:
     """Write the state: what all ranks hold, then the agent, whose file says that both are complete."""
-    from safetensors.torch import save_file
-
     state = placed.state()
     if process():
         return
     path = folder / f"steps-{placed.num_timesteps:010d}.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
     if state:
-        save_file({name: x.contiguous() for name, x in state.items()}, beside(path))
+        write_tensors(state, beside(path))
     placed.agent.save(path)
     for old in checkpoints(folder)[:-KEEP]:
         old.unlink()
@@ -141,9 +139,9 @@ def save(placed: Placed, folder: Path) -> None:
 
 def resume(placed: Placed, folder: Path) -> None:
     """Continue from the last state in a folder, if there is one."""
-    if saved := checkpoints(folder):
-        ranks = beside(saved[-1])
-        placed.restore(saved[-1], files.tensors(ranks) if ranks.exists() else {}, ranks)
+    if saved := files.newest(checkpoints(folder), beside):
+        ranks = beside(saved)
+        placed.restore(saved, files.tensors(ranks) if ranks.exists() else {}, ranks)
         if process() == 0:
             print(f"continuing after {placed.num_timesteps:,} steps", flush=True)
 

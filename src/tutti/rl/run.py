@@ -16,7 +16,7 @@ from tutti.rl import job
 from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, TensorBoard, checkpoints
-from tutti.rl.files import load
+from tutti.rl.files import load, newest
 from tutti.rl.job import Place
 from tutti.rl.placement import SPLIT, Placed
 from tutti.rl.presets import PRESETS, preset
@@ -196,12 +196,12 @@ def options_of(run: Run) -> dict[str, Any]:
 def _begun(run: Run, folder: Path) -> Agent:
     """A new agent, or the one of the folder's newest checkpoint."""
     made = _check_folder(run, folder)
-    files = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
+    paths = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
     kind = algorithm(run.algorithm)
     options = options_of(run)
     more: dict[str, Any] = {"data": run.data} if run.data else {}
-    if files:
-        agent = load(kind, files[-1], run.env, {"level": run.level, **more})
+    if saved := newest(paths):
+        agent = load(kind, saved, run.env, {"level": run.level, **more})
         print(f"continuing after {agent.num_timesteps:,} steps")
         return agent
     agent = kind(run.env, seed=run.seed, level=run.level, **options, **more)

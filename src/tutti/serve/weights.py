@@ -12,7 +12,7 @@ from torch import nn
 
 from tutti.api.step import Step
 from tutti.api.store import Store
-from tutti.checkpoint.folder import MANIFEST
+from tutti.checkpoint.folder import is_step_checkpoint
 from tutti.checkpoint.model import auto_class, key_of
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.relayout import Placed, move
@@ -35,7 +35,7 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     """
     layers, held = _layers(store, model), store.held()
     names = [name.removeprefix(PREFIX) for name in _as_given(store, layers)] + [f"{x}.weight" for x in layers]
-    if not (folder / MANIFEST).exists() and not set(names) <= _known(folder, model):
+    if not is_step_checkpoint(folder) and not set(names) <= _known(folder, model):
         return update(store, model, _whole(folder, model))
     count = _read(folder, model, {name.removeprefix(PREFIX): held[name] for name in _as_given(store, layers)})
     for weights in _groups(layers):
@@ -69,7 +69,7 @@ def _as_given(store: Store, layers: Container[str]) -> list[str]:
 
 def _read(folder: Path, model: nn.Module, held: Mapping[str, ShardedTensor]) -> int:
     """Read tensors by their names in the model."""
-    if (folder / MANIFEST).exists():
+    if is_step_checkpoint(folder):
         reader = CheckpointReader(folder)
         reader.load({key_of(reader, name) or "": x for name, x in held.items() if x.spec.bytes})
         return reader.bytes

@@ -1,7 +1,8 @@
 """The checkpoints of `tutti.Trainer`: folders `checkpoint-N` as `transformers` writes them, resumable by any plan.
 
 Each has the model for `from_pretrained`, `trainer_state.json`, the schedule, the states of random number generators,
-and in `state/` all state of the step, sharded, which resuming reads.
+and in `state/` all state of the step, sharded, which resuming reads. A folder is complete or absent, and its manifest
+has the checksums of all files (`tutti.checkpoint.folder`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,18 @@ import torch
 from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState, TrainerState
 
-from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.checkpoint import folder as folders
+from tutti.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.checkpoint.consensus import Consensus
-from tutti.checkpoint.folder import TRAINER_STATE, find_fault, folders, trainer_checkpoints
+from tutti.checkpoint.folder import MANIFEST, TRAINER_JSON, TRAINER_STATE, trainer_checkpoints
 from tutti.checkpoint.values import read_values, write_values
+from tutti.checkpoint.write import reason
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
 from tutti.train import draws
 from tutti.train.written import sampled
 
-STATE, SCHEDULE, RANDOM, ARGUMENTS, STREAM = (
-    "trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json"
-)  # fmt: skip
+SCHEDULE, RANDOM, ARGUMENTS, STREAM = "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json"
 ADAPTERS = "adapter_config.json"  # of a model of peft
 DATA = "data"  # the entry of random states that data draws from
 
@@ -39,20 +42,26 @@ class TrainerCheckpoints:
     def __init__(self, trainer: Any):
         self.trainer = trainer
 
+    @cached_property
+    def together(self) -> Consensus:
+        return Consensus()
+
     def find(self, resume: str | bool | None) -> Path | None:
         """The checkpoint to resume from; with True the newest one that is not damaged, with a warning for each newer
         one. Raises ValueError if there is none, or if the one that was asked for is damaged."""
         if not resume:
             return None
-        together, output_dir = Consensus(), self.trainer.args.output_dir
+        together, output_dir = self.together, self.trainer.args.output_dir
         if resume is True:
-            candidates = [x for x in reversed(trainer_checkpoints(output_dir)) if (x / STATE).exists()]
+            candidates = trainer_checkpoints(output_dir)[::-1]
         else:
             candidates = [Path(resume)]
-            if not (candidates[0] / STATE).exists():
-                raise ValueError(f"{resume} is no checkpoint of a Trainer: it has no {STATE}")
+            if not (candidates[0] / MANIFEST).exists():
+                hint = ". from_pretrained reads the model of a checkpoint of transformers.Trainer, to train it anew"
+                raise ValueError(f"{resume} is no checkpoint of tutti.Trainer: it has no {MANIFEST}"
+                                 f"{hint if (candidates[0] / TRAINER_JSON).exists() else ''}")  # fmt: skip
         for folder in candidates:
-            faults = together.all(_find_fault(folder, together.rank, together.ranks))
+            faults = together.all(folders.find_fault(folder, together.rank, together.ranks))
             if not any(faults):
                 return folder
             damage = f"{folder} is damaged: {next(filter(None, faults))}"
@@ -65,7 +74,7 @@ class TrainerCheckpoints:
     def restore(self, folder: Path) -> Mapping[str, Any]:
         """Restore counts, callbacks, the schedule and random numbers. Returns the states that data goes on with."""
         trainer = self.trainer
-        trainer.state = state = TrainerState.load_from_json(str(folder / STATE))
+        trainer.state = state = TrainerState.load_from_json(str(folder / TRAINER_JSON))
         if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
             state.best_model_checkpoint = None
         if trainer.args.restore_callback_states_from_checkpoint:
@@ -92,36 +101,47 @@ class TrainerCheckpoints:
             restart_averages(self.trainer.step)
 
     def save(self) -> None:
-        """Save a checkpoint of this step."""
-        trainer = self.trainer
-        args, state = trainer.args, trainer.state
-        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        if rank() == 0:
-            shutil.rmtree(folder / TRAINER_STATE, ignore_errors=True)  # of an earlier run
-            (folder / STATE).unlink(missing_ok=True)  # it is written last
-        save_model(trainer, folder)
-        if state.best_global_step == state.global_step:
-            state.best_model_checkpoint = str(folder)
-        if not args.save_only_model:
-            checkpoints = Checkpoints(folder / TRAINER_STATE, keep=1)
-            trainer.step.save(checkpoints)
-            checkpoints.wait()
-        if rank() == 0:
-            if not args.save_only_model:
-                _save_schedule(trainer.lr_scheduler, folder)
-                write_values({**draws.states(), DATA: trainer.draws.states}, folder / RANDOM)
-                loader = trainer.callback_handler.train_dataloader
-                known = loader.state_dict() if hasattr(loader, "go_on") else trainer.position
-                (folder / STREAM).write_text(json.dumps(known))
-            for one in [*trainer.callback_handler.callbacks, trainer.control]:
-                if isinstance(one, ExportableState):
-                    kept = state.stateful_callbacks.get(type(one).__name__)
-                    if isinstance(kept, list):
-                        kept.append(one.state())
-                    else:
-                        state.stateful_callbacks[type(one).__name__] = one.state()
-            state.save_to_json(str(folder / STATE))
+        """Save a checkpoint of this step. Raises SaveError on all ranks if one fails; earlier ones are intact then."""
+        trainer, together = self.trainer, self.together
+        final = Path(trainer.args.output_dir, f"checkpoint-{trainer.state.global_step}")
+        draft = folders.scratch(final)
+        if trainer.state.best_global_step == trainer.state.global_step:
+            trainer.state.best_model_checkpoint = str(final)
+        try:
+            together.one(lambda: folders.clear(final.parent))
+            values = _values(trainer)
+            together.one(lambda: _write_model(trainer, draft, values))
+            if not trainer.args.save_only_model:
+                checkpoints = Checkpoints(draft / TRAINER_STATE, keep=1, together=together)
+                trainer.step.save(checkpoints)
+                checkpoints.wait()
+            together.one(lambda: self._finish(draft, final))
+        except OSError as error:
+            if together.rank == 0:
+                shutil.rmtree(draft, ignore_errors=True)
+            before = trainer_checkpoints(trainer.args.output_dir)
+            remains = f"; {before[-1]} is intact" if before else "; there is no checkpoint before it"
+            why = error.why if isinstance(error, SaveError) else reason(error)
+            raise SaveError(why, f"could not save {final}", remains) from error
         rotate(trainer)
+
+    def _finish(self, draft: Path, final: Path) -> None:
+        """Write what is left of a checkpoint, and commit it."""
+        trainer = self.trainer
+        state = trainer.state
+        if not trainer.args.save_only_model:
+            _save_schedule(trainer.lr_scheduler, draft)
+            write_values({**draws.states(), DATA: trainer.draws.states}, draft / RANDOM)
+            loader = trainer.callback_handler.train_dataloader
+            position = loader.state_dict() if hasattr(loader, "go_on") else trainer.position
+            (draft / STREAM).write_text(json.dumps(position))
+        state.stateful_callbacks |= _callback_states(trainer)
+        state.save_to_json(str(draft / TRAINER_JSON))
+        files: folders.Files = {}
+        if inner := _state_of(draft):
+            described = folders.manifest(inner)["files"].items()
+            files = {f"{inner.relative_to(draft).as_posix()}/{name}": about for name, about in described}
+        folders.commit(final, files, {"step": state.global_step})
 
     def take_back(self) -> None:
         """Give the model the values that the step has trained."""
@@ -143,35 +163,24 @@ class TrainerCheckpoints:
         rotate(trainer, last=True)
 
 
-def _find_fault(folder: Path, part: int, parts: int) -> str | None:
-    """What is wrong with the files that a run resumes from, or None. Reads every `parts`-th file of the step's state,
-    from `part` on, to compare its checksum."""
-    for name in (STATE, STREAM):
-        if (folder / name).exists():
-            try:
-                json.loads((folder / name).read_text())
-            except (ValueError, RecursionError) as error:
-                return f"{name} is not JSON ({error})"
-    for name in (SCHEDULE, RANDOM):
-        if (folder / name).exists():
-            try:
-                read_values(folder / name)
-            except ValueError as error:
-                return str(error).removeprefix(f"{folder}/")
-    state = _state_of(folder)
-    return None if state is None else find_fault(state, part, parts)
-
-
 def _state_of(folder: Path) -> Path | None:
     """The checkpoint of the step inside a checkpoint; None if it has the model alone."""
-    return next(iter(folders(folder / TRAINER_STATE)), None)
+    return next(iter(folders.folders(folder / TRAINER_STATE)), None)
 
 
 def save_model(trainer: Any, folder: Path) -> None:
     """Save the model and the processing class for `from_pretrained`. Every rank of a job calls it."""
-    values = _trained(trainer) if trainer._trains() else trainer.model.state_dict()
-    if rank() != 0:
-        return
+    values = _values(trainer)
+    if rank() == 0:
+        _write_model(trainer, folder, values)
+
+
+def _values(trainer: Any) -> Mapping[str, Tensor]:
+    """The values of the model to save. Every rank of a job calls it."""
+    return _trained(trainer) if trainer._trains() else trainer.model.state_dict()
+
+
+def _write_model(trainer: Any, folder: Path, values: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(trainer.model, "save_pretrained"):
         trainer.model.save_pretrained(folder, state_dict=values)
@@ -196,12 +205,26 @@ def _save_schedule(scheduler: Any, folder: Path) -> None:
                       "scheduler's state_dict()", stacklevel=2)  # fmt: skip
 
 
+def _callback_states(trainer: Any) -> dict[str, Any]:
+    """The states of callbacks that have one, by the names of their classes: a list where a class has several."""
+    states = defaultdict[str, list[Any]](list)
+    for callback in [*trainer.callback_handler.callbacks, trainer.control]:
+        if isinstance(callback, ExportableState):
+            states[type(callback).__name__].append(callback.state())
+    return {name: each[0] if len(each) == 1 else each for name, each in states.items()}
+
+
 def _restore_callbacks(trainer: Any) -> None:
-    for i, callback in enumerate(trainer.callback_handler.callbacks):
-        data = trainer.state.stateful_callbacks.get(type(callback).__name__)
-        if isinstance(callback, ExportableState) and data is not None:
-            data = data[-1] if isinstance(data, list) else data
-            trainer.callback_handler.callbacks[i] = type(callback).from_state(data)
+    """Restore the callbacks of each class, in their order. Warn of states without a callback."""
+    callbacks = trainer.callback_handler.callbacks
+    for name, states in trainer.state.stateful_callbacks.items():
+        states = states if isinstance(states, list) else [states]
+        places = [i for i, x in enumerate(callbacks) if type(x).__name__ == name and isinstance(x, ExportableState)]
+        for i, state in zip(places, states, strict=False):
+            callbacks[i] = type(callbacks[i]).from_state(state)
+        if len(places) < len(states) and name != "TrainerControl":
+            warnings.warn(f"the checkpoint has the state of {len(states)} callbacks {name}, and the Trainer has "
+                          f"{len(places)}: the others are ignored", stacklevel=3)  # fmt: skip
 
 
 def take_back(trainer: Any, averaged: bool = False) -> None:

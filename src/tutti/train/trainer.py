@@ -423,7 +423,7 @@ class Trainer:
     def save_state(self) -> None:
         """Save `trainer_state.json` in `args.output_dir`."""
         if self.is_world_process_zero():
-            self.state.save_to_json(str(Path(self.args.output_dir, checkpointing.STATE)))
+            self.state.save_to_json(str(Path(self.args.output_dir, checkpointing.TRAINER_JSON)))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log numbers: to the state's history and to callbacks."""

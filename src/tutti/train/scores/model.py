@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from tutti.checkpoint.folder import MANIFEST
+from tutti.checkpoint.folder import is_step_checkpoint
 from tutti.checkpoint.model import load_model
 from tutti.data import open_source
 from tutti.exec.weights import check_weights
@@ -110,7 +110,7 @@ def _best(logits: Any, labels: Any) -> Any:
 
 
 def _model(folder: Path, task: Any) -> Any:
-    if (folder / MANIFEST).exists():
+    if is_step_checkpoint(folder):
         return load_model(folder)
     if not task.model_class.startswith("Auto"):
         raise ValueError(f"{task.name} is not scored from a folder; use Trainer.evaluate with its model")
