@@ -52,7 +52,8 @@ def test_data_parallel_plans_that_the_batch_leaves_out_are_told(model, capsys):
     code, out, err = run(capsys, "plan", "--model", model, "--cluster", "h100:4", "--batch", "2", "--seq", "16")
     assert code == 0, err
     assert (
-        "a batch of 2 does not divide over 4 devices: axes of that size split another dim (a batch of 4 would divide)"
+        "a batch of 2 does not divide over 4 devices: axes of that size split it unevenly or split another dim "
+        "(a batch of 4 would divide)"
         in out
     )
 

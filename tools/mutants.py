@@ -297,13 +297,13 @@ class Coverage:
         self.size: Counter[str] = Counter()  # lines that a test runs
         for file in self.files.values():
             for contexts in self.data.contexts_by_lineno(file).values():
-                self.size.update({context.partition("|")[0] for context in contexts})
+                self.size.update({context.rpartition("|")[0] for context in contexts})
 
     def tests(self, mutant: Mutant) -> list[str]:
         """The tests that ran a mutant's statement; of a statement of several lines, one of the lines is recorded."""
         lines = self.data.contexts_by_lineno(self.files.get(mutant.file.removeprefix("src/tutti/"), ""))
         for line in range(mutant.line, max(0, mutant.line - STATEMENT), -1):
-            tests = {context.partition("|")[0] for context in lines.get(line, [])} - {""}
+            tests = {context.rpartition("|")[0] for context in lines.get(line, [])} - {""}
             if tests:
                 return sorted(tests, key=lambda test: (self.size[test], test))
         return []
@@ -352,7 +352,8 @@ def tried(mutant: Mutant, tests: list[str], tree: Path, timeout: float) -> dict:
         return {**row, "outcome": "timeout"}
     if process.returncode == 0:
         return {**row, "outcome": "survived"}
-    if process.returncode in (1, 2) or process.returncode < 0:  # a test or an import failed, or Python crashed
+    failed = process.returncode in (1, 2) or process.returncode < 0  # a test or an import failed, or Python crashed
+    if failed or "ERROR collecting" in out:
         return {
             **row,
             "outcome": "killed",

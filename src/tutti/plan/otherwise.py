@@ -14,13 +14,13 @@ SHOWN = 8  # maximum number of layouts to simulate, the cheapest by their modell
 def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layout, Plan]]:
     """(label, layout, plan) for the other layouts of the parameters that a pattern matches, fastest first per label.
 
-    search: the search that found the plan. Its budget is granted again.
+    search: the search that found the plan. Its budget is granted again, to find the plans and to simulate them.
 
     Raises ValueError if the pattern matches nothing.
     """
-    search.deadline = search.work.seconds + search.budget
     found, planner = [], search.planner(plan.accumulate, plan.variant)
     for label in covering(pattern, planner.step):
+        search.deadline = search.work.seconds + search.budget
         free = planner.inside(plan.pipe).on(plan.inner, without=label)
         others = []
         for layout in free.layouts(label):
@@ -28,6 +28,7 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
                 search.progress(f"{label} laid out as {layout}")
                 other = free.where(label, layout, search.deadline)
                 others.append((layout, PipelineCandidate(other, plan.pipe, search.cluster) if plan.stages else other))
+        search.deadline = search.work.seconds + search.budget
         others.sort(key=lambda item: item[1].bound)
         made = [(label, layout, search.fit(candidate, slow=True)) for layout, candidate in others[:SHOWN]]
         found += [(label, layout, other) for label, layout, other in made if other]

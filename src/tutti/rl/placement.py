@@ -25,6 +25,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +318,8 @@ def shared(learner: Tree) -> Tree:
 def shared_out(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Options of one of several learners, which together make the updates of one. Raises ValueError for a batch that
     cannot be shared out."""
-    c: Any = configured(kind, options)
+    own = signature(kind).parameters  # such as the expert of DAgger: no option of its Config
+    c: Any = configured(kind, {name: x for name, x in options.items() if name not in own})
     found = {f.name: -(-getattr(c, f.name) // ranks) for f in fields(c) if f.name in SHARED}
     if "batch_size" in found and c.batch_size % ranks:
         raise ValueError(f"batch_size is {c.batch_size}, which {ranks} learners cannot share equally")
