@@ -53,8 +53,7 @@ def test_data_parallel_plans_that_the_batch_leaves_out_are_told(model, capsys):
     assert code == 0, err
     assert (
         "a batch of 2 does not divide over 4 devices: axes of that size split it unevenly or split another dim "
-        "(a batch of 4 would divide)"
-        in out
+        "(a batch of 4 would divide)" in out
     )
 
 

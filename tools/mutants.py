@@ -3,7 +3,8 @@
     python tools/mutants.py [--count 200] [--seed 0] [--package science/em/mt] [--jobs 2] [--timeout 120] [--log FILE]
 
 Computations are changed, not choices. Left out are defaults of parameters and fields, constants of modules that are
-plain numbers, tables of presets, samples for tests (`check/samples`), and what draws.
+plain numbers, tables of presets, settings of published problems, samples for tests (`check/samples`), what draws, and kernels
+that need a GPU.
 
 Each mutant is tried in a copy of the tracked files, never in the working tree: quick tests run with -x until one
 fails. They are the tests of its package, those that import its module first. With --coverage they are those that ran
@@ -62,7 +63,8 @@ QUIET = {
 }  # messages
 WAITING = 10  # seconds of the wall clock for each processor second
 DRAWN = {"canvas", "axes", "figure"}  # parameters of functions that draw
-CHOSEN = re.compile(r"check/samples/|presets|/(picture|figures|gantt|panels|canvas|memory_picture)\.py$")
+CHOSEN = re.compile(r"check/samples/|presets|/(picture|figures|gantt|panels|canvas|memory_picture|microstrip|inverse|"
+                    r"kernels_triton)\.py$")  # fmt: skip
 STATEMENT = 20  # lines of a statement, at most
 SILENT = {"__repr__", "__str__", "__init_subclass__"}
 

@@ -1,5 +1,7 @@
 """FLOPs and bytes equal formulas."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tutti
 import zoo
+from tutti.ir.step_graph import Spec
 from tutti.nn import MoE
+from tutti.nn.route import expected_rows
+from tutti.ops.experts_exchange import sends
+from tutti.ops.grouped import GROUPED
+from tutti.ops.registry import Cut
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 TOKENS, HIDDEN, WIDE = 4 * 16, 64, 96
@@ -91,3 +98,36 @@ def test_experts_cost_their_matrix_products_for_every_choice():
     products = 2 * 3 * 5 * 2 * (3 * 6 * 8)
     assert cost(graph, torch.ops.tutti.experts.default) == [products]
     assert cost(graph, torch.ops.tutti.experts_backward.default) == [2 * products]
+
+
+@pytest.mark.parametrize("rows", [24, 1])
+def test_grouped_products_cost_their_rows(rows):
+    """Rows against a matrix of their group, or, in its backward pass, groups of rows against each other."""
+    offs = torch.tensor([rows // 2, rows], dtype=torch.int32)
+
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 8, 16, dtype=torch.bfloat16))
+
+        def forward(self, x):
+            return F.grouped_mm(x, self.weight, offs=offs).float().sum()
+
+    graph = tutti.capture(Grouped(), (torch.ones(rows, 8, dtype=torch.bfloat16),))
+    assert cost(graph, GROUPED) == [2 * rows * 8 * 16] * 2, "forward, and the weight's gradient"
+
+
+def test_bytes_that_experts_exchange():
+    """In the backward pass: tokens, what they and their gradients become, choices, and the gradients of weights."""
+    tokens, k, width, experts, parts = 6, 2, 8, 3, 2
+    spec = [Spec((tokens, width), torch.bfloat16), Spec((tokens, width), torch.bfloat16),
+            Spec((tokens, k), torch.int64), Spec((tokens, k), torch.bfloat16),
+            Spec((experts, width, 16), torch.bfloat16)]  # fmt: skip
+    forward = Cut(None, None, "t&e", parts, spec[1:], [])
+    backward = Cut(None, None, "t&e", parts, spec, [])
+    moved = expected_rows(tokens, k, experts, parts) // 2
+    choices = ("exchange", moved * 2 * k * 4)  # as float32, with their weights
+    rows = ("exchange", moved * width * 2)
+    assert sends(1)(forward) == [("exchange", 8), choices, rows, rows]
+    assert sends(2)(backward) == [("exchange", 8), choices, rows, rows, rows, ("exchange", moved * k * 2)]
+    assert sends(1)(replace(forward, factor="e")) == []

@@ -148,6 +148,23 @@ def test_counterfactual_advantages():
     torch.testing.assert_close(expected, torch.zeros_like(expected), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("normalized", [False, True])
+def test_the_loss_of_coma(normalized):
+    """-mean(log pi(a) A) - ent_coef H, with A of unit deviation if it is normalized."""
+    agent = COMA(make("Battle-3m"), batch_size=32, normalize_advantage=normalized, ent_coef=0.3, **SMALL)
+    learner, chunk = chunk_of(agent)
+    logits = agent.logits(learner["actor"], chunk)
+    q = torch.randn(logits.shape)
+    loss, told = agent.actor_loss(learner["actor"], chunk, q)
+    policy = torch.distributions.Categorical(logits=logits)
+    taken = q.gather(-1, chunk["action"].unsqueeze(-1)).squeeze(-1)
+    advantage = taken - (policy.probs * q).sum(-1)
+    advantage = advantage / advantage.std() if normalized else advantage
+    policy_loss, entropy = -(policy.log_prob(chunk["action"]) * advantage).mean(), policy.entropy().mean()
+    torch.testing.assert_close(told["policy_loss"], policy_loss)
+    torch.testing.assert_close(loss, policy_loss - 0.3 * entropy)
+
+
 def test_the_central_critic_of_coma_ignores_the_own_action():
     agent = COMA(make("simple_spread_v3"), batch_size=32, **SMALL)
     _, chunk = chunk_of(agent)

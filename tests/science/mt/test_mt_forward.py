@@ -118,6 +118,15 @@ def test_a_mirrored_section_has_mirrored_data(mesh, section):
     torch.testing.assert_close(derivatives, expected, rtol=1e-7, atol=1e-8)
 
 
+def test_a_section_ten_times_as_large_has_the_data_of_a_hundredth_of_the_frequency(mesh, section):
+    """Induction depends on sigma omega L^2 alone: apparent resistivities, phases and tippers are equal."""
+    larger = Mesh2D([10 * x for x in mesh.x_edges], [10 * z for z in mesh.z_edges])
+    small, large = MT2D(mesh, FREQUENCIES, SITES, ALL), MT2D(larger, [f / 100 for f in FREQUENCIES],
+                                                             [10 * x for x in SITES], ALL)  # fmt: skip
+    torch.testing.assert_close(large(section), small(section), rtol=1e-9, atol=1e-9)
+    assert small(section).view(small.shape)[0].abs().max() > 0.01, "of the tipper"
+
+
 @pytest.mark.parametrize("name", ("forward", "layered"))
 def test_examples(name):
     found = doctest.testmod(import_module(f"tutti.science.em.mt.{name}"))
