@@ -3,8 +3,8 @@
     python tools/mutants.py [--count 200] [--seed 0] [--package science/em/mt] [--jobs 2] [--timeout 120] [--log FILE]
 
 Computations are changed, not choices. Left out are defaults of parameters and fields, constants of modules that are
-plain numbers, tables of presets, settings of published problems, samples for tests (`check/samples`), what draws, and kernels
-that need a GPU.
+plain numbers, tables of presets, settings of published problems, samples for tests (`check/samples`), what draws, and
+kernels that need a GPU.
 
 Each mutant is tried in a copy of the tracked files, never in the working tree: quick tests run with -x until one
 fails. They are the tests of its package, those that import its module first. With --coverage they are those that ran
