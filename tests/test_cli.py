@@ -45,6 +45,10 @@ def test_a_folder_that_is_not_there_is_said_before_the_search(capsys):
 def test_bad_input_is_one_line_and_exit_code_2(capsys):
     assert cli.main(["run", "-n", "2", "missing.py"]) == 2
     assert capsys.readouterr().err == "tutti run: no file missing.py\n"
+    assert cli.main(["run", "-n", "2", "--max", "2", "--meet", "no.such.host.invalid:29400", __file__]) == 2
+    assert "--meet no.such.host.invalid:29400: the host no.such.host.invalid cannot be found" in capsys.readouterr().err
+    assert cli.main(["run", "--hang", "-1", __file__]) == 2
+    assert "--hang is -1.0; it must be more than 0 seconds, or 0 to wait forever" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", ["transformers", "tyro", "rich"])

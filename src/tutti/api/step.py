@@ -30,6 +30,7 @@ from tutti.exec.observed import Observed, how_to_combine
 from tutti.exec.offload_store import OffloadStore
 from tutti.exec.replicas import compare
 from tutti.exec.runtime import check_same_everywhere, from_rank_0, in_job, join_job, runtime_for
+from tutti.exec.same_job import Facts, check_same_job, described
 from tutti.exec.tensor_store import TensorStore, check_names
 from tutti.exec.transfer_engine import engine_for
 from tutti.exec.weights import has_weights
@@ -59,6 +60,12 @@ from tutti.tracing.capture import Loss, device_of
 from tutti.tracing.capture_spec import CaptureSpec, autocast_state
 from tutti.tracing.criteria import with_criteria
 from tutti.tracing.slots import Slots
+
+VALUES = (int, float, str, tuple, torch.Tensor)  # of an optimizer's options that ranks compare
+ALIKE = (
+    "level", "clip_norm", "accumulate", "fp32_master_weights", "stochastic_rounding", "seed", "memory",
+    "max_nonfinite_steps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -232,7 +239,8 @@ class Step:
         )
         steps = Steps(lambda count: recipe.training(microbatches(batch, count)[0], count))
         graph_of = cache(lambda count, variant: vary(steps.planned(count), variant))
-        graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
+        captured = graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
+        check_same_job(_facts(root, optimizer, batch, config, captured))
         pins = tuple(config.pins or ())
         chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, planned(level), pins,
                                             config.mesh, accumulate, config.budget, config.recompute))  # fmt: skip
@@ -650,6 +658,23 @@ class Step:
                         "after the write. model.load_state_dict(step.state_dict()) copies the step's values back"
                     )
                 self._versions[name] = p._version
+
+
+def _facts(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, config: ParallelConfig, graph: StepGraph
+) -> Facts:
+    """What must be equal on all ranks of a job. The plan is that of rank 0."""
+    updates: dict[str, Any] = {"class": type(optimizer).__name__}
+    for i, group in enumerate(optimizer.param_groups):
+        updates |= {f"{name} of group {i}": x for name, x in group.items() if isinstance(x, VALUES)}
+        updates[f"the number of parameters of group {i}"] = len(group["params"])
+    return {
+        "the model": described({**dict(model.named_parameters()), **dict(model.named_buffers())}),
+        "the batch": described(dict(batch_items(batch))),
+        "the optimizer": updates,
+        "the options": {name: getattr(config, name) for name in ALIKE},
+        "the program": {"the hash of its operators": graph.fingerprint},
+    }
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[list[int]]:

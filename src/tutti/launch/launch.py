@@ -26,6 +26,7 @@ from typing import Any
 
 _HANG = "TUTTI_HANG"  # in the environment of ranks: seconds without progress
 LAST_CALL = 3  # seconds to wait for more machines, once --min are there
+HANG = 1800.0  # seconds without progress after which a job of `tutti run` ends
 
 # Errors of ranks that only lost a peer.
 _LOST_PEER = re.compile(r"gloo/transport|Connection (closed|reset) by peer|NCCL error|ncclRemoteError")
@@ -102,6 +103,16 @@ class Machines:
         if self.most > 1 and not re.fullmatch(r"[^:]+:[0-9]+", self.meet):
             raise ValueError("several machines need a meeting point: add --meet host:port, the same on each machine")
 
+    def check_host(self) -> None:
+        """Raise ValueError if the name of the host where machines meet has no address: a rank would try for minutes."""
+        host, _, port = self.meet.rpartition(":")
+        if host:
+            try:
+                socket.getaddrinfo(host, int(port))
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
+                raise ValueError(f"--meet {self.meet}: the host {host} cannot be found ({why})") from None
+
     @property
     def here(self) -> bool:
         """Whether the job runs on this machine only."""
@@ -141,8 +152,8 @@ def run(argv: list[str]) -> int:
         "--restarts", type=int, default=0, help="how often all ranks restart when one fails or dies (default: 0)"
     )
     parser.add_argument(
-        "--hang", type=float, help="seconds without progress after which the job ends with an error that names the "
-        "rank that hangs; stacks of all threads are saved in ./stacks (default: waits forever)"
+        "--hang", type=float, default=HANG, help="seconds without progress after which the job ends with an error that "
+        f"names the rank that hangs; stacks of all threads are saved in ./stacks; 0: wait forever (default: {HANG:.0f})"
     )  # fmt: skip
     parser.add_argument("--min", type=int, default=1, help="minimum number of machines (default: 1)")
     parser.add_argument(
@@ -159,12 +170,13 @@ def run(argv: list[str]) -> int:
         raise ValueError(f"no file {given.script}")
     if given.restarts < 0:
         raise ValueError(f"--restarts is {given.restarts}; it must be 0 or more")
-    if given.hang is not None and not given.hang > 0:
-        raise ValueError(f"--hang is {given.hang}; it must be more than 0 seconds")
+    if not given.hang >= 0:
+        raise ValueError(f"--hang is {given.hang}; it must be more than 0 seconds, or 0 to wait forever")
     machines = Machines(given.min, given.min if given.max is None else given.max, given.meet)
+    machines.check_host()
     try:
         _start([*(["-m"] if given.module else []), given.script, *given.args], given.processes, given.restarts,
-               machines, given.hang)  # fmt: skip
+               machines, given.hang or None)  # fmt: skip
     except LaunchError as e:
         print(f"{e.trace}tutti run: {e}", file=sys.stderr)
         return e.exit_code

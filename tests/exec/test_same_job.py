@@ -1,0 +1,46 @@
+"""Ranks that were given different jobs are told so before the first step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tutti
+from tutti.launch.launch import rank
+
+
+def on_ranks(what):
+    """The error of this rank where rank 2 has something else."""
+    other = rank() == 2
+    width = 12 if other and what == "width" else 8
+    model = nn.Sequential(
+        nn.Linear(4, width), nn.Tanh() if other and what == "code" else nn.ReLU(), nn.Linear(width, 1)
+    )
+    kind = torch.optim.Adam if other and what == "class" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=0.01 if other and what == "lr" else 0.1)
+    batch = (torch.ones(4 if other and what == "batch" else 8, 4),)
+    options = {"clip_norm": 2.0 if other and what == "clip_norm" else 1.0, "plan": "dp", "level": "O0"}
+    try:
+        tutti.parallelize(model, optimizer, batch, loss=lambda model, batch: model(*batch).square().mean(), **options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("width", "in the model, 0.bias is float32 (8,) on rank 0 and float32 (12,) on rank 2"),
+        ("batch", "in the batch, 0 is float32 (8, 4) on rank 0 and float32 (4, 4) on rank 2"),
+        ("lr", "in the optimizer, lr of group 0 is 0.1 on rank 0 and 0.01 on rank 2"),
+        ("class", "in the optimizer, class is AdamW on rank 0 and Adam on rank 2"),
+        ("clip_norm", "in the options, clip_norm is 1.0 on rank 0 and 2.0 on rank 2"),
+        ("code", "in the program, the hash of its operators is "),
+        ("nothing", ""),
+    ],
+)
+def test_a_rank_with_another_job_is_named(pool, what, message):
+    for error in pool.run(on_ranks, what):
+        expected = f"ranks 0 and 2 were given different jobs: {message}" if message else ""
+        assert error.startswith(expected) and bool(error) == bool(message), error
