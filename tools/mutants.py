@@ -61,7 +61,7 @@ QUIET = {
     "tell",
     "progress",
 }  # messages
-WAITING = 10  # seconds of the wall clock for each processor second
+WAITING = 4  # seconds of the wall clock for each processor second
 DRAWN = {"canvas", "axes", "figure"}  # parameters of functions that draw
 CHOSEN = re.compile(r"check/samples/|presets|/(picture|figures|gantt|panels|canvas|memory_picture|microstrip|inverse|"
                     r"kernels_triton)\.py$")  # fmt: skip

@@ -341,3 +341,28 @@ def test_a_job_on_one_machine_listens_on_loopback_alone():
     found = {address for addresses in launch(listening, 2) for address in addresses}
     assert found and found <= loopback
     assert socket.gethostbyname("localhost") == "127.0.0.1"
+
+
+def test_a_flipped_bit_is_noticed_where_a_folder_is_given(step, root):
+    bad = root / "step-00000002"
+    content = bytearray((bad / DATA).read_bytes())
+    content[len(content) // 2] ^= 1
+    (bad / DATA).write_bytes(content)
+    before = step.state_dict()
+    with pytest.raises(ValueError, match=f"{DATA} has changed since it was written"):
+        step.load(bad)
+    assert all(torch.equal(x, before[name]) for name, x in step.state_dict().items()), "nothing has changed"
+
+
+@pytest.mark.parametrize("change", ["a fact", "its format"])
+def test_a_manifest_that_was_edited_is_no_manifest(root, change):
+    path = root / "step-00000002" / "manifest.json"
+    about = json.loads(path.read_text())
+    if change == "a fact":
+        path.write_text(json.dumps({**about, "seed": about["seed"] + 1}))
+        message = "its manifest.json is damaged"
+    else:
+        path.write_text(json.dumps(folders.sealed({**about, "format": 2})))
+        message = "a later version wrote it, in format 2; this one reads format 1"
+    with pytest.raises(ValueError, match=message):
+        folders.manifest(path.parent)

@@ -13,6 +13,9 @@ from tutti.data.rows import BadRow
 from tutti.data.sources.source import StreamingSource
 
 
+Row = tuple[dict[str, Any], int, int]  # a row, its shard, and its place there
+
+
 class Cursor:
     """Reads a streaming source from any saved position: shard after shard, epoch after epoch.
 
@@ -33,8 +36,9 @@ class Cursor:
         self._at = dict(state)  # of the window
         self._next = {**state, "taken": 0}  # of the window after
         self._taken = state["taken"]
-        self._rows: list[tuple[dict[str, Any], str]] | None = None
+        self._rows: list[Row] | None = None
         self._open: Iterator[Any] | None = None
+        self._shard = 0  # the one that is open
 
     def state(self) -> dict[str, int]:
         return {**self._at, "taken": self._taken}
@@ -49,9 +53,9 @@ class Cursor:
             self._advance()
         return self._at["epoch"]
 
-    def next(self) -> tuple[dict[str, Any], str]:
-        """(row, its name)"""
-        _ = self.epoch
+    def next(self) -> Row:
+        if self._rows is None or self._taken >= len(self._rows):
+            self._advance()
         row = self._rows[self._taken]  # pyright: ignore[reportOptionalSubscript]
         self._taken += 1
         return row
@@ -75,32 +79,33 @@ class Cursor:
             rows = [rows[i] for i in order]
         self._rows = rows
 
-    def _read(self) -> list[tuple[dict[str, Any], str]]:
+    def _read(self) -> list[Row]:
         """The rows of the window at `_at`; sets `_next`. A window ends with its epoch."""
         at = dict(self._at)
-        rows: list[tuple[dict[str, Any], str]] = []
+        rows: list[Row] = []
         window = 1 if self.shuffle is None else self.window
         while at["shard"] < self.source.shards and len(rows) < window:
-            shard = self._shard(at["epoch"], at["shard"])
             if self._open is None:
-                self._open = self.source.open(shard, at["row"])
-            row = next(self._open, None)
-            if row is None:
+                self._shard = self._shard_at(at["epoch"], at["shard"])
+                self._open = self.source.open(self._shard, at["row"])
+            for row in self._open:
+                if isinstance(row, BadRow):
+                    self.bad(row)
+                else:
+                    rows.append((row, self._shard, at["row"]))
+                at["row"] += 1
+                if len(rows) == window:
+                    break
+            else:
                 at |= {"shard": at["shard"] + 1, "row": 0}
                 self._open = None
-                continue
-            if isinstance(row, BadRow):
-                self.bad(row)
-            else:
-                rows.append((row, self.source.name(shard, at["row"])))
-            at["row"] += 1
         if at["shard"] >= self.source.shards and len(rows) < window:
             self._next = {"epoch": at["epoch"] + 1, "shard": 0, "row": 0, "number": 0, "taken": 0}
         else:
             self._next = {**at, "number": at["number"] + 1, "taken": 0}
         return rows
 
-    def _shard(self, epoch: int, place: int) -> int:
+    def _shard_at(self, epoch: int, place: int) -> int:
         if self.shuffle is None:
             return place
         return int(permute(np.array([place]), self.source.shards, key(*self.seed, epoch, 0))[0])

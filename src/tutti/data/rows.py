@@ -10,6 +10,9 @@ SAMPLE = "sample_index"
 """Key of a row's position in the stream of samples. Random masks are functions of it."""
 
 
+MOST = 1 << 26  # bytes of a row: what is longer is a file without ends of lines, or one that fills the memory
+
+
 class BadRow(ValueError):
     """A row that cannot be read or decoded. The message names the file, the row and a remedy."""
 

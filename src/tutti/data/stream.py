@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,15 +21,14 @@ KEPT = 1000  # errors of bad rows
 REPLACED = 100  # rows after a bad one that are tried in its place
 
 
-@dataclass(frozen=True)
-class _Item:
-    """A sample: row `place` of source `source`, or, of a streaming source, the row itself and its name."""
+class _Item(NamedTuple):
+    """A sample: row `place` of source `source`, or, of a streaming source, the row itself from there in a shard."""
 
     sample: int
     source: int
     place: int = 0
     row: dict[str, Any] | None = None
-    name: str = ""
+    shard: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,8 +182,8 @@ class Stream:
             if source in cursors:
                 if self.epochs is not None and cursors[source].epoch >= self.epochs:
                     break
-                content, name = cursors[source].next()
-                items.append(_Item(sample, source, row=content, name=name))
+                content, shard, place = cursors[source].next()
+                items.append(_Item(sample, source, place, content, shard))
             else:
                 items.append(_Item(sample, source, row))
         return items
@@ -265,16 +264,16 @@ class _Make:
         count = len(unit.items) if item.row is not None else len(self.sources[item.source])
         last: Exception | None = None
         for more in range(min(count, REPLACED)):
+            read = item  # in its place
             try:
                 if item.row is None:
-                    place = (item.place + more) % count
-                    name = name_of(self.sources[item.source], place)
-                    row = self.sources[item.source][place]
+                    read = item._replace(place=(item.place + more) % count)
+                    row = self.sources[item.source][read.place]
                 else:
-                    other = unit.items[(i + more) % count]
-                    if other.row is None:
+                    read = unit.items[(i + more) % count]
+                    if read.row is None:
                         continue
-                    name, row = other.name, other.row
+                    row = read.row
                 for function in (self.functions[item.source], self.transform):
                     if function is not None:
                         row = function({**row, SAMPLE: item.sample})
@@ -282,9 +281,16 @@ class _Make:
             except BadRow as error:
                 last = error
             except Exception as error:
-                last = BadRow(f"{name}: {type(error).__name__}: {error}; correct the row, or read with on_bad='skip'")
+                last = BadRow(
+                    f"{self.name(read)}: {type(error).__name__}: {error}; correct the row, or read with on_bad='skip'"
+                )
                 last.__cause__ = error
             if self.on_bad == "raise":
                 raise last
             bad.append(str(last))
         raise ValueError(f"{REPLACED} rows in a row are bad; the last: {last}")
+
+    def name(self, item: _Item) -> str:
+        """The name of a row in errors."""
+        source = self.sources[item.source]
+        return name_of(source, item.place) if item.row is None else source.name(item.shard, item.place)

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tutti.data.rows import BadRow
-from tutti.data.sources.records import Records
+from tutti.data.rows import MOST, BadRow
+from tutti.data.sources.records import Records, too_long
 from tutti.data.sources.source import StreamingSource
 
 
@@ -18,7 +18,7 @@ class JsonLines(Records):
     """A file of JSON objects, one a line. Blank lines are skipped."""
 
     def row(self, i: int) -> dict[str, Any]:
-        return parsed(self.read(i), self.name(i))
+        return parsed(self.read(i), self.path, self.line[i])
 
 
 class CompressedJsonLines(StreamingSource):
@@ -29,11 +29,13 @@ class CompressedJsonLines(StreamingSource):
         self.shards = len(self.paths)
 
     def open(self, shard: int, start: int) -> Iterator[dict[str, Any] | BadRow]:
-        with gzip.open(self.paths[shard], "rb") as file:
-            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-            for number, line in islice(lines, start, None):
+        path = self.paths[shard]
+        with gzip.open(path, "rb") as file:
+            for number, line in islice(_lines(file), start, None):
                 try:
-                    yield parsed(line, f"{self.paths[shard]}:{number}")
+                    if len(line) > MOST:
+                        raise too_long(f"{path}:{number}", len(line))
+                    yield parsed(line, path, number)
                 except BadRow as error:
                     yield error
 
@@ -41,12 +43,29 @@ class CompressedJsonLines(StreamingSource):
         return f"{self.paths[shard]}, row {i}"
 
 
-def parsed(line: bytes, name: str) -> dict[str, Any]:
-    """The object of a line. Raises BadRow."""
+def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, and their numbers. Of a line that is too long, its first `MOST` + 1 bytes."""
+    number = 0
+    while line := file.readline(MOST + 1):
+        number += 1
+        if len(line) > MOST:
+            while (rest := file.readline(MOST)) and not rest.endswith(b"\n"):
+                pass
+        if not line.isspace():
+            yield number, line
+
+
+def parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """The object of a line of a file. Raises BadRow."""
     try:
-        row = json.loads(line)
-    except ValueError as error:  # also what is not UTF-8
-        raise BadRow(f"{name}: not JSON ({error}); correct the line, or read with on_bad='skip'") from None
+        row = json.loads(line.decode())
+    except ValueError:
+        try:
+            row = json.loads(line)  # also what has a byte order mark, or is UTF-16
+        except (ValueError, RecursionError) as error:
+            raise BadRow(f"{path}:{number}: not JSON ({error}); correct the line, or read with on_bad='skip'") from None
+    except RecursionError as error:
+        raise BadRow(f"{path}:{number}: not JSON ({error}); correct the line, or read with on_bad='skip'") from None
     if not isinstance(row, dict):
-        raise BadRow(f'{name}: a {type(row).__name__} where an object is needed; write {{"column": ...}}')
+        raise BadRow(f'{path}:{number}: a {type(row).__name__} where an object is needed; write {{"column": ...}}')
     return row

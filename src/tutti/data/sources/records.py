@@ -6,8 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tutti.data.rows import MOST, BadRow
 from tutti.data.sources.index import indexed, records
 from tutti.data.sources.source import Source
+
+
+def too_long(name: str, count: int) -> BadRow:
+    return BadRow(f"{name}: {count:,} bytes, and a row has at most {MOST:,}; split it, or read with on_bad='skip'")
 
 
 class Records(Source):
@@ -29,10 +34,12 @@ class Records(Source):
         return f"{self.path}:{self.line[i]}"
 
     def read(self, i: int) -> bytes:
-        """The bytes of a record."""
+        """The bytes of a record. Raises BadRow for one that is too long."""
+        if (count := int(self.stop[i] - self.start[i])) > MOST:
+            raise too_long(self.name(i), count)
         if self._file is None:
             self._file = os.open(self.path, os.O_RDONLY)
-        return os.pread(self._file, int(self.stop[i] - self.start[i]), int(self.start[i]))
+        return os.pread(self._file, count, int(self.start[i]))
 
     def text(self, i: int) -> str:
         """The text of a record, without the end of its line. Raises UnicodeDecodeError."""

@@ -1,0 +1,44 @@
+"""Rows that would fill the memory are bad rows; those beside them are read."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from tutti.data import BadRow, Stream, open_source
+from tutti.data.sources import jsonl, records
+
+LINES = [b'{"x": 1}\n', b'{"x": "' + b"a" * 300 + b'"}\n', b"\n", b"b" * 150 + b"\n", b'{"x": 2}']
+
+
+@pytest.fixture(autouse=True)
+def _at_most_100_bytes(monkeypatch):
+    for module in (jsonl, records):
+        monkeypatch.setattr(module, "MOST", 100)
+
+
+def test_a_stream_of_compressed_lines(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(LINES)))
+    with Stream(path, 2, shuffle=None, epochs=1, on_bad="skip") as stream:
+        assert [row["x"] for batch in stream for row in batch] == [1, 2]
+        assert stream.bad_rows == 2 and f"{path}:2: 101 bytes" in stream.bad[0] and f"{path}:4:" in stream.bad[1]
+    with pytest.raises(BadRow, match="a row has at most"), Stream(path, 3, shuffle=None) as stream:
+        next(stream)
+
+
+def test_lines_that_are_read_by_index(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(LINES))
+    source = open_source(path)
+    assert [source[i]["x"] for i in (0, 3)] == [1, 2]
+    with pytest.raises(BadRow, match=rf"{path}:2: 309 bytes, and a row has at most"):
+        source[1]
+
+
+def test_a_byte_order_mark_and_nesting(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + b"{}\n" + b"[" * 90 + b"\n" + b'{"x": 3}'))
+    with Stream(path, 1, shuffle=None, epochs=1, on_bad="skip") as stream:
+        assert [row.get("x") for batch in stream for row in batch] == [None, 3] and stream.bad_rows == 1
