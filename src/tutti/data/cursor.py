@@ -12,7 +12,6 @@ from tutti.data.order import key
 from tutti.data.rows import BadRow
 from tutti.data.sources.source import StreamingSource
 
-
 Row = tuple[dict[str, Any], int, int]  # a row, its shard, and its place there
 
 
