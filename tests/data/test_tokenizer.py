@@ -4,9 +4,10 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
-from tutti.data.tokenizer import END_OF_TEXT, encode, train_tokenizer
+from tutti.data.tokenizer import END_OF_TEXT, encode, train_tokenizer, train_wordpiece
 
 TEXT = inspect.getsource(json) + inspect.getsource(json.decoder)
 
@@ -52,3 +53,16 @@ def test_training_is_deterministic(tokenizer):
 def test_too_small_a_vocabulary_is_an_error():
     with pytest.raises(ValueError, match="at least 257 tokens, not 100"):
         train_tokenizer([TEXT], 100)
+
+
+def test_word_pieces_are_those_of_bert():
+    tokenizer = train_wordpiece(iter([TEXT]), 200)
+    assert tokenizer.get_vocab() == train_wordpiece([TEXT], 200).get_vocab() and len(tokenizer) == 200
+    single, pair = tokenizer("json Text"), tokenizer("json", "text")
+    assert single["input_ids"][0] == tokenizer.cls_token_id and single["input_ids"][-1] == tokenizer.sep_token_id
+    assert tokenizer.decode(single["input_ids"]) == "[CLS] json text [SEP]"
+    assert tokenizer.decode(pair["input_ids"]) == "[CLS] json [SEP] text [SEP]"
+    assert pair["token_type_ids"][0] == 0 and pair["token_type_ids"][-1] == 1
+    reader = models.WordPiece(tokenizer.get_vocab(), unk_token="[UNK]")
+    words = Tokenizer(reader).encode("decoder", add_special_tokens=False).tokens
+    assert tokenizer.tokenize("Decoder") == words, "no piece is taken for a special token"

@@ -42,15 +42,23 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learn word pieces of lower-case text (Schuster and Nakajima 2012), at most `vocab_size` with BERT's special ones.
 
-    A text becomes `[CLS] text [SEP]`, a pair `[CLS] a [SEP] b [SEP]` with token types 0 and 1.
+    A text becomes `[CLS] text [SEP]`, a pair `[CLS] a [SEP] b [SEP]` with token types 0 and 1. Equal texts give an equal
+    vocabulary in every process.
     """
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
-    pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
-    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    pieces.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=names, show_progress=False)
-    pieces.train_from_iterator(texts, trainer)
+    names, texts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], list(texts)
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    words = {word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))}
+    # The trainer numbers pieces inside of words as it meets them, in an order that differs by process, and breaks ties
+    # by number. As special tokens they have numbers of their own.
+    inside = [f"##{letter}" for letter in sorted({letter for word in words for letter in word[1:]})]
+    learning = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
+    learning.normalizer, learning.pre_tokenizer = normalizer, splitter
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=[*names, *inside], show_progress=False)
+    learning.train_from_iterator(texts, trainer)
+    vocabulary = learning.get_vocab(with_added_tokens=True)
+    pieces = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
+    pieces.normalizer, pieces.pre_tokenizer, pieces.decoder = normalizer, splitter, decoders.WordPiece()
+    pieces.add_special_tokens(names)
     pieces.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
