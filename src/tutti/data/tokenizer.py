@@ -42,8 +42,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learn word pieces of lower-case text (Schuster and Nakajima 2012), at most `vocab_size` with BERT's special ones.
 
-    A text becomes `[CLS] text [SEP]`, a pair `[CLS] a [SEP] b [SEP]` with token types 0 and 1. Equal texts give an equal
-    vocabulary in every process.
+    A text becomes `[CLS] text [SEP]`, a pair `[CLS] a [SEP] b [SEP]` with token types 0 and 1. Equal texts give equal
+    vocabularies in all processes.
     """
     names, texts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], list(texts)
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
