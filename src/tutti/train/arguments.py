@@ -47,6 +47,21 @@ INSTEAD = {
     "generation_config": "model.generation_config",
     "sortish_sampler": "train_sampling_strategy='group_by_length'",
 }
+ABSENT = {  # attributes of transformers.Trainer that there are not -> what to use instead
+    "accelerator": "the step is captured and distributed by a plan; trainer.step has it while it trains",
+    "hyperparameter_search": "call train() from a search library such as optuna, with a new Trainer each",
+    "create_model_card": "write it with huggingface_hub.ModelCard",
+    "push_to_hub": INSTEAD["push_to_hub"],
+    "init_hf_repo": INSTEAD["push_to_hub"],
+    "training_step": "override run_step, or compute_loss, which is captured",
+    "get_batch_samples": "override get_train_dataloader",
+    "store_flos": "state.total_flos is counted step by step",
+    "autocast_smart_context_manager": "args.bf16; trainer.autocast() is the context",
+    "compute_loss_context_manager": "args.bf16; trainer.autocast() is the context",
+    "call_model_init": "model_init is called by train",
+    "num_tokens": "args.include_num_input_tokens_seen counts tokens while it trains",
+    "set_initial_training_values": "trainer.state has the numbers of steps and epochs",
+}
 ONLY: dict[str, tuple[Any, str]] = {  # name -> the value that it may have, and what to use instead of others
     "average_tokens_across_devices": (True, "nothing: losses are means over the items of all processes"),
     "skip_memory_metrics": (True, "`tutti diagnose`, which tells peak memory"),

@@ -17,12 +17,12 @@ from tutti.train.loss import labels_of
 
 
 def evaluation_loop(
-    trainer: Any, loader: Any, prefix: str, loss_only: bool, ignored: tuple[str, ...]
+    trainer: Any, loader: Any, prefix: str, loss_only: bool, ignored: tuple[str, ...], predicts: bool = False
 ) -> EvalLoopOutput:
     """The mean loss over all rows, predictions, labels and metrics of a dataset.
 
     Losses of batches are weighted with their rows. Predictions of different lengths are padded with -100. Each
-    evaluation draws the same random numbers.
+    evaluation draws the same random numbers. predicts: return predictions also where metrics are taken by batch.
     """
     args, concat = trainer.args, trainer.args.eval_do_concat_batches
     losses: list[tuple[float, int]] = []
@@ -39,7 +39,8 @@ def evaluation_loop(
         if args.batch_eval_metrics and trainer.compute_metrics is not None and made is not None and given is not None:
             more = _asked(args, batch, loss, trainer)
             metrics = trainer.compute_metrics(EvalPrediction(made, given, **more), compute_result=last)
-            continue
+            if not predicts:
+                continue
         if made is not None:
             predictions.add(made)
         if given is not None:
@@ -53,7 +54,8 @@ def evaluation_loop(
         raise ValueError("the dataset to evaluate is empty")
     all_made: Any = predictions.get_arrays()
     all_labels: Any = labels.get_arrays()
-    if metrics is None and trainer.compute_metrics is not None and all_made is not None and all_labels is not None:
+    whole = metrics is None and not args.batch_eval_metrics and trainer.compute_metrics is not None
+    if whole and all_made is not None and all_labels is not None:
         more: Any = {"inputs": inputs.get_arrays()} if "inputs" in args.include_for_metrics else {}
         if "loss" in args.include_for_metrics:
             more["losses"] = np.concatenate([np.full(rows, loss) for loss, rows in losses])

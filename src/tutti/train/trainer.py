@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -31,6 +32,7 @@ from transformers.trainer_pt_utils import LabelSmoother, get_parameter_names
 from transformers.trainer_utils import (
     EvalPrediction,
     PredictionOutput,
+    SaveStrategy,
     TrainOutput,
     enable_full_determinism,
     has_length,
@@ -120,6 +122,10 @@ class Trainer:
         self.label_names: list[str] = list(found)
         self.can_return_loss = can_return_loss(type(inner))
         self.label_smoother = LabelSmoother(args.label_smoothing_factor) if args.label_smoothing_factor else None
+        problem = getattr(getattr(self.model, "config", None), "problem_type", None)
+        if self.label_smoother and problem == "multi_label_classification":
+            warnings.warn("label_smoothing_factor has no meaning for several labels a row: left out", stacklevel=2)
+            self.label_smoother = None
         pads = isinstance(processing_class, PreTrainedTokenizerBase | SequenceFeatureExtractor)
         usual = DataCollatorWithPadding(processing_class) if pads else default_data_collator  # pyright: ignore
         self.data_collator = data_collator or usual
@@ -137,10 +143,20 @@ class Trainer:
         if self.optimizer is not None and option(args, "layerwise_lr_decay") is not None:
             raise ValueError("layerwise_lr_decay needs an optimizer that the Trainer makes; give groups with learning "
                              "rates to yours: tutti.optim.groups(model, lr=..., layer_decay=...)")  # fmt: skip
+        self.own_schedule = False  # whether `train` made the schedule, and makes another if it is called again
         self.ema_decay: float | None = option(args, "ema_decay")
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         if args.max_steps <= 0 and self.train_dataset is not None and not has_length(self.train_dataset):
             raise ValueError("the train_dataset has no length: give args.max_steps")
+        if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
+            raise ValueError("save_strategy='best' needs args.metric_for_best_model, such as 'loss'")
+        if (
+            args.batch_eval_metrics
+            and compute_metrics
+            and "compute_result" not in (inspect.signature(compute_metrics).parameters)
+        ):
+            raise ValueError("batch_eval_metrics=True calls compute_metrics(prediction, compute_result=last) with each "
+                             "batch: give it the parameter compute_result")  # fmt: skip
         if args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy={str(self.args.eval_strategy.value)!r} needs an eval_dataset")
         self.callback_handler = CallbackHandler(
@@ -207,8 +223,14 @@ class Trainer:
         return self.get_eval_dataloader(test_dataset)
 
     def num_examples(self, dataloader: Any) -> int:
-        """The number of rows of a data loader."""
-        return len(dataloader.dataset)
+        """The number of rows of a data loader; of one without `dataset`, of full batches."""
+        dataset = getattr(dataloader, "dataset", None)
+        return len(dataset) if dataset is not None else len(dataloader) * arguments.rows_of_microbatch(self.args)
+
+    def get_total_train_batch_size(self, args: Any = None) -> int:
+        """Rows of a step, of all processes and microbatches."""
+        args = args or self.args
+        return arguments.rows_of_microbatch(args) * args.gradient_accumulation_steps
 
     def _readable(self, dataset: Any, what: str) -> tuple[Any, Callable]:
         if not self.args.remove_unused_columns or self.task is not None:
@@ -365,7 +387,8 @@ class Trainer:
             ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["cache"])
         self.callback_handler.eval_dataloader = dataloader
         with self.averaged():
-            return evaluation.evaluation_loop(self, dataloader, metric_key_prefix, loss_only, tuple(ignore_keys or ()))
+            return evaluation.evaluation_loop(self, dataloader, metric_key_prefix, loss_only, tuple(ignore_keys or ()),
+                                              predicts=description == "Prediction")  # fmt: skip
 
     def prediction_step(self, model: nn.Module, inputs: Any, prediction_loss_only: bool,
                         ignore_keys: Any = None) -> tuple[Any, Any, Any]:  # fmt: skip
@@ -413,6 +436,40 @@ class Trainer:
         """The context in which the model computes: bfloat16 autocast with `args.bf16`."""
         kind = next((p.device.type for p in self.model.parameters()), "cpu")
         return torch.autocast(kind, torch.bfloat16) if self.args.bf16 else nullcontext()
+
+    # -- what others ask -------------------------------------------------------------------------------------------
+
+    @property
+    def model_wrapped(self) -> nn.Module:
+        """The model: nothing wraps it."""
+        return self.model
+
+    def get_num_trainable_parameters(self) -> int:
+        """The number of values that training changes."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def get_learning_rates(self) -> list[float]:
+        """The present learning rate of each parameter group. Raises ValueError before there is an optimizer."""
+        return [float(group["lr"]) for group in self._made_optimizer().param_groups]
+
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """The parameter group of a parameter, or the parameters of each group."""
+        groups = self._made_optimizer().param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        return next((group for group in groups if any(x is param for x in group["params"])), None)
+
+    def _made_optimizer(self) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            raise ValueError("the Trainer has no optimizer yet: call train or create_optimizer before")
+        return self.optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        remedy = arguments.ABSENT.get(name)
+        told = (
+            f"tutti.Trainer has no {name}: {remedy}" if remedy else f"{type(self).__name__} has no attribute {name!r}"
+        )
+        raise AttributeError(told)
 
     # -- files, logs, callbacks --------------------------------------------------------------------------------------
 

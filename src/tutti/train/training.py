@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import warnings
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from itertools import islice
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import optimization
 from transformers.trainer_utils import SaveStrategy, TrainOutput, has_length, set_seed, speed_metrics
 
 from tutti.train.arguments import option, rows_of_microbatch, seed_of_data
@@ -21,7 +23,10 @@ from tutti.train.draws import Draws
 from tutti.train.loss import items_of
 from tutti.train.written import check_unwritten, sampled
 
-Plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+FROM_METRICS = tuple(  # schedules that step after an evaluation
+    filter(None, (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(optimization, "GreedyLR", None)))
+)
+STORED = ("logging_steps", "eval_steps", "save_steps")  # arguments that `trainer_state.json` has too
 
 
 class Training:
@@ -49,13 +54,16 @@ class Training:
         self.boost = Boost.parse(option(args, "boost"))
         if self.boost.algorithms:
             self.boost.prepare_model(trainer.model, self.first_batch(), trainer.objective)
-        self.made_scheduler = trainer.lr_scheduler is None
+        if trainer.own_schedule:  # of an earlier call
+            trainer.lr_scheduler = None
+        trainer.own_schedule = trainer.lr_scheduler is None
         trainer.create_optimizer_and_scheduler(self.steps)
         trainer.state = trainer._new_state()
         trainer.state.train_batch_size = rows_of_microbatch(args)
         trainer.state.compute_steps(args, self.steps)
         if found is not None:
             self.resumed = trainer.checkpoints.restore(found)
+            _compare(args, trainer.state)
         trainer.state.max_steps, trainer.state.num_train_epochs = self.steps, self.epochs
         trainer.state.is_local_process_zero = trainer.is_local_process_zero()
         trainer.state.is_world_process_zero = trainer.is_world_process_zero()
@@ -200,7 +208,7 @@ class Training:
         for event in ["on_substep_end"] * (microbatches - 1) + ["on_pre_optimizer_step", "on_optimizer_step"]:
             self._call(event)
         self.rate = self._rate()
-        if not isinstance(trainer.lr_scheduler, Plateau):
+        if not isinstance(trainer.lr_scheduler, FROM_METRICS):
             trainer.lr_scheduler.step()
         return value
 
@@ -250,7 +258,7 @@ class Training:
             trainer.log(logs, self.begin)
         if trainer.control.should_evaluate:
             metrics = trainer.evaluate(ignore_keys=list(self.ignored) or None)
-            if isinstance(trainer.lr_scheduler, Plateau):
+            if isinstance(trainer.lr_scheduler, FROM_METRICS):
                 trainer.lr_scheduler.step(_metric(metrics, self.args.metric_for_best_model))
             best = self._is_best(metrics)
             if self.args.save_strategy == SaveStrategy.BEST:
@@ -272,8 +280,6 @@ class Training:
         trainer.log(metrics)
         trainer.checkpoints.finish()
         self._call("on_train_end")
-        if self.made_scheduler:
-            trainer.lr_scheduler = None
         return TrainOutput(state.global_step, mean, metrics)
 
     # -- details ---------------------------------------------------------------------------------------------------
@@ -303,7 +309,7 @@ class Training:
 
     def _rate(self) -> float:
         scheduler = self.trainer.lr_scheduler
-        if isinstance(scheduler, Plateau):
+        if isinstance(scheduler, FROM_METRICS):
             return float(self.trainer.optimizer.param_groups[0]["lr"])
         return float(scheduler.get_last_lr()[0])
 
@@ -336,3 +342,11 @@ def _metric(metrics: Mapping[str, float], name: str) -> float:
         raise KeyError(f"metric_for_best_model is {name!r}, but the evaluation gave {', '.join(metrics)}: "
                        "compute_metrics must return it")  # fmt: skip
     return metrics[key]
+
+
+def _compare(args: Any, state: Any) -> None:
+    """Warn of arguments that differ from those of the run that wrote a checkpoint."""
+    pairs = [(name, getattr(args, name), getattr(state, name)) for name in STORED]
+    differ = [f"{name} was {then} and is {now}" for name, now, then in pairs if now and then and now != then]
+    if differ:
+        warnings.warn(f"the checkpoint is of a run with other arguments: {', '.join(differ)}", stacklevel=4)
