@@ -26,7 +26,7 @@ from tutti.train.written import check_unwritten, sampled
 FROM_METRICS = tuple(  # schedules that step after an evaluation
     filter(None, (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(optimization, "GreedyLR", None)))
 )
-STORED = ("logging_steps", "eval_steps", "save_steps")  # arguments that `trainer_state.json` has too
+STORED = ("logging", "eval", "save")  # of which `trainer_state.json` has the number of steps
 
 
 class Training:
@@ -346,7 +346,8 @@ def _metric(metrics: Mapping[str, float], name: str) -> float:
 
 def _compare(args: Any, state: Any) -> None:
     """Warn of arguments that differ from those of the run that wrote a checkpoint."""
-    pairs = [(name, getattr(args, name), getattr(state, name)) for name in STORED]
+    names = [f"{what}_steps" for what in STORED if getattr(args, f"{what}_strategy") == "steps"]
+    pairs = [(name, getattr(args, name), getattr(state, name)) for name in names]
     differ = [f"{name} was {then} and is {now}" for name, now, then in pairs if now and then and now != then]
     if differ:
         warnings.warn(f"the checkpoint is of a run with other arguments: {', '.join(differ)}", stacklevel=4)
