@@ -26,7 +26,7 @@ from tutti.lower.move import move
 from tutti.lower.program import Program
 from tutti.ops import Rule, operands, replicated, rule_of, source, specs
 from tutti.plan.choice import Choices, check, factor_digits, layouts
-from tutti.plan.layout import Layout, coordinates_of
+from tutti.plan.layout import Layout, Partial, coordinates_of
 from tutti.plan.plan import Plan
 from tutti.plan.reshard import Step, reshard
 from tutti.tracing.inline import paste, template
@@ -128,7 +128,7 @@ class Sharder:
         self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
 
     def weighted(self, result: fx.Node, rule: Rule, choices: Choices, outs: list[Layout], shapes, dtypes):
-        """The mean of a part, times the size of the part over that of the mean part: `avg` weighs all ranks equally."""
+        """Means over a part, times the size of the part over that of the mean part: `avg` weighs all ranks equally."""
         means = {c.factor for c in choices.values() if c.unit and rule.combine.get(c.factor) == "avg"}
         if not means:
             return result
@@ -138,9 +138,16 @@ class Sharder:
             own = prod(digit.part(self.mesh, self.where)[1] for digit in digits)
             ranks = prod(self.mesh[axis] for axis, c in choices.items() if c.factor == factor)
             weight *= own * ranks / rule.sizes[factor]
-        assert len(outs) == 1, f"{rule.notation}: several outputs are averaged"
-        result.meta["val"] = Spec(shapes[0], dtypes[0])
-        return self.graph.call_function(torch.ops.aten.mul.Tensor, (result, weight))
+        specs = [Spec(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        parts = [result]
+        if len(outs) > 1:
+            result.meta["val"] = tuple(specs)
+            parts = [self.graph.call_function(operator.getitem, (result, i)) for i in range(len(outs))]
+        for i, (part, layout) in enumerate(zip(parts, outs, strict=True)):
+            part.meta["val"] = specs[i]
+            if any(isinstance(x, Partial) and x.op == "avg" for _, x in layout.placements):
+                parts[i] = self.graph.call_function(torch.ops.aten.mul.Tensor, (part, weight))
+        return parts
 
     def arranged(self, part: fx.Node, arrange: Callable) -> fx.Node:
         """A copy arranged in memory as a kernel needs it: shards may be slices, and capture drops copies of memory."""

@@ -206,12 +206,16 @@ def _same(a: Any, b: Any) -> bool:
     return bool(torch.equal(a, b)) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
 
 
+POSITIONS = {"start_positions", "end_positions"}  # labels that are positions of tokens
+
+
 class Buckets:
     """Pads token sequences to one of a few lengths, so that few shapes are compiled.
 
     Nothing is padded before a second length occurs. Only entries beside an `attention_mask` are padded: those of its
     length, and those of the decoder. No two lengths of a batch become equal, and none becomes the number of classes,
-    so that outputs can be cut again by their sizes.
+    so that outputs can be cut again by their sizes. A loss over positions, as of question answering, counts padding
+    too: batches with such labels stay as they are.
     """
 
     def __init__(self, config: Any):
@@ -222,7 +226,7 @@ class Buckets:
 
     def __call__(self, batch: Mapping[str, Any], pads: Mapping[str, int]) -> dict[str, Any]:
         mask, made = batch.get("attention_mask"), dict(batch)
-        if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+        if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or POSITIONS & batch.keys():
             return made
         length = mask.shape[1]
         tensors = [x for x in batch.values() if isinstance(x, torch.Tensor)]
