@@ -89,6 +89,15 @@ def exchanged() -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("hosts", "levels"), [("aaaa", [4]), ("aabb", [2, 2]), ("aaab", [4]), ("abcabc", [2, 3]), ("a", [1])]
+)
+def test_levels_are_machines_with_equally_many_processes(monkeypatch, hosts, levels):
+    monkeypatch.setattr(calibrate.dist, "get_world_size", lambda: len(hosts))
+    monkeypatch.setattr(calibrate.dist, "all_gather_object", lambda into, own: into.__setitem__(slice(None), hosts))
+    assert calibrate._levels() == levels
+
+
 def test_bytes_that_are_sent(pool):
     expected = {"all_reduce": 96, "all_gather": 48, "reduce_scatter": 48, "all_to_all": 48, "ppermute": 64}
     assert pool.run(exchanged) == [expected] * 4

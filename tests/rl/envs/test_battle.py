@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tutti.rl import keys
-from tutti.rl.envs.battle import Battle
+from tutti.rl.envs.battle import Battle, start
 from tutti.rl.envs.battle_maps import MAPS, Map
 
 SIZES = {  # observation, state, actions, limit: Samvelyan et al. 2019, and `get_env_info` of SMAC
@@ -249,6 +249,21 @@ def test_observations_by_hand():
     whole = env.overview({**state, "cooldown": torch.tensor([[7.5, 3.0, 1.0]])})[0]
     expected = [1, 0.5, -6 / 32, 15.5 / 32, 0, 0, 0, 0, 0.5, 0, 15.5 / 32, 0.5, *[0] * 14]
     torch.testing.assert_close(whole, torch.tensor(expected))
+
+
+@pytest.mark.parametrize(
+    ("health", "won"),
+    [([1, 0, 0, 0, 0, 0], True), ([0, 0, 0, 0, 0, 0], False), ([1, 1, 1, 1, 0, 0], False), ([0, 0, 0, 1, 0, 0], False),
+     ([0, 0, 0, 0, 0, 1], False), ([0, 0, 1, 0, 0, 0], True)],
+)  # fmt: skip
+def test_a_fight_is_won_when_an_ally_is_left_and_no_enemy(health, won):
+    assert Battle("3m").won({"health": torch.tensor([health]).float()}).tolist() == [won]
+
+
+def test_units_start_in_columns_of_five_about_their_middle():
+    places = [start(i, 7, (10.0, 20.0)) for i in range(7)]
+    assert places[:5] == [(9.5, 18.0), (9.5, 19.0), (9.5, 20.0), (9.5, 21.0), (9.5, 22.0)]
+    assert places[5:] == [(10.5, 18.0), (10.5, 19.0)] and start(0, 1, (3.0, 4.0)) == (3.0, 4.0)
 
 
 def test_unknown_maps_are_named():
