@@ -211,9 +211,9 @@ def test_discrete_cql_adds_the_log_likelihood_of_the_data():
 
 def test_dt_sees_only_the_past_and_no_padding():
     agent = DT("Pendulum-v1", data=pendulum(), context=6, width=16, batch_size=4, level="eager")
-    returns, start = agent.rows_held["to_go"], agent.init(0)
-    assert start["scale"] == returns.abs().max() and start["target"] == returns.max()
-    learner = agent.program.state()["learner"]
+    state = agent.program.state()
+    learner, returns = state["learner"], state["replay"]["to_go"]
+    assert learner["scale"] == returns.abs().max() and learner["target"] == returns.max()
     g, o, a = torch.randn(2, 6), torch.randn(2, 6, 3), torch.randn(2, 6, 1)
     valid = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
     out = agent.net(learner["weights"], g, o, a, valid)
