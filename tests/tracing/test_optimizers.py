@@ -642,3 +642,26 @@ def test_examples_of_adding_an_optimizer():
     finally:
         TABLE.clear()
         TABLE.update(known)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Rprop, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_complex_parameters(cls):
+    class Magnitude(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c = torch.nn.Parameter(torch.tensor([1 + 1j, 2 - 1j, -1 + 0.5j, 0.3 + 0.2j]))
+
+        def forward(self, x):
+            return (x * self.c).abs().square().mean()
+
+    (x,) = batch = (torch.randn(8, 4, generator=torch.Generator().manual_seed(0)),)
+    ours, theirs = Magnitude(), Magnitude()
+    optimizer = cls(theirs.parameters(), lr=0.02)
+    options = {"loss": lambda model, batch: model(*batch), "cluster": "cpu:2", "plan": "dp2", "level": "O0"}
+    step = tutti.parallelize(ours, cls(ours.parameters(), lr=0.02), batch, **options)
+    for _ in range(3):
+        optimizer.zero_grad()
+        theirs(x).backward()
+        optimizer.step()
+        step(batch)
+    torch.testing.assert_close(step.state_dict()["c"], theirs.c.detach())

@@ -24,7 +24,7 @@ from tutti.tracing.optimizers.table import Group, State, register
     torch.optim.Rprop,
     state=lambda group, param: {
         "prev": torch.zeros_like(param),
-        "step_size": torch.full_like(param, value_of(group["lr"])),
+        "step_size": torch.full_like(param, value_of(group["lr"]) * (1 + 1j if param.is_complex() else 1)),
     },
     options=("etas", "step_sizes", "maximize"),
     supports={"differentiable": False},
