@@ -120,9 +120,9 @@ def packed_batch(
     causal: whether labels are for a causal model, which shifts them: the first token of a sequence then has none, as
         it would be predicted from the sequence before.
     attention: "mask" adds a boolean mask (batch, 1, length, length), true where attention is allowed. It is right for
-        every model of transformers with eager or SDPA attention. "positions" adds no mask but `use_cache=False`:
-        causal models of transformers then derive the same mask from positions that restart. Models that ignore
-        positions or are not causal must not use it.
+        models of transformers with SDPA attention to the whole text; it replaces windows that a model slides.
+        "positions" adds no mask but `use_cache=False`: causal models of transformers then derive their masks, windows
+        included, from positions that restart. Models that ignore positions or are not causal must not use it.
 
     Returns input_ids, position_ids and labels, (batch, length) int64, labels -100 at padding.
     """

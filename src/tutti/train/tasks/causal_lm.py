@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from tutti.train.tasks.scores import next_token_scores
 from tutti.train.tasks.task import Task, check_length, length_of, pad_id, padded
 from tutti.train.tasks.text import stacked, token_ids, with_mask
 
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # types of layers that keep no state
 LAYOUTS = ("windows", "packed", "padded")
 
 
@@ -97,6 +99,31 @@ class CausalLM(Task):
     def check(self, model: nn.Module, processor: Any, dataset: Any) -> None:
         super().check(model, processor, dataset)
         check_length(self.length, model, processor)
+        if self.layout == "packed":
+            check_packing(model, length_of(self.length, processor), self.attention)
+
+
+def check_packing(model: nn.Module, length: int, attention: str) -> None:
+    """Raise ValueError if a model would see other texts of a packed row of `length` tokens, or see less of its own."""
+    kind, config = type(model).__name__, getattr(model, "config", None)
+    layers = set(getattr(config, "layer_types", None) or ())
+    if getattr(model, "_is_stateful", False) or layers - ATTENTION:
+        raise ValueError(f"{kind} carries a state from token to token, which would go on from text to text in a packed "
+                         "row: use layout='padded'")  # fmt: skip
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"{kind} takes no position_ids, so positions would go on from text to text in a packed row: "
+                         "use layout='padded'")  # fmt: skip
+    chunk, window = (getattr(config, name, None) for name in ("attention_chunk_size", "sliding_window"))
+    if isinstance(chunk, int) and chunk < length and "chunked_attention" in layers:
+        raise ValueError(f"{kind} attends within chunks of {chunk} tokens of a row, wherever its texts begin: use "
+                         f"layout='padded', or a length of at most {chunk}")  # fmt: skip
+    if attention == "mask" and getattr(config, "_attn_implementation", None) == "eager":
+        raise ValueError(f"{kind} adds its mask to scores (attn_implementation='eager'), and the mask of a packed row is "
+                         "boolean: use attention='positions', or attn_implementation='sdpa'")  # fmt: skip
+    slides = not layers or "sliding_attention" in layers
+    if attention == "mask" and isinstance(window, int) and window < length and slides:
+        raise ValueError(f"{kind} attends to windows of {window} tokens, which the mask of a packed row would replace: "
+                         "use attention='positions'")  # fmt: skip
 
 
 def _pieces(ids: Iterator[list[int]], length: int) -> Iterator[list[int]]:
