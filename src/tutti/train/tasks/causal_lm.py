@@ -118,7 +118,7 @@ def check_packing(model: nn.Module, length: int, attention: str) -> None:
         raise ValueError(f"{kind} attends within chunks of {chunk} tokens of a row, wherever its texts begin: use "
                          f"layout='padded', or a length of at most {chunk}")  # fmt: skip
     if attention == "mask" and getattr(config, "_attn_implementation", None) == "eager":
-        raise ValueError(f"{kind} adds its mask to scores (attn_implementation='eager'), and the mask of a packed row is "
+        raise ValueError(f"{kind} adds its mask to scores (attn_implementation='eager'), and that of a packed row is "
                          "boolean: use attention='positions', or attn_implementation='sdpa'")  # fmt: skip
     slides = not layers or "sliding_attention" in layers
     if attention == "mask" and isinstance(window, int) and window < length and slides:
