@@ -241,7 +241,7 @@ def test_of_two_folders_the_newest_is_taken_and_both_are_cleared(tmp_path):
     assert Checkpoints(first, 2, second).latest(pytest.fail) == first / "step-00000001"
     save(second, 2)
     for root in (first, second):
-        (root / ".writing-00000003").mkdir()
+        (root / ".writing-step-00000003").mkdir()
     assert Checkpoints(first, 2, second).latest() == second / "step-00000002"
     assert not list(tmp_path.glob("*/.writing-*"))
 

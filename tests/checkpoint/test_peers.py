@@ -153,7 +153,7 @@ def test_what_is_damaged_is_read_elsewhere_or_not_at_all(pool, left, damaged, fo
 def test_what_was_not_finished_is_never_taken(pool, left):
     root, loss, _ = left(2)
     for copy in copies_in(root):
-        copy.rename(copy.with_name(".writing-00000002"))
+        copy.rename(copy.with_name(".writing-step-00000002"))
     for kind, done, _, _, last, said in pool.run(resumed, str(root), "dp2xtp2"):
         assert (kind, done, last, said) == ("PosixPath", 1, loss, [])
     assert not list(root.glob("machine */*/.writing-*"))

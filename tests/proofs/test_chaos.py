@@ -59,7 +59,7 @@ def kill_one(text: Path, out: Path, seed: int) -> dict[str, float]:
     job, victim, when = start(text, out), draw.randrange(2), draw.randrange(1, STEPS - 1)
     if draw.random() < 0.5:  # while the checkpoint is written
         step = max(1, when // EVERY) * EVERY
-        scratch = out / "checkpoints" / f".writing-{step:08d}"
+        scratch = out / "checkpoints" / f".writing-step-{step:08d}"
         wait_for(lambda: scratch.exists() or steps_of(out) > step, job)
     else:
         wait_for(lambda: steps_of(out) >= when, job)
