@@ -60,6 +60,13 @@ def test_a_task_is_trained_from_a_config(base, tmp_path, capsys):
     assert "model" in capsys.readouterr().out
 
 
+def test_steps_of_saves_and_evaluations_need_no_strategy(base, tmp_path):
+    base.write_text(base.read_text() + "save_steps = 2\neval_steps = 1\n")
+    assert main(["train", str(base)]) in (0, None)
+    state = json.loads((tmp_path / "out/checkpoint-2/trainer_state.json").read_text())
+    assert [row["step"] for row in state["log_history"] if "eval_loss" in row] == [1, 2]
+
+
 def test_a_file_includes_another_and_may_be_yaml(base, tmp_path):
     file = tmp_path / "more.yaml"
     file.write_text(f"include: base.toml\nout: {tmp_path / 'classes'}\ntask: sequence-classification\n"

@@ -97,7 +97,8 @@ def train(config: TaskRun, file: str) -> None:
     rows = Mixture(given) if isinstance(given, dict) else open_source(given)
     processor = _processor(config, task, rows.sources[0] if isinstance(rows, Mixture) else rows)
     model = _model(config, task, processor, file)
-    options = {"report_to": "none", "seed": config.seed, "save_strategy": "epoch", **config.trainer}
+    strategies = {f"{what}_strategy": "steps" for what in ("save", "eval") if f"{what}_steps" in config.trainer}
+    options = {"report_to": "none", "seed": config.seed, "save_strategy": "epoch", **strategies, **config.trainer}
     for key in options:
         known = [f.name for f in fields(TrainingArguments)]
         _known(key, known, f"{file}: tutti.TrainingArguments has no option {key!r} ([trainer])")
