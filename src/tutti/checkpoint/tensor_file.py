@@ -70,5 +70,5 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
         digest.update(f"{name}={text}\0".encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"{name}:{x.dtype}{tuple(x.shape)}\0".encode())
-        digest.update(memoryview(x.detach().cpu().reshape(-1).view(uint8).numpy()))
+        digest.update(x.detach().cpu().reshape(-1).view(uint8).numpy().data)
     return digest.hexdigest()

@@ -175,12 +175,12 @@ def save_model(trainer: Any, folder: Path) -> None:
         _write_model(trainer, folder, values)
 
 
-def _values(trainer: Any) -> Mapping[str, Tensor]:
+def _values(trainer: Any) -> dict[str, Tensor]:
     """The values of the model to save. Every rank of a job calls it."""
     return _trained(trainer) if trainer._trains() else trainer.model.state_dict()
 
 
-def _write_model(trainer: Any, folder: Path, values: Mapping[str, Tensor]) -> None:
+def _write_model(trainer: Any, folder: Path, values: dict[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(trainer.model, "save_pretrained"):
         trainer.model.save_pretrained(folder, state_dict=values)

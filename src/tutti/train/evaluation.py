@@ -54,12 +54,12 @@ def evaluation_loop(
         raise ValueError("the dataset to evaluate is empty")
     all_made: Any = predictions.get_arrays()
     all_labels: Any = labels.get_arrays()
-    whole = metrics is None and not args.batch_eval_metrics and trainer.compute_metrics is not None
-    if whole and all_made is not None and all_labels is not None:
+    compute = None if args.batch_eval_metrics else trainer.compute_metrics
+    if compute is not None and all_made is not None and all_labels is not None:
         more: Any = {"inputs": inputs.get_arrays()} if "inputs" in args.include_for_metrics else {}
         if "loss" in args.include_for_metrics:
             more["losses"] = np.concatenate([np.full(rows, loss) for loss, rows in losses])
-        metrics = trainer.compute_metrics(EvalPrediction(all_made, all_labels, **more))
+        metrics = compute(EvalPrediction(all_made, all_labels, **more))
     metrics = denumpify_detensorize(metrics or {})
     if losses:
         finite = [(loss, rows) for loss, rows in losses if np.isfinite(loss)] if args.logging_nan_inf_filter else []
