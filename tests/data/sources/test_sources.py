@@ -266,3 +266,9 @@ def test_a_cell_decodes_nothing_else(tmp_path):
     import datasets
 
     assert open_source(datasets.Dataset.from_list(ROWS)).cell(2, "label") == 2
+
+
+def test_the_last_line_without_its_end_has_its_number(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n\n{"x": 2}')
+    source = open_source(tmp_path / "rows.jsonl")
+    assert [source.name(i).rpartition(":")[2] for i in range(len(source))] == ["1", "3"]

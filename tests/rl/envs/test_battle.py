@@ -260,6 +260,15 @@ def test_a_fight_is_won_when_an_ally_is_left_and_no_enemy(health, won):
     assert Battle("3m").won({"health": torch.tensor([health]).float()}).tolist() == [won]
 
 
+@pytest.mark.parametrize(("action", "way"), [(2, (0, 1)), (3, (0, -1)), (4, (1, 0)), (5, (-1, 0))])
+def test_allies_go_north_south_east_and_west(action, way):
+    env = Battle("3m")
+    state, _ = env.reset(keys.make(0), 1)
+    after = env.step(state, torch.full((1, 3), action), keys.make(1))[0]
+    gone = (after["position"] - state["position"])[0, :3]
+    assert torch.equal(gone.sign(), torch.tensor(way).float().expand(3, 2))
+
+
 def test_units_start_in_columns_of_five_about_their_middle():
     places = [start(i, 7, (10.0, 20.0)) for i in range(7)]
     assert places[:5] == [(9.5, 18.0), (9.5, 19.0), (9.5, 20.0), (9.5, 21.0), (9.5, 22.0)]
