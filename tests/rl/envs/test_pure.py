@@ -61,7 +61,10 @@ def test_shapes_and_dtypes_are_those_of_the_contract(env):
     for space, x in parts(env, obs):
         assert x.shape == (N, *agents, *space.shape) and x.dtype == torch.float32
     assert first["t"].dtype == torch.int64
+    count = first["t"]
     for state, after, reward, terminated, truncated, last in rows[1:]:
+        count = torch.where(terminated | truncated, 0, count + 1)
+        assert torch.equal(state["t"], count)
         assert {k: (x.shape, x.dtype) for k, x in state.items()} == {k: (x.shape, x.dtype) for k, x in first.items()}
         for (_, a), (_, b), (_, c) in zip(parts(env, after), parts(env, last), parts(env, obs), strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype) == (c.shape, c.dtype)
