@@ -240,7 +240,8 @@ class Step:
         steps = Steps(lambda count: recipe.training(microbatches(batch, count)[0], count))
         graph_of = cache(lambda count, variant: vary(steps.planned(count), variant))
         captured = graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
-        check_same_job(_facts(root, optimizer, batch, config, captured))
+        if in_job():
+            check_same_job(_facts(root, optimizer, batch, config, captured))
         pins = tuple(config.pins or ())
         chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, planned(level), pins,
                                             config.mesh, accumulate, config.budget, config.recompute))  # fmt: skip
