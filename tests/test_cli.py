@@ -104,6 +104,7 @@ def test_an_interrupt_is_a_line_at_once(monkeypatch, capfd):
     try:
         assert cli.main(["train", "run.toml"]) == 130
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert not interrupt.received, "a later run of this process is not stopped"
     finally:
         signal.signal(signal.SIGINT, before)
 

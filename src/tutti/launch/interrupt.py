@@ -16,6 +16,7 @@ received = False  # a KeyboardInterrupt that is raised in a callback of C code i
 def told(name: str) -> Iterator[None]:
     """Within the block, SIGINT writes a line to stderr and raises KeyboardInterrupt."""
     global received
+    received = False
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
         return
@@ -26,9 +27,9 @@ def told(name: str) -> Iterator[None]:
         os.write(2, f"\n{name}: interrupted\n".encode())
         raise KeyboardInterrupt
 
-    received = False
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        received = False
