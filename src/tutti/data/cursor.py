@@ -48,19 +48,22 @@ class Cursor:
     @property
     def epoch(self) -> int:
         """The epoch of the next row, after the last window of an epoch the one that follows."""
-        if self._rows is None or self._taken >= len(self._rows):
-            self._advance()
+        self._rows_left()
         return self._at["epoch"]
 
     def next(self) -> Row:
-        if self._rows is None or self._taken >= len(self._rows):
-            self._advance()
-        row = self._rows[self._taken]  # pyright: ignore[reportOptionalSubscript]
+        row = self._rows_left()[self._taken]
         self._taken += 1
         return row
 
-    def _advance(self) -> None:
-        """Read the next window that has rows."""
+    def _rows_left(self) -> list[Row]:
+        """The window that has the next row; it is read if need be."""
+        if self._rows is None or self._taken >= len(self._rows):
+            self._rows = self._advance()
+        return self._rows
+
+    def _advance(self) -> list[Row]:
+        """The next window that has rows."""
         if self._rows is not None:
             self._at, self._taken = dict(self._next), 0
         epochs = 0
@@ -76,7 +79,7 @@ class Cursor:
         if self.shuffle is not None:
             order = permute(np.arange(len(rows)), len(rows), key(*self.seed, self._at["epoch"], 1 + self._at["number"]))
             rows = [rows[i] for i in order]
-        self._rows = rows
+        return rows
 
     def _read(self) -> list[Row]:
         """The rows of the window at `_at`; sets `_next`. A window ends with its epoch."""

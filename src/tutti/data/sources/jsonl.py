@@ -48,23 +48,21 @@ def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := file.readline(MOST + 1):
         number += 1
-        if len(line) > MOST:
+        if len(line) > MOST and not line.endswith(b"\n"):
             while (rest := file.readline(MOST)) and not rest.endswith(b"\n"):
                 pass
-        if not line.isspace():
+        if len(line) > MOST or not line.isspace():
             yield number, line
 
 
 def parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
     """The object of a line of a file. Raises BadRow."""
     try:
-        row = json.loads(line.decode())
-    except ValueError:
         try:
+            row = json.loads(line.decode())
+        except ValueError:
             row = json.loads(line)  # also what has a byte order mark, or is UTF-16
-        except (ValueError, RecursionError) as error:
-            raise BadRow(f"{path}:{number}: not JSON ({error}); correct the line, or read with on_bad='skip'") from None
-    except RecursionError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRow(f"{path}:{number}: not JSON ({error}); correct the line, or read with on_bad='skip'") from None
     if not isinstance(row, dict):
         raise BadRow(f'{path}:{number}: a {type(row).__name__} where an object is needed; write {{"column": ...}}')
