@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tutti
+from tutti.exec import runtime
 from tutti.launch.launch import rank
 
 
@@ -44,3 +45,20 @@ def test_a_rank_with_another_job_is_named(pool, what, message):
     for error in pool.run(on_ranks, what):
         expected = f"ranks 0 and 2 were given different jobs: {message}" if message else ""
         assert error.startswith(expected) and bool(error) == bool(message), error
+
+
+def on_one_rank():
+    """The loss of a step that rank 1 alone builds."""
+    if rank() != 1:
+        return None
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with runtime.alone():
+        options = {"cluster": "cpu:1", "plan": "single", "level": "O0"}
+        batch = (torch.ones(2, 4),)
+        step = tutti.parallelize(model, optimizer, batch, loss=lambda m, b: m(*b).square().mean(), **options)
+    return step.steps
+
+
+def test_a_rank_may_build_a_step_alone(pool):
+    assert pool.run(on_one_rank) == [None, 0, None, None]

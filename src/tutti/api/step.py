@@ -29,7 +29,7 @@ from tutti.exec.nonfinite import Inspector, NonFinite
 from tutti.exec.observed import Observed, how_to_combine
 from tutti.exec.offload_store import OffloadStore
 from tutti.exec.replicas import compare
-from tutti.exec.runtime import check_same_everywhere, from_rank_0, in_job, join_job, runtime_for
+from tutti.exec.runtime import check_same_everywhere, from_rank_0, in_group, in_job, join_job, runtime_for
 from tutti.exec.same_job import Facts, check_same_job, described
 from tutti.exec.tensor_store import TensorStore, check_names
 from tutti.exec.transfer_engine import engine_for
@@ -239,9 +239,9 @@ class Step:
         )
         steps = Steps(lambda count: recipe.training(microbatches(batch, count)[0], count))
         graph_of = cache(lambda count, variant: vary(steps.planned(count), variant))
-        captured = graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
-        if in_job():
-            check_same_job(_facts(root, optimizer, batch, config, captured))
+        graph = graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
+        if in_group():
+            check_same_job(_facts(root, optimizer, batch, config, graph))
         pins = tuple(config.pins or ())
         chosen = from_rank_0(lambda: choose(plan, graph_of, batch_size(batch), self.cluster, planned(level), pins,
                                             config.mesh, accumulate, config.budget, config.recompute))  # fmt: skip

@@ -46,14 +46,14 @@ def alone() -> Iterator[None]:
         _alone.reset(token)
 
 
-def _in_group() -> bool:
+def in_group() -> bool:
     """Whether this process plans and runs together with others."""
     return dist.is_initialized() and dist.get_world_size() > 1 and not _alone.get()
 
 
 def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
     """Rank 0's tensor on every rank of a job. Ranks with different seeds would otherwise train different models."""
-    if _in_group():
+    if in_group():
         tensor = tensor.clone(memory_format=torch.contiguous_format)
         with HEARTBEAT.within("broadcast", "the model"):
             dist.broadcast(tensor, 0)
@@ -62,7 +62,7 @@ def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
 
 def from_rank_0(make: Callable[[], Any]) -> Any:
     """The result of rank 0 on every rank of a job. Its ValueError or OSError is raised on every rank."""
-    if not _in_group():
+    if not in_group():
         return make()
     box: list = [None]
     if dist.get_rank() == 0:
@@ -78,24 +78,27 @@ def from_rank_0(make: Callable[[], Any]) -> Any:
     return box[0]
 
 
+def gathered(value: Any, what: str) -> list[Any]:
+    """The values of all ranks of a job, on all ranks, which call this together. what: they are, for the watchdog."""
+    if not in_group():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    with HEARTBEAT.within("all_gather", what):
+        dist.all_gather_object(values, value)
+    return values
+
+
 def true_everywhere(value: bool) -> bool:
     """Whether a value is true on all ranks of a job, which call this together."""
-    if not _in_group():
-        return value
-    everywhere: list = [None] * dist.get_world_size()
-    with HEARTBEAT.within("all_gather", "whether all ranks have compiled"):
-        dist.all_gather_object(everywhere, value)
-    return all(everywhere)
+    return all(gathered(value, "whether all ranks have compiled"))
 
 
 def check_same_everywhere(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise ValueError on every rank if the ranks of a job hold different tensors."""
-    if not _in_group():
+    if not in_group():
         return
     digests = {key: _digest(tensor) for key, tensor in tensors.items()}
-    everywhere: list = [None] * dist.get_world_size()
-    with HEARTBEAT.within("all_gather", "the first batch's checksums"):
-        dist.all_gather_object(everywhere, digests)
+    everywhere = gathered(digests, "the first batch's checksums")
     for rank, theirs in enumerate(everywhere):
         if differing := [key for key in digests if theirs.get(key) != everywhere[0].get(key)]:
             raise ValueError(
@@ -312,7 +315,7 @@ def join_job(device: torch.device) -> int:
 
 def runtime_for(mesh: Mesh) -> Runtime:
     """A distributed runtime if this process is one rank of a job of the mesh's size, else a virtual one."""
-    return Distributed(mesh) if _in_group() and dist.get_world_size() == devices(mesh) else Virtual(mesh)
+    return Distributed(mesh) if in_group() and dist.get_world_size() == devices(mesh) else Virtual(mesh)
 
 
 def own_part(
