@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,10 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     names = [name.removeprefix(PREFIX) for name in _as_given(store, layers)] + [f"{x}.weight" for x in layers]
     if not is_step_checkpoint(folder) and not set(names) <= _known(folder, model):
         return update(store, model, _whole(folder, model))
-    count = _read(folder, model, {name.removeprefix(PREFIX): held[name] for name in _as_given(store, layers)})
+    read_named = _reader(folder, model)
+    count = read_named({name.removeprefix(PREFIX): held[name] for name in _as_given(store, layers)})
     for weights in _groups(layers):
-        count += _read(folder, model, {f"{path}.weight": ShardedTensor.whole(x) for path, x in weights.items()})
+        count += read_named({f"{path}.weight": ShardedTensor.whole(x) for path, x in weights.items()})
         for path, x in weights.items():
             _round(store, path, layers[path], x)
     return count
@@ -67,13 +68,19 @@ def _as_given(store: Store, layers: Container[str]) -> list[str]:
     return [name for name in store.names("param") if not is_rounded(*name.removeprefix(PREFIX).rpartition("."))]
 
 
-def _read(folder: Path, model: nn.Module, held: Mapping[str, ShardedTensor]) -> int:
-    """Read tensors by their names in the model."""
-    if is_step_checkpoint(folder):
-        reader = CheckpointReader(folder)
+def _reader(folder: Path, model: nn.Module) -> Callable[[Mapping[str, ShardedTensor]], int]:
+    """A function that reads tensors by their names in the model, and returns the bytes read."""
+    if not is_step_checkpoint(folder):
+        aliases = _aliases(model)
+        return lambda held: load_weights(folder, [Wanted(name, x) for name, x in held.items()], aliases)
+    reader = CheckpointReader(folder)  # compares each file with its checksum once
+
+    def read_stored(held: Mapping[str, ShardedTensor]) -> int:
+        before = reader.bytes
         reader.load({key_of(reader, name) or "": x for name, x in held.items() if x.spec.bytes})
-        return reader.bytes
-    return load_weights(folder, [Wanted(name, x) for name, x in held.items()], _aliases(model))
+        return reader.bytes - before
+
+    return read_stored
 
 
 def _layers(store: TensorStore, model: nn.Module) -> dict[str, QuantizedLinear]:
