@@ -117,6 +117,7 @@ class Sharder:
         parts = iter(held)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
         wholes = specs(node)
+        local = [Spec(shape, whole.dtype) for shape, whole in zip(shapes, wholes, strict=True)]
         if any(factor in rule.local for choice in choices.values() for factor, _ in choice.splits):
             here = LocalContext(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
             result = self.compute(node.target, here, args, kwargs, [s.dtype for s in wholes])
@@ -124,30 +125,35 @@ class Sharder:
             if node.target in ARGUMENTS:
                 args = ARGUMENTS[node.target](args, shapes)
             result = self.graph.create_node("call_function", node.target, args, kwargs)
-            result = self.weighted(result, rule, choices, outs, shapes, [s.dtype for s in wholes])
-        self.record(node, result, outs, [Spec(s, w.dtype) for s, w in zip(shapes, wholes, strict=True)])
+            result = self.weighted(self.outputs(node, result, local), rule, choices, outs)
+        self.record(node, result, outs, local)
 
-    def weighted(self, result: fx.Node, rule: Rule, choices: Choices, outs: list[Layout], shapes, dtypes):
+    def outputs(self, node: fx.Node, result: fx.Node, local: list[Spec]) -> list[fx.Node]:
+        """The outputs of an appended operator one by one. Sets its meta."""
+        if not isinstance(node.meta["val"], tuple):
+            result.meta["val"] = local[0]
+            return [result]
+        result.meta["val"] = tuple(spec if spec.dtype else None for spec in local)
+        return [self.graph.call_function(operator.getitem, (result, i)) for i in range(len(local))]
+
+    def weighted(self, parts: list[fx.Node], rule: Rule, choices: Choices, outs: list[Layout]) -> list[fx.Node]:
         """Means over a part, times the size of the part over that of the mean part: `avg` weighs all ranks equally."""
         means = {c.factor for c in choices.values() if c.unit and rule.combine.get(c.factor) == "avg"}
         if not means:
-            return result
+            return parts
         weight = 1.0
         for factor in means:
             digits = factor_digits(rule, choices, factor, self.mesh)
             own = prod(digit.part(self.mesh, self.where)[1] for digit in digits)
             ranks = prod(self.mesh[axis] for axis, c in choices.items() if c.factor == factor)
             weight *= own * ranks / rule.sizes[factor]
-        specs = [Spec(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        parts = [result]
-        if len(outs) > 1:
-            result.meta["val"] = tuple(specs)
-            parts = [self.graph.call_function(operator.getitem, (result, i)) for i in range(len(outs))]
-        for i, (part, layout) in enumerate(zip(parts, outs, strict=True)):
-            part.meta["val"] = specs[i]
-            if any(isinstance(x, Partial) and x.op == "avg" for _, x in layout.placements):
-                parts[i] = self.graph.call_function(torch.ops.aten.mul.Tensor, (part, weight))
-        return parts
+        mean = Partial("avg")
+        return [
+            self.graph.call_function(torch.ops.aten.mul.Tensor, (part, weight))
+            if any(placement == mean for _, placement in layout.placements)
+            else part
+            for part, layout in zip(parts, outs, strict=True)
+        ]
 
     def arranged(self, part: fx.Node, arrange: Callable) -> fx.Node:
         """A copy arranged in memory as a kernel needs it: shards may be slices, and capture drops copies of memory."""
@@ -200,14 +206,8 @@ class Sharder:
 
     def record(self, node: fx.Node, result, layouts: list[Layout], local: list[Spec]) -> None:
         """Record where the outputs of an operator are, and set the meta of the appended nodes."""
-        several = isinstance(node.meta["val"], tuple)
         if isinstance(result, fx.Node):
-            result.meta["val"] = tuple(spec if spec.dtype else None for spec in local) if several else local[0]
-            result = (
-                [self.graph.call_function(operator.getitem, (result, i)) for i in range(len(local))]
-                if several
-                else [result]
-            )
+            result = self.outputs(node, result, local)
         origin = {key: node.meta[key] for key in ORIGIN if key in node.meta}
         for emitted in reversed(self.graph.nodes):
             if "label" in emitted.meta:
