@@ -294,8 +294,8 @@ class Coverage:
     def __init__(self, path: Path) -> None:
         self.data = CoverageData(str(path))
         self.data.read()
-        self.files = {str(Path(file).relative_to(os.path.commonpath([*self.data.measured_files()]))): file
-                      for file in self.data.measured_files()}  # fmt: skip
+        root = os.path.commonpath([*self.data.measured_files()])
+        self.files = {str(Path(file).relative_to(root)): file for file in self.data.measured_files()}
         self.size: Counter[str] = Counter()  # lines that a test runs
         for file in self.files.values():
             for contexts in self.data.contexts_by_lineno(file).values():

@@ -70,8 +70,8 @@ def test_predictions_are_returned_where_metrics_are_taken_by_batch(make):
         return {"rows": sum(counts)} if compute_result else {}
 
     trainer = make(batch_eval_metrics=True, compute_metrics=rows_so_far)
-    found = trainer.predict(ROWS)
-    assert found.predictions.shape == found.label_ids.shape == (64,) and found.metrics["test_rows"] == 64
+    output = trainer.predict(ROWS)
+    assert output.predictions.shape == output.label_ids.shape == (64,) and output.metrics["test_rows"] == 64
     with pytest.raises(ValueError, match="compute_result"):
         make(batch_eval_metrics=True, compute_metrics=lambda prediction: {})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -37,7 +37,6 @@ class Checkpoints:
     second: another such folder, to which each checkpoint is copied.
     memory: a folder in the memory of each machine, such as /dev/shm, for copies that survive the processes. `forget`
         frees it.
-
     together: how the ranks agree, of other Checkpoints that are not in use meanwhile; None makes a process group.
 
     At most one checkpoint is written at a time, from a copy of the state in host memory.
@@ -144,23 +143,19 @@ class Checkpoints:
 
     def _run(self, step: int, facts: dict[str, Any], fill: Callable[[Path], None]) -> None:
         final = folders.step_folder(self.root, step)
-        made = folders.scratch(final)
+        draft = folders.scratch(final)
         try:
-            everyone = self.together.each(lambda: write(made, self._copies, self.together.group))
+            everyone = self.together.each(lambda: write(draft, self._copies, self.together.group))
             files = {name: told for theirs in everyone for name, told in theirs.items()}
             self._outcome = self.together.one(lambda: self._finish(final, files, {"step": step, **facts}, fill))
         except Exception as error:  # `wait` raises it in the training thread
             what = f"could not save the checkpoint of step {step} in {self.root}"
-            self._outcome = SaveError(reason(error), what, self._remains(made) if self.together.rank == 0 else "")
+            self._outcome = SaveError(reason(error), what, self._remains(draft) if self.together.rank == 0 else "")
 
-    def _remains(self, made: Path) -> str:
+    def _remains(self, draft: Path) -> str:
         """Delete an unfinished checkpoint and say which earlier one remains."""
-        shutil.rmtree(made, ignore_errors=True)
-        try:
-            before = next((x for x in folders.folders(self.root) if folders.find_fault(x, parts=0) is None), None)
-        except OSError:
-            return "; the ones before cannot be read"
-        return f"; {before} is intact" if before else "; there is no checkpoint before it"
+        shutil.rmtree(draft, ignore_errors=True)
+        return what_remains(lambda: folders.folders(self.root))
 
     def _keep(self, step: int, facts: dict[str, Any], _fill) -> None:
         assert self.peers
@@ -190,6 +185,15 @@ class Checkpoints:
                 self._not_copied = f"{other}: {reason(error)}"
                 shutil.rmtree(folders.scratch(copy), ignore_errors=True)
         return complete
+
+
+def what_remains(listed: Callable[[], Iterable[Path]]) -> str:
+    """The end of the message of a SaveError: the first checkpoint of a list, newest first, that has all its files."""
+    try:
+        before = next((x for x in listed() if folders.find_fault(x, parts=0) is None), None)
+    except OSError:
+        return "; the ones before cannot be read"
+    return f"; {before} is intact" if before else "; there is no checkpoint before it"
 
 
 def _copy(complete: Path, to: Path) -> None:

@@ -126,14 +126,14 @@ def latest(root: Path, say: Callable[[str], None] = lambda said: None) -> Path |
 def manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint. Raises ValueError if the folder is not a complete checkpoint."""
     try:
-        found = json.loads(file_in(folder, MANIFEST).read_text())
-        if type(found["format"]) is int and found["format"] > FORMAT:
-            raise Later(f"a later version wrote it, in format {found['format']}; this one reads format {FORMAT}")
-        if found != sealed(found) or type(found["step"]) is not int:
+        about = json.loads(file_in(folder, MANIFEST).read_text())
+        if type(about["format"]) is int and about["format"] > FORMAT:
+            raise Later(f"a later version wrote it, in format {about['format']}; this one reads format {FORMAT}")
+        if about != sealed(about) or type(about["step"]) is not int:
             raise KeyError
-        if not all(type(told["bytes"]) is int for told in found["files"].values()):
+        if not all(type(entry["bytes"]) is int for entry in about["files"].values()):
             raise KeyError
-        for name in found["files"]:
+        for name in about["files"]:
             file_in(folder, name)
     except (Outside, Later) as error:
         raise ValueError(f"{folder} is no checkpoint: {error}") from None
@@ -144,7 +144,7 @@ def manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} is damaged") from None
     except OSError as error:
         raise ValueError(f"{folder} is no checkpoint: its {MANIFEST} cannot be read: {error.strerror}") from None
-    return found
+    return about
 
 
 def check(folder: Path, part: int = 0, parts: int = 1) -> None:

@@ -55,15 +55,17 @@ class Peers:
         Raises OSError on all ranks if one fails; then the one before stays.
         """
         final = folders.step_folder(self.folder, step)
-        together, made = self.together, folders.scratch(final)
+        together, draft = self.together, folders.scratch(final)
         together.each(self._clear)
         try:
             self._check_room(tensors)
-            files = together.each(lambda: write(made, tensors, together.group))
+            files = together.each(lambda: write(draft, tensors, together.group))
             if len(self.members) > 1:
-                together.each(lambda: self._pass_on(made, files))
-            told = together.one(lambda: ({"step": step, **facts}, (made / METADATA).read_bytes()))
-            together.each(lambda: self._commit(final, files, *told))  # on every machine before any drops the one before
+                together.each(lambda: self._pass_on(draft, files))
+            manifest = together.one(lambda: ({"step": step, **facts}, (draft / METADATA).read_bytes()))
+            together.each(
+                lambda: self._commit(final, files, *manifest)
+            )  # on every machine before any drops the one before
         except OSError:
             self._clear()
             raise

@@ -49,13 +49,13 @@ def reshard(
         progress(devices(mesh), devices(mesh))
 
     final = folders.step_folder(out, about["step"])
-    made = folders.scratch(final)
-    shutil.rmtree(made, ignore_errors=True)
+    draft = folders.scratch(final)
+    shutil.rmtree(draft, ignore_errors=True)
     try:
-        files = write_each(made, parts())
+        files = write_each(draft, parts())
         for name in about["files"]:
             if name != folders.METADATA and not name.endswith(".distcp"):
-                shutil.copy(folders.file_in(source, name), made)
+                shutil.copy(folders.file_in(source, name), draft)
         return folders.commit(final, files, {**about, "plan": json.loads(plan.to_json())})
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)

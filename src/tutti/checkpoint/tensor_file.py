@@ -7,8 +7,10 @@ that was there before.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, uint8
 
@@ -39,29 +41,31 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The texts of a file, which `read_tensors` verifies. Raises ValueError, naming the file, if it is damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
     return {name: text for name, text in metadata.items() if name != CHECKSUM}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file. Raises ValueError, naming the file, if it is damaged or was changed."""
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if metadata.pop(CHECKSUM, None) != _checksum(tensors, metadata):
+        raise ValueError(f"{path} is damaged: its content has changed since it was written")
+    return tensors
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An open file. Errors meanwhile are ValueErrors that name it."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (SafetensorError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
-    if metadata.pop(CHECKSUM, None) != _checksum(tensors, metadata):
-        raise ValueError(f"{path} is damaged: its content has changed since it was written")
-    return tensors
 
 
 def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

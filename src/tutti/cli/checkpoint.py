@@ -66,9 +66,10 @@ def verify(folder: Annotated[Path, tyro.conf.Positional]) -> int:
         folder: A checkpoint, or a run folder: all of its checkpoints are verified.
     """
     console, told = consoles()
-    found = [folder] if (folder / folders.MANIFEST).exists() else folders.trainer_checkpoints(folder) or _of_run(folder)
+    whole = (folder / folders.MANIFEST).exists()
+    checkpoints = [folder] if whole else folders.trainer_checkpoints(folder) or _of_run(folder)
     faults = 0
-    for path in found:
+    for path in checkpoints:
         with told.status(f"reading {path}"):
             fault = folders.find_fault(path)
         files = {} if fault else folders.manifest(path)["files"]

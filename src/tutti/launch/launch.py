@@ -108,7 +108,7 @@ class Machines:
         host, _, port = self.meet.rpartition(":")
         if host:
             try:
-                socket.getaddrinfo(host, int(port))
+                socket.getaddrinfo(host.strip("[]"), int(port))
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or error
                 raise ValueError(f"--meet {self.meet}: the host {host} cannot be found ({why})") from None

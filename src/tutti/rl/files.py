@@ -96,22 +96,24 @@ def about(path: Path) -> dict[str, Any]:
     """The settings in a file. Raises ValueError for a file that `save` did not write."""
     _check_exists(path)
     try:
-        found = json.loads(read_metadata(path).get("about", "{}"))
+        settings = json.loads(read_metadata(path).get("about", "{}"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a file of an agent: {str(error).removeprefix(f'{path} ')}") from error
-    if not isinstance(found, dict) or not str(found.get("format")).startswith(FORMAT[:-1]):
+    if not isinstance(settings, dict) or not str(settings.get("format")).startswith(FORMAT[:-1]):
         raise ValueError(f"{path} is not a file of an agent; Agent.save writes one")
-    if found["format"] != FORMAT:
-        raise ValueError(f"{path} is of another version, in the format {found['format']!r}; this one reads {FORMAT!r}")
+    if settings["format"] != FORMAT:
+        raise ValueError(
+            f"{path} is of another version, in the format {settings['format']!r}; this one reads {FORMAT!r}"
+        )
     for name, (fits, wants) in SETTINGS.items():
-        if name not in found:
+        if name not in settings:
             raise ValueError(f"{path} is damaged: it does not say {name}")
-        if not fits(found[name]):
-            raise ValueError(f"{path} is damaged: {name} is {str(found[name])[:80]!r}; it must be {wants}")
-    if isinstance(found.get("host"), str):
+        if not fits(settings[name]):
+            raise ValueError(f"{path} is damaged: {name} is {str(settings[name])[:80]!r}; it must be {wants}")
+    if isinstance(settings.get("host"), str):
         raise ValueError(f"{path} holds its environments as a pickle, which can run code, and is not read: an earlier "
                          "release wrote it. Its tensors are open to safetensors.torch.load_file")  # fmt: skip
-    return found
+    return settings
 
 
 def _check_exists(path: Path) -> None:

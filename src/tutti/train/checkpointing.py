@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from tutti.checkpoint import folder as folders
-from tutti.checkpoint.checkpoints import Checkpoints, SaveError
+from tutti.checkpoint.checkpoints import Checkpoints, SaveError, what_remains
 from tutti.checkpoint.consensus import Consensus
 from tutti.checkpoint.folder import MANIFEST, TRAINER_JSON, TRAINER_STATE, trainer_checkpoints
 from tutti.checkpoint.values import read_values, write_values
@@ -119,8 +119,7 @@ class TrainerCheckpoints:
         except OSError as error:
             if together.rank == 0:
                 shutil.rmtree(draft, ignore_errors=True)
-            before = trainer_checkpoints(trainer.args.output_dir)
-            remains = f"; {before[-1]} is intact" if before else "; there is no checkpoint before it"
+            remains = what_remains(lambda: trainer_checkpoints(final.parent)[::-1])
             why = error.why if isinstance(error, SaveError) else reason(error)
             raise SaveError(why, f"could not save {final}", remains) from error
         rotate(trainer)
@@ -251,10 +250,10 @@ def rotate(trainer: Any, last: bool = False) -> None:
     limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
     if rank() != 0 or limit is None or limit <= 0:
         return
-    known = trainer_checkpoints(trainer.args.output_dir)
+    checkpoints = trainer_checkpoints(trainer.args.output_dir)
     if best is not None:
-        known.sort(key=lambda x: x.resolve() == Path(best).resolve())
+        checkpoints.sort(key=lambda x: x.resolve() == Path(best).resolve())
         if limit == 1 and not last:
             limit = 2  # the newest, to resume from, beside the best
-    for folder in known[:-limit]:
+    for folder in checkpoints[:-limit]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -153,7 +153,7 @@ class Trainer:
         if (
             args.batch_eval_metrics
             and compute_metrics
-            and "compute_result" not in (inspect.signature(compute_metrics).parameters)
+            and "compute_result" not in inspect.signature(compute_metrics).parameters
         ):
             raise ValueError("batch_eval_metrics=True calls compute_metrics(prediction, compute_result=last) with each "
                              "batch: give it the parameter compute_result")  # fmt: skip
@@ -466,10 +466,9 @@ class Trainer:
 
     def __getattr__(self, name: str) -> Any:
         remedy = arguments.ABSENT.get(name)
-        told = (
-            f"tutti.Trainer has no {name}: {remedy}" if remedy else f"{type(self).__name__} has no attribute {name!r}"
-        )
-        raise AttributeError(told)
+        if remedy:
+            raise AttributeError(f"tutti.Trainer has no {name}: {remedy}")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     # -- files, logs, callbacks --------------------------------------------------------------------------------------
 

@@ -155,13 +155,13 @@ def test_the_loss_of_coma(normalized):
     learner, chunk = chunk_of(agent)
     logits = agent.logits(learner["actor"], chunk)
     q = torch.randn(logits.shape)
-    loss, told = agent.actor_loss(learner["actor"], chunk, q)
+    loss, metrics = agent.actor_loss(learner["actor"], chunk, q)
     policy = torch.distributions.Categorical(logits=logits)
     taken = q.gather(-1, chunk["action"].unsqueeze(-1)).squeeze(-1)
     advantage = taken - (policy.probs * q).sum(-1)
     advantage = advantage / advantage.std() if normalized else advantage
     policy_loss, entropy = -(policy.log_prob(chunk["action"]) * advantage).mean(), policy.entropy().mean()
-    torch.testing.assert_close(told["policy_loss"], policy_loss)
+    torch.testing.assert_close(metrics["policy_loss"], policy_loss)
     torch.testing.assert_close(loss, policy_loss - 0.3 * entropy)
 
 

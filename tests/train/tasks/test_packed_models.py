@@ -75,8 +75,8 @@ def test_packed_equals_separate_or_is_refused(name, implementation):
             assert implementation == "eager" or MODELS[name][1].items() >= SLIDING.items()
             continue
         packed = packed_batch([{"sequences": SEQUENCES}], LENGTH, attention=attention)
-        found, grad = loss_and_gradients(model, [packed])
-        assert found == pytest.approx(loss, abs=1e-5)
+        packed_loss, grad = loss_and_gradients(model, [packed])
+        assert packed_loss == pytest.approx(loss, abs=1e-5)
         torch.testing.assert_close(grad, gradients, atol=1e-5, rtol=1e-4)
 
 
