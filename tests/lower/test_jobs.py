@@ -117,3 +117,27 @@ def test_recomputation_stays_beside_its_use():
     order = overlapped(jobs, sizes, set(), room=100 * needed)
     assert makespan(jobs, order) <= 1.05 * max(critical_paths(jobs))
     assert peak(jobs, order, sizes, set()) <= 1.2 * needed
+
+
+def test_what_the_forward_pass_does_not_keep_is_not_computed_while_it_waits():
+    """Each layer sends its result. The backward pass computes a function of the layer's activation again, and sums that
+    nobody needs cover its collectives."""
+    size, layers = 1 << 30, 12
+    jobs: list[Job] = []
+    sizes: list[int] = []
+    for layer in range(layers):
+        jobs += [Job("", 1.0, (len(jobs) - 1,) if layer else (), (layer,)), Job("tp", 1.0, (len(jobs),))]
+        sizes.append(size)
+    for layer in reversed(range(layers)):
+        at, v = len(jobs), len(sizes)
+        jobs += [
+            Job("", 0.1, (2 * layer,), (v,), (layer,)),
+            Job("", 1.0, (at - 2 if layer < layers - 1 else at - 1, at), (v + 1,), (v, layer)),
+            Job("tp", 1.0, (at + 1,), (), (v + 1,)),
+            Job("", 1.0, (at + 1,), (), (v + 1,)),
+        ]
+        sizes += [size, 1 << 10]
+    needed = peak(jobs, range(len(jobs)), sizes, set())
+    order = overlapped(jobs, sizes, set(), room=100 * needed)
+    assert makespan(jobs, order) <= sum(job.seconds for job in jobs if not job.stream) + layers + 1e-9
+    assert peak(jobs, order, sizes, set()) <= 1.1 * needed

@@ -12,7 +12,8 @@ of nearly the same makespan that needs less memory:
 Collectives start in order of their critical paths, as many as keep an axis busy until the next job ends.
 
 A collective that reads only inputs, such as the gather of a parameter, does not start before there is memory for its
-result. If the peak would exceed that of the given order plus `headroom`, jobs that free memory go first, then the next
+result. A computation whose result needs memory, but cannot be read before a later value is there, waits for that value.
+If the peak would exceed that of the given order plus `headroom`, jobs that free memory go first, then the next
 job of the given order.
 """
 
@@ -179,8 +180,7 @@ class _Lister:
         for i, job in enumerate(jobs):
             for j in job.needs:
                 self.behind[j].append(i)
-        self.idle = {i for i, job in enumerate(jobs) if not self.strict and not job.stream and self.behind[i]
-                     and all(jobs[j].stream and not jobs[j].needs for j in job.needs)}  # fmt: skip
+        self.idle = set() if self.strict else self.of_inputs() | self.waiting(sizes, kept)
         self.left = [sum(j not in self.idle for j in job.needs) for job in jobs]
         self.wanted = [i not in self.idle for i in range(len(jobs))]
         self.settled = [False] * len(jobs)
@@ -217,6 +217,29 @@ class _Lister:
                 self.begin(inf, force=True)
         return self.order
 
+    def of_inputs(self) -> set[int]:
+        """Computations of inputs alone, or of gathered inputs."""
+        jobs = self.jobs
+        return {i for i, job in enumerate(jobs) if not job.stream and self.behind[i]
+                and all(jobs[j].stream and not jobs[j].needs for j in job.needs)}  # fmt: skip
+
+    def waiting(self, sizes: Sequence[int], kept: set[int]) -> set[int]:
+        """Computations that need more memory than they free and whose result cannot be read before another value is
+        there, which takes longer: what the forward pass does not keep and the backward pass computes again."""
+        jobs, ends, found = self.jobs, [0.0] * len(self.jobs), set()
+        for i, job in enumerate(jobs):
+            ends[i] = job.seconds + max((ends[j] for j in job.needs), default=0.0)
+        last = {v: i for i, job in enumerate(jobs) for v in job.reads if v not in kept}
+        for i, job in enumerate(jobs):
+            if job.stream or not job.needs or not self.behind[i]:
+                continue
+            frees = sum(sizes[v] for v in job.reads if last.get(v) == i)
+            if frees < sum(sizes[v] for v in job.makes) and all(
+                any(ends[j] > ends[i] and j not in found for j in jobs[c].needs) for c in self.behind[i]
+            ):
+                found.add(i)
+        return found
+
     def settle(self, i: int) -> None:
         """Called when all that job i needs is placed, except jobs made of inputs alone, which are now wanted."""
         if not self.wanted[i]:
@@ -227,7 +250,7 @@ class _Lister:
             if not self.wanted[j]:
                 self.wanted[j] = True
                 if not self.left[j]:
-                    self.open(j)
+                    self.settle(j)
         if not idle:
             self.open(i)
 
