@@ -89,6 +89,19 @@ WAV2VEC2 = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
             "num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer"}  # fmt: skip
 
 
+VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", "|", "a", "b", "c"]
+
+
+def tones(count=8):
+    """Rows of speech: each letter is 100 samples of a tone of its own."""
+    draw, rows = np.random.default_rng(0), []
+    for i in range(count):
+        text = "".join(draw.permutation(list("abc"))[: 2 + i % 2])
+        waves = [np.sin(np.arange(100) * (0.2 + 0.5 * "abc".index(letter))) for letter in text]
+        rows.append({"audio": {"array": np.concatenate(waves), "sampling_rate": 1000}, "text": text})
+    return rows
+
+
 def wav2vec2(vocabulary, **options):
     torch.manual_seed(0)
     plain = {"apply_spec_augment": False, "layerdrop": 0.0, "vocab_size": vocabulary, "pad_token_id": 0}

@@ -17,6 +17,13 @@ class BadRow(ValueError):
     """A row that cannot be read or decoded. The message names the file, the row and a remedy."""
 
 
+def bad_row(name: str, error: Exception) -> BadRow:
+    """The error of a function of a row as one that names the row."""
+    if isinstance(error, BadRow):
+        return BadRow(f"{name}: {error}")
+    return BadRow(f"{name}: {type(error).__name__}: {error}; correct the row, or read with on_bad='skip'")
+
+
 class Rows:
     """Random access by index. Subclasses define `__len__` and `row`.
 
@@ -53,7 +60,7 @@ class Rows:
 
 
 class Mapped(Rows):
-    """The rows of `rows` through a function, computed when they are read.
+    """The rows of `rows` through a function, computed when they are read. Its errors are BadRows that name the row.
 
     >>> squares = Mapped([{"x": 2}, {"x": 3}], lambda row: {"y": row["x"] ** 2})
     >>> squares[-1]
@@ -68,7 +75,10 @@ class Mapped(Rows):
 
     def row(self, i: int) -> dict[str, Any]:
         row = self.rows[i]
-        made = self.function(row)
+        try:
+            made = self.function(row)
+        except Exception as error:
+            raise bad_row(self.name(i), error) from error
         return {SAMPLE: row[SAMPLE], **made} if SAMPLE in row else made
 
     def name(self, i: int) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tutti.data.ahead import Ahead
 from tutti.data.cursor import Cursor
+from tutti.data.digest import digest
 from tutti.data.mixture import Mixture
 from tutti.data.order import Order
-from tutti.data.rows import SAMPLE, BadRow, name_of
+from tutti.data.rows import SAMPLE, BadRow, bad_row, name_of
 from tutti.data.sources.source import MappedStream, StreamingSource
 
 MEGABYTE = 2**20
@@ -69,8 +71,10 @@ class Stream:
     parts, since only its rows say where its shards end; a part transforms only its own rows.
 
     >>> stream = Stream([{"x": i} for i in range(4)], batch=2, shuffle=None)
-    >>> [row["x"] for row in next(stream)], stream.state_dict()
-    ([0, 1], {'samples': 2, 'seed': 0, 'sources': [[4, 10000]], 'streams': {}})
+    >>> [row["x"] for row in next(stream)]
+    [0, 1]
+    >>> stream.state_dict()["samples"]
+    2
     """
 
     def __init__(
@@ -208,7 +212,13 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch that was returned, the same on all parts; it can be saved as JSON."""
-        return {"samples": self.samples, "seed": self.seed, "sources": self._sources(), "streams": self._streams}
+        state = {"samples": self.samples, "seed": self.seed, "sources": self._sources(), "content": self._content}
+        return state | {"streams": self._streams}
+
+    @cached_property
+    def _content(self) -> list[str]:
+        """A digest of some rows of each source."""
+        return [digest(source) for source in self.mixture.sources]
 
     def _sources(self) -> list[list[int]]:
         """Rows (or shards, of a streaming source) and share in 10,000 samples of each source."""
@@ -218,7 +228,7 @@ class Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batch of a `state_dict`, with any number of parts and any batch size.
 
-        Raises ValueError if the state is of another seed or other sources.
+        Raises ValueError if the state is of another seed or other sources, or if some rows of the sources have changed.
         """
         if state["seed"] != self.seed:
             raise ValueError(f"the state is of a stream with seed {state['seed']}, this one has {self.seed}")
@@ -227,6 +237,10 @@ class Stream:
                 f"the state is of a stream over other sources: {state['sources']} (rows or shards, and share in "
                 f"10,000), these are {self._sources()}; open those it was saved with"
             )
+        for i, (before, now) in enumerate(zip(state.get("content", self._content), self._content, strict=True)):
+            if before != now:
+                raise ValueError(f"rows of source {i} are not those that the state was saved with, though they are as "
+                                 "many: open the file as it was, or begin anew")  # fmt: skip
         self.close()
         self.samples, self._streams = state["samples"], dict(state["streams"])
 
@@ -274,16 +288,17 @@ class _Make:
                     if read.row is None:
                         continue
                     row = read.row
-                for function in (self.functions[item.source], self.transform):
-                    if function is not None:
-                        row = function({**row, SAMPLE: item.sample})
+                try:
+                    for function in (self.functions[item.source], self.transform):
+                        if function is not None:
+                            row = function({**row, SAMPLE: item.sample})
+                except Exception as error:
+                    raise bad_row(self.name(read), error) from error
                 return {**row, SAMPLE: item.sample} if isinstance(row, dict) else row
             except BadRow as error:
                 last = error
             except Exception as error:
-                last = BadRow(
-                    f"{self.name(read)}: {type(error).__name__}: {error}; correct the row, or read with on_bad='skip'"
-                )
+                last = bad_row(self.name(read), error)
                 last.__cause__ = error
             if self.on_bad == "raise":
                 raise last

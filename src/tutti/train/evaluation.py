@@ -55,11 +55,12 @@ def evaluation_loop(
     all_made: Any = predictions.get_arrays()
     all_labels: Any = labels.get_arrays()
     compute = None if args.batch_eval_metrics else trainer.compute_metrics
-    if compute is not None and all_made is not None and all_labels is not None:
+    of_task = trainer.task is not None and compute == trainer.task.metrics  # which knows whether it reads labels
+    if compute is not None and all_made is not None and (all_labels is not None or of_task):
         more: Any = {"inputs": inputs.get_arrays()} if "inputs" in args.include_for_metrics else {}
         if "loss" in args.include_for_metrics:
             more["losses"] = np.concatenate([np.full(rows, loss) for loss, rows in losses])
-        metrics = compute(EvalPrediction(all_made, all_labels, **more))
+        metrics = compute(EvalPrediction(all_made, all_labels, **more))  # pyright: ignore[reportArgumentType]
     metrics = denumpify_detensorize(metrics or {})
     if losses:
         finite = [(loss, rows) for loss, rows in losses if np.isfinite(loss)] if args.logging_nan_inf_filter else []
@@ -90,7 +91,8 @@ def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,
     loss, outputs = trainer.forward(batch, has_loss=has_loss, wanted=not loss_only, ignored=ignored)
     if loss_only:
         return loss, None, None
-    return loss, outputs, nested_detach(labels) if labels is not None else None
+    predicted = None if isinstance(outputs, tuple) and not outputs else outputs
+    return loss, predicted, nested_detach(labels) if labels is not None else None
 
 
 def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ LARGE = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"
 def take(trainer: Any, task: Task, collates: bool) -> None:
     """Let a task prepare the datasets of a Trainer. Raises ValueError for what does not fit the task."""
     processor = trainer.processing_class
-    task = trainer.task = _with_length(task, trainer.model, processor)
+    task = trainer.task = _with_length(task, trainer.model, processor).fitted(trainer.model, processor)
     train, held_out = trainer.train_dataset, trainer.eval_dataset
     if train is not None and not isinstance(train, Mixture | Stream):
         train = open_source(train)

@@ -303,7 +303,8 @@ class Trainer:
             items: their number in the step, over the number of microbatches.
         """
         if self.task is not None and self.task.loss is not None:
-            value, outputs = self.task.loss(model, inputs), {}
+            value = self.task.loss(model, inputs)
+            outputs = self.task.outputs(model, inputs) if return_outputs else {}
         else:
             value, outputs = loss.computed(self, model, inputs, num_items_in_batch)
         return (value, outputs) if return_outputs else value

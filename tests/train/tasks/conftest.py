@@ -1,10 +1,14 @@
 """A tokenizer with all special tokens, and a way to train a tiny model with a task on two virtual devices."""
 
+import json
+
 import pytest
 import torch
+import transformers
 from tokenizers import processors
 
 import tutti
+from tiny_models import VOCABULARY
 from tutti.data.rows import Numbered
 from tutti.data.tokenizer import train_tokenizer
 
@@ -35,6 +39,15 @@ def tokenizer():
     made.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     made.model_max_length = 32
     return made
+
+
+@pytest.fixture(scope="session")
+def processor(tmp_path_factory):
+    """Of speech at 1000 samples a second, and of letters."""
+    file = tmp_path_factory.mktemp("ctc") / "vocab.json"
+    file.write_text(json.dumps({token: i for i, token in enumerate(VOCABULARY)}))
+    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=1000, return_attention_mask=True)
+    return transformers.Wav2Vec2Processor(extractor, transformers.Wav2Vec2CTCTokenizer(str(file)))
 
 
 @pytest.fixture

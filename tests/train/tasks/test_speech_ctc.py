@@ -1,39 +1,18 @@
-import json
-
 import numpy as np
 import pytest
 import torch
 import transformers
 from transformers import EvalPrediction
 
-from tiny_models import wav2vec2
+from tiny_models import VOCABULARY, tones, wav2vec2
 from tutti.train.tasks import get_task
 from tutti.train.tasks.speech_ctc import error_rate
 
 TASK = get_task("speech-ctc")
-VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", "|", "a", "b", "c"]
-
-
-@pytest.fixture(scope="module")
-def processor(tmp_path_factory):
-    file = tmp_path_factory.mktemp("ctc") / "vocab.json"
-    file.write_text(json.dumps({token: i for i, token in enumerate(VOCABULARY)}))
-    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=1000, return_attention_mask=True)
-    return transformers.Wav2Vec2Processor(extractor, transformers.Wav2Vec2CTCTokenizer(str(file)))
-
-
-def rows(count=8):
-    """Each letter is 100 samples of a tone of its own."""
-    draw, made = np.random.default_rng(0), []
-    for i in range(count):
-        text = "".join(draw.permutation(list("abc"))[: 2 + i % 2])
-        tones = [np.sin(np.arange(100) * (0.2 + 0.5 * "abc".index(letter))) for letter in text]
-        made.append({"audio": {"array": np.concatenate(tones), "sampling_rate": 1000}, "text": text})
-    return made
 
 
 def test_a_batch_is_padded(processor):
-    features = TASK.prepare(rows(2), processor)
+    features = TASK.prepare(tones(2), processor)
     batch = TASK.collator(processor, buckets=(256, 320))([features[0], features[1]])
     assert batch["input_values"].shape == batch["attention_mask"].shape == (2, 320)
     assert batch["attention_mask"].sum(1).tolist() == [200, 300] and not batch["input_values"][0, 200:].any()
@@ -42,7 +21,7 @@ def test_a_batch_is_padded(processor):
 
 def test_the_loss_is_that_of_the_model(processor):
     model = wav2vec2(len(VOCABULARY), ctc_loss_reduction="mean", ctc_zero_infinity=True).eval()
-    features = TASK.prepare(rows(4), processor)
+    features = TASK.prepare(tones(4), processor)
     batch = TASK.collator(processor)([features[i] for i in range(4)])
     torch.testing.assert_close(TASK.loss(model, batch), model(**batch).loss)
 
@@ -57,14 +36,14 @@ def test_scores_by_hand(processor):
 
 def test_what_does_not_fit_is_an_error(processor):
     with pytest.raises(ValueError, match=r"draws its masks in numpy.*set config\.apply_spec_augment = False"):
-        TASK.check(wav2vec2(8, apply_spec_augment=True), processor, rows(1))
+        TASK.check(wav2vec2(8, apply_spec_augment=True), processor, tones(1))
     with pytest.raises(ValueError, match=r"set config\.layerdrop = 0"):
-        TASK.check(wav2vec2(8, layerdrop=0.1), processor, rows(1))
+        TASK.check(wav2vec2(8, layerdrop=0.1), processor, tones(1))
     with pytest.raises(ValueError, match="1000 samples a second, the model 16000"):
         other = transformers.Wav2Vec2Processor(transformers.Wav2Vec2FeatureExtractor(), processor.tokenizer)
-        TASK.prepare(rows(1), other)[0]
+        TASK.prepare(tones(1), other)[0]
 
 
 def test_a_wav2vec2_learns(processor, train):
-    losses = train(TASK, wav2vec2(len(VOCABULARY)), rows(), processor, steps=40)
+    losses = train(TASK, wav2vec2(len(VOCABULARY)), tones(), processor, steps=40)
     assert losses[0] > 3 and losses[-1] < 1.2

@@ -8,15 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from tutti.train.tasks.scores import arrays, class_scores
-from tutti.train.tasks.task import Task, check_class_labels, check_length, classes_of, length_of, padded, without_index
+from tutti.data.rows import BadRow
+from tutti.train.tasks.scores import arrays, class_scores, multi_label_scores, number_scores
+from tutti.train.tasks.task import (
+    Task,
+    check_class_labels,
+    check_length,
+    classes_of,
+    labels_of,
+    length_of,
+    padded,
+    without_index,
+)
 
 
 @dataclass(frozen=True)
 class SequenceClassification(Task):
     """One label for a text, or for a pair of texts.
 
-    Integer labels are classes. A model with one output (`num_labels=1`) learns a number: regression.
+    Integer labels are classes. A model with one output (`num_labels=1`) learns a number: regression. Lists, with a
+    number for each output, are several labels a row if all are 0 or 1, and otherwise numbers; set `problem_type` in the
+    model's config to "multi_label_classification" or "regression".
 
     text: column of texts.
     pair: column of second texts, or None.
@@ -43,7 +55,8 @@ class SequenceClassification(Task):
     def feature(self, row, processor):
         second = None if self.pair is None else row[self.pair]
         encoded = processor(row[self.text], second, truncation=True, max_length=length_of(self.length, processor))
-        return {**encoded, "labels": row[self.label]}
+        label = row[self.label]
+        return {**encoded, "labels": [float(x) for x in label] if isinstance(label, list) else label}
 
     def batch(self, features, processor):
         from transformers import DataCollatorWithPadding
@@ -52,18 +65,18 @@ class SequenceClassification(Task):
         return padded(made, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
-        """`accuracy` and `f1` (mean over classes), or of one output `mse` and `pearson`."""
+        """`accuracy` and `f1` (mean over classes).
+
+        Of several labels a row: `accuracy`, `f1` and `f1_macro` of `multi_label_scores`. Of numbers: `mse`, `pearson`.
+        """
         made, labels = arrays(prediction)
+        if labels.ndim == 2 and made.shape == labels.shape and labels.shape[1] > 1:
+            return multi_label_scores(made, labels) if np.isin(labels, (0, 1)).all() else number_scores(made, labels)
         if made.ndim == 2 and made.shape[1] > 1:
             return class_scores(made.argmax(-1), labels)
         if made.ndim == 1 and np.issubdtype(made.dtype, np.integer):
             return class_scores(made, labels)
-        made = made.reshape(labels.shape).astype(np.float64)
-        spread = made.std() > 0 and labels.std() > 0
-        return {
-            "mse": float(np.square(made - labels).mean()),
-            "pearson": float(np.corrcoef(made.ravel(), labels.ravel())[0, 1]) if spread else 0.0,
-        }
+        return number_scores(made.reshape(labels.shape), labels)
 
     def check(self, model, processor, dataset) -> None:
         super().check(model, processor, dataset)
@@ -75,6 +88,11 @@ class SequenceClassification(Task):
             )
 
     def _check_labels(self, model, rows) -> None:
-        count = classes_of(model)
-        if count != 1 and not isinstance(rows[0][self.label], float | list):
+        count, first = classes_of(model), rows[0][self.label]
+        if isinstance(first, list):
+            for where, label in labels_of(rows, self.label):
+                if not isinstance(label, list) or len(label) != count:
+                    raise BadRow(f"{where}: {self.label} is {label!r}; it must be a list of {count} numbers, one for "
+                                 "each output of the model (num_labels in its config)")  # fmt: skip
+        elif count != 1 and not isinstance(first, float):
             check_class_labels(rows, self.label, count)

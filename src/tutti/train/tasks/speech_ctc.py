@@ -82,14 +82,25 @@ class SpeechCTC(Task):
         targets = labels.masked_fill(~present, 0)
         return F.ctc_loss(log_probs, targets, frames, present.sum(-1), blank, reduction="mean", zero_infinity=True)
 
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Logits (rows, frames, labels). Frames after the end of the audio are -100."""
+        logits = model(**{k: v for k, v in batch.items() if k != "labels"}).logits
+        frames = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1)).long()  # pyright: ignore
+        beyond = torch.arange(logits.shape[1], device=logits.device) >= frames[:, None]
+        return {"logits": logits.masked_fill(beyond[..., None], IGNORED)}
+
     def decoded(self, logits: Any, processor: Any) -> list[str]:
         """The text of the most likely label of each frame, repetitions and blanks removed."""
-        return processor.tokenizer.batch_decode(np.asarray(logits).argmax(-1))
+        return processor.tokenizer.batch_decode(self._paths(np.asarray(logits)))
+
+    def _paths(self, logits: np.ndarray) -> np.ndarray:
+        """The most likely label of each frame, blank where there is no audio."""
+        return np.where((logits == IGNORED).all(-1), self.blank, logits.argmax(-1))
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """`token_error_rate`: edits between the best path's tokens and the labels, for each token of the labels."""
         made, labels = arrays(prediction)
-        paths = made.argmax(-1) if made.ndim == 3 else made
+        paths = self._paths(made) if made.ndim == 3 else made
         pairs = [
             (_collapsed(path, self.blank), row[row != IGNORED].tolist())
             for path, row in zip(paths, labels, strict=True)

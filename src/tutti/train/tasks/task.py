@@ -29,7 +29,8 @@ class Task:
 
     name: the key in `tutti.train.tasks.TASKS`.
     model_class: the Auto class of transformers that loads its models, or "" if the models are not of transformers.
-    loss: None if the model's output has a `.loss`; otherwise `loss(model, batch)` gives a 0-d tensor.
+    loss: None if the model's output has a `.loss`; otherwise `loss(model, batch)` gives a 0-d tensor, and
+        `outputs(model, batch)` what `metrics` reads.
     seed: seed of what a collator draws. A draw is a function of the seed and the feature's `sample_index`, which
         `tutti.data.Stream` counts and `tutti.data.Numbered` sets; without one, of the seed and the content.
     """
@@ -73,6 +74,14 @@ class Task:
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """Scores of a `transformers.EvalPrediction` (arrays `predictions` and `label_ids`)."""
+        return {}
+
+    def fitted(self, model: nn.Module, processor: Any) -> Self:
+        """The task with options that it takes from the model, where none are given."""
+        return self
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Named predictions for `metrics`, of a task that has its own `loss`. By default there are none."""
         return {}
 
     def check(self, model: nn.Module, processor: Any, dataset: Any) -> None:

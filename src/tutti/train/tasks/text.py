@@ -13,15 +13,20 @@ CHUNK = 256  # texts that are tokenized together
 
 
 def token_ids(tokenizer: Any, texts: Iterator[str], end: bool) -> Iterator[list[int]]:
-    """Token ids of each text without special tokens, followed by the end-of-text token if `end`."""
+    """Token ids of each text without special tokens; if `end`, between the tokens that begin and end a text.
+
+    A text begins with the tokenizer's begin token if the tokenizer itself puts it there, as that of Llama does.
+    """
     if end and tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no end-of-text token; set tokenizer.eos_token")
+    head = tokenizer("")["input_ids"][:1] if end else []
+    head = head if head == [tokenizer.bos_token_id] else []
     tail = [tokenizer.eos_token_id] if end else []
     chunk: list[str] = []
 
     def encoded() -> Iterator[list[int]]:
         rows = tokenizer(chunk, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        return ([*row, *tail] for row in rows)
+        return ([*head, *row, *tail] for row in rows)
 
     for text in texts:
         chunk.append(text)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tutti.train.tasks.scores import IGNORED, arrays, class_scores
+from tutti.data.rows import BadRow
+from tutti.train.tasks.scores import IGNORED, arrays, class_scores, entity_scores
 from tutti.train.tasks.task import Task, check_class_labels, check_length, classes_of, length_of, padded, without_index
 
 
@@ -17,6 +18,8 @@ class TokenClassification(Task):
     words: column of lists of words.
     labels: column of lists of integers, as long.
     all_tokens: whether the other tokens of a word have its label too.
+    names: the names of the labels, such as ("O", "B-PER", "I-PER"), by which `metrics` finds entities; by default those
+        of the model's config (`id2label`), if they begin with B- and I-.
     length: longest sequence; by default the tokenizer's `model_max_length`.
     buckets: lengths to which batches are padded; None: the longest of the batch.
 
@@ -26,6 +29,7 @@ class TokenClassification(Task):
     words: str = "tokens"
     labels: str = "labels"
     all_tokens: bool = False
+    names: Sequence[str] | None = None
     length: int | None = None
     buckets: Sequence[int] | None = None
 
@@ -38,7 +42,7 @@ class TokenClassification(Task):
     def feature(self, row, processor):
         words, labels = row[self.words], row[self.labels]
         if len(words) != len(labels):
-            raise ValueError(f"{len(words)} words with {len(labels)} labels; there must be one for each")
+            raise BadRow(f"{len(words)} words with {len(labels)} labels; there must be one for each")
         if not processor.is_fast:
             raise ValueError("token-classification needs a fast tokenizer, which knows the words of its tokens")
         encoded = processor(
@@ -58,12 +62,24 @@ class TokenClassification(Task):
         return padded(made, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
-        """`accuracy` and `f1` (mean over classes) of the tokens that have a label."""
+        """`accuracy` and `f1` (mean over classes) of the tokens that have a label.
+
+        With `names` also `entity_precision`, `entity_recall` and `entity_f1`: an entity is right if its type, its first
+        and its last token are.
+        """
         made, labels = arrays(prediction)
         if made.ndim == labels.ndim + 1:
             made = made.argmax(-1)
         counted = labels != IGNORED
-        return class_scores(made[counted], labels[counted]) if counted.any() else {}
+        if not counted.any():
+            return {}
+        scores = class_scores(made[counted], labels[counted])
+        return scores if self.names is None else scores | entity_scores(made, labels, self.names)
+
+    def fitted(self, model, processor):
+        named = getattr(getattr(model, "config", None), "id2label", None) or {}
+        names = tuple(named[i] for i in sorted(named))
+        return self.but(names=names) if self.names is None and any(n.startswith("B-") for n in names) else self
 
     def check(self, model, processor, dataset) -> None:
         super().check(model, processor, dataset)
