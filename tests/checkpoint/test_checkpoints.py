@@ -1,12 +1,14 @@
 """Checkpoints are complete or not there, whatever happens while they are written."""
 
 import errno
+import io
 import json
 import os
 import re
 import resource
 import shutil
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -286,3 +288,26 @@ def test_a_model_with_an_empty_buffer_is_loaded(tmp_path):
     assert "buffer:nothing" in before and saved
     step(batch)
     assert step.load(saved) > 0 and all(torch.equal(x, before[name]) for name, x in step.training_state().items())
+
+
+@pytest.mark.parametrize("room", [0, 100, 650, 1200, 5000])
+def test_a_disk_that_fills_up_inside_of_a_file_is_said_to_be_full(tmp_path, monkeypatch, room):
+    """Where writing fails, torch's writer of archives says only that a position is not the expected one."""
+
+    class Full(io.RawIOBase):
+        def __init__(self):
+            self.left = room
+
+        def write(self, data):
+            if len(data) > self.left:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.left -= len(data)
+            return len(data)
+
+    @contextmanager
+    def opened(self, path, mode):
+        yield Full()
+
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystem.create_stream", opened)
+    with pytest.raises(SaveError, match="No space left on device"):
+        save(tmp_path, 10)

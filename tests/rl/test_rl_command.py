@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from tutti import cli
+from tutti.rl import run
+from tutti.rl.agent import Agent
 
 CONFIG = """
 algorithm = "PPO"
@@ -52,6 +54,33 @@ def test_train_continue_evaluate_and_record(config, tmp_path, capsys):
     assert cli.main(["rl", "play", str(out), "--to", str(picture), "--steps", "5"]) == 0
     with Image.open(picture) as image:
         assert image.n_frames == 5  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_killed_run_keeps_its_curve(config, tmp_path, monkeypatch):
+    """Up to the checkpoint from which it continues, and no point twice."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert cli.main(["rl", "train", str(config), "--out", str(whole)]) == 0
+
+    class Killed(BaseException):
+        pass
+
+    def dies(agent):
+        if agent.num_timesteps >= 320:
+            monkeypatch.setattr(Agent, "save", lambda *args: None)  # as if the process were gone
+            monkeypatch.setattr(run.CurveFile, "run", lambda *args: None)
+            raise Killed
+
+    with monkeypatch.context() as patches:
+        patches.setattr(run, "_says", lambda scores: dies)
+        with pytest.raises(Killed):
+            cli.main(["rl", "train", str(config), "--out", str(killed)])
+    monkeypatch.undo()
+    assert not (killed / "agent.safetensors").exists()
+    points = json.loads((killed / "curve.json").read_text())
+    assert points[-1][0] == 256
+    (killed / "curve.json").write_text(json.dumps([*points, [320, 0.0]]))  # written, and the checkpoint was not
+    assert cli.main(["rl", "train", str(config), "--out", str(killed)]) == 0
+    assert json.loads((killed / "curve.json").read_text()) == json.loads((whole / "curve.json").read_text())
 
 
 def test_environments_in_workers_are_evaluated_by_name(config, tmp_path, capsys):

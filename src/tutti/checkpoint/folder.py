@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +26,7 @@ TRAINER_JSON = "trainer_state.json"  # a file of a checkpoint of a Trainer
 MANIFEST = "manifest.json"
 METADATA = ".metadata"  # index file of torch.distributed.checkpoint
 WRITING, REPLACED = ".writing-", ".replaced-"  # prefixes of folders that are not complete, or no longer
+WHOLE = ".partial"  # suffix of a file that is being written
 FORMAT = 1  # of manifests
 
 Files = dict[str, dict[str, int | str]]  # by name: bytes and sha256
@@ -216,6 +219,30 @@ def describe(path: Path) -> dict[str, int | str]:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole, or as it was before, whenever the process ends."""
+    draft = path.with_name(f"{path.name}{WHOLE}")
+    try:
+        draft.write_text(text)
+        to_disk(draft)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Raise errors of the file system that libraries in Rust report, by their text, as OSErrors."""
+    try:
+        yield
+    except Exception as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            code = int(number[1])
+            raise OSError(code, os.strerror(code)) from error
+        raise
 
 
 def to_disk(path: Path) -> None:

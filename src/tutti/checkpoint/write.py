@@ -99,7 +99,12 @@ class _Files(FileSystem):
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[io.IOBase]:
         with super().create_stream(path, mode) as file:
             stream = _Summed(file) if "w" in mode else file
-            yield stream
+            try:
+                yield stream
+            except RuntimeError:  # torch's writer of archives says of any failure that a position is not the expected
+                if isinstance(stream, _Summed) and stream.error is not None:
+                    raise stream.error from None
+                raise
         if isinstance(stream, _Summed):
             self.files[Path(path).name] = {"bytes": stream.at, "sha256": stream.digest.hexdigest()}
 
@@ -113,13 +118,18 @@ class _Summed(io.RawIOBase):
 
     def __init__(self, file):
         self.file, self.digest, self.at, self.asked = file, hashlib.sha256(), 0, 0
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data) -> int:
         self.digest.update(data)
-        count = self.file.write(data)
+        try:
+            count = self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
         self.at += count
         if self.at - self.asked >= AHEAD:
             self.file.flush()

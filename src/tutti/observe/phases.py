@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 
 class Phases:
@@ -37,7 +37,7 @@ class Phases:
     def end(self, step: int, **more: float) -> None:
         """Write the seconds of each phase of the step that ends, and other numbers."""
         phases = {name: round(seconds, 6) for name, seconds in self.seconds.items()}
-        self.file.write(json.dumps({"step": step, "phases": phases, **more}) + "\n")
+        append(self.file, json.dumps({"step": step, "phases": phases, **more}) + "\n")
         self.seconds.clear()
         if self.scalar:
             for name, value in {**{f"seconds/{name}": took for name, took in phases.items()}, **more}.items():
@@ -48,6 +48,14 @@ class Phases:
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.file.close()
+
+
+def append(file: IO[str], line: str) -> None:
+    """Write a line to a file. An error has the file's name."""
+    try:
+        file.write(line)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, file.name) from error
 
 
 def read_phases(folder: Path) -> dict[int, list[dict[str, Any]]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tutti.observe.board import Board
 from tutti.rl import files
 from tutti.rl.report import told
 from tutti.rl.vector import VectorEnv
@@ -173,14 +174,12 @@ class TensorBoard(Every):
 
     def __init__(self, folder: str | Path, every: int = 1_000):
         super().__init__(every)
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder))
+        self.board = Board(Path(folder))
 
     def run(self, agent: Agent) -> None:
         for name, x in told(agent).items():
-            self.writer.add_scalar(name, x, agent.num_timesteps)
-        self.writer.flush()
+            self.board.add_scalar(name, x, agent.num_timesteps)
+        self.board.flush()
 
 
 class Curve:
@@ -188,6 +187,10 @@ class Curve:
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []
+
+    def begin(self, agent: Agent) -> None:
+        """Drop points of an interrupted run that are later than the checkpoint it continues from."""
+        self.points = [point for point in self.points if point[0] <= agent.num_timesteps]
 
     def __call__(self, agent: Agent) -> None:
         if agent.episodes:

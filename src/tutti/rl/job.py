@@ -80,8 +80,9 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
     told = folder / REPORTED
     reported = int(_of_first(torch.tensor(_steps_in(told))))
     for callback in callbacks:
-        if isinstance(callback, Every):
+        if hasattr(callback, "begin"):
             callback.begin(placed.agent)
+        if isinstance(callback, Every):
             callback.due_after(reported)
     while True:
         if placed.num_timesteps > reported:

@@ -11,11 +11,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from tutti.checkpoint.folder import write_whole
 from tutti.launch.launch import launch, under_launcher
 from tutti.rl import job
 from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
-from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, TensorBoard, checkpoints
+from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, Every, TensorBoard, checkpoints
 from tutti.rl.files import load, newest
 from tutti.rl.job import Place
 from tutti.rl.placement import SPLIT, Placed
@@ -111,11 +112,12 @@ def train(config: str, given: dict[str, Any], option: Sequence[str], processes: 
         print(f"all {run.steps:,} steps are done; more need --steps")
     curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
     curve.points.extend(_points(folder))
-    callbacks = [curve, scores, CheckpointCallback(folder, run.checkpoint), TensorBoard(folder), _says(scores)]
+    written = CurveFile(curve, folder, run.checkpoint)  # before the checkpoint: a killed run loses no points
+    callbacks = [curve, scores, written, CheckpointCallback(folder, run.checkpoint), TensorBoard(folder), _says(scores)]
     try:
         agent.learn(max(run.steps - agent.num_timesteps, 0), callbacks, progress_bar=True)
     finally:
-        (folder / CURVE).write_text(json.dumps(curve.points))
+        written.run(agent)
         agent.save(folder / FINAL)
         if agent.num_timesteps < run.steps and sys.exc_info()[0] is KeyboardInterrupt:
             print(f"stopped after {agent.num_timesteps:,} steps; the same command continues")
@@ -160,12 +162,13 @@ def placed_run(run: Run) -> None:
     curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
     if process() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(_check_folder(run, folder)))
+        write_whole(folder / CONFIG, json.dumps(_check_folder(run, folder)))
         curve.points.extend(_points(folder))
-        kept = lambda _: (folder / CURVE).write_text(json.dumps(curve.points)) and None  # noqa: E731
-        callbacks = [curve, kept, scores, TensorBoard(folder), _says(scores)]
+        written = CurveFile(curve, folder, every=1)
+        callbacks = [curve, written, scores, TensorBoard(folder), _says(scores)]
     job.train(placed, run.steps, (run.evaluate, run.checkpoint), folder, callbacks)
     if process() == 0:
+        written.run(placed.agent)
         placed.agent.save(folder / FINAL)
         _draw(curve.points, folder / "curve.svg", run)
         print(f"{placed.agent.evaluate(20)}; saved in {folder}")
@@ -206,7 +209,7 @@ def _begun(run: Run, folder: Path) -> Agent:
         return agent
     agent = kind(run.env, seed=run.seed, level=run.level, **options, **more)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(made))
+    write_whole(folder / CONFIG, json.dumps(made))
     return agent
 
 
@@ -243,6 +246,17 @@ def _says(scores: EvalCallback):
         said = len(scores.evaluations)
 
     return tell
+
+
+class CurveFile(Every):
+    """Writes a learning curve to a folder."""
+
+    def __init__(self, curve: Curve, folder: Path, every: int):
+        super().__init__(every)
+        self.curve, self.path = curve, folder / CURVE
+
+    def run(self, agent: Agent) -> None:
+        write_whole(self.path, json.dumps(self.curve.points))
 
 
 def _points(folder: Path) -> list[tuple[int, float]]:

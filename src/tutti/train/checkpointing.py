@@ -7,6 +7,7 @@ has the checksums of all files (`tutti.checkpoint.folder`).
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import warnings
@@ -179,6 +180,7 @@ def _values(trainer: Any) -> dict[str, Tensor]:
     return _trained(trainer) if trainer._trains() else trainer.model.state_dict()
 
 
+@folders.os_errors()
 def _write_model(trainer: Any, folder: Path, values: dict[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(trainer.model, "save_pretrained"):
@@ -192,7 +194,9 @@ def _write_model(trainer: Any, folder: Path, values: dict[str, Tensor]) -> None:
     processing = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if processing is not None:
         processing.save_pretrained(folder)
-    torch.save(trainer.args, folder / ARGUMENTS)
+    buffer = io.BytesIO()  # torch.save into a file does not say why it failed
+    torch.save(trainer.args, buffer)
+    (folder / ARGUMENTS).write_bytes(buffer.getvalue())
 
 
 def _save_schedule(scheduler: Any, folder: Path) -> None:

@@ -78,7 +78,7 @@ def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -
 
     A run without checkpoints starts over with the new options.
     """
-    from tutti.checkpoint.folder import CHECKPOINTS
+    from tutti.checkpoint.folder import CHECKPOINTS, write_whole
 
     now = {"text": text_key, "config": json.loads(json.dumps(asdict(config)))}
     path = folder / RUN
@@ -92,4 +92,4 @@ def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -
     if changed:
         display.say("changed since the run began: " + "; ".join(changed.values()))
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(now, indent=1))
+    write_whole(path, json.dumps(now, indent=1))

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
 from tutti.checkpoint import folder as folders
+from tutti.checkpoint.folder import os_errors
 from tutti.checkpoint.model import key_of, model_folder
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.offload_store import OffloadStore
@@ -38,6 +39,7 @@ def command(
         stage.result(str(out))
 
 
+@os_errors()
 def export(checkpoint: Path, out: Path, shard: str = "5GB") -> None:
     """Export the model of a checkpoint, in files of at most `shard`. The folder appears when it is complete.
 

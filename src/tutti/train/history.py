@@ -1,10 +1,12 @@
 """The measurements of each step: a line in `history.jsonl`, and TensorBoard logs."""
 
 import json
-import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+
+from tutti.observe.board import Board
+from tutti.observe.phases import append
 
 _NAME = "history.jsonl"
 
@@ -26,11 +28,11 @@ class History:
             scratch.write_text("".join(json.dumps(line) + "\n" for line in kept))
             scratch.replace(folder / _NAME)
             self._file = open(folder / _NAME, "a", buffering=1)  # noqa: SIM115
-            self._board = tensorboard(folder / "tensorboard", step)
+            self._board = Board(folder / "tensorboard", step)
 
     def add(self, step: int, **values: float) -> None:
         if self._file is not None:
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            append(self._file, json.dumps({"step": step, **values}) + "\n")
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
 
@@ -58,12 +60,3 @@ def series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[floa
     """The steps at which `name` was measured, and the values."""
     found = [(line["step"], line[name]) for line in lines if name in line]
     return [step for step, _ in found], [value for _, value in found]
-
-
-def tensorboard(folder: Path, step: int) -> Any:
-    """A writer that hides what an interrupted run logged beyond `step`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its dependencies use deprecated names
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(folder), purge_step=step + 1)

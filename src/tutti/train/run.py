@@ -16,18 +16,20 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
+from tutti.checkpoint.folder import write_whole
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.prefetch import Prefetch
 from tutti.data.tokenizer import load_tokenizer
 from tutti.exec.nonfinite import NonFinite
 from tutti.launch.launch import Interrupted, rank, world_size
 from tutti.launch.watchdog import Watchdog
+from tutti.observe.board import Board
 from tutti.observe.diagnosis import DATA, MONITOR, STEP
 from tutti.observe.phases import Phases
 from tutti.plan.explain import mesh_name
 from tutti.train.arguments import TrainingArguments
 from tutti.train.config import Config
-from tutti.train.history import History, tensorboard
+from tutti.train.history import History
 from tutti.train.memory import PeakMemory, peak_bytes
 from tutti.train.model import build_model, build_optimizer, model_config, precision
 from tutti.train.prepare import Prepared
@@ -121,10 +123,10 @@ class Run(Trainer):
         done, steps, parallel = self.done, self.config.schedule.steps, self.config.parallel
         if self.first_rank:
             self.step.plan.save(self.folder / "plan.json")
-            (self.folder / "step.json").write_text(json.dumps(self._facts()))
+            write_whole(self.folder / "step.json", json.dumps(self._facts()))
         self._record(steps - done)
         self.history = history = self.opened.enter_context(History(self.folder, done, write=self.first_rank))
-        logs = tensorboard(self.folder / "tensorboard" / f"rank-{rank()}", done)
+        logs = Board(self.folder / "tensorboard" / f"rank-{rank()}", done)
         self.opened.callback(logs.close)
         self.phases = self.opened.enter_context(Phases(self.folder / MONITOR, rank(), done, logs.add_scalar))
         display = self.display.training(

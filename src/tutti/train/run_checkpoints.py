@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.checkpoint.checkpoints import Checkpoints, SaveError
-from tutti.checkpoint.folder import CHECKPOINTS, manifest, step_of
+from tutti.checkpoint.folder import CHECKPOINTS, manifest, os_errors, step_of
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.launch.launch import machine_memory
 from tutti.train.config import changes, is_fixed
@@ -48,6 +48,7 @@ class RunCheckpoints:
         self.saving = True
         self.tell(wait=True)  # about the one before
 
+        @os_errors()
         def fill(folder: Path) -> None:
             run.model.config.save_pretrained(folder)
             run.tokenizer.save_pretrained(folder)
