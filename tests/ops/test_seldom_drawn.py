@@ -55,3 +55,14 @@ def test_only_a_scatter_that_adds_takes_partial_sums(reduce, summed):
     (line,) = report.lines
     assert ("~" in line) == summed
     assert report.cases > 1
+
+
+@pytest.mark.parametrize(("target", "options"), [
+    (aten.adaptive_max_pool2d.default, ([4, 2],)), (aten._adaptive_avg_pool2d.default, ([4, 2],)),
+    (aten.max_pool2d_with_indices.default, ([2, 2], [2, 2])), (aten.avg_pool2d.default, ([2, 2], [2, 2])),
+], ids=str)  # fmt: skip
+def test_an_image_without_a_batch_is_pooled_in_parts(target, options):
+    report = Report()
+    check(Sample(target, (numbers(2, 8, 4), *options)), report)
+    (line,) = report.lines
+    assert "h*" in line and "w*" in line and report.cases > 3

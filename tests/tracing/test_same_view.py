@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tutti.tracing.slots import same_view
 
@@ -36,7 +37,5 @@ def test_a_view_of_a_tensor_is_read_from_the_whole(view: Tensor):
 def test_a_dense_view_can_be_split(name):
     """It is made of slices, reshapes and permutations."""
     view = VIEWS[name]
-    graph = torch.fx.experimental.proxy_tensor.make_fx(
-        lambda x: same_view(x, view.shape, view.stride(), int(view.storage_offset()))
-    )(WHOLE)
+    graph = make_fx(lambda x: same_view(x, view.shape, view.stride(), int(view.storage_offset())))(WHOLE)
     assert not [node for node in graph.graph.nodes if "as_strided" in str(node.target)]
