@@ -101,6 +101,18 @@ def test_no_order_is_taken_that_needs_more_than_may_be_alive():
     assert overlapped(jobs, sizes, set(), room=10 * needed, most=needed - 1) == []
 
 
+def test_a_job_that_does_not_fit_lets_one_go_first_that_frees_memory():
+    """A gathered weight is there early. Beside it there is no room for the result of the next job, but for the last's,
+    after which weight and activation are gone."""
+    size = 1 << 30
+    jobs = [Job("", 2.0, (), (0,)), Job("", 1.0, (0,), (1,), (0,)), Job("dp", 1.0, (), (2,)),
+            Job("", 1.0, (0, 2), (3,), (0, 2))]  # fmt: skip
+    sizes = [4 * size, size, size, 0]
+    order = overlapped(jobs, sizes, set())
+    assert order == [2, 0, 3, 1] and makespan(jobs, order) == 4.0 < makespan(jobs, range(4)) == 5.0
+    assert peak(jobs, order, sizes, set()) == peak(jobs, range(4), sizes, set()) == 5 * size
+
+
 def test_recomputation_stays_beside_its_use():
     """Recomputed activations read only values of the forward pass, so list scheduling by paths runs them far ahead."""
     jobs, sizes = [Job("", 1.0, (), (0,)), Job("", 1.0, (), (1,))], [1 << 20, 1 << 20]

@@ -19,6 +19,13 @@ from tutti.train.memory import PeakMemory, live_bytes
 aten, ops = torch.ops.aten, torch.ops.tutti
 
 
+def event_of(call, operands, *args) -> Event:
+    """A call of dense operands, as a replay has it."""
+    node = fx.Graph().call_function(call, args)
+    specs = [Spec(tuple(x.shape), x.dtype) for x in operands if isinstance(x, torch.Tensor)]
+    return Event([node], [Operand(dense_form(spec), Storage(spec.bytes, node)) for spec in specs], [], {}, [], 0, [])
+
+
 def allocated(function) -> int:
     """Bytes that a call needs beyond what it returns."""
     found: list[int] = []
@@ -83,11 +90,23 @@ def test_a_loss_whose_logits_come_in_blocks(part, wanted, rows, width, classes, 
         "_with_gradients": (ones, ones, x, w, None, labels, wanted),
     }[part]
     call = getattr(ops, f"linear_logsumexp{part}").default
-    node = fx.Graph().call_function(call, (wanted,))
-    specs = [Spec(tuple(x.shape), x.dtype) for x in operands if isinstance(x, torch.Tensor)]
-    event = Event([node], [Operand(dense_form(spec), Storage(spec.bytes, node)) for spec in specs], [], {}, [], 0, [])
     real = allocated(lambda: [x for x in call(*operands) if x is not None])
-    predicted, by_rows = WORKSPACE[call](event), part == "_with_gradients"
+    predicted, by_rows = WORKSPACE[call](event_of(call, operands, wanted)), part == "_with_gradients"
     block = next(_blocks(rows, w) if by_rows else _blocks(classes, x)).stop
     extra = scratch(block, width, classes, dtype) if by_rows else scratch(rows, width, block, dtype)
     assert 0.95 * real - extra <= predicted <= 1.05 * real
+
+
+@pytest.mark.parametrize(("time", "batch", "features", "hidden"), [(8, 4, 64, 64), (2, 2, 256, 96)])
+@pytest.mark.parametrize(("call", "error"), [
+    (ops.lstm_layer.default, 0.06), (ops.lstm_layer_training.default, 0.06), (ops.lstm_layer_backward.default, 0.25),
+])  # fmt: skip
+def test_a_layer_of_an_lstm(call, error, time, batch, features, hidden):
+    """Copies of the weights, gates and states of each step, and the workspace of oneDNN."""
+    weights = [(4 * hidden, features), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
+    operands = [torch.ones(shape) for shape in ((time, batch, features), *weights, (batch, hidden), (batch, hidden))]
+    if call is ops.lstm_layer_backward.default:
+        operands += [torch.ones(time, batch, hidden), None, None]
+    options = (False, [], 2, hidden, 1, True, False, False)
+    real = allocated(lambda: [x for x in call(*operands, *options) if x is not None])
+    assert WORKSPACE[call](event_of(call, operands)) == pytest.approx(real, rel=error)

@@ -91,6 +91,32 @@ def test_a_mesh_without_an_outline_takes_after_one_with_the_same_axes():
     assert taken.layers.sent > 0
 
 
+def test_devices_that_stand_still_while_they_communicate_wait_for_all_of_it():
+    """ZeRO-3 gathers parameters twice and scatters gradients in each microbatch, whatever there is to compute."""
+    estimator, size = Leading(tight(0.85)).estimator, 1 << 28
+    scatter = estimator.collective("reduce_scatter", size, 1, 4)
+    gather = estimator.collective("all_gather", size / 4, 1, 4)
+    book = Textbook(dp=4, zero=3)
+    for computing in (0.0, 100.0):
+        waits = estimator.reduced(book, 3, size, 0.0, computing)
+        assert waits == pytest.approx(3 * (scatter + 2 * gather), rel=1e-12)
+    again = replace(book, recompute=True)
+    assert estimator.reduced(again, 3, size, 0.0, 0.0) == pytest.approx(3 * (scatter + 3 * gather), rel=1e-12)
+
+
+def test_a_search_goes_on_after_a_judgement_until_the_budget_is_spent(monkeypatch):
+    leading, judged = Leading(tight(0.85)), []
+    monkeypatch.setattr(leading, "judge", judged.append)
+    monkeypatch.setattr(leading.of, "affords", lambda *_: len(judged) < 3)
+    flat = leading.flat[:4]
+    monkeypatch.setattr(leading, "next", lambda: next((i for i in flat if leading.open[i]), None))
+    monkeypatch.setattr(leading, "begin", lambda: None)
+    for i in flat:
+        leading.estimator.known.setdefault(Inner.of(leading.entries[i][0]), leading.estimator.known[WHOLE])
+    leading.search()
+    assert judged == flat[:3] and [bool(leading.open[i]) for i in flat] == [False, False, False, True]
+
+
 def test_the_fullest_device_of_a_pipeline_counts():
     estimator = Leading(tight(0.85)).estimator
     estimator.block = 1

@@ -1,7 +1,8 @@
 """Every rule is right: calls drawn at random, split in every way that their rule allows, give what the whole gives.
 
-And none is needlessly strict: what a rule forbids is tried too, and must fail or give other numbers. A few calls of
-each operator are drawn always, many by `make proofs`, which also writes what was proven into docs/rules.md.
+And none is needlessly strict: what a rule forbids is tried too, and must fail or give other numbers. `make test` draws
+few calls of each operator and splits each line of its rule once over two devices. `make proofs` draws many, splits them
+in every way, and writes what was proven into docs/rules.md.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
 import models
 import tutti
 from cases import slow
-from tutti.check.machine import Report, prove
-from tutti.check.samples.sample import DEVICES, SAMPLES
+from tutti.check.machine import Report, _Call, prove
+from tutti.check.samples.sample import DEVICES, SAMPLES, Sample
 from tutti.cli.rules import name, notation
 from tutti.ir.op_info import LOCAL, RULES
+from tutti.ops import rule_of
+from tutti.plan.choice import candidates, legal
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
-FEW, MANY = 2, 10  # calls of each operator
+FIRST, FEW, MANY = 2, 2, 10  # calls of each operator
 aten, ops = torch.ops.aten, torch.ops.tutti
 
 CREATED = "its numbers are made from their positions"
@@ -96,6 +100,9 @@ CASES = [
     for target in TARGETS
 ]
 
+SPLIT = [target for target in TARGETS if target in RULES and target not in WHOLE and is_here(target)]
+SPLIT.append(aten.exp.default)  # for those with torch's tag
+
 
 @pytest.fixture(scope="module")
 def proven() -> dict[Any, Report]:
@@ -117,6 +124,36 @@ def operators() -> Callable[[str], list]:
         return known[model_name]
 
     return of
+
+
+@pytest.mark.parametrize("target", SPLIT, ids=name)
+def test_each_line_is_split_over_two_devices(target):
+    """In the first calls each factor, pair of factors and sum of each line; in later ones factors that are new."""
+    mesh, samples, tried, report = {"a": 2}, 0, set(), Report()
+
+    def split(sample: Sample) -> None:
+        nonlocal samples
+        samples += 1
+        call = _Call(sample)
+        rule = rule_of(call.node)
+        if rule is None:
+            return
+        for choice in candidates(rule, {}, 2):
+            case = (rule.notation if samples <= FIRST else "", choice)
+            if case not in tried and legal(rule, {"a": choice}, mesh):
+                call.compare(rule, mesh, {"a": choice})
+                call.compare_price(rule, mesh, {"a": choice}, report)
+                tried.update({case, ("", choice)})
+
+    for examples in (FIRST, MANY):
+        if not tried or (examples == MANY and target in LOCAL):
+            drawn = settings(
+                max_examples=examples, deadline=None, derandomize=True, database=None, print_blob=False,
+                report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            )  # fmt: skip
+            drawn(given(SAMPLES[target])(split))()
+    assert tried, "no call could be split"
+    assert report.unpriced == 0, "bytes are sent that the planner takes to be free: SENDS says nothing of them"
 
 
 @pytest.mark.parametrize(("target", "examples"), CASES)

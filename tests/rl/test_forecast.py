@@ -166,7 +166,10 @@ def test_fragments_are_measured_and_kept(quickly):
      ("A2C", "gymnasium:CartPole-v1", {"n_envs": 2, "n_steps": 4, "hidden": (8,)},
       {"async": f"CartPole-v1 is {HOSTED}"}),
      ("PPO", "CartPole-v1", {**PPO, "n_steps": 18, "batch_size": 9},
-      {"learners": "batch_size is 9, which 2 learners cannot share equally"})],
+      {"learners": "batch_size is 9, which 2 learners cannot share equally"}),
+     ("PPO", "CartPole-v1", {**PPO, "batch_size": 32},
+      dict.fromkeys(("async", "server"), "batch_size is 32, which does not divide the 16 rows of a rollout "
+                    "(n_envs 2 x n_steps 8 x 1 agents); use batch_size=16"))],
 )  # fmt: skip
 def test_placements_that_an_algorithm_cannot_have(quickly, algorithm, env, options, refused):
     found = fragments.costs(algorithm, env, options, "eager")

@@ -141,3 +141,19 @@ def test_factors_that_do_not_follow_a_length_are_refused(monkeypatch):
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:0]
     with pytest.raises(ValueError, match=r"does not follow the length of each sequence.*model\.generate"):
         scaling_of(model)
+
+
+def test_factors_that_change_one_token_late_are_refused(monkeypatch):
+    """A module that begins to scale at two tokens beyond the limit, right at the limit and far beyond it."""
+    model = t.AutoModelForCausalLM.from_config(CONFIGS["Llama, dynamic"]())
+    kind = type(model.model.rotary_emb)
+    scaled = kind.forward
+
+    def forward(self, x, position_ids):
+        late = int(position_ids.max()) == LIMIT  # the last of LIMIT + 1 tokens
+        return (scaled.__wrapped__ if late else scaled)(self, x, position_ids)
+
+    forward.__wrapped__ = scaled.__wrapped__
+    monkeypatch.setattr(kind, "forward", forward)
+    with pytest.raises(ValueError, match=r"does not follow the length of each sequence"):
+        scaling_of(model)

@@ -43,6 +43,23 @@ def test_a_draft_model_of_another_vocabulary_is_refused():
         engine(speculate=DraftModel(tiny.model(vocab_size=300), plan="single"))
 
 
+class Sure(PromptLookup):
+    """Guesses as many tokens as it may, whatever came before."""
+
+    def guess(self, sequences, choose):
+        return [[7] * self.count for _ in sequences]
+
+
+def test_no_token_is_guessed_beyond_the_last(plain):
+    """A step adds a token of its own to those that it verifies, so n tokens leave n - 2 guesses after the first."""
+    served, prompt = engine(speculate=Sure(4), longest=24), tiny.prompts(20)[0]
+    for count, guesses in ((1, 0), (2, 0), (3, 1)):
+        before, sampling = served.guessed, Sampling(max_tokens=count, temperature=0, ignore_end=True)
+        (output,) = served.generate([prompt], sampling)
+        assert output.tokens == plain.generate([prompt], sampling)[0].tokens and len(output.tokens) == count
+        assert served.guessed - before == guesses
+
+
 def test_prompt_lookup_finds_what_followed():
     lookup, prompt = PromptLookup(3, longest=3, shortest=1), [1, 2, 3, 4, 5, 1, 2, 3]
     made = engine()

@@ -10,7 +10,7 @@ from tutti.lower.schedule_parts import schedule_of
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
 from tutti.sim.gantt import save_gantt
-from tutti.sim.pipeline import PipelineDryRun
+from tutti.sim.pipeline import KEPT, PipelineDryRun
 from tutti.sim.timeline import timeline
 
 COUNT = 12
@@ -81,6 +81,9 @@ def test_a_device_holds_the_state_of_its_stages_alone(graph):
     made = dried(graph, "1f1b")
     whole = sum(graph.spec(f"param:{name}").bytes for name in graph.names("param"))
     assert sum(m.kinds["parameters"] for m in made.memories) == whole
+    gradients = [max(held.kinds["accumulated gradients"] for held in course) for course in made.courses]
+    assert sum(gradients) == whole, "each device accumulates those of its own parameters"
+    assert all(held.total >= sum(held.kinds[kind] for kind in KEPT) for course in made.courses for held in course)
 
 
 def test_a_split_state_counts_as_its_parts():

@@ -161,6 +161,19 @@ def test_the_actor_prefers_what_imagination_rewards():
     assert float(told["imagined_return"]) == pytest.approx(float(action.float().mean()))
 
 
+def test_advantages_are_scaled_by_the_middle_of_the_returns():
+    """The range moves by a hundredth to that from the 5th to the 95th percentile, here of the order of 20 rewards."""
+    agent = Dreamer("CartPole-v1", n_envs=2, **SMALL)
+    learner = {**agent.init(0), "progress": torch.zeros(())}
+    reward = keys.normal(keys.make(2), (4, 5)) * 100
+    states = keys.normal(keys.make(0), (4, 5, agent.world.features))
+    dream = {"state": states, "action": keys.integers(keys.make(1), (4, 5), 2), "reward": reward,
+             "goes_on": torch.zeros(4, 5), "last": states[0]}  # fmt: skip
+    after, _ = agent.behave(learner, dream)
+    low, high = (reward.flatten().quantile(q, interpolation="lower") for q in (0.05, 0.95))
+    torch.testing.assert_close(after["range"], 0.99 * learner["range"] + 0.01 * (high - low))
+
+
 def test_iterations_learn_from_sequences_and_wrong_options_are_refused():
     agent = Dreamer("CartPole-v1", n_envs=2, n_steps=20, **SMALL).learn(120)
     assert all(torch.tensor(x).isfinite() for x in agent.metrics.values())

@@ -109,6 +109,17 @@ def test_derivatives_of_codes(vae):
         assert 2 * local.gradient[i] == pytest.approx(slope, rel=2e-2, abs=2e-2)
 
 
+def test_only_deviations_are_punished_by_their_standard_deviation(vae):
+    """Of the same parameters, penalties with two standard deviations differ by |deviation|^2 (1 / a^2 - 1 / b^2)."""
+    narrow, wide = (Coded(MESH, vae, REGION, deviation=sd) for sd in (0.2, 0.5))
+    p = narrow.start(truth())
+    wide.start(truth())
+    p = p + torch.randn(len(p), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    deviations = p[-narrow.inside.size :]
+    expected = float(deviations.square().sum()) * (0.2**-2 - 0.5**-2)
+    assert narrow.linearize(p).penalty - wide.linearize(p).penalty == pytest.approx(expected, rel=1e-9)
+
+
 def test_cells_fit_the_data_to_their_errors(problem):
     data = Data.synthetic(problem, truth(), seed=3)
     told = []
