@@ -18,6 +18,7 @@ sys.path.insert(0, str(DOCS))
 
 from generating import benchmarks, command_line, packages, proofs, server_fields, supported_models  # noqa: E402
 from generating.packages import arrows  # noqa: E402, F401  (tests/test_house.py reads them)
+from generating.page import NOTE  # noqa: E402, F401  (tests/test_docs.py reads it)
 
 from tutti import cli  # noqa: E402
 

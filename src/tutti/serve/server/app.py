@@ -98,7 +98,8 @@ def application(engine: Any, options: Options) -> FastAPI:
     app.add_api_route("/", server.page, methods=["GET"], response_class=HTMLResponse)
     app.add_api_route("/live", server.live, methods=["GET"])
     app.add_api_route("/health", server.health, methods=["GET"])
-    app.add_api_route("/ping", server.ping, methods=["GET", "POST"])
+    app.add_api_route("/ping", server.ping, methods=["GET"])
+    app.add_api_route("/ping", server.ping, methods=["POST"], include_in_schema=False)  # one name is one operation
     app.add_api_route("/version", server.version, methods=["GET"])
     app.add_api_route("/metrics", server.metrics_text, methods=["GET"])
     app.add_api_route("/v1/models", server.models, methods=["GET"])
