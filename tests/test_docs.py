@@ -129,6 +129,12 @@ def test_generated_pages_are_current(name):
     assert (DOCS / name).read_text() == made, f"docs/{name} is out of date: run python docs/generate.py"
 
 
+def test_lists_of_results_are_no_products():
+    show = importlib.import_module("generating.benchmarks").show
+    assert show([1234, 0.5, "a"]) == "1,234; 0.5; a"
+    assert show("a*b|c __d__ <e> x_y") == r"a\*b\|c \_\_d\_\_ \<e> x_y"
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 

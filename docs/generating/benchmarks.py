@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,7 @@ def tables(value: dict, title: str = "") -> Iterator[str]:
 META = ("benchmark", "quick", "date", "device", "threads", "versions")
 
 
+@functools.cache
 def results() -> dict[str, dict[str, Any]]:
     """The result files by name, without those of quick runs."""
     files = sorted((ROOT / "benchmarks/results").glob("*.json"))
