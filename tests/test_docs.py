@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import inspect
 import json
+import pydoc
 import re
 import shlex
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-import tutti.api.step  # noqa: F401  (fills the tables that tests restore)
+import tutti
+import tutti.api.step  # fills the tables that tests restore
 from tutti import cli
 from tutti.hardware import PRESETS
 from tutti.ir.op_info import CONTIGUOUS, LOCAL, RULES, SENDS
 from tutti.plan.schedule import REGISTERED
+from tutti.rl import adapt
 from tutti.tracing.optimizers import TABLE
 from tutti.tracing.pattern_table import PATTERNS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-README_LINES = 200
+README_LINES, WORDS = 200, 2_000
 
 
 def name_of(path: Path) -> str:
@@ -99,10 +106,33 @@ def _own(verb: str, words: list[str]) -> list[str]:
     return words[: ends[0]] if ends else words
 
 
+GENERATED = {path for name in GENERATE.PAGES if (path := (DOCS / name).resolve()).suffix == ".md"}
+
+
+def is_written(path: Path) -> bool:
+    """Whether a page is written by hand: not by docs/generate.py, and not by the proof of the rules."""
+    return path not in GENERATED and "Written by `make proofs`" not in path.read_text()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if is_written(p)], ids=name_of)
+def test_written_pages_are_short(page):
+    assert len(page.read_text().split()) <= WORDS, f"split {name_of(page)}, or shorten it"
+
+
+def test_generated_pages_are_those_that_there_are():
+    assert {path for path in PAGES if path.read_text().startswith(GENERATE.NOTE)} == GENERATED
+
+
 @pytest.mark.parametrize("name", GENERATE.PAGES)
 def test_generated_pages_are_current(name):
     made = GENERATE.PAGES[name]()
     assert (DOCS / name).read_text() == made, f"docs/{name} is out of date: run python docs/generate.py"
+
+
+def test_lists_of_results_are_no_products():
+    show = importlib.import_module("generating.benchmarks").show
+    assert show([1234, 0.5, "a"]) == "1,234; 0.5; a"
+    assert show("a*b|c __d__ <e> x_y") == r"a\*b\|c \_\_d\_\_ \<e> x_y"
 
 
 def test_the_readme_is_short():
@@ -117,6 +147,27 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target.partition("#")[0]).exists(), f"{name_of(page)}: {target}"
 
 
+def anchor(heading: str) -> str:
+    """As the site names it."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip()
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
+
+
+def anchors(path: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_headings(page):
+    for file, place in re.findall(r"\]\(([^)\s#:]*\.md)?#([^)\s]+)\)", page.read_text()):
+        target = page.parent / file if file else page
+        if target.name == "api.md" and "." in place:  # an object, which the site documents
+            assert place.startswith("tutti.") and pydoc.locate(place) is not None, f"{name_of(page)}: {place}"
+            continue
+        assert place in anchors(target), f"{name_of(page)}: {file}#{place}"
+
+
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert listed == {str(path.relative_to(DOCS)) for path in PAGES[1:]}
@@ -126,3 +177,91 @@ def test_every_page_is_in_the_navigation():
 def test_files_that_pages_name_exist(page):
     for name in re.findall(r"`((?:src|tests|benchmarks|runs)/[\w/.-]+\.(?:py|toml|json))`", page.read_text()):
         assert (ROOT / name).exists(), f"{name_of(page)} names {name}"
+
+
+def test_the_page_of_server_fields_has_every_field():
+    from tutti.serve.server import fields, meanings, protocol
+
+    def kinds(kind) -> list:
+        return [x for sub in kind.__subclasses__() for x in (sub, *kinds(sub))]
+
+    names = {field.alias or name for kind in kinds(protocol.Body) for name, field in kind.model_fields.items()}
+    names |= {*fields.IGNORED, *fields.REFUSED, *fields.RESPONSES, *meanings.TRANSCRIPTION}
+    shown = set(re.findall(r"`(\w+)`", (DOCS / "reference/server-fields.md").read_text()))
+    assert len(names) > 100 and names <= shown, f"python docs/generate.py: {names - shown}"
+
+
+def test_the_page_of_models_has_every_model():
+    import encoder_models
+    import models
+    import more_models
+
+    text = (DOCS / "reference/supported-models.md").read_text()
+    first = set(re.findall(r"^\| `?([^|`]+)`? \|", text, re.MULTILINE))
+    families = {name for name in encoder_models.FAMILIES}
+    assert {*models.MODELS, *more_models.MODELS, *families} <= {cell.strip() for cell in first}
+
+
+def rows(table: dict[str, str | tuple]) -> list[str]:
+    """Rows of a table that a page quotes from the code: a name, and the last of what is said of it."""
+    texts = {name: about if isinstance(about, str) else about[-1] for name, about in table.items()}
+    return [
+        f"| `{name}` | {text.replace('|', chr(92) + '|').replace('*', chr(92) + '*')} |" for name, text in texts.items()
+    ]
+
+
+@pytest.mark.parametrize("name", ["INSTEAD", "ABSENT", "ACCELERATOR"])
+def test_what_the_trainer_refuses_is_on_the_page_of_migration(name):
+    from tutti.train import arguments
+
+    text = (DOCS / "migration/transformers-trainer.md").read_text()
+    assert [row for row in rows(vars(arguments)[name]) if row not in text] == []
+
+
+@pytest.mark.parametrize("name", ["POLICY_OPTIONS", "HINTS", "ABSENT"])
+def test_names_of_stable_baselines_are_on_the_page_of_migration(name):
+    from tutti.rl import sb3
+
+    text = (DOCS / "migration/stable-baselines3.md").read_text()
+    assert [row for row in rows(vars(sb3)[name]) if row not in text] == []
+
+
+def test_options_with_one_value_are_on_the_pages_of_migration():
+    from tutti.rl import sb3
+    from tutti.train import arguments
+
+    trainer, agents = ((DOCS / f"migration/{x}.md").read_text() for x in ("transformers-trainer", "stable-baselines3"))
+    for name, (value, text) in arguments.ONLY.items():
+        assert f"| `{name}` | `{value!r}` | {text} |" in trainer
+    for name, (values, text) in sb3.NEUTRAL.items():
+        assert f"| `{name}` | {', '.join(f'`{x!r}`' for x in values)} | {text} |" in agents
+
+
+def test_options_that_the_pages_of_migration_name_are_ours():
+    """The second column of their tables: keywords and options of ours, as in `name=` or `--name`."""
+    from tutti.rl import PPO, SAC, CheckpointCallback, EvalCallback
+    from tutti.serve import Engine, Request, Sampling
+    from tutti.train.arguments import TrainingArguments
+
+    makers: list[Any] = [tutti.parallelize, tutti.Step.state_dict, TrainingArguments, adapt.make, PPO, PPO.learn,
+                         EvalCallback, CheckpointCallback, Engine, Request, Sampling]  # fmt: skip
+    known = {name for maker in makers for name in inspect.signature(maker).parameters}
+    known |= {field.name for kind in (PPO, SAC) for field in dataclasses.fields(kind.Config)} | {"policy_kwargs"}
+    options = set(re.findall(r"(?<![\w-])--([\w-]+)", cli.HELP.read_text()))
+    for page in sorted((DOCS / "migration").glob("*.md")):
+        tables = page.read_text().split("## What is refused")[0]
+        for line in tables.splitlines():
+            cells = line.split(" | ")
+            if len(cells) < 2 or not line.startswith("| "):
+                continue
+            used = set(re.findall(r"(?<=[`(, ])([a-z]\w*)=(?!=)", re.sub(r"--\S+ \S+", "", cells[1])))
+            assert used <= known, f"{name_of(page)}: {used - known} in {cells[1]}"
+            flags = set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", cells[1]))
+            assert flags <= options, f"{name_of(page)}: {flags - options} in {cells[1]}"
+
+
+def test_pages_cite_the_version_of_the_package():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"\nversion: {version['version']}\nlicense: {version['license']}\n" in (ROOT / "CITATION.cff").read_text()
+    cited = (DOCS / "citing.md").read_text()
+    assert f"version = {{{version['version']}}}" in cited and f"license = {{{version['license']}}}" in cited

@@ -2,7 +2,7 @@
 
 And none is needlessly strict: what a rule forbids is tried too, and must fail or give other numbers. `make test` draws
 few calls of each operator and splits each line of its rule once over two devices. `make proofs` draws many, splits them
-in every way, and writes what was proven into docs/rules.md.
+in every way, and writes what was proven into docs/rules.md and the pages of docs/rules.
 """
 
 from __future__ import annotations
@@ -21,13 +21,30 @@ import models
 import tutti
 from cases import slow
 from tutti.check.machine import Report, _Call, prove
-from tutti.check.samples.sample import DEVICES, SAMPLES, Sample
+from tutti.check.samples.sample import DEVICES, FAMILIES, SAMPLES, Sample
 from tutti.cli.rules import name, notation
 from tutti.ir.op_info import LOCAL, RULES
 from tutti.ops import rule_of
 from tutti.plan.choice import candidates, legal
 
-PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES: dict[str, tuple[str, tuple[str, ...]]] = {  # name of the page -> its title, families of operators
+    "elementwise": ("Elementwise operators", ("pointwise",)),
+    "made": ("Tensors that are created, drawn or updated", ("create", "draw", "update")),
+    "products": (
+        "Products and linear algebra", ("matmul", "linear_rows", "grouped", "linalg", "assignment")
+    ),
+    "transformers": (
+        "Attention, norms, losses and experts",
+        ("attention", "attention_cuda", "paged", "norm", "fused", "softmax", "loss", "embedding", "bag", "experts",
+         "slots", "recurrent"),
+    ),
+    "reductions": ("Reductions, scans and sorting", ("reduction", "scan", "sort", "statistic")),
+    "shapes": ("Shapes and indices", ("view", "slice", "roll", "window", "index", "scatter")),
+    "images": ("Images and signals", ("convolution", "planes", "pool", "resample", "transform")),
+}  # fmt: skip
+NOTE = "Written by `make proofs` (tests/proofs/test_rules.py), not by hand."
+COLUMNS = ("operator", "rule", "local computation", "split cases")
 FIRST, FEW, MANY = 2, 2, 10  # calls of each operator
 aten, ops = torch.ops.aten, torch.ops.tutti
 
@@ -180,29 +197,49 @@ def test_every_operator_of_every_model_is_proven(model_name, operators):
     assert {name(t) for t in found if t not in SAMPLES} == set(), "there are no samples"
 
 
-def page(proven: dict[Any, Report], operators: Callable[[str], list]) -> str:
-    """What was proven, in Markdown."""
-    rows = [(f"`{name(t)}`", _line(t, r), "yes" if t in LOCAL else "", _cases(t, r)) for t, r in proven.items()]
+def family(target: Any) -> str:
+    """The page of an operator."""
+    (page,) = (page for page, (_, families) in PAGES.items() if FAMILIES[target] in families)
+    return page
+
+
+def pages(proven: dict[Any, Report], operators: Callable[[str], list]) -> dict[str, str]:
+    """What was proven: pages in Markdown, by their path in docs."""
+    rows = {t: (f"`{name(t)}`", _line(t, r), "yes" if t in LOCAL else "", _cases(t, r)) for t, r in proven.items()}
     counts = [(m, len(set(operators(m))), len(operators(m))) for m in models.MODELS]
     samples, cases = (sum(getattr(r, what) for r in proven.values()) for what in ("samples", "cases"))
     forbidden = sum(sum(r.strict.values()) for r in proven.values())
-    return "\n".join(
-        [
+    summary = (
+        f"{len(rows)} operators have a rule, {sum(t in LOCAL for t in proven)} of them with a local computation "
+        f"for split factors. {samples:,} random calls were split in {cases:,} ways that the rules allow. The "
+        f"joined parts equaled the whole each time. {forbidden:,} forbidden splits were tried, too: each "
+        f"failed or gave other numbers. {len(counts)} models use no operator without a proven rule."
+    )
+    return written(rows, counts, summary)
+
+
+def written(rows: dict[Any, tuple], counts: list[tuple], summary: str) -> dict[str, str]:
+    """The pages of rows of operators. counts: of operators, by model."""
+    own = {page: sorted(row for t, row in rows.items() if family(t) == page) for page in PAGES}
+    listed = [(f"[{title}](rules/{page}.md)", len(own[page])) for page, (title, _) in PAGES.items()]
+    made = {
+        "rules.md": [
             "# Operators that can be split\n",
-            "Written by `make proofs` (tests/proofs/test_rules.py), not by hand.\n",
-            f"{len(rows)} operators have a rule, {sum(t in LOCAL for t in proven)} of them with a local computation "
-            f"for split factors. {samples:,} random calls were split in {cases:,} ways that the rules allow. The "
-            f"joined parts equaled the whole each time. {forbidden:,} forbidden splits were tried, too: each "
-            f"failed or gave other numbers. {len(counts)} models use no operator without a proven rule.\n",
+            f"{NOTE}\n",
+            f"{summary}\n",
             "[Add an operator rule](extend/operator.md) explains the notation. `tutti rules --check` proves rules "
-            "again.\n",
-            *_table(("operator", "rule", "local computation", "split cases"), sorted(rows)),
+            "again, `tutti rules mm` shows one.\n",
+            *_table(("page", "rules"), listed),
             "",
             "A training step of each model (forward, backward, clipping and AdamW), tiny:\n",
             *_table(("model", "operators", "calls"), counts),
             "",
         ]
-    )
+    }
+    for page, (title, _) in PAGES.items():
+        head = f"# {title}\n", f"{NOTE} [Operators that can be split](../rules.md) explains the table.\n"
+        made[f"rules/{page}.md"] = [*head, *_table(COLUMNS, own[page]), ""]
+    return {path: "\n".join(lines) for path, lines in made.items()}
 
 
 def _line(target: Any, report: Report) -> str:
@@ -230,21 +267,23 @@ def _table(head: tuple[str, ...], rows: list[tuple]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_page_is_written(proven, operators):
+def test_the_pages_are_written(proven, operators):
     reports = {t: proven.get(t) or Report() for t in TARGETS if t in proven or not is_here(t)}
     if missing := [name(t) for t in TARGETS if t not in reports]:
         pytest.skip(f"{len(missing)} operators were not proven in this run: {', '.join(missing[:3])}, ...")
     assert {t for m in models.MODELS for t in operators(m)} <= set(reports)
-    PAGE.write_text(page(reports, operators))
+    for path, text in pages(reports, operators).items():
+        (DOCS / path).write_text(text)
 
 
-def test_the_page_lists_the_operators_and_the_models_that_there_are():
-    rows = re.findall(r"^\| `?([\w.]+)`? \|", PAGE.read_text(), re.MULTILINE)
-    listed = [row for row in rows if row not in ("operator", "model")]
+def test_the_pages_list_the_operators_and_the_models_that_there_are():
+    text = "".join((DOCS / path).read_text() for path in ("rules.md", *(f"rules/{page}.md" for page in PAGES)))
+    rows = re.findall(r"^\| `?([\w.]+)`? \|", text, re.MULTILINE)
+    listed = [row for row in rows if row not in ("operator", "model", "page")]
     assert sorted(listed) == sorted([*map(name, TARGETS), *models.MODELS]), "`make proofs` writes it anew"
 
 
-def test_the_page_shows_what_was_proven():
+def test_the_pages_show_what_was_proven():
     reports = {
         aten.mm.default: Report(samples=3, cases=41),
         aten.exp.default: Report(samples=2, cases=1000),
@@ -252,7 +291,10 @@ def test_the_page_shows_what_was_proven():
         aten.sum.default: Report(lines=Counter({"a:sum -> | ~0": 3, "a:sum b:sum -> | ~0": 1, f"{'a ' * 50}->": 9})),
         aten.scalar_tensor.default: Report(samples=1),
     }
-    text = page(reports, lambda model_name: [aten.mm.default, aten.mm.default, aten.t.default])
+    made = pages(reports, lambda model_name: [aten.mm.default, aten.mm.default, aten.t.default])
+    assert "| `aten.mm` |" in made["rules/products.md"] and "| `aten.mm` |" not in made["rules/reductions.md"]
+    assert "| [Products and linear algebra](rules/products.md) | 1 |" in made["rules.md"]
+    text = "".join(made.values())
     assert "| `aten.sum` | by its arguments, as `a:sum b:sum -> \\| ~0` |  | 0 |" in text
     assert "5 operators have a rule, 1 of them with a local computation for split factors" in text
     assert "6 random calls were split in 1,041 ways" in text and " 2 forbidden splits were tried" in text

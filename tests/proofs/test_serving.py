@@ -178,16 +178,26 @@ def test_encoders_on_processes(pool, family, plan):
     assert all(x == wanted for x in pool.run(_rank_with_encoder, family, plan))
 
 
-@pytest.mark.parametrize("config, why", [
-    (lambda: t.Llama4TextConfig(**SMALL, head_dim=16, num_local_experts=2, intermediate_size_mlp=64), "chunked"),
-    (lambda: t.CpmAntConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, dim_head=16,
-                            dim_ff=64), "attention interface"),
-    (lambda: t.Qwen3NextConfig(**SMALL, head_dim=16, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32,
-                               shared_expert_intermediate_size=32, linear_num_value_heads=2, linear_num_key_heads=2,
-                               linear_key_head_dim=16, linear_value_head_dim=16), "linear_attention, which keeps"),
-    (lambda: t.BartConfig(vocab_size=256, d_model=64, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64,
-                          max_position_embeddings=64, is_decoder=True, is_encoder_decoder=False), "served wrongly"),
-])  # fmt: skip
-def test_models_that_cannot_be_paged_are_refused(config, why):
+REFUSED: dict[str, tuple[Any, str]] = {  # a part of the reason
+    "Llama 4, attention in chunks": (
+        lambda: t.Llama4TextConfig(**SMALL, head_dim=16, num_local_experts=2, intermediate_size_mlp=64), "chunked"),
+    "CPM-Ant, attention of its own": (
+        lambda: t.CpmAntConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, dim_head=16,
+                               dim_ff=64), "attention interface"),
+    "Qwen3-Next, linear attention": (
+        lambda: t.Qwen3NextConfig(
+            **SMALL, head_dim=16, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32,
+            shared_expert_intermediate_size=32, linear_num_value_heads=2, linear_num_key_heads=2,
+            linear_key_head_dim=16, linear_value_head_dim=16), "linear_attention, which keeps"),
+    "BART without an encoder, positions of its cache": (
+        lambda: t.BartConfig(vocab_size=256, d_model=64, decoder_layers=2, decoder_attention_heads=4,
+                             decoder_ffn_dim=64, max_position_embeddings=64, is_decoder=True,
+                             is_encoder_decoder=False), "served wrongly"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_be_paged_are_refused(name):
+    config, why = REFUSED[name]
     with pytest.raises(ValueError, match=why):
         Engine(t.AutoModelForCausalLM.from_config(config()), plan="single", blocks=8)

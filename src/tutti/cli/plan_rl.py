@@ -33,8 +33,8 @@ def plan_rl(
     """Predict how fast an agent trains under each placement, and choose one.
 
     The fragments of the algorithm (a rollout, learning, stepping environments) are measured on this machine for some
-    seconds each, and so are messages between processes; `docs/guide/rl.md` has the formulas. `tutti rl train CONFIG
-    --plan FILE` runs what --save writes.
+    seconds each, and so are messages between processes; `docs/guide/rl-placements.md` says what is assumed. `tutti rl
+    train CONFIG --plan FILE` runs what --save writes.
 
     Args:
         config: A TOML file, or a preset such as ppo-cartpole, as for `tutti rl train`.

@@ -26,6 +26,20 @@ NAME = "tutti_paged"
 KINDS = ("full_attention", "sliding_attention")  # layer types of transformers that are supported
 STATES = ("mamba", "linear", "hybrid", "conv", "recurrent", "delta")  # parts of the names of others
 ops = torch.ops.tutti
+REFUSALS = {  # why the attention of a model cannot be paged
+    "mask": "it computes a mask of its own ({})",
+    "state": "layer {} is {}, which keeps a state of each sequence besides keys and values",
+    "none": "no layer calls the attention interface of transformers",
+    "some": "layers {} call the attention interface of transformers, not all",
+    "calls": "layers call attention {} times, not all equally often",
+    "kind": "layer {} is {}",
+}
+CALLS = {  # the same of a call of the attention interface
+    "place": "has no layer_idx, by which the engine finds its cache",
+    "mask": "adds a mask of its own to attention, which the engine cannot page",
+    "later": "sees later tokens, which the engine cannot page",
+    "bias": "adds a bias of its own to attention, which the engine cannot page",
+}
 
 
 @dataclass(frozen=True)
@@ -152,15 +166,15 @@ def _attention(
     """What models call: query (1, heads, tokens, width), key and value (1, key heads, tokens, width)."""
     layer = getattr(module, "layer_idx", None)
     if layer is None:
-        raise ValueError(f"{type(module).__name__} has no layer_idx, by which the engine finds its cache")
+        raise ValueError(f"{type(module).__name__} {CALLS['place']}")
     if attention_mask is not None:
-        raise ValueError(f"{type(module).__name__} adds a mask of its own to attention, which the engine cannot page")
+        raise ValueError(f"{type(module).__name__} {CALLS['mask']}")
     current, scale = _current.get(), scaling or query.shape[-1] ** -0.5
     query = query[0].transpose(0, 1)
     if key.shape[2] == 0:
         return current.cross(int(layer), query, scale)[None], None
     if not getattr(module, "is_causal", True):
-        raise ValueError(f"{type(module).__name__} sees later tokens, which the engine cannot page")
+        raise ValueError(f"{type(module).__name__} {CALLS['later']}")
     bias = by_distance if position_bias is None else _by_distance(module, current)
     options = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux, "bias": bias}
     return current(current.place(int(layer)), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[
@@ -174,7 +188,7 @@ def _by_distance(module: Any, current: Attention) -> Tensor:
         n = module.relative_attention_max_distance + 1
         current.bias = module.compute_bias(1, n, past_seen_tokens=n - 1)[0, :, 0].flip(-1)
     if current.bias is None:
-        raise ValueError(f"{type(module).__name__} adds a bias of its own to attention, which the engine cannot page")
+        raise ValueError(f"{type(module).__name__} {CALLS['bias']}")
     return current.bias
 
 
@@ -245,29 +259,29 @@ def layers_of(model: nn.Module) -> list[Layer]:
         with torch.no_grad(), calling(model, probe):
             logits(model, token, token)
     except (TypeError, AttributeError, IndexError) as error:
-        raise _unpaged(model, f"it computes a mask of its own ({error})") from error
+        raise _unpaged(model, "mask", error) from error
     config: Any = model.config
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
     for i, kind in enumerate(kinds):
         if any(x in kind for x in STATES):
-            raise _unpaged(model, f"layer {i} is {kind}, which keeps a state of each sequence besides keys and values")
+            raise _unpaged(model, "state", i, kind)
     if not probe.layers:
-        raise _unpaged(model, "no layer calls the attention interface of transformers")
+        raise _unpaged(model, "none")
     calls = probe.counts[0]
     if sorted(probe.counts) != list(range(len(probe.counts))):
-        raise _unpaged(model, f"layers {sorted(probe.counts)} call the attention interface of transformers, not all")
+        raise _unpaged(model, "some", sorted(probe.counts))
     if set(probe.counts.values()) != {calls}:
-        raise _unpaged(
-            model, f"layers call attention {sorted(set(probe.counts.values()))} times, not all equally often"
-        )
+        raise _unpaged(model, "calls", sorted(set(probe.counts.values())))
     for i, kind in enumerate(kinds):
         if kind not in KINDS or (kind == "sliding_attention") > bool(probe.layers[i, 0].window):
-            raise _unpaged(model, f"layer {i} is {kind}")
+            raise _unpaged(model, "kind", i, kind)
     return [replace(probe.layers[place], calls=calls) for place in sorted(probe.layers)]
 
 
-def _unpaged(model: nn.Module, why: str) -> ValueError:
-    return ValueError(f"the attention of {type(model).__name__} cannot be paged: {why}; use model.generate")
+def _unpaged(model: nn.Module, why: str, *values: Any) -> ValueError:
+    """why: a key of `REFUSALS`, whose text has a place for each of the values."""
+    reason = REFUSALS[why].format(*values)
+    return ValueError(f"the attention of {type(model).__name__} cannot be paged: {reason}; use model.generate")
 
 
 def empty_cache(layers: Sequence[Layer], slots: int, dtype: torch.dtype, device: torch.device | str) -> Cache:

@@ -74,6 +74,7 @@ class Draw:
 
 SAMPLES: dict[Any, st.SearchStrategy[Sample]] = {}
 DEVICES: dict[Any, str] = {}  # the device of operators that do not run on a CPU
+FAMILIES: dict[Any, str] = {}  # the family of each operator: the name of the file that draws its calls
 
 
 def samples(*targets: Any, device: str = "cpu") -> Callable[[Callable], Callable]:
@@ -86,6 +87,7 @@ def samples(*targets: Any, device: str = "cpu") -> Callable[[Callable], Callable
         for target in targets:
             assert target not in SAMPLES, f"{target} has samples already"
             SAMPLES[target] = strategy(function, target)
+            FAMILIES[target] = function.__module__.rpartition(".")[2]
             if device != "cpu":
                 DEVICES[target] = device
         return function

@@ -31,6 +31,7 @@ from tutti.serve.server.errors import Refused, answer, body_of
 from tutti.serve.server.fields import unknown
 from tutti.serve.server.hosts import Hosts
 from tutti.serve.server.limits import Access, BodyLimit
+from tutti.serve.server.meanings import TRANSCRIPTION
 from tutti.serve.server.metrics import Metrics
 from tutti.serve.server.prompts import GONE, LOOK, Prompts, connected
 from tutti.serve.server.protocol import (
@@ -97,7 +98,8 @@ def application(engine: Any, options: Options) -> FastAPI:
     app.add_api_route("/", server.page, methods=["GET"], response_class=HTMLResponse)
     app.add_api_route("/live", server.live, methods=["GET"])
     app.add_api_route("/health", server.health, methods=["GET"])
-    app.add_api_route("/ping", server.ping, methods=["GET", "POST"])
+    app.add_api_route("/ping", server.ping, methods=["GET"])
+    app.add_api_route("/ping", server.ping, methods=["POST"], include_in_schema=False)  # one name is one operation
     app.add_api_route("/version", server.version, methods=["GET"])
     app.add_api_route("/metrics", server.metrics_text, methods=["GET"])
     app.add_api_route("/v1/models", server.models, methods=["GET"])
@@ -287,9 +289,8 @@ class Server:
 
     async def _transcribed(self, request: Request, form: FormData) -> Any:
         account, _ = self._begin(request, str(form.get("model") or ""))
-        names = "file", "model", "temperature", "response_format"
-        if others := sorted(form.keys() - {*names}):
-            raise unknown(others[0], names)
+        if others := sorted(form.keys() - TRANSCRIPTION.keys()):
+            raise unknown(others[0], TRANSCRIPTION)
         file, kind = form.get("file"), form.get("response_format", "json")
         if not isinstance(file, UploadFile):
             raise Refused(400, "file is missing", "file")

@@ -1,6 +1,6 @@
 """Bodies of requests, in the words of the OpenAI API and of vLLM, and what they mean to the engine.
 
-A null means the default, for every field. Fields without a meaning are in `fields`.
+A null means the default, for every field. What fields mean is in `meanings`; those without a meaning are in `fields`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tutti.serve.expansion import nested
 from tutti.serve.request import Sampling
 from tutti.serve.server.errors import Refused
 from tutti.serve.server.fields import REFUSED, RESPONSES, without
+from tutti.serve.server.meanings import described
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ DEEPEST = 200  # levels of a body
 class Body(BaseModel):
     """A body. Unknown fields are errors; nulls are left out."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=(), json_schema_extra=described)
     absent: ClassVar[Mapping[str, tuple[Any, str]]] = REFUSED
 
     @model_validator(mode="before")

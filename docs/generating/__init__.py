@@ -1,0 +1,1 @@
+"""What writes the generated pages, one file for a kind of page."""
