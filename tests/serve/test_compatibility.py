@@ -213,7 +213,11 @@ def test_logprobs_of_prompts_and_of_named_tokens(running):
         assert told[str(token)]["rank"] == int((rows[i] > rows[i, token]).sum()) + 1
         assert {1, 2} <= {x["rank"] for x in told.values()} and len(told) in (2, 3)
     names = {tiny.tokenizer().decode([5]), tiny.tokenizer().decode([6])}
-    assert all(set(x) == names for x in choice["logprobs"]["top_logprobs"])
+    told = choice["logprobs"]
+    assert all(set(x) == names | {y} for x, y in zip(told["top_logprobs"], told["tokens"], strict=True))
+    told = complete(running, logprobs=0)["logprobs"]
+    pairs = zip(told["tokens"], told["token_logprobs"], strict=True)
+    assert told["top_logprobs"] == [{token: logprob} for token, logprob in pairs], "the token alone"
     answer = running.post("/v1/chat/completions", messages=[USER], max_tokens=1, prompt_logprobs=0).json()
     assert answer["prompt_logprobs"][0] is None and len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
 

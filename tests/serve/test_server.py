@@ -93,7 +93,7 @@ def test_tokens_that_are_parts_of_characters(running):
     made = running.client().completions.create(prompt="a\u00e9", logprobs=20, echo=True, **asked).choices[0]
     assert made.text == "a\u00e9\u00e9\u20ac" and made.logprobs.text_offset == [0, 1, 1, 2, 2, 3, 3, 3]
     assert made.logprobs.tokens[:3] == ["a", r"\xc3", r"\xa9"]
-    assert all(len(x) == 20 for x in made.logprobs.top_logprobs[1:])  # each token has a name of its own
+    assert all(20 <= len(x) <= 21 for x in made.logprobs.top_logprobs[1:])  # each token has a name of its own
 
 
 def test_echo_with_log_probabilities(running):

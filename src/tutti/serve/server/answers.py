@@ -120,7 +120,11 @@ class TextAnswer(Answer):
                 "finish_reason": REASONS.get(completion.finish)}  # fmt: skip
 
     def _logprobs(self, known: Sequence[tuple[int, TokenLogprobs | None]], growing: Text) -> dict[str, Any] | None:
-        """known: about each token. growing: the text before them, to which they are appended."""
+        """known: about each token. growing: the text before them, to which they are appended.
+
+        The most likely tokens are followed by the token itself where it is not among them, as the APIs of OpenAI and
+        vLLM have it: up to one more than was asked for.
+        """
         if not known:
             return None
         offsets = []
@@ -128,7 +132,8 @@ class TextAnswer(Answer):
             offsets.append(len(growing.text))
             growing.add([token])
         return {"tokens": [self.token(x) for x, _ in known], "token_logprobs": [x and x.logprob for _, x in known],
-                "top_logprobs": [x and {self.token(t): p for t, p in x.top} for _, x in known],
+                "top_logprobs": [x and dict([*((self.token(t), p) for t, p in x.top),
+                                             (self.token(x.token), x.logprob)]) for _, x in known],
                 "text_offset": offsets}  # fmt: skip
 
 
