@@ -142,8 +142,8 @@ class Trainer:
             raise ValueError("give optimizers or optimizer_cls_and_kwargs, not both")
         if type(self.lr_scheduler).__name__ == "AdafactorSchedule":
             warnings.warn(
-                "AdafactorSchedule reads learning rates from the optimizer's state, which is in the step: the log shows "
-                "its initial_lr. Adafactor computes those of its steps all the same",
+                "AdafactorSchedule reads learning rates from the optimizer's state, which is in the step: the log "
+                "shows its initial_lr. Adafactor computes those of its steps all the same",
                 stacklevel=2,
             )
         if self.optimizer is not None and option(args, "layerwise_lr_decay") is not None:
