@@ -133,7 +133,10 @@ def size_of(x: Any) -> int:
     if kind is int or kind is float:
         return 32
     if kind is dict:
-        return sum(map(size_of, x.values()))
+        size = 0
+        for value in x.values():  # without a call for texts
+            size += len(value) if type(value) is str else size_of(value)
+        return size
     if isinstance(x, torch.Tensor | np.ndarray):
         return x.nbytes
     if isinstance(x, Mapping):

@@ -13,6 +13,8 @@ from tutti.data.rows import MOST, BadRow
 from tutti.data.sources.records import Records, too_long
 from tutti.data.sources.source import StreamingSource
 
+CHUNK = 1 << 17  # bytes that are read at once
+
 
 class JsonLines(Records):
     """A file of JSON objects, one a line. Blank lines are skipped."""
@@ -45,14 +47,20 @@ class CompressedJsonLines(StreamingSource):
 
 def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
     """The lines that are not blank, and their numbers. Of a line that is too long, its first `MOST` + 1 bytes."""
-    number = 0
-    while line := file.readline(MOST + 1):
-        number += 1
-        if len(line) > MOST and not line.endswith(b"\n"):
-            while (rest := file.readline(MOST)) and not rest.endswith(b"\n"):
-                pass
-        if len(line) > MOST or not line.isspace():
-            yield number, line
+    number, begun = 0, bytearray()
+    while chunk := file.read(CHUNK):
+        *ended, rest = chunk.split(b"\n")
+        if ended:
+            ended[0] = bytes(begun) + ended[0]
+            begun.clear()
+        for line in ended:
+            number += 1
+            if len(line) > MOST or (line and not line.isspace()):
+                yield number, line[: MOST + 1]
+        if len(begun) <= MOST:
+            begun += rest
+    if len(begun) > MOST or (begun and not begun.isspace()):
+        yield number + 1, bytes(begun[: MOST + 1])
 
 
 def parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
