@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from gloo import Pool
 from zoo import CONFIG
 
 torch.set_num_threads(1)
+settings.register_profile("suite", deadline=None)  # the machine may be busy
+settings.load_profile("suite")
 gc.set_threshold(20_000, 20, 20)  # graphs are many small objects
 os.environ["TUTTI_PLANS"] = "off"  # each search anew
 

@@ -53,7 +53,7 @@ def same(a, b) -> bool:
 
 
 @given(st.lists(VALUES, max_size=4), st.dictionaries(st.sampled_from(["alpha", "dtype", "self", "from", "x"]), VALUES))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_an_argument_of_any_kind_arrives_as_it_is(args, kwargs):
     graph, received = fx.Graph(), []
 

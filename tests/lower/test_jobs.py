@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tutti.lower.jobs import Job, critical_paths, headroom, makespan, overlapped, peak, slacks
@@ -74,7 +74,6 @@ def drawn(draw) -> tuple[list[Job], list[int], set[int]]:
     return jobs, sizes, draw(st.sets(st.integers(0, len(jobs) - 1), max_size=2))
 
 
-@settings(deadline=None)
 @given(drawn())
 def test_an_order_keeps_what_it_must(case):
     jobs, sizes, kept = case

@@ -17,7 +17,7 @@ def positions(sizes, strides, offset):
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_part_of_a_part_lies_where_it_lay_before(data):
     sizes = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3))

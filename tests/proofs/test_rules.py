@@ -165,7 +165,7 @@ def test_each_line_is_split_over_two_devices(target):
     for examples in (FIRST, MANY):
         if not tried or (examples == MANY and target in LOCAL):
             drawn = settings(
-                max_examples=examples, deadline=None, derandomize=True, database=None, print_blob=False,
+                max_examples=examples, derandomize=True, database=None, print_blob=False,
                 report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             )  # fmt: skip
             drawn(given(SAMPLES[target])(split))()
