@@ -141,8 +141,9 @@ class Trainer:
         if optimizer_cls_and_kwargs is not None and self.optimizer is not None:
             raise ValueError("give optimizers or optimizer_cls_and_kwargs, not both")
         if type(self.lr_scheduler).__name__ == "AdafactorSchedule":
-            warnings.warn("AdafactorSchedule reads learning rates from the optimizer's state, which is in the step: the "
-                          "log shows its initial_lr. Adafactor computes those of its steps all the same", stacklevel=2)  # fmt: skip
+            warnings.warn("AdafactorSchedule reads learning rates from the optimizer's state, which is in the step: "
+                          "the log shows its initial_lr. Adafactor computes those of its steps all the same",
+                          stacklevel=2)  # fmt: skip
         if self.optimizer is not None and option(args, "layerwise_lr_decay") is not None:
             raise ValueError("layerwise_lr_decay needs an optimizer that the Trainer makes; give groups with learning "
                              "rates to yours: tutti.optim.groups(model, lr=..., layer_decay=...)")  # fmt: skip
