@@ -141,3 +141,12 @@ def test_callbacks_of_one_class_each_get_their_own_state(tmp_path):
     assert [(x.name, x.count) for x in counters] == [("one", 3), ("ten", 30)]
     with pytest.warns(UserWarning, match="has the state of 2 callbacks Counter, and the Trainer has 1"):
         trainer(tmp_path, [Counter()], **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_a_crash_before_the_second_rename_puts_the_replaced_one_back(two_checkpoints, tmp_path):
+    folder = shutil.copytree(two_checkpoints, tmp_path / "run")
+    os.rename(folder / "checkpoint-2", folder / ".replaced-checkpoint-2")
+    (folder / ".writing-checkpoint-2").mkdir()
+    checkpoints = TrainerCheckpoints(SimpleNamespace(args=SimpleNamespace(output_dir=str(folder))))
+    assert checkpoints.find(str(folder / "checkpoint-2")) == checkpoints.find(True) == folder / "checkpoint-2"
+    assert not list(folder.glob(".*"))
