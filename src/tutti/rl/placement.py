@@ -286,16 +286,16 @@ class Placed:
         held = [actor.tensors() for actor in self.actors] + [agent.program.state() for agent in self.others]
         return leaves(together(gather(held))) if held else {}
 
-    def restore(self, path: Path, state: dict[str, Tensor], ranks: Path | None = None) -> None:
+    def restore(self, saved: files.Saved, state: dict[str, Tensor], ranks: Path) -> None:
         """Continue from the file of the agent, and from what `state` returned. ranks: the file of the latter, for
         errors. Every process calls it."""
-        files.restore(self.agent, path)
+        files.restore(self.agent, saved)
         self.num_timesteps = self.agent.num_timesteps
         for i, rank in enumerate(self.own):
             own = {name.partition(".")[2]: x for name, x in state.items() if name.partition(".")[0] == str(rank)}
             if self.actors or self.others:
                 held = self.actors[i].tensors() if self.actors else self.others[i].program.state()
-                files.check_fit(leaves(held), own, ranks or path, f"rank {rank}")
+                files.check_fit(leaves(held), own, ranks, f"rank {rank}")
             if self.actors:
                 self.actors[i].agent.num_timesteps = self.num_timesteps
                 self.actors[i].restore(with_leaves(self.actors[i].tensors(), own))
