@@ -57,7 +57,7 @@ from tutti.rl.exchange import (
 from tutti.rl.host import HostActor
 from tutti.rl.on_policy import OnPolicy
 from tutti.rl.program import leaves, with_leaves
-from tutti.rl.ranks import Ranks, own_ranks, process, processes
+from tutti.rl.ranks import Ranks, mean_of_ranks, own_ranks, process, processes
 from tutti.rl.vector import VectorEnv
 
 PLACEMENTS = ("fused", "learners", "actors", "async", "environments", "server")
@@ -154,8 +154,13 @@ class Placed:
 
     def _learners(self, rounds: int) -> None:
         def work(rank: int) -> None:
+            agent = self.others[rank - self.own[0]]
             for _ in range(rounds):
-                self.others[rank - self.own[0]].step()
+                agent.step()
+            if rounds:
+                means = mean_of_ranks(torch.tensor([*agent.metrics.values()], dtype=torch.float64))
+                agent.metrics = dict(zip(agent.metrics, means.tolist(), strict=True))
+                agent.metrics["steps_per_second"] *= self.ranks
 
         Ranks(self.ranks).run(work)
         state = self.others[0].program.state()
