@@ -150,3 +150,11 @@ def test_a_crash_before_the_second_rename_puts_the_replaced_one_back(two_checkpo
     checkpoints = TrainerCheckpoints(SimpleNamespace(args=SimpleNamespace(output_dir=str(folder))))
     assert checkpoints.find(str(folder / "checkpoint-2")) == checkpoints.find(True) == folder / "checkpoint-2"
     assert not list(folder.glob(".*"))
+
+
+def test_steps_that_are_given_as_a_share_of_the_run_are_no_other_arguments(tmp_path, recwarn):
+    trainer(tmp_path, save_steps=0.5).train()
+    trainer(tmp_path, save_steps=0.5).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert not [x for x in recwarn if "other arguments" in str(x.message)]
+    with pytest.warns(UserWarning, match="other arguments: save_steps was 1 and is 2"):
+        trainer(tmp_path, save_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
