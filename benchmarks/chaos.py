@@ -289,14 +289,21 @@ def trial(part: str, fault: str, seed: int, root: Path, alone: dict[str, Any], s
     folder.mkdir()
     row: dict[str, Any] = {"part": part, "fault": fault, "seed": seed}
     try:
-        process = start(part, folder, log)
         if disk:
-            process.join(draw.uniform(0.3, 0.9) * seconds)
-            disk.fill(draw.choice([0, 1 << 12, 1 << 14, 1 << 16, 1 << 17]))
-            row["exit"] = ended(process)
-            disk.empty()
-            named = "No space left" in log.read_text(errors="replace")
+            moment, left = draw.uniform(0.3, 0.9) * seconds, draw.choice([0, 1 << 12, 1 << 14, 1 << 16, 1 << 17])
+            for _ in range(5):
+                process = start(part, folder, log)
+                process.join(moment)
+                disk.fill(left)
+                row["exit"] = ended(process)
+                disk.empty()
+                if named := "No space left" in log.read_text(errors="replace"):
+                    break
+                shutil.rmtree(folder)  # the run had ended before, or had room enough
+                folder.mkdir()
+                moment, left = 0.7 * moment, 0
         else:
+            process = start(part, folder, log)
             row["alive"] = kill(process, draw.uniform(0.2, 0.95) * seconds)
             named = True
             if fault == "kill" and draw.random() < 0.25:
