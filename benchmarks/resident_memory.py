@@ -1,6 +1,6 @@
 """Resident memory of real runs against the prediction: a Llama and a ViT, in one process and as ZeRO-3 on two.
 
-Each run builds its model, gives it up to the step (`consume=True`) and trains a few steps operator by operator. What a
+Each run builds its model and trains a few steps operator by operator. What a
 process had before, Python, torch and the process group, does not count.
 
 - `setup`: the largest resident memory of a rank until the step is made; `steps`: afterwards.
@@ -66,7 +66,7 @@ def measure(name: str, plan: str, processes: int) -> dict[str, int]:
     reset()
     model, batch = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    step = tutti.parallelize(model, optimizer, batch, cluster=f"cpu:{processes}", plan=plan, level="O0", consume=True)
+    step = tutti.parallelize(model, optimizer, batch, cluster=f"cpu:{processes}", plan=plan, level="O0")
     setup = resident("VmHWM") - before
     reset()
     for _ in range(STEPS):
