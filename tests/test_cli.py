@@ -47,6 +47,9 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys):
     assert capsys.readouterr().err == "tutti run: no file missing.py\n"
     assert cli.main(["run", "-n", "2", "--max", "2", "--meet", "no.such.host.invalid:29400", __file__]) == 2
     assert "--meet no.such.host.invalid:29400: the host no.such.host.invalid cannot be found" in capsys.readouterr().err
+    for port in ("65536", "9" * 30):
+        assert cli.main(["run", "--max", "2", "--meet", f"localhost:{port}", __file__]) == 2
+        assert f"localhost:{port}: the port must be a number up to 65535" in capsys.readouterr().err
     assert cli.main(["run", "--hang", "-1", __file__]) == 2
     assert "--hang is -1.0; it must be more than 0 seconds, or 0 to wait forever" in capsys.readouterr().err
 

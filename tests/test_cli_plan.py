@@ -57,6 +57,12 @@ def test_data_parallel_plans_that_the_batch_leaves_out_are_told(model, capsys):
     )
 
 
+def test_a_batch_that_is_too_small_for_a_plan_is_told_as_it_was_given(model, capsys):
+    code, _, err = run(capsys, "plan", "--model", model, "--cluster", "cpu:4", "--batch", "3", "--seq", "16",
+                       "--plan", "dp4")  # fmt: skip
+    assert code and "a batch of 3 does not divide over 4 data-parallel devices" in err
+
+
 def test_known_clusters_are_in_the_help_and_in_the_documents(capsys):
     assert cli.main(["plan", "--help"]) == 0
     page = (Path(__file__).parents[1] / "docs/guide/plans.md").read_text()

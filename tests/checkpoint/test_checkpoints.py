@@ -155,6 +155,30 @@ def contents(root: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
+def test_a_crash_before_the_second_rename_puts_the_replaced_one_back(root):
+    shutil.copytree(root / "step-00000020", root / ".writing-step-00000020")
+    os.rename(root / "step-00000020", root / ".replaced-step-00000020")
+    said = []
+    assert Checkpoints(root).latest(said.append) == root / "step-00000020"
+    assert said == ["the checkpoint of step 20 was not finished: skipped"]
+    assert sorted(p.name for p in root.iterdir()) == ["step-00000010", "step-00000020"]
+
+
+def test_a_second_rename_that_fails_puts_the_replaced_one_back(root, monkeypatch):
+    real = Path.rename
+
+    def rename(path, to):
+        if path.name.startswith(".writing-"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, to)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    before = contents(root)
+    with pytest.raises(SaveError, match=r"step 20 in .*Input/output error; .*step-00000020 is intact"):
+        save(root, 20)
+    assert contents(root) == before
+
+
 def test_when_the_disk_takes_no_more_the_checkpoints_before_are_intact(root):
     before = contents(root)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -49,3 +49,11 @@ def test_a_stream_does_not_resume_on_a_file_of_other_rows(tmp_path, suffix):
     write("two")
     with pytest.raises(ValueError, match="rows of source 0 are not those that the state was saved with"):
         Stream(open_source(str(file)), batch=4).load_state_dict(state)
+
+
+def test_a_file_with_a_bad_row_may_be_named_otherwise(tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n{bad\n')
+    monkeypatch.chdir(tmp_path)
+    assert digest(open_source("rows.jsonl")) == digest(open_source(tmp_path / "rows.jsonl"))
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
+    assert digest(open_source("rows.jsonl")) != digest([{"x": 1}, {"x": 3}])

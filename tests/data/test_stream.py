@@ -133,6 +133,16 @@ def test_a_bad_row_stops_the_stream_or_is_counted():
         assert stream.bad_rows >= 1 and stream.bad[0] == "s1.2: bad"
 
 
+@pytest.mark.parametrize("options", [{}, {"ahead": 0}, {"workers": 1}])
+def test_bad_rows_after_the_last_batch_are_counted(options):
+    source = Shards("s", [4], bad={(0, 2), (0, 3)})
+    with Stream(source, 1, shuffle=None, epochs=1, on_bad="skip", **options) as stream:
+        assert [row["x"] for batch in stream for row in batch] == ["s0.0", "s0.1"]
+        assert stream.bad == ["s0.2: bad", "s0.3: bad"] and stream.bad_rows == 2
+    with pytest.raises(BadRow, match=r"s0\.2: bad"):
+        list(Stream(source, 1, shuffle=None, epochs=1, **options))
+
+
 def no_threes(row):
     if row["x"] == "m3":
         raise RuntimeError("three")
@@ -161,7 +171,7 @@ def no_zero(row):
 def test_all_rows_bad_is_an_error():
     with pytest.raises(ValueError, match="no rows that can be read"):
         whole(Shards("s", [2], bad={(0, 0), (0, 1)}), 2, 1, on_bad="skip")
-    with pytest.raises(ValueError, match=r"bad; the last: row 0"):
+    with pytest.raises(ValueError, match=r"1 rows were tried in place of one, and all are bad; the last: row 0"):
         whole([{"x": "m3"}], 1, 1, transform=no_threes, on_bad="skip")
 
 

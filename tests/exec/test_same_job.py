@@ -8,6 +8,7 @@ from torch import nn
 
 import tutti
 from tutti.exec import runtime
+from tutti.exec.same_job import plain
 from tutti.launch.launch import rank
 
 
@@ -19,7 +20,10 @@ def on_ranks(what):
         nn.Linear(4, width), nn.Tanh() if other and what == "code" else nn.ReLU(), nn.Linear(width, 1)
     )
     kind = torch.optim.Adam if other and what == "class" else torch.optim.AdamW
-    optimizer = kind(model.parameters(), lr=0.01 if other and what == "lr" else 0.1)
+    rate = 0.01 if other and what == "lr" else 0.1
+    if what == "digits":  # that the text of a tensor does not have
+        rate = torch.tensor(0.1000001 if other else 0.1)
+    optimizer = kind(model.parameters(), lr=rate)
     batch = (torch.ones(4 if other and what == "batch" else 8, 4),)
     options = {"clip_norm": 2.0 if other and what == "clip_norm" else 1.0, "plan": "dp", "level": "O0"}
     try:
@@ -35,6 +39,7 @@ def on_ranks(what):
         ("width", "in the model, 0.bias is float32 (8,) on rank 0 and float32 (12,) on rank 2"),
         ("batch", "in the batch, 0 is float32 (8, 4) on rank 0 and float32 (4, 4) on rank 2"),
         ("lr", "in the optimizer, lr of group 0 is 0.1 on rank 0 and 0.01 on rank 2"),
+        ("digits", "in the optimizer, lr of group 0 is 0.10000000149011612 on rank 0 and 0.1000000"),
         ("class", "in the optimizer, class is AdamW on rank 0 and Adam on rank 2"),
         ("clip_norm", "in the options, clip_norm is 1.0 on rank 0 and 2.0 on rank 2"),
         ("code", "in the program, the hash of its operators is "),
@@ -45,6 +50,11 @@ def test_a_rank_with_another_job_is_named(pool, what, message):
     for error in pool.run(on_ranks, what):
         expected = f"ranks 0 and 2 were given different jobs: {message}" if message else ""
         assert error.startswith(expected) and bool(error) == bool(message), error
+
+
+def test_the_device_of_a_tensor_of_options_does_not_count():
+    assert "device" in str(torch.zeros(1, device="meta"))  # as of a learning rate on the GPU of another rank
+    assert plain(torch.tensor([1.5, 2.0])) == [1.5, 2.0] and plain((0.9, torch.tensor(0.5))) == (0.9, 0.5)
 
 
 def on_one_rank():

@@ -48,6 +48,8 @@ def test_memory_by_zero_stage(graph, zero, parameters, state):
 def test_a_batch_that_is_too_small(graph):
     with pytest.raises(ValueError, match="a batch of 12 does not divide over 13 data-parallel devices"):
         Planner(graph, tutti.Cluster.parse("cpu:13")).named("dp")
+    with pytest.raises(ValueError, match="each of 4 microbatches has 12 rows, and that does not divide over 13"):
+        Planner(graph, tutti.Cluster.parse("cpu:13"), accumulate=4).named("dp")
 
 
 def test_memory_of_uneven_parts(graph):

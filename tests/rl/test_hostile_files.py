@@ -143,10 +143,31 @@ def test_a_damaged_newest_file_is_passed_over_with_a_line(saved, tmp_path, capsy
     elif damage == "about":
         content[content.index(b"num_timesteps") + 18] ^= 1
     last.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
-    assert files.newest([first, last]) == first
+    found = files.newest([first, last], files.whole)
+    assert found and found.path == first
     assert f"{last} is" in capsys.readouterr().out
     with pytest.raises(ValueError, match=f"{last} is"):
         Agent.load(last)
+
+
+def test_a_file_of_an_earlier_version_is_not_called_damaged(saved, tmp_path, capsys):
+    about = json.dumps({**files.about(saved["pure"]), "format": "tutti.rl 1"})
+    save_file(load_file(saved["pure"]), tmp_path / "steps-1.safetensors", {"about": about})
+    with pytest.raises(ValueError, match="can be read"):
+        files.newest([tmp_path / "steps-1.safetensors"], files.whole)
+    assert "is of another version, in the format 'tutti.rl 1'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("placement", ["fused", "actors"])
+def test_a_run_reads_the_files_that_it_resumes_from_once(tmp_path, monkeypatch, placement):
+    def placed():
+        return Placed("PPO", "CartPole-v1", placement, 1 if placement == "fused" else 2, **{**SMALL, "n_envs": 4})
+
+    job.train(placed(), 16, [16], tmp_path, [])
+    read, real = [], files.read_tensors
+    monkeypatch.setattr(files, "read_tensors", lambda path: read.append(path) or real(path))
+    job.resume(placed(), tmp_path)
+    assert sorted(read) == sorted(tmp_path.glob("*.safetensors"))
 
 
 def test_a_full_disk_leaves_the_file_before(saved, tmp_path, monkeypatch):
@@ -270,8 +291,14 @@ def test_states_of_placed_runs(tmp_path, ran, capsys):
         options = {**SMALL, "n_envs": 4}
         return Placed("PPO", "CartPole-v1", "actors", 2, **options)
 
-    job.train(placed(), 32, [32], tmp_path, [])
-    ranks = next(tmp_path.glob("ranks-*"))
+    job.train(placed(), 32, [16], tmp_path, [])
+    before, ranks = sorted(tmp_path.glob("ranks-*"))
+    ranks.rename(tmp_path / "elsewhere")
+    job.resume(placed(), tmp_path)
+    assert f"there is no file {ranks}: skipped\ncontinuing after 16 steps" in capsys.readouterr().out
+    before.unlink()
+    (tmp_path / "elsewhere").rename(ranks)
+    next(tmp_path.glob("steps-*16.*")).unlink()
     good = ranks.read_bytes()
     for content, message in (
         (pickle.dumps(Payload(ran)), "is not a safetensors file"),
@@ -279,7 +306,7 @@ def test_states_of_placed_runs(tmp_path, ran, capsys):
         (good[:-1] + bytes([good[-1] ^ 1]), "is damaged: its content has changed since it was written"),
     ):
         ranks.write_bytes(content)
-        with pytest.raises(ValueError, match=f"all files of agents in {tmp_path} are damaged"):
+        with pytest.raises(ValueError, match=f"no file of an agent in {tmp_path} can be read"):
             job.resume(placed(), tmp_path)
         assert f"{ranks} {message}" in capsys.readouterr().out
     write_tensors({"0.count": torch.tensor(1)}, ranks)

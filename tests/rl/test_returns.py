@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tutti.rl.returns import discounted, gae, vtrace
+from tutti.rl.ranks import Ranks
+from tutti.rl.returns import deviation, discounted, explained, gae, mean_of, mean_over, standardized, vtrace
 
 T, N = 12, 5
 
@@ -73,3 +74,32 @@ def test_vtrace_of_the_same_policy_is_the_discounted_return(rows):
     reward, value, after, terminated, done, _ = rows
     target, _ = vtrace(torch.ones_like(reward), reward, value, after, terminated, done, 0.9)
     torch.testing.assert_close(target, discounted(reward, after, terminated, done, 0.9))
+
+
+def test_the_mean_over_ranks_is_that_of_all_rows_that_count():
+    x, weights = torch.randn(3, 4, 5, 2), torch.ones(2)
+    valid = torch.arange(60).view(3, 4, 5) % 10 < torch.tensor([1, 9, 0]).view(3, 1, 1)
+
+    def loss(weights, rank):
+        return mean_of((x[rank] * weights).square(), valid[rank])
+
+    each = Ranks(3).run(lambda rank: torch.func.grad_and_value(loss)(weights, rank))
+    gradient, value = (torch.stack(parts).mean(0) for parts in zip(*each, strict=True))
+    torch.testing.assert_close(value, x[valid].square().mean())
+    torch.testing.assert_close(gradient, x[valid].square().mean(0))
+    nothing = torch.zeros(4, 5, dtype=torch.bool)
+    assert Ranks(2).run(lambda rank: mean_over(nothing)(x[rank]).item()) == [0, 0]
+
+
+def test_statistics_of_advantages_are_those_of_a_rank():
+    x, valid = torch.randn(2, 6), torch.tensor([[1, 1, 1, 1, 0, 1], [0, 1, 1, 0, 0, 0]]).bool()
+
+    def work(rank):
+        mine = x[rank], valid[rank]
+        return standardized(*mine)[valid[rank]], deviation(*mine), explained(x[rank], 2 * x[rank], valid[rank])
+
+    for rank, (moved, spread, share) in enumerate(Ranks(2).run(work)):
+        mine = x[rank][valid[rank]]
+        torch.testing.assert_close(spread, mine.std())
+        torch.testing.assert_close(moved, (mine - mine.mean()) / (mine.std() + 1e-8))
+        torch.testing.assert_close(share, torch.tensor(0.75))

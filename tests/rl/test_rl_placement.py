@@ -8,6 +8,7 @@ import torch
 from gloo import Pool
 from rl_cases import CASES as ALL
 from rl_cases import given
+from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.offline import Offline
 from tutti.rl.placement import PLACEMENTS, Placed
@@ -158,3 +159,20 @@ def test_episodes_of_learners_are_reported_once():
     for _ in range(4):
         placed.learn(256)
     assert 0 < sum(length for _, length in placed.agent.episodes) <= placed.num_timesteps == 1024
+
+
+def test_metrics_of_learners_are_means_over_all_ranks(monkeypatch):
+    made, real = [], Agent._note
+
+    def note(agent, metrics, start):
+        real(agent, metrics, start)
+        made.append(agent.metrics)
+
+    monkeypatch.setattr(Agent, "_note", note)
+    placed = Placed("PPO", "CartPole-v1", "learners", 2, n_envs=4, n_steps=8, batch_size=16, n_epochs=1, hidden=(8,),
+                    level="eager").learn(32)  # fmt: skip
+    one, two = made
+    assert one["value_loss"] != two["value_loss"] and placed.agent.metrics.keys() == one.keys()
+    for name, x in placed.agent.metrics.items():
+        scale = 1 if name == "steps_per_second" else 2
+        assert x == pytest.approx((one[name] + two[name]) / scale)

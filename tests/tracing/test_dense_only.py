@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import init_device_mesh
 
 import tutti
 
@@ -78,3 +81,64 @@ def test_batches(kind):
         [torch.ones(1, 4), torch.ones(3, 4)], layout=torch.jagged)  # fmt: skip
     with pytest.raises(ValueError, match=f"batch entry 'x' is a {kind} tensor"):
         tutti.capture(Model(lambda model, h, x: h), {"x": x})
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def fully_sharded(model):
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+def parallelized(model):
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    return parallelize_module(model, init_device_mesh("cpu", (1,)), {"layer": ColwiseParallel()})
+
+
+def flattened(model):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrap, wrapper", [
+    (fully_sharded, "fully_shard or"), (parallelized, "or parallelize_module"), (flattened, "FullyShardedDataParallel"),
+])  # fmt: skip
+def test_models_that_are_distributed_already(one_rank, wrap, wrapper):
+    model = wrap(Model(lambda model, h, x: h))
+    with pytest.raises(ValueError, match=rf"param:\S+ was distributed by .*{wrapper}.*give a plan instead"):
+        tutti.capture(model, (torch.ones(4, 4),))
+
+
+def reduced(model, h, x):
+    dist.all_reduce(h)
+    return h
+
+
+def gathered(model, h, x):
+    parts = [torch.empty_like(h)]
+    dist.all_gather(parts, h)
+    return parts[0]
+
+
+COLLECTIVES = [reduced, gathered, lambda model, h, x: all_reduce(h, "sum", init_device_mesh("cpu", (1,)))]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("use", COLLECTIVES, ids=lambda use: use.__name__)
+def test_collectives_in_a_model(one_rank, use):
+    with pytest.raises(ValueError, match=r"test_dense_only\.py:\d+, `.*: the model calls \S+, a collective .*Leave"):
+        tutti.capture(Model(use), (torch.ones(4, 4),))
+
+
+def test_a_barrier_in_a_model_has_no_effect(one_rank):
+    model = Model(lambda model, h, x: h if dist.barrier() is None else x)
+    assert not any("barrier" in str(node.target) for node in tutti.capture(model, (torch.ones(4, 4),)).calls)

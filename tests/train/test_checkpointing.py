@@ -141,3 +141,20 @@ def test_callbacks_of_one_class_each_get_their_own_state(tmp_path):
     assert [(x.name, x.count) for x in counters] == [("one", 3), ("ten", 30)]
     with pytest.warns(UserWarning, match="has the state of 2 callbacks Counter, and the Trainer has 1"):
         trainer(tmp_path, [Counter()], **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_a_crash_before_the_second_rename_puts_the_replaced_one_back(two_checkpoints, tmp_path):
+    folder = shutil.copytree(two_checkpoints, tmp_path / "run")
+    os.rename(folder / "checkpoint-2", folder / ".replaced-checkpoint-2")
+    (folder / ".writing-checkpoint-2").mkdir()
+    checkpoints = TrainerCheckpoints(SimpleNamespace(args=SimpleNamespace(output_dir=str(folder))))
+    assert checkpoints.find(str(folder / "checkpoint-2")) == checkpoints.find(True) == folder / "checkpoint-2"
+    assert not list(folder.glob(".*"))
+
+
+def test_steps_that_are_given_as_a_share_of_the_run_are_no_other_arguments(tmp_path, recwarn):
+    trainer(tmp_path, save_steps=0.5).train()
+    trainer(tmp_path, save_steps=0.5).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert not [x for x in recwarn if "other arguments" in str(x.message)]
+    with pytest.warns(UserWarning, match="other arguments: save_steps was 1 and is 2"):
+        trainer(tmp_path, save_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))

@@ -31,7 +31,7 @@ from tutti.exec.observed import Observed, how_to_combine
 from tutti.exec.offload_store import OffloadStore
 from tutti.exec.replicas import compare
 from tutti.exec.runtime import check_same_everywhere, from_rank_0, in_group, in_job, join_job, runtime_for
-from tutti.exec.same_job import Facts, check_same_job, described
+from tutti.exec.same_job import Facts, check_same_job, described, plain
 from tutti.exec.tensor_store import TensorStore, check_names
 from tutti.exec.transfer_engine import engine_for
 from tutti.exec.weights import has_weights
@@ -667,7 +667,7 @@ def _facts(
     """What must be equal on all ranks of a job. The plan is that of rank 0."""
     updates: dict[str, Any] = {"class": type(optimizer).__name__}
     for i, group in enumerate(optimizer.param_groups):
-        updates |= {f"{name} of group {i}": x for name, x in group.items() if isinstance(x, VALUES)}
+        updates |= {f"{name} of group {i}": plain(x) for name, x in group.items() if isinstance(x, VALUES)}
         updates[f"the number of parameters of group {i}"] = len(group["params"])
     return {
         "the model": described({**dict(model.named_parameters()), **dict(model.named_buffers())}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -93,10 +94,10 @@ class Checkpoints:
         found, said = [], []
         for root in self.roots:
             try:
-                found += folders.folders(root)
                 if (step := folders.unfinished(root)) is not None:
                     said.append(f"the checkpoint of step {step} was not finished: skipped")
                 folders.clear(root)
+                found += folders.folders(root)
             except OSError as error:
                 said.append(f"{root} cannot be read: {reason(error)}: skipped")
         return sorted(found, key=folders.step_of, reverse=True), said  # stable: equal steps keep the folders' order
@@ -150,12 +151,8 @@ class Checkpoints:
             self._outcome = self.together.one(lambda: self._finish(final, files, {"step": step, **facts}, fill))
         except Exception as error:  # `wait` raises it in the training thread
             what = f"could not save the checkpoint of step {step} in {self.root}"
-            self._outcome = SaveError(reason(error), what, self._remains(draft) if self.together.rank == 0 else "")
-
-    def _remains(self, draft: Path) -> str:
-        """Delete an unfinished checkpoint and say which earlier one remains."""
-        shutil.rmtree(draft, ignore_errors=True)
-        return what_remains(lambda: folders.folders(self.root))
+            remains = what_remains(self.root, folders.folders) if self.together.rank == 0 else ""
+            self._outcome = SaveError(reason(error), what, remains)
 
     def _keep(self, step: int, facts: dict[str, Any], _fill) -> None:
         assert self.peers
@@ -183,14 +180,17 @@ class Checkpoints:
                 folders.prune(other, step, self.keep)
             except OSError as error:
                 self._not_copied = f"{other}: {reason(error)}"
-                shutil.rmtree(folders.scratch(copy), ignore_errors=True)
+                with suppress(OSError):
+                    folders.clear(other)
         return complete
 
 
-def what_remains(listed: Callable[[], Iterable[Path]]) -> str:
-    """The end of the message of a SaveError: the first checkpoint of a list, newest first, that has all its files."""
+def what_remains(root: Path, listed: Callable[[Path], Iterable[Path]]) -> str:
+    """Delete what an error left of a checkpoint, and return the end of the message of its SaveError: the newest
+    checkpoint that has all its files. listed: the checkpoints of a folder, newest first."""
     try:
-        before = next((x for x in listed() if folders.find_fault(x, parts=0) is None), None)
+        folders.clear(root)
+        before = next((x for x in listed(root) if folders.find_fault(x, parts=0) is None), None)
     except OSError:
         return "; the ones before cannot be read"
     return f"; {before} is intact" if before else "; there is no checkpoint before it"

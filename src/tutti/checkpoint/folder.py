@@ -75,9 +75,16 @@ def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clear(root: Path) -> None:
-    """Delete unfinished checkpoints, and those that were replaced."""
-    for left_over in (*root.glob(f"{WRITING}*"), *root.glob(f"{REPLACED}*")):
-        shutil.rmtree(left_over, ignore_errors=True)
+    """Delete unfinished checkpoints, and those that were replaced. One that `commit` has moved away, but not replaced,
+    is put back. Not for a folder that another process writes checkpoints to."""
+    for replaced in root.glob(f"{REPLACED}*"):
+        final = replaced.with_name(replaced.name.removeprefix(REPLACED))
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(final)
+    for unfinished in root.glob(f"{WRITING}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def prune(root: Path, step: int, keep: int) -> None:

@@ -16,6 +16,7 @@ from tutti.plan.otherwise import otherwise
 from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import difference
+from tutti.plan.roles import UndividedBatch
 from tutti.plan.search import BUDGET, Search
 from tutti.plan.textbook import refined, with_recompute
 from tutti.sim.dryrun import dry_run
@@ -154,7 +155,8 @@ def _asked(name: str, search: Search, recompute: tuple[str, ...] = ()) -> Plan:
             variant = with_recompute(name, search.cluster.size, recompute)
             found = search.judgement(search.planner(count, variant).named(name))
         except ValueError as error:  # the batch does not divide, or too few microbatches for a pipeline
-            why = error
+            if not isinstance(why, UndividedBatch):  # more microbatches have fewer rows: the first says how many
+                why = error
             continue
         if search.fits(found):
             break

@@ -23,15 +23,18 @@ class Cursor:
 
     seed: numbers that the order depends on.
     bad: called with each BadRow; it may raise.
+    epochs: nothing is read after so many; None: go on.
     """
 
-    def __init__(self, source: StreamingSource, seed: tuple[int, ...], shuffle: str | None, window: int, bad: Any):
+    def __init__(self, source: StreamingSource, seed: tuple[int, ...], shuffle: str | None, window: int, bad: Any,
+                 epochs: int | None = None):  # fmt: skip
         if source.shards < 1:
             raise ValueError("a streaming source without shards has no rows")
         self.source, self.seed, self.shuffle, self.window, self.bad = source, seed, shuffle, window, bad
-        self._load({"epoch": 0, "shard": 0, "row": 0, "number": 0, "taken": 0})
+        self.epochs = epochs
+        self.load({"epoch": 0, "shard": 0, "row": 0, "number": 0, "taken": 0})
 
-    def _load(self, state: dict[str, int]) -> None:
+    def load(self, state: dict[str, int]) -> None:
         self._at = dict(state)  # of the window
         self._next = {**state, "taken": 0}  # of the window after
         self._taken = state["taken"]
@@ -41,9 +44,6 @@ class Cursor:
 
     def state(self) -> dict[str, int]:
         return {**self._at, "taken": self._taken}
-
-    def load(self, state: dict[str, int]) -> None:
-        self._load(state)
 
     @property
     def epoch(self) -> int:
@@ -57,23 +57,22 @@ class Cursor:
         return row
 
     def _rows_left(self) -> list[Row]:
-        """The window that has the next row; it is read if need be."""
+        """The window that has the next row; it is read if need be. Without rows after the last epoch."""
         if self._rows is None or self._taken >= len(self._rows):
             self._rows = self._advance()
         return self._rows
 
     def _advance(self) -> list[Row]:
-        """The next window that has rows."""
+        """The next window that has rows; without rows after the last epoch."""
         if self._rows is not None:
             self._at, self._taken = dict(self._next), 0
-        epochs = 0
         while True:
-            begin = dict(self._at)
+            if self.epochs is not None and self._at["epoch"] >= self.epochs:
+                return []
             rows = self._read()
             if self._taken < len(rows):
                 break
-            epochs += self._next["epoch"] > begin["epoch"]
-            if epochs > 1:
+            if not rows and self._at["number"] == 0:  # a window without rows ends an epoch
                 raise ValueError("a streaming source has no rows that can be read")
             self._at, self._taken = dict(self._next), 0
         if self.shuffle is not None:

@@ -21,7 +21,7 @@ def digest(source: Any) -> str:
     """16 hex digits that differ if the rows looked at do, as they are before any function of them; of an object that is
     not a source, which may give other rows each time, "".
 
-    A row that cannot be read counts by its error.
+    A row that cannot be read counts as such, whatever its error says: that names the path of the file.
     """
     while isinstance(source, Mapped | Numbered | MappedStream | Regrouped):
         source = source.rows if isinstance(source, Mapped | Numbered) else source.source
@@ -61,7 +61,7 @@ def _pieces(value: Any) -> Iterator[bytes]:
         array: Any = np.ascontiguousarray(value.detach().cpu() if isinstance(value, Tensor) else value)
         yield f"{array.dtype}{array.shape}".encode()
         yield array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
-    elif isinstance(value, str | bytes | bool | int | float | type(None) | BadRow):
+    elif isinstance(value, str | bytes | bool | int | float | type(None)):
         yield value if isinstance(value, bytes) else repr(value).encode()
     else:
         yield type(value).__name__.encode()

@@ -112,6 +112,7 @@ class Stream:
         self.bad_rows, self.bad = 0, list[str]()
         self._streams: dict[str, dict[str, int]] = {}
         self._ahead: Ahead | None = None
+        self._found: list[str] = []  # errors of bad rows of streaming sources, which no unit has yet
         self._orders = [
             None if isinstance(s, StreamingSource)
             else Order(len(s), (seed, 2, i), self._shuffle_of(s), getattr(s, "blocks", None))
@@ -133,18 +134,23 @@ class Stream:
 
     def __next__(self) -> Any:
         if self._ahead is None:
-            self._ahead = Ahead(self._units(), self._make, self.ahead, self.workers)
+            self._found = []
+            self._ahead = Ahead(self._units(self._found), self._make, self.ahead, self.workers)
         try:
             batch, bad = next(self._ahead)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, StopIteration):
+                self._report(self._found)  # after the last batch
             raise
         unit: Any = self._ahead.unit
         self.samples, self._streams = unit.state["samples"], unit.state["streams"]
-        errors = (*unit.bad, *bad)
+        self._report([*unit.bad, *bad])
+        return batch
+
+    def _report(self, errors: list[str]) -> None:
         self.bad_rows += len(errors)
         self.bad += errors[: KEPT - len(self.bad)]
-        return batch
 
     def __len__(self) -> int:
         """Batches of all epochs, of sources with random access. Raises TypeError where they are not known."""
@@ -152,9 +158,8 @@ class Stream:
             raise TypeError("the stream has no length: it is endless, or its source is streamed")
         return -(-self.epochs * len(self.mixture.sources[0]) // self.batch)
 
-    def _units(self) -> Iterator[_Unit]:
-        """The batches from the present state on."""
-        found: list[str] = []
+    def _units(self, found: list[str]) -> Iterator[_Unit]:
+        """The batches from the present state on. found: keeps errors of bad rows after the last batch."""
         cursors = self._cursors(found)
         at = self.samples
         while True:
@@ -199,10 +204,11 @@ class Stream:
             found.append(str(error))
 
         made = {
-            i: Cursor(s.source if isinstance(s, MappedStream) else s, (self.seed, 2, i), self.shuffle, self.window, bad)
+            i: Cursor(s.source if isinstance(s, MappedStream) else s, (self.seed, 2, i), self.shuffle, self.window, bad,
+                      self.epochs)
             for i, s in enumerate(self.mixture.sources)
             if isinstance(s, StreamingSource)
-        }
+        }  # fmt: skip
         for i, cursor in made.items():
             if str(i) in self._streams:
                 cursor.load(self._streams[str(i)])
@@ -277,6 +283,7 @@ class _Make:
         item = unit.items[i]
         count = len(unit.items) if item.row is not None else len(self.sources[item.source])
         last: Exception | None = None
+        tried = 0
         for more in range(min(count, REPLACED)):
             read = item  # in its place
             try:
@@ -288,6 +295,7 @@ class _Make:
                     if read.row is None:
                         continue
                     row = read.row
+                tried += 1
                 try:
                     for function in (self.functions[item.source], self.transform):
                         if function is not None:
@@ -303,7 +311,7 @@ class _Make:
             if self.on_bad == "raise":
                 raise last
             bad.append(str(last))
-        raise ValueError(f"{REPLACED} rows in a row are bad; the last: {last}")
+        raise ValueError(f"{tried} rows were tried in place of one, and all are bad; the last: {last}")
 
     def name(self, item: _Item) -> str:
         """The name of a row in errors."""

@@ -41,6 +41,14 @@ def described(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return {name: f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for name, x in tensors.items()}
 
 
+def plain(x: Any) -> Any:
+    """A value whose text is equal on all ranks where the value is: numbers of a tensor, not its device; and all of
+    their digits."""
+    if isinstance(x, torch.Tensor):
+        return x.tolist()
+    return tuple(map(plain, x)) if isinstance(x, tuple) else x
+
+
 def _shown(text: str | None) -> str:
     if text is None:
         return "missing"

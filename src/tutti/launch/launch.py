@@ -104,9 +104,12 @@ class Machines:
             raise ValueError("several machines need a meeting point: add --meet host:port, the same on each machine")
 
     def check_host(self) -> None:
-        """Raise ValueError if the name of the host where machines meet has no address: a rank would try for minutes."""
+        """Raise ValueError if the name of the host where machines meet has no address, or the port is none: a rank
+        would try for minutes."""
         host, _, port = self.meet.rpartition(":")
         if host:
+            if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) >= 1 << 16:
+                raise ValueError(f"--meet {self.meet}: the port must be a number up to {(1 << 16) - 1}")
             try:
                 socket.getaddrinfo(host.strip("[]"), int(port))
             except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,32 @@ class Board:
     """
 
     def __init__(self, folder: Path, step: int | None = None):
+        self.folder = folder
+        self.writer: Any = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its dependencies use deprecated names
             from torch.utils.tensorboard import SummaryWriter
 
-            self.folder = folder
-            self.writer: Any = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
+        def make() -> None:
+            self.writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
+
+        self._try(make)
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        self._try("add_scalar", name, value, step)
+        if self.writer is not None:
+            self._try(self.writer.add_scalar, name, value, step)
 
     def flush(self) -> None:
-        self._try("flush")
+        if self.writer is not None:
+            self._try(self.writer.flush)
 
     def close(self) -> None:
-        self._try("close")
+        if self.writer is not None:
+            self._try(self.writer.close)
 
-    def _try(self, method: str, *args: Any) -> None:
-        if self.writer is None:
-            return
+    def _try(self, work: Callable[..., Any], *args: Any) -> None:
         try:
-            getattr(self.writer, method)(*args)
+            work(*args)
         except OSError as error:
             self.writer = None
             warnings.warn(f"no more logs for TensorBoard in {self.folder}: {error.strerror or error}", stacklevel=3)

@@ -47,13 +47,21 @@ class Phases:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.file.close()
+        with named(self.file):
+            self.file.close()
 
 
 def append(file: IO[str], line: str) -> None:
     """Write a line to a file. An error has the file's name."""
-    try:
+    with named(file):
         file.write(line)
+
+
+@contextmanager
+def named(file: IO[str]) -> Iterator[None]:
+    """Errors of the file system meanwhile have the file's name: `close` tells of a full disk again."""
+    try:
+        yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, file.name) from error
 

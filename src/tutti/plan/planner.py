@@ -97,7 +97,7 @@ class Planner:
         stored: fixed layouts of inputs, by label, for example those of the parameters during evaluation.
         """
         self._check_pins(book.mesh)
-        allowed = Roles(self.problem, book, self.pins, stored or {})
+        allowed = Roles(self.problem, book, self.pins, stored or {}, self.accumulate)
         return Candidate(self, book.mesh, allowed, name=str(book))
 
     def piped(self, book: Textbook) -> PipelineCandidate:

@@ -63,10 +63,13 @@ class Roles(Free):
     `dp` splits the batch and values computed from it, `cp` the sequence. `tp` splits matrices and computes with the
     parts. `ep` splits experts, and everything else along the batch. The ZeRO stage determines the tensors that are
     split over `dp`, `cp` and `ep`. See `plan.textbook`.
+
+    microbatches: of an update, for errors; the problem is of one of them.
     """
 
-    def __init__(self, problem: Problem, book: Textbook, pins, stored):
+    def __init__(self, problem: Problem, book: Textbook, pins, stored, microbatches: int = 1):
         super().__init__(problem, book.mesh, pins, stored)
+        self.microbatches = microbatches
         self.zero, self.folded = book.zero, book.folded
         self.from_batch = problem.reached_from("batch")
         self.experts = Experts(problem)
@@ -89,8 +92,10 @@ class Roles(Free):
             first = _along(o, 0, choices)
             if not first:
                 size, k, kind = o.outputs[0].shape[0], self.mesh[axis], {"dp": "data", "ep": "expert"}[axis]
+                many = self.microbatches
+                what = f"a batch of {size}" if many == 1 else f"each of {many} microbatches has {size} rows, and that"
                 raise UndividedBatch(
-                    f"{o.label}: a batch of {size} does not divide over {k} {kind}-parallel devices, which need a row "
+                    f"{o.label}: {what} does not divide over {k} {kind}-parallel devices, which need a row "
                     "each in every microbatch: give an example with more rows (later batches may be smaller), fewer "
                     "microbatches, or a plan with fewer such devices"
                 )

@@ -469,7 +469,7 @@ class Agent(ABC):
         """
         if options.pop("custom_objects", None):
             raise ValueError("custom_objects replace what is in a file; give options by name, as in learning_rate=1e-4")
-        return files.load(cls, Path(path), env, options)
+        return files.load(cls, files.Saved(Path(path)), env, options)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from tutti.rl.vector import VectorEnv
 if TYPE_CHECKING:
     from tutti.rl.agent import Agent
 
+T = TypeVar("T")
 FORMAT = "tutti.rl 2"
 HOST = "host."  # the prefix of arrays of environments that the host steps
 LEFT_OUT = ("replay.", "actor.", HOST)  # what a file may lack as a whole
@@ -127,22 +129,37 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return read_tensors(path)
 
 
-def newest(paths: Sequence[Path], beside: Callable[[Path], Path] = lambda path: path) -> Path | None:
-    """The last of the paths whose file is whole, and so is the one beside it, if there is one; None without paths.
+class Saved:
+    """The file of an agent, read once. Raises ValueError as `about`."""
 
-    Prints a line for each later one. Raises ValueError if all are damaged.
+    def __init__(self, path: Path):
+        self.path, self.settings = path, about(path)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Raises ValueError if the file is damaged."""
+        return tensors(self.path)
+
+
+def whole(path: Path) -> Saved:
+    """The file of an agent, all of which has been read. Raises ValueError if it is damaged."""
+    saved = Saved(path)
+    _ = saved.tensors
+    return saved
+
+
+def newest(paths: Sequence[Path], read: Callable[[Path], T]) -> T | None:
+    """What `read` returns of the last of the paths that it does not raise ValueError for; None without paths.
+
+    Prints a line for each later one. Raises ValueError if none can be read.
     """
     for path in reversed(paths):
         try:
-            for each in {path, beside(path)}:
-                if each == path or each.exists():
-                    tensors(each)
-            about(path)
-            return path
+            return read(path)
         except ValueError as error:
             print(f"{error}: skipped", flush=True)
     if paths:
-        raise ValueError(f"all files of agents in {paths[0].parent} are damaged: delete them to begin anew")
+        raise ValueError(f"no file of an agent in {paths[0].parent} can be read: delete them to begin anew")
     return None
 
 
@@ -158,11 +175,11 @@ def score(path: Path, agent: Agent) -> float:
     return score if before and score is not None else float("-inf")
 
 
-def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, options: dict[str, Any]) -> Agent:
+def load(kind: type[Agent], saved: Saved, env: str | Env | VectorEnv | None, options: dict[str, Any]) -> Agent:
     """An agent from a file. kind: its class, or a parent class."""
     from tutti.rl.algorithms import ALGORITHMS, algorithm
 
-    known = about(path)
+    path, known = saved.path, saved.settings
     name = known["algorithm"]
     if name not in ALGORITHMS and name != kind.__name__:
         raise ValueError(f"{path} is a {name}, an algorithm of your own: load it by its class, as in {name}.load(path)")
@@ -187,7 +204,7 @@ def load(kind: type[Agent], path: Path, env: str | Env | VectorEnv | None, optio
         given.pop("n_envs", None)  # a vector of environments says how many it has
     stored = given.keys() - options.keys()
     agent = own(env=env, _stored=stored, **{"policy": known.get("policy"), **given, **options})
-    restore(agent, path)
+    restore(agent, saved)
     return agent
 
 
@@ -213,10 +230,10 @@ def _by_name(name: str, path: Path) -> str:
     return name
 
 
-def restore(agent: Agent, path: Path) -> None:
+def restore(agent: Agent, file: Saved) -> None:
     """Continue an agent from a file of one with the same options, in new episodes if the agent has other environments
     than the file: of the host instead of pure ones, or another number of them."""
-    settings, saved = about(path), tensors(path)
+    path, settings, saved = file.path, file.settings, file.tensors
     if agent.config.n_envs != settings["options"].get("n_envs", agent.config.n_envs):
         settings, saved = _without_envs(agent, settings, saved, path)
     elif not isinstance(agent.env, Env):

@@ -129,7 +129,7 @@ def save(placed: Placed, folder: Path) -> None:
     state = placed.state()
     if process():
         return
-    path = folder / f"steps-{placed.num_timesteps:010d}.safetensors"
+    path = _path(folder, placed.num_timesteps)
     if state:
         write_tensors(state, beside(path))
     placed.agent.save(path)
@@ -139,12 +139,26 @@ def save(placed: Placed, folder: Path) -> None:
 
 
 def resume(placed: Placed, folder: Path) -> None:
-    """Continue from the last state in a folder, if there is one."""
-    if saved := files.newest(checkpoints(folder), beside):
-        ranks = beside(saved)
-        placed.restore(saved, files.tensors(ranks) if ranks.exists() else {}, ranks)
-        if process() == 0:
-            print(f"continuing after {placed.num_timesteps:,} steps", flush=True)
+    """Continue from the last state in a folder that is whole, if there is one. Process 0 chooses it for all."""
+    paths = checkpoints(folder)
+    partners = any(beside(path).exists() for path in paths)  # then every state has two files
+
+    def read(path: Path) -> tuple[files.Saved, dict[str, torch.Tensor]]:
+        return files.whole(path), files.tensors(beside(path)) if partners else {}
+
+    found = files.newest(paths, read) if process() == 0 else None
+    steps = int(_of_first(torch.tensor(int(found[0].path.stem.rpartition("-")[2]) if found else -1)))
+    if steps < 0:
+        return
+    path = _path(folder, steps)
+    placed.restore(*(found or read(path)), beside(path))
+    if process() == 0:
+        print(f"continuing after {placed.num_timesteps:,} steps", flush=True)
+
+
+def _path(folder: Path, steps: int) -> Path:
+    """The file of the agent after so many steps."""
+    return folder / f"steps-{steps:010d}.safetensors"
 
 
 def beside(path: Path) -> Path:

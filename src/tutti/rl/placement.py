@@ -57,7 +57,7 @@ from tutti.rl.exchange import (
 from tutti.rl.host import HostActor
 from tutti.rl.on_policy import OnPolicy
 from tutti.rl.program import leaves, with_leaves
-from tutti.rl.ranks import Ranks, own_ranks, process, processes
+from tutti.rl.ranks import Ranks, mean_of_ranks, own_ranks, process, processes
 from tutti.rl.vector import VectorEnv
 
 PLACEMENTS = ("fused", "learners", "actors", "async", "environments", "server")
@@ -154,8 +154,13 @@ class Placed:
 
     def _learners(self, rounds: int) -> None:
         def work(rank: int) -> None:
+            agent = self.others[rank - self.own[0]]
             for _ in range(rounds):
-                self.others[rank - self.own[0]].step()
+                agent.step()
+            if rounds:
+                means = mean_of_ranks(torch.tensor([*agent.metrics.values()], dtype=torch.float64))
+                agent.metrics = dict(zip(agent.metrics, means.tolist(), strict=True))
+                agent.metrics["steps_per_second"] *= self.ranks
 
         Ranks(self.ranks).run(work)
         state = self.others[0].program.state()
@@ -286,16 +291,16 @@ class Placed:
         held = [actor.tensors() for actor in self.actors] + [agent.program.state() for agent in self.others]
         return leaves(together(gather(held))) if held else {}
 
-    def restore(self, path: Path, state: dict[str, Tensor], ranks: Path | None = None) -> None:
+    def restore(self, saved: files.Saved, state: dict[str, Tensor], ranks: Path) -> None:
         """Continue from the file of the agent, and from what `state` returned. ranks: the file of the latter, for
         errors. Every process calls it."""
-        files.restore(self.agent, path)
+        files.restore(self.agent, saved)
         self.num_timesteps = self.agent.num_timesteps
         for i, rank in enumerate(self.own):
             own = {name.partition(".")[2]: x for name, x in state.items() if name.partition(".")[0] == str(rank)}
             if self.actors or self.others:
                 held = self.actors[i].tensors() if self.actors else self.others[i].program.state()
-                files.check_fit(leaves(held), own, ranks or path, f"rank {rank}")
+                files.check_fit(leaves(held), own, ranks, f"rank {rank}")
             if self.actors:
                 self.actors[i].agent.num_timesteps = self.num_timesteps
                 self.actors[i].restore(with_leaves(self.actors[i].tensors(), own))

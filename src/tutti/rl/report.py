@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tutti.launch.progress import progress
+from tutti.observe.board import Board
 from tutti.rl.sb3 import callbacks
 
 if TYPE_CHECKING:
@@ -53,12 +54,10 @@ class Log:
     def __init__(self, agent: Agent, every: int | None, name: str | None):
         self.by_episodes = hasattr(agent, "make_replay")
         self.every = every or (4 if self.by_episodes else 1)
-        self.iterations, self.next, self.writer = 0, self.every, None
+        self.iterations, self.next = 0, self.every
         self.next += agent.episodes_done if self.by_episodes else 0
-        if agent.tensorboard_log is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(str(_run(Path(agent.tensorboard_log), name or type(agent).__name__)))
+        logs = None if agent.tensorboard_log is None else Path(agent.tensorboard_log)
+        self.board = None if logs is None else Board(_run(logs, name or type(agent).__name__))
 
     def __call__(self, agent: Agent) -> None:
         self.iterations += 1
@@ -66,10 +65,10 @@ class Log:
             return
         self.next = (agent.episodes_done if self.by_episodes else self.iterations) + self.every
         table = told(agent)
-        if self.writer is not None:
+        if self.board is not None:
             for name, x in table.items():
-                self.writer.add_scalar(name, x, agent.num_timesteps)
-            self.writer.flush()
+                self.board.add_scalar(name, x, agent.num_timesteps)
+            self.board.flush()
         if agent.verbose:
             rows = {**table, "time/iterations": self.iterations, "time/total_timesteps": agent.num_timesteps}
             width = max(map(len, rows))

@@ -6,28 +6,51 @@ the last observation of each step, which is that of the episode that ended and n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 import tutti
 from tutti.rl.env import over
+from tutti.rl.ranks import mean_of_ranks
 
 Number = float | Tensor
 
 
-def mean_of(x: Tensor, valid: Tensor | None) -> Tensor:
-    """The mean over rows. valid: bool, the first dims of x, which rows count; None: all. 0 where none does."""
+def mean_over(valid: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """A function that takes the mean over rows. valid: bool, the first dims of what it is given, which rows count;
+    None: all. 0 where none does.
+
+    Ranks that learn together have unequally many rows that count: what this returns on each is such that its mean over
+    the ranks is the mean over the rows of all of them.
+    """
     if valid is None:
-        return x.mean()
-    valid = over(valid, x)
-    return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+        return torch.mean
+    return partial(_mean, valid=valid, rows=mean_of_ranks(valid.sum().float()).clamp(min=1e-6))
+
+
+def mean_of(x: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean over rows, as of `mean_over`."""
+    return mean_over(valid)(x)
+
+
+def _mean(x: Tensor, valid: Tensor, rows: Tensor) -> Tensor:
+    """rows: how many count."""
+    return torch.where(over(valid, x), x, 0.0).sum() / (rows * (x.numel() // valid.numel()))
+
+
+def _own_mean(x: Tensor, valid: Tensor) -> Tensor:
+    """The mean over the rows of this rank that count."""
+    return _mean(x, valid, valid.sum().clamp(min=1))
 
 
 def standardized(x: Tensor, valid: Tensor | None = None) -> Tensor:
     """Advantages with mean 0 and standard deviation 1, as Stable-Baselines3 has them: one row alone stays as it is."""
     if valid is None:
         return x if x.numel() < 2 else (x - x.mean()) / (x.std() + 1e-8)
-    moved = (x - mean_of(x, valid)) / (deviation(x, valid) + 1e-8)
+    moved = (x - _own_mean(x, valid)) / (deviation(x, valid) + 1e-8)
     return torch.where(valid, torch.where(valid.sum() < 2, x, moved), 0.0)
 
 
@@ -35,7 +58,7 @@ def deviation(x: Tensor, valid: Tensor | None) -> Tensor:
     """The standard deviation of the rows that count, without bias; 1 of one row."""
     if valid is None:
         return x.std() if x.numel() > 1 else torch.ones_like(x.sum())
-    square, count = (x - mean_of(x, valid)).square(), valid.sum()
+    square, count = (x - _own_mean(x, valid)).square(), valid.sum()
     return torch.where(count < 2, 1.0, (torch.where(valid, square, 0.0).sum() / (count - 1).clamp(min=1)).sqrt())
 
 
@@ -45,7 +68,7 @@ def explained(value: Tensor, target: Tensor, valid: Tensor | None = None) -> Ten
         if target.numel() < 2:
             return torch.zeros_like(target.sum())
         return 1 - (target - value).var() / (target.var() + 1e-8)
-    rest, whole = (mean_of((x - mean_of(x, valid)).square(), valid) for x in (target - value, target))
+    rest, whole = (_own_mean((x - _own_mean(x, valid)).square(), valid) for x in (target - value, target))
     return torch.where(valid.sum() < 2, 0.0, 1 - rest / (whole + 1e-8))
 
 

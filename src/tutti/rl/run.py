@@ -17,7 +17,7 @@ from tutti.rl import job
 from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, Every, TensorBoard, checkpoints
-from tutti.rl.files import load, newest
+from tutti.rl.files import Saved, load, newest, whole
 from tutti.rl.job import Place
 from tutti.rl.placement import SPLIT, Placed
 from tutti.rl.presets import PRESETS, preset
@@ -203,7 +203,7 @@ def _begun(run: Run, folder: Path) -> Agent:
     kind = algorithm(run.algorithm)
     options = options_of(run)
     more: dict[str, Any] = {"data": run.data} if run.data else {}
-    if saved := newest(paths):
+    if saved := newest(paths, whole):
         agent = load(kind, saved, run.env, {"level": run.level, **more})
         print(f"continuing after {agent.num_timesteps:,} steps")
         return agent
@@ -221,7 +221,7 @@ def opened(path: str, env: str = "") -> Agent:
         if not files:
             raise ValueError(f"{folder} has no agent; tutti rl train writes one")
         folder = max(files, key=lambda x: x.stat().st_mtime)
-    return load(Agent, folder, env or None, {"level": "eager"})
+    return load(Agent, Saved(folder), env or None, {"level": "eager"})
 
 
 def parsed(text: str) -> tuple[str, Any]:

@@ -102,8 +102,15 @@ class Slots:
 
 
 def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError for sparse, quantized and nested tensors, by the names of graph inputs."""
+    """Raise ValueError for sparse, quantized, nested and distributed tensors, by the names of graph inputs."""
     for name, x in tensors.items():
+        wrapper = (
+            "fully_shard or parallelize_module" if any(kind.__name__ == "DTensor" for kind in type(x).__mro__)
+            else "FullyShardedDataParallel" if hasattr(x, "_is_flat_param") else None
+        )  # fmt: skip
+        if wrapper:
+            raise ValueError(f"{name} was distributed by {wrapper}: leave that out, and give a plan instead, such as "
+                             "plan='zero3', 'tp2' or 'auto'")  # fmt: skip
         kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
         if kind != "strided":
             place = f"batch entry {name.partition(':')[2]!r}" if name.startswith(("batch:", "common:")) else name

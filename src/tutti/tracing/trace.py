@@ -29,6 +29,7 @@ from tutti.tracing.slots import same_view
 
 aten = torch.ops.aten
 OWN = ("aten", "prim", "prims", "tutti")  # namespaces of operators whose effects are known
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")  # namespaces
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,12 @@ class _Tracer(compat.TorchDispatchMode):
                 "captured: use tutti.scan, tutti.while_loop or tutti.cond, or write it with plain operators, such as "
                 "torch.where(condition, a, b) or F.scaled_dot_product_attention; on one device tutti.jit(model) runs "
                 "it unchanged"
+            )
+        if func.namespace in COLLECTIVES and func is not torch.ops.c10d.barrier.default:
+            raise Refused(
+                f"{site_of_caller()}: the model calls {func}, a collective of torch.distributed. Leave it out: a step "
+                "is written as for one device, on which sums and means are those of the global batch, and its plan "
+                "places the communication"
             )
         if func._schema.is_mutable and func.namespace not in OWN:
             raise Refused(

@@ -52,6 +52,7 @@ class TrainerCheckpoints:
         if not resume:
             return None
         together, output_dir = self.together, self.trainer.args.output_dir
+        together.one(lambda: folders.clear(Path(output_dir)))
         if resume is True:
             candidates = trainer_checkpoints(output_dir)[::-1]
         else:
@@ -117,9 +118,8 @@ class TrainerCheckpoints:
                 checkpoints.wait()
             together.one(lambda: self._finish(draft, final))
         except OSError as error:
-            if together.rank == 0:
-                shutil.rmtree(draft, ignore_errors=True)
-            remains = what_remains(lambda: trainer_checkpoints(final.parent)[::-1])
+            newest_first = lambda root: trainer_checkpoints(root)[::-1]  # noqa: E731
+            remains = what_remains(final.parent, newest_first) if together.rank == 0 else ""
             why = error.why if isinstance(error, SaveError) else reason(error)
             raise SaveError(why, f"could not save {final}", remains) from error
         rotate(trainer)

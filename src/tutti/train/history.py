@@ -5,8 +5,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from tutti.checkpoint.folder import write_whole
 from tutti.observe.board import Board
-from tutti.observe.phases import append
+from tutti.observe.phases import append, named
 
 _NAME = "history.jsonl"
 
@@ -23,10 +24,8 @@ class History:
         self._file: IO[str] | None = None
         if write:
             folder.mkdir(parents=True, exist_ok=True)
-            scratch = folder / f"{_NAME}.tmp"
             kept = [line for line in read(folder) if line["step"] <= step] if step else []
-            scratch.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            scratch.replace(folder / _NAME)
+            write_whole(folder / _NAME, "".join(json.dumps(line) + "\n" for line in kept))
             self._file = open(folder / _NAME, "a", buffering=1)  # noqa: SIM115
             self._board = Board(folder / "tensorboard", step)
 
@@ -41,8 +40,9 @@ class History:
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._file is not None:
-            self._file.close()
             self._board.close()
+            with named(self._file):
+                self._file.close()
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

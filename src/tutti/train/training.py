@@ -60,8 +60,9 @@ class Training:
         trainer.state.train_batch_size = rows_of_microbatch(args)
         trainer.state.compute_steps(args, self.steps)
         if found is not None:
+            asked = trainer.state
             self.resumed = trainer.checkpoints.restore(found)
-            _compare(args, trainer.state)
+            _compare(args, asked, trainer.state)
         trainer.state.max_steps, trainer.state.num_train_epochs = self.steps, self.epochs
         trainer.state.is_local_process_zero = trainer.is_local_process_zero()
         trainer.state.is_world_process_zero = trainer.is_world_process_zero()
@@ -332,10 +333,11 @@ def _metric(metrics: Mapping[str, float], name: str) -> float:
     return metrics[key]
 
 
-def _compare(args: Any, state: Any) -> None:
-    """Warn of arguments that differ from those of the run that wrote a checkpoint."""
+def _compare(args: Any, asked: Any, stored: Any) -> None:
+    """Warn of arguments that differ from those of the run that wrote a checkpoint. asked, stored: the state of each, in
+    which shares of the run are numbers of steps."""
     names = [f"{what}_steps" for what in STORED if getattr(args, f"{what}_strategy") == "steps"]
-    pairs = [(name, getattr(args, name), getattr(state, name)) for name in names]
+    pairs = [(name, getattr(asked, name), getattr(stored, name)) for name in names]
     differ = [f"{name} was {then} and is {now}" for name, now, then in pairs if now and then and now != then]
     if differ:
         warnings.warn(f"the checkpoint is of a run with other arguments: {', '.join(differ)}", stacklevel=4)

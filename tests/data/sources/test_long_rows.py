@@ -23,8 +23,9 @@ def test_a_stream_of_compressed_lines(tmp_path):
     path.write_bytes(gzip.compress(b"".join(LINES)))
     with Stream(path, 2, shuffle=None, epochs=1, on_bad="skip") as stream:
         assert [row["x"] for batch in stream for row in batch] == [1, 2]
-        assert stream.bad_rows == 2 and f"{path}:2: 101 bytes" in stream.bad[0] and f"{path}:4:" in stream.bad[1]
-    with pytest.raises(BadRow, match="a row has at most"), Stream(path, 3, shuffle=None) as stream:
+        assert stream.bad_rows == 2
+        assert f"{path}:2: more than 100 bytes" in stream.bad[0] and f"{path}:4:" in stream.bad[1]
+    with pytest.raises(BadRow, match="the most of a row"), Stream(path, 3, shuffle=None) as stream:
         next(stream)
 
 
@@ -33,7 +34,7 @@ def test_lines_that_are_read_by_index(tmp_path):
     path.write_bytes(b"".join(LINES))
     source = open_source(path)
     assert [source[i]["x"] for i in (0, 3)] == [1, 2]
-    with pytest.raises(BadRow, match=rf"{path}:2: 309 bytes, and a row has at most"):
+    with pytest.raises(BadRow, match=rf"{path}:2: more than 100 bytes"):
         source[1]
 
 
@@ -50,4 +51,4 @@ def test_a_line_just_too_long_takes_no_other_with_it(tmp_path):
     path.write_bytes(gzip.compress(b"c" * 101 + b"\n" + b'{"x": 1}\n' + b" " * 150 + b"\n" + b'{"x": 2}'))
     with Stream(path, 1, shuffle=None, epochs=1, on_bad="skip") as stream:
         assert [row["x"] for batch in stream for row in batch] == [1, 2]
-        assert [error.partition(" bytes")[0] for error in stream.bad] == [f"{path}:1: 101", f"{path}:3: 101"]
+        assert [error.partition(": ")[0] for error in stream.bad] == [f"{path}:1", f"{path}:3"]

@@ -37,6 +37,13 @@ def test_a_label_out_of_range_names_the_row(tokenizer):
         TASK.check(model, tokenizer, [ROW])
 
 
+def test_names_of_other_labels_than_those_of_the_model(tokenizer):
+    model = bert(BertForTokenClassification, tokenizer, num_labels=3)
+    TASK.but(names=("O", "B-X", "I-X")).check(model, tokenizer, [ROW])
+    with pytest.raises(ValueError, match="names has 2 labels, and the model has 3"):
+        TASK.but(names=("O", "B-X")).check(model, tokenizer, [ROW])
+
+
 def test_scores_leave_out_ignored_tokens():
     made = EvalPrediction(predictions=np.eye(2)[[[0, 1, 1]]], label_ids=np.array([[0, -100, 0]]))
     assert TASK.metrics(made)["accuracy"] == 0.5

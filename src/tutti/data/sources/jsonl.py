@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -32,35 +33,49 @@ class CompressedJsonLines(StreamingSource):
 
     def open(self, shard: int, start: int) -> Iterator[dict[str, Any] | BadRow]:
         path = self.paths[shard]
-        with gzip.open(path, "rb") as file:
-            for number, line in islice(_lines(file), start, None):
-                try:
-                    if len(line) > MOST:
-                        raise too_long(f"{path}:{number}", len(line))
-                    yield parsed(line, path, number)
-                except BadRow as error:
-                    yield error
+        try:
+            with gzip.open(path, "rb") as file:
+                for number, line in islice(_lines(file, path), start, None):
+                    yield _row(line, path, number)
+        except BadRow as error:  # in the place of the rest of a damaged file
+            yield error
 
     def name(self, shard: int, i: int) -> str:
         return f"{self.paths[shard]}, row {i}"
 
 
-def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, and their numbers. Of a line that is too long, its first `MOST` + 1 bytes."""
+def _lines(file: Any, path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, and their numbers. Of a line that is too long, its first `MOST` + 1 bytes.
+
+    Raises BadRow where the file cannot be decompressed.
+    """
     number, begun = 0, bytearray()
-    while chunk := file.read(CHUNK):
-        *ended, rest = chunk.split(b"\n")
-        if ended:
-            ended[0] = bytes(begun) + ended[0]
-            begun.clear()
-        for line in ended:
-            number += 1
-            if len(line) > MOST or (line and not line.isspace()):
-                yield number, line[: MOST + 1]
-        if len(begun) <= MOST:
-            begun += rest
+    try:
+        while chunk := file.read1(CHUNK):  # no more at once: what lies before damage is returned
+            *ended, rest = chunk.split(b"\n")
+            if ended:
+                ended[0] = bytes(begun) + ended[0]
+                begun.clear()
+            for line in ended:
+                number += 1
+                if len(line) > MOST or (line and not line.isspace()):
+                    yield number, line[: MOST + 1]
+            if len(begun) <= MOST:
+                begun += rest
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadRow(f"{path}:{number + 1}: cannot be decompressed from this line on ({error}); copy or write the file "
+                     "again, or read the lines before with on_bad='skip'") from error  # fmt: skip
     if len(begun) > MOST or (begun and not begun.isspace()):
         yield number + 1, bytes(begun[: MOST + 1])
+
+
+def _row(line: bytes, path: Path, number: int) -> dict[str, Any] | BadRow:
+    try:
+        if len(line) > MOST:
+            raise too_long(f"{path}:{number}")
+        return parsed(line, path, number)
+    except BadRow as error:
+        return error
 
 
 def parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:

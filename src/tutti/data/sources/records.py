@@ -11,8 +11,8 @@ from tutti.data.sources.index import indexed, records
 from tutti.data.sources.source import Source
 
 
-def too_long(name: str, count: int) -> BadRow:
-    return BadRow(f"{name}: {count:,} bytes, and a row has at most {MOST:,}; split it, or read with on_bad='skip'")
+def too_long(name: str) -> BadRow:
+    return BadRow(f"{name}: more than {MOST:,} bytes, the most of a row; split it, or read with on_bad='skip'")
 
 
 class Records(Source):
@@ -36,7 +36,7 @@ class Records(Source):
     def read(self, i: int) -> bytes:
         """The bytes of a record. Raises BadRow for one that is too long."""
         if (count := int(self.stop[i] - self.start[i])) > MOST:
-            raise too_long(self.name(i), count)
+            raise too_long(self.name(i))
         if self._file is None:
             self._file = os.open(self.path, os.O_RDONLY)
         return os.pread(self._file, count, int(self.start[i]))

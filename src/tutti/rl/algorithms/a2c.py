@@ -14,7 +14,7 @@ from torch import Tensor
 from tutti.rl.actor_critic import ActorCritic, flat_rows
 from tutti.rl.agent import Number, Rate
 from tutti.rl.descent import RMSProp
-from tutti.rl.returns import gae, mean_of
+from tutti.rl.returns import gae, mean_over
 
 Tree = dict[str, Any]
 
@@ -45,9 +45,9 @@ class A2C(ActorCritic):
     def loss(self, weights: Tensor, rows: Tree) -> tuple[Tensor, Tree]:
         c = self.config
         outputs, value = self.network(weights, rows)
-        valid = rows.get("valid")
-        policy_loss = -mean_of(self.distribution.log_prob(outputs, rows["action"]) * rows["advantage"], valid)
-        value_loss = mean_of((value - rows["target"]).square(), valid)
-        entropy = mean_of(self.distribution.entropy(outputs), valid)
+        mean = mean_over(rows.get("valid"))
+        policy_loss = -mean(self.distribution.log_prob(outputs, rows["action"]) * rows["advantage"])
+        value_loss = mean((value - rows["target"]).square())
+        entropy = mean(self.distribution.entropy(outputs))
         told = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         return policy_loss + c.vf_coef * value_loss - c.ent_coef * entropy, {k: x.detach() for k, x in told.items()}

@@ -24,7 +24,7 @@ from tutti.rl.actor_critic import ActorCritic, flat_rows
 from tutti.rl.agent import Number
 from tutti.rl.descent import Adam
 from tutti.rl.ranks import mean_of_ranks
-from tutti.rl.returns import explained, gae, mean_of, standardized
+from tutti.rl.returns import explained, gae, mean_over, standardized
 
 Tree = dict[str, Any]
 
@@ -101,18 +101,18 @@ class PPO(ActorCritic):
     def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:
         """The loss of a minibatch, and what to report."""
         c, valid = self.config, batch.get("valid")
+        mean = mean_over(valid)
         outputs, value = self.network(weights, batch)
         advantage = standardized(batch["advantage"], valid) if c.normalize_advantage else batch["advantage"]
         log_ratio = self.distribution.log_prob(outputs, batch["action"]) - batch["log_prob"]
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - c.clip_range, 1 + c.clip_range)
-        policy_loss = -mean_of(torch.minimum(ratio * advantage, clipped * advantage), valid)
+        policy_loss = -mean(torch.minimum(ratio * advantage, clipped * advantage))
         if c.clip_range_vf is not None:
             value = batch["value"] + (value - batch["value"]).clamp(-c.clip_range_vf, c.clip_range_vf)
-        value_loss = mean_of((value - batch["target"]).square(), valid)
-        entropy = mean_of(self.distribution.entropy(outputs), valid)
+        value_loss = mean((value - batch["target"]).square())
+        entropy = mean(self.distribution.entropy(outputs))
         total = policy_loss + c.vf_coef * value_loss - c.ent_coef * entropy
         told = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
-                "kl": mean_of(ratio - 1 - log_ratio, valid),
-                "clipped": mean_of((ratio != clipped).float(), valid)}  # fmt: skip
+                "kl": mean(ratio - 1 - log_ratio), "clipped": mean((ratio != clipped).float())}  # fmt: skip
         return total, {name: x.detach() for name, x in told.items()}

@@ -84,6 +84,10 @@ class TokenClassification(Task):
     def check(self, model, processor, dataset) -> None:
         super().check(model, processor, dataset)
         check_length(self.length, model, processor)
+        count = classes_of(model)
+        if self.names is not None and count is not None and len(self.names) != count:
+            raise ValueError(f"names has {len(self.names)} labels, and the model has {count} (num_labels in its "
+                             "config): name each")  # fmt: skip
 
     def _check_labels(self, model, rows) -> None:
         check_class_labels(rows, self.labels, classes_of(model), ignored=IGNORED)
