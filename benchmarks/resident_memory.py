@@ -1,10 +1,12 @@
-"""Resident memory of real runs against the prediction: a Llama and a ViT, in one process and as ZeRO-3 on two.
+"""Resident memory of real runs against the prediction and plain PyTorch: a Llama and a ViT, in one process and as
+ZeRO-3 on two.
 
-Each run builds its model, gives it up to the step (`consume=True`) and trains a few steps operator by operator. What a
+Each run builds its model and trains a few steps operator by operator. What a
 process had before, Python, torch and the process group, does not count.
 
 - `setup`: the largest resident memory of a rank until the step is made; `steps`: afterwards.
 - `ratio`: `steps` over the predicted peak.
+- `over_plain`: in one process, the larger of both over that of a loop of plain PyTorch.
 
 Peaks are the kernel's: VmHWM of /proc/self/status, reset before each phase (Linux).
 """
@@ -66,12 +68,29 @@ def measure(name: str, plan: str, processes: int) -> dict[str, int]:
     reset()
     model, batch = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    step = tutti.parallelize(model, optimizer, batch, cluster=f"cpu:{processes}", plan=plan, level="O0", consume=True)
+    step = tutti.parallelize(model, optimizer, batch, cluster=f"cpu:{processes}", plan=plan, level="O0")
     setup = resident("VmHWM") - before
     reset()
     for _ in range(STEPS):
         step(batch)
     return {"predicted": step.plan.predicted.peak_bytes, "setup": setup, "steps": resident("VmHWM") - before}
+
+
+def plain(name: str) -> dict[str, int]:
+    """Bytes of an ordinary training loop."""
+    torch.manual_seed(0)
+    warm(1)
+    before = resident("VmRSS")
+    reset()
+    model, batch = MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    setup = resident("VmHWM") - before
+    reset()
+    for _ in range(STEPS):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"setup": setup, "steps": resident("VmHWM") - before}
 
 
 def warm(processes: int) -> None:
@@ -94,6 +113,14 @@ def run(quick: bool) -> dict[str, Any]:
             fullest = max(ranks, key=lambda found: found["steps"])
             ratio = round(fullest["steps"] / fullest["predicted"], 3)
             rows.append({"model": name, "plan": plan, "processes": processes, **fullest, "ratio": ratio})
+            if processes == 1:
+                pool = Pool(1)
+                (loop,) = pool.run(plain, name)
+                pool.close()
+                over = max(fullest["setup"], fullest["steps"]) / max(loop.values())
+                rows[-1] |= {"plain_setup": loop["setup"], "plain_steps": loop["steps"], "over_plain": round(over, 3)}
+                harness.say(f"{name:6} plain PyTorch: {loop['steps'] / 2**20:7.0f} MiB in steps, "
+                            f"{loop['setup'] / 2**20:7.0f} in setup; {over:.2f} of it")  # fmt: skip
             harness.say(f"{name:6} {plan:7} on {processes}: {fullest['steps'] / 2**20:7.0f} MiB in steps, "
                         f"{fullest['setup'] / 2**20:7.0f} in setup, predicted {fullest['predicted'] / 2**20:7.0f}: "
                         f"{ratio:.2f} of it")  # fmt: skip

@@ -1,5 +1,7 @@
 """What a training loop asks of a step that is a pipeline."""
 
+import copy
+
 import pytest
 import torch
 
@@ -58,8 +60,9 @@ def test_statistics_that_the_forward_pass_keeps():
                               torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))  # fmt: skip
     x = torch.randn(12, 6)
     steps = [
-        tutti.parallelize(net, torch.optim.SGD(net.parameters(), lr=0.1), (x,), loss=lambda m, b: m(*b).square().mean(),
-                          cluster=cluster, plan=plan, accumulate=3, level="O0")
+        tutti.parallelize(own := copy.deepcopy(net), torch.optim.SGD(own.parameters(), lr=0.1), (x,),
+                          loss=lambda m, b: m(*b).square().mean(), cluster=cluster, plan=plan, accumulate=3,
+                          level="O0")
         for plan, cluster in (("pp3", "cpu:3"), ("single", "cpu:1"))
     ]  # fmt: skip
     for _ in range(2):

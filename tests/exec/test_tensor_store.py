@@ -29,7 +29,8 @@ def store(model, graph):
     store = TensorStore(graph.device)
     store.spread(plan.mesh, Virtual(plan.mesh))
     store.declare(graph, plan)
-    store.begin(model_state.values_of(model, torch.optim.AdamW(model.parameters()), graph, False))
+    values = model_state.values_of(model, torch.optim.AdamW(model.parameters()), graph, False)
+    store.begin((name, value.detach()) for name, value, _ in values)
     return store
 
 

@@ -1,5 +1,6 @@
 """The table: every operator of the zoo has a rule, and splitting it gives the numbers of the whole."""
 
+import copy
 import operator
 from collections.abc import Iterator
 
@@ -179,6 +180,7 @@ FUNCTIONS = {
 
 
 def run(model, batch, plan, devices):
+    model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = tutti.parallelize(model, optimizer, (batch,), cluster=f"cpu:{devices}", plan=plan, level="O0")
     return step.gradients((batch,))["weight"], step((batch,))

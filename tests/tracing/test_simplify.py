@@ -76,4 +76,5 @@ def test_a_piece_of_a_concatenation_is_the_part_only_in_its_dtype():
     model, x = Model(), torch.randn(3, 4)
     step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), (x,), loss=lambda m, b: m(*b),
                              cluster="cpu:1", plan="single", level="O0")  # fmt: skip
-    assert step((x,)).item() == Model.forward(model, x).item()
+    loss = Model.forward(model, x).item()
+    assert step((x,)).item() == loss

@@ -24,6 +24,7 @@ from tutti.exec.batches import batch_size, check_like, microbatches, signature_o
 from tutti.exec.executables import Executables, Key
 from tutti.exec.executor import Executor
 from tutti.exec.gradual import AUTO, COMPILED, planned
+from tutti.exec.live import Live
 from tutti.exec.memory_budget import MemoryBudget, bytes_of
 from tutti.exec.nonfinite import Inspector, NonFinite
 from tutti.exec.observed import Observed, how_to_combine
@@ -35,7 +36,7 @@ from tutti.exec.tensor_store import TensorStore, check_names
 from tutti.exec.transfer_engine import engine_for
 from tutti.exec.weights import has_weights
 from tutti.hardware import Cluster, local
-from tutti.ir.step_graph import Spec, StepGraph
+from tutti.ir.step_graph import StepGraph
 from tutti.keywords import names_nearest
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
@@ -59,7 +60,6 @@ from tutti.tracing.batch import Batch, batch_items, inputs, rows
 from tutti.tracing.capture import Loss, device_of
 from tutti.tracing.capture_spec import CaptureSpec, autocast_state
 from tutti.tracing.criteria import with_criteria
-from tutti.tracing.slots import Slots
 
 VALUES = (int, float, str, tuple, torch.Tensor)  # of an optimizer's options that ranks compare
 ALIKE = (
@@ -89,7 +89,6 @@ class ParallelConfig:
     folder: str | Path | None
     max_nonfinite_steps: int | None
     metrics: Mapping[str, str] | Iterable[str]
-    consume: bool
 
 
 @names_nearest
@@ -115,9 +114,12 @@ def parallelize(
     folder: str | Path | None = None,
     max_nonfinite_steps: int | None = None,
     metrics: Mapping[str, str] | Iterable[str] = (),
-    consume: bool = False,
 ) -> Step:
-    """Lift a model written for one device to a cluster. The model itself is not changed, unless `consume` says so.
+    """Lift a model written for one device to a cluster.
+
+    The model and the optimizer stay the user's and are live: after any number of steps their parameters, buffers and
+    state have the trained values, and what is written into them between steps takes effect. Tensors that the plan keeps
+    whole on a rank are the user's own; others hold no memory until they are used (docs/concepts/live.md).
 
     model: any module on the CPU or one GPU, with initialized parameters.
     optimizer: a `torch.optim` instance over them. Learning rates are read at every step, so schedulers work.
@@ -153,9 +155,6 @@ def parallelize(
         they are clipped anyway.
     metrics: entries of the model's output to keep in `step.metrics`. A mapping says how the values of microbatches are
         combined: "mean", "sum" or "gather" (along dim 0).
-    consume: free the memory of the model's parameters and the optimizer's state as soon as the step has its parts of
-        them. Without it the process keeps a full copy beside. Afterwards the parameters have their shapes, but read
-        as NaN; `step.state_dict()` and checkpoints have the values.
 
     Raises ValueError if arguments do not fit together (a batch that does not divide, a plan for another model or
     number of devices, an optimizer that is not supported), and MemoryError if `memory` is too small.
@@ -182,7 +181,6 @@ def parallelize(
             folder=folder,
             max_nonfinite_steps=max_nonfinite_steps,
             metrics=metrics,
-            consume=consume,
         )
         return Step(model, optimizer, batch, config)
 
@@ -260,12 +258,11 @@ class Step:
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants, self._groups = _constants(optimizer), _groups(optimizer)
         params = dict(root.named_parameters())
-        self._example, self._tensors = batch, Slots(root).named()  # held, so that they are told from others
+        self._example = batch
         counts = optimizers.update_counts(optimizer)
         self._behind = {name: self.steps - counts[p] for name, p in params.items() if p in counts}
         self._updated: set[str] = set(self.graph.updated)  # by any graph so far
-        self._versions = {name: p._version for name, p in params.items()}
-        self._recipe, self._parked = recipe, {}
+        self._recipe = recipe
         self._recorder: Recorder | None = None
         self._last: Executor | None = None  # of a training step
         homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
@@ -286,11 +283,8 @@ class Step:
         self.store.spread(chosen.mesh, self.runtime)
         self.store.budgets = self.budgets
         self.store.declare(self.graph, chosen, devices_of)
-        self.store.begin(
-            model_state.values_of(
-                root, optimizer, self.graph, config.fp32_master_weights, recipe.consumed if config.consume else None
-            )
-        )
+        self._live = Live(self.store, optimizer, params, self)
+        self._live.take(model_state.values_of(root, optimizer, self.graph, config.fp32_master_weights))
         if self.device.type == "cpu":
             give_back_freed_memory()
         self._inspector = Inspector()
@@ -309,11 +303,8 @@ class Step:
             return self._train(batch)
 
     def _train(self, batch: Batch) -> torch.Tensor:
-        if self._recipe.watch.learns_otherwise or _groups(self.optimizer) != self._groups:
-            self._adopt()
+        self._absorb()
         self._check_constants()
-        self._check_written()
-        self._made.look()
         HEARTBEAT.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
@@ -364,6 +355,7 @@ class Step:
             self._behind[name] += 1
         if any(self._behind.values()) or self._recipe.behind:
             self._made.count(self._behind, self._late())
+        self._live.stepped(updated)
 
     def _late(self) -> dict[str, int]:
         """By how many updates each parameter is behind the number of steps, for parameters that have had an update."""
@@ -374,37 +366,42 @@ class Step:
         self._updated |= set(late)
         self._made.count(self._behind, self._late())
 
+    def count(self, name: str) -> int:
+        """The number of updates of a parameter."""
+        return self.steps - self.skipped - self._behind[name]
+
+    def recount(self, counts: Mapping[str, int]) -> None:
+        """Set the numbers of updates of parameters. If they are those of all, the steps begin after the largest."""
+        known = {name: self.count(name) for name in self._behind} | dict(counts)
+        if counts.keys() >= self._behind.keys():
+            self.steps = self.skipped + max(known.values())
+        self._behind = {name: self.steps - self.skipped - n for name, n in known.items()}
+        self._updated |= {name for name, n in known.items() if n}
+        self._made.count(self._behind, self._late())
+
+    def _absorb(self) -> None:
+        """Take what the user has changed in the model and the optimizer."""
+        changed = self._recipe.watch.learns_otherwise or _groups(self.optimizer) != self._groups
+        if changed or not self._live.absorb():
+            self._adopt()
+        self._made.look()
+
     def _adopt(self) -> None:
-        """Capture the model again after parameters were frozen, unfrozen, replaced or added. The other parameters keep
-        their values, optimizer state and counts of updates."""
-        held = {name: self.store.whole(name) for name in self.store.tensors} | self._parked
+        """Capture the model again after parameters were frozen, unfrozen, replaced, added or converted. The others keep
+        their values, optimizer state and counts of updates: these are in the model and the optimizer."""
         fresh = Step(self.model, self.optimizer, self._example, self._config)
-        names = {id(t): name for name, t in self._tensors.items()}
-        same = {name: names[id(t)] for name, t in fresh._tensors.items() if id(t) in names}  # new name -> old name
-        renamed = {
-            old.partition(":")[2]: new.partition(":")[2] for new, old in same.items() if old.startswith("param:")
-        }
-        kept = {}
-        for name, x in held.items():
-            kind, _, path = name.partition(":")
-            if kind == "buffer":
-                kept |= {new: x for new, old in same.items() if old == name}
-            elif path in renamed:
-                kept[f"{kind}:{renamed[path]}"] = x
-        for name in fresh.store.tensors:
-            if name in kept and Spec.of(kept[name]) == fresh.graph.spec(name):
-                fresh.store.place(name, kept.pop(name))
+        counts = {p: self.count(name) for name, p in self._live.params.items() if name in self._behind}
+        counts = {name: counts.get(p, fresh.count(name)) for name, p in fresh._live.params.items()
+                  if name in fresh._behind}  # fmt: skip
+        apart = {self._live.params[name]: number for name, number in self._made.apart.items()}
         fresh.steps, fresh.skipped, fresh._in_a_row = self.steps, self.skipped, self._in_a_row
-        done = self.steps - self.skipped
-        known = {renamed[name]: n for name, n in self._behind.items() if name in renamed}
-        fresh._behind = dict.fromkeys(fresh._behind, done) | known  # a new parameter has had no update
-        fresh._updated |= {renamed.get(name, name) for name in self._updated}
-        fresh._parked, fresh._recorder = kept, self._recorder
-        fresh._made.count(fresh._behind, fresh._late())
-        apart = {new: self._made.apart[old] for old, new in renamed.items() if old in self._made.apart}
-        if apart:
+        fresh.recount({name: n for name, n in counts.items() if n != fresh.count(name)})
+        fresh._recorder = self._recorder
+        if apart := {name: apart[p] for name, p in fresh._live.params.items() if p in apart}:
             fresh._made.count_apart(apart)
+        self._live.leave()
         self.__dict__.update(fresh.__dict__)
+        self._live.counts = self
 
     def _microbatches(self, batch: Batch) -> int:
         """The number of microbatches of a batch; 1 if it does not divide, such as a smaller last batch."""
@@ -466,7 +463,7 @@ class Step:
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """Compute the mean loss of a batch in evaluation mode, without an update. Returns a 0-d tensor."""
-        self._made.look()
+        self._absorb()
         executor = self._run("evaluate", batch)
         loss = executor.loss()
         self._observe(executor, "evaluation")
@@ -474,7 +471,7 @@ class Step:
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Compute the gradients of a batch before clipping. Returns full CPU tensors by parameter name."""
-        self._made.look()
+        self._absorb()
         return self._run("gradients", batch).gradients()
 
     def compare_replicas(self) -> None:
@@ -483,6 +480,7 @@ class Step:
         Raises RuntimeError on all ranks, with the tensor and the rank, if one rank's memory differs. Every rank of a
         job must call it.
         """
+        self._absorb()
         compare(self.store)
 
     def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
@@ -490,6 +488,7 @@ class Step:
 
         Every rank of a job must call it.
         """
+        self._absorb()
         return model_state.state_dict(self.store, self.graph, self.model, sharded)
 
     def save(
@@ -507,6 +506,7 @@ class Step:
         """
         if not isinstance(checkpoints, Checkpoints):
             raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
+        self._absorb()
         labels = {name: stored.label for name, stored in self.store.tensors.items()}
         counts = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self._late()}
         counts["levels"] = self._made.level_changes()
@@ -522,7 +522,9 @@ class Step:
         checksums; nothing has changed then. All ranks together load what `Checkpoints.latest` finds in memory.
         """
         if not isinstance(folder, PeerCheckpoint) and has_weights(Path(folder)):
-            return model_state.read_weights(self.store, self.graph, Path(folder), self.model)
+            count = model_state.read_weights(self.store, self.graph, Path(folder), self.model)
+            self._live.release()
+            return count
         about, stored = opened(folder)
         held, before = {k: x for k, x in self.store.held().items() if x.spec.bytes}, stored.bytes
         check_names(held, stored.tensors)
@@ -530,10 +532,19 @@ class Step:
         self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
         self._set_behind(about.get("behind", {}))
         self._made.follow(about.get("levels", {}))
+        self._live.stepped({name for name in self._behind if self.count(name)})
         return stored.bytes - before
+
+    def put(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replace stored tensors by full ones, by the names of `step.store`; model and optimizer have them then."""
+        self._absorb()
+        for name, value in values.items():
+            self.store.place(name, value)
+        self._live.release()
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """All state that resuming bit for bit needs, as full CPU tensors. Every rank of a job must call it."""
+        self._absorb()
         counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
         counts |= {f"behind:{name}": n for name, n in self._late().items()}
         held = {name: self.store.whole(name) for name in self.store.tensors}
@@ -545,6 +556,7 @@ class Step:
         self.store.place_all({name: value for name, value in state.items() if name not in counts})
         self._set_behind({n.partition(":")[2]: x for n, x in counts.items() if n.startswith("behind:")})
         self.steps, self.skipped = int(state["step"]), int(state.get("skipped", 0))
+        self._live.stepped({name for name in self._behind if self.count(name)})
 
     # -- what one can ask ------------------------------------------------------------------------------------------
 
@@ -647,18 +659,6 @@ class Step:
                     "only lr may change (OneCycleLR and CyclicLR change momentum, too, without cycle_momentum=False): "
                     "call tutti.parallelize again"
                 )
-
-    def _check_written(self) -> None:
-        """Raise ValueError if the model's parameters were written into: the step trains its own copies."""
-        for name, p in self._root.named_parameters():
-            if p._version != self._versions.get(name, p._version):
-                if f"param:{name}" in self.graph.inputs and not self.store.holds(f"param:{name}", p.detach()):
-                    raise ValueError(
-                        f"parameter {name!r} of the model was written into after the step was made. The step trains "
-                        "its own copies: load values with step.load or step.load_training_state, or make the step "
-                        "after the write. model.load_state_dict(step.state_dict()) copies the step's values back"
-                    )
-                self._versions[name] = p._version
 
 
 def _facts(

@@ -52,6 +52,7 @@ from tutti.compat.tracing import (
     operators,
     unset_fake_temporarily,
     without_function_modes,
+    without_subclasses,
 )
 from tutti.compat.vmap import hessians_in_reverse, in_vmap, outside_vmap, vmapped
 
@@ -114,4 +115,5 @@ __all__ = [
     "use_compilers",
     "vmapped",
     "without_function_modes",
+    "without_subclasses",
 ]

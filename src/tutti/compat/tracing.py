@@ -81,6 +81,11 @@ def of_packed_sequences(name: str) -> Callable:
     return getattr(torch._C._VariableFunctions, name)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def without_subclasses() -> Any:
+    """Treat subclasses of tensors as plain tensors."""
+    return torch._C.DisableTorchFunctionSubclass()  # pyright: ignore[reportPrivateImportUsage]
+
+
 def without_function_modes() -> Any:
     """Call functions of torch directly, ignoring function modes."""
     return torch._C.DisableTorchFunction()  # pyright: ignore[reportPrivateImportUsage]

@@ -317,7 +317,7 @@ class _Device:
         for name, row in self.successors.items():
             for kept, x in zip(self.kept, row, strict=True):
                 if name in kept:
-                    kept[name] = x
+                    self.executor.store.replace(kept, name, x)
         self.successors = {}
 
     def keep(self, name: str, kind: str, row: Row, microbatch: int) -> None:

@@ -12,36 +12,21 @@ from tutti.exec.tensor_store import TensorStore
 from tutti.exec.weights import Wanted, load_weights
 from tutti.ir.step_graph import StepGraph
 from tutti.tracing import optimizers
-from tutti.tracing.consumed import Consumed, without_memory
 from tutti.tracing.slots import attribute
 
 
 def values_of(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    graph: StepGraph,
-    fp32_master_weights: bool,
-    consumed: Consumed | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a model and its optimizer, by the names of a graph's inputs.
-
-    consumed: takes each parameter once its values are used. Its optimizer state is freed too.
-    """
+    model: nn.Module, optimizer: torch.optim.Optimizer, graph: StepGraph, fp32_master_weights: bool
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+    """The tensors of a model and its optimizer, by the names of a graph's inputs: name, value, and the model's own."""
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     buffers |= {path: attribute(model, path) for path in graph.names("buffer") if path not in buffers}
-    yield from ((f"buffer:{key}", value.detach()) for key, value in buffers.items())
+    yield from ((f"buffer:{key}", x, x) for key, x in buffers.items())
     for key, state in optimizers.states_of(optimizer, {p: name for name, p in params.items()}, fp32_master_weights):
         parameter = params.pop(key)
-        yield f"param:{key}", parameter.detach()
-        yield from ((f"{kind}:{key}", value) for kind, value in state.items())
-        if consumed is not None:
-            consumed.take(parameter)
-            kept = optimizer.state.get(parameter, {})
-            kept.update((k, without_memory(x)) for k, x in kept.items() if isinstance(x, torch.Tensor) and x.ndim)
-    for key, parameter in params.items():
-        yield f"param:{key}", parameter.detach()
-        if consumed is not None:
-            consumed.take(parameter)
+        yield f"param:{key}", parameter, parameter
+        yield from ((f"{kind}:{key}", value, None) for kind, value in state.items())
+    yield from ((f"param:{key}", p, p) for key, p in params.items())
 
 
 def read_weights(store: TensorStore, graph: StepGraph, folder: Path, model: nn.Module) -> int:

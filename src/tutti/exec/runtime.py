@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 
@@ -155,6 +155,7 @@ class Distributed:
         self.ranks = [self.rank]
         with HEARTBEAT.within("new_group", "the mesh"):
             self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
+            self.readers = _group_of_readers(dist.group.WORLD)
         HEARTBEAT.place(self.rank, mesh)
 
     @cached_property
@@ -279,7 +280,7 @@ class Distributed:
         own[: parts[0].numel()] = parts[0].reshape(-1)
         world = [torch.empty_like(own) for _ in ranks]
         with HEARTBEAT.within("all_gather", "what all ranks hold of a tensor"):
-            dist.all_gather(world, own)
+            dist.all_gather(world, own, self.readers)
         found = [x[: prod(shape)].view(shape).cpu() for x, shape in zip(world, shapes, strict=True)]
         return layout.assemble(found, spec.shape, self.mesh)
 
@@ -288,8 +289,14 @@ class Distributed:
         if part is not None:
             x.copy_(part)
         with HEARTBEAT.within("broadcast", f"what rank {rank} holds of a tensor"):
-            dist.broadcast(raw(x), rank)
+            dist.broadcast(raw(x), rank, self.readers)
         return x.cpu()
+
+
+@cache
+def _group_of_readers(world: Any) -> Any:
+    """All ranks, for reads of stored tensors. A rank that reads alone waits: it meets no collective of a step."""
+    return dist.new_group(timeout=TIMEOUT)
 
 
 Runtime = Virtual | Distributed

@@ -38,7 +38,8 @@ class TensorStore:
     """Named tensors, and the parts of them that each rank of this process holds.
 
     runtime, mesh: set by `spread`. tensors: how each is stored. parts: name -> local part, by local rank. budgets: one
-    for each local rank, if memory is limited.
+    for each local rank, if memory is limited. shared: names of parts that are the memory of somebody's tensor, which is
+    written and never replaced.
     """
 
     def __init__(self, device: torch.device, offload_store: OffloadStore | None = None):
@@ -47,6 +48,7 @@ class TensorStore:
         self.mesh: Mesh = {}
         self.tensors: dict[str, Stored] = {}
         self.parts: list[dict[str, torch.Tensor]] = []
+        self.shared: set[str] = set()
         self.budgets: Sequence[MemoryBudget] = ()
 
     # -- placing ---------------------------------------------------------------------------------------------------
@@ -87,9 +89,39 @@ class TensorStore:
             if name in self.tensors:
                 self.place(name, same_everywhere(value.to(self.device)))
 
+    def can_share(self, name: str, whole: torch.Tensor) -> bool:
+        """Whether the memory of a full tensor can be that of the only local part."""
+        stored = self.tensors[name]
+        return (
+            len(self._ranks) == 1
+            and self._holds(self._ranks[0], stored)
+            and stored.tier == DEVICE
+            and stored.layout.local_shape(tuple(whole.shape), self.mesh) == tuple(whole.shape)
+            and whole.is_contiguous()
+            and Spec.of(whole) == stored.spec
+        )
+
+    def share(self, name: str, whole: torch.Tensor) -> None:
+        """Use the memory of a full tensor for the only local part."""
+        if self.budgets:
+            self.budgets[0].need(whole.nbytes, name)
+            self.budgets[0].hold(whole)
+        self.parts[0][name] = whole
+        self.shared.add(name)
+
+    def replace(self, held: dict[str, torch.Tensor], name: str, part: torch.Tensor) -> None:
+        """Replace the part that a local rank holds."""
+        if name not in self.shared:
+            held[name] = part
+        elif part.data_ptr() != held[name].data_ptr():
+            held[name].copy_(part)
+
     def place(self, name: str, whole: torch.Tensor) -> None:
         """Give each local rank its part of a full tensor."""
         stored = self.tensors[name]
+        if name in self.shared:
+            self.parts[0][name].copy_(whole)
+            return
         for i, (held, rank) in enumerate(zip(self.parts, self._ranks, strict=True)):
             if not self._holds(rank, stored):
                 continue

@@ -72,26 +72,25 @@ def averaged(step: Any) -> Iterator[None]:
     trained in the block.
     """
     averages, before = _averages(step), step.steps
-    kept = {name: step.store.whole(f"param:{name}") for name in averages}
-    for name, value in averages.items():
-        step.store.place(f"param:{name}", value.to(kept[name].dtype))
+    kept = {f"param:{name}": step.store.whole(f"param:{name}") for name in averages}
+    step.put({f"param:{name}": value.to(kept[f"param:{name}"].dtype) for name, value in averages.items()})
     try:
         yield
         if step.steps != before:
             raise RuntimeError("the step was trained while it had the averages as parameters; train outside of the "
                                "block of tutti.optim.averaged")  # fmt: skip
     finally:
-        for name, value in kept.items():
-            step.store.place(f"param:{name}", value)
+        step.put(kept)
 
 
 def restart_averages(step: Any) -> None:
     """Let averages go on from the parameters, after values without averages were loaded into a step."""
-    for name, value in _averages(step).items():
-        step.store.place(f"{EMA}:{name}", step.store.whole(f"param:{name}").to(value.dtype))
+    averages = _averages(step)
+    step.put({f"{EMA}:{name}": step.store.whole(f"param:{name}").to(x.dtype) for name, x in averages.items()})
 
 
 def _averages(step: Any) -> dict[str, Tensor]:
+    step.put({})  # what the user has written
     names = [name.partition(":")[2] for name in step.store.tensors if name.startswith(f"{EMA}:")]
     if not names:
         raise ValueError("the step keeps no averages: wrap its optimizer in tutti.optim.with_ema before "

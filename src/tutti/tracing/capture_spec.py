@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import nn
 from tutti.ir.step_graph import StepGraph
 from tutti.tracing.batch import Batch
 from tutti.tracing.capture import Loss, capture
-from tutti.tracing.consumed import Consumed
+from tutti.tracing.remote import shaped
+from tutti.tracing.slots import Slots
 from tutti.tracing.watch import Watch
 
 
@@ -38,14 +39,18 @@ class CaptureSpec:
     behind: dict[str, int] | None = None  # by how many updates parameters lag; None: as in the optimizer's state
     only: frozenset[str] | None = None  # the parameters to train; None: all that require gradients
 
-    consumed: Consumed = field(default_factory=Consumed)  # parameters without memory
-
     def __post_init__(self):
         self.watch = Watch(self.model, users=[self.loss])
 
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """The tensors that may be remote: those of the model and of the optimizer."""
+        yield from Slots(self.model, self.attributes).named().values()
+        for state in self.optimizer.state.values():
+            yield from (x for x in state.values() if isinstance(x, torch.Tensor) and x.ndim)
+
     def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
         """The training step for a batch like this, which is one of so many microbatches."""
-        with _modes_kept(self.model), self.consumed.shaped(), torch.autocast(**self.autocast):
+        with _modes_kept(self.model), shaped(self._tensors()), torch.autocast(**self.autocast):
             made = capture(
                 self.model,
                 batch,
@@ -68,7 +73,7 @@ class CaptureSpec:
 
     def evaluation(self, batch: Batch) -> StepGraph:
         """The loss in evaluation mode."""
-        with _modes_kept(self.model), self.consumed.shaped(), torch.autocast(**self.autocast):
+        with _modes_kept(self.model), shaped(self._tensors()), torch.autocast(**self.autocast):
             self.model.eval()
             return capture(self.model, batch, loss=self.loss, gradients=False, attributes=self.attributes,
                            metrics=self.metrics)  # fmt: skip

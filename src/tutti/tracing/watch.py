@@ -36,6 +36,7 @@ class Watch:
 
     def __init__(self, model: nn.Module, attributes: frozenset[str] = frozenset(), users: Iterable[Any] = ()):
         self.model = model
+        self.state_of_model = {id(x) for x in (*model.parameters(), *model.buffers())}  # which a step reads anew
         self.values: list[tuple[dict[str, Any], str, Any, str]] = []  # where, key, value, path
         self.sequences: list[tuple[list, list, str]] = []
         self.tensors: list[tuple[dict[str, Any], str, torch.Tensor, int, str]] = []  # with their versions
@@ -132,7 +133,7 @@ class Watch:
         elif isinstance(value, list) and len(value) <= SHORT and all(isinstance(x, PLAIN) for x in value):
             self.values.append((held, key, value, path))
             self.sequences.append((value, list(value), path))
-        elif isinstance(value, torch.Tensor) and path not in attributes:
+        elif isinstance(value, torch.Tensor) and path not in attributes and id(value) not in self.state_of_model:
             self.tensors.append((held, key, value, value._version, path))
 
     def state(self) -> tuple[tuple[str, Any], ...]:

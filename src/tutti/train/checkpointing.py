@@ -30,7 +30,6 @@ from tutti.checkpoint.write import reason
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
 from tutti.train import draws
-from tutti.train.written import sampled
 
 SCHEDULE, RANDOM, ARGUMENTS, STREAM = "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json"
 ADAPTERS = "adapter_config.json"  # of a model of peft
@@ -143,19 +142,16 @@ class TrainerCheckpoints:
             files = {f"{inner.relative_to(draft).as_posix()}/{name}": about for name, about in described}
         folders.commit(final, files, {"step": state.global_step})
 
-    def take_back(self) -> None:
-        """Give the model the values that the step has trained."""
-        take_back(self.trainer)
-
     def finish(self) -> None:
-        """Give the model the trained values, or the best ones if `args.load_best_model_at_end`."""
+        """Give the model its averages, or the best values if `args.load_best_model_at_end`."""
         trainer = self.trainer
         best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
         adapters = trainer.args.save_only_model and Path(best or "", ADAPTERS).exists()
         if trainer.step is not None:
             if best and not adapters:
                 self.load(Path(best))
-            take_back(trainer, averaged=True)
+            if trainer.ema_decay is not None:
+                trainer.model.load_state_dict(ema_state_dict(trainer.step), strict=False)
             if best and adapters:
                 from peft import load_peft_weights, set_peft_model_state_dict
 
@@ -228,14 +224,6 @@ def _restore_callbacks(trainer: Any) -> None:
         if len(places) < len(states) and name != "TrainerControl":
             warnings.warn(f"the checkpoint has the state of {len(states)} callbacks {name}, and the Trainer has "
                           f"{len(places)}: the others are ignored", stacklevel=3)  # fmt: skip
-
-
-def take_back(trainer: Any, averaged: bool = False) -> None:
-    """Give the model the values that the step has trained, or their averages if the step has some."""
-    if trainer.step is not None:
-        values = _trained(trainer) if averaged else trainer.step.state_dict()
-        trainer.model.load_state_dict(values, strict=False)
-        trainer._values, trainer._samples = version(trainer.model), sampled(trainer.model)
 
 
 def _trained(trainer: Any) -> dict[str, Tensor]:

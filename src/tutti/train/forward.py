@@ -19,10 +19,9 @@ def forward_pass(trainer: Any, batch: Mapping[str, Any], has_loss: bool) -> Call
 
     It is made again when the model is written into, or other outputs are wanted.
     """
-    if trainer.is_in_train:
-        checkpointing.take_back(trainer)
     objective, model, args = trainer.objective, trainer.model, trainer.args
-    key = (has_loss, objective.wanted, objective.ignored, id(model), checkpointing.version(model))
+    key = (has_loss, objective.wanted, objective.ignored, id(model), checkpointing.version(model),
+           trainer.step and trainer.step.steps)  # fmt: skip
     if trainer._forward is not None and trainer._forward[0] == key:
         return trainer._forward[1]
 

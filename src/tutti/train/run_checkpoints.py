@@ -85,9 +85,6 @@ class RunCheckpoints:
             self.saved = step_of(saved)
             self.run.display.say(f"step {self.saved}  saved {saved}")
 
-    def take_back(self) -> None:
-        """The model keeps its initial values: `export` reads a checkpoint."""
-
     def finish(self) -> None:
         """Everything is saved."""
 

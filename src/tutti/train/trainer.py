@@ -43,7 +43,7 @@ from transformers.utils.generic import can_return_loss, find_labels
 
 import tutti
 from tutti.data import Mixture, Stream, StreamingSource
-from tutti.launch.launch import local_rank, rank, world_size
+from tutti.launch.launch import local_rank, rank
 from tutti.optim import Muon, averaged, with_ema
 from tutti.tracing.optimizers.marks import EMA_DECAY
 from tutti.train import arguments, batches, checkpointing, evaluation, loss, rows
@@ -181,8 +181,6 @@ class Trainer:
         self.buckets = batches.Buckets(getattr(self.model, "config", None))
         self._forward: tuple[Any, Any] | None = None  # objective and function, outside of training
         self._hook: Any = None
-        self._values = 0  # version of the model's values when it got those of the step
-        self._samples: dict[str, Tensor] = {}  # of the values that the model has in training
         if rank() == 0:
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
@@ -331,10 +329,6 @@ class Trainer:
         self.is_in_train = True
         try:
             return Training(self, tuple(ignore_keys_for_eval or ())).run(resume_from_checkpoint)
-        except BaseException:
-            if self.step is not None and world_size() == 1:  # on several ranks, others may not be here
-                self.checkpoints.take_back()
-            raise
         finally:
             self.is_in_train = False
             if self._hook is not None:
@@ -427,17 +421,12 @@ class Trainer:
         if self.ema_decay is None or not self._trains():
             yield
             return
-        before = checkpointing.version(self.model)
         with averaged(self.step):
             yield
-        if self.is_in_train and checkpointing.version(self.model) != before:
-            checkpointing.take_back(self)  # the model was given averages
 
     def _trains(self) -> bool:
-        """Whether the step has the values to evaluate: in training, and until the model is written into."""
-        if self.step is None or self.is_in_train:
-            return self.step is not None
-        return self.step.model is self.model and self._values == checkpointing.version(self.model)
+        """Whether there is a step of the model."""
+        return self.step is not None and self.step.model is self.model
 
     def autocast(self) -> Any:
         """The context in which the model computes: bfloat16 autocast with `args.bf16`."""

@@ -21,7 +21,6 @@ from tutti.train.batches import Order, joined
 from tutti.train.boost import Boost
 from tutti.train.draws import Draws
 from tutti.train.loss import items_of
-from tutti.train.written import check_unwritten, sampled
 
 FROM_METRICS = tuple(  # schedules that step after an evaluation
     filter(None, (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(optimization, "GreedyLR", None)))
@@ -44,7 +43,6 @@ class Training:
         if trainer.model_init is not None and trainer.step is not None:
             set_seed(args.seed)
             trainer.model, trainer.optimizer, trainer.lr_scheduler = trainer.model_init(), None, None
-        self.before = trainer.step if trainer.optimizer is not None and trainer._trains() else None
         trainer.step, trainer._forward = None, None
         trainer.draws = Draws(seed_of_data(args))
         self.loader = trainer.get_train_dataloader()
@@ -76,8 +74,6 @@ class Training:
         self.logged = self.first
         if found is not None or trainer.plans_first:
             self.parallelize(self.with_items(self.first_batch()))
-        if found is not None:
-            trainer.checkpoints.take_back()
         self._call("on_train_begin")
         if args.eval_on_start:
             trainer.evaluate(ignore_keys=list(self.ignored) or None)
@@ -237,19 +233,12 @@ class Training:
                 stochastic_rounding=option(args, "stochastic_rounding"),
                 max_nonfinite_steps=option(args, "max_nonfinite_steps"),
             )
-        trainer._samples = sampled(trainer.model)
         if self.found is not None:
             trainer.checkpoints.load(self.found)
-        elif self.before is not None and self.before.model is trainer.model:  # train() was called before
-            done = self.before.training_state()
-            trainer.step.load_training_state(done)
-            self.before = None
 
     def log_evaluate_save(self) -> None:
         """Do what callbacks have asked for."""
         trainer, state = self.trainer, self.trainer.state
-        if trainer.control.should_evaluate or trainer.control.should_save:
-            check_unwritten(trainer.model, trainer._samples)
         if trainer.control.should_log and state.global_step > self.logged:
             logs = {"loss": self._drained() / (state.global_step - self.logged)}
             if self.args.max_grad_norm:
@@ -269,9 +258,8 @@ class Training:
             self._call("on_save")
 
     def finish(self) -> TrainOutput:
-        """Log the totals, and give the model the trained values."""
+        """Log the totals, and end with the best values or the averages."""
         trainer, state = self.trainer, self.trainer.state
-        check_unwritten(trainer.model, trainer._samples)
         self._drained()
         done = state.global_step - self.first
         mean = self.total / max(done, 0.001)

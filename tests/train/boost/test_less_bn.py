@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -107,7 +109,8 @@ def test_trains_under_a_plan_like_on_one_device():
     LessBN(multiplier=4.0).prepare_model(model, batch, loss)
     found = {}
     for cluster, plan in (("cpu:1", "single"), ("cpu:2", "zero3")):
-        step = tutti.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), batch, loss=loss, cluster=cluster,
+        own = copy.deepcopy(model)
+        step = tutti.parallelize(own, torch.optim.SGD(own.parameters(), lr=0.1), batch, loss=loss, cluster=cluster,
                                  plan=plan, level="O0")  # fmt: skip
         for _ in range(3):
             step(batch)

@@ -50,5 +50,3 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.
                 tell(f"{what}: {i / steps:.0%}, loss {number:.3g}")
                 if after:
                     after(i, number)
-    if step:
-        model.load_state_dict(step.state_dict())

@@ -38,6 +38,7 @@ from tutti.tracing.optimizers.clipping import poisoned as poisoned
 from tutti.tracing.optimizers.lookup import check as check
 from tutti.tracing.optimizers.lookup import check_hooks as check_hooks
 from tutti.tracing.optimizers.precision import rate_of as rate_of
+from tutti.tracing.optimizers.states import counter_of as counter_of
 from tutti.tracing.optimizers.states import initial_state as initial_state
 from tutti.tracing.optimizers.states import state_of as state_of
 from tutti.tracing.optimizers.states import states_of as states_of

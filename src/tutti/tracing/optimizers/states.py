@@ -1,5 +1,6 @@
 """The tensors that an optimizer keeps per parameter, and how many updates it has done."""
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 
 import torch
@@ -10,6 +11,8 @@ from tutti.tracing.optimizers.lookup import check_options, rule_of
 from tutti.tracing.optimizers.marks import EMA, EMA_DECAY, first_average
 from tutti.tracing.optimizers.precision import LOW_PRECISION, value_of
 from tutti.tracing.optimizers.table import Group, State
+
+COUNT = "step"  # key of the number of updates of a parameter
 
 
 def state_of(
@@ -79,6 +82,28 @@ def update_counts(optimizer: Optimizer) -> dict[Parameter, int]:
     rule_of(optimizer)
     trained = [(group, p) for group, p in _parameters(optimizer) if p.requires_grad]
     return {p: _updates(group, optimizer.state.get(p, {})) for group, p in trained}
+
+
+def counter_of(optimizer: Optimizer) -> torch.Tensor | int | None:
+    """What the optimizer keeps as "step" of each parameter: a 0-d tensor, a number, or None.
+
+    An optimizer without state is asked by an update of a small parameter of its own.
+    """
+    for held in optimizer.state.values():
+        if COUNT in held:
+            return held[COUNT]
+    probe, small = object.__new__(type(optimizer)), Parameter(torch.ones(2, 2))
+    group = next(iter(optimizer.param_groups), {})
+    hooks = {name: OrderedDict() for name in vars(optimizer) if name.startswith("_optimizer_") and "hook" in name}
+    vars(probe).update(vars(optimizer) | hooks)
+    vars(probe).update(state=defaultdict(dict), param_groups=[{**group, "params": [small]}])
+    vars(probe).pop("step", None)  # a scheduler's
+    small.grad = torch.zeros_like(small)
+    try:
+        type(optimizer).step(probe)
+    except NotImplementedError:  # one that is an update only within a captured step
+        return None
+    return probe.state[small].get(COUNT)
 
 
 def _updates(group: Group, held: dict) -> int:

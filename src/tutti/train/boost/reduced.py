@@ -74,7 +74,6 @@ class Reduced:
 
     def _switch(self, rows: Tensor) -> None:
         """Continue in the subspace. rows: its basis, (k, number of weights)."""
-        self.model.load_state_dict(self.step.state_dict())
         shapes = [p.shape for p in self._trained.values()]
         parts = rows.split([shape.numel() for shape in shapes], dim=1)
         device = next(iter(self._trained.values())).device
