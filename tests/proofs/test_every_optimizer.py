@@ -88,6 +88,29 @@ def test_plans(cls, plan):
     assert_equal(step.state_dict(), expected(cls))
 
 
+@pytest.mark.parametrize("plan", ["single", "zero3"])
+@pytest.mark.parametrize("cls", TABLE)
+def test_steps_of_pytorch_itself_between(cls, plan):
+    """The optimizer has its state and counts after a step, and the step goes on with what PyTorch has made of them."""
+    model, optimizer = setup(cls)
+    cluster = "cpu:1" if plan == "single" else "cpu:2"
+    step = tutti.parallelize(model, optimizer, batches()[0], cluster=cluster, plan=plan, level="O0")
+    for i, batch in enumerate(batches()):
+        if i % 3 == 1:
+            plain_torch(model, optimizer, [batch])
+        else:
+            step(batch)
+    reference, theirs = setup(cls)
+    assert_equal(model.state_dict(), plain_torch(reference, theirs, batches()))
+    ours, wanted = optimizer.state_dict()["state"], theirs.state_dict()["state"]
+    assert ours.keys() == wanted.keys()
+    for number, entries in wanted.items():
+        assert ours[number].keys() == entries.keys()
+        for key, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(ours[number][key], value, rtol=1e-4, atol=1e-6, msg=key)
+
+
 @pytest.mark.parametrize("cls", SOME)
 def test_goes_on_from_a_stepped_optimizer_and_from_a_checkpoint(cls, tmp_path):
     """Three steps in PyTorch, two under one plan, the last under another."""
