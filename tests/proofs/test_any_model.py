@@ -49,13 +49,17 @@ def expected(name: str, whole: dict):
     return whole[name]
 
 
+def skip_dropout(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        if getattr(module, "p", 0) or (isinstance(module, torch.nn.LSTM) and module.dropout):
+            pytest.skip("dropout draws other numbers than torch does")
+
+
 @pytest.mark.parametrize("name", THIRD)
 def test_one_device_gives_the_loss_of_plain_torch(name, whole):
     model, batch, loss = models.case(name)
     torch.manual_seed(0)
-    for module in model.modules():
-        if getattr(module, "p", 0) or (isinstance(module, torch.nn.LSTM) and module.dropout):
-            pytest.skip("dropout draws other numbers than torch does")
+    skip_dropout(model)
     value = loss(model, batch) if loss else model(**batch)
     torch.testing.assert_close(expected(name, whole)[1], getattr(value, "loss", value).detach(), rtol=1e-5, atol=0)
 
@@ -133,3 +137,33 @@ def test_odd_scales_and_missing_biases():
         step = tutti.parallelize(model, optimizer, (x,), cluster=f"cpu:{devices}", plan=plan, level="O0")
         torch.testing.assert_close(step.gradients((x,)), {n: p.grad for n, p in reference.named_parameters()})
         torch.testing.assert_close(step((x,)), reference(x).detach())
+
+
+@pytest.mark.parametrize("name", some(models.MODELS, ("llama", "resnet")))
+def test_the_model_is_trained_itself(name, whole):
+    """After steps under a random plan, the model has the values of plain PyTorch, and a step of PyTorch goes on."""
+    plan = tutti.random_plan(expected(name, whole)[0].graph, 2, seed=7)
+    found = []
+    for is_ours in (True, False):
+        model, batch, loss = models.case(name)
+        skip_dropout(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+        def plain(model=model, batch=batch, loss=loss, optimizer=optimizer) -> None:
+            optimizer.zero_grad()
+            value = loss(model, batch) if loss else model(**batch)
+            getattr(value, "loss", value).backward()
+            optimizer.step()
+
+        if is_ours:
+            step = tutti.parallelize(model, optimizer, batch, loss=loss, cluster="cpu:2", plan=plan, level="O0")
+        for _ in range(3):
+            step(batch) if is_ours else plain()
+        states = [{key: x.clone() for key, x in model.state_dict().items()}]
+        plain()
+        found.append([*states, model.state_dict()])
+    for ours, theirs in zip(*found, strict=True):
+        largest = max(x.float().norm() for x in theirs.values())
+        for key, x in theirs.items():
+            error = (ours[key].float() - x.float()).norm()
+            assert error <= TOLERANCE * max(x.float().norm(), 1e-2 * largest), f"{key}: {error:.1e}"
