@@ -288,7 +288,7 @@ def test_bfloat16_with_masters():
     model = zoo.llama().to(torch.bfloat16)
     step, plain = (
         make("tp2xzero3", "cpu:4", model=model, fp32_master_weights=True),
-        make(model=model, fp32_master_weights=True),
+        make(model=copy.deepcopy(model), fp32_master_weights=True),
     )
     losses = [(step(zoo.tokens()).item(), plain(zoo.tokens()).item()) for _ in range(5)]
     assert [a for a, _ in losses] == pytest.approx([b for _, b in losses], rel=2e-2)

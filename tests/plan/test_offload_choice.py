@@ -65,6 +65,9 @@ def test_found_and_trained_under_a_budget():
     whole = tutti.parallelize(model, optimizer, batch, cluster="cpu:1", plan="single", level="O0", memory="1GiB")
     expected = [whole(batch).item() for _ in range(2)]
     memory = int(0.66 * whole.budgets[0].most)
+    torch.manual_seed(0)
+    model, batch, _ = models.mixtral()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = tutti.parallelize(model, optimizer, batch, cluster="cpu:1", level="O0", memory=memory)
     assert [step(batch).item() for _ in range(2)] == expected
     assert step.plan.tiers and step.budgets[0].most <= memory
