@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tutti.train.boost.adasum import AdaSum
 from tutti.train.boost.algorithm import Algorithm
 from tutti.train.boost.dim_reduce import DimReduce
@@ -19,9 +21,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "dim_reduce": DimReduce,
 }
 
-LEVELS: dict[str, tuple[str, ...]] = {
-    "O0": (),
-    "O1": ("less_bn", "grad_freeze"),
-    "O2": ("less_bn", "grad_freeze", "adasum"),
-    "O3": ("less_bn", "grad_freeze", "adasum", "dim_reduce"),
+LEVELS: dict[str, dict[str, dict[str, Any]]] = {
+    "O0": {},
+    "O1": {"less_bn": {}, "layer_skip": {"share": 0.5, "until": 0.5}},
+    "O2": {"less_bn": {}, "layer_skip": {"share": 0.5, "until": 0.75}},
+    "O3": {"less_bn": {}, "layer_skip": {"share": 0.67, "until": 0.75}},
 }
