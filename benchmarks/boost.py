@@ -263,9 +263,9 @@ def fastest_rate(task: Task, seeds: Iterable[int]) -> float:
     return min(steps, key=lambda rate: steps[rate])
 
 
-def race(task: Task, rate: float, seed: int) -> dict[str, Run]:
+def race(task: Task, rate: float, seed: int, contenders: dict[str, Any]) -> dict[str, Run]:
     """All contenders in turns."""
-    runs = {name: Run(task, rate, seed, chosen) for name, chosen in CONTENDERS.items()}
+    runs = {name: Run(task, rate, seed, chosen) for name, chosen in contenders.items()}
     for i in range(task.steps // task.every):
         order = list(runs.values())
         first = i % len(order)
@@ -275,37 +275,43 @@ def race(task: Task, rate: float, seed: int) -> dict[str, Run]:
 
 
 def row(task: Task, plain: list[Run], runs: list[Run], target: float) -> dict[str, Any]:
-    """The figures of one contender. Each list has one entry for each seed."""
-    to_target = [run.seconds_to(target) for run in runs]
-    base = [run.seconds_to(target) for run in plain]
-    ratios = [p / s if p and s else 0.0 for p, s in zip(base, to_target, strict=True) if p]
+    """The figures of one contender."""
+    steps = [task.reached(run.curve, target) for run in runs]
+    pairs = [(p.seconds_to(target), s.seconds_to(target)) for p, s in zip(plain, runs, strict=True)]
+    ratios = [p / s if s else 0.0 for p, s in pairs if p]
+    finals = [round(run.final, 4) for run in runs]
     return {
         "times_faster": statistics.median(ratios) if ratios else None,
         "lowest": min(ratios, default=None),
         "highest": max(ratios, default=None),
-        "steps_faster": statistics.median(sum(p.turns) / sum(r.turns) for p, r in zip(plain, runs, strict=True)),
-        "steps_to_target": [task.reached(run.curve, target) for run in runs],
-        f"final_{task.by}": [round(run.final, 4) for run in runs],
+        "reached": f"{sum(x is not None for x in steps)} of {len(runs)}",
+        "steps_to_target": statistics.median(x or task.steps for x in steps),
+        "step_times_faster": statistics.median(sum(p.turns) / sum(r.turns) for p, r in zip(plain, runs, strict=True)),
+        f"final_{task.by}": statistics.mean(finals),
+        f"worst_final_{task.by}": (max if task.by == "loss" else min)(finals),
+        "seconds_to_target": statistics.median(s or sum(run.turns) for (_, s), run in zip(pairs, runs, strict=True)),
         "captures": runs[0].captures,
         "capture_seconds": statistics.median(run.capture_seconds for run in runs),
+        "by_seed": {"times_faster": ratios, "steps_to_target": steps, f"final_{task.by}": finals},
     }
 
 
 def run(quick: bool) -> dict[str, Any]:
     seeds = 1 if quick else 5
+    contenders = {name: CONTENDERS[name] for name in (("plain", "O1") if quick else CONTENDERS)}
     torch.set_num_threads(1)
     found: dict[str, Any] = {"seeds": seeds, "tasks": {}}
     for name, task in tasks(quick).items():
-        rate = fastest_rate(task, range(100, 100 + max(1, seeds // 2)))  # seeds of their own
+        rate = task.rates[1] if quick else fastest_rate(task, (100, 101))  # seeds of their own
         target = task.target([plainly(task, rate, seed).final for seed in range(seeds)])
         harness.say(f"{name}: learning rate {rate}, the target is a {task.by} of {target:.4f}")
         races = []
         for seed in range(seeds):
-            races.append(race(task, rate, seed))
+            races.append(race(task, rate, seed, contenders))
             harness.say(f"{name}, seed {seed + 1} of {seeds}")
         facts = {"learning_rate": rate, "steps": task.steps, "every": task.every, "by": task.by, "target": target}
         found["tasks"][name], found[name] = facts, {}
-        for contender in CONTENDERS:
+        for contender in contenders:
             plain, runs = ([runs[x] for runs in races] for x in ("plain", contender))
             found[name][contender] = row(task, plain, runs, target)
             harness.say(f"{name} {contender}: {found[name][contender]}")

@@ -126,8 +126,10 @@ class TrainingArguments(transformers.TrainingArguments):
     )
     boost: Any = field(
         default="O0",
-        metadata={"help": "Algorithms that trade accuracy for speed (docs/guide/boost.md): O0 (none) to O3, or names."},
-    )
+        metadata={"help": "Algorithms that can reach a target sooner, at some risk for accuracy: O0 (none) to O3, or "
+                          "names. For residual CNNs with batch norms, and deep language models trained from random "
+                          "weights; others gain nothing on a CPU (docs/guide/boost.md)."},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         own, default = self.optim, transformers.TrainingArguments.__dataclass_fields__["optim"].default

@@ -5,10 +5,10 @@ stage s (from 0) leaves out
 
     k = min(L - 2, round(share L (stages - s) / stages))
 
-layers at random, never the first or the last one: the input of a layer that is left out is its output. After the
-stages, and in evaluation, all layers are used. Each set of layers is a graph of its own, which is captured and compiled
-once. So `patterns` sets of k layers are drawn for each stage, and a step takes one of them: at most
-stages x patterns + 1 graphs.
+layers, never the first or the last one: the input of a layer that is left out is its output. After the stages, and in
+evaluation, all layers are used. The k layers are the first in an order drawn at random, so that one that has joined
+stays. Each set of layers is a graph of its own, which is captured and compiled once. So only `patterns` orders are
+drawn, of which each step takes one: at most stages x patterns + 1 graphs.
 
 Panigrahi et al., "Efficient stagewise pretraining via progressive subnetworks" (2024), for subnetworks of random layers
 that grow in stages. Stochastic depth (Huang et al., 2016) and progressive layer dropping (Zhang and He, 2020) leave out
@@ -37,7 +37,7 @@ class LayerSkip(Algorithm):
     stages: number of stages with fewer layers each.
     until: share of the steps of the run after which all layers are used, more than 0 and at most 1.
     patterns: number of sets of layers in each stage. Each is captured and compiled once.
-    seed: of the sets and of the choice among them, a function of the step's number.
+    seed: of the orders and of the choice among them, a function of the step's number.
     steps: number of steps of the run; None: what `prepare_model` is told.
 
     The layers are those of the longest `nn.ModuleList` whose modules map a tensor to one of the same shape. It is meant
@@ -45,9 +45,9 @@ class LayerSkip(Algorithm):
     `prepare_model` raises NothingToDo if there are fewer than 3 layers, or if the number of steps is not known.
     """
 
-    share: float = 0.5
-    stages: int = 3
-    until: float = 0.75
+    share: float = 0.67
+    stages: int = 2
+    until: float = 0.4
     patterns: int = 1
     seed: int = 0
     steps: int | None = None
@@ -77,19 +77,24 @@ class LayerSkip(Algorithm):
             layer.skipped = False  # pyright: ignore[reportArgumentType]
 
     def classes(self, model: nn.Module) -> Mapping[str, int]:
-        own = {p: i for i, layer in enumerate(self._layers, start=1) for p in layer.parameters()}
-        return {name: own[p] for name, p in model.named_parameters() if p in own}
+        """Layers that the same sets leave out have the same class."""
+        sets = [self._left_out(stage, pattern) for stage in range(self.stages) for pattern in range(self.patterns)]
+        apart = [tuple(i in left_out for left_out in sets) for i in range(len(self._layers))]
+        number = {kind: i for i, kind in enumerate(sorted({(False,) * len(sets), *apart}))}
+        own = {p: number[kind] for layer, kind in zip(self._layers, apart, strict=True) for p in layer.parameters()}
+        return {name: own[p] for name, p in model.named_parameters() if own.get(p)}
 
     def skipped(self, number: int) -> list[int]:
         """The indices of the layers that a step leaves out, in order. Steps are numbered from 0."""
         assert self.steps
-        count, stage = len(self._layers), int(self.stages * number / (self.until * self.steps))
-        left_out = min(count - 2, round(self.share * count * (self.stages - stage) / self.stages))
-        if left_out <= 0:
-            return []
         pattern = np.random.RandomState([self.seed, number]).randint(self.patterns)
-        drawn = np.random.RandomState([self.seed, stage, pattern]).permutation(count - 2)[:left_out]
-        return sorted(1 + int(i) for i in drawn)
+        return self._left_out(int(self.stages * number / (self.until * self.steps)), pattern)
+
+    def _left_out(self, stage: int, pattern: int) -> list[int]:
+        count = len(self._layers)
+        left_out = min(count - 2, round(self.share * count * (self.stages - stage) / self.stages))
+        order = 1 + np.random.RandomState([self.seed, pattern]).permutation(count - 2)
+        return sorted(order[: max(left_out, 0)].tolist())
 
     def before(self, step: Any, number: int) -> None:
         for i in self.skipped(number):

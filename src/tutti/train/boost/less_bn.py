@@ -54,7 +54,7 @@ class LessBN(Algorithm):
         found = inner_norms(model, batch, loss)
         if not found:
             raise NothingToDo(f"less_bn found no residual branch conv - BN - ReLU - conv - BN in "
-                              f"{type(model).__name__}; leave it out: boost=['grad_freeze']")  # fmt: skip
+                              f"{type(model).__name__}; leave it out")  # fmt: skip
         linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
         if self.head and not linears:
             raise ValueError(f"less_bn normalizes the last linear layer, and {type(model).__name__} has none: give "
