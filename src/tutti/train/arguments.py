@@ -127,8 +127,7 @@ class TrainingArguments(transformers.TrainingArguments):
     boost: Any = field(
         default="O0",
         metadata={"help": "Algorithms that can reach a target sooner, at some risk for accuracy: O0 (none) to O3, or "
-                          "names. For residual CNNs with batch norms, and deep language models trained from random "
-                          "weights; others gain nothing on a CPU (docs/guide/boost.md)."},
+                          "names. No level has a reliable gain on a CPU: 0.9 to 1.15 times (docs/guide/boost.md)."},
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -20,8 +20,8 @@ the constants are those of `mindspore.boost.DimReduce`, which never resets. Lear
 state play no part after the ordinary training.
 
 On a CPU this has no gain: with the three forward passes of the line search a step costs about twice as much, and the
-subspace of the past weights has little of what mini-batch training still has to learn. It can help where an ordinary
-step is much more expensive than a forward pass, or where the loss is deterministic.
+subspace of the past weights often has little of what mini-batch training still has to learn. It can help where the loss
+is deterministic, as that of a whole data set.
 
 Nocedal and Wright, "Numerical optimization" (2006), chapter 6, for BFGS.
 """

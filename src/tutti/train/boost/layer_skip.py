@@ -12,7 +12,11 @@ drawn, of which each step takes one: at most stages x patterns + 1 graphs.
 
 Panigrahi et al., "Efficient stagewise pretraining via progressive subnetworks" (2024), for subnetworks of random layers
 that grow in stages. Stochastic depth (Huang et al., 2016) and progressive layer dropping (Zhang and He, 2020) leave out
-layers until the end of training; a short run then ends at a higher loss.
+layers until the end of training instead.
+
+Steps of the stages are cheaper by the share of the layers, but more steps are needed. The paper has gains of up to 33 %
+for BERT and UL2; on a CPU, a small causal language model gained up to 15 % at the levels O1 to O3, and a small vision
+Transformer lost up to 9 % (docs/guide/boost.md).
 """
 
 from __future__ import annotations
