@@ -164,6 +164,16 @@ def test_boost_by_name(tmp_path):
         tutti.Trainer(Net(), arguments(tmp_path, boost="O7"), train_dataset=rows).train()
 
 
+def test_a_boost_level_knows_the_number_of_steps(tmp_path):
+    """Of 10 steps, the first 3 leave out layers, in two stages."""
+    rows = [{"input_ids": [1 + i % 5] * 6, "labels": [1 + i % 5] * 6} for i in range(16)]
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=8, **sizes))
+    trainer = tutti.Trainer(model, arguments(tmp_path, boost="O1", max_steps=10), train_dataset=rows)
+    trainer.train()
+    assert trainer.step.steps == 10 and len(trainer.step.recaptures) == 3
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -51,7 +51,7 @@ class Training:
         self._add_noise()
         self.boost = Boost.parse(option(args, "boost"))
         if self.boost.algorithms:
-            self.boost.prepare_model(trainer.model, self.first_batch(), trainer.objective)
+            self.boost.prepare_model(trainer.model, self.first_batch(), trainer.objective, self.steps)
         if trainer.own_schedule:  # of an earlier call
             trainer.lr_scheduler = None
         trainer.own_schedule = trainer.lr_scheduler is None

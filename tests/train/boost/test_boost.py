@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from resnets import BasicBlock, ResNet
-from tutti.train.boost import ALGORITHMS, LEVELS, Boost
+from tutti.train.boost import LEVELS, Boost
 from tutti.train.boost.boost import Boosted, combined
 from tutti.train.boost.grad_freeze import split
 
 
 def test_levels():
     assert not Boost.parse(None).algorithms and not Boost.parse("O0").algorithms
-    assert list(Boost.parse("O1").algorithms) == ["less_bn", "grad_freeze"]
-    assert list(Boost.parse("O2").algorithms) == ["less_bn", "grad_freeze", "adasum"]
-    assert list(Boost.parse("O3").algorithms) == ["less_bn", "grad_freeze", "adasum", "dim_reduce"]
-    assert all(name in ALGORITHMS for names in LEVELS.values() for name in names)
+    for level, options in LEVELS.items():
+        algorithms = Boost.parse(level).algorithms
+        assert list(algorithms) == list(options) == ([] if level == "O0" else ["less_bn", "layer_skip"])
+        assert all(getattr(algorithms[name], key) == x for name, given in options.items() for key, x in given.items())
+
+
+def test_each_level_leaves_out_more():
+    """Of the layers of a Transformer, on average over a run."""
+    layer = torch.nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    batch, shares = (torch.ones(2, 3, 4),), []
+    for level in ("O1", "O2", "O3"):
+        boost = Boost.parse(level)
+        boost.prepare_model(copy.deepcopy(model), batch, lambda model, batch: model(batch[0]).sum(), steps=100)
+        assert list(boost.algorithms) == ["layer_skip"] and list(boost.left_out) == ["less_bn"]
+        shares.append(sum(len(boost.algorithms["layer_skip"].skipped(i)) for i in range(100)) / 1200)
+    assert 0 < shares[0] < shares[1] < shares[2] < 0.5
+
+
+def test_a_level_without_the_number_of_steps():
+    boost, net = Boost.parse("O1"), ResNet(BasicBlock, (1,), width=4, classes=4)
+    boost.prepare_model(net, (torch.randn(8, 3, 4, 4), torch.arange(8) % 4), loss)
+    assert list(boost.algorithms) == ["less_bn"] and "needs the number of steps" in boost.left_out["layer_skip"]
 
 
 def test_names_and_options():
@@ -50,12 +71,12 @@ def loss(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def level_2(cluster, plan):
-    """A residual network after three steps at level O2."""
+def together(cluster, plan):
+    """A residual network after three steps with three algorithms."""
     torch.manual_seed(0)
     model = ResNet(BasicBlock, (1,), width=4, classes=4)
     batch = torch.randn(8, 3, 4, 4), torch.arange(8) % 4
-    boost = Boost.parse("O2")
+    boost = Boost.parse(["less_bn", "grad_freeze", "adasum"])
     boost.prepare_model(model, batch, loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     step = boost.make_step(model, optimizer, batch, loss=loss, cluster=cluster, plan=plan, level="O0", clip_norm=1.0)
@@ -68,14 +89,14 @@ def level_2(cluster, plan):
     return step.state_dict()
 
 
-def test_level_2():
-    level_2("cpu:1", "single")
+def test_three_algorithms():
+    together("cpu:1", "single")
 
 
 @pytest.mark.slow
-def test_level_2_under_a_plan():
-    found = level_2("cpu:2", "zero3")
-    for name, exact in level_2("cpu:1", "single").items():
+def test_three_algorithms_under_a_plan():
+    found = together("cpu:2", "zero3")
+    for name, exact in together("cpu:1", "single").items():
         torch.testing.assert_close(found[name], exact, rtol=1e-4, atol=1e-5)
 
 

@@ -5,11 +5,11 @@
 | less_bn | fewer batch norms in residual networks, and a normalized head | less_bn.py |
 | grad_freeze | some steps train the last layers only | grad_freeze.py |
 | adasum | gradients of parts of a batch are added where they are orthogonal | adasum.py |
-| layer_skip | steps leave out some layers | layer_skip.py |
+| layer_skip | early steps leave out some layers, stage by stage fewer | layer_skip.py |
 | loss_scale_group | each group of layers has its own loss scale | loss_scale_group.py |
 | dim_reduce | quasi-Newton steps in the subspace of past weights | dim_reduce.py |
 
-Level O0 is none, O1 less_bn and grad_freeze, O2 also adasum, O3 also dim_reduce. `boost.py`
+Level O0 is none; O1, O2 and O3 are less_bn and a layer_skip that leaves out more layers from level to level. `boost.py`
 has the object that a training loop calls.
 """
 

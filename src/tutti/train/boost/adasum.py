@@ -9,6 +9,11 @@ with products and norms over the whole parameter. Orthogonal gradients are added
 added to each product. A parameter with fewer than k elements cannot be divided among k devices; its gradients are
 averaged.
 
+On one device this has no gain: each part has a forward and a backward pass of its own, over fewer rows, and each
+parameter three more reductions. Where each part is on a device of its own anyway, it lets a batch grow with the number
+of devices without a new learning rate, for SGD. Adam's steps do not depend on the scale of a gradient, so that adding
+instead of averaging changes little.
+
 Maleki et al., "Scaling distributed training with adaptive summation" (2021). `mindspore.boost.AdaSum` applies the same
 formula to the changes of weights that k optimizers make; here it is applied to gradients, before clipping and before
 the optimizer, so that there is one optimizer state. The loss is ordinary PyTorch: the parts of the batch are separate

@@ -15,7 +15,7 @@ Loss = Callable[[nn.Module, Any], Any]
 
 
 class NothingToDo(ValueError):
-    """The model has nothing that an algorithm could change."""
+    """The model has nothing that an algorithm could change, or the algorithm lacks what it must know of the run."""
 
 
 class Algorithm:
@@ -28,8 +28,11 @@ class Algorithm:
     def acts(self) -> bool:
         return type(self).before is not Algorithm.before or type(self).after is not Algorithm.after
 
-    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss) -> None:
-        """Change the model in place, before an optimizer is made of its parameters. Raises NothingToDo."""
+    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss, steps: int | None = None) -> None:
+        """Change the model in place, before an optimizer is made of its parameters. Raises NothingToDo.
+
+        steps: number of steps of the whole run, if it is known.
+        """
 
     def loss(self, loss: Loss) -> Loss:
         """The loss to train with. loss: `loss(model, batch)`, as in `tutti.parallelize`."""

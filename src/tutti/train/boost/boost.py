@@ -48,7 +48,7 @@ class Boost:
             if level not in LEVELS:
                 hint = f"; write boost=[{level!r}]" if level in ALGORITHMS else ""
                 raise ValueError(f"boost is {level!r}; it may be {', '.join(LEVELS)}, or a list of algorithms{hint}")
-            return cls({name: ALGORITHMS[name]() for name in LEVELS[level]}, of_a_level=True)
+            return cls({name: ALGORITHMS[name](**given) for name, given in LEVELS[level].items()}, of_a_level=True)
         options = level if isinstance(level, Mapping) else {name: {} for name in level}
         made = {}
         for name, given in options.items():
@@ -61,17 +61,20 @@ class Boost:
             made[name] = ALGORITHMS[name](**given)
         return cls({name: made[name] for name in ALGORITHMS if name in made})
 
-    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss | None = None) -> nn.Module:
+    def prepare_model(
+        self, model: nn.Module, batch: Any, loss: Loss | None = None, steps: int | None = None
+    ) -> nn.Module:
         """Change a model in place, and return it. Call it before an optimizer is made of the parameters.
 
         batch, loss: as for `tutti.parallelize`. The model may run on the batch once, on its own device.
+        steps: number of steps of the whole run, which layer_skip needs.
 
         An algorithm that finds nothing to do in the model is `left_out` if a level chose it. Raises ValueError if it
         was chosen by name.
         """
         for name, algorithm in list(self.algorithms.items()):
             try:
-                algorithm.prepare_model(model, batch, loss or default_loss)
+                algorithm.prepare_model(model, batch, loss or default_loss, steps)
             except NothingToDo as reason:
                 if not self.of_a_level:
                     raise

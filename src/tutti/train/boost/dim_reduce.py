@@ -19,6 +19,10 @@ The loss is computed three more times per step, on the same batch; the captured 
 the constants are those of `mindspore.boost.DimReduce`, which never resets. Learning rates and optimizer
 state play no part after the ordinary training.
 
+On a CPU this has no gain: with the three forward passes of the line search a step costs about twice as much, and the
+subspace of the past weights often has little of what mini-batch training still has to learn. It can help where the loss
+is deterministic, as that of a whole data set.
+
 Nocedal and Wright, "Numerical optimization" (2006), chapter 6, for BFGS.
 """
 

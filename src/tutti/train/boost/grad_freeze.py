@@ -8,6 +8,10 @@ step. Two kinds of sequences i(0), i(1), ... are known:
     kind 1: 0, then an index from 1 whenever the share of steps with an index has fallen below 1 - p, else 0; index j is
             drawn with a probability proportional to groups - j, so that 1 is the most likely
 
+On a CPU this has no gain: a partial step saves only the backward pass of its first groups, mostly of one in ten. Steps
+of small models are no cheaper on average (docs/guide/boost.md), and first layers that train less often need more of
+them. It can help where the backward pass of the first layers is expensive and they change little.
+
 p is `full_share`, the share of steps that train everything. Kind 1 is drawn by `numpy.random.RandomState(seed)`, and
 both sequences equal those of `mindspore.boost.GradientFreeze`, whose `freeze_p` is p.
 """

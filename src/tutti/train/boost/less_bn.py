@@ -8,7 +8,10 @@ The last linear layer becomes a normalized one, which bounds the scale of the lo
 
     y = s (x / |x|) (W / |W|)^T,    with a bias b: y = s ((x / |x|) (W / |W|)^T + b)
 
-norms taken over each row; s is trained and begins as `multiplier`.
+norms taken over each row; s is trained and begins as `multiplier`. Cosines lie between -1 and 1, so that s bounds how
+small the cross-entropy of C classes can be: log(1 + (C - 1) exp(-s C / (C - 1))), Proposition 2 of Wang et al.,
+"NormFace" (2017). s begins where this is about 1e-4, at (C - 1) / C log((C - 1) / 1e-4): 10.3 for 10 classes. From
+s = 1, as in MindSpore, many steps pass until s is large enough, and the accuracy of a short run suffers.
 
 The algorithm and the head (`CommonHeadLastFN`) are those of `mindspore.boost.LessBN`, which matches three convolutions
 in a branch and drops the bias; here two are enough, as in a ResNet-18.
@@ -16,6 +19,7 @@ in a branch and drops the bias; here two are enough, as in a ResNet-18.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,13 +31,15 @@ from torch.nn import functional as F
 
 from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, default_loss
 
+LEAST_LOSS = 1e-4
+
 
 @dataclass
 class LessBN(Algorithm):
     """Remove the inner batch norms of residual branches, and normalize the last linear layer.
 
     head: whether to replace the last linear layer.
-    multiplier: first value of the head's scale s, a trained parameter of shape (1,).
+    multiplier: first value of the head's scale s, a trained parameter of shape (1,). None: that of `first_multiplier`.
     bias: keep the bias of the head, if it has one.
 
     `prepare_model` raises NothingToDo if the model has no residual branch with an inner batch norm, and ValueError if
@@ -41,14 +47,14 @@ class LessBN(Algorithm):
     """
 
     head: bool = True
-    multiplier: float = 1.0
+    multiplier: float | None = None
     bias: bool = False
 
-    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss) -> None:
+    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss, steps: int | None = None) -> None:
         found = inner_norms(model, batch, loss)
         if not found:
             raise NothingToDo(f"less_bn found no residual branch conv - BN - ReLU - conv - BN in "
-                              f"{type(model).__name__}; leave it out: boost=['grad_freeze']")  # fmt: skip
+                              f"{type(model).__name__}; leave it out")  # fmt: skip
         linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
         if self.head and not linears:
             raise ValueError(f"less_bn normalizes the last linear layer, and {type(model).__name__} has none: give "
@@ -57,7 +63,8 @@ class LessBN(Algorithm):
             _put(model, name, nn.Identity())
         if self.head:
             name, linear = linears[-1]
-            _put(model, name, NormalizedLinear(linear, self.multiplier, self.bias))
+            scale = first_multiplier(linear.out_features) if self.multiplier is None else self.multiplier
+            _put(model, name, NormalizedLinear(linear, scale, self.bias))
 
 
 class NormalizedLinear(nn.Module):
@@ -74,6 +81,11 @@ class NormalizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.multiplier * F.linear(F.normalize(x, dim=-1), F.normalize(self.weight, dim=-1), self.bias)
+
+
+def first_multiplier(classes: int) -> float:
+    """The scale of cosines at which a cross-entropy of 1e-4 can be reached; 1 for fewer than two classes."""
+    return (classes - 1) / classes * math.log((classes - 1) / LEAST_LOSS) if classes > 1 else 1.0
 
 
 def inner_norms(model: nn.Module, batch: Any, loss: Loss = default_loss) -> list[str]:

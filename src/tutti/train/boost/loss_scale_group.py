@@ -58,7 +58,7 @@ class LossScaleGroup(Algorithm):
             raise ValueError(f"groups={self.groups!r}, interval={self.interval!r} and first={self.first!r} must be "
                              "positive")  # fmt: skip
 
-    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss) -> None:
+    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss, steps: int | None = None) -> None:
         layers = list(layers_of(model, batch, loss, "loss_scale_group"))
         if self.groups > len(layers):
             raise ValueError(
