@@ -21,7 +21,7 @@ def changed(place):
     (changed(len(WHOLE) - 6), "5001"),  # the checksum: BadGzipFile
     (b"no gzip", "1"),
     (WHOLE[:10] + b"\xff" * 50, "1"),  # zlib.error
-])  # fmt: skip
+], ids=["cut", "checksum", "no gzip", "blocks"])  # fmt: skip
 def test_the_error_names_the_file_and_the_line(tmp_path, content, line):
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(content)
