@@ -295,7 +295,8 @@ def trial(part: str, fault: str, seed: int, root: Path, alone: dict[str, Any], s
                 process = start(part, folder, log)
                 process.join(moment)
                 disk.fill(left)
-                if row["exit"] := ended(process):
+                row["exit"] = ended(process)
+                if row["exit"]:
                     (folder / "finished.json").unlink(missing_ok=True)  # the disk was full for it, too
                 disk.empty()
                 if named := "No space left" in log.read_text(errors="replace"):
