@@ -155,7 +155,7 @@ class Distributed:
         self.ranks = [self.rank]
         with HEARTBEAT.within("new_group", "the mesh"):
             self.groups = {axis: self._group(axis) for axis, size in mesh.items() if size > 1}
-            self.readers = _group_of_readers(dist.group.WORLD)
+            self.readers = _group_of_readers(dist.group.WORLD) if self.groups else None
         HEARTBEAT.place(self.rank, mesh)
 
     @cached_property
