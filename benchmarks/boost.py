@@ -300,7 +300,7 @@ def run(quick: bool) -> dict[str, Any]:
     seeds = 1 if quick else 5
     contenders = {name: CONTENDERS[name] for name in (("plain", "O1") if quick else CONTENDERS)}
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"seeds": seeds, "tasks": {}}
+    result: dict[str, Any] = {"seeds": seeds, "tasks": {}}
     for name, task in tasks(quick).items():
         rate = task.rates[1] if quick else fastest_rate(task, (100, 101))  # seeds of their own
         target = task.target([plainly(task, rate, seed).final for seed in range(seeds)])
@@ -310,12 +310,12 @@ def run(quick: bool) -> dict[str, Any]:
             races.append(race(task, rate, seed, contenders))
             harness.say(f"{name}, seed {seed + 1} of {seeds}")
         facts = {"learning_rate": rate, "steps": task.steps, "every": task.every, "by": task.by, "target": target}
-        found["tasks"][name], found[name] = facts, {}
+        result["tasks"][name], result[name] = facts, {}
         for contender in contenders:
             plain, runs = ([runs[x] for runs in races] for x in ("plain", contender))
-            found[name][contender] = row(task, plain, runs, target)
-            harness.say(f"{name} {contender}: {found[name][contender]}")
-    return found
+            result[name][contender] = row(task, plain, runs, target)
+            harness.say(f"{name} {contender}: {result[name][contender]}")
+    return result
 
 
 if __name__ == "__main__":

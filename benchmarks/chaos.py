@@ -67,10 +67,10 @@ def trainer(folder: Path) -> None:
     args = tutti.TrainingArguments(str(folder), max_steps=STEPS, save_steps=EVERY, save_total_limit=3, logging_steps=1,
                                    per_device_train_batch_size=4, report_to="none", disable_tqdm=True, level="O0",
                                    use_cpu=True)  # fmt: skip
-    made = tutti.Trainer(llama(), args, train_dataset=rows, callbacks=[Slowly()])
-    made.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
-    losses = [line["loss"] for line in made.state.log_history if "loss" in line]
-    finish(folder, losses, made.model.state_dict())
+    trainer = tutti.Trainer(llama(), args, train_dataset=rows, callbacks=[Slowly()])
+    trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    finish(folder, losses, trainer.model.state_dict())
 
 
 def text(folder: Path) -> None:
@@ -265,10 +265,10 @@ class FullDisk:
 
 def can_mount() -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        made = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True)
-        if not made.returncode:
+        mount = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True)
+        if not mount.returncode:
             subprocess.run(["umount", folder], check=True)
-        return not made.returncode
+        return not mount.returncode
 
 
 # -- trials ------------------------------------------------------------------------------------------------------------

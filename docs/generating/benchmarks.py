@@ -37,13 +37,13 @@ def show(value: Any) -> str:
 
 def flat(value: dict, prefix: str = "") -> dict[str, Any]:
     """Nested scalars by dotted name."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for key, x in value.items():
         if isinstance(x, dict):
-            found |= flat(x, f"{prefix}{key}.")
+            figures |= flat(x, f"{prefix}{key}.")
         elif is_scalar(x):
-            found[f"{prefix}{key}"] = x
-    return found
+            figures[f"{prefix}{key}"] = x
+    return figures
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -32,38 +32,38 @@ BESIDE = ("extras", "keywords")  # modules beside the packages, which import non
 def arrows() -> dict[str, dict[str, str]]:
     """Package -> packages that it imports, each with a file that does."""
     source = ROOT / "src/tutti"
-    found: dict[str, dict[str, str]] = {}
+    uses: dict[str, dict[str, str]] = {}
     for file in sorted(source.rglob("*.py")):
         place = file.relative_to(source)
         package = place.parts[0].removesuffix(".py")
         if package in ("__init__", "__main__", *BESIDE):
             continue
-        others = found.setdefault(package, {})
+        others = uses.setdefault(package, {})
         for other in imported(file):
             if other not in (package, *BESIDE):
                 others.setdefault(other, str(place))
-    return found
+    return uses
 
 
 def packages() -> str:
     """The graph of packages, without arrows that follow from others."""
     source = ROOT / "src/tutti"
-    found = {package: set(others) for package, others in arrows().items()}
+    uses = {package: set(others) for package, others in arrows().items()}
     behind: dict[str, set[str]] = {}
 
     def reached(package: str) -> set[str]:
         if package not in behind:
-            behind[package] = found[package].union(*map(reached, found[package]))
+            behind[package] = uses[package].union(*map(reached, uses[package]))
         return behind[package]
 
     drawn = [
         f"  {package} --> {other}"
-        for package in found
-        for other in sorted(found[package])
-        if not any(other in reached(between) for between in found[package] - {other})
+        for package in uses
+        for other in sorted(uses[package])
+        if not any(other in reached(between) for between in uses[package] - {other})
     ]
     docs = {p.parent.name: ast.get_docstring(ast.parse(p.read_text())) or "" for p in source.glob("*/__init__.py")}
-    rows = [f"| `{name}` | {(docs.get(name) or '').partition(chr(10))[0]} |" for name in found]
+    rows = [f"| `{name}` | {(docs.get(name) or '').partition(chr(10))[0]} |" for name in uses]
     return (
         f"{NOTE}\n# Packages\n\nAn arrow points from a package to one that it imports; arrows that follow from others "
         "are left out. `tests/test_house.py` fails for an import in the other direction.\n\n```mermaid\nflowchart TD\n"

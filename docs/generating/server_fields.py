@@ -53,17 +53,17 @@ def bodies() -> dict[str, Any]:
 
 def objects() -> dict[str, Any]:
     """The objects in fields of bodies, by the field."""
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
 
     def walk(kind: Any) -> None:
         for name, inner in inside(kind):
-            if inner not in found.values():
-                found[f"`{name}`"] = inner
+            if inner not in tables.values():
+                tables[f"`{name}`"] = inner
                 walk(inner)
 
     for kind in bodies().values():
         walk(kind)
-    return found
+    return tables
 
 
 def inside(kind: Any) -> Iterator[tuple[str, Any]]:

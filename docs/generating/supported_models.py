@@ -86,8 +86,8 @@ def serving() -> str:
     from tutti.serve import attention, families
 
     def classes(name: str) -> str:
-        found = CLASSES[test_serving.FAMILIES[name]().model_type]
-        return f"`{found if isinstance(found, str) else found[0]}`"
+        class_names = CLASSES[test_serving.FAMILIES[name]().model_type]
+        return f"`{class_names if isinstance(class_names, str) else class_names[0]}`"
 
     def plans(name: str) -> str:
         more = test_serving.PLANS if name in test_serving.PLANNED else ["tp2"] if name in test_serving.OTHERS else []

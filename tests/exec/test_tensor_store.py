@@ -30,7 +30,7 @@ def store(model, graph):
     store.spread(plan.mesh, Virtual(plan.mesh))
     store.declare(graph, plan)
     values = model_state.values_of(model, torch.optim.AdamW(model.parameters()), graph, False)
-    store.begin((name, value.detach()) for name, value, _ in values)
+    store.begin((name, value.detach()) for name, value in values)
     return store
 
 

@@ -372,11 +372,11 @@ class Step:
 
     def recount(self, counts: Mapping[str, int]) -> None:
         """Set the numbers of updates of parameters. If they are those of all, the steps begin after the largest."""
-        known = {name: self.count(name) for name in self._behind} | dict(counts)
+        updates = {name: self.count(name) for name in self._behind} | dict(counts)
         if counts.keys() >= self._behind.keys():
-            self.steps = self.skipped + max(known.values())
-        self._behind = {name: self.steps - self.skipped - n for name, n in known.items()}
-        self._updated |= {name for name, n in known.items() if n}
+            self.steps = self.skipped + max(updates.values())
+        self._behind = {name: self.steps - self.skipped - n for name, n in updates.items()}
+        self._updated |= {name for name, n in updates.items() if n}
         self._made.count(self._behind, self._late())
 
     def _absorb(self) -> None:

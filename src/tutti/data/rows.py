@@ -76,10 +76,10 @@ class Mapped(Rows):
     def row(self, i: int) -> dict[str, Any]:
         row = self.rows[i]
         try:
-            made = self.function(row)
+            mapped = self.function(row)
         except Exception as error:
             raise bad_row(self.name(i), error) from error
-        return {SAMPLE: row[SAMPLE], **made} if SAMPLE in row else made
+        return {SAMPLE: row[SAMPLE], **mapped} if SAMPLE in row else mapped
 
     def name(self, i: int) -> str:
         return name_of(self.rows, i)

@@ -46,13 +46,12 @@ class Live:
 
     # -- taking over --------------------------------------------------------------------------------------------------
 
-    def take(self, values: Iterable[tuple[str, Tensor, Tensor | None]]) -> None:
-        """Place rank 0's values of declared tensors, one after another. Each comes with the user's tensor, if any."""
-        for name, value, tensor in values:
+    def take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Place rank 0's values of declared tensors, one after another, and make the tensors live."""
+        for name, own in tensors:
             if name not in self.store.tensors:
                 continue
-            own = value if tensor is None else tensor
-            value = own.data if own.device == self.store.device else value.to(self.store.device)
+            value = own.data.to(self.store.device)
             if (same := same_everywhere(value)) is not value:
                 value.copy_(same)
             if self._can_share(name, own, value):
@@ -85,8 +84,8 @@ class Live:
     def fill(self, paths: Iterable[str]) -> None:
         """Put the optimizer state of some parameters into the optimizer."""
         for path in paths:
-            held = self.optimizer.state[self.params[path]]
-            held.update((key, self.tensors[name]) for key, name in self.entries[path].items())
+            state = self.optimizer.state[self.params[path]]
+            state.update((key, self.tensors[name]) for key, name in self.entries[path].items())
             self.filled.add(path)
 
     # -- what remote tensors call -------------------------------------------------------------------------------------
@@ -98,19 +97,20 @@ class Live:
         if kind == COUNT:
             return torch.full((), self.counts.count(path), dtype=tensor.dtype, device=tensor.device)
         with HEARTBEAT.working(f"reads {name}"):
-            value = self.store.whole(name)
-        shared = value.data_ptr() in {x.data_ptr() for x in self.store.parts_of(name).values()}
-        return value.to(tensor.device, copy=shared)
+            return self.store.whole(name).to(tensor.device)
 
     # -- before and after a step --------------------------------------------------------------------------------------
 
     def absorb(self) -> bool:
         """Take what the user has written since the last step. Returns False, with nothing taken, if a tensor has
         another shape, dtype or device now."""
-        changed = list(self._changed())
+        parts = self.store.parts[0] if self.store.shared else {}
+        moved = [name for name in self.store.shared if self.tensors[name].data_ptr() != parts[name].data_ptr()]
+        replaced = [path for path in self.filled if self._is_replaced(path)]
+        changed = list(self._changed(moved, replaced))
         if any((x.shape, x.dtype, x.device) != self._kind(name) for name, x in changed):
             return False
-        self.fill([path for path in self.filled if self._is_replaced(path)])
+        self.fill(replaced)
         counts = {}
         for name, value in changed:
             kind, _, path = name.partition(":")
@@ -124,9 +124,8 @@ class Live:
                 self.store.place(master, value.to(torch.float32))
         if any(self.counts.count(path) != n for path, n in counts.items()):
             self.counts.recount(counts)
-        for name in self.store.shared:
-            if (own := self.tensors[name]).data_ptr() != (part := self.store.parts[0][name]).data_ptr():
-                own.data = part
+        for name in moved:
+            self.tensors[name].data = parts[name]
         return True
 
     def _kind(self, name: str) -> tuple[Any, ...]:
@@ -137,24 +136,26 @@ class Live:
         spec = self.store.tensors[name].spec
         return torch.Size(spec.shape), spec.dtype, self.store.device
 
-    def _changed(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors whose values may not be those of the store, and these values."""
-        for name in self.store.shared:
-            if (own := self.tensors[name]).data_ptr() != self.store.parts[0][name].data_ptr():
-                yield name, own.data
+    def _changed(self, moved: Iterable[str], replaced: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors whose values may not be those of the store, and these values.
+
+        moved: shared tensors that have other memory now. replaced: parameters whose state is other tensors now.
+        """
+        for name in moved:
+            yield name, self.tensors[name].data
         for name, tensor in self.in_use.items():
             yield name, fetch(tensor).data
-        for path in filter(self._is_replaced, self.filled):
-            held = self.optimizer.state.get(self.params[path], {})
-            state = self._fresh(self.params[path]) | held
+        for path in replaced:
+            entries = self.optimizer.state.get(self.params[path], {})
+            state = self._fresh(self.params[path]) | entries
             for key, name in self.entries[path].items():
-                if held.get(key) is not self.tensors[name]:
+                if entries.get(key) is not self.tensors[name]:
                     yield name, torch.as_tensor(state[key]).to(self.tensors[name].device)
 
     def _is_replaced(self, path: str) -> bool:
         """Whether the optimizer has other tensors for the state of a parameter, or none."""
-        held = self.optimizer.state.get(self.params[path], {})
-        return any(held.get(key) is not self.tensors[name] for key, name in self.entries[path].items())
+        entries = self.optimizer.state.get(self.params[path], {})
+        return any(entries.get(key) is not self.tensors[name] for key, name in self.entries[path].items())
 
     def _fresh(self, parameter: Parameter) -> dict[str, Any]:
         """The state of a parameter before its first update."""

@@ -17,16 +17,16 @@ from tutti.tracing.slots import attribute
 
 def values_of(
     model: nn.Module, optimizer: torch.optim.Optimizer, graph: StepGraph, fp32_master_weights: bool
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-    """The tensors of a model and its optimizer, by the names of a graph's inputs: name, value, and the model's own."""
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a model, and copies of its optimizer's state, by the names of a graph's inputs."""
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     buffers |= {path: attribute(model, path) for path in graph.names("buffer") if path not in buffers}
-    yield from ((f"buffer:{key}", x, x) for key, x in buffers.items())
+    yield from ((f"buffer:{key}", x) for key, x in buffers.items())
     for key, state in optimizers.states_of(optimizer, {p: name for name, p in params.items()}, fp32_master_weights):
         parameter = params.pop(key)
-        yield f"param:{key}", parameter, parameter
-        yield from ((f"{kind}:{key}", value, None) for kind, value in state.items())
-    yield from ((f"param:{key}", p, p) for key, p in params.items())
+        yield f"param:{key}", parameter
+        yield from ((f"{kind}:{key}", value) for kind, value in state.items())
+    yield from ((f"param:{key}", p) for key, p in params.items())
 
 
 def read_weights(store: TensorStore, graph: StepGraph, folder: Path, model: nn.Module) -> int:

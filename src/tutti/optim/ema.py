@@ -72,15 +72,15 @@ def averaged(step: Any) -> Iterator[None]:
     trained in the block.
     """
     averages, before = _averages(step), step.steps
-    kept = {f"param:{name}": step.store.whole(f"param:{name}") for name in averages}
-    step.put({f"param:{name}": value.to(kept[f"param:{name}"].dtype) for name, value in averages.items()})
+    weights = {f"param:{name}": step.store.whole(f"param:{name}") for name in averages}
+    step.put({f"param:{name}": value.to(weights[f"param:{name}"].dtype) for name, value in averages.items()})
     try:
         yield
         if step.steps != before:
             raise RuntimeError("the step was trained while it had the averages as parameters; train outside of the "
                                "block of tutti.optim.averaged")  # fmt: skip
     finally:
-        step.put(kept)
+        step.put(weights)
 
 
 def restart_averages(step: Any) -> None:

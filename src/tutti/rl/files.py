@@ -179,31 +179,31 @@ def load(kind: type[Agent], saved: Saved, env: str | Env | VectorEnv | None, opt
     """An agent from a file. kind: its class, or a parent class."""
     from tutti.rl.algorithms import ALGORITHMS, algorithm
 
-    path, known = saved.path, saved.settings
-    name = known["algorithm"]
+    path, settings = saved.path, saved.settings
+    name = settings["algorithm"]
     if name not in ALGORITHMS and name != kind.__name__:
         raise ValueError(f"{path} is a {name}, an algorithm of your own: load it by its class, as in {name}.load(path)")
     own = kind if name == kind.__name__ else algorithm(name)
     if not issubclass(own, kind):
-        raise ValueError(f"{path} is a {known['algorithm']}, not a {kind.__name__}")
-    if env is None and known["env"] is not None:
-        env = _by_name(known["env"], path)
+        raise ValueError(f"{path} is a {settings['algorithm']}, not a {kind.__name__}")
+    if env is None and settings["env"] is not None:
+        env = _by_name(settings["env"], path)
     if env is None:
         raise ValueError(f"{path} does not hold the environment of the agent, which was no name: pass one with the "
                          f"same spaces, as in {kind.__name__}.load(path, env=env), also for predict alone")  # fmt: skip
-    if missing := [name for name in known["unsaved"] if name not in options]:
+    if missing := [name for name in settings["unsaved"] if name not in options]:
         raise ValueError(f"{path} was saved with a function as {missing[0]}, which a file cannot hold: pass "
                          f"load(..., {missing[0]}=...)")  # fmt: skip
-    given = {name: tuple(x) if isinstance(x, list) else x for name, x in known["options"].items()
+    arguments = {name: tuple(x) if isinstance(x, list) else x for name, x in settings["options"].items()
              if name not in own.unused}  # fmt: skip
-    given |= {"seed": known["seed"], "level": known["level"], "threads": known["threads"]}
-    if known.get("policy") not in (None, *POLICIES):
-        raise ValueError(f"{path} is damaged: policy is {str(known['policy'])[:80]!r}; it must be one of {POLICIES}")
-    _check_options(own, given, path)
+    arguments |= {"seed": settings["seed"], "level": settings["level"], "threads": settings["threads"]}
+    if settings.get("policy") not in (None, *POLICIES):
+        raise ValueError(f"{path} is damaged: policy is {str(settings['policy'])[:80]!r}; it must be one of {POLICIES}")
+    _check_options(own, arguments, path)
     if not isinstance(env, str | Env):
-        given.pop("n_envs", None)  # a vector of environments says how many it has
-    stored = given.keys() - options.keys()
-    agent = own(env=env, _stored=stored, **{"policy": known.get("policy"), **given, **options})
+        arguments.pop("n_envs", None)  # a vector of environments says how many it has
+    stored = arguments.keys() - options.keys()
+    agent = own(env=env, _stored=stored, **{"policy": settings.get("policy"), **arguments, **options})
     restore(agent, saved)
     return agent
 

@@ -146,12 +146,12 @@ def resume(placed: Placed, folder: Path) -> None:
     def read(path: Path) -> tuple[files.Saved, dict[str, torch.Tensor]]:
         return files.whole(path), files.tensors(beside(path)) if partners else {}
 
-    found = files.newest(paths, read) if process() == 0 else None
-    steps = int(_of_first(torch.tensor(int(found[0].path.stem.rpartition("-")[2]) if found else -1)))
+    newest = files.newest(paths, read) if process() == 0 else None
+    steps = int(_of_first(torch.tensor(int(newest[0].path.stem.rpartition("-")[2]) if newest else -1)))
     if steps < 0:
         return
     path = _path(folder, steps)
-    placed.restore(*(found or read(path)), beside(path))
+    placed.restore(*(newest or read(path)), beside(path))
     if process() == 0:
         print(f"continuing after {placed.num_timesteps:,} steps", flush=True)
 

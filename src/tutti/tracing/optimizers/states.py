@@ -89,9 +89,9 @@ def counter_of(optimizer: Optimizer) -> torch.Tensor | int | None:
 
     An optimizer without state is asked by an update of a small parameter of its own.
     """
-    for held in optimizer.state.values():
-        if COUNT in held:
-            return held[COUNT]
+    for state in optimizer.state.values():
+        if COUNT in state:
+            return state[COUNT]
     probe, small = object.__new__(type(optimizer)), Parameter(torch.ones(2, 2))
     group = next(iter(optimizer.param_groups), {})
     hooks = {name: OrderedDict() for name in vars(optimizer) if name.startswith("_optimizer_") and "hook" in name}

@@ -48,7 +48,7 @@ class Boost:
             if level not in LEVELS:
                 hint = f"; write boost=[{level!r}]" if level in ALGORITHMS else ""
                 raise ValueError(f"boost is {level!r}; it may be {', '.join(LEVELS)}, or a list of algorithms{hint}")
-            return cls({name: ALGORITHMS[name](**given) for name, given in LEVELS[level].items()}, of_a_level=True)
+            return cls({name: ALGORITHMS[name](**options) for name, options in LEVELS[level].items()}, of_a_level=True)
         options = level if isinstance(level, Mapping) else {name: {} for name in level}
         made = {}
         for name, given in options.items():

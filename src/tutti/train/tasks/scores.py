@@ -82,16 +82,17 @@ def entity_scores(predicted: np.ndarray, labels: np.ndarray, names: Sequence[str
 
     predicted, labels: (rows, length) numbers of tags; labels of -100 do not count. names: the tags by number.
     """
-    right = counted = found = 0
+    right = true_count = predicted_count = 0
     for row, wanted in zip(predicted, labels, strict=True):
         present = wanted != IGNORED
         mine, theirs = (entities([str(names[i]) for i in tags[present]]) for tags in (row, wanted))
-        right, counted, found = right + len(mine & theirs), counted + len(theirs), found + len(mine)
-    precision, recall = right / max(found, 1), right / max(counted, 1)
+        right += len(mine & theirs)
+        true_count, predicted_count = true_count + len(theirs), predicted_count + len(mine)
+    precision, recall = right / max(predicted_count, 1), right / max(true_count, 1)
     return {
         "entity_precision": precision,
         "entity_recall": recall,
-        "entity_f1": 2 * right / max(found + counted, 1),
+        "entity_f1": 2 * right / max(predicted_count + true_count, 1),
     }
 
 
