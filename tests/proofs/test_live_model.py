@@ -343,3 +343,22 @@ def test_processes(pool, plan):
     for found in pool.run(on_ranks, names, plan):
         for case, numbers in zip(CASES, found, strict=True):
             assert numbers == pytest.approx(case(plain), rel=1e-4, abs=1e-6), case.__name__
+
+
+@pytest.mark.parametrize("plan", ["single", "zero3"])
+def test_a_checkpoint_wins_over_what_was_written_before(plan, tmp_path):
+    model = mlp(0)
+    optimizer = adam(model)
+    step = under(plan)(model, optimizer, batch_of(0), fit)
+    step(batch_of(0))
+    step.save(checkpoints := tutti.Checkpoints(tmp_path))
+    checkpoints.wait()
+    state, weight = step.training_state(), model[0].weight.detach().clone()
+    for load in (lambda: step.load(checkpoints.latest()), lambda: step.load_training_state(state)):
+        step(batch_of(1))
+        model[0].weight.data = torch.ones_like(model[0].weight.data)
+        optimizer.state.clear()
+        load()
+        assert torch.equal(model[0].weight.detach(), weight)
+        now = step.training_state()
+        assert all(torch.equal(now[name], x) for name, x in state.items())

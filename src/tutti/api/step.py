@@ -521,6 +521,7 @@ class Step:
         ValueError if the checkpoint belongs to another model or optimizer, or if files are missing or differ from their
         checksums; nothing has changed then. All ranks together load what `Checkpoints.latest` finds in memory.
         """
+        self._absorb()  # or what the user has replaced would win
         if not isinstance(folder, PeerCheckpoint) and has_weights(Path(folder)):
             count = model_state.read_weights(self.store, self.graph, Path(folder), self.model)
             self._live.release()
@@ -552,6 +553,7 @@ class Step:
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`; from any plan to any other."""
+        self._absorb()
         counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("step", "skipped", "behind")}
         self.store.place_all({name: value for name, value in state.items() if name not in counts})
         self._set_behind({n.partition(":")[2]: x for n, x in counts.items() if n.startswith("behind:")})
