@@ -336,7 +336,7 @@ def on_ranks(names: list[str], plan: str) -> list[list[float]]:
     return [next(case for case in CASES if case.__name__ == name)(under(plan, "auto")) for name in names]
 
 
-@pytest.mark.parametrize("plan", ["dp4", "dp2xtp2", "zero3"])
+@pytest.mark.parametrize("plan", ["dp4", "dp2xtp2", "zero3", "pp2xdp2"])
 def test_processes(pool, plan):
     """On four Gloo ranks, of which each has its own model."""
     names = [case.__name__ for case in CASES]

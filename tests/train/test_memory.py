@@ -2,6 +2,7 @@ import gc
 
 import torch
 
+from tutti.tracing.remote import make_remote
 from tutti.train.memory import PeakMemory, live_bytes
 
 MB = 2**20
@@ -42,3 +43,14 @@ def test_the_peak_counts_what_is_there_before_and_the_most_that_is_added():
 def test_arguments_and_results_pass_through():
     peak = PeakMemory(lambda _: None)
     assert [peak(lambda a, b: a + b, i, 1) for i in range(6)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_remote_tensors_are_not_fetched_to_be_counted():
+    class Away:
+        def fetched(self, name, tensor):
+            raise AssertionError("one rank alone would wait for the others")
+
+    parameter = torch.nn.Parameter(torch.zeros(2 * MB // 4))
+    before = live_bytes()
+    make_remote(parameter, Away(), "w")
+    assert before - live_bytes() == 2 * MB

@@ -90,13 +90,14 @@ class TensorStore:
                 self.place(name, same_everywhere(value.to(self.device)))
 
     def can_share(self, name: str, whole: torch.Tensor) -> bool:
-        """Whether the memory of a full tensor can be that of the only local part."""
+        """Whether the memory of a full tensor can be that of the only local part. All ranks of a job answer alike, so
+        that a read is a collective on all of them or on none."""
         stored = self.tensors[name]
         return (
             len(self._ranks) == 1
-            and self._holds(self._ranks[0], stored)
+            and stored.device is None
             and stored.tier == DEVICE
-            and stored.layout.local_shape(tuple(whole.shape), self.mesh) == tuple(whole.shape)
+            and all(self.mesh[axis] == 1 for axis in (*stored.layout.splits, *stored.layout.partials))
             and whole.is_contiguous()
             and Spec.of(whole) == stored.spec
         )

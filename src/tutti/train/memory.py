@@ -4,7 +4,7 @@ import gc
 import json
 import resource
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ _MARK = "tutti.peak"
 
 
 class PeakMemory:
-    """Calls a function, and reports the peak bytes of the fourth call to `report`. Tensors in `except_for` do not
-    count.
+    """Calls a function, and reports the peak bytes of the fourth call to `report`.
 
     Without `report` it only calls.
 
@@ -24,14 +23,14 @@ class PeakMemory:
     reports frees only for allocations it saw. Memory outside tensors (Python, libraries, compiled code) does not count.
     """
 
-    def __init__(self, report: Callable[[int], None] | None, except_for: Iterable[torch.Tensor] = ()):
-        self._report, self._except, self._calls = report, list(except_for), 0
+    def __init__(self, report: Callable[[int], None] | None):
+        self._report, self._calls = report, 0
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         self._calls += 1
         if self._report is not None and self._calls == 4:
             measure = _on_gpu if torch.cuda.is_available() else self._on_cpu
-            result, peak = measure(self._except, function, *args)
+            result, peak = measure(function, *args)
             self._report(peak)
             return result
         if self._report is not None and self._calls == 3 and not torch.cuda.is_available():
@@ -39,8 +38,8 @@ class PeakMemory:
             self._profile.start()
         return function(*args)
 
-    def _on_cpu(self, except_for: list[torch.Tensor], function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
-        before = live_bytes(except_for)
+    def _on_cpu(self, function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+        before = live_bytes()
         with record_function(_MARK):
             result = function(*args)
         self._profile.stop()
@@ -49,10 +48,10 @@ class PeakMemory:
         return result, peak
 
 
-def _on_gpu(except_for: list[torch.Tensor], function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+def _on_gpu(function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
     torch.cuda.reset_peak_memory_stats()
     result = function(*args)
-    return result, torch.cuda.max_memory_allocated() - sum(t.nbytes for t in except_for if t.is_cuda)
+    return result, torch.cuda.max_memory_allocated()
 
 
 def peak_bytes() -> int:
@@ -62,15 +61,14 @@ def peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def live_bytes(except_for: Iterable[torch.Tensor] = ()) -> int:
-    """Bytes of all CPU tensors of this process except some. Shared storage counts once."""
-    left_out = {tensor.untyped_storage().data_ptr() for tensor in except_for}
+def live_bytes() -> int:
+    """Bytes of all CPU tensors of this process. Shared storage counts once."""
     storages = {}
     for thing in gc.get_objects():
         if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
-    return sum(size for place, size in storages.items() if place not in left_out)
+    return sum(storages.values())
 
 
 def _most_allocated(profiled: profile) -> int:

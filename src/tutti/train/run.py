@@ -135,7 +135,7 @@ class Run(Trainer):
         self.bar = self.opened.enter_context(display)
         self.stop = self.opened.enter_context(StopSignal())
         report = (lambda peak: history.add(self.done, peak_bytes=peak)) if self.first_rank else None
-        self.memory = PeakMemory(report, self.model.parameters())
+        self.memory = PeakMemory(report)
         self.args.eval_on_start = done == 0
 
     def run_step(self, batch: dict[str, Any]) -> Tensor:
