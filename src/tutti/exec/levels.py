@@ -17,7 +17,7 @@ from tutti.analysis.passes import LEVELS, available, change
 from tutti.analysis.replay import replay
 from tutti.compile.compiled import compile_ahead
 from tutti.compile.segment_calls import compile_segments
-from tutti.exec import native
+from tutti.exec import joined_rows, native
 from tutti.exec.codegen import Inspect, Meter, Run, Stopwatch, generate
 from tutti.exec.memory_budget import MemoryBudget
 from tutti.exec.nonfinite import Inspector
@@ -92,6 +92,9 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
             rows.use(graph)
             if not inspect:
                 native.use(graph)
+    elif level == "O0" and graph.find_nodes(op="call_function", target=PAGED):
+        rows.use(graph, on_cpu=False)
+        joined_rows.use(graph)
     compile_segments(graph, level)
     if budget:
         meter = Meter(budget, _needs(graph, known))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tutti.nn.paged_attention import kernels
+from tutti.nn.rows import triton_kernels
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("paged_write(Tensor cache, Tensor values, Tensor slots) -> Tensor")
@@ -64,7 +65,8 @@ def cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
 
 def _cuda(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     _check(cache, values, slots)
-    reference(cache, values, slots)
+    kernels = triton_kernels(cache, values) if cache.stride(2) == 1 else None
+    (kernels.write if kernels else reference)(cache, values, slots)
 
 
 def _functional(write):

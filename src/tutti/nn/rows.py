@@ -1,4 +1,4 @@
-"""Norms, rotary embedding and gated units without gradients on a CPU, compiled from `rows.cpp`.
+"""Norms, rotary embedding and gated units without gradients: on a CPU compiled from `rows.cpp`, on a GPU in Triton.
 
 | operator | is |
 |---|---|
@@ -8,6 +8,7 @@
 
 They round where the formulas round, and differ from them in the order of sums only. The bits of a row do not depend on
 the other rows. For a row of a decoding step they take a tenth of the time of the formulas, operator by operator.
+Without Triton, a GPU computes the formulas.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,16 @@ def _on_cpu(name: str, reference: Callable) -> Callable:
     return cpu
 
 
+def triton_kernels(*tensors: Any) -> Any:
+    """The module of Triton kernels, if it is usable for these tensors (or None), else None."""
+    kinds = {x.dtype for x in tensors if x is not None}
+    if len(kinds) > 1 or not kinds <= set(KNOWN) or not find_spec("triton"):
+        return None
+    from tutti.nn import rows_triton
+
+    return rows_triton
+
+
 def norm_reference(x, weight, bias, eps, offset, wide, centered):
     if centered:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
@@ -81,20 +93,36 @@ def glu_reference(gate, up, activation):
     return glu.forward(gate, up, activation).contiguous()
 
 
+def norm_on_gpu(x, weight, bias, *options):
+    kernels = triton_kernels(x, weight, bias)
+    return kernels.norm(x, None, weight, bias, *options) if kernels else norm_reference(x, weight, bias, *options)
+
+
+def rotary_on_gpu(x, cos, sin):
+    kernels = triton_kernels(x, cos, sin)
+    return kernels.rotary(x, cos, sin) if kernels else rotary_reference(x, cos, sin)
+
+
+def glu_on_gpu(gate, up, activation):
+    kernels = triton_kernels(gate, up) if activation in GATES else None
+    return kernels.glu(gate, up, activation) if kernels else glu_reference(gate, up, activation)
+
+
+GPU = {"norm_rows": norm_on_gpu, "rotary_rows": rotary_on_gpu, "glu_rows": glu_on_gpu}
 REFERENCES = {"norm_rows": norm_reference, "rotary_rows": rotary_reference, "glu_rows": glu_reference}
 CPU = {name: _on_cpu(name, reference) for name, reference in REFERENCES.items()}
 for _name, _reference in REFERENCES.items():
     _library.impl(_name, CPU[_name], "CPU")
-    _library.impl(_name, _reference, "CUDA")
+    _library.impl(_name, GPU[_name], "CUDA")
 torch.library.register_fake("tutti::norm_rows", lambda x, *rest: x.new_empty(x.shape))
 torch.library.register_fake("tutti::rotary_rows", lambda x, cos, sin: torch.empty_like(x))
 torch.library.register_fake("tutti::glu_rows", lambda gate, up, activation: gate.new_empty(gate.shape))
 
 
-def use(graph: fx.Graph) -> None:
-    """Use these kernels for a graph without gradients, in place. Starts their compilation."""
+def use(graph: fx.Graph, on_cpu: bool = True) -> None:
+    """Use these kernels for a graph without gradients, in place. On a CPU, starts their compilation."""
     found = [node for node in graph.nodes if node.op == "call_function" and _replaced(graph, node)]
-    if found:
+    if found and on_cpu:
         threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
 
 

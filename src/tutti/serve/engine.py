@@ -168,7 +168,9 @@ class Engine:
             self.scheduler.add(sequence)
         self.arriving = []
         self.scheduler.recompute()
-        return update(self.runner.store, self.model, weights)
+        received = update(self.runner.store, self.model, weights)
+        self.runner.check_recorded()
+        return received
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -396,7 +398,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Capture and compile the steps of all sizes, so that no request waits for it."""
-        shapes = self.runner.shapes()
+        shapes = self.runner.shapes()[::-1]  # the largest first: recorded steps share memory
         with progress("preparing steps") as tell:
             for i, shape in enumerate(shapes):
                 tell(f"preparing steps: {i + 1} of {len(shapes)}")
@@ -492,8 +494,8 @@ class Engine:
             sequence, job = piece.sequence, self.jobs[piece.sequence.request.id]
             if told:
                 self._report_prompt(job, sequence, logits[at : at + len(told)])
-            rows = logits[at + len(told) : at + len(told) + len(chosen)]
-            at += len(told) + len(chosen)
+            rows = range(at + len(told), at + len(told) + len(chosen))
+            at = rows.stop
             sequence.computed = piece.start + piece.count - (len(sequence.drafts) if chosen else 0)
             sequence.register(self.pool)
             job.output.cached = max(job.output.cached, sequence.cached)
@@ -501,8 +503,8 @@ class Engine:
                 changed.append(job.output)
                 kind = beams if job.beams else plain
                 kind += [(x, rows) for x in (sequence, *self._fork(job, sequence))]
-        self._sample(plain)
-        self._search(beams)
+        self._sample(plain, logits)
+        self._search(beams, logits)
         return changed
 
     def _fork(self, job: Job, sequence: Sequence) -> list[Sequence]:
@@ -524,13 +526,15 @@ class Engine:
         tokens = sequence.tokens[first : first + len(logits)]
         found += report(logits, tokens, [job.request.sampling.prompt_logprobs] * len(tokens))
 
-    def _sample(self, chosen: list[tuple[Sequence, Tensor]]) -> None:
-        """Choose tokens for sequences from logits of their last token and each draft."""
+    def _sample(self, chosen: list[tuple[Sequence, range]], logits: Tensor) -> None:
+        """Choose tokens for sequences from logits of their last token and each draft, which are in these rows."""
         if not chosen:
             return
         owners = [(sequence, sequence.drafts[:i]) for sequence, rows in chosen for i in range(len(rows))]
         jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
-        logits = torch.cat([rows for _, rows in chosen])
+        rows = [row for _, each in chosen for row in each]
+        if rows != list(range(len(logits))):
+            logits = logits[torch.tensor(rows, device=logits.device)]
         samplings = [job.request.sampling for job in jobs]
         reported = [x.logprobs is not None or x.sequences > 1 for x in samplings]
         raw = logits.float().clone() if any(reported) else None
@@ -571,13 +575,13 @@ class Engine:
             self.accepted += 1
         sequence.register(self.pool)
 
-    def _search(self, chosen: list[tuple[Sequence, Tensor]]) -> None:
+    def _search(self, chosen: list[tuple[Sequence, range]], logits: Tensor) -> None:
         """Advance beam searches whose beams all have logits."""
         for sequence, rows in chosen:
             job = self.jobs[sequence.request.id]
             assert job.beams
-            logits = adjusted(rows[-1:].clone(), [job.row(sequence, [])])
-            job.rows[sequence.number] = logits.log_softmax(-1)[0]
+            last = adjusted(logits[rows.stop - 1 : rows.stop].clone(), [job.row(sequence, [])])
+            job.rows[sequence.number] = last.log_softmax(-1)[0]
             if len(job.rows) == len(job.branches):
                 self._advance(job)
 

@@ -6,6 +6,7 @@ other. Numbers of tokens, sequences and results are rounded up to buckets, so th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from contextlib import nullcontext
@@ -21,12 +22,14 @@ from torch import Tensor, nn
 from tutti.api.function import Function, function
 from tutti.api.store import Store
 from tutti.exec.large_pages import pack
-from tutti.exec.runtime import own_slice
+from tutti.exec.runtime import in_group, own_slice
+from tutti.ir.step_graph import OUTPUT
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import devices
 from tutti.plan.roles import UndividedBatch
 from tutti.serve.attention import Cache, Step, empty_cache, layers_of, logits, paging, slot_bytes
 from tutti.serve.lora import Adapters
+from tutti.serve.recorded import CudaGraphs, Recorded, Recorder
 from tutti.serve.rotary import by_span, scaling_of
 from tutti.serve.scheduler import Batch, Move
 from tutti.serve.sequence import Sequence
@@ -35,11 +38,12 @@ from tutti.serve.source import Encoder, Source, embedded, encoder_of
 CACHE = "cache:cache."  # begins the names of keys and values in the store; adapters have other names
 
 
-def buckets(most: int) -> list[int]:
-    """Sizes that numbers up to `most` are rounded up to: the powers of 2, and 1.5 times those from 16 on."""
+def buckets(most: int, between: bool = True) -> list[int]:
+    """Sizes that numbers up to `most` are rounded up to: the powers of 2, and, with `between`, 1.5 times those from 16
+    on."""
     found, n = [], 1
     while n < most:
-        found += [n, n * 3 // 2] if n >= 16 else [n]
+        found += [n, n * 3 // 2] if between and n >= 16 else [n]
         n *= 2
     return [x for x in found if x < most] + [most]
 
@@ -69,8 +73,12 @@ class Runner:
         objects: dict[str, Any] = {"model": model, "cache": self.cache} | ({"adapters": adapters} if adapters else {})
         self.store = Store(**objects)
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
-        self.sizes = buckets(budget)
+        self.sizes = buckets(budget, between=device.type == "cpu")  # a GPU computes few rows more in the same time
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
+        self.recorder: Recorder | None = CudaGraphs(device) if device.type == "cuda" else None
+        self.recorded: dict[tuple[int, ...], Recorded] = {}  # by shape
+        self.addresses: list[int] = []  # of stored tensors, when steps were recorded
+        self.results: Tensor | None = None  # logits of recorded steps
         self._hidden: Function | None = None
         self.encoder = encoder_of(model, self.longest, self.blocks * block)
         if adapters and self.crosses:
@@ -224,7 +232,36 @@ class Runner:
         shape = tuple(map(len, arguments))
         if shape not in self.ready:
             self.ready[shape] = self.function.fixed(*arguments)
-        return self.ready[shape](*arguments)
+        if self.recorder and shape not in self.recorded:
+            self._record(shape, arguments, self.recorder)
+        return self.recorded.get(shape, self.ready[shape])(*arguments)
+
+    def _record(self, shape: tuple[int, ...], arguments: tuple[Any, ...], recorder: Recorder) -> None:
+        """Record a step. If that is not possible, steps run without being recorded, and a warning says so."""
+        try:
+            if len(self.store.parts) > 1 or in_group():
+                raise RuntimeError("the plan has several devices")
+            self.addresses, rows = self._addresses(), arguments[6]
+            if self.results is None or len(self.results) < len(rows):
+                spec = self.function.graph.outputs[f"{OUTPUT}:0"].meta["val"]
+                count = max(len(rows), self._bucket(self.most))
+                self.results = torch.empty(count, *spec.shape[1:], dtype=spec.dtype, device=self.store.device)
+            recorded = Recorded(self.ready[shape], arguments, recorder, self.results)
+            if self._addresses() != self.addresses:
+                raise RuntimeError("a step replaces tensors of the cache instead of writing into them")
+            self.recorded[shape] = recorded
+        except RuntimeError as error:
+            self.recorder = None
+            warnings.warn(f"steps run without CUDA graphs, which takes longer: {error}", stacklevel=2)
+
+    def _addresses(self) -> list[int]:
+        """Where the stored tensors are."""
+        return [x.data_ptr() for held in self.store.parts for x in held.values()]
+
+    def check_recorded(self) -> None:
+        """Forget recorded steps if stored tensors have moved. Call it after whatever may replace them."""
+        if self.recorded and self._addresses() != self.addresses:
+            self.recorded.clear()
 
     def shapes(self) -> list[tuple[int, int, int, bool]]:
         """The buckets of steps that only generate, and of steps with prompts; the latter also with images."""

@@ -52,11 +52,15 @@ class Batch:
     moves: list[Move] = field(default_factory=list)
     sources: list[Sequence] = field(default_factory=list)
     encoded: int = 0  # positions of the sources
+    tokens: int = field(init=False)  # of the pieces
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens."""
-        return sum(piece.count for piece in self.pieces)
+    def __post_init__(self):
+        self.tokens = sum(piece.count for piece in self.pieces)
+
+    def add(self, piece: Piece) -> None:
+        """Compute a piece, too."""
+        self.pieces.append(piece)
+        self.tokens += piece.count
 
 
 class Scheduler:
@@ -163,7 +167,7 @@ class Scheduler:
             self._preempt(victim, batch)
             if victim is sequence:
                 return
-        batch.pieces.append(Piece(sequence, sequence.computed, count))
+        batch.add(Piece(sequence, sequence.computed, count))
 
     def _victim(self, batch: Batch) -> Sequence | None:
         """The last running sequence, unless the step computes it."""
@@ -217,7 +221,7 @@ class Scheduler:
         self._reserve(sequence, count, batch)
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        batch.pieces.append(Piece(sequence, start, count))
+        batch.add(Piece(sequence, start, count))
         return True
 
     def _source(self, sequence: Sequence, start: int) -> list[int] | None:

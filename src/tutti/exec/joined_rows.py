@@ -1,0 +1,90 @@
+"""Join small calls of a decoding step for a GPU, where a launch takes as long as a row: see `tutti.nn.rows_joined`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from tutti.ir.step_graph import replace_uses
+from tutti.lower.inplace import written
+from tutti.nn import rows_joined  # noqa: F401  (registers the operators)
+
+aten, ops = torch.ops.aten, torch.ops.tutti
+rotary_rows = ops.rotary_rows.default
+
+
+def use(graph: fx.Graph) -> None:
+    """Join calls of a graph that `tutti.nn.rows.use` has changed, in place."""
+    for node in graph.find_nodes(op="call_function", target=ops.norm_rows.default):
+        _join_addition(graph, node)
+    for node in graph.find_nodes(op="call_function", target=ops.paged_attention.default):
+        _join_writes(graph, node)
+
+
+def _join_addition(graph: fx.Graph, norm: Any) -> None:
+    """Join a norm with the addition in place that computes its operand."""
+    total, *rest = norm.args
+    if total.target is not aten.add.out or total.kwargs.keys() != {"out"}:
+        return
+    x, added = total.args
+    if total.kwargs["out"] is not x or not isinstance(added, fx.Node) or not _alike(x, added):
+        return
+    if any(reader < norm for reader in total.users):
+        return
+    with graph.inserting_before(norm):
+        joined = graph.call_function(ops.add_norm_rows.default, (x, added, *rest))
+        after = graph.call_function(written, (joined, x))
+    joined.meta, after.meta = dict(norm.meta), dict(total.meta)
+    _replace({total: after, norm: joined}, (norm, total))
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    return x.shape == y.shape and x.dtype == y.dtype
+
+
+def _join_writes(graph: fx.Graph, attention: Any) -> None:
+    """Join the rotary embeddings of an attention's queries and keys with the writes of its keys and values."""
+    turned, *caches = attention.args[:3]
+    if any(x.target is not written or x.args[0].target is not ops.paged_write_.default for x in caches):
+        return
+    writes = [x.args[0] for x in caches]
+    (keys, k, slots), (values, v, slots_of_values) = (x.args for x in writes)
+    rotations = [_rotation(x) for x in (turned, k)]
+    if None in rotations or rotations[0].args[1:] != rotations[1].args[1:] or slots is not slots_of_values:
+        return
+    cos, sin = rotations[0].args[1:]
+    tokens, width = rotations[0].meta["val"].shape[2:]
+    if any(tuple(x.meta["val"].shape) != (1, 1, tokens, width) for x in (cos, sin)):
+        return
+    with graph.inserting_before(max(writes)):
+        inputs = *(x.args[0] for x in rotations), v, cos, sin, keys, values, slots
+        joined = turned_again = graph.call_function(ops.rotary_write.default, inputs)
+        joined.meta = dict(rotations[0].meta)
+        after = [graph.call_function(written, (joined, x)) for x in (keys, values)]
+        for view in (turned.args[0], turned):
+            turned_again = graph.call_function(view.target, (turned_again, *view.args[1:]))
+            turned_again.meta = dict(view.meta)
+    for old, new in zip(caches, after, strict=True):
+        new.meta = dict(old.meta)
+    chains = [[x, x.args[0], rotation] for x, rotation in zip((turned, k), rotations, strict=True)]
+    _replace(dict(zip(caches, after, strict=True)) | {turned: turned_again}, [*caches, *writes, *chains[0], *chains[1]])
+
+
+def _replace(results: dict[fx.Node, fx.Node], calls: Iterable[fx.Node]) -> None:
+    """Use other results, and erase calls, of which each reads later ones at most."""
+    replace_uses(results)
+    for node in calls:
+        node.graph.erase_node(node)
+
+
+def _rotation(x: Any) -> Any:
+    """The rotary embedding of which x (tokens, heads, width) is a view, if only x reads it, else None."""
+    for target, args in ((aten.transpose.int, (0, 1)), (aten.select.int, (0, 0))):
+        if x.target is not target or x.args[1:] != args or len(x.users) > 1:
+            return None
+        x = x.args[0]
+    return x if x.target is rotary_rows and len(x.users) == 1 and x.meta["val"].shape[0] == 1 else None
