@@ -15,9 +15,11 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -31,6 +33,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LEAST = 0.5  # a step is begun if this share of the seconds that it is expected to take is left
+SCRATCH = Path(tempfile.gettempdir()) / f"tutti-gpu-{os.getpid()}"  # what is not kept
 KEPT = 60_000  # characters of the log of a step
 
 
@@ -84,6 +87,7 @@ SHARDS: dict[str, tuple[str, ...]] = {  # arguments of pytest
     "attention of the CPU": (RULES, "-k", "flash_attention_for_cpu"),
 }  # fmt: skip
 SCRIPTS: dict[str, tuple[tuple[str, float, tuple[str, ...]], ...]] = {  # part -> (name, seconds, arguments)
+    "probe_attention": (("probe attention", 40, ()),),
     "serve": (("serve", 150, ()),),
     "train": tuple((f"train {name}", 90, ("--only", name)) for name in (
         "Llama 1B", "GPT-2 medium", "Mixtral, 1.5B", "ViT-L/16", "U-Net", "Llama 8B, 8 layers")),
@@ -92,22 +96,22 @@ SCRIPTS: dict[str, tuple[tuple[str, float, tuple[str, ...]], ...]] = {  # part -
 }  # fmt: skip
 
 
-def pytest_step(name: str, arguments: Sequence[str], out: Path) -> Step:
+def pytest_step(name: str, arguments: Sequence[str]) -> Step:
     timeout = ("--timeout", "60") if importlib.util.find_spec("pytest_timeout") else ()
-    command = (sys.executable, "-m", "pytest", *arguments, "-q", "-p", "no:xdist", "-p", "no:benchmark",
+    command = (sys.executable, "-m", "pytest", *arguments, "-v", "-p", "no:xdist", "-p", "no:benchmark",
                "-o", "addopts=", "-o", "filterwarnings=default", "--tb=short", "-rfE", *timeout,
-               f"--junitxml={junit(out, name)}")  # fmt: skip
+               f"--junitxml={junit(name)}")  # fmt: skip
     return Step("tests", f"tests {name}", command, 60, 150, beside="tests")
 
 
-def junit(out: Path, shard: str) -> Path:
-    return out / f".{shard.replace(' ', '-')}.xml"
+def junit(shard: str) -> Path:
+    return SCRATCH / f"{shard.replace(' ', '-')}.xml"
 
 
-def steps_of(out: Path) -> list[Step]:
+def steps_of() -> list[Step]:
     """All steps, most telling first. Scripts of this folder that no table names are run last."""
     steps = [Step("device", "device", (sys.executable, "-c", VERSIONS), 30, 120)]
-    steps += [pytest_step(name, arguments, out) for name, arguments in SHARDS.items()]
+    steps += [pytest_step(name, arguments) for name, arguments in SHARDS.items()]
     others = {path.stem for path in HERE.glob("*.py")} - {"all", *SCRIPTS}
     scripts = SCRIPTS | {name: ((name, 60, ()),) for name in sorted(others)}
     for part, rows in scripts.items():
@@ -121,13 +125,13 @@ def steps_of(out: Path) -> list[Step]:
 # --- running them ----------------------------------------------------------------------------------------------------
 
 
-def site_of(out: Path) -> list[str]:
+def site_of() -> list[str]:
     """A folder that names the release of tutti, for benchmarks that tell it, where tutti is not installed."""
     try:
         importlib.metadata.version("tutti")
     except importlib.metadata.PackageNotFoundError:
         version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-        folder = out / ".site" / f"tutti-{version}.dist-info"
+        folder = SCRATCH / f"tutti-{version}.dist-info"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tutti\nVersion: {version}\n")
         return [str(folder.parent)]
@@ -153,13 +157,13 @@ class Results:
             fresh.replace(self.json)
 
 
-def execute(step: Step, left: float, out: Path) -> tuple[dict[str, Any], str]:
+def execute(step: Step, left: float) -> tuple[dict[str, Any], str]:
     """Run a step; its figures and what it printed. left: seconds for all steps. state: passed, failed, slow (ended at
     its limit) or cut (ended with the time for all steps)."""
     begin = time.monotonic()
     threads = {} if step.part not in ("device", "tests") else {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
     given = filter(None, [os.environ.get("PYTHONPATH")])
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *site_of(out), *given])
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *site_of(), *given])
     process = subprocess.Popen(step.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
                                start_new_session=True, env={**os.environ, "PYTHONPATH": path, **threads})  # fmt: skip
     try:
@@ -194,8 +198,11 @@ def tests_in(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def run(steps: Sequence[Step], out: Path, seconds: float) -> Results:
-    """Run the steps that are not done and that the time suffices for. Steps of one group run side by side."""
+def run(
+    steps: Sequence[Step], out: Path, seconds: float, workers: int = max(1, len(os.sched_getaffinity(0)) - 1)
+) -> Results:
+    """Run the steps that are not done and that the time suffices for. Steps of one group run side by side, at most
+    `workers` of them."""
     results, end = Results(out), time.monotonic() + seconds
     todo = [step for step in steps if results.steps.get(step.name, {}).get("state", "cut") == "cut"]
     while todo:
@@ -205,13 +212,13 @@ def run(steps: Sequence[Step], out: Path, seconds: float) -> Results:
             continue
 
         def one(step: Step) -> None:
-            found, text = execute(step, end - time.monotonic(), out)
+            found, text = execute(step, end - time.monotonic())
             if step.part == "tests":
-                found["tests"] = tests_in(junit(out, step.name.removeprefix("tests ")))
+                found["tests"] = tests_in(junit(step.name.removeprefix("tests ")))
             results.add(step, found, text)
             print(f"{step.name}: {found['state']}, {found['seconds']:.1f} s", flush=True)
 
-        with ThreadPoolExecutor(len(group)) as pool:
+        with ThreadPoolExecutor(min(len(group), workers)) as pool:
             list(pool.map(one, group))
     return results
 
@@ -243,11 +250,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu", help="folder of all.json and all.log")
     options = parser.parse_args()
     out = options.out.resolve()
-    steps, parts = steps_of(out), [*filter(None, options.only.split(","))]
+    steps, parts = steps_of(), [*filter(None, options.only.split(","))]
     if strangers := {*parts} - {step.part for step in steps}:
         parser.error(f"there is no part {', '.join(sorted(strangers))}; there are {sorted({s.part for s in steps})}")
     steps = [step for step in steps if not parts or step.part in ("device", *parts)]
     print(table(steps, run(steps, out, 60 * options.minutes)))
+    shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
 if __name__ == "__main__":

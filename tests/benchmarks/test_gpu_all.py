@@ -14,11 +14,12 @@ pytestmark = pytest.mark.starts
 
 
 @pytest.fixture
-def every(monkeypatch):
+def every(monkeypatch, tmp_path):
     spec = importlib.util.spec_from_file_location("gpu_all", PATH)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "gpu_all", module)  # dataclasses look there
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "SCRATCH", tmp_path / "scratch")
     return module
 
 
@@ -86,21 +87,21 @@ def test_steps_of_a_group_run_side_by_side(every, tmp_path):
     wait = "import pathlib, time\npathlib.Path({!r}).touch()\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.01)"
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     steps = [step(every, "a", wait.format(a, b), beside="x"), step(every, "b", wait.format(b, a), beside="x")]
-    every.run(steps, tmp_path / "out", 60)
+    every.run(steps, tmp_path / "out", 60, workers=2)
     assert {row["state"] for row in saved(tmp_path / "out").values()} == {"passed"}
 
 
 def test_tests_are_told_one_by_one(every, tmp_path):
     (tmp_path / "test_two.py").write_text("def test_right(): pass\n\ndef test_wrong(): assert 1 == 2\n")
-    made = every.pytest_step("two", (str(tmp_path / "test_two.py"), "--rootdir", str(tmp_path)), tmp_path)
+    made = every.pytest_step("two", (str(tmp_path / "test_two.py"), "--rootdir", str(tmp_path)))
     results = every.run([made], tmp_path, 60)
     tests = {name.rpartition("::")[2]: row for name, row in saved(tmp_path)["tests two"]["tests"].items()}
     assert tests["test_right"]["outcome"] == "passed" and tests["test_wrong"]["outcome"] == "failure"
     assert "assert 1 == 2" in tests["test_wrong"]["message"] and "assert 1 == 2" in every.table([made], results)
 
 
-def test_every_shard_names_files_that_there_are_and_every_script_has_a_part(every, tmp_path):
+def test_every_shard_names_files_that_there_are_and_every_script_has_a_part(every):
     for arguments in every.SHARDS.values():
         assert all((every.ROOT / name).exists() for name in arguments if name.endswith(".py"))
-    parts = {made.part for made in every.steps_of(tmp_path)}
+    parts = {made.part for made in every.steps_of()}
     assert parts == {"device", "tests", *(path.stem for path in PATH.parent.glob("*.py") if path != PATH)}
