@@ -1,5 +1,6 @@
 """The run of all steps on a GPU: what it keeps, skips and ends. The steps here are tiny commands."""
 
+import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -105,3 +106,13 @@ def test_every_shard_names_files_that_there_are_and_every_script_has_a_part(ever
         assert all((every.ROOT / name).exists() for name in arguments if name.endswith(".py"))
     parts = {made.part for made in every.steps_of()}
     assert parts == {"device", "tests", *(path.stem for path in PATH.parent.glob("*.py") if path != PATH)}
+
+
+def test_where_tutti_is_not_installed_its_release_is_told_all_the_same(every, monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(every.importlib.metadata, "version", missing)
+    (folder,) = every.site_of()
+    (found,) = importlib.metadata.distributions(name="tutti", path=[folder])
+    assert found.version[0].isdigit()
