@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -135,17 +136,25 @@ def _serve(pipe: Connection, work: Callable[..., None], args: tuple) -> None:
     work(Turns(pipe), *args)
 
 
-def main(run: Callable[[bool], dict[str, Any]], script: str, packages: Sequence[str] = ()) -> None:
-    """Run a benchmark: ``run(quick)`` gives its figures; ``packages`` are the peers whose versions count."""
+def main(run: Callable[..., dict[str, Any]], script: str, packages: Sequence[str] = (),
+         cases: Sequence[str] = ()) -> None:  # fmt: skip
+    """Run a benchmark: ``run(quick)`` gives its figures; ``packages`` are the peers whose versions count.
+
+    cases: names that ``--only`` may choose one of; then ``run(quick, only)``, and nothing is saved of one case alone.
+    """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--quick", action="store_true", help="a smaller case, done within a minute")
-    quick = parser.parse_args().quick
+    if cases:
+        parser.add_argument("--only", choices=cases, help="one case; its result is printed and not saved")
+    options = parser.parse_args()
+    quick, only = options.quick, getattr(options, "only", None)
     name = ("gpu-" if Path(script).parent.name == "gpu" else "") + Path(script).stem
-    result = {"benchmark": name, "quick": quick, **environment(packages), **run(quick)}
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}{'-quick' if quick else ''}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    say(f"saved {path.relative_to(RESULTS.parent.parent)}")
+    result = {"benchmark": name, "quick": quick, **environment(packages), **run(quick, *[only] * bool(cases))}
+    if only is None:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{name}{'-quick' if quick else ''}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        say(f"saved {path.relative_to(RESULTS.parent.parent)}")
     print(json.dumps(result), flush=True)
 
 
@@ -169,11 +178,17 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
 Times = dict[str, list[list[float]]]  # contender -> round -> seconds of each step
 
 
-def take_turns(contenders: Sequence[Contender], rounds: int, steps: int, warmup: int = 2) -> Times:
+def take_turns(
+    contenders: Sequence[Contender], rounds: int, steps: int, warmup: int = 2, together: bool = False
+) -> Times:
     """One warm-up turn each, which is not counted, then rounds in which all take a turn.
 
-    Each round begins with another contender, so that none always runs after the same one.
+    Each round begins with another contender, so that none always runs after the same one. together: all warm up at the
+    same time, once before the warm-up turn: they compile beside each other.
     """
+    if together:
+        with ThreadPoolExecutor(len(contenders)) as pool:
+            list(pool.map(lambda contender: contender.turn(warmup), contenders))
     for contender in contenders:
         seconds = contender.turn(warmup)
         say(f"{contender.name}: warm after {sum(seconds):.1f} s")

@@ -6,7 +6,7 @@ float32 masters; the peers float32 parameters under autocast, as is usual. First
 the device's dense bfloat16 peak, counting the products of the model once. Without a GPU, or with `--quick`, all models
 are small.
 
-    python benchmarks/gpu/train.py [--quick]
+    python benchmarks/gpu/train.py [--quick] [--only MODEL]
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 BF16 = torch.bfloat16
 ROUNDS, STEPS = 5, 4
+LEVELS = "O0", "O1", "O2"  # of models of full size the last alone: a GPU holds three contenders of 1B parameters
 
 Item = dict[str, torch.Tensor]
 
@@ -221,14 +222,14 @@ def with_trainer(turns: harness.Turns, workload: Workload) -> None:
     trainers.train_with_trainer(turns, workload.model(), Samples(workload), workload.batch, arguments)
 
 
-def measure(name: str, workload: Workload, rounds: int, steps: int) -> dict[str, Any]:
+def measure(name: str, workload: Workload, levels: tuple[str, ...], rounds: int, steps: int) -> dict[str, Any]:
     harness.say(name)
-    ours = [harness.Process(f"tutti {level}", with_tutti, workload, level) for level in ("O0", "O1", "O2")]
+    ours = [harness.Process(f"tutti {level}", with_tutti, workload, level) for level in levels]
     peers = [harness.Process("torch.compile", in_a_loop, workload)]
     if workload.loss is None:
         peers.append(harness.Process("Trainer, compiled", with_trainer, workload))
     contenders = [*ours, *peers]
-    times = harness.take_turns(contenders, rounds, steps)
+    times = harness.take_turns(contenders, rounds, steps, together=GPU)
     for contender in contenders:
         contender.close()
     losses = {contender.name: contender.facts["first_loss"] for contender in contenders}
@@ -250,11 +251,14 @@ def measure(name: str, workload: Workload, rounds: int, steps: int) -> dict[str,
     return {"flops": flops, "contenders": rows, "ratio": best}
 
 
-def run(quick: bool) -> dict[str, Any]:
+def run(quick: bool, only: str | None) -> dict[str, Any]:
+    """only: one of the models of full size; what is small is run whole."""
     small = quick or not GPU
-    workloads, rounds, steps = (SMALL, 2, 2) if small else (FULL, ROUNDS, STEPS)
-    models = {name: measure(name, workload, rounds, steps) for name, workload in workloads.items()}
-    if not small:
+    workloads, levels, rounds, steps = (SMALL, LEVELS, 2, 2) if small else (FULL, LEVELS[-1:], ROUNDS, STEPS)
+    if only in workloads:
+        workloads = {only: workloads[only]}
+    models = {name: measure(name, workload, levels, rounds, steps) for name, workload in workloads.items()}
+    if not small and only is None:
         draw(models)
     return {"models": models}
 
@@ -270,4 +274,4 @@ def draw(models: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    harness.main(run, __file__, packages=("transformers", "diffusers"))
+    harness.main(run, __file__, packages=("transformers", "diffusers"), cases=[*FULL])

@@ -74,3 +74,15 @@ def test_last_line_is_the_saved_object(harness, monkeypatch, capsys, script, opt
     assert {"benchmark", "date", "device", "threads", "versions"} <= set(result)
     assert {"python", "torch", "tutti", "numpy"} == set(result["versions"])
     assert "half done" in captured.err and "half done" not in captured.out
+
+
+def test_contenders_may_warm_up_together(harness):
+    log = []
+    harness.take_turns([Steady(name, 1.0, log) for name in "ab"], rounds=1, steps=1, together=True)
+    assert sorted(log[:2]) == ["a", "b"] and "".join(log[2:]) == "ab" + "ab"
+
+
+def test_one_case_alone_is_printed_and_not_saved(harness, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["speed.py", "--only", "b"])
+    harness.main(lambda quick, only: {"case": only}, "somewhere/speed.py", cases=["a", "b"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["case"] == "b" and not harness.RESULTS.exists()

@@ -9,6 +9,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tutti import compat
+from tutti.check.machine import STATES
 from tutti.check.samples.attention_cuda import backward_call, call
 from tutti.ir.step_graph import Spec
 from tutti.ops import operands, rule_of, specs
@@ -47,11 +48,11 @@ def test_parts_have_the_shapes_of_the_rule(kernel, factor, causal):
     forward, backward = FORWARD[kernel], BACKWARD[kernel]
     with compat.fake_mode():
         q, k, v = (torch.empty(4, 6, 96, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        args = call(forward, q, k, v, causal)
+        args = call(forward, q, k, v, None, causal)
         made = forward(*args)
         for target, given in (
             (forward, args),
-            (backward, backward_call(backward, torch.empty_like(q), q, k, v, causal, made)),
+            (backward, backward_call(backward, torch.empty_like(q), q, k, v, None, causal, made)),
         ):
             node = node_of(target, given)
             ins, outs = shapes_of(node, Choice(factor))
@@ -74,3 +75,11 @@ def test_the_gradient_of_a_bias_has_no_rule():
         args = (q, q, q, q, bias, *made, 0.0, [True, True, True, True], False)
         assert rule_of(node_of(BACKWARD[1], args)) is None
         assert rule_of(node_of(FORWARD[1], (q, q, q, bias, True))) is not None
+
+
+@pytest.mark.parametrize("kernel", range(3))
+def test_the_state_of_a_generator_is_found_by_its_name(kernel):
+    """It is not compared: without dropout it is memory that nobody has written."""
+    target = FORWARD[kernel]
+    names = [r.name for r in target._schema.returns]
+    assert len([name for name in names if name in STATES]) == 2

@@ -71,6 +71,10 @@ UNREAD = (
     "of the operand only the dtype is read: nobody would move it for that",
 )
 NEEDLESS: dict[Any, tuple[str, str]] = {
+    aten._scaled_dot_product_efficient_attention.default: (
+        "splitting e",
+        "the width of values alone, with queries and keys whole: no layout of a model asks for it",
+    ),
     aten.new_zeros.default: UNREAD,
     aten.new_empty.default: UNREAD,
     aten.new_empty_strided.default: UNREAD,

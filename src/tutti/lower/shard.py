@@ -113,7 +113,8 @@ class Sharder:
         held = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
         for table, arrange in ((CONTIGUOUS, torch.ops.aten.contiguous.default), (DENSE, dense)):
             for i in table.get(node.target, ()):
-                held[i] = self.arranged(held[i], arrange)
+                if i < len(held):  # else an optional operand that is not given
+                    held[i] = self.arranged(held[i], arrange)
         parts = iter(held)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
         wholes = specs(node)

@@ -67,7 +67,8 @@ BACKWARD = [
     aten._scaled_dot_product_cudnn_attention_backward.default,
 ]
 
-DENSE |= dict.fromkeys(FORWARD, (0, 1, 2)) | dict.fromkeys(BACKWARD, (0, 1, 2, 3, 4))
+# q, k, v and a bias; grad, q, k, v, then a bias or the output
+DENSE |= dict.fromkeys(FORWARD, (0, 1, 2, 3)) | dict.fromkeys(BACKWARD, (0, 1, 2, 3, 4))
 CONTIGUOUS |= dict.fromkeys(BACKWARD, (5,)) | {BACKWARD[1]: (5, 6)}  # log-sum-exp: kernels overlook its strides
 
 rules(

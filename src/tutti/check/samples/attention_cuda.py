@@ -8,37 +8,49 @@ from tutti.ops.attention_cuda import BACKWARD, FORWARD
 FLASH, EFFICIENT, CUDNN = FORWARD
 
 
-def drawn(d: Draw, device: str):
-    """q, k, v, whether causal."""
-    shape = d.pick([1, 2, 4]), d.pick([2, 4, 6]), 64, 64
-    q, k, v = (d.floats(*shape, dtype=torch.float32).to(device, torch.bfloat16) for _ in range(3))
-    return q, k, v, d.flag()
+LENGTH, WIDTH = 128, 64
 
 
-def call(target, q, k, v, causal) -> tuple:
+def drawn(d: Draw, target, device: str):
+    """q, k, v, a bias or None, whether causal; for a forward operator."""
+    dtype = d.pick([torch.bfloat16, torch.float16])
+    batch, groups = d.pick([1, 2, 4]), d.pick([2, 4, 6])
+    heads = groups * (1 if target is EFFICIENT else d.pick([1, 2]))  # its kernel knows no groups
+
+    def made(*shape: int) -> torch.Tensor:
+        return d.floats(*shape, dtype=torch.float32).to(device, dtype)
+
+    q = made(batch, heads, LENGTH, WIDTH)
+    k, v = (made(batch, groups, LENGTH, WIDTH) for _ in range(2))
+    bias = made(batch, heads, LENGTH, LENGTH) if target is EFFICIENT and d.flag() else None
+    return q, k, v, bias, bias is None and d.flag()
+
+
+def call(target, q, k, v, bias, causal) -> tuple:
     """The arguments of a forward operator."""
-    return (q, k, v, 0.0, causal) if target is FLASH else (q, k, v, None, True, 0.0, causal)
+    return (q, k, v, 0.0, causal) if target is FLASH else (q, k, v, bias, True, 0.0, causal)
 
 
-def backward_call(target, grad, q, k, v, causal, made: tuple) -> tuple:
+def backward_call(target, grad, q, k, v, bias, causal, made: tuple) -> tuple:
     """The arguments of a backward operator; made: what the forward operator returned."""
     if target is BACKWARD[1]:
         out, sums, seed, offset = made
-        return grad, q, k, v, None, out, sums, seed, offset, 0.0, [True, True, True, False], causal
+        return grad, q, k, v, bias, out, sums, seed, offset, 0.0, [True, True, True, False], causal
     out, sums, cum_q, cum_k, max_q, max_k, seed, offset, _ = made
     if target is BACKWARD[0]:
         return grad, q, k, v, out, sums, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset
-    return grad, q, k, v, out, sums, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal
+    return grad, q, k, v, out, sums, seed, offset, bias, cum_q, cum_k, max_q, max_k, 0.0, causal
 
 
 @samples(*FORWARD, device="cuda")
 def attention(d: Draw, target):
-    return call(target, *drawn(d, "cuda")), {}
+    return call(target, *drawn(d, target, "cuda")), {}
 
 
 @samples(*BACKWARD, device="cuda")
 def attention_backward(d: Draw, target):
-    q, k, v, causal = drawn(d, "cuda")
     forward = FORWARD[BACKWARD.index(target)]
-    made = forward(*call(forward, q, k, v, causal))
-    return backward_call(target, torch.ones_like(made[0]), q, k, v, causal, made), {}
+    q, k, v, bias, causal = drawn(d, forward, "cuda")
+    made = forward(*call(forward, q, k, v, bias, causal))
+    grad = d.floats(*made[0].shape, dtype=torch.float32).to(made[0])
+    return backward_call(target, grad, q, k, v, bias, causal, made), {}
