@@ -16,7 +16,15 @@ if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 pytest.importorskip("triton", minversion=None if GPU else "3.7")
 
-from tutti.nn import paged_attention, paged_write, rows, rows_joined, rows_triton  # noqa: E402
+from tutti.nn import (  # noqa: E402
+    linear_rows_triton,
+    linears_rows,
+    paged_attention,
+    paged_write,
+    rows,
+    rows_joined,
+    rows_triton,
+)
 from tutti.nn.paged_attention_triton import attend, parts_of  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
@@ -127,3 +135,30 @@ def test_rotary_embeddings_and_writes(dtype):
     reference = torch.zeros_like(cache)
     paged_write.reference(reference, v, slots)
     assert torch.equal(cache, reference)
+
+
+@pytest.mark.parametrize("count", [1, 3, 16, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_layers_of_one_x(dtype, count):
+    x = randn(count, 300, dtype=dtype)
+    weights = [randn(n, 300, dtype=dtype) for n in (50, 7, 40)]
+    biases: list[torch.Tensor | None] = [randn(len(w), dtype=dtype) for w in weights]
+    for layers in (1, 2, 3):
+        for each in (biases[:layers], [None] * layers):
+            tile = linear_rows_triton.tile_of(count, weights[:layers]) or (32, 128, 4, 4)
+            got = linear_rows_triton.linears(x, weights[:layers], each, tile)
+            for ours, theirs in zip(got, linears_rows.linears_reference(x, weights[:layers], each), strict=True):
+                close(ours / 20, theirs / 20)
+    unit = x, weights[0], randn(50, 300, dtype=dtype), "silu"
+    tile = linear_rows_triton.tile_of(count, unit[1:3], gated=True) or (32, 128, 4, 4)
+    close(linear_rows_triton.gated(*unit, tile) / 400, linears_rows.gated_reference(*unit) / 400)
+
+
+def test_tiles_depend_on_the_rows_and_on_the_size_of_a_layer():
+    small, large = (torch.empty(n, 1, dtype=torch.bfloat16) for n in (8, linear_rows_triton.MANY))
+    tile_of = linear_rows_triton.tile_of
+    assert tile_of(1, [small]) != tile_of(1, [large])
+    assert tile_of(2, [small]) is None  # cuBLAS
+    assert tile_of(2, [small] * 3) == tile_of(16, [small] * 3) != tile_of(17, [small] * 3)
+    assert tile_of(65, [small] * 3) is None
+    assert tile_of(2, [small.float()] * 3) is None

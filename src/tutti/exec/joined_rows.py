@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,18 +12,26 @@ from torch import fx
 
 from tutti.ir.step_graph import replace_uses
 from tutti.lower.inplace import written
-from tutti.nn import rows_joined  # noqa: F401  (registers the operators)
+from tutti.nn import linears_rows, rows_joined  # noqa: F401  (registers the operators)
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 rotary_rows = ops.rotary_rows.default
 
 
 def use(graph: fx.Graph) -> None:
-    """Join calls of a graph that `tutti.nn.rows.use` has changed, in place."""
+    """Join calls of a graph that `tutti.nn.rows.use` and `tutti.nn.linear_rows.use` have changed, in place."""
     for node in graph.find_nodes(op="call_function", target=ops.norm_rows.default):
         _join_addition(graph, node)
     for node in graph.find_nodes(op="call_function", target=ops.paged_attention.default):
         _join_writes(graph, node)
+    for node in graph.find_nodes(op="call_function", target=ops.glu_rows.default):
+        _join_gate(graph, node)
+    layers = defaultdict(list)
+    for node in graph.find_nodes(op="call_function", target=ops.linear_rows.default):
+        x, _, bias = node.args
+        layers[x, bias is None].append(node)
+    for together in layers.values():
+        _join_layers(graph, together)
 
 
 def _join_addition(graph: fx.Graph, norm: Any) -> None:
@@ -72,6 +82,47 @@ def _join_writes(graph: fx.Graph, attention: Any) -> None:
         new.meta = dict(old.meta)
     chains = [[x, x.args[0], rotation] for x, rotation in zip((turned, k), rotations, strict=True)]
     _replace(dict(zip(caches, after, strict=True)) | {turned: turned_again}, [*caches, *writes, *chains[0], *chains[1]])
+
+
+def _join_gate(graph: fx.Graph, glu: Any) -> None:
+    """Join a gated unit with the layers that compute its gate and its other factor."""
+    gate, up, activation = glu.args
+    chains = [_layer(gate), _layer(up)]
+    if None in chains or gate is up:
+        return
+    layers = [chain[-1] for chain in chains]
+    (x, w, no_bias), (x_too, w_too, no_bias_too) = (node.args for node in layers)
+    if x is not x_too or no_bias is not None or no_bias_too is not None or not _alike(*layers):
+        return
+    with graph.inserting_before(glu):
+        joined = graph.call_function(ops.gated_rows.default, (x, w, w_too, activation))
+        shaped = graph.call_function(aten.reshape.default, (joined, list(glu.meta["val"].shape)))
+    joined.meta, shaped.meta = dict(layers[0].meta), dict(glu.meta)
+    _replace({glu: shaped}, [glu, *chains[0], *chains[1]])
+
+
+def _layer(x: Any) -> Any:
+    """The layer of which x is the result, behind the reshapes of it, if nothing else reads these."""
+    chain = [x]
+    while chain[-1].target is aten.reshape.default and len(chain[-1].users) == 1:
+        chain.append(chain[-1].args[0])
+    return chain if chain[-1].target is ops.linear_rows.default and len(chain[-1].users) == 1 else None
+
+
+def _join_layers(graph: fx.Graph, layers: list[Any]) -> None:
+    """Join layers of the same x."""
+    for first in range(0, len(layers), linears_rows.MOST):
+        together = layers[first : first + linears_rows.MOST]
+        if len(together) == 1:
+            continue
+        x, (_, weights, biases) = together[0].args[0], zip(*(node.args for node in together), strict=True)
+        with graph.inserting_before(together[0]):
+            joined = graph.call_function(ops.linears_rows.default, (x, [*weights], [*biases]))
+            parts = [graph.call_function(operator.getitem, (joined, i)) for i in range(len(together))]
+        joined.meta = {**together[0].meta, "val": tuple(node.meta["val"] for node in together)}
+        for part, node in zip(parts, together, strict=True):
+            part.meta = dict(node.meta)
+        _replace(dict(zip(together, parts, strict=True)), together)
 
 
 def _replace(results: dict[fx.Node, fx.Node], calls: Iterable[fx.Node]) -> None:

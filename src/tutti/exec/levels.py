@@ -25,7 +25,7 @@ from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
 from tutti.lower.program import Program
 from tutti.lower.regions import divide
-from tutti.nn import attention, experts_rows, linear_cross_entropy, linear_rows, rows
+from tutti.nn import attention, experts_rows, linear_cross_entropy, linear_rows, linears_rows, rows
 
 PAGED = torch.ops.tutti.paged_attention.default
 
@@ -94,6 +94,7 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
                 native.use(graph)
     elif level == "O0" and graph.find_nodes(op="call_function", target=PAGED):
         rows.use(graph, on_cpu=False)
+        linear_rows.use(graph, linears_rows.ROWS, on_cpu=False)
         joined_rows.use(graph)
     compile_segments(graph, level)
     if budget:

@@ -3,7 +3,8 @@
 `tutti::linear_rows` equals `torch.nn.functional.linear`. On a CPU, float32 and bfloat16 are computed by
 `linear_rows.cpp`, which is compiled at first use. It reads the weight once, and a row of the result has the same bits
 whatever the other rows are, and for any number of threads: PyTorch's kernels differ for one row and for several.
-bfloat16 is accumulated in float32, by AMX or bfloat16 instructions where the processor has them.
+bfloat16 is accumulated in float32, by AMX or bfloat16 instructions where the processor has them. On a GPU, the kernel
+is that of `tutti.nn.linears_rows`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tutti import compat
+from tutti.nn import linears_rows
 from tutti.nn.compiled import operators
 
 aten, ops = torch.ops.aten, torch.ops.tutti
@@ -68,15 +70,21 @@ def cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 _library.impl("linear_rows", cpu, "CPU")
-_library.impl("linear_rows", F.linear, "CUDA")
+
+
+def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return linears_rows.linears_on_gpu(x, [weight], [bias])[0]
+
+
+_library.impl("linear_rows", _on_gpu, "CUDA")
 torch.library.register_fake("tutti::linear_rows", lambda x, weight, bias: F.linear(x, weight, bias))
 
 
-def use(graph: fx.Graph, rows: float = FASTER) -> None:
+def use(graph: fx.Graph, rows: float = FASTER, on_cpu: bool = True) -> None:
     """Use this kernel for the products of a graph with at most so many rows and the transpose of a stored weight, in
-    place. Starts its compilation. rows: infinity for bits that do not depend on the number of rows."""
+    place. On a CPU, starts its compilation. rows: infinity for bits that do not depend on the number of rows."""
     found = [(node, given) for node in graph.nodes if (given := _operands(node)) and _fits(given[0], rows)]
-    if found:
+    if found and on_cpu:
         compile_ahead()
     for node, given in found:
         rest = [x for x in node.all_input_nodes if x not in given]  # transposed weights

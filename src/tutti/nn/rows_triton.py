@@ -46,7 +46,7 @@ def _norm(
 
 
 @triton.jit
-def _activated(x, ACTIVATION: tl.constexpr):
+def activated(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
         y = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
@@ -66,7 +66,7 @@ def _glu(gate, up, out, width, gate_row, up_row, ELEMENTS: tl.constexpr, ACTIVAT
     dtype: tl.constexpr = out.dtype.element_ty
     here = at < width
     g = tl.load(gate + row * gate_row + at, mask=here, other=0.0).to(tl.float32)
-    y = _activated(g, ACTIVATION).to(dtype).to(tl.float32)
+    y = activated(g, ACTIVATION).to(dtype).to(tl.float32)
     y *= tl.load(up + row * up_row + at, mask=here, other=0.0).to(tl.float32)
     tl.store(out + row * width + at, y.to(dtype), mask=here)
 

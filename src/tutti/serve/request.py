@@ -112,6 +112,12 @@ class Sampling:
         if self.beams > 1 and (self.constraint or self.stop or self.logprobs is not None):
             raise ValueError("a beam search takes neither schema, regex and grammar nor stop texts nor logprobs")
 
+    @cached_property
+    def adjusts_nothing(self) -> bool:
+        """Whether logits stay as they are: no bias, penalty, allowed or bad tokens."""
+        penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        return not (penalties or self.logit_bias or self.bad or self.allowed is not None)
+
     def _between(self, name: str, low: float, high: float | None) -> None:
         value = getattr(self, name)
         if value is None:

@@ -52,8 +52,11 @@ class Row(NamedTuple):
 def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
     """Logits (rows, vocabulary) after bias, penalties and constraints, in float32. The argument may be changed."""
     logits = logits.float()
-    for x, row in zip(logits, rows, strict=True):
+    for i, row in enumerate(rows):
         sampling = row.sampling
+        if sampling.adjusts_nothing and row.allowed is None and not row.ends:
+            continue  # on a GPU, looking at a row takes as long as all rows of a kernel
+        x = logits[i]
         if sampling.logit_bias:
             x.index_add_(0, *(part.to(x.device) for part in sampling.biases))
         if sampling.repetition_penalty != 1:
