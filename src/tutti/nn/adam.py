@@ -169,7 +169,7 @@ def _scaled(rows: list[tuple[Tensor, ...]], scale: Tensor | None, scratch: dict[
 
 
 def _multiply(grad: Tensor, scale: Tensor, out: Tensor) -> None:
-    """grad * scale, computed in one pass in the wider dtype of grad and out: a 0-d scale would not widen the product."""
+    """grad * scale in one pass, in the wider dtype of grad and out: a 0-d scale would not widen the product."""
     wide = torch.promote_types(grad.dtype, out.dtype)
     torch.mul(grad, scale.to(grad.device, wide).view([1] * grad.ndim), out=out)
 
