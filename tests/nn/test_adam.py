@@ -114,3 +114,11 @@ def test_schemas_and_fakes_agree_with_the_kernels():
 
 def test_nothing_to_update():
     torch.ops.tutti.adam_([], [], [], [], STEP, LR, **HYPER)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_low_precision_gradient_is_scaled_in_the_dtype_of_its_parameter(dtype):
+    grad, scale = torch.randn(3, 5).to(dtype), torch.tensor(0.3, dtype=torch.float64)
+    found = torch.empty(3, 5)
+    adam._multiply(grad, scale, found)
+    assert torch.equal(found, grad.float().mul_(scale))

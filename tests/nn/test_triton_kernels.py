@@ -17,6 +17,7 @@ if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
 pytest.importorskip("triton", minversion=None if GPU else "3.7")
 
 from tutti.nn import (  # noqa: E402
+    linear_cross_entropy,
     linear_rows_triton,
     linears_rows,
     paged_attention,
@@ -25,6 +26,7 @@ from tutti.nn import (  # noqa: E402
     rows_joined,
     rows_triton,
 )
+from tutti.nn.linear_cross_entropy_triton import differentiate  # noqa: E402
 from tutti.nn.paged_attention_triton import attend, parts_of  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
@@ -162,3 +164,38 @@ def test_tiles_depend_on_the_rows_and_on_the_size_of_a_layer():
     assert tile_of(2, [small] * 3) == tile_of(16, [small] * 3) != tile_of(17, [small] * 3)
     assert tile_of(65, [small] * 3) is None
     assert tile_of(2, [small.float()] * 3) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("classes", [3, 128, 20000])
+def test_cross_entropy_and_its_gradients(classes, dtype):
+    """Of rows apart from each other, one of which has no label, and one a class that is masked."""
+    logits = (4 * randn(5, classes + 8, dtype=dtype))[:, :classes]
+    logits[1, 0] = -torch.inf
+    labels = torch.randint(classes, (5,), device=DEVICE)
+    labels[2], labels[3] = -1, classes - 1
+    lse, picked = torch.logsumexp(logits.float(), 1), logits.float().gather(1, labels.clamp(0).unsqueeze(1)).squeeze(1)
+    by_lse, by_picked = randn(5), randn(5)
+    wanted = logits.float().softmax(1) * by_lse.unsqueeze(1)
+    for row in (0, 1, 3, 4):
+        wanted[row, labels[row]] += by_picked[row]
+    found = torch.empty(2, 5, device=DEVICE)
+    differentiate(logits, labels, by_lse, by_picked, found[0], found[1])
+    close(found[0], lse)
+    close(found[1], torch.where(labels < 0, 0, picked))
+    close(logits, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("rows_of_a_block", [3, 100])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_loss_of_a_linear_layer_is_that_of_its_blocks(dtype, rows_of_a_block, monkeypatch):
+    monkeypatch.setattr(linear_cross_entropy, "FEWEST", rows_of_a_block)
+    monkeypatch.setitem(linear_cross_entropy.BLOCK, DEVICE, 0)
+    hidden, weight = randn(7, 32, dtype=dtype), randn(50, 32, dtype=dtype)
+    labels = torch.randint(-1, 50, (7,), device=DEVICE)
+    given = randn(7), randn(7), hidden, weight, None, labels, [True, True, False]
+    monkeypatch.setattr(linear_cross_entropy, "_in_triton", lambda logits: None)
+    wanted = linear_cross_entropy.with_gradients(*given)
+    monkeypatch.setattr(linear_cross_entropy, "_in_triton", lambda logits: differentiate)
+    for got, of_torch in zip(linear_cross_entropy.with_gradients(*given)[:4], wanted[:4], strict=True):
+        close(got, of_torch)

@@ -3,6 +3,8 @@
 The numbers are held against the whole where there is a GPU (tests/proofs/test_rules.py).
 """
 
+import operator
+
 import pytest
 import torch
 from torch import fx
@@ -11,10 +13,13 @@ from torch.utils import _pytree as pytree
 from tutti import compat
 from tutti.check.machine import STATES
 from tutti.check.samples.attention_cuda import backward_call, call
-from tutti.ir.step_graph import Spec
+from tutti.ir.step_graph import Spec, StepGraph
+from tutti.lower.shard import by_token, shard
 from tutti.ops import operands, rule_of, specs
 from tutti.ops.attention_cuda import BACKWARD, FORWARD
 from tutti.plan.choice import Choice, layouts
+from tutti.plan.layout import Layout
+from tutti.plan.plan import Plan
 
 MESH = {"a": 2}
 
@@ -39,6 +44,12 @@ def shapes_of(node, choice):
     ins, outs = layouts(rule_of(node), {"a": choice})
     local = [at.local_shape(n.meta["val"].shape, MESH) for at, n in zip(ins, operands(node), strict=True)]
     return local, [at.local_shape(s.shape, MESH) for at, s in zip(outs, specs(node), strict=True)]
+
+
+def find(call: fx.Node, name: str) -> fx.Node:
+    """An argument by its name."""
+    names = [a.name for a in BACKWARD[1]._schema.arguments]
+    return call.args[names.index(name)]  # pyright: ignore[reportReturnType]
 
 
 @pytest.mark.parametrize("factor", ["b", "g"])
@@ -75,6 +86,31 @@ def test_the_gradient_of_a_bias_has_no_rule():
         args = (q, q, q, q, bias, *made, 0.0, [True, True, True, True], False)
         assert rule_of(node_of(BACKWARD[1], args)) is None
         assert rule_of(node_of(FORWARD[1], (q, q, q, bias, True))) is not None
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_backward_kernel_that_overlooks_strides_of_the_output_is_given_those_it_expects(biased):
+    """A shard that was cut from a whole output has others: rows of all heads, or heads one after another."""
+    with compat.fake_mode():
+        q = torch.empty(2, 4, 96, 64, device="cuda", dtype=torch.bfloat16)
+        bias = torch.empty(2, 4, 96, 96, device="cuda", dtype=torch.bfloat16) if biased else None
+        made = FORWARD[1](q, q, q, bias, True)
+        args = backward_call(BACKWARD[1], q, q, q, q, bias, False, made)
+    node = node_of(BACKWARD[1], args)
+    first = node.graph.call_function(operator.getitem, (node, 0))
+    node.graph.output(first)
+    inputs = {f"batch:{i}": x for i, x in enumerate(operands(node))}
+    for name, x in inputs.items():
+        x.meta |= {"phase": "forward", "path": "", "label": name}
+    node.meta |= {"phase": "forward", "path": "", "label": "attention", "flops": 0, "bytes": 1}
+    first.meta = {**node.meta, "val": node.meta["val"][0]}
+    step = StepGraph(node.graph, inputs, {"out:0": first})
+    plan = Plan(MESH, {name: Layout() for name in inputs}, {"attention": {"a": Choice("g")}})
+    (call,) = shard(step, plan, 0).graph.find_nodes(op="call_function", target=BACKWARD[1])
+    out, sums = (find(call, name) for name in ("out", "logsumexp"))
+    assert out.target is by_token and sums.target is torch.ops.aten.contiguous.default
+    part = torch.empty(2, 2, 96, 64)
+    assert by_token(part).stride() == (96 * 2 * 64, 64, 2 * 64, 1) and by_token(part).shape == part.shape
 
 
 @pytest.mark.parametrize("kernel", range(3))

@@ -22,6 +22,9 @@ class OpInfo:
     uneven: whether `local` also computes parts that differ in size between ranks.
     dense: operands whose last dim the kernel reads as contiguous memory without a check.
     contiguous: operands whose strides the kernel ignores or refuses.
+    by_token: operands (batch, heads, tokens, width) that the kernel reads as contiguous in the order (batch, tokens,
+        heads, width), whatever their strides.
+        In these three, negative positions count from the last operand, where optional ones come before.
     sends: what `local` communicates, for a `Cut`.
     work: (call, factor, outer, k) -> how much more than the mean the busiest of k ranks computes.
     flops: floating-point operations of a call; a multiply-add counts two.
@@ -35,6 +38,7 @@ class OpInfo:
     uneven: bool | None = None
     dense: tuple[int, ...] | None = None
     contiguous: tuple[int, ...] | None = None
+    by_token: tuple[int, ...] | None = None
     sends: Callable[..., Any] | None = None
     work: Callable[..., float] | None = None
     flops: Callable[[Any], int] | None = None
@@ -81,4 +85,4 @@ class Column(MutableMapping[Any, Any]):
 
 RULES, ARGUMENTS, LOCAL, DENSE, CONTIGUOUS = map(Column, ("rule", "arguments", "local", "dense", "contiguous"))
 SENDS, WORK, FLOPS, SECONDS, WORKSPACE = map(Column, ("sends", "work", "flops", "seconds", "workspace"))
-UNEVEN = Column("uneven")
+UNEVEN, BY_TOKEN = Column("uneven"), Column("by_token")

@@ -27,7 +27,7 @@ from tutti.ir.costs import FREE, flat
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES, all_gather, all_to_all, exchange, reduce_scatter
-from tutti.lower.shard import dense
+from tutti.lower.shard import ARRANGED
 from tutti.ops import Rule, operands, parse, rule_of, source, specs
 from tutti.ops.view import names
 from tutti.plan.choice import Choice, input_placement, output_placement
@@ -36,7 +36,7 @@ from tutti.plan.layout import Partial, Placement, R, Split
 aten = torch.ops.aten
 ROW = "row!"  # name for the leading dim of a collective's operand
 LINES: dict[object, tuple[str, str]] = {all_gather: ("", ROW), reduce_scatter: (ROW, ""), all_to_all: (ROW, ROW)}
-ARRANGING = (aten.contiguous.default, dense)
+ARRANGING = tuple(arrange for _, arrange in ARRANGED)
 
 
 @dataclass(frozen=True)

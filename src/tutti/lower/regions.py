@@ -14,14 +14,14 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE
-from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, DENSE
+from tutti.ir.op_info import ARGUMENTS
 from tutti.ir.step_graph import Spec
 from tutti.lower.collectives import ppermute
 from tutti.lower.emit import Emitter
 from tutti.lower.move import take
 from tutti.lower.parts import InParts, in_parts
 from tutti.lower.program import Program
-from tutti.lower.shard import dense
+from tutti.lower.shard import arrangements
 from tutti.ops import operands, source, specs
 from tutti.plan.layout import Layout, Placement, Split
 
@@ -119,11 +119,10 @@ class _Divider:
             emit = Emitter(self.graph, {**x.meta, "phase": node.meta["phase"], "copy": i})
             self.cuts[x, at, i] = take(emit, x, at.dim, at.outer, self.count, i)
         cut = self.cuts[x, at, i]
-        for table, arrange in ((CONTIGUOUS, aten.contiguous.default), (DENSE, dense)):
-            if number in table.get(node.target, ()):
-                arranged = self.graph.call_function(arrange, (cut,))
-                arranged.meta = dict(cut.meta)
-                return arranged
+        for arrange in arrangements(node, number):
+            arranged = self.graph.call_function(arrange, (cut,))
+            arranged.meta = dict(cut.meta)
+            cut = arranged
         return cut
 
     def join(self) -> None:

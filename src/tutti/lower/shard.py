@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from tutti.ir.costs import FREE
 from tutti.ir.loops import LOOPS
-from tutti.ir.op_info import ARGUMENTS, CONTIGUOUS, DENSE, LOCAL
+from tutti.ir.op_info import ARGUMENTS, BY_TOKEN, CONTIGUOUS, DENSE, LOCAL
 from tutti.ir.step_graph import FORWARD, Spec, StepGraph
 from tutti.lower.emit import ORIGIN
 from tutti.lower.local_context import LocalContext
@@ -82,6 +82,21 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
 
 
+def by_token(x: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, tokens, width), in memory as (batch, tokens, heads, width)."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+# the columns of operands that must be arranged in memory, and what arranges them
+ARRANGED = (CONTIGUOUS, torch.ops.aten.contiguous.default), (DENSE, dense), (BY_TOKEN, by_token)
+
+
+def arrangements(node: fx.Node, number: int) -> list[Callable]:
+    """What arranges an operand of a call in memory as the kernel needs it."""
+    places = {number, number - len(operands(node))}
+    return [arrange for table, arrange in ARRANGED if not places.isdisjoint(table.get(node.target, ()))]
+
+
 class Sharder:
     """Appends what one rank computes to a graph, call by call.
 
@@ -111,10 +126,9 @@ class Sharder:
         """Append the local part of one operator."""
         rule, choices, ins, outs, shapes = self.situation(node)
         held = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
-        for table, arrange in ((CONTIGUOUS, torch.ops.aten.contiguous.default), (DENSE, dense)):
-            for i in table.get(node.target, ()):
-                if i < len(held):  # else an optional operand that is not given
-                    held[i] = self.arranged(held[i], arrange)
+        for i in range(len(held)):
+            for arrange in arrangements(node, i):
+                held[i] = self.arranged(held[i], arrange)
         parts = iter(held)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
         wholes = specs(node)

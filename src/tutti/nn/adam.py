@@ -158,12 +158,20 @@ def _scaled(rows: list[tuple[Tensor, ...]], scale: Tensor | None, scratch: dict[
         place = place.view(param.shape) if param.is_contiguous() else torch.empty_like(param)
         if scale is not None and grad.dtype == torch.promote_types(grad.dtype, param.dtype):
             torch.mul(grad, scale, out=place)
+        elif scale is not None and grad.ndim and grad.device.type != "cpu":  # a CPU would copy the gradient
+            _multiply(grad, scale, place)
         else:
             place.copy_(grad)
             if scale is not None:
                 place.mul_(scale)
         made.append(place)
     return made
+
+
+def _multiply(grad: Tensor, scale: Tensor, out: Tensor) -> None:
+    """grad * scale in one pass, in the wider dtype of grad and out: a 0-d scale would not widen the product."""
+    wide = torch.promote_types(grad.dtype, out.dtype)
+    torch.mul(grad, scale.to(grad.device, wide).view([1] * grad.ndim), out=out)
 
 
 def _pieces(every: list[tuple[Tensor, ...]], size: int) -> Iterator[list[tuple[Tensor, ...]]]:

@@ -21,16 +21,17 @@ dtype of hidden, like a linear layer's results; everything after is computed in 
 gradients computed with the loss: Hsu et al., "Liger kernel" (2024).
 
 With `compiled`, float32 and bfloat16 logits on a CPU are processed by the kernels of `linear_cross_entropy.cpp`, which
-is compiled at first use.
+is compiled at first use. On a GPU with Triton, the third operator uses the kernel of `linear_cross_entropy_triton.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -41,9 +42,12 @@ from tutti import compat
 from tutti.nn.once import differentiable_once
 
 # Bytes of a block's logits. Blocks that fit the cache of a CPU are 1.5 times slower: their products are too narrow.
-# Elementwise work between products is tiled to fit the cache: a quarter of the time on a CPU.
-BLOCK = {"cpu": 64 << 20, "cuda": 1 << 28}
+# Elementwise work between products is tiled to fit the cache: a quarter of the time on a CPU. Each further block of
+# rows costs a pass over the gradient of the weight in float32, so blocks are large on a GPU, and whole tiles of its
+# products.
+BLOCK = {"cpu": 64 << 20, "cuda": 1 << 31}
 TILE = {"cpu": 1 << 20, "cuda": 1 << 28}
+MULTIPLE = {"cpu": 1, "cuda": 256}
 FEWEST = 256  # minimum rows, or vocabulary entries, of a block
 SOURCE = Path(__file__).with_suffix(".cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernels
@@ -205,7 +209,11 @@ def with_gradients(
     for block in blocks:
         part = hidden[block]
         grad = _logits(part, weight, bias, whole)
-        for tiled in _tiles(grad):
+        in_triton = _in_triton(grad)
+        if in_triton:
+            given = [g[block].to(lse.dtype).contiguous() for g in (grad_lse, grad_picked)]
+            in_triton(grad, labels[block].contiguous(), *given, lse[block], picked[block])
+        for tiled in () if in_triton else _tiles(grad):
             rows = slice(block.start + tiled.start, block.start + tiled.stop)
             _reduce(grad[tiled], column[rows], here[rows], lse[rows], picked[rows], compiled)
             gradients = grad_lse[rows], grad_picked[rows]
@@ -218,6 +226,15 @@ def with_gradients(
             gb += grad.sum(0)
         del grad
     return lse, picked, gh, None if gw is None else gw.to(weight.dtype), None if gb is None else gb.to(weight.dtype)
+
+
+def _in_triton(logits: Tensor) -> Callable[..., None] | None:
+    """The kernel of `linear_cross_entropy_triton`, where it runs."""
+    if logits.device.type == "cpu" or not find_spec("triton"):
+        return None
+    from tutti.nn.linear_cross_entropy_triton import KNOWN, differentiate
+
+    return differentiate if logits.dtype in KNOWN else None
 
 
 def _reduce(logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, picked: Tensor, compiled: bool) -> None:
@@ -264,8 +281,9 @@ def _check_labels(labels: Tensor, weight: Tensor) -> None:
 
 def _blocks(count: int, across: Tensor) -> Iterator[slice]:
     """Slices of range(count) whose products with all rows of `across` are a block."""
-    width = max(FEWEST, BLOCK[across.device.type] // (across.element_size() * max(1, len(across))))
-    return _slices(count, width)
+    kind = across.device.type
+    width = BLOCK[kind] // (across.element_size() * max(1, len(across))) // MULTIPLE[kind] * MULTIPLE[kind]
+    return _slices(count, max(FEWEST, width))
 
 
 def _tiles(logits: Tensor) -> Iterator[slice]:

@@ -11,7 +11,7 @@ from string import ascii_lowercase
 import torch
 from torch import fx
 
-from tutti.ir.op_info import CONTIGUOUS, DENSE, FLOPS
+from tutti.ir.op_info import BY_TOKEN, CONTIGUOUS, DENSE, FLOPS
 from tutti.ir.step_graph import Call, Spec
 from tutti.ops.attention import attention_flops
 from tutti.ops.registry import rules, specs
@@ -69,7 +69,10 @@ BACKWARD = [
 
 # q, k, v and a bias; grad, q, k, v, then a bias or the output
 DENSE |= dict.fromkeys(FORWARD, (0, 1, 2, 3)) | dict.fromkeys(BACKWARD, (0, 1, 2, 3, 4))
-CONTIGUOUS |= dict.fromkeys(BACKWARD, (5,)) | {BACKWARD[1]: (5, 6)}  # log-sum-exp: kernels overlook its strides
+# Kernels overlook strides of the log-sum-exp, and one those of the output: its operands end with these and the state of
+# a generator. `o_strideM` in torch's `mem_eff_attention/kernel_backward.h` is heads times width.
+CONTIGUOUS |= dict.fromkeys(BACKWARD, (5,)) | {BACKWARD[1]: (-3,)}
+BY_TOKEN[BACKWARD[1]] = (-4,)
 
 rules(
     dict.fromkeys(FORWARD, _attention(("out", "logsumexp")))
