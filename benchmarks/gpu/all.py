@@ -78,6 +78,7 @@ SHARDS: dict[str, tuple[str, ...]] = {  # arguments of pytest
     "O2": (GPU, "-k", "O2-single"),
     "tp2": (GPU, "-k", "O1-tp2"),
     "O0": (GPU, "-k", "O0 or engine"),
+    "kernels": ("tests/nn/test_triton_kernels.py",),
     "operators": ("tests/nn/test_paged_attention.py", "tests/science/fdtd/test_fdtd_gpu.py",
                   "tests/data/test_prefetch.py", "-k", "gpu"),
     "flash": (RULES, "-k", "flash_attention and not for_cpu"),
@@ -87,8 +88,9 @@ SHARDS: dict[str, tuple[str, ...]] = {  # arguments of pytest
     "attention of the CPU": (RULES, "-k", "flash_attention_for_cpu"),
 }  # fmt: skip
 SCRIPTS: dict[str, tuple[tuple[str, float, tuple[str, ...]], ...]] = {  # part -> (name, seconds, arguments)
-    "probe_attention": (("probe attention", 40, ()),),
     "serve": (("serve", 150, ()),),
+    "decode": (("decode", 40, ()),),
+    "train_profile": (("train profile", 130, ()),),
     "train": tuple((f"train {name}", 90, ("--only", name)) for name in (
         "Llama 1B", "GPT-2 medium", "Mixtral, 1.5B", "ViT-L/16", "U-Net", "Llama 8B, 8 layers")),
     "offload": (("offload", 120, ("--quick",)),),

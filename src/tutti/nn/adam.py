@@ -113,6 +113,7 @@ def _apply(params, grads, moments, step, lr, skip=None, scale=None, *, beta1, be
            maximize) -> None:  # fmt: skip
     if not params or (skip is not None and skip.device.type == "cpu" and skip.item()):
         return
+    step = _count(step, params[0].device)
     hyper = dict(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=decoupled, maximize=maximize)
     every = list(zip(params, grads, *moments, strict=True))
     if scale is not None or any(grad.dtype != param.dtype for param, grad, *_ in every):
@@ -134,7 +135,7 @@ def _apply(params, grads, moments, step, lr, skip=None, scale=None, *, beta1, be
         columns[1],
         columns[2],
         columns[3] if len(columns) > 3 else [],
-        [_count(step, params[0].device)] * len(params),
+        [step] * len(params),
         lr=rate,
         beta1=beta1,
         beta2=beta2,
@@ -190,8 +191,10 @@ def _pieces(every: list[tuple[Tensor, ...]], size: int) -> Iterator[list[tuple[T
 
 
 def _count(step: Tensor, device: torch.device) -> Tensor:
-    """The CUDA kernel reads the step as float32 from the device of the parameters."""
-    return step if device.type == "cpu" == step.device.type else step.to(device, torch.float32)
+    """The CUDA kernel reads the step as float32 from the device of the parameters. A copy there would wait for it."""
+    if step.device.type == "cpu":
+        return step if device.type == "cpu" else torch.full((), step.item(), dtype=torch.float32, device=device)
+    return step.to(device, torch.float32)
 
 
 def _aligned(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
