@@ -41,7 +41,7 @@ from tutti.sim.planning import Simulator, choose, loaded
 from tutti.tracing import optimizers
 from tutti.tracing.batch import batch_items, inputs, rows
 from tutti.tracing.capture_spec import autocast_state
-from tutti.tracing.function import Captured, arguments, capture_function
+from tutti.tracing.function import Captured, arguments
 from tutti.tracing.watch import Watch
 
 
@@ -108,10 +108,7 @@ def functions(
     if store.layouts:
         raise ValueError("the store is laid out already; plan functions together before any of them is made")
     where = cluster_of(cluster, store.device)
-    captured = {
-        name: capture_function(f, args, {}, store.holdings, behind=store.behind())
-        for name, (f, args, _) in members.items()
-    }
+    captured = {name: store.capture(f, args, {}) for name, (f, args, _) in members.items()}
     graphs = [x.graph for x in captured.values()]
     for graph in graphs[1:]:
         for other in graphs:
@@ -179,7 +176,7 @@ class Function:
             compat.get_compiler_ready(store.device)
         self._autocast = autocast_state(store.device)
         self._made: dict[tuple, list[Executable]] = {}
-        self._watch = Watch(store.holdings.root, store.attributes, [self.f])
+        self._watch = self._watched()
         self._rows = rows(arguments(args, kwargs, store.holdings)) or 1
         self._first = self._executable(args, kwargs)
 
@@ -189,13 +186,16 @@ class Function:
 
     def fixed(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """The function for arguments of these shapes, captured now. Its calls take less time: they do not look whether
-        arguments, Python attributes of the objects, options of optimizers and layouts are still those of the capture.
+        arguments, Python attributes of the objects, options of optimizers and layouts are still those of the capture,
+        nor whether tensors of the objects have been replaced.
         """
         executable, holdings = self._executable(args, kwargs), self.store.holdings
         names = {name.partition(":")[2]: name for name in inputs(arguments(args, kwargs, holdings))}
 
         def call(*args: Any, **kwargs: Any) -> Any:
             data = batch_items(arguments(args, kwargs, holdings))
+            if self.store.live and self.store.live.in_use:  # and may be written into
+                self.store.look()
             return self._run(executable, {names[name]: x for name, x in data})
 
         return call
@@ -204,12 +204,8 @@ class Function:
         HEARTBEAT.moves += 1
         captured, store = executable.captured, self.store
         executor = executable.run(self._given(captured.graph, data))
-        for name, count in captured.updates.items():
-            store.updates[name] += count
-        for key in {store.holdings.optimizer_of[name] for name in captured.updates}:
-            compat.mark_stepped(store.holdings.optimizers[key])
+        store.ran(captured)
         self.calls += 1
-        store.calls += 1
         executor.observed(Observed({})).check(captured.graph.checks, f"call {self.calls}")
         return result_of(captured, executor)
 
@@ -225,36 +221,39 @@ class Function:
 
     def _executable(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         """The executable for a call. Arguments of a new kind are captured and planned."""
-        data = arguments(args, kwargs, self.store.holdings)
-        behind = self.store.behind()
+        data, state = arguments(args, kwargs, self.store.holdings), self.store.look()
         held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
-        key = (signature_of(data), held, self._watch.state(), repr(sorted(behind.items())), self._options(),
-               self.store.arrangement)  # fmt: skip
+        key = signature_of(data), held, self._watch.state(), self._options(), state
         known = self._made.setdefault(key, [])
-        executable, _ = holding_for([(x, x.captured.graph.guards) for x in known], data, "function")
+        counted = [(x, x.captured.graph.guards) for x in known if self.store.counts_alike(x.captured.graph)]
+        executable, _ = holding_for(counted, data, "function")
         if executable is not None:
             return executable
-        known.append(self._new(args, kwargs, behind))
+        known.append(self._new(args, kwargs))
         return known[-1]
+
+    def _watched(self) -> Watch:
+        """What captured code reads besides the tensors of the store."""
+        caches = [place.tensor for place in self.store.holdings.places]
+        return Watch(self.store.holdings.root, self.store.attributes, [self.f], caches)
 
     def _options(self) -> str:
         """The options of optimizers except learning rates; a captured update contains them as constants."""
         groups = [group for x in self.store.holdings.optimizers.values() for group in x.param_groups]
         return repr([{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups])
 
-    def _new(self, args: tuple, kwargs: Mapping[str, Any], behind: Mapping[str, Mapping[str, int]]) -> Executable:
+    def _new(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         """Capture, plan and lower a call."""
         with HEARTBEAT.working("captures and plans a function"), progress("capturing the function"):
-            return self._captured(args, kwargs, behind)
+            return self._captured(args, kwargs)
 
-    def _captured(self, args: tuple, kwargs: Mapping[str, Any], behind: Mapping[str, Mapping[str, int]]) -> Executable:
+    def _captured(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         store = self.store
         with torch.autocast(**self._autocast):
-            captured = capture_function(self.f, args, kwargs, store.holdings, behind=behind,
-                                        attributes=store.attributes)  # fmt: skip
+            captured = store.capture(self.f, args, kwargs)
         if captured.attributes != store.attributes:
             store.attributes = captured.attributes
-            self._watch = Watch(store.holdings.root, store.attributes, [self.f])
+            self._watch = self._watched()
         graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
         stored = store.stored(graph)
         plan = _complete(from_rank_0(lambda: self._planned(graph, size, stored)), graph)

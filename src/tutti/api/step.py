@@ -257,7 +257,7 @@ class Step:
         self.steps, self._compared = optimizers.step_count(optimizer), False
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants, self._groups = _constants(optimizer), _groups(optimizer)
-        params = dict(root.named_parameters())
+        self._params = params = dict(root.named_parameters())
         self._example = batch
         counts = optimizers.update_counts(optimizer)
         self._behind = {name: self.steps - counts[p] for name, p in params.items() if p in counts}
@@ -283,7 +283,7 @@ class Step:
         self.store.spread(chosen.mesh, self.runtime)
         self.store.budgets = self.budgets
         self.store.declare(self.graph, chosen, devices_of)
-        self._live = Live(self.store, optimizer, params, self)
+        self._live = Live(self.store, {name: (optimizer, p) for name, p in params.items()}, self)
         self._live.take(model_state.values_of(root, optimizer, self.graph, config.fp32_master_weights))
         if self.device.type == "cpu":
             give_back_freed_memory()
@@ -355,7 +355,7 @@ class Step:
             self._behind[name] += 1
         if any(self._behind.values()) or self._recipe.behind:
             self._made.count(self._behind, self._late())
-        self._live.stepped(updated)
+        self._live.stepped((f"param:{name}" for name in updated), updated)
 
     def _late(self) -> dict[str, int]:
         """By how many updates each parameter is behind the number of steps, for parameters that have had an update."""
@@ -382,7 +382,7 @@ class Step:
     def _absorb(self) -> None:
         """Take what the user has changed in the model and the optimizer."""
         changed = self._recipe.watch.learns_otherwise or _groups(self.optimizer) != self._groups
-        if changed or not self._live.absorb():
+        if changed or self._live.absorb():
             self._adopt()
         self._made.look()
 
@@ -390,14 +390,13 @@ class Step:
         """Capture the model again after parameters were frozen, unfrozen, replaced, added or converted. The others keep
         their values, optimizer state and counts of updates: these are in the model and the optimizer."""
         fresh = Step(self.model, self.optimizer, self._example, self._config)
-        counts = {p: self.count(name) for name, p in self._live.params.items() if name in self._behind}
-        counts = {name: counts.get(p, fresh.count(name)) for name, p in fresh._live.params.items()
-                  if name in fresh._behind}  # fmt: skip
-        apart = {self._live.params[name]: number for name, number in self._made.apart.items()}
+        counts = {p: self.count(name) for name, p in self._params.items() if name in self._behind}
+        counts = {name: counts.get(p, fresh.count(name)) for name, p in fresh._params.items() if name in fresh._behind}
+        apart = {self._params[name]: number for name, number in self._made.apart.items()}
         fresh.steps, fresh.skipped, fresh._in_a_row = self.steps, self.skipped, self._in_a_row
         fresh.recount({name: n for name, n in counts.items() if n != fresh.count(name)})
         fresh._recorder = self._recorder
-        if apart := {name: apart[p] for name, p in fresh._live.params.items() if p in apart}:
+        if apart := {name: apart[p] for name, p in fresh._params.items() if p in apart}:
             fresh._made.count_apart(apart)
         self._live.leave()
         self.__dict__.update(fresh.__dict__)
@@ -533,7 +532,7 @@ class Step:
         self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
         self._set_behind(about.get("behind", {}))
         self._made.follow(about.get("levels", {}))
-        self._live.stepped({name for name in self._behind if self.count(name)})
+        self._live.stepped(self.store.tensors, {name for name in self._behind if self.count(name)})
         return stored.bytes - before
 
     def put(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -558,7 +557,7 @@ class Step:
         self.store.place_all({name: value for name, value in state.items() if name not in counts})
         self._set_behind({n.partition(":")[2]: x for n, x in counts.items() if n.startswith("behind:")})
         self.steps, self.skipped = int(state["step"]), int(state.get("skipped", 0))
-        self._live.stepped({name for name in self._behind if self.count(name)})
+        self._live.stepped(self.store.tensors, {name for name in self._behind if self.count(name)})
 
     # -- what one can ask ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,6 +52,11 @@ class Captured:
     fixed: dict[int, Any]
     updates: dict[str, int]
     attributes: frozenset[str]
+
+    @cached_property
+    def changed(self) -> list[str]:
+        """The names of stored tensors that a call changes."""
+        return [name for name in self.graph.outputs if name in self.graph.inputs]
 
 
 @uncollected()
@@ -95,7 +101,7 @@ def capture_function(
         traced_function = _Function(function, args, kwargs, data, holdings, slots, list(inputs), classes)
         real = {name: x for name, x in entries(data).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
         known = {i: real[name] for i, name in enumerate(inputs) if name in real}
-        roots = [holdings.root, function, *holdings.objects.values()]
+        roots = [function, *holdings.objects.values(), holdings.root]  # the last gives paths
         attempts = Attempts(traced_function, tuple(inputs.values()), known, roots, traced_function.decisions)
         try:
             with explained():
@@ -113,7 +119,8 @@ def capture_function(
         graph.graph.erase_node(graph.inputs.pop(name))
     check_memory_not_shared(holdings.tensors(attributes), {name for name in graph.outputs if name in graph.inputs})
     graph.guards, graph.checks = guards, attempts.checks
-    graph.counts = {name: members for name, members in classes.items() if name in graph.inputs}
+    done = traced_function.updates
+    graph.counts = {k: [p for p in members if p in done] for k, members in classes.items() if k in graph.inputs}
     return Captured(graph, traced_function.tree, traced_function.fixed, dict(traced_function.updates), attributes)
 
 
