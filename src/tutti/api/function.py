@@ -14,19 +14,18 @@ from torch.utils import _pytree as pytree
 from tutti import compat
 from tutti.analysis.memory import platform
 from tutti.analysis.passes import check_level
-from tutti.api.step import cluster_of
+from tutti.api.planned import Planned
 from tutti.api.store import Store
 from tutti.exec.batches import signature_of
 from tutti.exec.executables import holding_for
 from tutti.exec.executor import Executor
 from tutti.exec.gradual import AUTO, COMPILED, Gradual, planned
 from tutti.exec.observed import Observed
-from tutti.exec.runtime import from_rank_0
+from tutti.exec.runtime import cluster_of, from_rank_0
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.program import Collective, Program
 from tutti.lower.schedule_parts import schedule_of
 from tutti.lower.vary import vary
 from tutti.plan.layout import Layout, devices
@@ -37,7 +36,7 @@ from tutti.plan.schedule import Pipe
 from tutti.plan.search import BUDGET
 from tutti.plan.textbook import Textbook, parse_name
 from tutti.plan.together import plan_together
-from tutti.sim.planning import Simulator, choose, loaded
+from tutti.sim.planning import choose, loaded
 from tutti.tracing import optimizers
 from tutti.tracing.batch import batch_items, inputs, rows
 from tutti.tracing.capture_spec import autocast_state
@@ -163,7 +162,7 @@ class Executable:
         return executor
 
 
-class Function:
+class Function(Planned):
     """A function over a store on a cluster. Call it like the original function."""
 
     def __init__(self, f, args, kwargs, store: Store, cluster, plan, level, pins, budget, seed):
@@ -179,6 +178,7 @@ class Function:
         self._watch = self._watched()
         self._rows = rows(arguments(args, kwargs, store.holdings)) or 1
         self._first = self._executable(args, kwargs)
+        self._plan = self._first.plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on global arguments. Returns the same pytree as the original, with full tensors."""
@@ -222,10 +222,11 @@ class Function:
     def _executable(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         """The executable for a call. Arguments of a new kind are captured and planned."""
         data, state = arguments(args, kwargs, self.store.holdings), self.store.look()
+        options = repr([optimizers.constants_of(x) for x in self.store.holdings.optimizers.values()])
         held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
-        key = signature_of(data), held, self._watch.state(), self._options(), state
+        key = signature_of(data), held, self._watch.state(), options, state
         known = self._made.setdefault(key, [])
-        counted = [(x, x.captured.graph.guards) for x in known if self.store.counts_alike(x.captured.graph)]
+        counted = [(x, x.captured.graph.guards) for x in known if self.store.updates.alike(x.captured.graph)]
         executable, _ = holding_for(counted, data, "function")
         if executable is not None:
             return executable
@@ -236,11 +237,6 @@ class Function:
         """What captured code reads besides the tensors of the store."""
         caches = [place.tensor for place in self.store.holdings.places]
         return Watch(self.store.holdings.root, self.store.attributes, [self.f], caches)
-
-    def _options(self) -> str:
-        """The options of optimizers except learning rates; a captured update contains them as constants."""
-        groups = [group for x in self.store.holdings.optimizers.values() for group in x.param_groups]
-        return repr([{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups])
 
     def _new(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         """Capture, plan and lower a call."""
@@ -296,15 +292,6 @@ class Function:
 
     # -- what one can ask -----------------------------------------------------------------------------------------
 
-    @property
-    def plan(self) -> Plan:
-        """The plan for the example arguments, with its prediction. A plan that was not searched is simulated now."""
-        first = self._first
-        if first.plan.prediction is None:
-            made = Simulator(planned(self.level))(first.executor.graph, first.plan, self.cluster)
-            first.plan = first.plan.replace(prediction=made, cluster=str(self.cluster))
-        return first.plan
-
     def best_plan(self) -> Plan:
         """The plan for the example arguments that is best if the store is laid out for this function alone.
 
@@ -318,21 +305,12 @@ class Function:
         return self._first.captured.graph
 
     @property
-    def program(self) -> Program:
-        """The Program of this rank for the example arguments.
+    def _planned_graph(self) -> StepGraph:
+        return self._executor.graph
 
-        Raises ValueError for a pipeline, which has one for each part.
-        """
-        if self.plan.stages:
-            raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
-        return self._first.executor.first.programs[0]
-
-    def collectives(self) -> list[Collective]:
-        """The collectives of this rank in a call with the example arguments: (kind, axis, bytes sent, label).
-
-        In a pipeline, messages to other stages count, too.
-        """
-        return self._first.executor.collectives()
+    @property
+    def _executor(self) -> Executor:
+        return self._first.executor
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", repr(self.f))

@@ -16,6 +16,7 @@ from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.live import Live
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.transfer_engine import TransferEngine, engine_for
+from tutti.exec.updates import Updates
 from tutti.ir.step_graph import GIVEN, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import Layout, Mesh
@@ -54,7 +55,7 @@ class Store(TensorStore):
         self.engine: TransferEngine | None = None  # made with the first plan that keeps tensors on outer tiers
         self._loaded: CheckpointReader | None = None  # values of tensors that are not placed yet
         self._given: dict[str, torch.Tensor] = {}  # such values, too
-        self.updates: dict[str, int] = {}  # of each parameter that an optimizer has
+        self.updates = Updates()  # of each parameter that an optimizer has
         self.conversions = 0  # how often tensors have got another shape, dtype or device
         self._hold(self.holdings)
 
@@ -65,7 +66,7 @@ class Store(TensorStore):
         for optimizer in holdings.optimizers.values():
             found |= {names[p]: n for p, n in optimizers.update_counts(optimizer).items()}
         kept = {name: n for name, n in self.updates.items() if before[name] is holdings.params.get(name)}
-        self.updates = {name: kept.get(name, n) for name, n in found.items()}
+        self.updates = Updates({name: kept.get(name, n) for name, n in found.items()})
         self.holdings = holdings
         if self.live:
             self.live.owners = {name: (holdings.optimizers[key], holdings.params[name])
@@ -106,8 +107,7 @@ class Store(TensorStore):
     def ran(self, captured: Captured) -> None:
         """Note that a function has run."""
         self.calls += 1
-        for name, count in captured.updates.items():
-            self.updates[name] += count
+        self.updates.add(captured.updates)
         for key in {self.holdings.optimizer_of[name] for name in captured.updates}:
             compat.mark_stepped(self.holdings.optimizers[key])
         if self.live and captured.changed:
@@ -171,26 +171,7 @@ class Store(TensorStore):
     def capture(self, f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
         """Capture a function of the objects."""
         with shaped(self.holdings.in_memory(self.attributes)):
-            return capture_function(f, args, kwargs, self.holdings, behind=self.behind(), attributes=self.attributes)
-
-    def counts_alike(self, graph: StepGraph) -> bool:
-        """Whether the parameters that a graph updates with one number of updates still have one."""
-        return all(len({self.updates[name] for name in names}) <= 1 for names in graph.counts.values())
-
-    def behind(self) -> dict[str, dict[str, int]]:
-        """By how many updates each parameter is behind the most of its optimizer."""
-        found: dict[str, dict[str, int]] = {}
-        most = self.counts()
-        for name, owner in self.holdings.optimizer_of.items():
-            if name in self.updates:
-                found.setdefault(owner, {})[name] = most[owner] - self.updates[name]
-        return found
-
-    def counts(self) -> dict[str, int]:
-        """The most updates that each optimizer has done on a parameter."""
-        of = self.holdings.optimizer_of
-        return {key: max((n for name, n in self.updates.items() if of[name] == key), default=0)
-                for key in self.holdings.optimizers}  # fmt: skip
+            return capture_function(f, args, kwargs, self.holdings, updates=self.updates, attributes=self.attributes)
 
     # -- what users call ------------------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ from tutti.tracing.substitute import substituted
 from tutti.tracing.trace import sign, stand_in
 
 BACKWARDS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-Behind = Mapping[str, Mapping[str, int]]  # optimizer -> parameter -> by how many updates it lags the optimizer's count
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def capture_function(
     kwargs: Mapping[str, Any],
     holdings: Holdings,
     *,
-    behind: Behind | None = None,
+    updates: Mapping[str, int] | None = None,
     patterns: Sequence[Pattern] = PATTERNS,
     attributes: frozenset[str] = frozenset(),
 ) -> Captured:
@@ -76,7 +75,7 @@ def capture_function(
     `lr:optimizer.group`, `count:optimizer.class`, `step` and `seed`. Outputs are `output:i` for the i-th leaf of the
     result, and the successors of inputs.
 
-    behind: by how many updates parameters lag their optimizer's count. attributes: as in `capture`.
+    updates: how often each parameter has been updated; by default equally often. attributes: as in `capture`.
 
     Raises ValueError as `capture` does, for gradients that the function neither uses nor clears before it computes
     others, and for a learning rate that it changes.
@@ -94,7 +93,7 @@ def capture_function(
         for key, optimizer in holdings.optimizers.items():
             numbers = (f"lr:{key}.{i}" for i in range(len(optimizer.param_groups)))
             inputs |= {name: torch.empty((), dtype=torch.float64) for name in numbers}
-        classes = update_classes(holdings, behind or {})
+        classes = update_classes(holdings, updates or {})
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in classes}
         inputs |= {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in entries(data).items()}
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed")}
@@ -107,7 +106,7 @@ def capture_function(
             with explained():
                 traced = attempts.traced()
         except StateFound as found:
-            return capture_function(function, args, kwargs, holdings, behind=behind, patterns=patterns,
+            return capture_function(function, args, kwargs, holdings, updates=updates, patterns=patterns,
                                     attributes=attributes | found.paths)  # fmt: skip
         placeholders = traced.graph.find_nodes(op="placeholder")
         of_data = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
@@ -134,15 +133,14 @@ def arguments(args: Sequence[Any], kwargs: Mapping[str, Any], holdings: Holdings
     return data
 
 
-def update_classes(holdings: Holdings, behind: Behind) -> dict[str, list[str]]:
+def update_classes(holdings: Holdings, updates: Mapping[str, int]) -> dict[str, list[str]]:
     """Inputs that count updates -> parameters that their optimizer has updated equally often."""
     classes: dict[str, list[str]] = {}
     for key in holdings.optimizers:
-        late = behind.get(key, {})
         params = [name for name, owner in holdings.optimizer_of.items() if owner == key]
-        numbers = sorted({late.get(name, 0) for name in params})
+        numbers = sorted({updates.get(name, 0) for name in params}, reverse=True)
         for i, number in enumerate(numbers):
-            classes[f"count:{key}.{i}"] = [name for name in params if late.get(name, 0) == number]
+            classes[f"count:{key}.{i}"] = [name for name in params if updates.get(name, 0) == number]
     return classes
 
 

@@ -52,7 +52,7 @@ class Holdings:
             self.root.add_module(name, module)
         self.params = dict(self.root.named_parameters())
         names = {p: name for name, p in self.params.items()}
-        self.groups = _groups(self.optimizers.values())
+        self.groups = groups_of(self.optimizers.values())
         self.optimizer_of: dict[str, str] = {}  # by parameter name
         for key, optimizer in self.optimizers.items():
             optimizers.check(optimizer)
@@ -105,7 +105,7 @@ class Holdings:
         """These holdings, or new ones if modules or optimizers have other parameters now. now: what `tensors` says."""
         count = sum(name.startswith("param:") for name in now)
         same = count == len(self.params) and all(now.get(f"param:{name}") is p for name, p in self.params.items())
-        if same and _groups(self.optimizers.values()) == self.groups:
+        if same and groups_of(self.optimizers.values()) == self.groups:
             return self
         return Holdings(self.objects, self.fp32_master_weights)
 
@@ -132,7 +132,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from (x for x in state.values() if isinstance(x, torch.Tensor) and x.ndim)
 
 
-def _groups(optimizers: Iterable[torch.optim.Optimizer]) -> list[list[int]]:
+def groups_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[list[int]]:
     """The parameters of each group, by id."""
     return [[id(p) for p in group["params"]] for optimizer in optimizers for group in optimizer.param_groups]
 

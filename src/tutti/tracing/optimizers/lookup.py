@@ -107,6 +107,12 @@ def _check_patches(optimizer: Optimizer, known: type[Optimizer]) -> None:
             )
 
 
+def constants_of(optimizer: Optimizer) -> list[Group]:
+    """The options that a captured update contains as constants, by parameter group: all but the learning rates."""
+    varying = ("params", "lr", "initial_lr")
+    return [{k: v for k, v in group.items() if k not in varying} for group in optimizer.param_groups]
+
+
 def check_hooks(optimizer: Optimizer) -> None:
     """Raise ValueError for a step hook whose effect is not in the captured update."""
     for where, hook in compat.step_hooks(optimizer):
