@@ -11,24 +11,22 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tutti import compat
 from tutti.analysis.memory import platform
-from tutti.analysis.passes import check_level
 from tutti.api.planned import Planned
 from tutti.api.store import Store
 from tutti.exec.batches import signature_of
 from tutti.exec.executables import holding_for
 from tutti.exec.executor import Executor
-from tutti.exec.gradual import AUTO, COMPILED, Gradual, planned
+from tutti.exec.gradual import AUTO, Gradual, planned
 from tutti.exec.observed import Observed
 from tutti.exec.runtime import cluster_of, from_rank_0
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.schedule_parts import schedule_of
+from tutti.lower.schedule_parts import homes_of
 from tutti.lower.vary import vary
-from tutti.plan.layout import Layout, devices
+from tutti.plan.layout import Layout
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
@@ -166,13 +164,10 @@ class Function(Planned):
     """A function over a store on a cluster. Call it like the original function."""
 
     def __init__(self, f, args, kwargs, store: Store, cluster, plan, level, pins, budget, seed):
-        check_level(level, AUTO)
-        level = COMPILED if level == AUTO and store.device.type != "cpu" else level
-        self.f, self.store, self.level, self.seed, self.calls = f, store, level, seed, 0
+        self._settle(level, store.device)
+        self.f, self.store, self.seed, self.calls = f, store, seed, 0
         self.cluster, self.pins, self.budget = cluster_of(cluster, store.device), tuple(pins), budget
         self.asked = loaded(plan)
-        if level not in ("O0", AUTO):
-            compat.get_compiler_ready(store.device)
         self._autocast = autocast_state(store.device)
         self._made: dict[tuple, list[Executable]] = {}
         self._watch = self._watched()
@@ -194,7 +189,7 @@ class Function(Planned):
 
         def call(*args: Any, **kwargs: Any) -> Any:
             data = batch_items(arguments(args, kwargs, holdings))
-            if self.store.live and self.store.live.in_use:  # and may be written into
+            if self.store.live.in_use:  # and may be written into
                 self.store.look()
             return self._run(executable, {names[name]: x for name, x in data})
 
@@ -253,10 +248,9 @@ class Function(Planned):
         graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
         stored = store.stored(graph)
         plan = _complete(from_rank_0(lambda: self._planned(graph, size, stored)), graph)
-        if devices(plan.mesh) != self.cluster.size:
-            raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
+        self._check_size(plan)
         graph = vary(graph, plan.variant)
-        homes = schedule_of(graph, plan, 1, store.homes)[0].homes if plan.stages else {}
+        homes, _ = homes_of(graph, plan, 1, store.homes)
         store.lay_out(graph, plan, homes)
         hidden = self.cluster if self.cluster.device.computes_on else None
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
+from tutti import compat
+from tutti.analysis.passes import check_level
 from tutti.exec.executor import Executor
-from tutti.exec.gradual import planned
+from tutti.exec.gradual import AUTO, COMPILED, planned
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
+from tutti.plan.layout import devices
 from tutti.plan.plan import Plan
 from tutti.sim.planning import Simulator
 
@@ -22,6 +27,18 @@ class Planned:
     @property
     def _executor(self) -> Executor:
         raise NotImplementedError
+
+    def _settle(self, level: str, device: torch.device, compiles: bool = False) -> None:
+        """Set the level of optimization. compiles: whether level "auto" is the compiled one, as on a GPU."""
+        check_level(level, AUTO)
+        self.level = COMPILED if level == AUTO and (device.type != "cpu" or compiles) else level
+        if self.level not in ("O0", AUTO):
+            compat.get_compiler_ready(device)
+
+    def _check_size(self, plan: Plan) -> None:
+        """Raise ValueError for a plan for another number of devices."""
+        if devices(plan.mesh) != self.cluster.size:
+            raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
 
     @property
     def plan(self) -> Plan:

@@ -17,31 +17,28 @@ from tutti import compat
 from tutti.analysis.allocator import give_back_freed_memory, keep_freed_memory
 from tutti.api.planned import Planned
 from tutti.checkpoint.checkpoints import Checkpoints
-from tutti.checkpoint.peer_checkpoint import PeerCheckpoint, opened
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.exec import model_state
 from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
 from tutti.exec.executables import Executables, Key
 from tutti.exec.executor import Executor
-from tutti.exec.gradual import AUTO, COMPILED, planned
-from tutti.exec.live import Live
-from tutti.exec.memory_budget import MemoryBudget, bytes_of
+from tutti.exec.gradual import planned
+from tutti.exec.live_store import LiveStore
+from tutti.exec.memory_budget import bytes_of
 from tutti.exec.nonfinite import Inspector, NonFinite
 from tutti.exec.observed import Observed, how_to_combine
 from tutti.exec.offload_store import OffloadStore
 from tutti.exec.parallel_config import ParallelConfig
 from tutti.exec.replicas import compare
-from tutti.exec.runtime import check_same_everywhere, cluster_of, from_rank_0, in_group, runtime_for
+from tutti.exec.runtime import check_same_everywhere, cluster_of, from_rank_0, in_group
 from tutti.exec.same_job import check_same_job, facts_of
-from tutti.exec.tensor_store import TensorStore, check_names
-from tutti.exec.transfer_engine import engine_for
-from tutti.exec.updates import Updates
 from tutti.exec.weights import has_weights
 from tutti.ir.step_graph import StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.lower.rebatch import Steps
-from tutti.lower.schedule_parts import schedule_of
+from tutti.lower.schedule_parts import homes_of
 from tutti.lower.vary import vary
-from tutti.observe.predicted import SIMULATED, predicted
+from tutti.observe.predicted import write_predicted
 from tutti.observe.recorder import Recorder
 from tutti.plan.layout import devices
 from tutti.plan.tier import check_devices_have
@@ -54,6 +51,7 @@ from tutti.tracing.capture import device_of
 from tutti.tracing.capture_spec import CaptureSpec, autocast_state
 from tutti.tracing.criteria import with_criteria
 from tutti.tracing.holdings import groups_of
+from tutti.tracing.slots import Slots
 
 
 class Step(Planned):
@@ -61,17 +59,14 @@ class Step(Planned):
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, config: ParallelConfig):
         self._config = config
-        level, accumulate = config.level, config.accumulate
+        accumulate = config.accumulate
         self.max_nonfinite_steps, self.skipped, self._in_a_row = config.max_nonfinite_steps, 0, 0
         self._how, names = how_to_combine(config.metrics)
         self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
-        self.model, self.optimizer, self.level, self.seed = model, optimizer, level, config.seed
+        self.model, self.optimizer, self.seed = model, optimizer, config.seed
         self._root = root = model if config.loss is None else with_criteria(model, config.loss, optimizer)
         self.device = device_of(model)
-        if level == AUTO and (self.device.type != "cpu" or config.memory is not None):  # O0 may need more memory
-            self.level = level = COMPILED
-        if level not in ("O0", AUTO):
-            compat.get_compiler_ready(self.device)
+        self._settle(config.level, self.device, compiles=config.memory is not None)  # O0 may need more memory
         self.cluster = cluster_of(config.cluster, self.device)
         self.memory = None if config.memory is None else bytes_of(config.memory)
         if self.memory is not None:
@@ -86,55 +81,40 @@ class Step(Planned):
         if in_group():
             check_same_job(facts_of(root, optimizer, batch, config, graph))
         pins, size = tuple(config.pins or ()), batch_size(batch)
-        chosen = from_rank_0(lambda: choose(config.plan, graph_of, size, self.cluster, planned(level), pins,
+        chosen = from_rank_0(lambda: choose(config.plan, graph_of, size, self.cluster, planned(self.level), pins,
                                             config.mesh, accumulate, config.budget, config.recompute))  # fmt: skip
-        if devices(chosen.mesh) != self.cluster.size:
-            raise ValueError(f"the plan is for {devices(chosen.mesh)} devices, {self.cluster} has {self.cluster.size}")
+        self._check_size(chosen)
         self._plan, self.accumulate = chosen, chosen.accumulate
         captured = steps.captured(self.accumulate)
         self.graph, first = vary(captured, chosen.variant), microbatches(batch, self.accumulate)[0]
         chosen.check(self.graph)
         check_devices_have(chosen.tiers, self.cluster.device)
-        self.runtime = runtime_for(chosen.mesh)
-        self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.steps, self._compared = optimizers.step_count(optimizer), False
+        self._compared = False
         self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
         self._constants, self._groups = optimizers.constants_of(optimizer), groups_of([optimizer])
-        self._params = params = dict(root.named_parameters())
-        self._example = batch
-        counts = optimizers.update_counts(optimizer)
-        self.updates = Updates({name: counts[p] for name, p in params.items() if p in counts})
+        self._params, self._example = dict(root.named_parameters()), batch
         self._recipe = recipe
         self._recorder: Recorder | None = None
         self._last: Executor | None = None  # of a training step
-        homes: dict[str, int] = {}  # stages of a pipeline that keep the inputs
-        devices_of: dict[str, int] = {}
-        if chosen.stages:
-            made, schedule = schedule_of(self.graph, chosen, self.accumulate)
-            homes = made.homes
-            devices_of = {name: schedule.place[stage] for name, stage in made.homes.items()}
+        homes, devices_of = homes_of(self.graph, chosen, self.accumulate)
         self.offload_store = OffloadStore(config.folder, pinned=self.device.type == "cuda")
-        self._engine = engine_for(self.device, self.offload_store) if chosen.tiers else None
-        self.budgets = (
-            [] if self.memory is None else [MemoryBudget(self.offload_store, self.memory) for _ in self.runtime.ranks]
-        )
-        if self._engine:
-            for held in self.budgets:
-                held.settle = self._engine.settle
-        self.store = TensorStore(self.device, self.offload_store)
-        self.store.spread(chosen.mesh, self.runtime)
-        self.store.budgets = self.budgets
-        self.store.declare(self.graph, chosen, devices_of)
-        self._live = Live(self.store, {name: (optimizer, p) for name, p in params.items()}, self)
+        self.store = store = LiveStore(self.device, self.offload_store)
+        store.prepare(chosen, self.memory)
+        self.runtime, self.budgets, self.updates, self._live = store.runtime, store.budgets, store.updates, store.live
+        self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
+        counts = optimizers.update_counts(optimizer)
+        self.updates.recount({name: counts[p] for name, p in self._params.items() if p in counts})
+        store.declare(self.graph, chosen, devices_of)
+        self._live.owners = {name: (optimizer, p) for name, p in self._params.items()}
         self._live.take(model_state.values_of(root, optimizer, self.graph, config.fp32_master_weights))
         if self.device.type == "cpu":
             give_back_freed_memory()
         self._inspector = Inspector()
         self._made = Executables(
-            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, level, self.runtime, self.store,
-            homes, self._engine, self.budgets, self._inspector, self.updates,
+            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, self.level, store, homes,
+            self._inspector,
         )  # fmt: skip
 
     # -- what a training loop calls -----------------------------------------------------------------------------
@@ -148,7 +128,7 @@ class Step(Planned):
 
     def _train(self, batch: Batch) -> torch.Tensor:
         self._absorb()
-        self._check_constants()
+        optimizers.check_constants(self._constants, self.optimizer)
         HEARTBEAT.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
             check_same_everywhere(dict(batch_items(batch)))
@@ -166,7 +146,6 @@ class Step(Planned):
             self._live.stepped((f"param:{name}" for name in graph.updated), graph.updated)
         if first and self.device.type == "cpu":
             give_back_freed_memory()
-        self.steps += 1
         HEARTBEAT.go(f"between steps {self.steps} and {self.steps + 1}")
         compat.mark_stepped(self.optimizer)
         self._observe(executor, f"step {self.steps}")
@@ -189,36 +168,22 @@ class Step(Planned):
         observed.check(executor.graph.checks, what)
 
     @property
-    def done(self) -> int:
-        """The number of steps that were not skipped."""
-        return self.steps - self.skipped
+    def steps(self) -> int:
+        """The number of steps done, with those that were skipped."""
+        return self.updates.done + self.skipped
 
-    @property
-    def _late(self) -> dict[str, int]:
-        """By how many updates parameters are behind the steps, for those that are."""
-        return {name: n for name, n in self.updates.behind(self.done).items() if n}
-
-    def count(self, name: str) -> int:
-        """The number of updates of a parameter."""
-        return self.updates[name]
-
-    def recount(self, counts: Mapping[str, int]) -> None:
-        """Set the numbers of updates of parameters. If they are those of all, the steps begin after the largest."""
-        self.updates |= counts
-        if counts.keys() >= self.updates.keys():
-            self.steps = self.skipped + max(self.updates.values())
-
-    def _resume(self, late: Mapping[str, int]) -> None:
+    def _resume(self, steps: int, skipped: int, late: Mapping[str, int]) -> None:
         """Continue from a state that was loaded. late: by how many updates parameters are behind the steps, if any."""
-        self.updates |= {name: self.done - late.get(name, 0) for name in self.updates}
-        self._live.stepped(self.store.tensors, {name for name, n in self.updates.items() if n})
+        self.skipped, self.updates.done = skipped, steps - skipped
+        self.updates.update({name: self.updates.done - late.get(name, 0) for name in self.updates})
+        self.store.replaced()
 
     def _absorb(self) -> None:
         """Take what the user has changed in the model and the optimizer."""
         changed = self._recipe.watch.learns_otherwise or groups_of([self.optimizer]) != self._groups
         if changed or self._live.absorb():
             self._adopt()
-        self._made.look(self.done)
+        self._made.look()
 
     def _adopt(self) -> None:
         """Capture the model again after parameters were frozen, unfrozen, replaced, added or converted. The others keep
@@ -227,18 +192,13 @@ class Step(Planned):
         counts = {p: self.updates[name] for name, p in self._params.items() if name in self.updates}
         counts = {name: counts[p] for name, p in fresh._params.items() if name in fresh.updates and p in counts}
         apart = {self._params[name]: number for name, number in self._made.apart.items()}
-        fresh.steps, fresh.skipped, fresh._in_a_row = self.steps, self.skipped, self._in_a_row
-        fresh.recount({name: n for name, n in counts.items() if n != fresh.updates[name]})
+        fresh.updates.done, fresh.skipped, fresh._in_a_row = self.updates.done, self.skipped, self._in_a_row
+        fresh.updates.recount({name: n for name, n in counts.items() if n != fresh.updates[name]})
         fresh._recorder = self._recorder
         if apart := {name: apart[p] for name, p in fresh._params.items() if p in apart}:
             fresh._made.count_apart(apart)
         self._live.leave()
         self.__dict__.update(fresh.__dict__)
-        self._live.counts = self
-
-    def _microbatches(self, batch: Batch) -> int:
-        """The number of microbatches of a batch; 1 if it does not divide, such as a smaller last batch."""
-        return self.accumulate if rows(batch) % self.accumulate == 0 else 1
 
     def _skip(self, batch: Batch) -> None:
         """Count a skipped step. Raises NonFinite after too many in a row."""
@@ -284,15 +244,10 @@ class Step(Planned):
         folder: gets one file per rank; earlier recordings in it are removed. Every rank of a job must call it. Raises
         ValueError for virtual devices: they take turns in one process, so their times mean nothing.
         """
-        if len(self.runtime.ranks) > 1:
-            raise ValueError(
-                f"{len(self.runtime.ranks)} virtual devices take turns in one process, so their times mean nothing"
-            )
         self._recorder = Recorder(Path(folder), self.runtime, self.device, every)
         if self.rank == 0:
             with HEARTBEAT.working("simulates the step"):
-                made = predicted(dry_run(self.graph, self._plan, self.cluster, planned(self.level)))
-            Path(folder, SIMULATED).write_text(json.dumps(made))
+                write_predicted(dry_run(self.graph, self._plan, self.cluster, planned(self.level)), Path(folder))
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """Compute the mean loss of a batch in evaluation mode, without an update. Returns a 0-d tensor."""
@@ -322,7 +277,10 @@ class Step(Planned):
         Every rank of a job must call it.
         """
         self._absorb()
-        return model_state.state_dict(self.store, self.graph, self.model, sharded)
+        if sharded:
+            kinds = ((name.partition(":"), part) for name, part in self.store.parts[0].items())
+            return {name: part for (kind, _, name), part in kinds if kind in ("param", "buffer")}
+        return model_state.state_dict(self.store, self.model, Slots(self._root, self._recipe.attributes).named())
 
     def save(
         self,
@@ -337,14 +295,11 @@ class Step(Planned):
         the memory of the machines instead of disk. Every rank of a job must call it. Raises SaveError if an earlier
         checkpoint could not be written.
         """
-        if not isinstance(checkpoints, Checkpoints):
-            raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
         self._absorb()
-        labels = {name: stored.label for name, stored in self.store.tensors.items()}
-        counts: dict[str, Any] = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self._late}
+        counts: dict[str, Any] = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self.updates.behind()}
         counts["levels"] = self._made.level_changes()
-        known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), "labels": labels}
-        checkpoints.save(self.steps, self.store.held(), {**known, **(facts or {})}, fill, in_memory)
+        known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), **(facts or {})}
+        self.store.write(checkpoints, self.steps, known, fill, in_memory)
 
     @HEARTBEAT.working("loads a checkpoint")
     def load(self, folder: str | Path | PeerCheckpoint) -> int:
@@ -359,14 +314,11 @@ class Step(Planned):
             count = model_state.read_weights(self.store, self.graph, Path(folder), self.model)
             self._live.release()
             return count
-        about, stored = opened(folder)
-        held, before = {k: x for k, x in self.store.held().items() if x.spec.bytes}, stored.bytes
-        check_names(held, stored.tensors)
-        stored.load(held)
-        self.steps, self.skipped, self._in_a_row = about["step"], about.get("skipped", 0), about.get("in_a_row", 0)
+        about, _, count = self.store.read(folder, exactly=True)
+        self._in_a_row = about.get("in_a_row", 0)
         self._made.follow(about.get("levels", {}))
-        self._resume(about.get("behind", {}))
-        return stored.bytes - before
+        self._resume(about["step"], about.get("skipped", 0), about.get("behind", {}))
+        return count
 
     def put(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replace stored tensors by full ones, by the names of `step.store`; model and optimizer have them then."""
@@ -379,17 +331,16 @@ class Step(Planned):
         """All state that resuming bit for bit needs, as full CPU tensors. Every rank of a job must call it."""
         self._absorb()
         counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
-        counts |= {f"behind:{name}": n for name, n in self._late.items()}
-        held = {name: self.store.whole(name) for name in self.store.tensors}
-        return held | {name: torch.tensor(count) for name, count in counts.items()}
+        counts |= {f"behind:{name}": n for name, n in self.updates.behind().items()}
+        return self.store.wholes() | {name: torch.tensor(count) for name, count in counts.items()}
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`; from any plan to any other."""
         self._absorb()
         counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("step", "skipped", "behind")}
         self.store.place_all({name: value for name, value in state.items() if name not in counts})
-        self.steps, self.skipped = int(state["step"]), int(state.get("skipped", 0))
-        self._resume({n.partition(":")[2]: x for n, x in counts.items() if n.startswith("behind:")})
+        late = {name.partition(":")[2]: n for name, n in counts.items() if name.startswith("behind:")}
+        self._resume(counts["step"], counts.get("skipped", 0), late)
 
     # -- what one can ask ------------------------------------------------------------------------------------------
 
@@ -424,20 +375,22 @@ class Step(Planned):
         """Run a computation on all microbatches of a batch; the executor holds its results."""
         check_like(batch, self._dtypes)
         HEARTBEAT.moves += 1
-        count = 1 if what == "evaluate" else self._microbatches(batch)
+        divides = what != "evaluate" and rows(batch) % self.accumulate == 0  # a smaller last batch may not
+        count = self.accumulate if divides else 1
         parts = microbatches(batch, count)
         keys, each = self._made.of_microbatches(what, parts, self.steps + 1)
 
         def given(number: int) -> dict[str, torch.Tensor]:
             return self._given(parts[number], number, each[number].graph)
 
+        recorder = self._recorder
         with self._made.timed(what, keys, self.steps + 1):
-            each[0].run(given, self._recording(what), each)
+            each[0].run(given, recorder if recorder and recorder.active and what != "inspect" else None, each)
         return each[0]
 
     def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
         """The inputs that are not stored: the batch, and numbers of this step. Each `draw` has other random numbers."""
-        update = self.done + 1
+        update = self.updates.done + 1
         numbers = {"step": torch.tensor(update), "seed": torch.tensor(self.seed + (draw << 32))}
         numbers |= {
             f"lr:{i}": torch.tensor(optimizers.rate_of(g), dtype=torch.float64)
@@ -445,19 +398,3 @@ class Step(Planned):
         }
         numbers |= {key: torch.tensor(self.updates[names[0]] + 1) for key, names in graph.counts.items()}
         return numbers | inputs(batch) | graph.constants
-
-    def _recording(self, what: str) -> Recorder | None:
-        """The recorder, if it records this run."""
-        return self._recorder if self._recorder and self._recorder.active and what != "inspect" else None
-
-    def _check_constants(self) -> None:
-        """Raise ValueError if an option other than the learning rate has changed: the captured update contains it."""
-        optimizers.check_hooks(self.optimizer)
-        for i, (then, now) in enumerate(zip(self._constants, optimizers.constants_of(self.optimizer), strict=True)):
-            if changed := [key for key in then if now.get(key) != then[key]]:
-                key = changed[0]
-                raise ValueError(
-                    f"{key} of parameter group {i} was {then[key]} when the step was made and is {now.get(key)} now; "
-                    "only lr may change (OneCycleLR and CyclicLR change momentum, too, without cycle_momentum=False): "
-                    "call tutti.parallelize again"
-                )

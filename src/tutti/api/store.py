@@ -11,12 +11,10 @@ import torch
 
 from tutti import compat
 from tutti.checkpoint.checkpoints import Checkpoints
-from tutti.checkpoint.peer_checkpoint import PeerCheckpoint, opened
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec.live import Live
-from tutti.exec.tensor_store import TensorStore
-from tutti.exec.transfer_engine import TransferEngine, engine_for
-from tutti.exec.updates import Updates
+from tutti.exec import model_state
+from tutti.exec.live_store import LiveStore
 from tutti.ir.step_graph import GIVEN, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import Layout, Mesh
@@ -28,7 +26,7 @@ from tutti.tracing.holdings import Holdings
 from tutti.tracing.remote import shaped
 
 
-class Store(TensorStore):
+class Store(LiveStore):
     """Named objects whose tensors functions read and update.
 
         store = tutti.Store(generator=g, discriminator=d, optimizer_g=..., optimizer_d=...)
@@ -47,15 +45,13 @@ class Store(TensorStore):
     def __init__(self, *, fp32_master_weights: bool = False, live: bool = True, **objects: Any):
         self.holdings = Holdings(objects, fp32_master_weights)
         super().__init__(device_of(self.holdings.root))
-        self.live = Live(self, {}, self) if live else None
+        self.is_live = live
         self.attributes: frozenset[str] = frozenset()
         self.arrangement: tuple = ()  # the mesh and the layouts, if `relayout` has changed them
         self._home: tuple[Mesh, dict[str, Layout]] = {}, {}  # as functions chose them
         self.calls = 0  # of all functions
-        self.engine: TransferEngine | None = None  # made with the first plan that keeps tensors on outer tiers
         self._loaded: CheckpointReader | None = None  # values of tensors that are not placed yet
         self._given: dict[str, torch.Tensor] = {}  # such values, too
-        self.updates = Updates()  # of each parameter that an optimizer has
         self.conversions = 0  # how often tensors have got another shape, dtype or device
         self._hold(self.holdings)
 
@@ -65,10 +61,11 @@ class Store(TensorStore):
         found = dict.fromkeys(holdings.optimizer_of, 0)
         for optimizer in holdings.optimizers.values():
             found |= {names[p]: n for p, n in optimizers.update_counts(optimizer).items()}
-        kept = {name: n for name, n in self.updates.items() if before[name] is holdings.params.get(name)}
-        self.updates = Updates({name: kept.get(name, n) for name, n in found.items()})
+        found |= {name: n for name, n in self.updates.items() if before[name] is holdings.params.get(name)}
+        self.updates.clear()
+        self.updates.update({name: found[name] for name in holdings.optimizer_of})
         self.holdings = holdings
-        if self.live:
+        if self.is_live:
             self.live.owners = {name: (holdings.optimizers[key], holdings.params[name])
                                 for name, key in holdings.optimizer_of.items()}  # fmt: skip
 
@@ -77,7 +74,7 @@ class Store(TensorStore):
     def look(self) -> tuple[Any, ...]:
         """Take what the user has changed in the objects. Returns what captured functions depend on: which parameters
         require gradients, numbers of their hooks, and layouts."""
-        if self.live is None:
+        if not self.is_live:
             return self.arrangement
         now = self.holdings.tensors(self.attributes)
         if (holdings := self.holdings.renewed(now)) is not self.holdings:
@@ -89,7 +86,6 @@ class Store(TensorStore):
 
     def _take(self, now: Mapping[str, torch.Tensor]) -> None:
         """Take the values of the objects' tensors. now: these, by name; others may have been there before."""
-        assert self.live is not None
         mine = self.live.tensors
         replaced = {name: x for name, x in now.items() if name in mine and mine[name] is not x}
         missing = {name for name in mine if name.startswith(("param:", "buffer:", "cache:")) and name not in now}
@@ -110,28 +106,17 @@ class Store(TensorStore):
         self.updates.add(captured.updates)
         for key in {self.holdings.optimizer_of[name] for name in captured.updates}:
             compat.mark_stepped(self.holdings.optimizers[key])
-        if self.live and captured.changed:
+        if self.live.tensors and captured.changed:
             self.live.stepped(captured.changed, captured.updates)
-
-    def count(self, name: str) -> int:
-        """The number of updates of a parameter."""
-        return self.updates[name]
-
-    def recount(self, counts: Mapping[str, int]) -> None:
-        """Set the numbers of updates of parameters."""
-        self.updates |= counts
 
     def lay_out(self, graph: StepGraph, plan: Plan, homes: Mapping[str, int]) -> None:
         """Place the tensors that a graph needs and the store has not placed yet. homes: their devices of a pipeline.
 
         Raises ValueError if the plan is for another mesh, or has another place for a placed tensor.
         """
-        if not self.mesh:
-            self.spread(plan.mesh)
-        if dict(plan.mesh) != self.mesh:
+        if self.mesh and dict(plan.mesh) != self.mesh:
             raise ValueError(f"the plan is for the mesh {plan.mesh}, the store is on {self.mesh}: store.relayout(plan)")
-        if plan.tiers and self.engine is None:
-            self.engine = engine_for(self.device, self.offload_store)
+        self.prepare(plan)
         wanted = {name: node for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
         for name, node in wanted.items():
             layout = plan.input_layout(node.meta["label"])
@@ -150,7 +135,7 @@ class Store(TensorStore):
         paths = {name.partition(":")[2] for name in names if not name.startswith(("param:", "buffer:", "cache:"))}
         values = chain(self.holdings.states(paths) if paths else (), self.holdings.tensors(self.attributes).items())
         values = ((name, x) for name, x in values if name in names)
-        if self.live:
+        if self.is_live:
             self.live.take(values)
             self.live.release()  # parameters that an optimizer's first state was made for
         else:
@@ -210,12 +195,9 @@ class Store(TensorStore):
         if not self.arrangement:
             self._home = self.mesh, self.layouts
         asked = {name: plan.inputs[x.label] for name, x in self.tensors.items() if x.label in plan.inputs}
-        if self.live:
-            self.live.release()
-            received = self.move_to(asked, plan.mesh, self.live.moved)
-            self.live.share_again()
-        else:
-            received = self.move_to(asked, plan.mesh)
+        self.live.release()
+        received = self.move_to(asked, plan.mesh, self.live.moved)
+        self.live.share_again()
         mesh, layouts = self._home
         at_home = mesh == self.mesh and all(self.tensors[name].layout == x for name, x in layouts.items())
         self.arrangement = () if at_home else (*self.mesh.items(), *self.layouts.items())
@@ -233,9 +215,7 @@ class Store(TensorStore):
         Arguments are those of `Step.save`. The checkpoint's number is the number of calls of the store's functions.
         """
         self.look()
-        labels = {name: x.label for name, x in self.tensors.items()}
-        known = {"labels": labels, "updates": self.updates, **(facts or {})}
-        checkpoints.save(self.calls, self.held(), known, fill, in_memory)
+        self.write(checkpoints, self.calls, {"updates": self.updates, **(facts or {})}, fill, in_memory)
 
     @HEARTBEAT.working("loads a checkpoint")
     def load(self, folder: str | Path | PeerCheckpoint | None) -> None:
@@ -249,34 +229,21 @@ class Store(TensorStore):
         if folder is None:
             raise ValueError("there is no checkpoint to load: Checkpoints.latest() returned None")
         self.look()  # or what the user has replaced would win
-        about, reader = opened(folder)
-        reader.load({name: x for name, x in self.held().items() if x.spec.bytes})
-        self._loaded, self._given, self.calls = reader, {}, about["step"]
-        self.updates |= {name: n for name, n in about["updates"].items() if name in self.updates}
-        self._loaded_values()
-
-    def _loaded_values(self) -> None:
-        """Note that all values may have changed."""
-        if self.live:
-            self.live.stepped(self.tensors, {name for name, n in self.updates.items() if n})
+        about, self._loaded, _ = self.read(folder, exactly=False)
+        self._given, self.calls = {}, about["step"]
+        self.updates.update({name: n for name, n in about["updates"].items() if name in self.updates})
+        self.replaced()
 
     def state_dict(self, module: str) -> dict[str, torch.Tensor]:
         """Parameters and buffers of a module under its own names: full CPU tensors."""
         self.look()
-        own = self.holdings.modules[module].state_dict()
-        names = {id(t): name for name, t in self.holdings.slots(self.attributes).named().items()}
-        held = {key: names.get(id(t)) for key, t in self._tensors_of(module).items() if key in own}
-        return {key: self.whole(name) if name in self.tensors else own[key].cpu() for key, name in held.items()}
-
-    def _tensors_of(self, module: str) -> dict[str, torch.Tensor]:
-        found = self.holdings.modules[module]
-        return dict(found.named_parameters(remove_duplicate=False)) | dict(found.named_buffers(remove_duplicate=False))
+        return model_state.state_dict(self, self.holdings.modules[module], self.holdings.tensors(self.attributes))
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """Everything placed, as full CPU tensors by name, and the numbers of calls and of updates."""
         self.look()
         counts = {"calls": self.calls} | {f"updates:{name}": n for name, n in self.updates.items()}
-        return {name: self.whole(name) for name in self.tensors} | {name: torch.tensor(n) for name, n in counts.items()}
+        return self.wholes() | {name: torch.tensor(n) for name, n in counts.items()}
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`, under any plan. Tensors that no function has used yet are placed later.
@@ -289,5 +256,5 @@ class Store(TensorStore):
         self._given = {name: x for name, x in state.items() if name not in self.tensors and name not in counts}
         self._loaded = None
         self.calls = counts.pop("calls", self.calls)
-        self.updates |= {name.partition(":")[2]: n for name, n in counts.items()}
-        self._loaded_values()
+        self.updates.update({name.partition(":")[2]: n for name, n in counts.items()})
+        self.replaced()

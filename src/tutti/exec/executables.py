@@ -15,12 +15,9 @@ from tutti.analysis.memory import platform
 from tutti.exec.batches import Signature, signature_of
 from tutti.exec.executor import Executor
 from tutti.exec.gradual import AUTO, PLAIN, Changes, Gradual
-from tutti.exec.memory_budget import MemoryBudget
+from tutti.exec.live_store import LiveStore
 from tutti.exec.nonfinite import Inspector
-from tutti.exec.runtime import Distributed, Virtual, from_rank_0
-from tutti.exec.tensor_store import TensorStore
-from tutti.exec.transfer_engine import TransferEngine
-from tutti.exec.updates import Updates
+from tutti.exec.runtime import from_rank_0
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import StepGraph
@@ -63,13 +60,9 @@ class Executables:
     plans: dict[Key, tuple[StepGraph, Plan]]
     cluster: Cluster
     level: str
-    runtime: Virtual | Distributed
-    state: TensorStore
+    state: LiveStore
     homes: Mapping[str, int]
-    engine: TransferEngine | None
-    budgets: Sequence[MemoryBudget]
     inspector: Inspector
-    updates: Updates
     made: dict[tuple[str, Key, int], Executor] = field(default_factory=dict)
     gradual: dict[tuple[str, Key, int], Gradual] = field(default_factory=dict)
     changes: dict[str, Changes] = field(default_factory=dict)  # of levels in an earlier run, by what it computed
@@ -81,15 +74,14 @@ class Executables:
     def __post_init__(self):
         self.first, (self.graph, self.plan) = next(iter(self.plans.items()))
         self.hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
-        self.look(0)
+        self.look()
         first = self.first.signature, False, self.state_of_model, self.plan.accumulate
         self.captured[first] = [(self.first, self.graph.guards)]
 
-    def look(self, done: int) -> None:
+    def look(self) -> None:
         """Read what captured graphs depend on besides the batch and the numbers of updates: the model's Python state.
-        Call it before each batch. done: number of steps that were not skipped."""
+        Call it before each batch."""
         self.state_of_model: tuple[tuple[str, Any], ...] = self.recipe.watch.state()
-        self.done = done
 
     def count_apart(self, classes: Mapping[str, int]) -> None:
         """Capture later graphs with a count of updates for each class of parameters, whatever the counts are.
@@ -115,7 +107,7 @@ class Executables:
         state = state if evaluates else (*state, *self.partly)
         count = 1 if evaluates else microbatches or self.plan.accumulate
         known = self.captured.setdefault((signature, evaluates, state, count), [])
-        alike = [x for x in known if evaluates or self.updates.alike(self.plans[x[0]][0], self.done)]
+        alike = [x for x in known if evaluates or self.state.updates.alike(self.plans[x[0]][0])]
         key, reason = holding_for(alike, batch, "step")
         if key is not None:
             return key
@@ -144,7 +136,7 @@ class Executables:
             graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.sequence_chunks)
             graph.guards = guards
         else:
-            self.recipe.behind = self.apart or self.updates.behind(self.done)
+            self.recipe.behind = self.apart or self.state.updates.behind()
             graph = vary(self.recipe.training(batch, microbatches), self.plan.variant)
         graph.name_inputs_as(self.graph)
         alike = [key for key in self.plans if (key.signature, key.evaluates) == (signature, evaluates)]
@@ -212,7 +204,7 @@ class Executables:
             plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
             inspects = what == "inspect"  # operator by operator, and beyond the budget of memory
             made = Executor(
-                graph, plan, microbatches, PLAIN if inspects else level, self.state, self.homes, self.engine,
+                graph, plan, microbatches, PLAIN if inspects else level, self.state, self.homes, self.state.engine,
                 None if inspects else self.hidden, platform(self.cluster.device),
                 self.inspector if inspects else None,
             )  # fmt: skip

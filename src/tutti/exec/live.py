@@ -9,7 +9,7 @@ and it keeps that value until the next step, which begins with whatever the user
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from tutti.exec.runtime import same_everywhere
 from tutti.exec.tensor_store import TensorStore
+from tutti.exec.updates import Updates
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.tracing import optimizers
 from tutti.tracing.remote import fetch, home_of, make_ordinary, make_remote, strides_of
@@ -28,20 +29,13 @@ OF_MODEL = ("param", "buffer", "master", "cache")  # kinds of tensors that are n
 Owners = Mapping[str, tuple[Optimizer, Parameter]]
 
 
-class Counts(Protocol):
-    """The numbers of updates, by parameter."""
-
-    def count(self, name: str) -> int: ...
-    def recount(self, counts: Mapping[str, int]) -> None: ...
-
-
 class Live:
     """The tensors of modules, optimizers and other objects, as a store holds them.
 
     owners: parameter name -> its optimizer, and the parameter itself.
     """
 
-    def __init__(self, store: TensorStore, owners: Owners, counts: Counts):
+    def __init__(self, store: TensorStore, owners: Owners, counts: Updates):
         self.store, self.owners, self.counts = store, owners, counts
         self.tensors: dict[str, Tensor] = {}  # the user's, by the names of the store
         self.in_use: dict[str, Tensor] = {}  # remote ones that have been fetched since the last step
@@ -77,7 +71,7 @@ class Live:
                 self.tensors[name] = counter.detach().clone()
                 make_remote(self.tensors[name], self, name)
                 self.entries[path][COUNT] = name
-        self.fill(path for path in fresh if self._state(path) or self.counts.count(path))
+        self.fill(path for path in fresh if self._state(path) or self.counts[path])
 
     def _can_share(self, name: str, own: Tensor, value: Tensor) -> bool:
         is_own = own.data_ptr() == value.data_ptr() and not own.is_inference()
@@ -113,7 +107,7 @@ class Live:
         kind, _, path = name.partition(":")
         self.in_use[name] = tensor
         if kind == COUNT:
-            return torch.full((), self.counts.count(path), dtype=tensor.dtype, device=tensor.device)
+            return torch.full((), self.counts[path], dtype=tensor.dtype, device=tensor.device)
         with HEARTBEAT.working(f"reads {name}"):
             return self.store.whole(name).to(tensor.device)
 
@@ -140,7 +134,7 @@ class Live:
             self.store.place(name, value)
             if master := self._master(name):
                 self.store.place(master, value.to(torch.float32))
-        if any(self.counts.count(path) != n for path, n in counts.items()):
+        if any(self.counts[path] != n for path, n in counts.items()):
             self.counts.recount(counts)
         for name in moved:
             self.tensors[name].data = parts[name]
@@ -199,8 +193,8 @@ class Live:
         if not self.filled.issuperset(updated):
             self.fill(path for path in self.entries if path in updated and path not in self.filled)
         for path in updated:
-            if isinstance(self._counter(path), int):
-                self.owners[path][0].state[self.owners[path][1]][COUNT] = self.counts.count(path)
+            if path in self.owners and isinstance(self._counter(path), int):
+                self.owners[path][0].state[self.owners[path][1]][COUNT] = self.counts[path]
 
     # -- when the store is laid out anew, or used no more --------------------------------------------------------------
 

@@ -8,23 +8,30 @@ from tutti.ir.step_graph import StepGraph
 
 
 class Updates(dict[str, int]):
-    """Numbers of updates, by parameter name."""
+    """Numbers of updates, by parameter name. done: the number of steps so far that were not skipped."""
 
-    def add(self, names: Iterable[str] | Mapping[str, int]) -> None:
-        """Count an update of each of these parameters, or so many."""
-        for name in names:
-            self[name] += names[name] if isinstance(names, Mapping) else 1
+    done = 0
 
-    def behind(self, most: int) -> dict[str, int]:
-        """By how many updates each parameter is behind `most`."""
-        return {name: most - n for name, n in self.items()}
+    def add(self, updates: Mapping[str, int] | Iterable[str]) -> None:
+        """Count a step that has updated these parameters, or updated each so often."""
+        self.done += 1
+        for name in updates:
+            self[name] += updates[name] if isinstance(updates, Mapping) else 1
 
-    def alike(self, graph: StepGraph, most: int | None = None) -> bool:
-        """Whether the parameters that a graph updates with one input for their number still have one number.
+    def recount(self, counts: Mapping[str, int]) -> None:
+        """Set the numbers of some parameters. If they are those of all, the steps begin after the largest."""
+        self |= counts
+        if counts.keys() >= self.keys():
+            self.done = max(self.values(), default=0)
 
-        most: the number of those that have no input of their own in the graph of a step.
-        """
+    def behind(self) -> dict[str, int]:
+        """By how many updates parameters are behind the steps, for those that are."""
+        return {name: self.done - n for name, n in self.items() if n != self.done}
+
+    def alike(self, graph: StepGraph) -> bool:
+        """Whether the parameters that a graph updates with one input for their number still have one number; those
+        without such an input, that of the steps."""
         if any(len({self[name] for name in names}) > 1 for names in graph.counts.values()):
             return False
         apart = {name for names in graph.counts.values() for name in names}
-        return most is None or all(self[name] == most for name in graph.updated if name not in apart)
+        return all(self[name] == self.done for name in graph.updated if name not in apart)
