@@ -378,3 +378,25 @@ def test_a_store_with_copies_leaves_the_objects_as_they_are():
     train = tutti.function(training(model, optimizer), *x, store=store, cluster="cpu:2", plan="zero3")
     first, second = train(*x), train(*x)
     assert second < first and summary(model) == before and not optimizer.state
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [(torch.optim.SGD, [2, 2, 2]), (torch.optim.AdamW, [3, 3, 2])])
+def test_a_function_is_captured_again_only_for_what_changes_it(kind, wanted):
+    """For a frozen layer, and once when parameters have been updated unequally often; not for values or other calls."""
+    model, x = mlp(0), batch_of(0)
+    optimizer = kind(model.parameters(), lr=0.01)
+    lifted = under("dp2")(model=model, optimizer=optimizer)
+
+    def half(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        F.mse_loss(model[2:](model[:2](x).detach()), y).backward()
+        optimizer.step()
+
+    train, rest, evaluate = (lifted(f, *x) for f in (training(model, optimizer), half, evaluation(model)))
+    for i in range(4):
+        train(*x), rest(*x), evaluate(*x)
+        model[4].requires_grad_(i % 2 == 1)
+        with torch.no_grad():
+            model[0].weight.mul_(0.9)
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert [sum(map(len, fn._made.values())) for fn in (train, rest, evaluate)] == wanted

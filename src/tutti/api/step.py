@@ -17,6 +17,7 @@ from tutti import compat
 from tutti.analysis.allocator import give_back_freed_memory, keep_freed_memory
 from tutti.api.planned import Planned
 from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.checkpoint.of_store import read_store, write_store
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.exec import model_state
 from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
@@ -91,8 +92,7 @@ class Step(Planned):
         check_devices_have(chosen.tiers, self.cluster.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self._compared = False
-        self._dtypes = {key: x.dtype for key, x in batch_items(batch)}
+        self._compared, self._dtypes = False, {key: x.dtype for key, x in batch_items(batch)}
         self._constants, self._groups = optimizers.constants_of(optimizer), groups_of([optimizer])
         self._params, self._example = dict(root.named_parameters()), batch
         self._recipe = recipe
@@ -127,7 +127,7 @@ class Step(Planned):
             return self._train(batch)
 
     def _train(self, batch: Batch) -> torch.Tensor:
-        self._absorb()
+        self.look()
         optimizers.check_constants(self._constants, self.optimizer)
         HEARTBEAT.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
@@ -178,8 +178,8 @@ class Step(Planned):
         self.updates.update({name: self.updates.done - late.get(name, 0) for name in self.updates})
         self.store.replaced()
 
-    def _absorb(self) -> None:
-        """Take what the user has changed in the model and the optimizer."""
+    def look(self) -> None:
+        """Take what the user has changed in the model and the optimizer. Steps begin with it."""
         changed = self._recipe.watch.learns_otherwise or groups_of([self.optimizer]) != self._groups
         if changed or self._live.absorb():
             self._adopt()
@@ -251,7 +251,7 @@ class Step(Planned):
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """Compute the mean loss of a batch in evaluation mode, without an update. Returns a 0-d tensor."""
-        self._absorb()
+        self.look()
         executor = self._run("evaluate", batch)
         loss = executor.loss()
         self._observe(executor, "evaluation")
@@ -259,7 +259,7 @@ class Step(Planned):
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Compute the gradients of a batch before clipping. Returns full CPU tensors by parameter name."""
-        self._absorb()
+        self.look()
         return self._run("gradients", batch).gradients()
 
     def compare_replicas(self) -> None:
@@ -268,7 +268,7 @@ class Step(Planned):
         Raises RuntimeError on all ranks, with the tensor and the rank, if one rank's memory differs. Every rank of a
         job must call it.
         """
-        self._absorb()
+        self.look()
         compare(self.store)
 
     def state_dict(self, sharded: bool = False) -> dict[str, torch.Tensor]:
@@ -276,7 +276,7 @@ class Step(Planned):
 
         Every rank of a job must call it.
         """
-        self._absorb()
+        self.look()
         if sharded:
             kinds = ((name.partition(":"), part) for name, part in self.store.parts[0].items())
             return {name: part for (kind, _, name), part in kinds if kind in ("param", "buffer")}
@@ -295,11 +295,11 @@ class Step(Planned):
         the memory of the machines instead of disk. Every rank of a job must call it. Raises SaveError if an earlier
         checkpoint could not be written.
         """
-        self._absorb()
+        self.look()
         counts: dict[str, Any] = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self.updates.behind()}
         counts["levels"] = self._made.level_changes()
         known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), **(facts or {})}
-        self.store.write(checkpoints, self.steps, known, fill, in_memory)
+        write_store(self.store, checkpoints, self.steps, known, fill, in_memory)
 
     @HEARTBEAT.working("loads a checkpoint")
     def load(self, folder: str | Path | PeerCheckpoint) -> int:
@@ -309,12 +309,12 @@ class Step(Planned):
         ValueError if the checkpoint belongs to another model or optimizer, or if files are missing or differ from their
         checksums; nothing has changed then. All ranks together load what `Checkpoints.latest` finds in memory.
         """
-        self._absorb()  # or what the user has replaced would win
+        self.look()  # or what the user has replaced would win
         if not isinstance(folder, PeerCheckpoint) and has_weights(Path(folder)):
             count = model_state.read_weights(self.store, self.graph, Path(folder), self.model)
             self._live.release()
             return count
-        about, _, count = self.store.read(folder, exactly=True)
+        about, _, count = read_store(self.store, folder, exactly=True)
         self._in_a_row = about.get("in_a_row", 0)
         self._made.follow(about.get("levels", {}))
         self._resume(about["step"], about.get("skipped", 0), about.get("behind", {}))
@@ -322,21 +322,21 @@ class Step(Planned):
 
     def put(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replace stored tensors by full ones, by the names of `step.store`; model and optimizer have them then."""
-        self._absorb()
+        self.look()
         for name, value in values.items():
             self.store.place(name, value)
         self._live.release()
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """All state that resuming bit for bit needs, as full CPU tensors. Every rank of a job must call it."""
-        self._absorb()
+        self.look()
         counts = {"step": self.steps, **({"skipped": self.skipped} if self.skipped else {})}
         counts |= {f"behind:{name}": n for name, n in self.updates.behind().items()}
         return self.store.wholes() | {name: torch.tensor(count) for name, count in counts.items()}
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`; from any plan to any other."""
-        self._absorb()
+        self.look()
         counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("step", "skipped", "behind")}
         self.store.place_all({name: value for name, value in state.items() if name not in counts})
         late = {name.partition(":")[2]: n for name, n in counts.items() if name.startswith("behind:")}
@@ -390,11 +390,8 @@ class Step(Planned):
 
     def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
         """The inputs that are not stored: the batch, and numbers of this step. Each `draw` has other random numbers."""
-        update = self.updates.done + 1
-        numbers = {"step": torch.tensor(update), "seed": torch.tensor(self.seed + (draw << 32))}
-        numbers |= {
-            f"lr:{i}": torch.tensor(optimizers.rate_of(g), dtype=torch.float64)
-            for i, g in enumerate(self.optimizer.param_groups)
-        }
+        numbers = {"step": torch.tensor(self.updates.done + 1), "seed": torch.tensor(self.seed + (draw << 32))}
+        rates = {f"lr:{i}": optimizers.rate_of(group) for i, group in enumerate(self.optimizer.param_groups)}
+        numbers |= {name: torch.tensor(rate, dtype=torch.float64) for name, rate in rates.items()}
         numbers |= {key: torch.tensor(self.updates[names[0]] + 1) for key, names in graph.counts.items()}
         return numbers | inputs(batch) | graph.constants

@@ -11,6 +11,7 @@ import torch
 
 from tutti import compat
 from tutti.checkpoint.checkpoints import Checkpoints
+from tutti.checkpoint.of_store import read_store, write_store
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec import model_state
@@ -215,7 +216,7 @@ class Store(LiveStore):
         Arguments are those of `Step.save`. The checkpoint's number is the number of calls of the store's functions.
         """
         self.look()
-        self.write(checkpoints, self.calls, {"updates": self.updates, **(facts or {})}, fill, in_memory)
+        write_store(self, checkpoints, self.calls, {"updates": self.updates, **(facts or {})}, fill, in_memory)
 
     @HEARTBEAT.working("loads a checkpoint")
     def load(self, folder: str | Path | PeerCheckpoint | None) -> None:
@@ -229,7 +230,7 @@ class Store(LiveStore):
         if folder is None:
             raise ValueError("there is no checkpoint to load: Checkpoints.latest() returned None")
         self.look()  # or what the user has replaced would win
-        about, self._loaded, _ = self.read(folder, exactly=False)
+        about, self._loaded, _ = read_store(self, folder, exactly=False)
         self._given, self.calls = {}, about["step"]
         self.updates.update({name: n for name, n in about["updates"].items() if name in self.updates})
         self.replaced()

@@ -107,7 +107,7 @@ class Executables:
         state = state if evaluates else (*state, *self.partly)
         count = 1 if evaluates else microbatches or self.plan.accumulate
         known = self.captured.setdefault((signature, evaluates, state, count), [])
-        alike = [x for x in known if evaluates or self.state.updates.alike(self.plans[x[0]][0])]
+        alike = known if evaluates else [x for x in known if self._counts_hold(self.plans[x[0]][0])]
         key, reason = holding_for(alike, batch, "step")
         if key is not None:
             return key
@@ -124,6 +124,10 @@ class Executables:
             key = self._capture(signature, evaluates, batch, count)
         known.append((key, self.plans[key][0].guards))
         return key
+
+    def _counts_hold(self, graph: StepGraph) -> bool:
+        """Whether a graph of training still has the right inputs for numbers of updates."""
+        return self.state.updates.alike(graph) and self.state.updates.punctual(graph)
 
     def _capture(self, signature: Signature, evaluates: bool, batch: Batch, microbatches: int) -> Key:
         """Capture and plan a graph; return the key of an equal graph if there is one."""

@@ -29,9 +29,10 @@ class Updates(dict[str, int]):
         return {name: self.done - n for name, n in self.items() if n != self.done}
 
     def alike(self, graph: StepGraph) -> bool:
-        """Whether the parameters that a graph updates with one input for their number still have one number; those
-        without such an input, that of the steps."""
-        if any(len({self[name] for name in names}) > 1 for names in graph.counts.values()):
-            return False
+        """Whether the parameters that a graph updates with one input for their number still have one number."""
+        return all(len({self[name] for name in names}) <= 1 for names in graph.counts.values())
+
+    def punctual(self, graph: StepGraph) -> bool:
+        """Whether a step has updated all others that a graph updates each time: their number is that of the steps."""
         apart = {name for names in graph.counts.values() for name in names}
         return all(self[name] == self.done for name in graph.updated if name not in apart)
