@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tutti.api.function import function as function
     from tutti.api.function import functions as functions
     from tutti.api.jit import jit as jit
+    from tutti.api.parallelize import parallelize as parallelize
     from tutti.api.step import Step as Step
-    from tutti.api.step import parallelize as parallelize
     from tutti.api.store import Store as Store
     from tutti.check.user import rule as rule
     from tutti.checkpoint.checkpoints import Checkpoints as Checkpoints
@@ -66,7 +66,7 @@ NAMES = {
     "function": "tutti.api.function",
     "functions": "tutti.api.function",
     "jit": "tutti.api.jit",
-    "parallelize": "tutti.api.step",
+    "parallelize": "tutti.api.parallelize",
     "pin": "tutti.plan.pin",
     "pipeline": "tutti.train.pipeline",
     "prefill": "tutti.api.builders",

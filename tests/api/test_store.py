@@ -204,7 +204,6 @@ def test_what_is_only_written_is_stored():
     store = tutti.Store(seen=seen)
     function = tutti.function(note, torch.ones(3), store=store, cluster="cpu:1")
     function(torch.full((3,), 4.0))
-    store.write_back()
     assert seen["now"].tolist() == [8, 8, 8] and store.names() == ["cache:seen.now"]
 
 

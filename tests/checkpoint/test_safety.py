@@ -95,7 +95,7 @@ def step() -> tutti.Step:
 @pytest.fixture
 def root(step, tmp_path) -> Path:
     """Checkpoints of steps 1 and 2."""
-    step.steps = 0
+    step.updates.done = 0
     checkpoints = tutti.Checkpoints(tmp_path / "checkpoints")
     for _ in range(2):
         step(batch())

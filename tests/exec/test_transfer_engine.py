@@ -14,7 +14,7 @@ import torch
 import tutti
 import zoo
 from cases import slow
-from tutti.api import step as module
+from tutti.exec import live_store as module
 from tutti.exec.offload_store import OffloadStore
 from tutti.exec.transfer_engine import Queued
 from tutti.lower import bucket

@@ -216,6 +216,21 @@ def saved(make_step: Make) -> list[float]:
     return losses + summary(model)
 
 
+def resumed_before_the_first_step(make_step: Make) -> list[float]:
+    """A state is loaded into model and optimizer after the step was made."""
+    model = mlp(0)
+    optimizer = adam(model)
+    step = make_step(model, optimizer, batch_of(0), fit)
+    for i in range(STEPS):
+        step(batch_of(i))
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    other = mlp(5)
+    theirs = adam(other)
+    again = make_step(other, theirs, batch_of(0), fit)
+    other.load_state_dict(state[0]), theirs.load_state_dict(state[1])
+    return [again(batch_of(i)).item() for i in range(2)] + summary(other)
+
+
 def plain_steps_between(make_step: Make) -> list[float]:
     """Steps of PyTorch itself, on the same model and optimizer."""
     model, numbers = mlp(0), []
@@ -321,7 +336,8 @@ def stale_graph(make_step: Make) -> list[float]:
 
 
 CASES = (
-    gan, mean_teacher, moco, averaged, alternating, callback, copied, saved, plain_steps_between, freezing, merged,
+    gan, mean_teacher, moco, averaged, alternating, callback, copied, saved,
+    resumed_before_the_first_step, plain_steps_between, freezing, merged,
     written_data, weight_tying, running_statistics, stale_graph,
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tutti.tracing.remote import Remote, fetch, home_of, make_remote, shaped
+from tutti.tracing.remote import Remote, fetch, home_of, make_ordinary, make_remote, shaped, strides_of
 
 VALUE = torch.arange(12.0).reshape(3, 4)
 
@@ -105,6 +105,18 @@ def test_strides_and_versions_are_kept(shelf):
     with torch.no_grad():
         parameter.mul_(2)
     assert parameter._version == version + 1
+
+
+def test_an_expanded_tensor_gets_memory_for_all_elements(shelf):
+    x = torch.zeros(4).expand(3, 4)
+    make_remote(x, shelf, "w")
+    assert strides_of(x) == (4, 1) and torch.equal(x.mul_(2), 2 * (VALUE + 1))
+
+
+def test_an_ordinary_tensor_again(remote, shelf):
+    value = torch.ones(3, 4)
+    make_ordinary(remote, value)
+    assert type(remote) is nn.Parameter and remote.data_ptr() == value.data_ptr() and shelf.count == 0
 
 
 def test_shaped_gives_memory_without_values(remote, shelf):

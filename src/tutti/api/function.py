@@ -11,25 +11,22 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tutti import compat
 from tutti.analysis.memory import platform
-from tutti.analysis.passes import check_level
-from tutti.api.step import cluster_of
+from tutti.api.planned import Planned
 from tutti.api.store import Store
 from tutti.exec.batches import signature_of
 from tutti.exec.executables import holding_for
 from tutti.exec.executor import Executor
-from tutti.exec.gradual import AUTO, COMPILED, Gradual, planned
+from tutti.exec.gradual import AUTO, Gradual, planned
 from tutti.exec.observed import Observed
-from tutti.exec.runtime import from_rank_0
+from tutti.exec.runtime import cluster_of, from_rank_0
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.program import Collective, Program
-from tutti.lower.schedule_parts import schedule_of
+from tutti.lower.schedule_parts import homes_of
 from tutti.lower.vary import vary
-from tutti.plan.layout import Layout, devices
+from tutti.plan.layout import Layout
 from tutti.plan.pin import Pin
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
@@ -37,11 +34,11 @@ from tutti.plan.schedule import Pipe
 from tutti.plan.search import BUDGET
 from tutti.plan.textbook import Textbook, parse_name
 from tutti.plan.together import plan_together
-from tutti.sim.planning import Simulator, choose, loaded
+from tutti.sim.planning import choose, loaded
 from tutti.tracing import optimizers
 from tutti.tracing.batch import batch_items, inputs, rows
 from tutti.tracing.capture_spec import autocast_state
-from tutti.tracing.function import Captured, arguments, capture_function
+from tutti.tracing.function import Captured, arguments
 from tutti.tracing.watch import Watch
 
 
@@ -108,10 +105,7 @@ def functions(
     if store.layouts:
         raise ValueError("the store is laid out already; plan functions together before any of them is made")
     where = cluster_of(cluster, store.device)
-    captured = {
-        name: capture_function(f, args, {}, store.holdings, behind=store.behind())
-        for name, (f, args, _) in members.items()
-    }
+    captured = {name: store.capture(f, args, {}) for name, (f, args, _) in members.items()}
     graphs = [x.graph for x in captured.values()]
     for graph in graphs[1:]:
         for other in graphs:
@@ -166,22 +160,20 @@ class Executable:
         return executor
 
 
-class Function:
+class Function(Planned):
     """A function over a store on a cluster. Call it like the original function."""
 
     def __init__(self, f, args, kwargs, store: Store, cluster, plan, level, pins, budget, seed):
-        check_level(level, AUTO)
-        level = COMPILED if level == AUTO and store.device.type != "cpu" else level
-        self.f, self.store, self.level, self.seed, self.calls = f, store, level, seed, 0
+        self._settle(level, store.device)
+        self.f, self.store, self.seed, self.calls = f, store, seed, 0
         self.cluster, self.pins, self.budget = cluster_of(cluster, store.device), tuple(pins), budget
         self.asked = loaded(plan)
-        if level not in ("O0", AUTO):
-            compat.get_compiler_ready(store.device)
         self._autocast = autocast_state(store.device)
         self._made: dict[tuple, list[Executable]] = {}
-        self._watch = Watch(store.holdings.root, store.attributes, [self.f])
+        self._watch = self._watched()
         self._rows = rows(arguments(args, kwargs, store.holdings)) or 1
         self._first = self._executable(args, kwargs)
+        self._plan = self._first.plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on global arguments. Returns the same pytree as the original, with full tensors."""
@@ -189,13 +181,16 @@ class Function:
 
     def fixed(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """The function for arguments of these shapes, captured now. Its calls take less time: they do not look whether
-        arguments, Python attributes of the objects, options of optimizers and layouts are still those of the capture.
+        arguments, Python attributes of the objects, options of optimizers and layouts are still those of the capture,
+        nor whether tensors of the objects have been replaced.
         """
         executable, holdings = self._executable(args, kwargs), self.store.holdings
         names = {name.partition(":")[2]: name for name in inputs(arguments(args, kwargs, holdings))}
 
         def call(*args: Any, **kwargs: Any) -> Any:
             data = batch_items(arguments(args, kwargs, holdings))
+            if self.store.live.in_use:  # and may be written into
+                self.store.look()
             return self._run(executable, {names[name]: x for name, x in data})
 
         return call
@@ -204,12 +199,8 @@ class Function:
         HEARTBEAT.moves += 1
         captured, store = executable.captured, self.store
         executor = executable.run(self._given(captured.graph, data))
-        for name, count in captured.updates.items():
-            store.updates[name] += count
-        for key in {store.holdings.optimizer_of[name] for name in captured.updates}:
-            compat.mark_stepped(store.holdings.optimizers[key])
+        store.ran(captured)
         self.calls += 1
-        store.calls += 1
         executor.observed(Observed({})).check(captured.graph.checks, f"call {self.calls}")
         return result_of(captured, executor)
 
@@ -225,43 +216,41 @@ class Function:
 
     def _executable(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         """The executable for a call. Arguments of a new kind are captured and planned."""
-        data = arguments(args, kwargs, self.store.holdings)
-        behind = self.store.behind()
+        data, state = arguments(args, kwargs, self.store.holdings), self.store.look()
+        options = repr([optimizers.constants_of(x) for x in self.store.holdings.optimizers.values()])
         held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
-        key = (signature_of(data), held, self._watch.state(), repr(sorted(behind.items())), self._options(),
-               self.store.arrangement)  # fmt: skip
+        key = signature_of(data), held, self._watch.state(), options, state
         known = self._made.setdefault(key, [])
-        executable, _ = holding_for([(x, x.captured.graph.guards) for x in known], data, "function")
+        counted = [(x, x.captured.graph.guards) for x in known if self.store.updates.alike(x.captured.graph)]
+        executable, _ = holding_for(counted, data, "function")
         if executable is not None:
             return executable
-        known.append(self._new(args, kwargs, behind))
+        known.append(self._new(args, kwargs))
         return known[-1]
 
-    def _options(self) -> str:
-        """The options of optimizers except learning rates; a captured update contains them as constants."""
-        groups = [group for x in self.store.holdings.optimizers.values() for group in x.param_groups]
-        return repr([{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups])
+    def _watched(self) -> Watch:
+        """What captured code reads besides the tensors of the store."""
+        caches = [place.tensor for place in self.store.holdings.places]
+        return Watch(self.store.holdings.root, self.store.attributes, [self.f], caches)
 
-    def _new(self, args: tuple, kwargs: Mapping[str, Any], behind: Mapping[str, Mapping[str, int]]) -> Executable:
+    def _new(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         """Capture, plan and lower a call."""
         with HEARTBEAT.working("captures and plans a function"), progress("capturing the function"):
-            return self._captured(args, kwargs, behind)
+            return self._captured(args, kwargs)
 
-    def _captured(self, args: tuple, kwargs: Mapping[str, Any], behind: Mapping[str, Mapping[str, int]]) -> Executable:
+    def _captured(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
         store = self.store
         with torch.autocast(**self._autocast):
-            captured = capture_function(self.f, args, kwargs, store.holdings, behind=behind,
-                                        attributes=store.attributes)  # fmt: skip
+            captured = store.capture(self.f, args, kwargs)
         if captured.attributes != store.attributes:
             store.attributes = captured.attributes
-            self._watch = Watch(store.holdings.root, store.attributes, [self.f])
+            self._watch = self._watched()
         graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
         stored = store.stored(graph)
         plan = _complete(from_rank_0(lambda: self._planned(graph, size, stored)), graph)
-        if devices(plan.mesh) != self.cluster.size:
-            raise ValueError(f"the plan is for {devices(plan.mesh)} devices, {self.cluster} has {self.cluster.size}")
+        self._check_size(plan)
         graph = vary(graph, plan.variant)
-        homes = schedule_of(graph, plan, 1, store.homes)[0].homes if plan.stages else {}
+        homes, _ = homes_of(graph, plan, 1, store.homes)
         store.lay_out(graph, plan, homes)
         hidden = self.cluster if self.cluster.device.computes_on else None
 
@@ -297,15 +286,6 @@ class Function:
 
     # -- what one can ask -----------------------------------------------------------------------------------------
 
-    @property
-    def plan(self) -> Plan:
-        """The plan for the example arguments, with its prediction. A plan that was not searched is simulated now."""
-        first = self._first
-        if first.plan.prediction is None:
-            made = Simulator(planned(self.level))(first.executor.graph, first.plan, self.cluster)
-            first.plan = first.plan.replace(prediction=made, cluster=str(self.cluster))
-        return first.plan
-
     def best_plan(self) -> Plan:
         """The plan for the example arguments that is best if the store is laid out for this function alone.
 
@@ -319,21 +299,12 @@ class Function:
         return self._first.captured.graph
 
     @property
-    def program(self) -> Program:
-        """The Program of this rank for the example arguments.
+    def _planned_graph(self) -> StepGraph:
+        return self._executor.graph
 
-        Raises ValueError for a pipeline, which has one for each part.
-        """
-        if self.plan.stages:
-            raise ValueError("a pipeline runs a Program for each part of its stages, and so has no single one")
-        return self._first.executor.first.programs[0]
-
-    def collectives(self) -> list[Collective]:
-        """The collectives of this rank in a call with the example arguments: (kind, axis, bytes sent, label).
-
-        In a pipeline, messages to other stages count, too.
-        """
-        return self._first.executor.collectives()
+    @property
+    def _executor(self) -> Executor:
+        return self._first.executor
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", repr(self.f))

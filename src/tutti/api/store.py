@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tutti import compat
 from tutti.checkpoint.checkpoints import Checkpoints
-from tutti.checkpoint.peer_checkpoint import PeerCheckpoint, opened
+from tutti.checkpoint.of_store import read_store, write_store
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec.tensor_store import TensorStore
-from tutti.exec.transfer_engine import TransferEngine, engine_for
-from tutti.ir.step_graph import GIVEN, StepGraph
+from tutti.exec import model_state
+from tutti.exec.live_store import LiveStore
+from tutti.ir.step_graph import GIVEN, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.plan import Plan
 from tutti.tracing import optimizers
 from tutti.tracing.capture import device_of
+from tutti.tracing.function import Captured, capture_function
 from tutti.tracing.holdings import Holdings
+from tutti.tracing.remote import shaped
 
 
-class Store(TensorStore):
+class Store(LiveStore):
     """Named objects whose tensors functions read and update.
 
         store = tutti.Store(generator=g, discriminator=d, optimizer_g=..., optimizer_d=...)
@@ -31,39 +36,88 @@ class Store(TensorStore):
         tensors in attributes, lists and dicts (a KV cache, the state of an environment).
     fp32_master_weights: the optimizers keep and update float32 copies of low-precision parameters.
 
+    live: the objects have the values that functions compute, and functions those that are written into the objects
+        (docs/concepts/live.md). Without it the store begins with copies, and the objects stay as they are.
+
     The first function of a store chooses the mesh. Each tensor gets its layout from the plan of the first function that
-    uses it; `relayout` changes layouts. The objects themselves are never changed: `state_dict` and `write_back` return
-    the updated state, `save` and `load` are checkpoints.
+    uses it; `relayout` changes layouts. `save` and `load` are checkpoints.
     """
 
-    def __init__(self, *, fp32_master_weights: bool = False, **objects: Any):
+    def __init__(self, *, fp32_master_weights: bool = False, live: bool = True, **objects: Any):
         self.holdings = Holdings(objects, fp32_master_weights)
         super().__init__(device_of(self.holdings.root))
+        self.is_live = live
         self.attributes: frozenset[str] = frozenset()
         self.arrangement: tuple = ()  # the mesh and the layouts, if `relayout` has changed them
         self._home: tuple[Mesh, dict[str, Layout]] = {}, {}  # as functions chose them
         self.calls = 0  # of all functions
-        self.engine: TransferEngine | None = None  # made with the first plan that keeps tensors on outer tiers
         self._loaded: CheckpointReader | None = None  # values of tensors that are not placed yet
         self._given: dict[str, torch.Tensor] = {}  # such values, too
-        names = {p: name for name, p in self.holdings.root.named_parameters()}
-        self.updates: dict[str, int] = {}  # of each parameter that an optimizer has
-        for optimizer in self.holdings.optimizers.values():
-            self.updates |= {names[p]: n for p, n in optimizers.update_counts(optimizer).items()}
+        self.conversions = 0  # how often tensors have got another shape, dtype or device
+        self._hold(self.holdings)
+
+    def _hold(self, holdings: Holdings) -> None:
+        """Read the parameters of modules and optimizers, at first and when there are others."""
+        names, before = {p: name for name, p in holdings.params.items()}, self.holdings.params
+        found = dict.fromkeys(holdings.optimizer_of, 0)
+        for optimizer in holdings.optimizers.values():
+            found |= {names[p]: n for p, n in optimizers.update_counts(optimizer).items()}
+        found |= {name: n for name, n in self.updates.items() if before[name] is holdings.params.get(name)}
+        self.updates.clear()
+        self.updates.update({name: found[name] for name in holdings.optimizer_of})
+        self.holdings = holdings
+        if self.is_live:
+            self.live.owners = {name: (holdings.optimizers[key], holdings.params[name])
+                                for name, key in holdings.optimizer_of.items()}  # fmt: skip
 
     # -- what functions call --------------------------------------------------------------------------------------
+
+    def look(self) -> tuple[Any, ...]:
+        """Take what the user has changed in the objects. Returns what captured functions depend on: which parameters
+        require gradients, numbers of their hooks, and layouts."""
+        if not self.is_live:
+            return self.arrangement
+        now = self.holdings.tensors(self.attributes)
+        if (holdings := self.holdings.renewed(now)) is not self.holdings:
+            self._hold(holdings)
+        self._take(now)
+        params = self.holdings.params.items()
+        learning = tuple((name, p.requires_grad, sum(map(len, compat.hooks_on(p)))) for name, p in params)
+        return self.arrangement, self.conversions, learning
+
+    def _take(self, now: Mapping[str, torch.Tensor]) -> None:
+        """Take the values of the objects' tensors. now: these, by name; others may have been there before."""
+        mine = self.live.tensors
+        replaced = {name: x for name, x in now.items() if name in mine and mine[name] is not x}
+        missing = {name for name in mine if name.startswith(("param:", "buffer:", "cache:")) and name not in now}
+        missing |= {name for name, x in replaced.items() if Spec.of(x) != self.tensors[name].spec}
+        if missing:
+            self.live.forget(missing)
+            self.conversions += 1
+        if replaced := {name: x for name, x in replaced.items() if name not in missing}:
+            self.live.leave(replaced)
+            self.live.take(replaced.items())
+        while converted := self.live.absorb():
+            self.live.forget(converted)
+            self.conversions += 1
+
+    def ran(self, captured: Captured) -> None:
+        """Note that a function has run."""
+        self.calls += 1
+        self.updates.add(captured.updates)
+        for key in {self.holdings.optimizer_of[name] for name in captured.updates}:
+            compat.mark_stepped(self.holdings.optimizers[key])
+        if self.live.tensors and captured.changed:
+            self.live.stepped(captured.changed, captured.updates)
 
     def lay_out(self, graph: StepGraph, plan: Plan, homes: Mapping[str, int]) -> None:
         """Place the tensors that a graph needs and the store has not placed yet. homes: their devices of a pipeline.
 
         Raises ValueError if the plan is for another mesh, or has another place for a placed tensor.
         """
-        if not self.mesh:
-            self.spread(plan.mesh)
-        if dict(plan.mesh) != self.mesh:
+        if self.mesh and dict(plan.mesh) != self.mesh:
             raise ValueError(f"the plan is for the mesh {plan.mesh}, the store is on {self.mesh}: store.relayout(plan)")
-        if plan.tiers and self.engine is None:
-            self.engine = engine_for(self.device, self.offload_store)
+        self.prepare(plan)
         wanted = {name: node for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
         for name, node in wanted.items():
             layout = plan.input_layout(node.meta["label"])
@@ -79,9 +133,15 @@ class Store(TensorStore):
 
     def _place(self, names: set[str]) -> None:
         """Place first values: those of the objects, or of the state that was loaded."""
-        values = {name: x.detach() for name, x in self.holdings.tensors(self.attributes).items()}
-        values |= dict(self.holdings.states())
-        self.begin((name, x) for name, x in (values | self._given).items() if name in names)
+        paths = {name.partition(":")[2] for name in names if not name.startswith(("param:", "buffer:", "cache:"))}
+        values = chain(self.holdings.states(paths) if paths else (), self.holdings.tensors(self.attributes).items())
+        values = ((name, x) for name, x in values if name in names)
+        if self.is_live:
+            self.live.take(values)
+            self.live.release()  # parameters that an optimizer's first state was made for
+        else:
+            self.begin((name, x.detach()) for name, x in values)
+        self.begin((name, x) for name, x in self._given.items() if name in names)
         if self._loaded:
             held = self.held()
             known = names & self._loaded.tensors.keys()  # others were not used when it was saved
@@ -94,20 +154,10 @@ class Store(TensorStore):
                 node.meta["label"] = self.tensors[name].label
         return {x.label: x.layout for name, x in self.tensors.items() if name in graph.inputs}
 
-    def behind(self) -> dict[str, dict[str, int]]:
-        """By how many updates each parameter is behind the most of its optimizer."""
-        found: dict[str, dict[str, int]] = {}
-        most = self.counts()
-        for name, owner in self.holdings.optimizer_of.items():
-            if name in self.updates:
-                found.setdefault(owner, {})[name] = most[owner] - self.updates[name]
-        return found
-
-    def counts(self) -> dict[str, int]:
-        """The most updates that each optimizer has done on a parameter."""
-        of = self.holdings.optimizer_of
-        return {key: max((n for name, n in self.updates.items() if of[name] == key), default=0)
-                for key in self.holdings.optimizers}  # fmt: skip
+    def capture(self, f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+        """Capture a function of the objects."""
+        with shaped(self.holdings.in_memory(self.attributes)):
+            return capture_function(f, args, kwargs, self.holdings, updates=self.updates, attributes=self.attributes)
 
     # -- what users call ------------------------------------------------------------------------------------------
 
@@ -115,6 +165,7 @@ class Store(TensorStore):
         """A full CPU tensor, by the name of an input (`param:generator.up.weight`). All ranks must call it."""
         if name not in self.tensors:
             raise KeyError(f"no function has used {name!r} yet; there are {list(self.tensors)[:8]} ...")
+        self.look()
         return self.whole(name)
 
     def names(self, kind: str = "") -> list[str]:
@@ -141,10 +192,13 @@ class Store(TensorStore):
             raise ValueError(f"relayout takes a tutti.Plan, such as fn.best_plan() or fn.plan, not {plan!r}")
         if not self.mesh:
             raise ValueError("no function has used the store yet, so it has no layouts to change")
+        self.look()
         if not self.arrangement:
             self._home = self.mesh, self.layouts
         asked = {name: plan.inputs[x.label] for name, x in self.tensors.items() if x.label in plan.inputs}
-        received = self.move_to(asked, plan.mesh)
+        self.live.release()
+        received = self.move_to(asked, plan.mesh, self.live.moved)
+        self.live.share_again()
         mesh, layouts = self._home
         at_home = mesh == self.mesh and all(self.tensors[name].layout == x for name, x in layouts.items())
         self.arrangement = () if at_home else (*self.mesh.items(), *self.layouts.items())
@@ -161,9 +215,8 @@ class Store(TensorStore):
 
         Arguments are those of `Step.save`. The checkpoint's number is the number of calls of the store's functions.
         """
-        labels = {name: x.label for name, x in self.tensors.items()}
-        known = {"labels": labels, "updates": self.updates, **(facts or {})}
-        checkpoints.save(self.calls, self.held(), known, fill, in_memory)
+        self.look()
+        write_store(self, checkpoints, self.calls, {"updates": self.updates, **(facts or {})}, fill, in_memory)
 
     @HEARTBEAT.working("loads a checkpoint")
     def load(self, folder: str | Path | PeerCheckpoint | None) -> None:
@@ -176,42 +229,33 @@ class Store(TensorStore):
         """
         if folder is None:
             raise ValueError("there is no checkpoint to load: Checkpoints.latest() returned None")
-        about, reader = opened(folder)
-        reader.load({name: x for name, x in self.held().items() if x.spec.bytes})
-        self._loaded, self._given, self.calls = reader, {}, about["step"]
-        self.updates |= {name: n for name, n in about["updates"].items() if name in self.updates}
+        self.look()  # or what the user has replaced would win
+        about, self._loaded, _ = read_store(self, folder, exactly=False)
+        self._given, self.calls = {}, about["step"]
+        self.updates.update({name: n for name, n in about["updates"].items() if name in self.updates})
+        self.replaced()
 
     def state_dict(self, module: str) -> dict[str, torch.Tensor]:
         """Parameters and buffers of a module under its own names: full CPU tensors."""
-        own = self.holdings.modules[module].state_dict()
-        names = {id(t): name for name, t in self.holdings.slots(self.attributes).named().items()}
-        held = {key: names.get(id(t)) for key, t in self._tensors_of(module).items() if key in own}
-        return {key: self[name] if name in self.tensors else own[key].cpu() for key, name in held.items()}
-
-    def _tensors_of(self, module: str) -> dict[str, torch.Tensor]:
-        found = self.holdings.modules[module]
-        return dict(found.named_parameters(remove_duplicate=False)) | dict(found.named_buffers(remove_duplicate=False))
-
-    def write_back(self) -> None:
-        """Copy the stored parameters, buffers and caches into the objects themselves. Optimizer state is not copied."""
-        with torch.no_grad():
-            for name, tensor in self.holdings.tensors(self.attributes).items():
-                if name in self.tensors:
-                    tensor.copy_(self[name])
+        self.look()
+        return model_state.state_dict(self, self.holdings.modules[module], self.holdings.tensors(self.attributes))
 
     def training_state(self) -> dict[str, torch.Tensor]:
         """Everything placed, as full CPU tensors by name, and the numbers of calls and of updates."""
+        self.look()
         counts = {"calls": self.calls} | {f"updates:{name}": n for name, n in self.updates.items()}
-        return {name: self[name] for name in self.tensors} | {name: torch.tensor(n) for name, n in counts.items()}
+        return self.wholes() | {name: torch.tensor(n) for name, n in counts.items()}
 
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`, under any plan. Tensors that no function has used yet are placed later.
 
         Raises ValueError if a placed tensor is missing or differs in shape or dtype; nothing has changed then.
         """
+        self.look()
         counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("calls", "updates")}
         self.place_all({name: x for name, x in state.items() if name in self.tensors})
         self._given = {name: x for name, x in state.items() if name not in self.tensors and name not in counts}
         self._loaded = None
         self.calls = counts.pop("calls", self.calls)
-        self.updates |= {name.partition(":")[2]: n for name, n in counts.items()}
+        self.updates.update({name.partition(":")[2]: n for name, n in counts.items()})
+        self.replaced()

@@ -15,11 +15,9 @@ from tutti.analysis.memory import platform
 from tutti.exec.batches import Signature, signature_of
 from tutti.exec.executor import Executor
 from tutti.exec.gradual import AUTO, PLAIN, Changes, Gradual
-from tutti.exec.memory_budget import MemoryBudget
+from tutti.exec.live_store import LiveStore
 from tutti.exec.nonfinite import Inspector
-from tutti.exec.runtime import Distributed, Virtual, from_rank_0
-from tutti.exec.tensor_store import TensorStore
-from tutti.exec.transfer_engine import TransferEngine
+from tutti.exec.runtime import from_rank_0
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import StepGraph
@@ -33,7 +31,6 @@ from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.planner import replan
 from tutti.tracing.batch import Batch, batch_items
-from tutti.tracing.capture import classes_of
 from tutti.tracing.capture_spec import CaptureSpec
 from tutti.tracing.slots import attribute
 
@@ -63,11 +60,8 @@ class Executables:
     plans: dict[Key, tuple[StepGraph, Plan]]
     cluster: Cluster
     level: str
-    runtime: Virtual | Distributed
-    state: TensorStore
+    state: LiveStore
     homes: Mapping[str, int]
-    engine: TransferEngine | None
-    budgets: Sequence[MemoryBudget]
     inspector: Inspector
     made: dict[tuple[str, Key, int], Executor] = field(default_factory=dict)
     gradual: dict[tuple[str, Key, int], Gradual] = field(default_factory=dict)
@@ -80,22 +74,14 @@ class Executables:
     def __post_init__(self):
         self.first, (self.graph, self.plan) = next(iter(self.plans.items()))
         self.hidden = self.cluster if self.cluster.device.computes_on else None  # where communication is
-        self.late = self.graph.counts
         self.look()
-        first = self.first.signature, False, self.state_of_model + self.counted, self.plan.accumulate
+        first = self.first.signature, False, self.state_of_model, self.plan.accumulate
         self.captured[first] = [(self.first, self.graph.guards)]
 
     def look(self) -> None:
-        """Read what captured graphs depend on besides the batch: the model's Python state, and which parameters have
-        missed updates. Call it before each batch."""
-        counts = (("the number of updates", tuple(names)) for names in self.late.values())
+        """Read what captured graphs depend on besides the batch and the numbers of updates: the model's Python state.
+        Call it before each batch."""
         self.state_of_model: tuple[tuple[str, Any], ...] = self.recipe.watch.state()
-        self.counted: tuple[tuple[str, Any], ...] = tuple(counts)  # only training reads it
-
-    def count(self, behind: Mapping[str, int], late: Mapping[str, int]) -> None:
-        """Set by how many updates each parameter is behind the number of steps. late: those that have had an update."""
-        if not self.apart:
-            self.recipe.behind, self.late = dict(behind), classes_of(late)
 
     def count_apart(self, classes: Mapping[str, int]) -> None:
         """Capture later graphs with a count of updates for each class of parameters, whatever the counts are.
@@ -103,7 +89,6 @@ class Executables:
         classes: parameter -> class; 0 or missing for those that every step updates.
         """
         self.apart = dict(classes)
-        self.recipe.behind, self.late = self.apart, classes_of(self.apart)
 
     def train_only(self, names: frozenset[str] | None) -> None:
         """Use graphs that train these parameters only; None: all."""
@@ -119,14 +104,17 @@ class Executables:
         """
         evaluates = what == "evaluate"
         signature, state = signature_of(batch), self.state_of_model
-        state = state if evaluates else (*state, *self.counted, *self.partly)
+        state = state if evaluates else (*state, *self.partly)
         count = 1 if evaluates else microbatches or self.plan.accumulate
         known = self.captured.setdefault((signature, evaluates, state, count), [])
-        key, reason = holding_for(known, batch, "step")
+        alike = known if evaluates else [x for x in known if self._counts_hold(self.plans[x[0]][0])]
+        key, reason = holding_for(alike, batch, "step")
         if key is not None:
             return key
         what = "evaluation" if evaluates else "step"
         if known or state or not evaluates:  # the first evaluation repeats no capture
+            if len(alike) < len(known):
+                reason = reason or "other parameters have had equally many updates"
             reason = reason or (
                 f"{state[0][0]} is {reprlib.repr(state[0][1])} now" if state else "a batch of another shape"
             )
@@ -136,6 +124,10 @@ class Executables:
             key = self._capture(signature, evaluates, batch, count)
         known.append((key, self.plans[key][0].guards))
         return key
+
+    def _counts_hold(self, graph: StepGraph) -> bool:
+        """Whether a graph of training still has the right inputs for numbers of updates."""
+        return self.state.updates.alike(graph) and self.state.updates.punctual(graph)
 
     def _capture(self, signature: Signature, evaluates: bool, batch: Batch, microbatches: int) -> Key:
         """Capture and plan a graph; return the key of an equal graph if there is one."""
@@ -148,6 +140,7 @@ class Executables:
             graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.sequence_chunks)
             graph.guards = guards
         else:
+            self.recipe.behind = self.apart or self.state.updates.behind()
             graph = vary(self.recipe.training(batch, microbatches), self.plan.variant)
         graph.name_inputs_as(self.graph)
         alike = [key for key in self.plans if (key.signature, key.evaluates) == (signature, evaluates)]
@@ -170,9 +163,31 @@ class Executables:
             self.made[place] = self._made(*place, self.level)
         return self.made[place]
 
-    def timed(self, what: str, key: Key, microbatches: int, call: int) -> AbstractContextManager[None]:
-        """What times a call of an executor, so that its level may change."""
-        gradual = self.gradual.get((what, key, microbatches))
+    def of_microbatches(self, what: str, parts: Sequence[Batch], call: int) -> tuple[list[Key], list[Executor]]:
+        """The keys and executors of the microbatches of a batch.
+
+        Raises ValueError if they lead to different computations that cannot run together.
+        """
+        keys = [self.key(what, part, len(parts)) for part in parts]
+        each = [self.executor(what, key, len(parts), call) for key in keys]
+        if all(x is each[0] for x in each):
+            return keys, each
+        reasons = ", ".join(self.reasons[-1:])
+        if self.plan.stages:
+            raise ValueError(
+                "the microbatches of a batch lead to different computations, which a pipeline does not mix: "
+                f"{reasons}; compute with tensors there, or choose a plan without a pipeline"
+            )
+        if any(set(x.graph.gradient_names) != set(each[0].graph.gradient_names) for x in each):
+            raise ValueError(
+                "the microbatches of a batch have gradients of different parameters, but share an update: "
+                f"{reasons}; compute with tensors there, or give accumulate=1"
+            )
+        return keys, each
+
+    def timed(self, what: str, keys: Sequence[Key], call: int) -> AbstractContextManager[None]:
+        """What times a call of the executor of all microbatches, so that its level may change."""
+        gradual = self.gradual.get((what, keys[0], len(keys))) if len(set(keys)) == 1 else None
         return gradual.timed(call) if gradual else nullcontext()
 
     def level_changes(self) -> dict[str, list[tuple[int, str]]]:
@@ -193,7 +208,7 @@ class Executables:
             plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
             inspects = what == "inspect"  # operator by operator, and beyond the budget of memory
             made = Executor(
-                graph, plan, microbatches, PLAIN if inspects else level, self.state, self.homes, self.engine,
+                graph, plan, microbatches, PLAIN if inspects else level, self.state, self.homes, self.state.engine,
                 None if inspects else self.hidden, platform(self.cluster.device),
                 self.inspector if inspects else None,
             )  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from tutti import compat
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.weights import Wanted, load_weights
 from tutti.ir.step_graph import StepGraph
@@ -39,20 +40,24 @@ def read_weights(store: TensorStore, graph: StepGraph, folder: Path, model: nn.M
     return load_weights(folder, wanted, _aliases(model))
 
 
-def state_dict(store: TensorStore, graph: StepGraph, model: nn.Module, sharded: bool) -> dict[str, torch.Tensor]:
-    """Parameters and buffers under the model's names: full CPU tensors, or with `sharded` this rank's parts."""
-    tensors = {}
-    for kind in ("param", "buffer"):
-        for name in graph.names(kind):
-            key = f"{kind}:{name}"
-            if not sharded:
-                tensors[name] = store.whole(key)
-            elif key in store.parts[0]:
-                tensors[name] = store.parts[0][key]
-    if not sharded:  # tied parameters appear under all their names, as in the model's own state dict
-        tensors |= {alias: tensors[name] for alias, name in _aliases(model).items() if name in tensors}
-        tensors = {name: tensors[name] for name in model.state_dict() if name in tensors}
-    return tensors
+def state_dict(store: TensorStore, module: nn.Module, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Parameters and buffers under a module's own names, tied ones under all: full CPU tensors.
+
+    named: tensors by the names of the store. Those that it has not placed are read from the module.
+    """
+    names = {id(x): name for name, x in named.items()}
+    own = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    with compat.without_subclasses():  # no values are read
+        persistent = list(module.state_dict())
+    found: dict[str, torch.Tensor] = {}
+    for key in (key for key in persistent if key in own):
+        name = names.get(id(own[key]), key)
+        if name not in found:
+            found[name] = store.whole(name) if name in store.tensors else own[key].detach().cpu()
+    return {key: found[names.get(id(own[key]), key)] for key in persistent if key in own}
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

@@ -20,7 +20,7 @@ from tutti.compat import all_gather_single, reduce_scatter_single
 from tutti.exec.codegen import Request, Run, Wait
 from tutti.exec.underway import UnderWay
 from tutti.exec.virtual import COMBINE, run_virtual
-from tutti.hardware import machine
+from tutti.hardware import Cluster, local, machine
 from tutti.ir.step_graph import NUMBERS, Spec
 from tutti.launch import watchdog
 from tutti.launch.heartbeat import HEARTBEAT
@@ -318,6 +318,21 @@ def join_job(device: torch.device) -> int:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     watchdog.watch_as_asked()
     return dist.get_world_size()
+
+
+def cluster_of(cluster: Cluster | str, device: torch.device) -> Cluster:
+    """The cluster for a description, a name, or "auto": the processes of this job, or one device."""
+    if in_job():
+        processes = join_job(device)
+        if isinstance(cluster, str) and cluster == "auto":
+            box = [local(processes, device.type).to_json() if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(box)
+            return Cluster.from_json(box[0])  # pyright: ignore[reportArgumentType]
+    if isinstance(cluster, Cluster):
+        return cluster
+    if not isinstance(cluster, str):
+        raise ValueError(f"cluster is {cluster!r}; it may be 'auto', a name such as 'cpu:4', or a tutti.Cluster")
+    return local(1, device.type) if cluster == "auto" else Cluster.parse(cluster)
 
 
 def runtime_for(mesh: Mesh) -> Runtime:

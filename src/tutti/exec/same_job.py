@@ -7,12 +7,38 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
+from tutti.exec.parallel_config import ParallelConfig
 from tutti.exec.runtime import gathered
+from tutti.ir.step_graph import StepGraph
+from tutti.tracing.batch import Batch, batch_items
 
 Facts = Mapping[str, Mapping[str, Any]]  # by section, such as "the optimizer": what rank 0 says of each name
 WHAT = "whether all ranks have the same job"
 WIDTH = 80  # of a value in a message
+VALUES = (int, float, str, tuple, torch.Tensor)  # of an optimizer's options that ranks compare
+ALIKE = (
+    "level", "clip_norm", "accumulate", "fp32_master_weights", "stochastic_rounding", "seed", "memory",
+    "max_nonfinite_steps",
+)  # fmt: skip
+
+
+def facts_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, config: ParallelConfig, graph: StepGraph
+) -> Facts:
+    """What must be equal on all ranks of a job. The plan is that of rank 0."""
+    updates: dict[str, Any] = {"class": type(optimizer).__name__}
+    for i, group in enumerate(optimizer.param_groups):
+        updates |= {f"{name} of group {i}": plain(x) for name, x in group.items() if isinstance(x, VALUES)}
+        updates[f"the number of parameters of group {i}"] = len(group["params"])
+    return {
+        "the model": described({**dict(model.named_parameters()), **dict(model.named_buffers())}),
+        "the batch": described(dict(batch_items(batch))),
+        "the optimizer": updates,
+        "the options": {name: getattr(config, name) for name in ALIKE},
+        "the program": {"the hash of its operators": graph.fingerprint},
+    }
 
 
 def check_same_job(facts: Facts) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -110,6 +110,14 @@ class TensorStore:
         self.parts[0][name] = whole
         self.shared.add(name)
 
+    def drop(self, names: Iterable[str]) -> None:
+        """Store some tensors no more."""
+        for name in names:
+            self.tensors.pop(name, None)
+            self.shared.discard(name)
+            for held in self.parts:
+                held.pop(name, None)
+
     def replace(self, held: dict[str, torch.Tensor], name: str, part: torch.Tensor) -> None:
         """Replace the part that a local rank holds."""
         if name not in self.shared:
@@ -208,11 +216,14 @@ class TensorStore:
         for name in self.tensors:
             self.place(name, state[name])
 
-    def move_to(self, layouts: Mapping[str, Layout], mesh: Mesh) -> int:
+    def move_to(
+        self, layouts: Mapping[str, Layout], mesh: Mesh, moved: Callable[[str], None] = lambda name: None
+    ) -> int:
         """Move all tensors to other layouts, on the same or another mesh of as many devices.
 
-        layouts: by name; tensors without one keep theirs, or are spread alike over a new mesh. Returns the bytes that
-        this process received from other ranks. Each rank receives only blocks that it does not hold yet.
+        layouts: by name; tensors without one keep theirs, or are spread alike over a new mesh. moved: called with the
+        name of each tensor that has another part. Returns the bytes that this process received from other ranks. Each
+        rank receives only blocks that it does not hold yet.
         Every rank of a job must call it. Raises ValueError for pipelines, and for layouts that do not fit.
         """
         if PIPELINE in mesh or PIPELINE in self.mesh:
@@ -239,7 +250,9 @@ class TensorStore:
                 held[name] = part if stored.tier == DEVICE else self.offload_store.place(part, stored.tier)
                 if self.budgets and stored.tier == DEVICE:
                     self.budgets[i].hold(part)
+            self.shared.discard(name)
             self.tensors[name] = replace(stored, layout=layout)
+            moved(name)
         self.mesh, self._runtime = dict(mesh), runtime
         return count
 

@@ -43,6 +43,16 @@ def schedule_of(
     return made, schedule
 
 
+def homes_of(
+    graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The stages of a pipeline that keep the inputs of a graph, and the devices of these. None without a pipeline."""
+    if not plan.stages:
+        return {}, {}
+    made, schedule = schedule_of(graph, plan, count, kept)
+    return made.homes, {name: schedule.place[stage] for name, stage in made.homes.items()}
+
+
 def check_called(plan: Plan) -> None:
     """Raise ValueError if a plan with a pipeline is not one of a function: a call runs each stage once."""
     count, stages = plan.mesh[PIPELINE], 1 + max(plan.stages.values())

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from tutti.sim.panels import panels
 from tutti.sim.step import RANK, DryRun, Part
 
 SIMULATED = "simulated.json"
+
+
+def write_predicted(made: DryRun, folder: Path) -> None:
+    """Write the predicted times into the folder of a recording."""
+    Path(folder, SIMULATED).write_text(json.dumps(predicted(made)))
 
 
 def predicted(made: DryRun) -> dict[str, Any]:

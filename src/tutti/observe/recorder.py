@@ -38,6 +38,8 @@ class Recorder:
     """Records every `every`-th step of one rank, and keeps at least the newest `KEPT`. folder: shared by all ranks."""
 
     def __init__(self, folder: Path, runtime: Runtime, device: torch.device, every: int = 1):
+        if (virtual := len(runtime.ranks)) > 1:
+            raise ValueError(f"{virtual} virtual devices take turns in one process, so their times mean nothing")
         folder.mkdir(parents=True, exist_ok=True)
         self.device, self.every, self.active = device, every, False
         self.path = folder / f"rank-{runtime.rank}.jsonl"

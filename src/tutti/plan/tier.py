@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tutti.hardware import Device
 from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, StepGraph
 
 DEVICE, HOST, DISK = "device", "host", "disk"
@@ -53,3 +54,11 @@ def check_tiers(tiers: Mapping[str, str], step: StepGraph) -> None:
             phase = {BACKWARD: "backward pass"}.get(phases.get(label, ""), "update")
             raise ValueError(f"the plan keeps {label!r} on tier {tier}, which the {phase} makes: only results of "
                              "the forward pass can be offloaded")  # fmt: skip
+
+
+def check_devices_have(tiers: Mapping[str, str], device: Device) -> None:
+    """Raise ValueError for a tier that the devices do not have."""
+    has = (DEVICE, device.outer)
+    if unknown := [label for label, tier in tiers.items() if tier not in has]:
+        raise ValueError(f"the plan keeps {unknown[0]!r} on tier {tiers[unknown[0]]!r}; a {device.name} has "
+                         f"{' and '.join(has)}: write {has[1]!r}")  # fmt: skip

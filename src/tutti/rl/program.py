@@ -77,13 +77,10 @@ class Program:
 
     def state(self) -> Tree:
         """The state now: dicts of its own, with the tensors that functions may write to later."""
-        if self.store is not None:
-            self.store.write_back()
         return pytree.tree_map(lambda x: x, self.own)
 
     def load(self, state: Tree) -> None:
         """Continue from another state with equal structure, shapes and dtypes. Functions stay compiled."""
-        assign(self.own, state)
         self.put(state)
 
     def put(self, part: Tree) -> None:
@@ -93,9 +90,10 @@ class Program:
             at = self.own
             for parent in parents:
                 at = at[parent]
-            at[name] = x.clone()  # products of matrices depend on how memory is aligned
-            if self.store is not None and f"cache:run.{path}" in self.store.tensors:
-                self.store.place(f"cache:run.{path}", at[name])
+            if self.store is None:
+                at[name] = x.clone()  # products of matrices depend on how memory is aligned
+            else:
+                at[name].copy_(x)
 
 
 def assign(old: Tree, new: Tree, path: str = "") -> None:

@@ -71,7 +71,7 @@ class Runner:
         self.width = -(-self.longest // block)  # blocks of a sequence
         self.cache = empty_cache(self.layers, self.blocks * block, dtype, device)
         objects: dict[str, Any] = {"model": model, "cache": self.cache} | ({"adapters": adapters} if adapters else {})
-        self.store = Store(**objects)
+        self.store = Store(live=False, **objects)  # it packs, rounds and updates them; the model can be trained
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
         self.sizes = buckets(budget, between=device.type == "cpu")  # a GPU computes few rows more in the same time
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape

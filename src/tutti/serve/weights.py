@@ -134,6 +134,8 @@ def update(store: Store, model: nn.Module, weights: Weights) -> int:
     from other ranks, or placed where layouts cannot be moved (pipelines, other numbers of devices). Every rank of a job
     must call it. Raises ValueError if a parameter is missing or has another shape.
     """
+    if isinstance(weights, Step | Store):
+        weights.look()
     source: TensorStore | None = weights if isinstance(weights, Store) else getattr(weights, "store", None)
     known: Any = weights if source is None else source.tensors
     layers = {f"{PREFIX}{path}.weight": (path, layer) for path, layer in _layers(store, model).items()}

@@ -13,6 +13,7 @@ from torch import nn
 from tutti.ir.step_graph import StepGraph
 from tutti.tracing.batch import Batch
 from tutti.tracing.capture import Loss, capture
+from tutti.tracing.holdings import state_tensors
 from tutti.tracing.remote import shaped
 from tutti.tracing.slots import Slots
 from tutti.tracing.watch import Watch
@@ -45,8 +46,7 @@ class CaptureSpec:
     def _tensors(self) -> Iterator[torch.Tensor]:
         """The tensors that may be remote: those of the model and of the optimizer."""
         yield from Slots(self.model, self.attributes).named().values()
-        for state in self.optimizer.state.values():
-            yield from (x for x in state.values() if isinstance(x, torch.Tensor) and x.ndim)
+        yield from state_tensors(self.optimizer)
 
     def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
         """The training step for a batch like this, which is one of so many microbatches."""

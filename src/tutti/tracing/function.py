@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,7 +38,6 @@ from tutti.tracing.substitute import substituted
 from tutti.tracing.trace import sign, stand_in
 
 BACKWARDS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-Behind = Mapping[str, Mapping[str, int]]  # optimizer -> parameter -> by how many updates it lags the optimizer's count
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Captured:
     updates: dict[str, int]
     attributes: frozenset[str]
 
+    @cached_property
+    def changed(self) -> list[str]:
+        """The names of stored tensors that a call changes."""
+        return [name for name in self.graph.outputs if name in self.graph.inputs]
+
 
 @uncollected()
 def capture_function(
@@ -60,7 +65,7 @@ def capture_function(
     kwargs: Mapping[str, Any],
     holdings: Holdings,
     *,
-    behind: Behind | None = None,
+    updates: Mapping[str, int] | None = None,
     patterns: Sequence[Pattern] = PATTERNS,
     attributes: frozenset[str] = frozenset(),
 ) -> Captured:
@@ -70,7 +75,7 @@ def capture_function(
     `lr:optimizer.group`, `count:optimizer.class`, `step` and `seed`. Outputs are `output:i` for the i-th leaf of the
     result, and the successors of inputs.
 
-    behind: by how many updates parameters lag their optimizer's count. attributes: as in `capture`.
+    updates: how often each parameter has been updated; by default equally often. attributes: as in `capture`.
 
     Raises ValueError as `capture` does, for gradients that the function neither uses nor clears before it computes
     others, and for a learning rate that it changes.
@@ -88,20 +93,20 @@ def capture_function(
         for key, optimizer in holdings.optimizers.items():
             numbers = (f"lr:{key}.{i}" for i in range(len(optimizer.param_groups)))
             inputs |= {name: torch.empty((), dtype=torch.float64) for name in numbers}
-        classes = update_classes(holdings, behind or {})
+        classes = update_classes(holdings, updates or {})
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in classes}
         inputs |= {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in entries(data).items()}
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed")}
         traced_function = _Function(function, args, kwargs, data, holdings, slots, list(inputs), classes)
         real = {name: x for name, x in entries(data).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
         known = {i: real[name] for i, name in enumerate(inputs) if name in real}
-        roots = [holdings.root, function, *holdings.objects.values()]
+        roots = [function, *holdings.objects.values(), holdings.root]  # the last gives paths
         attempts = Attempts(traced_function, tuple(inputs.values()), known, roots, traced_function.decisions)
         try:
             with explained():
                 traced = attempts.traced()
         except StateFound as found:
-            return capture_function(function, args, kwargs, holdings, behind=behind, patterns=patterns,
+            return capture_function(function, args, kwargs, holdings, updates=updates, patterns=patterns,
                                     attributes=attributes | found.paths)  # fmt: skip
         placeholders = traced.graph.find_nodes(op="placeholder")
         of_data = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
@@ -113,7 +118,8 @@ def capture_function(
         graph.graph.erase_node(graph.inputs.pop(name))
     check_memory_not_shared(holdings.tensors(attributes), {name for name in graph.outputs if name in graph.inputs})
     graph.guards, graph.checks = guards, attempts.checks
-    graph.counts = {name: members for name, members in classes.items() if name in graph.inputs}
+    done = traced_function.updates
+    graph.counts = {k: [p for p in members if p in done] for k, members in classes.items() if k in graph.inputs}
     return Captured(graph, traced_function.tree, traced_function.fixed, dict(traced_function.updates), attributes)
 
 
@@ -127,15 +133,14 @@ def arguments(args: Sequence[Any], kwargs: Mapping[str, Any], holdings: Holdings
     return data
 
 
-def update_classes(holdings: Holdings, behind: Behind) -> dict[str, list[str]]:
+def update_classes(holdings: Holdings, updates: Mapping[str, int]) -> dict[str, list[str]]:
     """Inputs that count updates -> parameters that their optimizer has updated equally often."""
     classes: dict[str, list[str]] = {}
     for key in holdings.optimizers:
-        late = behind.get(key, {})
         params = [name for name, owner in holdings.optimizer_of.items() if owner == key]
-        numbers = sorted({late.get(name, 0) for name in params})
+        numbers = sorted({updates.get(name, 0) for name in params}, reverse=True)
         for i, number in enumerate(numbers):
-            classes[f"count:{key}.{i}"] = [name for name in params if late.get(name, 0) == number]
+            classes[f"count:{key}.{i}"] = [name for name in params if updates.get(name, 0) == number]
     return classes
 
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tutti.tracing import optimizers
-from tutti.tracing.slots import Slots
+from tutti.tracing.slots import Slots, attribute
 from tutti.tracing.snapshot import OPAQUE, is_of_the_system
 
 DEEPEST = 8  # containers within containers
@@ -50,7 +50,9 @@ class Holdings:
         self.root = nn.Module()
         for name, module in self.modules.items():
             self.root.add_module(name, module)
-        names = {p: name for name, p in self.root.named_parameters()}
+        self.params = dict(self.root.named_parameters())
+        names = {p: name for name, p in self.params.items()}
+        self.groups = groups_of(self.optimizers.values())
         self.optimizer_of: dict[str, str] = {}  # by parameter name
         for key, optimizer in self.optimizers.items():
             optimizers.check(optimizer)
@@ -81,14 +83,31 @@ class Holdings:
 
     def tensors(self, attributes: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
         """All tensors of modules and plain objects, by the names of inputs."""
-        return self.slots(attributes).named() | {f"cache:{place.name}": place.tensor for place in self.places}
+        found: dict[str, torch.Tensor] = {f"param:{name}": p for name, p in self.root.named_parameters()}
+        found |= {f"buffer:{name}": x for name, x in self.root.named_buffers()}
+        found |= {f"buffer:{path}": attribute(self.root, path) for path in attributes}
+        return found | {f"cache:{place.name}": place.tensor for place in self.places}
 
-    def states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Optimizer state by the names of inputs."""
-        names = {p: name for name, p in self.root.named_parameters()}
+    def states(self, of: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Copies of the optimizer state of some parameters, by the names of inputs."""
+        names = {p: name for name, p in self.params.items()}
         for optimizer in self.optimizers.values():
-            for name, state in optimizers.states_of(optimizer, names, self.fp32_master_weights):
+            for name, state in optimizers.states_of(optimizer, names, self.fp32_master_weights, of):
                 yield from ((f"{kind}:{name}", x) for kind, x in state.items())
+
+    def in_memory(self, attributes: frozenset[str]) -> Iterator[torch.Tensor]:
+        """The tensors of the objects, with those that optimizers have as state, except numbers."""
+        yield from self.tensors(attributes).values()
+        for optimizer in self.optimizers.values():
+            yield from state_tensors(optimizer)
+
+    def renewed(self, now: Mapping[str, torch.Tensor]) -> Holdings:
+        """These holdings, or new ones if modules or optimizers have other parameters now. now: what `tensors` says."""
+        count = sum(name.startswith("param:") for name in now)
+        same = count == len(self.params) and all(now.get(f"param:{name}") is p for name, p in self.params.items())
+        if same and groups_of(self.optimizers.values()) == self.groups:
+            return self
+        return Holdings(self.objects, self.fp32_master_weights)
 
     def is_held(self, x: Any) -> bool:
         """Whether an argument of a function is one of the objects."""
@@ -105,6 +124,17 @@ class Holdings:
         finally:
             for place, tensor in zip(self.places, before, strict=True):
                 place.container[place.key] = tensor
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The tensors that an optimizer has as state, except numbers."""
+    for state in optimizer.state.values():
+        yield from (x for x in state.values() if isinstance(x, torch.Tensor) and x.ndim)
+
+
+def groups_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[list[int]]:
+    """The parameters of each group, by id."""
+    return [[id(p) for p in group["params"]] for optimizer in optimizers for group in optimizer.param_groups]
 
 
 def _places(path: str, x: Any, seen: set[int], depth: int) -> Iterator[Place]:

@@ -75,7 +75,7 @@ def _remote(own: type) -> type:
 
 def make_remote(x: Tensor, home: Home, name: str) -> None:
     """Free the memory of a tensor. Its value is now that of `name` at a home."""
-    strides = _strides(x)
+    strides = strides_of(x)
     x.__class__ = type(x) if isinstance(x, Remote) else _remote(type(x))
     vars(x)["_home"] = home, name, strides
     _set(x, _placeholder(x))
@@ -94,10 +94,15 @@ def fetch(x: Tensor) -> Tensor:
             value = home.fetched(name, x)
             if value.stride() != strides:
                 value = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
-            x.__class__ = type(x).__mro__[2]
-            del vars(x)["_home"]
-            x.data = value
+            make_ordinary(x, value)
     return x
+
+
+def make_ordinary(x: Tensor, value: Tensor) -> None:
+    """Give a remote tensor the memory of a value."""
+    x.__class__ = type(x).__mro__[2]
+    del vars(x)["_home"]
+    x.data = value
 
 
 @contextmanager
@@ -128,5 +133,9 @@ def _set(x: Tensor, value: Tensor) -> None:
         x.data = value
 
 
-def _strides(x: Tensor) -> tuple[int, ...]:
-    return vars(x)["_home"][2] if isinstance(x, Remote) else x.stride()
+def strides_of(x: Tensor) -> tuple[int, ...]:
+    """The strides that a tensor has when it is ordinary. An expanded one gets memory for all elements."""
+    if isinstance(x, Remote):
+        return vars(x)["_home"][2]
+    expanded = any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.new_empty(x.shape).stride() if expanded else x.stride()

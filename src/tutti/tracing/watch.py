@@ -31,12 +31,13 @@ DEEPEST = 3  # maximum depth of watched objects
 class Watch:
     """The state of a model, and of functions and objects that use it, when the Watch was created.
 
-    attributes: paths of tensors that are state of the step.
+    attributes: paths of tensors that are state of the step. state: other tensors that are.
     """
 
-    def __init__(self, model: nn.Module, attributes: frozenset[str] = frozenset(), users: Iterable[Any] = ()):
+    def __init__(self, model: nn.Module, attributes: frozenset[str] = frozenset(), users: Iterable[Any] = (),
+                 state: Iterable[torch.Tensor] = ()):  # fmt: skip
         self.model = model
-        self.state_of_model = {id(x) for x in (*model.parameters(), *model.buffers())}  # which a step reads anew
+        self.stored = {id(x) for x in (*model.parameters(), *model.buffers(), *state)}  # which a step reads anew
         self.values: list[tuple[dict[str, Any], str, Any, str]] = []  # where, key, value, path
         self.sequences: list[tuple[list, list, str]] = []
         self.tensors: list[tuple[dict[str, Any], str, torch.Tensor, int, str]] = []  # with their versions
@@ -133,7 +134,7 @@ class Watch:
         elif isinstance(value, list) and len(value) <= SHORT and all(isinstance(x, PLAIN) for x in value):
             self.values.append((held, key, value, path))
             self.sequences.append((value, list(value), path))
-        elif isinstance(value, torch.Tensor) and path not in attributes and id(value) not in self.state_of_model:
+        elif isinstance(value, torch.Tensor) and path not in attributes and id(value) not in self.stored:
             self.tensors.append((held, key, value, value._version, path))
 
     def state(self) -> tuple[tuple[str, Any], ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import tutti
-from tutti.api.step import cluster_of
+from tutti.exec.runtime import cluster_of
 from tutti.tracing.capture import device_of
 from tutti.train import batches, evaluation
 

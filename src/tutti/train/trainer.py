@@ -79,8 +79,8 @@ class Trainer:
     equal_items: whether all microbatches have equally many items, so that losses need no weights.
     plans_first: whether the step is made before `on_train_begin`, not with the first batch.
 
-    Losses are means over all items of all ranks and microbatches. During training the model itself is not changed; it
-    has the trained values when `train` returns.
+    Losses are means over all items of all ranks and microbatches. The model is live: it has the trained values
+    after every step.
 
     Raises ValueError for arguments that mean nothing here, with what to use instead.
     """

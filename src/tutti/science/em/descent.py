@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.api.step import parallelize
+from tutti.api.parallelize import parallelize
 from tutti.hardware.threads import threads
 from tutti.launch.progress import progress
 from tutti.science.em.bounds import check_whole

@@ -36,7 +36,9 @@ from tutti.tracing.optimizers.clipping import global_norm as global_norm
 from tutti.tracing.optimizers.clipping import not_finite as not_finite
 from tutti.tracing.optimizers.clipping import poisoned as poisoned
 from tutti.tracing.optimizers.lookup import check as check
+from tutti.tracing.optimizers.lookup import check_constants as check_constants
 from tutti.tracing.optimizers.lookup import check_hooks as check_hooks
+from tutti.tracing.optimizers.lookup import constants_of as constants_of
 from tutti.tracing.optimizers.precision import rate_of as rate_of
 from tutti.tracing.optimizers.states import counter_of as counter_of
 from tutti.tracing.optimizers.states import initial_state as initial_state

@@ -107,6 +107,28 @@ def _check_patches(optimizer: Optimizer, known: type[Optimizer]) -> None:
             )
 
 
+def constants_of(optimizer: Optimizer) -> list[Group]:
+    """The options that a captured update contains as constants, by parameter group: all but the learning rates."""
+    varying = ("params", "lr", "initial_lr")
+    return [{k: v for k, v in group.items() if k not in varying} for group in optimizer.param_groups]
+
+
+def check_constants(then: list[Group], optimizer: Optimizer) -> None:
+    """Raise ValueError if an option other than the learning rate has changed: the captured update contains it.
+
+    then: `constants_of` when the step was made.
+    """
+    check_hooks(optimizer)
+    for i, (old, now) in enumerate(zip(then, constants_of(optimizer), strict=True)):
+        if changed := [key for key in old if now.get(key) != old[key]]:
+            key = changed[0]
+            raise ValueError(
+                f"{key} of parameter group {i} was {old[key]} when the step was made and is {now.get(key)} now; "
+                "only lr may change (OneCycleLR and CyclicLR change momentum, too, without cycle_momentum=False): "
+                "call tutti.parallelize again"
+            )
+
+
 def check_hooks(optimizer: Optimizer) -> None:
     """Raise ValueError for a step hook whose effect is not in the captured update."""
     for where, hook in compat.step_hooks(optimizer):

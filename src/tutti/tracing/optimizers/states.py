@@ -1,7 +1,7 @@
 """The tensors that an optimizer keeps per parameter, and how many updates it has done."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch.nn import Parameter
@@ -23,9 +23,12 @@ def state_of(
 
 
 def states_of(
-    optimizer: Optimizer, name_of: dict[Parameter, str], fp32_master_weights: bool = False
+    optimizer: Optimizer,
+    name_of: dict[Parameter, str],
+    fp32_master_weights: bool = False,
+    of: Container[str] | None = None,
 ) -> Iterator[tuple[str, State]]:
-    """Yield the name and the initial state of each trained parameter of `optimizer`.
+    """Yield the name and the initial state of each trained parameter of `optimizer`, or of those among them in `of`.
 
     If the optimizer has stepped, values are copies of `optimizer.state`, otherwise what `Rule.state` returns. They are
     on the device of the parameter; a meta or fake parameter gets meta or fake state. With `fp32_master_weights`, the
@@ -44,7 +47,7 @@ def states_of(
                 f"{kind} holds a parameter of shape {tuple(param.shape)} that is not in the model; build the optimizer "
                 "from model.parameters() of the model being parallelized"
             )
-        if not param.requires_grad:
+        if not param.requires_grad or (of is not None and name_of[param] not in of):
             continue
         value, old = param.detach(), optimizer.state.get(param, {})
         held = {"master": value.to(torch.float32)} if fp32_master_weights and param.dtype in LOW_PRECISION else {}

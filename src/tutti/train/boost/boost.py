@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutti.api.step import Step, parallelize
+from tutti.api.parallelize import parallelize
+from tutti.api.step import Step
 from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, Training, default_loss
 from tutti.train.boost.levels import ALGORITHMS, LEVELS
 
