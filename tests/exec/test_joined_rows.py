@@ -27,6 +27,7 @@ MODELS = {
     "Olmo2": ({}, {"linears_rows": 1, "rotary_write": 1, "gated_rows": 1}),
     "GPT2": (GPT2, {"add_norm_rows": 2}),
 }
+MEMORY = 1 << 22  # bytes of a cache
 GREEDY = Sampling(max_tokens=10, temperature=0, ignore_end=True)
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9], list(range(20, 50))]
 
@@ -38,7 +39,7 @@ def test_joined_calls_give_the_same_tokens(name, monkeypatch):
     torch.manual_seed(0)
     kind = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
     model = getattr(transformers, name + kind)(config).eval()
-    wanted = [x.tokens for x in Engine(model, self_check=False).generate(PROMPTS, GREEDY)]
+    wanted = [x.tokens for x in Engine(model, memory=MEMORY, self_check=False).generate(PROMPTS, GREEDY)]
     calls: list[Counter[str]] = []
 
     def use(graph: torch.fx.Graph) -> None:
@@ -48,7 +49,7 @@ def test_joined_calls_give_the_same_tokens(name, monkeypatch):
         calls.append(Counter(names))
 
     monkeypatch.setattr(levels.native, "use", use)
-    engine = Engine(model, self_check=False)
+    engine = Engine(model, memory=MEMORY, self_check=False)
     assert [x.tokens for x in engine.generate(PROMPTS, GREEDY)] == wanted
     for counts in calls:
         assert {key: counts[key] / 2 for key in expected} == pytest.approx(expected, abs=0.5)  # also a norm at the end

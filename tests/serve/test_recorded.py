@@ -13,6 +13,7 @@ from tutti.serve import Engine, Sampling
 from tutti.serve.recorded import Recorded
 
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9], list(range(20, 50))]
+MEMORY = 1 << 22  # bytes of a cache
 GREEDY = Sampling(max_tokens=12, temperature=0, ignore_end=True, logprobs=2)
 
 
@@ -49,7 +50,7 @@ class CallsAgain:
 
 
 def engine(recorder: CallsAgain | None = None, **options) -> Engine:
-    made = Engine(zoo.llama(2).eval(), self_check=False, **options)
+    made = Engine(zoo.llama(2).eval(), memory=MEMORY, self_check=False, **options)
     made.runner.recorder = recorder
     return made
 
@@ -75,7 +76,7 @@ def test_steps_are_recorded_once_and_again_when_the_weights_have_moved():
     ours.update(other.state_dict())  # in place
     got = ours.generate(PROMPTS, GREEDY)
     assert recorder.records == records
-    assert [x.tokens for x in got] == [x.tokens for x in Engine(other, self_check=False).generate(PROMPTS, GREEDY)]
+    assert [x.tokens for x in got] == [x.tokens for x in Engine(other, memory=MEMORY, self_check=False).generate(PROMPTS, GREEDY)]
     held = ours.runner.store.parts[0]
     name = next(x for x in held if x.startswith("param:"))
     held[name] = held[name].clone()
