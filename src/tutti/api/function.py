@@ -245,6 +245,7 @@ class Function(Planned):
         if captured.attributes != store.attributes:
             store.attributes = captured.attributes
             self._watch = self._watched()
+        self._watch.captured(captured.graph.constants.values())
         graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
         stored = store.stored(graph)
         plan = _complete(from_rank_0(lambda: self._planned(graph, size, stored)), graph)

@@ -69,6 +69,7 @@ class CaptureSpec:
         if found := set(made.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
             self.attributes |= found
             self.watch = Watch(self.model, self.attributes, [self.loss])
+        self.watch.captured(made.constants.values())
         return made
 
     def evaluation(self, batch: Batch) -> StepGraph:

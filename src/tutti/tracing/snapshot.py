@@ -3,7 +3,7 @@
 Forward may assign attributes, append to lists, count calls and draw Python random numbers. Capture runs it on fake
 tensors, so all side effects are undone: attributes of modules; the lists, dicts, sets and plain objects in them;
 attributes of their classes; global variables of the files that define these; default arguments; results cached by
-`functools.lru_cache`; and the random generators of Python and NumPy.
+`functools.lru_cache`; variables of closures; and the random generators of Python and NumPy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Snapshot:
 
     def __init__(self, roots: Iterable[Any]):
         self.saved: dict[int, tuple[str, Any, Any]] = {}  # by id: path, container, saved content
+        self.cells: dict[int, tuple[str, CellType, Any]] = {}  # by id: variable of a closure, its saved value
         self.generators: dict[str, tuple[Any, Any]] = {}  # random generators and their saved states, by path
         self.caches = {id(cache): (cache, cache.cache_info().misses) for cache in _caches()}
         self.namespaces: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # by id: path, class or dict, saved variables
@@ -63,9 +64,12 @@ class Snapshot:
             self.caches.setdefault(id(thing), (thing, thing.cache_info().misses))
             return []
         if isinstance(thing, FunctionType):
-            held = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
-            held += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-            return [(path, x) for x in held] + self._save_globals(thing.__globals__)
+            named = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+            cells = [(name, cell) for name, cell in named if _filled(cell)]
+            self.cells |= {id(cell): (join(path, name), cell, cell.cell_contents) for name, cell in cells}
+            held = [(join(path, name), cell.cell_contents) for name, cell in cells]
+            held += [(path, x) for x in (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())]
+            return held + self._save_globals(thing.__globals__)
         if isinstance(thing, MethodType):
             return [(path, thing.__self__), (path, thing.__func__)]
         if isinstance(thing, random.Random) or type(thing).__module__ == "numpy.random._generator":
@@ -133,6 +137,10 @@ class Snapshot:
                 old, new = before.get(key, MISSING), now.get(key, MISSING)
                 if old is not new and not _equal(old, new):
                     found[join(path, str(key))] = old, new
+        for path, cell, before in self.cells.values():
+            now = cell.cell_contents if _filled(cell) else MISSING
+            if now is not before and not _equal(now, before):
+                found[path] = before, now
         for path, thing, before in self.saved.values():
             if isinstance(thing, set):
                 if thing != before:
@@ -188,6 +196,8 @@ class Snapshot:
             else:
                 thing.clear()
                 thing.update(before) if isinstance(thing, set) else thing.extend(before)
+        for _, cell, before in self.cells.values():
+            cell.cell_contents = before
         for _, owner, before in self.namespaces.values():
             now = variables(_held(owner))
             for key in [key for key in now.keys() - before.keys() if not isinstance(now[key], ModuleType)]:

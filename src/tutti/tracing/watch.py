@@ -2,30 +2,35 @@
 
 Watched are attributes of modules and their classes, of plain objects in modules (a config), and of what the loss refers
 to (a module, a callable object, closures); and global variables named by methods of the model and by the loss. Their
-values are watched if they are numbers, strings, booleans, None, or short tuples and lists of these. Also watched are
-plain tensors in modules, and writes to them; modes, hooks and submodules; and which parameters there are and require
-gradients.
+values are watched if they are numbers, strings, booleans, None, or short tuples, lists and sets of these. Also watched
+are plain tensors and NumPy arrays, and writes to them; modes, hooks and submodules; and which parameters there are and
+require gradients. Farther than three levels down, and in lists of other objects, what the code names is watched: a
+trainer that a loss refers to has counters that no loss reads.
 """
 
 from __future__ import annotations
 
 import dis
+import warnings
 from collections.abc import Iterable, Iterator, Set
 from functools import lru_cache
+from io import IOBase
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from tutti import compat
 from tutti.tracing.snapshot import LARGEST, MISSING, OPAQUE, is_library, is_of_the_system, join, variables
 
-PLAIN = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
+PLAIN = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device, np.generic)
 SHORT = 32  # maximum items of a watched list
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules", *HOOKS)
-DEEPEST = 3  # maximum depth of watched objects
+DEEPEST, DEEPEST_NAMED = 3, 12  # maximum depth of watched objects, and of those that code names
+LARGEST_ARRAY = 1 << 20  # bytes of an array that is compared at each step
 
 
 class Watch:
@@ -39,11 +44,15 @@ class Watch:
         self.model = model
         self.stored = {id(x) for x in (*model.parameters(), *model.buffers(), *state)}  # which a step reads anew
         self.values: list[tuple[dict[str, Any], str, Any, str]] = []  # where, key, value, path
-        self.sequences: list[tuple[list, list, str]] = []
+        self.sequences: list[tuple[Any, Any, str]] = []  # lists and sets, with their contents
+        self.arrays: list[tuple[Any, Any, np.ndarray, np.ndarray, str]] = []  # with their contents
         self.tensors: list[tuple[dict[str, Any], str, torch.Tensor, int, str]] = []  # with their versions
         self.sizes: list[tuple[dict, int, str]] = []  # numbers of attributes
         self.hooks: list[tuple[dict[int, Any], list[int], str]] = []  # tables and their keys
         self.children: list[tuple[dict[str, Any], list, str]] = []  # tables and their modules
+        self.large: list[tuple[np.ndarray, str]] = []  # arrays that are not watched
+        self.beyond: list[tuple[str, Any]] = []  # objects farther down
+        self.names: set[str] = set()  # that code names
         seen: set[int] = set()
         self._watch_users([*users, *dict.fromkeys(map(type, model.modules()))], model, seen)
         for path, module in model.named_modules():
@@ -53,19 +62,40 @@ class Watch:
             for at, held in self._tables(path, module.__dict__, seen, DEEPEST):
                 self.sizes.append((held, len(held), at))
                 for key, value in held.items():
-                    self._watch(held, key, value, join(at, key), attributes)
+                    if key != "_non_persistent_buffers_set":
+                        self._watch(held, key, value, join(at, key), attributes)
+        self._watch_beyond(seen)
         self.learning = _learning(model)
 
     def _tables(self, path: str, held: dict, seen: set[int], depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """The attributes of a module, and of the plain objects and dicts in it."""
         yield path, held
-        for key, x in held.items() if depth else ():
-            if key in TABLES or isinstance(x, (*OPAQUE, nn.Module, list, set, tuple)) or is_of_the_system(x):
+        for key, x in held.items():
+            if key in TABLES or (inner := _inside(x)) is None or id(x) in seen:
                 continue
-            inner: Any = x if isinstance(x, dict) else getattr(x, "__dict__", None)
-            if is_plain_dict(inner) and id(x) not in seen and len(inner) <= LARGEST:
+            if depth and not isinstance(inner, Items):
                 seen.add(id(x))
                 yield from self._tables(join(path, str(key)), inner, seen, depth - 1)
+            else:
+                self.beyond.append((join(path, str(key)), x))
+
+    def _watch_beyond(self, seen: set[int]) -> None:
+        """Watch what code names, in objects farther down and in lists of objects."""
+        level = self.beyond
+        for _ in range(DEEPEST_NAMED):
+            below = []
+            for path, x in level:
+                inner = _inside(x)
+                if id(x) in seen or inner is None:
+                    continue
+                seen.add(id(x))
+                for key, value in inner.items():
+                    if isinstance(key, str) and key not in self.names:
+                        continue
+                    at = f"{path}[{key}]" if isinstance(inner, Items) else join(path, str(key))
+                    self._watch(inner, key, value, at, frozenset())
+                    below.append((at, value))
+            level = below
 
     def _watch_users(self, users: list[Any], model: nn.Module, seen: set[int]) -> None:
         """Watch the references of functions, callable objects and classes, and the global variables that they name."""
@@ -79,6 +109,7 @@ class Watch:
             if isinstance(x, MethodType):
                 users += [x.__self__, x.__func__]
             elif isinstance(x, FunctionType):
+                self.names |= _attributes(x.__code__)
                 cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
                 self._watch_all(x.__qualname__, {name: Cell(cell) for name, cell in cells}, seen, users)
                 if not is_library(str(x.__module__)):
@@ -115,14 +146,16 @@ class Watch:
                     self.values.append((holder, key, value, at))
                 continue
             self._watch(holder, key, value, at, frozenset())
-            inner: Any = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-            opaque = isinstance(value, (*OPAQUE, torch.optim.Optimizer)) or is_of_the_system(value)
-            if (
-                is_plain_dict(inner)
-                and (inner is value or not opaque)
-                and id(value) not in seen
-                and len(inner) <= LARGEST
-            ):
+            if isinstance(holder, Cell) and isinstance(value, Iterator) and not isinstance(value, IOBase):
+                warnings.warn(
+                    f"{at} is an iterator. A step is captured once: what it takes from the iterator is a constant. "
+                    "Pass the values with the batch",
+                    stacklevel=2,
+                )
+            inner = None if isinstance(value, torch.optim.Optimizer) else _inside(value)
+            if isinstance(inner, Items):
+                self.beyond.append((at, value))
+            elif inner is not None and id(value) not in seen:
                 seen.add(id(value))
                 for where, held in self._tables(at, inner, seen, DEEPEST - 1):
                     for k, item in held.items():
@@ -134,8 +167,29 @@ class Watch:
         elif isinstance(value, list) and len(value) <= SHORT and all(isinstance(x, PLAIN) for x in value):
             self.values.append((held, key, value, path))
             self.sequences.append((value, list(value), path))
+        elif isinstance(value, (set, frozenset)) and len(value) <= SHORT and all(isinstance(x, PLAIN) for x in value):
+            self.sequences.append((value, frozenset(value), path))
+        elif isinstance(value, np.ndarray) and value.dtype != object:
+            if value.nbytes <= LARGEST_ARRAY:
+                self.arrays.append((held, key, value, value.copy(), path))
+            else:
+                self.large.append((value, path))
         elif isinstance(value, torch.Tensor) and path not in attributes and id(value) not in self.stored:
             self.tensors.append((held, key, value, value._version, path))
+
+    def captured(self, constants: Iterable[torch.Tensor]) -> None:
+        """A graph with these constants has been captured. Arrays whose memory it reads are not watched any more; a
+        warning names large ones, which the graph has taken as constants."""
+        places = {x.untyped_storage().data_ptr() for x in constants if x.device.type == "cpu"}
+        self.arrays = [row for row in self.arrays if row[2].ctypes.data not in places]
+        for array, path in self.large:
+            if array.ctypes.data not in places:
+                warnings.warn(
+                    f"{path} is an array of {array.nbytes >> 20} MiB, too large to be compared at each step. A step is "
+                    "captured once: what it reads of the array is a constant. Use a tensor, or pass it with the batch",
+                    stacklevel=2,
+                )
+        self.large = []
 
     def state(self) -> tuple[tuple[str, Any], ...]:
         """The differences: (path, value now). Hashable; () if there are none."""
@@ -146,7 +200,13 @@ class Watch:
                 found.append((path, now if isinstance(now, (*PLAIN, tuple)) else Same(now)))
         for sequence, value, path in self.sequences:
             if sequence != value:
-                found.append((path, tuple(sequence)))
+                found.append((path, tuple(sequence) if isinstance(sequence, list) else frozenset(sequence)))
+        for held, key, array, value, path in self.arrays:
+            now = held.get(key, MISSING)
+            if not isinstance(now, np.ndarray) or (now is not array and now.dtype != value.dtype):
+                found.append((path, Same(now)))
+            elif now.shape != value.shape or now.tobytes() != value.tobytes():
+                found.append((path, Array(now)))
         for held, key, tensor, version, path in self.tensors:
             now = held.get(key, MISSING)
             if now is not tensor or tensor._version != version:
@@ -183,6 +243,35 @@ class Cell:
             return default
 
 
+class Items:
+    """A list or tuple as a dict by index."""
+
+    def __init__(self, sequence: list | tuple):
+        self.sequence = sequence
+
+    def get(self, key: int, default: Any) -> Any:
+        return self.sequence[key] if key < len(self.sequence) else default
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        return enumerate(self.sequence)
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+def _inside(x: Any) -> Any:
+    """The attributes of a plain object, the items of a dict, or those of a short list of others than plain values."""
+    if isinstance(x, (list, tuple)):
+        return Items(x) if len(x) <= SHORT and not all(isinstance(i, PLAIN) for i in x) else None
+    if isinstance(x, dict):
+        inner: Any = x
+    elif isinstance(x, (*OPAQUE, nn.Module, set, frozenset, np.ndarray)) or is_of_the_system(x):
+        return None
+    else:
+        inner = getattr(x, "__dict__", None)
+    return inner if is_plain_dict(inner) and len(inner) <= LARGEST else None
+
+
 @lru_cache(1 << 14)  # each capture visits the code of all classes of the model and their bases
 def names_of_globals(code: CodeType) -> frozenset[str]:
     """The global names used by code and by functions within it."""
@@ -193,15 +282,32 @@ def names_of_globals(code: CodeType) -> frozenset[str]:
 
 @lru_cache(1 << 14)
 def _attributes(code: CodeType) -> frozenset[str]:
-    """The names of attributes and globals used by code."""
+    """The names of attributes and globals used by code, and its texts, which may be keys."""
     inner = (x for x in code.co_consts if isinstance(x, CodeType))
-    return frozenset(code.co_names).union(*map(_attributes, inner))
+    texts = (x for x in code.co_consts if isinstance(x, str))
+    return frozenset((*code.co_names, *texts)).union(*map(_attributes, inner))
 
 
 def _modules(names: Set[str], held: dict[str, Any]) -> list[dict[str, Any]]:
     """The variables of imported files, such as one with settings, named by code."""
     found = [held[name] for name in names & held.keys() if isinstance(held[name], ModuleType)]
     return [vars(module) for module in found if not is_library(module.__name__)]
+
+
+class Array:
+    """The content of an array, compared by its bytes."""
+
+    def __init__(self, array: np.ndarray):
+        self.content = array.dtype.str, array.shape, array.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Array) and self.content == other.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+    def __repr__(self) -> str:
+        return f"an array {self.content[1]} of other values"
 
 
 class Same:
