@@ -76,7 +76,9 @@ def test_steps_are_recorded_once_and_again_when_the_weights_have_moved():
     ours.update(other.state_dict())  # in place
     got = ours.generate(PROMPTS, GREEDY)
     assert recorder.records == records
-    assert [x.tokens for x in got] == [x.tokens for x in Engine(other, memory=MEMORY, self_check=False).generate(PROMPTS, GREEDY)]
+    assert [x.tokens for x in got] == [
+        x.tokens for x in Engine(other, memory=MEMORY, self_check=False).generate(PROMPTS, GREEDY)
+    ]
     held = ours.runner.store.parts[0]
     name = next(x for x in held if x.startswith("param:"))
     held[name] = held[name].clone()
