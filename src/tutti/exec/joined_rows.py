@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import fx
 
 from tutti.ir.step_graph import replace_uses
 from tutti.lower.inplace import written
+from tutti.lower.writes import behind_views, root_of
 from tutti.nn import linears_rows, rows_joined  # noqa: F401  (registers the operators)
 
 aten, ops = torch.ops.aten, torch.ops.tutti
@@ -42,13 +43,18 @@ def _join_addition(graph: fx.Graph, norm: Any) -> None:
     x, added = total.args
     if total.kwargs["out"] is not x or not isinstance(added, fx.Node) or not _alike(x, added):
         return
-    if any(reader < norm for reader in total.users):
+    if any(reader < norm for reader in total.users) or _is_used(x, total, norm) or _is_used(added, total, norm):
         return
     with graph.inserting_before(norm):
         joined = graph.call_function(ops.add_norm_rows.default, (x, added, *rest))
         after = graph.call_function(written, (joined, x))
     joined.meta, after.meta = dict(norm.meta), dict(total.meta)
     _replace({total: after, norm: joined}, (norm, total))
+
+
+def _is_used(x: fx.Node, first: fx.Node, last: fx.Node, but: Container[fx.Node] = ()) -> bool:
+    """Whether a call between two others uses the memory of x, and so may overwrite it. but: calls that are joined."""
+    return any(first < reader < last and reader not in but for reader in behind_views(root_of(x)))
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
@@ -70,7 +76,10 @@ def _join_writes(graph: fx.Graph, attention: Any) -> None:
     tokens, width = rotations[0].meta["val"].shape[2:]
     if any(tuple(x.meta["val"].shape) != (1, 1, tokens, width) for x in (cos, sin)):
         return
-    with graph.inserting_before(max(writes)):
+    together, first, last = {*rotations, *writes}, min(rotations), max(writes)
+    if any(_is_used(x, first, last, together) for x in (*(node.args[0] for node in rotations), v)):
+        return
+    with graph.inserting_before(last):
         inputs = *(x.args[0] for x in rotations), v, cos, sin, keys, values, slots
         joined = turned_again = graph.call_function(ops.rotary_write.default, inputs)
         joined.meta = dict(rotations[0].meta)
@@ -93,6 +102,8 @@ def _join_gate(graph: fx.Graph, glu: Any) -> None:
     layers = [chain[-1] for chain in chains]
     (x, w, no_bias), (x_too, w_too, no_bias_too) = (node.args for node in layers)
     if x is not x_too or no_bias is not None or no_bias_too is not None or not _alike(*layers):
+        return
+    if _is_used(x, min(layers), glu, {*layers}):
         return
     with graph.inserting_before(glu):
         joined = graph.call_function(ops.gated_rows.default, (x, w, w_too, activation))
