@@ -55,21 +55,21 @@ class Step:
 VERSIONS = """
 import importlib.metadata, json, platform, subprocess, sys
 import torch, transformers
-found = {"python": platform.python_version(), "cpus": __import__("os").cpu_count(), "device": None}
+versions = {"python": platform.python_version(), "cpus": __import__("os").cpu_count(), "device": None}
 for name in ("torch", "triton", "transformers", "diffusers", "numpy", "pytest"):
     try:
-        found[name] = importlib.metadata.version(name)
+        versions[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        found[name] = None
+        versions[name] = None
 if torch.cuda.is_available():
     x = torch.ones(4, device="cuda").sum().item()
-    found |= {"device": torch.cuda.get_device_name(), "capability": torch.cuda.get_device_capability(),
+    versions |= {"device": torch.cuda.get_device_name(), "capability": torch.cuda.get_device_capability(),
               "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
               "memory": torch.cuda.get_device_properties(0).total_memory}
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
-    found["driver, clocks, power"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    versions["driver, clocks, power"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
 import tutti, zoo
-print(json.dumps(found))
+print(json.dumps(versions))
 """
 
 GPU, RULES = "tests/proofs/test_gpu.py", "tests/proofs/test_rules.py"
@@ -149,11 +149,11 @@ class Results:
         out.mkdir(parents=True, exist_ok=True)
         self.steps: dict[str, dict[str, Any]] = json.loads(self.json.read_text()) if self.json.exists() else {}
 
-    def add(self, step: Step, found: dict[str, Any], text: str) -> None:
+    def add(self, step: Step, outcome: dict[str, Any], text: str) -> None:
         with self.lock:
-            self.steps[step.name] = {"part": step.part, **found}
+            self.steps[step.name] = {"part": step.part, **outcome}
             with self.log.open("a") as log:
-                log.write(f"===== {step.name}: {found['state']}, {found['seconds']:.1f} s\n{text[-KEPT:]}\n")
+                log.write(f"===== {step.name}: {outcome['state']}, {outcome['seconds']:.1f} s\n{text[-KEPT:]}\n")
             fresh = self.json.with_suffix(".new")
             fresh.write_text(json.dumps(self.steps, indent=1) + "\n")
             fresh.replace(self.json)
@@ -164,8 +164,8 @@ def execute(step: Step, left: float) -> tuple[dict[str, Any], str]:
     its limit) or cut (ended with the time for all steps)."""
     begin = time.monotonic()
     threads = {} if step.part not in ("device", "tests") else {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
-    given = filter(None, [os.environ.get("PYTHONPATH")])
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *site_of(), *given])
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *site_of(), *inherited])
     process = subprocess.Popen(step.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
                                start_new_session=True, env={**os.environ, "PYTHONPATH": path, **threads})  # fmt: skip
     try:
@@ -175,29 +175,29 @@ def execute(step: Step, left: float) -> tuple[dict[str, Any], str]:
         os.killpg(process.pid, signal.SIGKILL)
         said, errors = process.communicate()
         state = "slow" if step.limit <= left else "cut"
-    found = {"state": state, "code": process.returncode, "seconds": time.monotonic() - begin}
+    outcome = {"state": state, "code": process.returncode, "seconds": time.monotonic() - begin}
     for line in reversed(said.splitlines()):  # a benchmark's result is the last line that is an object
         if line.startswith("{"):
             try:
-                found["result"] = json.loads(line)
+                outcome["result"] = json.loads(line)
                 break
             except ValueError:
                 continue
-    return found, said + errors
+    return outcome, said + errors
 
 
 def tests_in(path: Path) -> dict[str, dict[str, Any]]:
     """The tests of a junit file: outcome, seconds, and of a failure the first lines."""
-    found: dict[str, dict[str, Any]] = {}
+    tests: dict[str, dict[str, Any]] = {}
     if not path.exists():
-        return found
+        return tests
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         row: dict[str, Any] = {"outcome": "passed", "seconds": float(case.get("time", 0))}
         for kind in ("failure", "error", "skipped"):
             if (told := case.find(kind)) is not None:
                 row |= {"outcome": kind, "message": (told.get("message") or "")[:600]}
-        found[f"{case.get('classname')}::{case.get('name')}"] = row
-    return found
+        tests[f"{case.get('classname')}::{case.get('name')}"] = row
+    return tests
 
 
 def run(
@@ -214,11 +214,11 @@ def run(
             continue
 
         def one(step: Step) -> None:
-            found, text = execute(step, end - time.monotonic())
+            outcome, text = execute(step, end - time.monotonic())
             if step.part == "tests":
-                found["tests"] = tests_in(junit(step.name.removeprefix("tests ")))
-            results.add(step, found, text)
-            print(f"{step.name}: {found['state']}, {found['seconds']:.1f} s", flush=True)
+                outcome["tests"] = tests_in(junit(step.name.removeprefix("tests ")))
+            results.add(step, outcome, text)
+            print(f"{step.name}: {outcome['state']}, {outcome['seconds']:.1f} s", flush=True)
 
         with ThreadPoolExecutor(min(len(group), workers)) as pool:
             list(pool.map(one, group))

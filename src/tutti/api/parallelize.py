@@ -94,10 +94,10 @@ def parallelize(
     If something that the forward pass reads changes later (modes, attributes, the set of trained parameters), the step
     captures the model again.
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "optimizer", "batch")}
+    options = {name: value for name, value in locals().items() if name not in ("model", "optimizer", "batch")}
     _check_optimizer(optimizer)
     with HEARTBEAT.working("captures and plans the step"), progress("capturing the step"):
-        return Step(model, optimizer, batch, ParallelConfig(**given))
+        return Step(model, optimizer, batch, ParallelConfig(**options))
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -45,8 +45,8 @@ class Planned:
         """The plan for the example arguments, with its prediction. A plan that was not searched for this cluster is
         simulated now."""
         if self._plan.prediction is None or self._plan.cluster != str(self.cluster):
-            made = Simulator(planned(self.level))(self._planned_graph, self._plan, self.cluster)
-            self._plan = self._plan.replace(prediction=made, cluster=str(self.cluster))
+            prediction = Simulator(planned(self.level))(self._planned_graph, self._plan, self.cluster)
+            self._plan = self._plan.replace(prediction=prediction, cluster=str(self.cluster))
         return self._plan
 
     @property

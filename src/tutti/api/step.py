@@ -298,8 +298,8 @@ class Step(Planned):
         self.look()
         counts: dict[str, Any] = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self.updates.behind()}
         counts["levels"] = self._made.level_changes()
-        known = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), **(facts or {})}
-        write_store(self.store, checkpoints, self.steps, known, fill, in_memory)
+        manifest = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), **(facts or {})}
+        write_store(self.store, checkpoints, self.steps, manifest, fill, in_memory)
 
     @HEARTBEAT.working("loads a checkpoint")
     def load(self, folder: str | Path | PeerCheckpoint) -> int:

@@ -59,12 +59,12 @@ class Store(LiveStore):
     def _hold(self, holdings: Holdings) -> None:
         """Read the parameters of modules and optimizers, at first and when there are others."""
         names, before = {p: name for name, p in holdings.params.items()}, self.holdings.params
-        found = dict.fromkeys(holdings.optimizer_of, 0)
+        counts = dict.fromkeys(holdings.optimizer_of, 0)
         for optimizer in holdings.optimizers.values():
-            found |= {names[p]: n for p, n in optimizers.update_counts(optimizer).items()}
-        found |= {name: n for name, n in self.updates.items() if before[name] is holdings.params.get(name)}
+            counts |= {names[p]: n for p, n in optimizers.update_counts(optimizer).items()}
+        counts |= {name: n for name, n in self.updates.items() if before[name] is holdings.params.get(name)}
         self.updates.clear()
-        self.updates.update({name: found[name] for name in holdings.optimizer_of})
+        self.updates.update({name: counts[name] for name in holdings.optimizer_of})
         self.holdings = holdings
         if self.is_live:
             self.live.owners = {name: (holdings.optimizers[key], holdings.params[name])

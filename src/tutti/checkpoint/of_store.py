@@ -16,15 +16,15 @@ def write_store(
     store: TensorStore,
     checkpoints: Checkpoints,
     number: int,
-    known: Mapping[str, Any],
+    manifest: Mapping[str, Any],
     fill: Callable[[Path], None],
     in_memory: bool,
 ) -> None:
-    """Start a checkpoint of everything placed. known: entries for its manifest. The rest is as for `Step.save`."""
+    """Start a checkpoint of everything placed. manifest: entries for it. The rest is as for `Step.save`."""
     if not isinstance(checkpoints, Checkpoints):
         raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
     labels = {name: stored.label for name, stored in store.tensors.items()}
-    checkpoints.save(number, store.held(), {"labels": labels, **known}, fill, in_memory)
+    checkpoints.save(number, store.held(), {"labels": labels, **manifest}, fill, in_memory)
 
 
 def read_store(
@@ -35,8 +35,8 @@ def read_store(
     Returns its manifest, its reader, and the bytes read. ValueError changes nothing.
     """
     about, reader = opened(folder)
-    held, before = {name: x for name, x in store.held().items() if x.spec.bytes}, reader.bytes
+    parts, before = {name: x for name, x in store.held().items() if x.spec.bytes}, reader.bytes
     if exactly:
-        check_names(held, reader.tensors)
-    reader.load(held)
+        check_names(parts, reader.tensors)
+    reader.load(parts)
     return about, reader, reader.bytes - before

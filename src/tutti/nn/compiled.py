@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tutti import compat
 
 SHARED = Path(__file__).with_name("vectors.h")
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed, for kernels on a GPU."""
+    return find_spec("triton") is not None
 
 
 def source(path: Path) -> str:

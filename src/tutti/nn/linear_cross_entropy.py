@@ -31,7 +31,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -39,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tutti import compat
+from tutti.nn.compiled import has_triton
 from tutti.nn.once import differentiable_once
 
 # Bytes of a block's logits. Blocks that fit the cache of a CPU are 1.5 times slower: their products are too narrow.
@@ -211,8 +211,8 @@ def with_gradients(
         grad = _logits(part, weight, bias, whole)
         in_triton = _in_triton(grad)
         if in_triton:
-            given = [g[block].to(lse.dtype).contiguous() for g in (grad_lse, grad_picked)]
-            in_triton(grad, labels[block].contiguous(), *given, lse[block], picked[block])
+            gradients = [g[block].to(lse.dtype).contiguous() for g in (grad_lse, grad_picked)]
+            in_triton(grad, labels[block].contiguous(), *gradients, lse[block], picked[block])
         for tiled in () if in_triton else _tiles(grad):
             rows = slice(block.start + tiled.start, block.start + tiled.stop)
             _reduce(grad[tiled], column[rows], here[rows], lse[rows], picked[rows], compiled)
@@ -230,7 +230,7 @@ def with_gradients(
 
 def _in_triton(logits: Tensor) -> Callable[..., None] | None:
     """The kernel of `linear_cross_entropy_triton`, where it runs."""
-    if logits.device.type == "cpu" or not find_spec("triton"):
+    if logits.device.type == "cpu" or not has_triton():
         return None
     from tutti.nn.linear_cross_entropy_triton import KNOWN, differentiate
 

@@ -29,14 +29,13 @@ with Triton, the kernel is that of `paged_attention_triton.py`.
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tutti.nn.compiled import operators
+from tutti.nn.compiled import has_triton, operators
 
 SOURCE = Path(__file__).with_name("paged.cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
@@ -130,7 +129,7 @@ def _cuda(query, keys, values, tables, starts, lengths, *, window=0, softcap=0.0
           **rest):  # fmt: skip
     options = {"window": window, "softcap": softcap, "sinks": sinks, "bias": bias, "causal": causal, **rest}
     alike = query.dtype == keys.dtype == values.dtype and query.dtype in (*KNOWN, torch.float16)
-    if not alike or not find_spec("triton"):
+    if not alike or not has_triton():
         return reference(query, keys, values, tables, starts, lengths, **options)
     from tutti.nn.paged_attention_triton import attend
 

@@ -150,12 +150,12 @@ def _decode(
         table, KEYS, BLOCK, WIDTH, VALUES, WIDTHS, VALUE_WIDTHS, CAUSAL, CAPPED, BIAS,
     )  # fmt: skip
     o = o / tl.where(total == 0.0, 1.0, total)[:, None]
-    kept = row < GROUP
+    in_group = row < GROUP
     tl.store(out + token * out_token + head[:, None] * out_head + part * out_part + e[None, :],
-             o.to(out.dtype.element_ty), mask=kept[:, None] & (e < VALUES)[None, :])  # fmt: skip
+             o.to(out.dtype.element_ty), mask=in_group[:, None] & (e < VALUES)[None, :])  # fmt: skip
     if PARTS > 1:
         log = tl.where(total == 0.0, float("-inf"), most + tl.log(tl.where(total == 0.0, 1.0, total)))
-        tl.store(logs + (token * tl.num_programs(1) * GROUP + head) * PARTS + part, log, mask=kept)
+        tl.store(logs + (token * tl.num_programs(1) * GROUP + head) * PARTS + part, log, mask=in_group)
 
 
 @triton.jit

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch import fx
 
 from tutti.nn import glu, rms_norm, rotary
 from tutti.nn.activation import ACTIVATIONS
-from tutti.nn.compiled import operators
+from tutti.nn.compiled import has_triton, operators
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -71,7 +70,7 @@ def _on_cpu(name: str, reference: Callable) -> Callable:
 def triton_kernels(*tensors: Any) -> Any:
     """The module of Triton kernels, if it is usable for these tensors (or None), else None."""
     kinds = {x.dtype for x in tensors if x is not None}
-    if len(kinds) > 1 or not kinds <= set(KNOWN) or not find_spec("triton"):
+    if len(kinds) > 1 or not kinds <= set(KNOWN) or not has_triton():
         return None
     from tutti.nn import rows_triton
 

@@ -12,20 +12,20 @@ from tutti.sim.step import RANK, DryRun, Part
 SIMULATED = "simulated.json"
 
 
-def write_predicted(made: DryRun, folder: Path) -> None:
+def write_predicted(dry_run: DryRun, folder: Path) -> None:
     """Write the predicted times into the folder of a recording."""
-    Path(folder, SIMULATED).write_text(json.dumps(predicted(made)))
+    Path(folder, SIMULATED).write_text(json.dumps(predicted(dry_run)))
 
 
-def predicted(made: DryRun) -> dict[str, Any]:
+def predicted(dry_run: DryRun) -> dict[str, Any]:
     """seconds: of the step. programs: by name, the seconds of each call before compilation, in order. panels: of the
     picture."""
     return {
-        "seconds": made.seconds,
-        "cluster": str(made.cluster),
-        "level": made.level,
-        "programs": {part.name: _seconds(part) for part in made.parts},
-        "panels": [[title, seconds, rows] for title, seconds, rows in panels(made)],
+        "seconds": dry_run.seconds,
+        "cluster": str(dry_run.cluster),
+        "level": dry_run.level,
+        "programs": {part.name: _seconds(part) for part in dry_run.parts},
+        "panels": [[title, seconds, rows] for title, seconds, rows in panels(dry_run)],
     }
 
 

@@ -81,13 +81,13 @@ class Recorded:
         self.host, self.device = recorder.buffers(sum(sizes))
         self.places, inputs = _views(self.host, leaves, sizes), _views(self.device, leaves, sizes)
         self.wait: Callable[[], None] = lambda: None
-        given = pytree.tree_unflatten(inputs, tree)
+        own_arguments = pytree.tree_unflatten(inputs, tree)
         self._send(leaves)
         rows = 0
 
         def run() -> None:
             nonlocal rows
-            logits = step(*given)
+            logits = step(*own_arguments)
             rows = len(logits)
             results[:rows].copy_(logits)
 
