@@ -39,11 +39,6 @@ def _is_block(module: nn.Module) -> bool:
     return not isinstance(module, nn.Linear) and sum(isinstance(x, nn.Linear) for x in module.modules()) > 1
 
 
-def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers of a module, by path."""
-    return {path: x for path, x in module.named_modules() if type(x) is nn.Linear}
-
-
 def first(output: Any) -> Tensor:
     """The hidden states of what a block returns."""
     return output if isinstance(output, Tensor) else output[0]
@@ -63,10 +58,13 @@ class Walk:
     hidden: list[Tensor] = field(default_factory=list)
     arguments: list[list[tuple[tuple, dict]]] = field(default_factory=list)
     kept: list[Tensor | None] = field(default_factory=list)
+    plain: bool = True  # whether blocks return a tensor, not a tuple with one
 
     @torch.no_grad()
     def begin(self) -> None:
         """Run what stands before the blocks. It needs the weights of the first block."""
+        for values in (self.hidden, self.arguments, self.kept):
+            values.clear()
         for batch in self.batches:
             arguments: list[tuple[tuple, dict]] = []
             returned: list[Any] = []
@@ -93,6 +91,7 @@ class Walk:
             if len(arguments) != len(self.blocks):
                 raise ValueError(f"{type(self.model).__name__} called {len(arguments)} of its {len(self.blocks)} "
                                  "blocks, each of which should be called once")  # fmt: skip
+            self.plain = isinstance(returned[0], Tensor)
             self.arguments.append(arguments)
             mask = batch.get("attention_mask")
             self.kept.append(None if mask is None or bool(mask.all()) else mask.bool())
@@ -184,12 +183,10 @@ class Walk:
         def passed(i: int, block: nn.Module) -> Callable[..., Any]:
             def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
                 made = self.hidden[self._at]
-                return made if self._plain else (made,)
+                return made if self.plain else (made,)
 
             return forward
 
-        args, kwargs = self.arguments[0][-1]
-        self._plain = isinstance(self.blocks[-1](self.hidden[0], *args, **kwargs), Tensor)
         with self.observed(layers, found), _replaced(self.blocks, passed):
             for at, batch in enumerate(self.batches):
                 self._at = at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tutti.compress import awq, folds, gptq, hqq, rotate, rtn, smooth
-from tutti.compress.blocks import Walk, checked, linear_layers, stack_of
-from tutti.compress.experts import ExpertLayers, check_experts, is_experts
-from tutti.compress.modules import check_patterns, matches, matching, sharing_copy
+from tutti.compress.blocks import Walk, checked, stack_of
+from tutti.compress.experts import ExpertLayers, is_experts
+from tutti.compress.modules import check_patterns, linear_layers, matches, matching, shapes, sharing_copy
 from tutti.compress.recipe import Quantize, Recipe, Rotate, Step, parse
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
@@ -76,7 +76,7 @@ class Compressed:
         """Write the model, in files of at most `shard` bytes. The folder appears when it is complete.
 
         `transformers`, vLLM and `tutti serve` load the format compressed-tensors. Raises ValueError for an unknown
-        format, or for a folder that is not a model's.
+        format, for a folder that is not a model's, and for layers that transformers would load wrongly.
         """
         if format not in FORMATS:
             raise ValueError(f"format={format!r}; expected one of {', '.join(FORMATS)}")
@@ -136,12 +136,12 @@ class Held:
                 if x is not None and not path.startswith(f"{self.stack}."):
                     module._parameters[name] = self._copies.setdefault(id(x), nn.Parameter(x.detach().clone(), False))
 
-    def block(self, path: str) -> bool:
-        """Make a block ready to be changed. Whether it is compressed already."""
+    def block(self, path: str, schemes: Mapping[str, Scheme], reports: list[LayerReport]) -> bool:
+        """Make a block ready to be changed. Whether it is compressed already; what became of it is added to reports."""
         self.model.set_submodule(path, copy.deepcopy(self.model.get_submodule(path)))
         return False
 
-    def done(self, path: str) -> None:
+    def done(self, path: str, reports: list[LayerReport]) -> None:
         """Called when a block is compressed and no longer needed."""
 
     def end(self) -> None:
@@ -186,33 +186,31 @@ class Compression:
     def run(self) -> Compressed:
         """The compressed model."""
         begun = time.perf_counter()
-        walk = None
         path, blocks = self.stack or ("", [])
         self.source.begin(path)
-        turn = None
-        if self.batches:
-            self.source.block(f"{path}.0")
-            walk = Walk(self.model, blocks, self.batches)
-            if self.rotation:
-                self.source.outside()
-                turn = rotate.Turn(self.model, self.rotation)
-                turn.begin(walk)
-            walk.begin()
+        walk, turn = (Walk(self.model, blocks, self.batches) if self.batches else None), None
         for i in range(len(blocks)):
-            name = f"{path}.{i}"
+            name, reports = f"{path}.{i}", self.report.layers
             if self.progress:
                 self.progress(i, len(blocks), name)
-            finished = self.source.block(name) if walk is None or i else False
+            first = len(reports)
+            finished = self.source.block(name, self.schemes, reports)
+            if walk is not None and i == 0:
+                if self.rotation:
+                    self.source.outside()
+                    turn = rotate.Turn(self.model, self.rotation)
+                    turn.begin(walk)
+                walk.begin()
             if not finished:
                 self._block(walk, i, name, turn)
             if walk is not None:
                 walk.run(i, outputs=True)
-            self.source.done(name)
+            self.source.done(name, reports[first:])
         self._rest(walk, path, turn)
         self.source.end()
         if self.progress:
             self.progress(len(blocks), len(blocks), "")
-        self.report.after = self.source.bytes() if hasattr(self.source, "bytes") else bytes_of(self.model)
+        self.report.after = getattr(self.source, "bytes", 0) or bytes_of(self.model)
         self.report.seconds = time.perf_counter() - begun
         return Compressed(self.model, self.report, self.recipe)
 
@@ -344,21 +342,6 @@ def quantized(
     return rtn.quantize(weight, scheme), ""
 
 
-def shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """The shapes (n, k) of the weights of all linear layers, by path, those of experts among them."""
-    found = {path: (x.out_features, x.in_features) for path, x in linear_layers(model).items()}
-    for path, x in model.named_modules():
-        if is_experts(x):
-            experts: Any = x
-            check_experts(x)
-            both, down = experts.gate_up_proj.shape[1:], experts.down_proj.shape[1:]
-            (n, k), (out, inner) = (both[::-1], down[::-1]) if experts.is_transposed else (both, down)
-            for e in range(experts.num_experts):
-                found |= {f"{path}.{e}.{name}": (n // 2, k) for name in ("gate_proj", "up_proj")}
-                found[f"{path}.{e}.down_proj"] = out, inner
-    return found
-
-
 def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
     """The scheme of each layer that a recipe quantizes, by path. Raises ValueError if it does not fit the model."""
     if quantized_layers(model) or getattr(getattr(model, "config", None), "quantization_config", None) is not None:
@@ -393,12 +376,7 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
         step.embeddings.check("the embedding", embedding.weight.shape[1])
     if not schemes and step.embeddings is None:
         raise ValueError("the recipe ignores all layers")
-    experts = {path: x for path, x in model.named_modules() if is_experts(x)}
-    inside = {str(x) for path, x in schemes.items() if any(path.startswith(f"{e}.") for e in experts)}
-    others = {str(x) for path, x in schemes.items() if not any(path.startswith(f"{e}.") for e in experts)}
-    if experts and (len(inside) > 1 or len(others) > 1 or any("zeros" in x for x in inside)):
-        raise ValueError("a mixture of experts takes one scheme for experts, without zeros, and one for other layers: "
-                         "transformers reads no others")  # fmt: skip
+    experts = [path for path, x in model.named_modules() if is_experts(x)]
     for path in experts:
         own = [x for x in found if x.startswith(f"{path}.")]
         if 0 < sum(x in schemes for x in own) < len(own):

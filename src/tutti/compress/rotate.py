@@ -83,13 +83,9 @@ class Turn:
         walk.begin()
         expected = walk.hidden[0].double() @ self.turn
         reads(self.embedding, self.turn)
-        for values in (walk.hidden, walk.arguments, walk.kept):
-            values.clear()
         walk.begin()
         if not close(walk.hidden[0], expected.to(walk.hidden[0].dtype)):
             self._refuse("what the first block reads is no linear function of the embeddings alone")
-        for values in (walk.hidden, walk.arguments, walk.kept):
-            values.clear()
 
     def block(self, walk: Walk, i: int) -> None:
         """Turn block i, whose inputs are turned already."""
@@ -149,11 +145,9 @@ class Turn:
         called: list[nn.Module] = []
         hooks = [x.register_forward_pre_hook(lambda module, args: called.append(module))
                  for x in self.model.modules() if is_norm(x) and x not in inside]  # fmt: skip
-        args, kwargs = walk.arguments[0][-1]
-        plain = isinstance(walk.blocks[-1](walk.hidden[0], *args, **kwargs), Tensor)
 
         def passed(i: int, block: nn.Module) -> Any:
-            return lambda x, *args, **kwargs: walk.hidden[0] if plain else (walk.hidden[0],)
+            return lambda x, *args, **kwargs: walk.hidden[0] if walk.plain else (walk.hidden[0],)
 
         try:
             with _replaced(walk.blocks, passed):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.scheme import Parts
 
 
 class QuantizedEmbedding(nn.Module):
@@ -29,20 +30,24 @@ class QuantizedEmbedding(nn.Module):
         """The shape and dtype of the table."""
         return torch.empty(self.num_embeddings, self.embedding_dim, dtype=self.dtype, device="meta")
 
-    def parts(self) -> Any:
-        """The quantized table."""
-        return self._rows(self.q.data, self.scales.data, None if self.zeros is None else self.zeros.data).parts()
+    def table(self) -> QuantizedLinear:
+        """The table as a layer, which shares it."""
+        return self._layer(self.q, self.scales, self.zeros)
 
-    def _rows(self, q: Tensor, scales: Tensor, zeros: Tensor | None) -> QuantizedLinear:
+    def parts(self) -> Parts:
+        """The quantized table."""
+        return self.table().parts()
+
+    def _layer(self, q: Tensor, scales: Tensor, zeros: Tensor | None) -> QuantizedLinear:
         made = QuantizedLinear(self.embedding_dim, len(q), self.scheme, dtype=self.dtype, device="meta")
         for name, x in (("q", q), ("scales", scales), ("zeros", zeros)):
             if x is not None:
-                setattr(made, name, nn.Parameter(x, requires_grad=False))
+                setattr(made, name, x if isinstance(x, nn.Parameter) else nn.Parameter(x, requires_grad=False))
         return made
 
     def forward(self, ids: Tensor) -> Tensor:
         at = ids.flatten()
-        rows = self._rows(self.q[at], self.scales[at], None if self.zeros is None else self.zeros[at])
+        rows = self._layer(self.q[at], self.scales[at], None if self.zeros is None else self.zeros[at])
         made = rows.dequantize().unflatten(0, ids.shape)
         return made if self.factor is None else made * self.factor
 
