@@ -27,6 +27,18 @@ def layout(scheme: Scheme, k: int) -> Layout:
     return "bits"
 
 
+def unpacked(q: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, k: int) -> Parts:
+    """The codes, scales and zeros of rows that lie as `layout` says."""
+    at = layout(scheme, k)
+    if at == "int8":
+        return Parts((q.to(torch.int16) + 128).to(torch.uint8), scales.unsqueeze(1), zeros)
+    if at == "int4":
+        q = linear_int4.unpack(q)
+    elif at == "bits":
+        q = unpack_bits(q, scheme.bits, k)
+    return Parts(q, scales, zeros)
+
+
 class QuantizedLinear(nn.Module):
     """A linear layer y = x W^T + bias with a quantized weight W (n, k). Its memory is not touched before it is loaded.
 
@@ -122,18 +134,12 @@ class QuantizedLinear(nn.Module):
     def parts(self) -> Parts:
         """The quantized weight."""
         zeros = None if self.zeros is None else self.zeros.data
-        q, scales = self.q.data, self.scales.data
-        if self.layout == "int8":
-            return Parts((q.to(torch.int16) + 128).to(torch.uint8), scales.unsqueeze(1), zeros)
-        if self.layout == "int4":
-            q = linear_int4.unpack(q)
-        elif self.layout == "bits":
-            q = unpack_bits(q, self.scheme.bits, self.in_features)
-        return Parts(q, scales, zeros)
+        return unpacked(self.q.data, self.scales.data, zeros, self.scheme, self.in_features)
 
     def dequantize(self) -> Tensor:
         """The weight (n, k) in its dtype."""
-        return self.scheme.dequantize(self.parts()).to(self.dtype)
+        parts = unpacked(self.q, self.scales, self.zeros, self.scheme, self.in_features)
+        return self.scheme.dequantize(parts).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -155,6 +161,16 @@ class QuantizedLinear(nn.Module):
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
     """The quantized layers of a model, by path."""
     return {path: x for path, x in model.named_modules() if isinstance(x, QuantizedLinear)}
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The dtype in which a model computes: that of its first parameter, before it was quantized if it is."""
+    for module in model.modules():
+        if getattr(module, "scheme", None).__class__ is Scheme:
+            return module.dtype  # pyright: ignore[reportReturnType]
+        for x in module.parameters(recurse=False):
+            return x.dtype
+    raise ValueError(f"{type(model).__name__} has no parameters")
 
 
 assert linear_int8  # registers its operator

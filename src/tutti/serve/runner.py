@@ -25,6 +25,7 @@ from tutti.exec.large_pages import pack
 from tutti.exec.runtime import in_group, own_slice
 from tutti.ir.step_graph import OUTPUT
 from tutti.launch.heartbeat import HEARTBEAT
+from tutti.nn.quantized_linear import dtype_of
 from tutti.plan.layout import devices
 from tutti.plan.roles import UndividedBatch
 from tutti.serve.attention import Cache, Step, empty_cache, layers_of, logits, paging, slot_bytes
@@ -61,7 +62,7 @@ class Runner:
         self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
         self.layers, self.scaling = layers_of(model), scaling_of(model)
-        device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
+        device, dtype = next(model.parameters()).device, dtype_of(model)
         each = slot_bytes(self.layers, dtype) * block
         self.blocks = memory // each if blocks is None else blocks
         self.host_blocks = host_memory // each
@@ -107,7 +108,7 @@ class Runner:
             more["source_lengths"] = zeros(sequences, dtype=short)
         if images:
             config: Any = self.model.config
-            width, dtype = config.get_text_config().hidden_size, next(self.model.parameters()).dtype
+            width, dtype = config.get_text_config().hidden_size, dtype_of(self.model)
             more |= {"features": zeros(tokens, width, dtype=dtype), "marks": zeros(tokens, dtype=torch.bool)}
         return (zeros(tokens, dtype=long), zeros(tokens, dtype=long), torch.full((tokens,), -1),
                 zeros(sequences, self.width, dtype=short), zeros(sequences + 1, dtype=short),
@@ -126,7 +127,7 @@ class Runner:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache on all devices together."""
-        return self.blocks * self.block * slot_bytes(self.layers, next(self.model.parameters()).dtype)
+        return self.blocks * self.block * slot_bytes(self.layers, dtype_of(self.model))
 
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""
