@@ -76,8 +76,29 @@ class Rotate:
     calibrated = False
 
 
-Step = Quantize | Rotate
-STEPS: dict[str, type] = {"quantize": Quantize, "rotate": Rotate}
+@dataclass(frozen=True)
+class Distill:
+    """Train the compressed model to predict what the model predicts that it was made of (`compress.distill`).
+
+    steps: batches of the training data, or of the calibration data. lr: of AdamW, at its highest. temperature: of both
+    distributions. hidden: weight of the distance of the last hidden states. seed: of dropout.
+    """
+
+    steps: int = 200
+    lr: float = 2e-4
+    temperature: float = 1.0
+    hidden: float = 0.0
+    seed: int = 0
+
+    calibrated = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.lr > 0 or not self.temperature > 0 or self.hidden < 0:
+            raise ValueError(f"{self}: steps, lr and temperature must be positive, and hidden 0 or more")
+
+
+Step = Quantize | Rotate | Distill
+STEPS: dict[str, type] = {"quantize": Quantize, "rotate": Rotate, "distill": Distill}
 
 
 @dataclass(frozen=True)

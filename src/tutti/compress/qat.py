@@ -1,0 +1,108 @@
+"""Quantization-aware training: layers that round their weight in each forward pass, and learn weights and scales.
+
+Codes are c = clamp(round(w / s) + z, 0, 2^bits - 1), and the layer multiplies by s (c - z). The gradient passes through
+the rounding as if it were not there (Bengio et al. 2013), which gives scales the gradient of Learned Step Size
+Quantization (Esser et al. 2020, equation 3): round(w / s) - w / s inside of the range, and c - z at its ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tutti.nn.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.nn.scheme import Parts, Scheme, nonzero
+
+
+class TrainedLinear(nn.Module):
+    """A linear layer with a weight (n, k) that is rounded as a scheme says.
+
+    weight: before it is rounded, float32. factors: log of what the scales (n, groups) have been multiplied by. Zeros
+    are not trained.
+    """
+
+    scales: Tensor
+    zeros: Tensor | None
+
+    def __init__(self, layer: QuantizedLinear, weight: Tensor):
+        super().__init__()
+        self.scheme, self.dtype, self.bias = layer.scheme, layer.dtype, layer.bias
+        self.in_features, self.out_features, self.input_scale = layer.in_features, layer.out_features, layer.input_scale
+        parts = layer.parts()
+        self.weight = nn.Parameter(weight.detach().float().clone())
+        self.factors = nn.Parameter(torch.zeros_like(parts.scales))
+        self.register_buffer("scales", parts.scales.clone())
+        self.register_buffer("zeros", None if parts.zeros is None else parts.zeros.clone())
+
+    def rounded(self) -> Tensor:
+        """The rounded weight (n, k), of the dtype of the layer."""
+        return rounded(self.weight, self.scales * self.factors.exp(), self.zeros, self.scheme).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.rounded().to(x.dtype), self.bias)
+
+    @torch.no_grad()
+    def quantized(self) -> QuantizedLinear:
+        """The layer that this one has learned."""
+        scales = self.scheme.stored(self.scales * self.factors.exp(), self.dtype)
+        parts = Parts(self.scheme.codes(self.weight, scales, self.zeros), scales, self.zeros)
+        bias = None if self.bias is None else nn.Parameter(self.bias.detach(), requires_grad=False)
+        return QuantizedLinear.from_parts(parts, self.scheme, bias, self.dtype, self.input_scale)
+
+
+class TrainedEmbedding(nn.Module):
+    """Rows of the rounded weight of a layer, which may be the output layer."""
+
+    def __init__(self, table: TrainedLinear, factor: float | Tensor | None):
+        super().__init__()
+        self.table, self.factor = table, factor
+
+    def forward(self, ids: Tensor) -> Tensor:
+        made = F.embedding(ids, self.table.rounded())
+        return made if self.factor is None else made * self.factor
+
+
+def rounded(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme) -> Tensor:
+    """The nearest weight (n, k) of a scheme in float32, through which gradients pass. scales: (n, groups)."""
+    zero = 2 ** (scheme.bits - 1) if zeros is None else zeros.float().unsqueeze(2)
+    steps = nonzero(scales).unsqueeze(2)
+    codes = (weight.unflatten(1, (scales.shape[1], -1)) / steps + zero).clamp(0, 2**scheme.bits - 1)
+    codes = codes + (codes.round() - codes).detach()
+    return (scales.unsqueeze(2) * (codes - zero)).flatten(1)
+
+
+def trainable(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Replace the quantized layers of a model by ones that learn.
+
+    weights: before they were rounded, by path; others begin with the rounded ones. Raises ValueError for float8.
+    """
+    made: dict[Tensor, TrainedLinear] = {}  # by the codes, which tied layers share
+    for path, layer in quantized_layers(model).items():
+        if layer.scheme.kind != "int":
+            raise ValueError(f"{path} is in float8, which is not trained: distill before it is quantized")
+        made[layer.q] = TrainedLinear(layer, weights.get(path, layer.dequantize()))
+        model.set_submodule(path, made[layer.q])
+    for path, x in _embeddings(model):
+        table = made.get(x.q) or TrainedLinear(x.table(), weights.get(path, x.table().dequantize()))
+        model.set_submodule(path, TrainedEmbedding(table, x.factor))
+
+
+def finished(model: nn.Module) -> None:
+    """Replace layers that have learned by quantized ones."""
+    tables: dict[nn.Module, QuantizedLinear] = {}
+    learned = [(path, x) for path, x in model.named_modules(remove_duplicate=False)]
+    for path, x in learned:
+        if isinstance(x, TrainedEmbedding):
+            tables[x.table] = x.table.quantized()
+            model.set_submodule(path, QuantizedEmbedding(tables[x.table], x.factor))
+    for path, x in learned:
+        if isinstance(x, TrainedLinear) and not any(path == f"{p}.table" for p, y in learned if y is not x):
+            model.set_submodule(path, tables.get(x) or x.quantized())
+
+
+def _embeddings(model: nn.Module) -> Iterable[tuple[str, QuantizedEmbedding]]:
+    return [(path, x) for path, x in model.named_modules() if isinstance(x, QuantizedEmbedding)]
