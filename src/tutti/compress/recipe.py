@@ -77,6 +77,29 @@ class Rotate:
 
 
 @dataclass(frozen=True)
+class Shrink:
+    """Remove heads, channels of the MLP, experts and whole layers, so that less is computed (`compress.shrink`).
+
+    heads, channels, experts: the share that stays, 1 for all; heads go with their key and value heads. layers: how many
+    are removed.
+    """
+
+    heads: float = 1.0
+    channels: float = 1.0
+    experts: float = 1.0
+    layers: int = 0
+
+    calibrated = True
+
+    def __post_init__(self) -> None:
+        shares = self.heads, self.channels, self.experts
+        if not all(0 < x <= 1 for x in shares) or self.layers < 0:
+            raise ValueError(f"{self}: shares are above 0 and at most 1, and layers 0 or more")
+        if shares == (1, 1, 1) and not self.layers:
+            raise ValueError("the step removes nothing: give heads, channels, experts or layers")
+
+
+@dataclass(frozen=True)
 class Distill:
     """Train the compressed model to predict what the model predicts that it was made of (`compress.distill`).
 
@@ -97,8 +120,8 @@ class Distill:
             raise ValueError(f"{self}: steps, lr and temperature must be positive, and hidden 0 or more")
 
 
-Step = Quantize | Rotate | Distill
-STEPS: dict[str, type] = {"quantize": Quantize, "rotate": Rotate, "distill": Distill}
+Step = Quantize | Rotate | Shrink | Distill
+STEPS: dict[str, type] = {"quantize": Quantize, "rotate": Rotate, "shrink": Shrink, "distill": Distill}
 
 
 @dataclass(frozen=True)
