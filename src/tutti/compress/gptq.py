@@ -23,9 +23,10 @@ def quantize(
     gram: sum of x x^T (k, k) over inputs. damping: added to its diagonal, as a share of the diagonal's mean; more is
     taken where the factor does not exist. order: columns of large diagonal come first, and groups keep the scales that
     they have in the original weight ("static groups"); otherwise a group's scales are those of what it has become
-    when it is reached. Inputs that are always 0 are rounded to nearest and change nothing.
+    when it is reached. Inputs that are always 0 are rounded to nearest and change nothing. Weights of 0, as those that
+    were pruned, stay 0.
     """
-    work, diagonal = weight.float().clone(), gram.diagonal().clone()
+    work, diagonal, zero = weight.float().clone(), gram.diagonal().clone(), weight == 0
     k, group = weight.shape[1], scheme.group or weight.shape[1]
     dead = diagonal == 0
     if bool(dead.all()):
@@ -37,7 +38,7 @@ def quantize(
     turned.diagonal().copy_(diagonal[turn])
     upper = factor(turned, damping * float(diagonal[~dead].mean()))
     del turned
-    work, codes = work[:, turn], torch.zeros_like(work, dtype=torch.uint8)
+    work, zero, codes = work[:, turn], zero[:, turn], torch.zeros_like(work, dtype=torch.uint8)
     for begin in range(0, k, block):
         end = min(begin + block, k)
         errors = torch.zeros(len(work), end - begin)
@@ -55,7 +56,7 @@ def quantize(
                     zeros[:, of] = new_zeros[:, 0]
             column = work[:, j : j + 1]
             own = (scales[:, of : of + 1], None if zeros is None else zeros[:, of : of + 1])
-            codes[:, j] = scheme.codes(column, *own)[:, 0]
+            codes[:, j] = scheme.codes(column.masked_fill(zero[:, j : j + 1], 0.0), *own)[:, 0]
             rounded = scheme.dequantize(Parts(codes[:, j : j + 1], *own))
             error = (column - rounded)[:, 0] / upper[j, j]
             work[:, j:end] -= error.unsqueeze(1) * upper[j, j:end]

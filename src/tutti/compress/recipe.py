@@ -20,6 +20,7 @@ from tutti.nn.scheme import Scheme
 Method = Literal["rtn", "gptq", "awq", "smooth", "hqq"]
 METHODS: tuple[str, ...] = get_args(Method)
 CALIBRATED = "gptq", "awq", "smooth"
+PRUNED = "magnitude", "wanda", "sparsegpt"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,45 @@ class Rotate:
 
 
 @dataclass(frozen=True)
+class Prune:
+    """Set weights of linear layers to zero (`compress.sparsity`).
+
+    sparsity: the share of each output's weights. pattern: in its place, "2:4" leaves 2 of each 4 inputs. method:
+    "magnitude", "wanda" or "sparsegpt". layers, ignore: as for `Quantize`. damping: of sparsegpt.
+    """
+
+    sparsity: float = 0.5
+    pattern: str = ""
+    method: Literal["magnitude", "wanda", "sparsegpt"] = "sparsegpt"
+    layers: tuple[str, ...] = ("*",)
+    ignore: tuple[str, ...] = ("lm_head",)
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.method not in PRUNED:
+            raise ValueError(f"method {self.method!r}; expected one of {', '.join(PRUNED)}")
+        if not 0 < self.sparsity < 1 or not self.damping > 0:
+            raise ValueError(f"sparsity {self.sparsity} and damping {self.damping}; expected 0 to 1, and more than 0")
+        if self.pattern and not (re.fullmatch(r"[1-9]\d*:[1-9]\d*", self.pattern) and self.left < self.period):
+            raise ValueError(f"pattern {self.pattern!r}; expected such as 2:4, how many of how many stay")
+
+    @property
+    def left(self) -> int:
+        """How many inputs of a period stay."""
+        return int(self.pattern.partition(":")[0])
+
+    @property
+    def period(self) -> int:
+        """Inputs that a pattern is of."""
+        return int(self.pattern.partition(":")[2])
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it needs data."""
+        return self.method != "magnitude"
+
+
+@dataclass(frozen=True)
 class Shrink:
     """Remove heads, channels of the MLP, experts and whole layers, so that less is computed (`compress.shrink`).
 
@@ -120,8 +160,8 @@ class Distill:
             raise ValueError(f"{self}: steps, lr and temperature must be positive, and hidden 0 or more")
 
 
-Step = Quantize | Rotate | Shrink | Distill
-STEPS: dict[str, type] = {"quantize": Quantize, "rotate": Rotate, "shrink": Shrink, "distill": Distill}
+Step = Quantize | Rotate | Prune | Shrink | Distill
+STEPS: dict[str, type] = {"quantize": Quantize, "rotate": Rotate, "prune": Prune, "shrink": Shrink, "distill": Distill}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Unstructured and semi-structured pruning: weights become zero, a share of each output or 2 of each 4 inputs.
+
+Which weights of W (n, k) go, for inputs x with G = sum x x^T:
+
+    magnitude   those of least |W_ij|
+    wanda       those of least |W_ij| sqrt(G_jj) (Sun et al. 2023, arXiv:2306.11695)
+    sparsegpt   those of least W_ij^2 / [H^-1]_jj as columns are fixed one after the other and those to come make up
+                (Frantar and Alistarh 2023, arXiv:2301.00774); H and its factor are those of `compress.gptq`
+
+Files keep the zeros: what is gained is speed on hardware that skips 2 of 4, and room for other steps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.compress.gptq import BLOCK, factor
+from tutti.compress.recipe import Prune
+
+
+def prune(weight: Tensor, step: Prune, gram: Tensor | None) -> Tensor:
+    """The pruned weight (n, k), float32. gram: (k, k), which all methods but "magnitude" need.
+
+    Raises ValueError for "2:4" and a k that 4 does not divide.
+    """
+    weight = weight.float()
+    if step.pattern and weight.shape[1] % step.period:
+        raise ValueError(f"pattern {step.pattern!r} along {weight.shape[1]} inputs: {step.period} must divide them")
+    if step.method == "magnitude" or gram is None or not bool(gram.diagonal().any()):
+        return weight.masked_fill(smallest(weight.abs(), step), 0.0)
+    if step.method == "wanda":
+        return weight.masked_fill(smallest(weight.abs() * gram.diagonal().sqrt(), step), 0.0)
+    return _sparsegpt(weight, step, gram)
+
+
+def smallest(scores: Tensor, step: Prune) -> Tensor:
+    """Where the scores (n, k) are those to go: of each row, or of each period of a pattern."""
+    n, k = scores.shape
+    rows, count = (scores, round(step.sparsity * k)) if not step.pattern else (
+        scores.reshape(-1, step.period), step.period - step.left)  # fmt: skip
+    gone = torch.zeros_like(rows, dtype=torch.bool)
+    gone.scatter_(1, rows.topk(count, dim=1, largest=False).indices, True)
+    return gone.reshape(n, k)
+
+
+def _sparsegpt(weight: Tensor, step: Prune, gram: Tensor, block: int = BLOCK) -> Tensor:
+    work, k = weight.clone(), weight.shape[1]
+    gram = gram.float().clone()
+    diagonal = gram.diagonal()
+    dead = diagonal == 0
+    diagonal[dead] = 1
+    work[:, dead] = 0
+    upper = factor(gram, step.damping * float(diagonal[~dead].mean()))
+    for begin in range(0, k, block):
+        end = min(begin + block, k)
+        errors = torch.zeros(len(work), end - begin)
+        spread = upper.diagonal()[begin:end]
+        gone = None if step.pattern else smallest(work[:, begin:end].square() / spread.square(), step)
+        for j in range(begin, end):
+            if step.pattern and (j - begin) % step.period == 0:
+                ahead = slice(j, j + step.period)
+                chosen = smallest(work[:, ahead].square() / upper.diagonal()[ahead].square(), step)
+            away = gone[:, j - begin] if gone is not None else chosen[:, (j - begin) % step.period]
+            error = torch.where(away, work[:, j], 0.0) / upper[j, j]
+            work[:, j] = work[:, j].masked_fill(away, 0.0)
+            if j + 1 < end:
+                work[:, j + 1 : end] -= error.unsqueeze(1) * upper[j, j + 1 : end]
+            errors[:, j - begin] = error
+        work[:, end:] -= errors @ upper[begin:end, end:]
+    return work
