@@ -96,13 +96,13 @@ class Walk:
             mask = batch.get("attention_mask")
             self.kept.append(None if mask is None or bool(mask.all()) else mask.bool())
 
-    def _call(self, batch: Batch) -> None:
+    def _call(self, batch: Batch) -> Any:
         try:
-            self.model(**batch, use_cache=False)
+            return self.model(**batch, use_cache=False)
         except TypeError as error:
             if "use_cache" not in str(error):
                 raise
-            self.model(**batch)
+            return self.model(**batch)
 
     @torch.no_grad()
     def run(self, i: int, outputs: bool = False) -> None:
@@ -179,6 +179,18 @@ class Walk:
     def tail(self, layers: Mapping[str, nn.Module]) -> dict[str, Statistics]:
         """Statistics of the inputs of layers behind the last block."""
         found: dict[str, Statistics] = {}
+        with self.observed(layers, found):
+            for _ in self._behind():
+                pass
+        return found
+
+    @torch.no_grad()
+    def logits(self) -> list[Tensor]:
+        """What the model predicts (tokens, vocabulary) for each batch, once the last block has run."""
+        return [self.tokens(x.logits) for x in self._behind()]
+
+    def _behind(self) -> Iterator[Any]:
+        """Run what stands behind the blocks. Yields the output for each batch."""
 
         def passed(i: int, block: nn.Module) -> Callable[..., Any]:
             def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -187,11 +199,10 @@ class Walk:
 
             return forward
 
-        with self.observed(layers, found), _replaced(self.blocks, passed):
+        with _replaced(self.blocks, passed):
             for at, batch in enumerate(self.batches):
                 self._at = at
-                self._call(batch)
-        return found
+                yield self._call(batch)
 
 
 @contextmanager

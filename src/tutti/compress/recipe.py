@@ -63,6 +63,26 @@ class Quantize:
 
 
 @dataclass(frozen=True)
+class Mixed:
+    """Quantize each layer of the blocks with the scheme that is best for a size of the whole (`compress.search`).
+
+    bits: per weight of these layers, scales and zeros included. schemes: to choose from. The rest is as for `Quantize`.
+    """
+
+    bits: float = 3.0
+    schemes: tuple[Scheme, ...] = (Scheme(2, 32), Scheme(3, 64), Scheme(4, 64), Scheme(8, None))
+    method: Method = "gptq"
+    ignore: tuple[str, ...] = ("lm_head",)
+    embeddings: Scheme | None = None
+
+    calibrated = True
+
+    def __post_init__(self) -> None:
+        if len(self.schemes) < 2 or not self.bits > 0:
+            raise ValueError(f"{self}: expected at least two schemes, and a positive number of bits")
+
+
+@dataclass(frozen=True)
 class Rotate:
     """Rotate what blocks read and write by a random Hadamard matrix, which spreads outliers and changes no result.
 
@@ -160,8 +180,10 @@ class Distill:
             raise ValueError(f"{self}: steps, lr and temperature must be positive, and hidden 0 or more")
 
 
-Step = Quantize | Rotate | Prune | Shrink | Distill
-STEPS: dict[str, type] = {"quantize": Quantize, "rotate": Rotate, "prune": Prune, "shrink": Shrink, "distill": Distill}
+Step = Quantize | Mixed | Rotate | Prune | Shrink | Distill
+STEPS: dict[str, type] = {
+    "quantize": Quantize, "mixed": Mixed, "rotate": Rotate, "prune": Prune, "shrink": Shrink, "distill": Distill,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
