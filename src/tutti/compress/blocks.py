@@ -6,7 +6,7 @@ The inputs of a block are what the blocks before it make of the data *after* the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,7 @@ class Walk:
     """
 
     model: nn.Module
-    blocks: Sequence[nn.Module]
+    blocks: nn.ModuleList
     batches: Sequence[Batch]
     hidden: list[Tensor] = field(default_factory=list)
     arguments: list[list[tuple[tuple, dict]]] = field(default_factory=list)
@@ -83,11 +83,8 @@ class Walk:
 
                 return forward
 
-            with _replaced(self.blocks, seen):
-                try:
-                    self._call(batch)
-                except _Done:
-                    pass
+            with _replaced(self.blocks, seen), suppress(_Done):
+                self._call(batch)
             if len(arguments) != len(self.blocks):
                 raise ValueError(f"{type(self.model).__name__} called {len(arguments)} of its {len(self.blocks)} "
                                  "blocks, each of which should be called once")  # fmt: skip
@@ -206,7 +203,7 @@ class Walk:
 
 
 @contextmanager
-def _replaced(blocks: Sequence[nn.Module], made: Callable[[int, nn.Module], Callable]) -> Iterator[None]:
+def _replaced(blocks: nn.ModuleList, made: Callable[[int, nn.Module], Callable]) -> Iterator[None]:
     """Call other functions in the place of the blocks' own."""
     for i, block in enumerate(blocks):
         block.forward = made(i, block)

@@ -56,7 +56,9 @@ class Report:
         for x in self.layers:
             lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {x.error:>8.4f} {x.note}".rstrip())
         ratio = self.before / max(1, self.after)
-        return "\n".join([*lines, f"{self.before:,} bytes -> {self.after:,} bytes ({ratio:.2f} x), {self.seconds:.1f} s"])
+        return "\n".join(
+            [*lines, f"{self.before:,} bytes -> {self.after:,} bytes ({ratio:.2f} x), {self.seconds:.1f} s"]
+        )
 
 
 @dataclass
@@ -98,7 +100,8 @@ def compress(
 ) -> Compressed:
     """Compress a model of `transformers`, or a folder with one.
 
-    recipe: such as "int4", "int4-g128-gptq" or "rotate+int4-awq", the path of a TOML file, or steps (`compress.recipe`).
+    recipe: such as "int4", "int4-g128-gptq" or "rotate+int4-awq", the path of a TOML file, or steps: see
+        `compress.recipe`.
     calibration: for methods that need it: dicts with input_ids (batch, sequence) and, where there is padding, an
         attention_mask; or texts, with a tokenizer. Padding does not count.
     out: of a folder, where the compressed model is written block by block: one block is in memory at a time, and a
@@ -169,12 +172,14 @@ class Compression:
         self.schemes = check(self.model, recipe)
         self.stack = stack_of(self.model)
         if self.stack is None and (recipe.calibrated or self.rotation):
-            raise ValueError(f"{type(self.model).__name__} has no single list of blocks, which gptq, awq, smooth, static "
-                             "activations and rotate need: use rtn or hqq")  # fmt: skip
+            raise ValueError(f"{type(self.model).__name__} has no single list of blocks, which gptq, awq, smooth, "
+                             "static activations and rotate need: use rtn or hqq")  # fmt: skip
         batches = []
         if recipe.calibrated:
             if calibration is None:
-                raise ValueError("the recipe needs data: calibration=[{'input_ids': ...}, ...], or texts and tokenizer=")
+                raise ValueError(
+                    "the recipe needs data: calibration=[{'input_ids': ...}, ...], or texts and tokenizer="
+                )
             widest = max(k for _, k in shapes(self.model).values())
             batches = checked(calibration, widest, tokenizer)
         elif self.rotation:
@@ -186,7 +191,7 @@ class Compression:
     def run(self) -> Compressed:
         """The compressed model."""
         begun = time.perf_counter()
-        path, blocks = self.stack or ("", [])
+        path, blocks = self.stack or ("", nn.ModuleList())
         self.source.begin(path)
         walk, turn = (Walk(self.model, blocks, self.batches) if self.batches else None), None
         for i in range(len(blocks)):
@@ -296,8 +301,8 @@ class Compression:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
         made = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
         self.model.set_submodule(path, made)
-        self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, scheme.bytes(*weight.shape, weight.dtype),
-                                              error, statistics.count if statistics else 0, note))  # fmt: skip
+        after, tokens = scheme.bytes(weight.shape, weight.dtype), statistics.count if statistics else 0
+        self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, after, error, tokens, note))
 
     def _rest(self, walk: Walk | None, stack: str, turn: Any) -> None:
         """Compress what stands outside of the blocks."""
@@ -318,18 +323,18 @@ class Compression:
             path = next(name for name, x in self.model.named_modules() if x is embedding)
             weight = embedding.weight.data
             parts = rtn.quantize(weight, scheme)
-            table = QuantizedLinear.from_parts(parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype)
+            table = QuantizedLinear.from_parts(
+                parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype
+            )
             self.model.set_submodule(path, QuantizedEmbedding(table, factor_of(embedding)))
             if tied:
                 self.model.set_submodule(next(name for name, x in self.model.named_modules() if x is head), table)
             error = float((weight.float() - scheme.dequantize(parts)).norm() / weight.float().norm())
             self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes,
-                                                  scheme.bytes(*weight.shape, weight.dtype), error))  # fmt: skip
+                                                  scheme.bytes(weight.shape, weight.dtype), error))  # fmt: skip
 
 
-def quantized(
-    weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None
-) -> tuple[Parts, str]:
+def quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None) -> tuple[Parts, str]:
     """A quantized weight (n, k) by the method of a step, and a note if another one was used."""
     if step.method == "hqq":
         return hqq.quantize(weight, scheme), ""
@@ -405,6 +410,6 @@ def bytes_of(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
             if id(module.q) not in seen:
-                total += module.scheme.bytes(*module.weight.shape, module.dtype)
+                total += module.scheme.bytes(module.weight.shape, module.dtype)
             seen |= {id(module.q), id(module.scales), id(module.zeros)}
     return total + sum(x.nbytes for x in model.parameters() if id(x) not in seen)

@@ -69,8 +69,8 @@ def skeleton(folder: Path) -> Any:
         raise ValueError(f"{folder} has no config.json: give the folder of a model of transformers")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise ValueError(f"{folder} has a {type(config).__name__}, of a model that is no causal language model: load it "
-                         "and give the model")  # fmt: skip
+        raise ValueError(f"{folder} has a {type(config).__name__}, of a model that is no causal language model: "
+                         "load it and give the model")  # fmt: skip
     with no_init_weights():
         model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
     model.tie_weights()
@@ -198,7 +198,9 @@ class Files:
         block = self.model.get_submodule(path)
         done = self.state["blocks"].get(path)
         if done is not None:
-            written.prepare(block, {p.removeprefix(f"{path}."): x for p, x in schemes.items() if p.startswith(f"{path}.")})
+            written.prepare(
+                block, {p.removeprefix(f"{path}."): x for p, x in schemes.items() if p.startswith(f"{path}.")}
+            )
             reports.extend(LayerReport(*x) for x in done)
         if done is None or self.walks:
             _from_meta(block)
@@ -295,5 +297,3 @@ def _digest(data: list[Any] | None) -> str:
             made.update(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if isinstance(x, Tensor)
                         else str(x).encode())  # fmt: skip
     return made.hexdigest()
-
-

@@ -9,7 +9,7 @@ rotated, too. Nothing is computed at run time: the inputs of down_proj, which wo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,9 @@ class Turn:
             self._heads(block)
         walk.hidden[0] = turned
         if not close(outputs(walk, i), expected.to(turned.dtype)):
-            self._refuse(f"{type(block).__name__} has norms that are no RMSNorm of what it reads, or norms of what it writes")
+            self._refuse(
+                f"{type(block).__name__} has norms that are no RMSNorm of what it reads, or norms of what it writes"
+            )
 
     def _heads(self, block: nn.Module) -> None:
         for parent in block.modules():
@@ -132,10 +134,11 @@ class Turn:
         walk.hidden[0] = (turned.double() @ self.turn.T).to(turned.dtype)
         norms: list[nn.Module] = []
         expected = self._logits(walk, norms)
-        if self.head is None or len(norms) != 1:
+        head = self.head
+        if head is None or len(norms) != 1:
             self._refuse("one RMSNorm should stand between its blocks and its output layer")
-        fold_norm(norms[0], [self.head])
-        reads(self.head, self.turn)
+        fold_norm(norms[0], [head])
+        reads(head, self.turn)
         walk.hidden[0] = turned
         if not close(self._logits(walk, norms), expected):
             self._refuse("its output layer does not read what a single RMSNorm makes")
@@ -158,5 +161,5 @@ class Turn:
         norms[:] = called
         return first(made.logits if hasattr(made, "logits") else made)
 
-    def _refuse(self, why: str) -> Any:
+    def _refuse(self, why: str) -> NoReturn:
         raise ValueError(f"{type(self.model).__name__} cannot be rotated: {why}")

@@ -17,9 +17,9 @@ class QuantizedEmbedding(nn.Module):
     table: a quantized layer with the table as its weight. factor: that rows are multiplied by, as in Gemma.
     """
 
-    q: Tensor
-    scales: Tensor
-    zeros: Tensor | None
+    q: nn.Parameter
+    scales: nn.Parameter
+    zeros: nn.Parameter | None
 
     def __init__(self, table: QuantizedLinear, factor: float | Tensor | None = None):
         super().__init__()
@@ -64,5 +64,3 @@ def factor_of(embedding: nn.Module) -> Any:
     if not isinstance(embedding, nn.Embedding) or factor is None:
         raise ValueError(f"an embedding of kind {type(embedding).__name__} cannot be quantized: embeddings=None")
     return factor
-
-

@@ -47,8 +47,10 @@ class QuantizedLinear(nn.Module):
     input_scale: of the inputs, a number, where activations are "int8-static".
     """
 
-    zeros: Tensor | None
-    input_scale: Tensor | None
+    q: nn.Parameter
+    scales: nn.Parameter
+    zeros: nn.Parameter | None
+    input_scale: nn.Parameter | None
 
     def __init__(
         self,
@@ -66,10 +68,11 @@ class QuantizedLinear(nn.Module):
         n, k, groups = out_features, in_features, scheme.groups(in_features)
         size, of_q = {"int8": (k, torch.int8), "int4": (k // 2, torch.uint8), "float8": (k, FLOAT8),
                       "bits": (4 * -(-k * scheme.bits // 32), torch.uint8)}[self.layout]  # fmt: skip
+        static = scheme.activations == "int8-static"
         made = {"q": torch.empty(n, size, dtype=of_q, device=device),
                 "scales": torch.empty((n,) if self.layout == "int8" else (n, groups), device=device),
                 "zeros": None if scheme.symmetric else torch.empty(n, groups, dtype=torch.uint8, device=device),
-                "input_scale": torch.ones((), device=device) if scheme.activations == "int8-static" else None}  # fmt: skip
+                "input_scale": torch.ones((), device=device) if static else None}  # fmt: skip
         for name, x in made.items():
             self.register_parameter(name, None if x is None else nn.Parameter(x, requires_grad=False))
 

@@ -28,8 +28,8 @@ def prepare(model: Any) -> None:
     not served; nothing has been read then."""
     schemes = stored_schemes(model)
     if inside := [path for path in schemes if ".experts." in path]:
-        raise ValueError(f"{inside[0]}: quantized experts are not served: load the model with transformers, which widens "
-                         "them, and give Engine the model")  # fmt: skip
+        raise ValueError(f"{inside[0]}: quantized experts are not served: load the model with transformers, which "
+                         "widens them, and give Engine the model")  # fmt: skip
     modules = dict(model.named_modules())
     for path, scheme in schemes.items():
         _check(path, scheme, modules[path].weight.shape[1])

@@ -129,8 +129,10 @@ class Engine:
             model, tokenizer = skeleton(folder), tokenizer or _reader(folder)
             if compressed.is_compressed(model):
                 if quantize or adapters:
-                    raise ValueError(f"{folder} is quantized already: "
-                                     + ("serve it without quantize=" if quantize else "adapters need the model it was"))
+                    raise ValueError(
+                        f"{folder} is quantized already: "
+                        + ("serve it without quantize=" if quantize else "adapters need the model it was")
+                    )
                 compressed.prepare(model)
         assert isinstance(model, nn.Module)
         if quantize:

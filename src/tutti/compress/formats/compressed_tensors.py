@@ -94,7 +94,9 @@ def _of(get: Callable[[str], Tensor], name: str, shape: tuple[int, ...], dtype: 
 # -- the entry of config.json -----------------------------------------------------------------------------------------
 
 
-def config_of(schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], experts: bool = False) -> dict[str, Any]:
+def config_of(
+    schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], experts: bool = False
+) -> dict[str, Any]:
     """The "quantization_config" of a model.
 
     schemes: and the class ("Linear" or "Embedding"), by path. others: paths of linear layers that are not quantized.
@@ -105,7 +107,9 @@ def config_of(schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], 
         groups.setdefault((*key, ".experts." in path), []).append(path)
     made, formats = {}, {format_of(scheme) for scheme, _, _ in groups}
     most = max((x for (_, kind, _), x in groups.items() if kind == "Linear"), key=len, default=[])
-    for (scheme, kind, inside), paths in sorted(groups.items(), key=lambda x: len(x[1])):  # the first that matches holds
+    for (scheme, kind, inside), paths in sorted(
+        groups.items(), key=lambda x: len(x[1])
+    ):  # the first that matches holds
         targets = [r"re:.*\.experts\..*"] if inside else [kind] if paths is most and not experts else paths
         made[f"group_{len(made)}"] = {
             "targets": targets,
@@ -151,14 +155,15 @@ def check(model: Any, schemes: Mapping[str, Scheme]) -> None:
         return
     outside = {x for path, x in schemes.items() if ".experts." not in path}
     if len(inside) > 1 or len(outside) > 1 or any(not x.symmetric or x.activations for x in inside):
-        raise ValueError("compressed-tensors holds a mixture with one scheme for experts, without zeros and activations, "
-                         "and one for other layers: give Quantize(overrides=(('*.experts.*', scheme),))")  # fmt: skip
+        raise ValueError("compressed-tensors holds a mixture with one scheme for experts, without zeros and "
+                         "activations, and one for other layers: give Quantize(overrides=(('*.experts.*', scheme),))"
+                         )  # fmt: skip
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     known = get_checkpoint_conversion_mapping(model.config.model_type) or []
     if not any("experts.*." in str(source) for x in known for source in x.source_patterns):
-        raise ValueError(f"transformers has no names for the experts of {type(model).__name__} one by one, and would load "
-                         "random numbers in their place: ignore '*.experts.*'")  # fmt: skip
+        raise ValueError(f"transformers has no names for the experts of {type(model).__name__} one by one, and would "
+                         "load random numbers in their place: ignore '*.experts.*'")  # fmt: skip
 
 
 def unread(schemes: Mapping[str, tuple[Scheme, str]]) -> bool:
@@ -183,8 +188,8 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
     import re
 
     if config.get("quant_method") != METHOD:
-        raise ValueError(f"the model is quantized by {config.get('quant_method')!r}; only {METHOD} is read: load it with "
-                         "transformers, dequantize and save it, and compress that")  # fmt: skip
+        raise ValueError(f"the model is quantized by {config.get('quant_method')!r}; only {METHOD} is read: load it "
+                         "with transformers, dequantize and save it, and compress that")  # fmt: skip
 
     def targeted(path: str, kind: str, target: str) -> bool:
         return bool(re.match(target[3:], path)) if target.startswith("re:") else target in (path, kind)
@@ -212,7 +217,11 @@ def _scheme_of(group: Mapping[str, Any]) -> Scheme:
     known = (kind and strategy in ("group", "channel") and not weights.get("dynamic")
              and not group.get("output_activations") and (kind == "int" or weights["num_bits"] == 8))  # fmt: skip
     if activations is not None:
-        known = known and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (8, "int", True)
+        known = known and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (
+            8,
+            "int",
+            True,
+        )
     if not known:
         raise ValueError(f"weights of {weights['num_bits']} bits of kind {weights['type']!r} by {strategy!r} with "
                          f"{'no' if activations is None else 'such'} activations are not supported: compress the model "
@@ -228,8 +237,7 @@ def _scheme_of(group: Mapping[str, Any]) -> Scheme:
 
 
 def file_tensors(model: nn.Module, kept: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-    """The tensors of a model as files have them, by name. kept: of the names in the model; tied tensors are there once.
-    """
+    """The tensors of a model as files have them, by name; tied ones are there once. kept: of the names in the model."""
     made: dict[str, Tensor] = {}
     seen: set[int] = set()
     taken: set[str] = set()
@@ -268,8 +276,10 @@ def prepare(model: Any, schemes: Mapping[str, Scheme]) -> None:
     for path, x in list(model.named_modules()):
         if is_experts(x) and any(p.startswith(f"{path}.") for p in schemes):
             model.set_submodule(path, ExpertLayers(x))
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    shared = [path for path in schemes if getattr(model.get_submodule(path), "weight", None) is getattr(head, "weight", 0)]
+    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    shared = [
+        path for path in schemes if getattr(model.get_submodule(path), "weight", None) is getattr(head, "weight", 0)
+    ]
     for path, scheme in schemes.items():
         layer: Any = model.get_submodule(path)
         tied = path in shared and len(shared) > 1
@@ -315,7 +325,9 @@ def config_json(model: Any) -> dict[str, Any]:
     if schemes:
         experts = any(".experts." in path for path in schemes)
         if unread(schemes):
-            warnings.warn("transformers cannot load embeddings or zeros with several schemes; tutti serve can", stacklevel=2)
+            warnings.warn(
+                "transformers cannot load embeddings or zeros with several schemes; tutti serve can", stacklevel=2
+            )
         made["quantization_config"] = config_of(schemes, others, experts)
     return made
 
