@@ -6,11 +6,15 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tutti.compress.compressor import Compressed, Report, compress
-from tutti.compress.recipe import Quantize, Recipe, Rotate, parse
+from tutti.compress.compressor import Compressed, Report
+from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, parse
+from tutti.compress.verb import compress
 from tutti.nn.scheme import Scheme
 
-__all__ = ["Compressed", "Quantize", "Recipe", "Report", "Rotate", "Scheme", "compress", "parse"]
+__all__ = [
+    "Compressed", "Distill", "Mixed", "Prune", "Quantize", "Recipe", "Report", "Rotate", "Scheme", "Shrink", "compress",
+    "parse",
+]  # fmt: skip
 
 
 class _Callable(ModuleType):

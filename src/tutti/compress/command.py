@@ -12,8 +12,8 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tutti.compress.compressor import compress
 from tutti.compress.recipe import parse
+from tutti.compress.verb import compress
 
 STDLIB = "stdlib"
 

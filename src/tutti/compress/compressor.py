@@ -1,4 +1,4 @@
-"""`tutti.compress`: one verb for all recipes, and one object that it returns."""
+"""Quantization of a model, block by block, and what it reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tutti.compress import awq, folds, gptq, hqq, rotate, rtn, smooth
 from tutti.compress.blocks import Walk, checked, stack_of
 from tutti.compress.experts import ExpertLayers, is_experts
 from tutti.compress.modules import check_patterns, linear_layers, matches, matching, shapes, sharing_copy
-from tutti.compress.recipe import Quantize, Recipe, Rotate, Step, parse
+from tutti.compress.recipe import Quantize, Recipe, Rotate
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
 from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
@@ -44,9 +44,15 @@ class LayerReport(NamedTuple):
 
 @dataclass
 class Report:
-    """What became of each layer. before, after: bytes of the whole model."""
+    """What became of each layer.
+
+    notes: on steps that change whole modules. sensitivity: of layers to schemes, if mixed precision was searched.
+    before, after: bytes of the whole model.
+    """
 
     layers: list[LayerReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    sensitivity: Any = None
     before: int = 0
     after: int = 0
     seconds: float = 0.0
@@ -55,6 +61,7 @@ class Report:
         lines = [f"{'layer':<48} {'scheme':<14} {'bytes':>12} {'error':>8}"]
         for x in self.layers:
             lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {x.error:>8.4f} {x.note}".rstrip())
+        lines += self.notes
         ratio = self.before / max(1, self.after)
         return "\n".join(
             [*lines, f"{self.before:,} bytes -> {self.after:,} bytes ({ratio:.2f} x), {self.seconds:.1f} s"]
@@ -87,38 +94,6 @@ class Compressed:
         from tutti.compress.formats.compressed_tensors import save
 
         return save(self.model, Path(folder), shard)
-
-
-def compress(
-    model: nn.Module | str | Path,
-    recipe: Recipe | Step | str,
-    calibration: Iterable[Any] | None = None,
-    *,
-    out: str | Path | None = None,
-    tokenizer: Any = None,
-    progress: Progress | None = None,
-) -> Compressed:
-    """Compress a model of `transformers`, or a folder with one.
-
-    recipe: such as "int4", "int4-g128-gptq" or "rotate+int4-awq", the path of a TOML file, or steps: see
-        `compress.recipe`.
-    calibration: for methods that need it: dicts with input_ids (batch, sequence) and, where there is padding, an
-        attention_mask; or texts, with a tokenizer. Padding does not count.
-    out: of a folder, where the compressed model is written block by block: one block is in memory at a time, and a
-        run that was interrupted goes on where it stopped.
-    progress: called with the blocks that are done, all blocks, and what comes next.
-
-    The model is not changed. Raises ValueError for a recipe that does not fit the model, naming the layer, and for
-    calibration data that is missing or too short; nothing has been computed then.
-    """
-    made = recipe if isinstance(recipe, Recipe) else parse(recipe) if isinstance(recipe, str) else Recipe((recipe,))
-    if isinstance(model, nn.Module):
-        if out is not None:
-            raise ValueError("out= is for a folder; call .save(folder) on the result")
-        return Compression(Held(model), made, calibration, tokenizer, progress).run()
-    from tutti.compress.folder import compress_folder
-
-    return compress_folder(Path(model), made, calibration, out, tokenizer, progress)
 
 
 class Held:
@@ -167,6 +142,7 @@ class Compression:
     ):
         self.source, self.recipe, self.model = source, recipe, source.model
         self.progress, self.report = progress, Report()
+        self.weights: dict[str, Tensor] = {}  # of quantized layers before they were rounded
         self.quantize: Quantize | None = recipe.find(Quantize)
         self.rotation: Rotate | None = recipe.find(Rotate)
         self.schemes = check(self.model, recipe)
@@ -301,6 +277,7 @@ class Compression:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
         made = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
         self.model.set_submodule(path, made)
+        self.weights[path] = weight
         after, tokens = scheme.bytes(weight.shape, weight.dtype), statistics.count if statistics else 0
         self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, after, error, tokens, note))
 
@@ -322,7 +299,7 @@ class Compression:
         if (scheme := self.quantize.embeddings) is not None and embedding is not None:
             path = next(name for name, x in self.model.named_modules() if x is embedding)
             weight = embedding.weight.data
-            parts = rtn.quantize(weight, scheme)
+            self.weights[path], parts = weight, rtn.quantize(weight, scheme)
             table = QuantizedLinear.from_parts(
                 parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype
             )

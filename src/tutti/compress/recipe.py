@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -196,10 +197,11 @@ class Recipe:
         kinds = [type(x) for x in self.steps]
         if not kinds:
             raise ValueError("a recipe needs at least one step")
-        if kinds.count(Quantize) > 1:
+        if kinds.count(Quantize) + kinds.count(Mixed) > 1:
             raise ValueError("a recipe quantizes once: give several schemes as `overrides` of one step")
-        if Rotate in kinds and Quantize in kinds and kinds.index(Rotate) > kinds.index(Quantize):
-            raise ValueError("a quantized model cannot be rotated: put rotate before")
+        ends = next((i for i, x in enumerate(kinds) if x in (Quantize, Mixed)), len(kinds))
+        if late := [x.__name__.lower() for x in kinds[ends + 1 :] if x is not Distill]:
+            raise ValueError(f"a quantized model is only distilled: put {late[0]} before")
 
     def __add__(self, other: Recipe) -> Recipe:
         return Recipe(self.steps + other.steps)
@@ -220,7 +222,15 @@ def parse(text: str) -> Recipe:
     A step that quantizes is a scheme and options, joined by `-`: `int2` to `int8` or `float8`; `g32`, `g64`, ...
     or `channel` (groups; int8 has none by default); `zeros`; `a8` or `a8static` (int8 activations); `s16` (scales in
     float16); a method; `e8` or `e4` (embeddings in int8, or in int4 with groups of 32); `head` (the output layer, too).
-    `w8a8` is `int8-a8`. Raises ValueError for what it does not know.
+    `w8a8` is `int8-a8`. The others are
+
+        mixed-3.2-gptq-e4                         bits per weight, and options that quantize
+        prune-0.5-wanda, prune-2:4                a share or a pattern, and a method
+        shrink-heads0.5-channels0.75-layers2      what stays, and the number of layers that are removed; experts0.5
+        distill-500-lr0.001-hidden1               steps and options
+        rotate, rotate-untie
+
+    Raises ValueError for what it does not know.
     """
     if text.endswith(".toml"):
         return from_toml(text)
@@ -228,10 +238,17 @@ def parse(text: str) -> Recipe:
 
 
 def _step(text: str) -> Step:
+    name, *options = text.split("-")
     if text in ("rotate", "rotate-untie"):
         return Rotate(untie=text.endswith("untie"))
-    first, *options = text.split("-")
-    scheme, options = _scheme(first, options)
+    if name in READ:
+        return READ[name](text, options)
+    made, options = _scheme(name, options)
+    return Quantize(made, **_quantizing(text, options, made))
+
+
+def _quantizing(text: str, options: list[str], scheme: Scheme) -> dict[str, Any]:
+    """Options of a step that quantizes, but its scheme."""
     made: dict[str, Any] = {}
     for option in options:
         if option in METHODS:
@@ -241,11 +258,65 @@ def _step(text: str) -> Step:
         elif option == "head":
             made["ignore"] = ()
         else:
-            known = [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "head", "e4", "e8", "g64"]
-            near = get_close_matches(option, known, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-            raise ValueError(f"{option!r} in recipe {text!r} is not known; {remedy}")
-    return Quantize(scheme, **made)
+            raise _unknown(
+                text, option, [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "head", "e4", "e8", "g64"]
+            )
+    return made
+
+
+def _mixed(text: str, options: list[str]) -> Mixed:
+    made: dict[str, Any] = {}
+    if options and (bits := _number(options[0])) is not None:
+        made["bits"], options = bits, options[1:]
+    return Mixed(**made, **_quantizing(text, options, Scheme()))
+
+
+def _prune(text: str, options: list[str]) -> Prune:
+    made: dict[str, Any] = {}
+    for option in options:
+        if option in PRUNED:
+            made["method"] = option
+        elif ":" in option:
+            made["pattern"] = option
+        elif (share := _number(option)) is not None:
+            made["sparsity"] = share
+        else:
+            raise _unknown(text, option, [*PRUNED, "2:4", "0.5"])
+    return Prune(**made)
+
+
+def _named(kind: Callable[..., Step], names: Sequence[str], first: str = "") -> Callable[[str, list[str]], Step]:
+    """Reads options that are a name and a number; first: the name of one that is a number alone."""
+
+    def read(text: str, options: list[str]) -> Step:
+        made: dict[str, Any] = {}
+        for option in options:
+            match = re.fullmatch(r"([a-z]*)([\d.]+(?:e-?\d+)?)", option)
+            name = (match[1] or first) if match else ""
+            if match is None or name not in names:
+                raise _unknown(text, option, [f"{x}1" for x in names])
+            made[name] = int(match[2]) if name in ("layers", "steps") else float(match[2])
+        return kind(**made)
+
+    return read
+
+
+READ: dict[str, Callable[[str, list[str]], Step]] = {
+    "mixed": _mixed,
+    "prune": _prune,
+    "shrink": _named(Shrink, ("heads", "channels", "experts", "layers")),
+    "distill": _named(Distill, ("steps", "lr", "temperature", "hidden"), "steps"),
+}
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+
+
+def _unknown(text: str, option: str, known: Sequence[str]) -> ValueError:
+    near = get_close_matches(option, known, 1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    return ValueError(f"{option!r} in recipe {text!r} is not known; {remedy}")
 
 
 def scheme(text: str) -> Scheme:
@@ -263,7 +334,9 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
         name, options = "int8", ["a8", *options]
     match = re.fullmatch(r"int([2-8])", name)
     if not match and name != "float8":
-        raise ValueError(f"{name!r} is not a step; expected int2 to int8, w8a8, float8 or rotate")
+        raise ValueError(
+            f"{name!r} is not a step; expected int2 to int8, w8a8, float8, mixed, rotate, prune, shrink or distill"
+        )
     bits = int(match[1]) if match else 8
     made, rest = Scheme(bits, 64 if bits < 8 else None, kind="int" if match else "float8"), []
     changed: dict[str, Any] = {}
@@ -310,6 +383,8 @@ def _of_table(table: dict[str, Any]) -> Step:
             raise ValueError(f"{name} has no {key!r}; {f'did you mean {near[0]!r}?' if near else ', '.join(known)}")
         if key in ("scheme", "embeddings"):
             values[key] = scheme(value)
+        elif key == "schemes":
+            values[key] = tuple(map(scheme, value))
         elif key == "overrides":
             values[key] = tuple((x, None if y == "keep" else scheme(y)) for x, y in value)
         elif isinstance(value, list):

@@ -127,7 +127,7 @@ def sensitivity(
                 lost.append(_divergence(expected, _predictions(walk, i)))
             layer.weight = weight
             losses[where], weights[where] = tuple(lost), weight.numel()
-            sizes[where] = tuple(x.bytes(*weight.shape, weight.dtype) for x in schemes)
+            sizes[where] = tuple(x.bytes(weight.shape, weight.dtype) for x in schemes)
         walk.hidden = inputs
         walk.run(i, outputs=True)
     return Sensitivity(tuple(schemes), losses, sizes, weights)

@@ -3,11 +3,12 @@
 What is left is an ordinary model of `transformers` with another config. What a layer with weight W (n, k) loses when
 only the inputs S are left is measured over the calibration data, with G = sum x x^T of its inputs:
 
-    heads, channels   those are removed whose share ||W[:, j] x_j||^2 = ||W[:, j]||^2 G[j, j] of the output is least; then
-                      W becomes W G[:, S] (G[S, S] + damping)^-1, the least-squares fit of the whole output to what is
-                      left (the optimal brain surgeon's correction for a group of weights, Hassibi and Stork 1993)
+    heads, channels   those whose share ||W[:, j] x_j||^2 = ||W[:, j]||^2 G[j, j] of the output is least; then W becomes
+                      W G[:, S] (G[S, S] + damping)^-1, the least-squares fit of the whole output to what is left (the
+                      optimal brain surgeon's correction for a group of weights, Hassibi and Stork 1993)
     experts           those that are given the fewest tokens
-    layers            those whose outputs have the largest mean cosine with their inputs (block influence, Men et al. 2024)
+    layers            those whose outputs have the largest mean cosine with their inputs (block influence, Men et al.
+                      2024, arXiv:2403.03853)
 
 A head is removed with its key and value heads: of grouped-query attention, a whole group.
 """
@@ -109,7 +110,7 @@ def count_of(count: int, share: float, what: str) -> int:
 
 
 def least_squares(weight: Tensor, gram: Tensor, keep: Tensor) -> Tensor:
-    """The weight (n, len(keep)) for the inputs `keep` that is nearest to a weight (n, k) over data with x x^T = gram."""
+    """The weight (n, len(keep)) for the inputs `keep` that is nearest to a weight (n, k). gram: sum of x x^T (k, k)."""
     gram = gram.double()
     inner = gram[keep][:, keep]
     inner.diagonal().add_(DAMPING * inner.diagonal().mean().clamp(min=1e-12))

@@ -12,11 +12,69 @@ Files keep the zeros: what is gained is speed on hardware that skips 2 of 4, and
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from tutti.compress.blocks import Batch, Walk, stack_of
+from tutti.compress.experts import is_experts
 from tutti.compress.gptq import BLOCK, factor
+from tutti.compress.modules import check_patterns, linear_layers, matching, shapes
 from tutti.compress.recipe import Prune
+
+
+def check(model: nn.Module, step: Prune) -> list[str]:
+    """The paths of the layers that a step prunes. Raises ValueError if it does not fit a model."""
+    found = shapes(model)
+    check_patterns(list(found), step.layers, "layers")
+    check_patterns(list(found), [x for x in step.ignore if x != "lm_head"], "ignore")
+    ignored = {*matching(found, step.ignore)}
+    paths = [path for path in matching(found, step.layers) if path not in ignored]
+    if not paths:
+        raise ValueError("the recipe ignores all layers that it prunes")
+    for path in paths:
+        if step.pattern and found[path][1] % step.period:
+            raise ValueError(f"{path} has {found[path][1]} inputs, which pattern {step.pattern!r} does not divide: "
+                             "ignore it")  # fmt: skip
+    fused = [name for name, x in model.named_modules() if is_experts(x)]
+    if inside := [path for path in paths if any(path.startswith(f"{x}.") for x in fused)]:
+        raise ValueError(f"experts such as {inside[0]} are not pruned: ignore '*.experts.*', or shrink their number")
+    if step.calibrated and stack_of(model) is None:
+        raise ValueError(f"{type(model).__name__} has no single list of blocks: use magnitude")
+    return paths
+
+
+@torch.no_grad()
+def pruned(
+    model: Any, step: Prune, batches: Sequence[Batch], progress: Callable[[int, int, str], None] | None = None
+) -> tuple[Any, float]:
+    """A pruned copy of a model, and the share of zeros in the layers that were pruned. The model is not changed."""
+    paths = set(check(model, step))
+    made = copy.deepcopy(model).eval()
+    walk = None
+    path, blocks = stack_of(made) or ("", nn.ModuleList())
+    if step.calibrated:
+        walk = Walk(made, blocks, batches)
+        walk.begin()
+    for i, block in enumerate(blocks):
+        if progress:
+            progress(i, len(blocks), f"prunes {path}.{i}")
+        layers = {name: x for name, x in linear_layers(block).items() if f"{path}.{i}.{name}" in paths}
+        found = walk.statistics(i, layers) if walk else {}
+        for name, layer in layers.items():
+            layer.weight.data.copy_(prune(layer.weight.data, step, found[name].gram if name in found else None))
+        if walk:
+            walk.run(i, outputs=True)
+    inside = {f"{path}.{i}.{name}" for i, block in enumerate(blocks) for name in linear_layers(block)}
+    outside = {p: x for p, x in linear_layers(made).items() if p in paths and p not in inside}
+    found = walk.tail(outside) if walk and outside else {}
+    for name, layer in outside.items():
+        layer.weight.data.copy_(prune(layer.weight.data, step, found[name].gram if name in found else None))
+    weights = [x.weight for p, x in linear_layers(made).items() if p in paths]
+    return made, sum(int((x == 0).sum()) for x in weights) / sum(x.numel() for x in weights)
 
 
 def prune(weight: Tensor, step: Prune, gram: Tensor | None) -> Tensor:

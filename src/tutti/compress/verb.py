@@ -1,0 +1,134 @@
+"""`tutti.compress`: one verb for all recipes, and one object that it returns."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from tutti.compress import sparsity
+from tutti.compress.blocks import Batch, checked
+from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of
+from tutti.compress.compressor import check as check_quantized
+from tutti.compress.distill import distill
+from tutti.compress.folder import compress_folder
+from tutti.compress.modules import shapes
+from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
+from tutti.compress.search import search
+from tutti.compress.shrink import check as check_shrink
+from tutti.compress.shrink import shrink
+
+
+def compress(
+    model: nn.Module | str | Path,
+    recipe: Recipe | Step | str,
+    calibration: Iterable[Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    tokenizer: Any = None,
+    training: Iterable[Any] | None = None,
+    progress: Progress | None = None,
+) -> Compressed:
+    """Compress a model of `transformers`, or a folder with one.
+
+    recipe: such as "int4", "int4-g128-gptq" or "rotate+int4-awq", the path of a TOML file, or steps: see
+        `compress.recipe`.
+    calibration: for methods that need it: dicts with input_ids (batch, sequence) and, where there is padding, an
+        attention_mask; or texts, with a tokenizer. Padding does not count.
+    out: of a folder, where the compressed model is written block by block: one block is in memory at a time, and a
+        run that was interrupted goes on where it stopped. Only quantization and rotation work so.
+    training: more data like the calibration data, for distillation; by default that is used again.
+    progress: called with what is done (blocks, or steps), all of it, and what comes next.
+
+    The model is not changed. Raises ValueError for a recipe that does not fit the model, naming the layer, and for
+    calibration data that is missing or too short; nothing has been computed then.
+    """
+    made = recipe if isinstance(recipe, Recipe) else parse(recipe) if isinstance(recipe, str) else Recipe((recipe,))
+    if isinstance(model, nn.Module):
+        if out is not None:
+            raise ValueError("out= is for a folder; call .save(folder) on the result")
+        return _Run(model, made, calibration, training, tokenizer, progress).run()
+    if others := [type(x).__name__.lower() for x in made.steps if not isinstance(x, Quantize | Rotate)]:
+        raise ValueError(f"{others[0]} needs the whole model in memory: load it and give the model")
+    return compress_folder(Path(model), made, calibration, out, tokenizer, progress)
+
+
+class _Run:
+    """The steps of a recipe in order, each on what the one before it has made."""
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, calibration: Any, training: Any, tokenizer: Any, progress: Any
+    ):
+        self.teacher = self.model = model
+        self.recipe, self.progress, self.report = recipe, progress, Report()
+        self.weights: dict[str, Tensor] = {}  # of quantized layers before they were rounded
+        self.batches: list[Batch] | None = None
+        if calibration is not None:
+            self.batches = checked(calibration, max((k for _, k in shapes(model).values()), default=0), tokenizer)
+        elif recipe.calibrated:
+            raise ValueError("the recipe needs data: calibration=[{'input_ids': ...}, ...], or texts and tokenizer=")
+        self.training = self.batches if training is None else checked(training, 0, tokenizer)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ValueError for what can be seen before anything is computed."""
+        before: list[type] = []
+        for step in self.recipe.steps:
+            if isinstance(step, Prune | Shrink | Mixed | Rotate | Quantize) and {Quantize, Mixed} & {*before}:
+                raise ValueError(f"{type(step).__name__.lower()} comes before the model is quantized: change the order")
+            if isinstance(step, Shrink):
+                check_shrink(self.model, step)
+            if isinstance(step, Prune):
+                sparsity.check(self.model, step)
+            before.append(type(step))
+        kept = Recipe(tuple(x for x in self.recipe.steps if not isinstance(x, Mixed)) or (Rotate(),))
+        if Shrink not in before:
+            check_quantized(self.model, kept)
+
+    def run(self) -> Compressed:
+        begun, before = time.perf_counter(), sum(x.nbytes for x in self.model.parameters())
+        joined: list[Rotate | Quantize] = []
+        for step in self.recipe.steps:
+            if isinstance(step, Mixed):
+                assert self.batches is not None
+                self._together(joined)
+                step, table = search(self.model, step, self.batches, self.progress)
+                self.report.sensitivity = table
+            if isinstance(step, Rotate | Quantize):
+                joined.append(step)
+                continue
+            self._together(joined)
+            self._alone(step)
+        self._together(joined)
+        self.report.before, self.report.after = before, bytes_of(self.model)
+        self.report.seconds = time.perf_counter() - begun
+        return Compressed(self.model, self.report, self.recipe)
+
+    def _together(self, steps: list[Rotate | Quantize]) -> None:
+        """Rotate and quantize, block by block."""
+        if not steps:
+            return
+        run = Compression(Held(self.model), Recipe(tuple(steps)), self.batches, progress=self.progress)
+        self.model = run.run().model
+        self.weights = run.weights
+        self.report.layers += run.report.layers
+        steps.clear()
+
+    def _alone(self, step: Prune | Shrink | Distill) -> None:
+        batches = self.batches or []
+        if isinstance(step, Shrink):
+            self.model, removed = shrink(self.model, step, batches, self.progress)
+            self.report.notes += [f"{kind}: {left} of {count} left" for kind, (count, left) in removed.counts.items()]
+        elif isinstance(step, Prune):
+            self.model, zeros = sparsity.pruned(self.model, step, batches, self.progress)
+            self.report.notes.append(f"{100 * zeros:.1f} % of the weights of linear layers are zero")
+        else:
+            student = copy.deepcopy(self.model)
+            losses = distill(student, self.teacher, self.training or [], step, self.weights, self.progress)
+            self.model, tenth = student, max(1, len(losses) // 10)
+            first, last = (sum(x) / tenth for x in (losses[:tenth], losses[-tenth:]))
+            self.report.notes.append(f"distilled in {step.steps} steps: loss {first:.4f} to {last:.4f}")
