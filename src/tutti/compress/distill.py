@@ -58,10 +58,7 @@ def distill(
     student.eval().requires_grad_(True)
     teacher.eval().requires_grad_(False)
     optimizer = torch.optim.AdamW(_groups(student, step), lr=step.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    warm = max(1, step.steps // 20)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda i: min((i + 1) / warm, 0.05 + 0.475 * (1 + math.cos(math.pi * i / step.steps)))
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: rate(i, step.steps))
     both = nn.ModuleDict({"student": student, "teacher": teacher})
     trained = tutti.parallelize(
         both, optimizer, dict(batches[0]), loss=lambda model, batch: loss(model, batch, step.temperature, step.hidden),
@@ -76,6 +73,11 @@ def distill(
     student.requires_grad_(False)
     qat.finished(student)
     return losses
+
+
+def rate(i: int, steps: int) -> float:
+    """The share of the highest learning rate in step i: it rises over a twentieth, and falls as a cosine to 5 %."""
+    return min((i + 1) / max(1, steps // 20), 0.05 + 0.475 * (1 + math.cos(math.pi * i / steps)))
 
 
 def _groups(student: nn.Module, step: Distill) -> list[dict[str, Any]]:

@@ -3,9 +3,10 @@
 What is left is an ordinary model of `transformers` with another config. What a layer with weight W (n, k) loses when
 only the inputs S are left is measured over the calibration data, with G = sum x x^T of its inputs:
 
-    heads, channels   those whose share ||W[:, j] x_j||^2 = ||W[:, j]||^2 G[j, j] of the output is least; then W becomes
-                      W G[:, S] (G[S, S] + damping)^-1, the least-squares fit of the whole output to what is left (the
-                      optimal brain surgeon's correction for a group of weights, Hassibi and Stork 1993)
+    heads, channels   those whose share ||W[:, j] x_j||^2 = ||W[:, j]||^2 G[j, j] of the output is least; then W
+                      becomes W[:, S] + W[:, R] G[R, S] (G[S, S] + damping)^-1 for the removed inputs R, the least-squares
+                      fit of the whole output to what is left (the optimal brain surgeon's correction for a group of
+                      weights, Hassibi and Stork 1993)
     experts           those that are given the fewest tokens
     layers            those whose outputs have the largest mean cosine with their inputs (block influence, Men et al.
                       2024, arXiv:2403.03853)
@@ -111,10 +112,12 @@ def count_of(count: int, share: float, what: str) -> int:
 
 def least_squares(weight: Tensor, gram: Tensor, keep: Tensor) -> Tensor:
     """The weight (n, len(keep)) for the inputs `keep` that is nearest to a weight (n, k). gram: sum of x x^T (k, k)."""
-    gram = gram.double()
+    gram, weight = gram.double(), weight.double()
+    gone = torch.ones(len(gram), dtype=torch.bool)
+    gone[keep] = False
     inner = gram[keep][:, keep]
     inner.diagonal().add_(DAMPING * inner.diagonal().mean().clamp(min=1e-12))
-    return torch.linalg.solve(inner, gram[keep] @ weight.double().T).T
+    return weight[:, keep] + torch.linalg.solve(inner, gram[keep][:, gone] @ weight[:, gone].T).T
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------
