@@ -155,7 +155,7 @@ class QuantizedLinear(nn.Module):
             made = ops.linear_int4(rows, self.q, self.scales, self.zeros, self.bias)
         else:
             made = F.linear(rows, self.dequantize().to(x.dtype), self.bias)
-        return made.reshape(*x.shape[:-1], -1)
+        return made.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.scheme}"
