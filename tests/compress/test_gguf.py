@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from serve import tiny
 from tutti.compress.formats import gguf, gguf_file
 from tutti.compress.formats.gguf_blocks import BY_NAME
+from tutti.compress.formats.gguf_tokenizer import SPLITS
+from tutti.data.tokenizer import train_tokenizer, train_wordpiece
 
 SIZES: dict[str, Any] = dict(
     vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -110,32 +112,34 @@ def test_the_reference_reader_finds_the_same_content(tmp_path):
     assert set(ours.metadata) == {x for x in theirs.fields if not x.startswith("GGUF.")}
 
 
-@pytest.mark.parametrize("kind", ["llama-bpe", "gpt-2", "qwen2"])
-def test_a_tokenizer_comes_back(kind, tmp_path):
+def tokenizer_of(kind: str) -> Any:
+    """A tokenizer of 290 tokens with a splitter of `SPLITS`."""
     from tokenizers import Regex, pre_tokenizers
 
-    from tutti.compress.formats.gguf_tokenizer import SPLITS
-    from tutti.data.tokenizer import train_tokenizer
+    tokenizer = train_tokenizer(["def f(x): return x12345 + 'it''s'\n\n  h\u00e9\u00e9 \u65e5\u672c " * 3], 290)
+    if pattern := SPLITS[kind]:
+        split, letters = pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False)
+        letters.use_regex = False
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    return tokenizer
 
-    tokenizer = train_tokenizer(["def f(x): return x12345 + 'it''s'\n\n  héé 日本 " * 3], 290)
-    if SPLITS[kind]:
-        splits = [
-            pre_tokenizers.Split(Regex(SPLITS[kind]), "isolated"),
-            pre_tokenizers.ByteLevel(False, use_regex=False),
-        ]
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+
+TEXT = "def g(y):\n    return y + 98765  # it's \u65e5\u672c\u00e9\n\n"
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_a_tokenizer_comes_back(kind, tmp_path):
+    tokenizer = tokenizer_of(kind)
     tokenizer.chat_template = tiny.TEMPLATE
     gguf.save(model_of(CONFIGS["llama"]), tmp_path / "m.gguf", tokenizer=tokenizer)
     back = gguf.load_tokenizer(tmp_path / "m.gguf")
-    text = "def g(y):\n    return y + 98765  # it's <|endoftext|> 日本é"
+    text = TEXT + "<|endoftext|>"
     assert back(text).input_ids == tokenizer(text).input_ids
     assert back.decode(back(text).input_ids) == text
     assert (back.chat_template, back.eos_token) == (tiny.TEMPLATE, tokenizer.eos_token)
 
 
 def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path):
-    from tutti.data.tokenizer import train_wordpiece
-
     with pytest.raises(ValueError, match=r"WordPiece.*pass tokenizer=None"):
         gguf.save(model_of(CONFIGS["llama"]), tmp_path / "m", tokenizer=train_wordpiece(["a few words"], 50))
     gguf.save(model_of(CONFIGS["llama"]), tmp_path / "m")
@@ -303,3 +307,15 @@ def test_llama_cpp_computes_the_same_logits(name, kind, tmp_path):
     theirs.close()
     error = (found - ours).norm() / ours.norm()
     assert error < (1e-3 if kind == "f32" else 0.03), error
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_llama_cpp_tokenizes_alike(kind, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    tokenizer = tokenizer_of(kind)
+    gguf.save(model_of(CONFIGS["llama"]), tmp_path / "m.gguf", tokenizer=tokenizer)
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, n_threads=1, vocab_only=True, verbose=False)
+    found = theirs.tokenize(TEXT.encode() + b"<|endoftext|>", special=True, add_bos=False)
+    assert found == tokenizer(TEXT + "<|endoftext|>").input_ids
+    assert theirs.detokenize(found, special=True).decode() == TEXT + "<|endoftext|>"
+    theirs.close()
