@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tutti.api.step import Step as Step
     from tutti.api.store import Store as Store
     from tutti.check.user import rule as rule
+    from tutti.compress import compress as compress
     from tutti.checkpoint.checkpoints import Checkpoints as Checkpoints
     from tutti.hardware import Cluster as Cluster
     from tutti.hardware import register_device as register_device
@@ -82,7 +83,7 @@ NAMES = {
 }
 
 
-PACKAGES = ("optim",)  # public packages, imported on first use
+PACKAGES = ("compress", "optim")  # public packages, imported on first use
 
 
 def __getattr__(name: str) -> Any:

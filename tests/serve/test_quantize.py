@@ -10,8 +10,8 @@ from torch import nn
 import encoder_models
 from tutti.nn.linear_int4 import dequantize_int4, quantize_int4
 from tutti.nn.linear_int8 import dequantize_int8, quantize_int8
+from tutti.nn.quantized_linear import quantized_layers
 from tutti.serve import Engine, Request, Sampling
-from tutti.serve.quantize import layers_of
 
 WIDE = dict(hidden_size=64, intermediate_size=128)
 GREEDY = Sampling(max_tokens=8, temperature=0, ignore_end=True, logprobs=3)
@@ -113,4 +113,4 @@ def test_what_cannot_be_quantized():
         Engine(tiny.model(), blocks=32, plan="single", quantize="int4")
     with pytest.raises(ValueError, match="with adapters"):
         Engine(tiny.model(), blocks=32, plan="single", quantize="int8", adapters={"a": "folder"})
-    assert not layers_of(tiny.model())
+    assert not quantized_layers(tiny.model())

@@ -19,7 +19,7 @@ from tutti.exec.relayout import Placed, move
 from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.weights import Wanted, load_weights, tensor_names
-from tutti.serve.quantize import QuantizedLinear, layers_of
+from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 
 PREFIX = "param:model."  # of parameters in the engine's store
 AT_ONCE = 1 << 30  # bytes of weights in memory while they are rounded
@@ -60,7 +60,7 @@ def _groups(layers: Mapping[str, QuantizedLinear]) -> Iterator[dict[str, torch.T
 
 def _as_given(store: Store, layers: Container[str]) -> list[str]:
     """The names of parameters in the store that are not rounded."""
-    rounded = "q", "scales"
+    rounded = "q", "scales", "zeros"
 
     def is_rounded(path: str, _: str, last: str) -> bool:
         return path in layers and last in rounded
@@ -85,7 +85,7 @@ def _reader(folder: Path, model: nn.Module) -> Callable[[Mapping[str, ShardedTen
 
 def _layers(store: TensorStore, model: nn.Module) -> dict[str, QuantizedLinear]:
     """The quantized layers that the served steps use."""
-    return {path: x for path, x in layers_of(model).items() if f"{PREFIX}{path}.q" in store.tensors}
+    return {path: x for path, x in quantized_layers(model).items() if f"{PREFIX}{path}.q" in store.tensors}
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _whole(folder: Path, model: Any) -> dict[str, torch.Tensor]:
 
 def _round(store: Store, path: str, layer: QuantizedLinear, weight: torch.Tensor) -> None:
     """Replace the weight of a quantized layer."""
-    for name, x in zip(("q", "scales"), layer.rounded(weight.to(layer.dtype)), strict=True):
+    for name, x in layer.rounded(weight).items():
         with _in_place(store, f"{PREFIX}{path}.{name}") as stored:
             store.place(stored, x)
 

@@ -1,0 +1,22 @@
+"""Compression of models: `tutti.compress(model, recipe)`. The package is the verb."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from tutti.compress.compressor import Compressed, Report, compress
+from tutti.compress.recipe import Quantize, Recipe, Rotate, parse
+from tutti.nn.scheme import Scheme
+
+__all__ = ["Compressed", "Quantize", "Recipe", "Report", "Rotate", "Scheme", "compress", "parse"]
+
+
+class _Callable(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Compressed:
+        return compress(*args, **kwargs)
+
+
+_Callable.__call__.__doc__ = compress.__doc__
+sys.modules[__name__].__class__ = _Callable

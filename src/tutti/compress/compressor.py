@@ -1,0 +1,432 @@
+"""`tutti.compress`: one verb for all recipes, and one object that it returns."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tutti.compress import awq, folds, gptq, hqq, rotate, rtn, smooth
+from tutti.compress.blocks import Walk, checked, linear_layers, stack_of
+from tutti.compress.experts import ExpertLayers, check_experts, is_experts
+from tutti.compress.modules import check_patterns, matches, matching, sharing_copy
+from tutti.compress.recipe import Quantize, Recipe, Rotate, Step, parse
+from tutti.compress.statistics import Statistics
+from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
+from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.nn.scheme import Parts, Scheme
+
+Progress = Callable[[int, int, str], None]
+FORMATS = ("compressed-tensors",)
+
+
+class LayerReport(NamedTuple):
+    """What became of a layer.
+
+    scheme: of its weight. before, after: bytes. error: ||X (W - Q)^T|| / ||X W^T|| over the calibration data, or of
+    the weight alone without data. tokens: of the data that reached it. note: what was done in another way than asked.
+    """
+
+    path: str
+    scheme: str
+    before: int
+    after: int
+    error: float
+    tokens: int = 0
+    note: str = ""
+
+
+@dataclass
+class Report:
+    """What became of each layer. before, after: bytes of the whole model."""
+
+    layers: list[LayerReport] = field(default_factory=list)
+    before: int = 0
+    after: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':<48} {'scheme':<14} {'bytes':>12} {'error':>8}"]
+        for x in self.layers:
+            lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {x.error:>8.4f} {x.note}".rstrip())
+        ratio = self.before / max(1, self.after)
+        return "\n".join([*lines, f"{self.before:,} bytes -> {self.after:,} bytes ({ratio:.2f} x), {self.seconds:.1f} s"])
+
+
+@dataclass
+class Compressed:
+    """A compressed model.
+
+    model: a copy with quantized layers, which generates with plain `transformers` code; None if it was written to a
+    folder as it was made. report: what became of each layer. folder: where it was written.
+    """
+
+    model: Any
+    report: Report
+    recipe: Recipe
+    folder: Path | None = None
+
+    def save(self, folder: str | Path, format: str = "compressed-tensors", shard: int = 5 << 30) -> Path:
+        """Write the model, in files of at most `shard` bytes. The folder appears when it is complete.
+
+        `transformers`, vLLM and `tutti serve` load the format compressed-tensors. Raises ValueError for an unknown
+        format, or for a folder that is not a model's.
+        """
+        if format not in FORMATS:
+            raise ValueError(f"format={format!r}; expected one of {', '.join(FORMATS)}")
+        if self.model is None:
+            raise ValueError(f"the model has been written to {self.folder} already")
+        from tutti.compress.formats.compressed_tensors import save
+
+        return save(self.model, Path(folder), shard)
+
+
+def compress(
+    model: nn.Module | str | Path,
+    recipe: Recipe | Step | str,
+    calibration: Iterable[Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+) -> Compressed:
+    """Compress a model of `transformers`, or a folder with one.
+
+    recipe: such as "int4", "int4-g128-gptq" or "rotate+int4-awq", the path of a TOML file, or steps (`compress.recipe`).
+    calibration: for methods that need it: dicts with input_ids (batch, sequence) and, where there is padding, an
+        attention_mask; or texts, with a tokenizer. Padding does not count.
+    out: of a folder, where the compressed model is written block by block: one block is in memory at a time, and a
+        run that was interrupted goes on where it stopped.
+    progress: called with the blocks that are done, all blocks, and what comes next.
+
+    The model is not changed. Raises ValueError for a recipe that does not fit the model, naming the layer, and for
+    calibration data that is missing or too short; nothing has been computed then.
+    """
+    made = recipe if isinstance(recipe, Recipe) else parse(recipe) if isinstance(recipe, str) else Recipe((recipe,))
+    if isinstance(model, nn.Module):
+        if out is not None:
+            raise ValueError("out= is for a folder; call .save(folder) on the result")
+        return Compression(Held(model), made, calibration, tokenizer, progress).run()
+    from tutti.compress.folder import compress_folder
+
+    return compress_folder(Path(model), made, calibration, out, tokenizer, progress)
+
+
+class Held:
+    """A model in memory whose blocks are copied when they are compressed."""
+
+    def __init__(self, model: nn.Module):
+        self.model = sharing_copy(model).eval()
+        self._copies: dict[int, nn.Parameter] = {}
+
+    def begin(self, stack: str) -> None:
+        """Called once, with the path of the blocks."""
+        self.stack = stack
+
+    def outside(self) -> None:
+        """Make parameters outside of blocks ready to be changed."""
+        for path, module in self.model.named_modules():
+            for name, x in module._parameters.items():
+                if x is not None and not path.startswith(f"{self.stack}."):
+                    module._parameters[name] = self._copies.setdefault(id(x), nn.Parameter(x.detach().clone(), False))
+
+    def block(self, path: str) -> bool:
+        """Make a block ready to be changed. Whether it is compressed already."""
+        self.model.set_submodule(path, copy.deepcopy(self.model.get_submodule(path)))
+        return False
+
+    def done(self, path: str) -> None:
+        """Called when a block is compressed and no longer needed."""
+
+    def end(self) -> None:
+        """Called when all is compressed."""
+
+
+class Compression:
+    """One run of a recipe over a model.
+
+    source: gives the blocks of the model, and takes them back.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        recipe: Recipe,
+        calibration: Iterable[Any] | None = None,
+        tokenizer: Any = None,
+        progress: Progress | None = None,
+    ):
+        self.source, self.recipe, self.model = source, recipe, source.model
+        self.progress, self.report = progress, Report()
+        self.quantize: Quantize | None = recipe.find(Quantize)
+        self.rotation: Rotate | None = recipe.find(Rotate)
+        self.schemes = check(self.model, recipe)
+        self.stack = stack_of(self.model)
+        if self.stack is None and (recipe.calibrated or self.rotation):
+            raise ValueError(f"{type(self.model).__name__} has no single list of blocks, which gptq, awq, smooth, static "
+                             "activations and rotate need: use rtn or hqq")  # fmt: skip
+        batches = []
+        if recipe.calibrated:
+            if calibration is None:
+                raise ValueError("the recipe needs data: calibration=[{'input_ids': ...}, ...], or texts and tokenizer=")
+            widest = max(k for _, k in shapes(self.model).values())
+            batches = checked(calibration, widest, tokenizer)
+        elif self.rotation:
+            batches = [{"input_ids": torch.arange(16).remainder(_vocabulary(self.model)).unsqueeze(0)}]
+        self.batches = batches
+        self.report.before = sum(x.nbytes for x in self.model.parameters())
+
+    @torch.no_grad()
+    def run(self) -> Compressed:
+        """The compressed model."""
+        begun = time.perf_counter()
+        walk = None
+        path, blocks = self.stack or ("", [])
+        self.source.begin(path)
+        turn = None
+        if self.batches:
+            self.source.block(f"{path}.0")
+            walk = Walk(self.model, blocks, self.batches)
+            if self.rotation:
+                self.source.outside()
+                turn = rotate.Turn(self.model, self.rotation)
+                turn.begin(walk)
+            walk.begin()
+        for i in range(len(blocks)):
+            name = f"{path}.{i}"
+            if self.progress:
+                self.progress(i, len(blocks), name)
+            finished = self.source.block(name) if walk is None or i else False
+            if not finished:
+                self._block(walk, i, name, turn)
+            if walk is not None:
+                walk.run(i, outputs=True)
+            self.source.done(name)
+        self._rest(walk, path, turn)
+        self.source.end()
+        if self.progress:
+            self.progress(len(blocks), len(blocks), "")
+        self.report.after = self.source.bytes() if hasattr(self.source, "bytes") else bytes_of(self.model)
+        self.report.seconds = time.perf_counter() - begun
+        return Compressed(self.model, self.report, self.recipe)
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _block(self, walk: Walk | None, i: int, path: str, turn: Any) -> None:
+        """Compress block i."""
+        block = self.model.get_submodule(path)
+        if turn is not None and walk is not None:
+            turn.block(walk, i)
+        for name, x in list(block.named_modules()):
+            if is_experts(x) and any(p.startswith(f"{path}.{name}.") for p in self.schemes):
+                block.set_submodule(name, ExpertLayers(x))
+        quantize = self.quantize
+        if quantize is None:
+            return
+        layers = {name: x for name, x in linear_layers(block).items() if f"{path}.{name}" in self.schemes}
+        experts = {name: x for name, x in block.named_modules() if isinstance(x, ExpertLayers)}
+        outside = {name: x for name, x in layers.items() if not any(name.startswith(f"{e}.") for e in experts)}
+        found: dict[str, Statistics] = {}
+        if walk is not None and quantize.calibrated:
+            found = walk.statistics(i, outside)
+            if quantize.method in ("awq", "smooth"):
+                for fold in folds.find(walk, i, layers):
+                    self._fold(walk, i, path, fold, layers, found)
+        for name, layer in outside.items():
+            self._layer(f"{path}.{name}", layer, found.get(name))
+        routed = walk.routed(i, experts) if walk is not None and quantize.calibrated and experts else {}
+        for name, x in experts.items():
+            self._experts(f"{path}.{name}", x, routed.get(name))
+
+    def _fold(self, walk: Walk, i: int, path: str, fold: Any, layers: Any, found: dict[str, Statistics]) -> None:
+        """Search the factors of a fold, and apply it where the block's outputs stay as they are."""
+        assert self.quantize
+        known = [name for name in fold.consumers if name in found]
+        if not known:
+            return
+        weights = {name: layers[name].weight.data for name in fold.consumers if name in layers}
+        schemes = {name: self.schemes[f"{path}.{name}"] for name in weights}
+        statistics = found[known[0]]
+        if self.quantize.method == "awq":
+            factors = awq.search(weights, schemes, statistics, fold.tied)
+        else:
+            factors = fold.tied(smooth.factors(list(weights.values()), statistics.most, self.quantize.strength))
+        if factors is not None and fold.apply(walk, i, factors):
+            for name in known:
+                found[name] = found[name].divided(factors)
+
+    def _experts(self, path: str, experts: ExpertLayers, routed: list[tuple[Tensor, Tensor]] | None) -> None:
+        """Compress experts one after the other: one matrix of moments is held at a time."""
+        for e in range(experts.count):
+            expert, own = experts[e], f"{path}.{e}"
+            if routed is None:
+                for name, layer in linear_layers(expert).items():
+                    if f"{own}.{name}" in self.schemes:
+                        self._layer(f"{own}.{name}", layer, None)
+                continue
+            rows = [x[(index == e).any(1)] for x, index in routed]
+            statistics = Statistics(expert.gate_proj.in_features)  # pyright: ignore
+            for x in rows:
+                statistics.add(x)
+            for name in ("gate_proj", "up_proj"):
+                if f"{own}.{name}" in self.schemes:
+                    self._layer(f"{own}.{name}", getattr(expert, name), statistics)
+            statistics = Statistics(expert.down_proj.in_features)  # pyright: ignore
+            for x in rows:
+                statistics.add(expert.gated(x))
+            if f"{own}.down_proj" in self.schemes:
+                self._layer(f"{own}.down_proj", expert.down_proj, statistics)  # pyright: ignore
+
+    def _layer(self, path: str, layer: nn.Linear, statistics: Statistics | None) -> None:
+        """Quantize a layer, and put the quantized one in its place."""
+        assert self.quantize
+        scheme, weight = self.schemes[path], layer.weight.data
+        parts, note = quantized(weight, scheme, self.quantize, statistics)
+        rounded = scheme.dequantize(parts)
+        if statistics is not None and statistics.count:
+            error = statistics.error(weight, rounded)
+        else:
+            error = float((weight.float() - rounded).norm() / weight.float().norm().clamp(min=1e-30))
+        scale = None
+        if scheme.activations == "int8-static" and statistics is not None:
+            scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
+        made = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
+        self.model.set_submodule(path, made)
+        self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, scheme.bytes(*weight.shape, weight.dtype),
+                                              error, statistics.count if statistics else 0, note))  # fmt: skip
+
+    def _rest(self, walk: Walk | None, stack: str, turn: Any) -> None:
+        """Compress what stands outside of the blocks."""
+        if turn is not None and walk is not None:
+            turn.end(walk)
+        if self.quantize is None:
+            return
+        outside = {path: x for path, x in linear_layers(self.model).items()
+                   if path in self.schemes and not (stack and path.startswith(f"{stack}."))}  # fmt: skip
+        embedding, head = _embeddings(self.model)
+        tied = head is not None and embedding is not None and head.weight is embedding.weight
+        shared = self.quantize.embeddings is not None and tied
+        outside = {path: x for path, x in outside.items() if not (shared and x is head)}
+        found = walk.tail(outside) if walk is not None and outside and self.quantize.calibrated else {}
+        for path, layer in outside.items():
+            self._layer(path, layer, found.get(path))
+        if (scheme := self.quantize.embeddings) is not None and embedding is not None:
+            path = next(name for name, x in self.model.named_modules() if x is embedding)
+            weight = embedding.weight.data
+            parts = rtn.quantize(weight, scheme)
+            table = QuantizedLinear.from_parts(parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype)
+            self.model.set_submodule(path, QuantizedEmbedding(table, factor_of(embedding)))
+            if tied:
+                self.model.set_submodule(next(name for name, x in self.model.named_modules() if x is head), table)
+            error = float((weight.float() - scheme.dequantize(parts)).norm() / weight.float().norm())
+            self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes,
+                                                  scheme.bytes(*weight.shape, weight.dtype), error))  # fmt: skip
+
+
+def quantized(
+    weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None
+) -> tuple[Parts, str]:
+    """A quantized weight (n, k) by the method of a step, and a note if another one was used."""
+    if step.method == "hqq":
+        return hqq.quantize(weight, scheme), ""
+    if step.method in ("gptq", "awq"):
+        if statistics is None or not statistics.count:
+            return rtn.quantize(weight, scheme), "no token reached it: rounded to nearest"
+        if step.method == "gptq":
+            return gptq.quantize(weight, scheme, statistics.gram, step.damping, step.order), ""
+        return awq.clipped(weight, scheme, statistics.gram), ""
+    return rtn.quantize(weight, scheme), ""
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """The shapes (n, k) of the weights of all linear layers, by path, those of experts among them."""
+    found = {path: (x.out_features, x.in_features) for path, x in linear_layers(model).items()}
+    for path, x in model.named_modules():
+        if is_experts(x):
+            experts: Any = x
+            check_experts(x)
+            both, down = experts.gate_up_proj.shape[1:], experts.down_proj.shape[1:]
+            (n, k), (out, inner) = (both[::-1], down[::-1]) if experts.is_transposed else (both, down)
+            for e in range(experts.num_experts):
+                found |= {f"{path}.{e}.{name}": (n // 2, k) for name in ("gate_proj", "up_proj")}
+                found[f"{path}.{e}.down_proj"] = out, inner
+    return found
+
+
+def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
+    """The scheme of each layer that a recipe quantizes, by path. Raises ValueError if it does not fit the model."""
+    if quantized_layers(model) or getattr(getattr(model, "config", None), "quantization_config", None) is not None:
+        raise ValueError(f"{type(model).__name__} is quantized already: compress the model that it was made of")
+    step: Quantize | None = recipe.find(Quantize)
+    found = shapes(model)
+    if not found or not any(not matches(path, "lm_head") for path in found):
+        raise ValueError(f"{type(model).__name__} has no linear layers (torch.nn.Linear) to compress")
+    if step is None:
+        return {}
+    paths = list(found)
+    check_patterns(paths, step.layers, "layers")
+    check_patterns(paths, [x for x in step.ignore if x != "lm_head"], "ignore")
+    check_patterns(paths, [x for x, _ in step.overrides], "overrides")
+    ignored = {*matching(paths, step.ignore)}
+    schemes: dict[str, Scheme] = {}
+    for path in matching(paths, step.layers):
+        scheme = next((x for pattern, x in step.overrides if matches(path, pattern)), step.scheme)
+        if path not in ignored and scheme is not None:
+            scheme.check(path, found[path][1])
+            schemes[path] = scheme
+    embedding, head = _embeddings(model)
+    if embedding is not None and head is not None and head.weight is embedding.weight:
+        name = next(path for path, x in model.named_modules() if x is head)
+        if step.embeddings is None and name in schemes:
+            raise ValueError(f"{name} is tied to the embeddings: quantize both with embeddings=, or ignore it")
+        schemes.pop(name, None)
+    if step.embeddings is not None:
+        if embedding is None:
+            raise ValueError(f"{type(model).__name__} has no input embeddings to quantize: embeddings=None")
+        factor_of(embedding)
+        step.embeddings.check("the embedding", embedding.weight.shape[1])
+    if not schemes and step.embeddings is None:
+        raise ValueError("the recipe ignores all layers")
+    experts = {path: x for path, x in model.named_modules() if is_experts(x)}
+    inside = {str(x) for path, x in schemes.items() if any(path.startswith(f"{e}.") for e in experts)}
+    others = {str(x) for path, x in schemes.items() if not any(path.startswith(f"{e}.") for e in experts)}
+    if experts and (len(inside) > 1 or len(others) > 1 or any("zeros" in x for x in inside)):
+        raise ValueError("a mixture of experts takes one scheme for experts, without zeros, and one for other layers: "
+                         "transformers reads no others")  # fmt: skip
+    for path in experts:
+        own = [x for x in found if x.startswith(f"{path}.")]
+        if 0 < sum(x in schemes for x in own) < len(own):
+            raise ValueError(f"some layers of {path} are quantized and some are not: take all of its experts, or none")
+    return schemes
+
+
+def _embeddings(model: nn.Module) -> tuple[Any, Any]:
+    """The input embeddings and the output layer, or None."""
+    found: list[Any] = []
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        try:
+            found.append(getattr(model, name)())
+        except (AttributeError, NotImplementedError):
+            found.append(None)
+    return found[0], found[1]
+
+
+def _vocabulary(model: Any) -> int:
+    return model.get_input_embeddings().weight.shape[0]
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Bytes of a compressed model's tensors in a file."""
+    total, seen = 0, set()
+    for module in model.modules():
+        if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
+            if id(module.q) not in seen:
+                total += module.scheme.bytes(*module.weight.shape, module.dtype)
+            seen |= {id(module.q), id(module.scales), id(module.zeros)}
+    return total + sum(x.nbytes for x in model.parameters() if id(x) not in seen)

@@ -1,0 +1,302 @@
+"""The format `compressed-tensors`, which transformers, vLLM and `tutti serve` read.
+
+config.json has a "quantization_config", and the files of tensors have for a layer X
+
+| format | tensors | |
+|---|---|---|
+| pack-quantized | X.weight_packed (n, ceil(k bits / 32)) int32 | codes, as a stream of bits for each row |
+| | X.weight_scale (n, groups), X.weight_shape (2) int64 | |
+| | X.weight_zero_point (ceil(n bits / 32), groups) int32 | packed along n |
+| int-quantized | X.weight (n, k) int8, X.weight_scale (n, 1) | with activations in int8 |
+| | X.input_scale (1) | where they are static |
+| float-quantized | X.weight (n, k) float8_e4m3fn, X.weight_scale (n, 1) or (n, groups) | |
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.compress.experts import ExpertLayers
+from tutti.nn.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.scheme import SCALES, Parts, Scheme, pack_bits, unpack_bits
+
+METHOD = "compressed-tensors"
+VERSION = "0.15.0"  # of the package that reads what is written
+QuantizedModule = QuantizedLinear | QuantizedEmbedding
+
+
+def format_of(scheme: Scheme) -> str:
+    """The name of the format of a layer."""
+    return "float-quantized" if scheme.kind == "float8" else "int-quantized" if scheme.activations else "pack-quantized"
+
+
+def tensors_of(layer: QuantizedModule) -> dict[str, Tensor]:
+    """What a layer is in a file, by the ends of the names."""
+    codes, scales, zeros = layer.parts()
+    scheme, (n, k) = layer.scheme, layer.weight.shape
+    made = {"weight_scale": scales.to(SCALES.get(scheme.scales, layer.dtype))}
+    if scheme.kind == "float8":
+        made["weight"] = codes
+    elif scheme.activations:
+        made["weight"] = (codes.to(torch.int16) - 128).to(torch.int8)
+        if (scale := getattr(layer, "input_scale", None)) is not None:
+            made["input_scale"] = scale.data.reshape(1).to(layer.dtype)
+    else:
+        made["weight_packed"] = _words(codes, scheme.bits)
+        made["weight_shape"] = torch.tensor([n, k])
+        if zeros is not None:
+            made["weight_zero_point"] = _words(zeros.T, scheme.bits).T.contiguous()
+    return made
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    return pack_bits(codes, bits).view(torch.int32)
+
+
+def read_parts(get: Callable[[str], Tensor], scheme: Scheme, n: int, k: int) -> tuple[Parts, Tensor | None]:
+    """The quantized weight (n, k) of a layer and the scale of its inputs. get: gives a tensor by the end of its name.
+
+    Raises ValueError for tensors of other shapes or dtypes.
+    """
+    groups, static = scheme.groups(k), None
+    scales = _of(get, "weight_scale", (n, groups)).float()
+    if scheme.kind == "float8":
+        return Parts(_of(get, "weight", (n, k), torch.float8_e4m3fn), scales), None
+    if scheme.activations:
+        if scheme.activations == "int8-static":
+            static = _of(get, "input_scale", (1,)).float().squeeze(0)
+        return Parts((_of(get, "weight", (n, k), torch.int8).to(torch.int16) + 128).to(torch.uint8), scales), static
+    packed = _of(get, "weight_packed", (n, -(-k * scheme.bits // 32)), torch.int32)
+    zeros = None
+    if not scheme.symmetric:
+        words = _of(get, "weight_zero_point", (-(-n * scheme.bits // 32), groups), torch.int32)
+        zeros = unpack_bits(words.T.contiguous().view(torch.uint8), scheme.bits, n).T.contiguous()
+    return Parts(unpack_bits(packed.contiguous().view(torch.uint8), scheme.bits, k), scales, zeros), None
+
+
+def _of(get: Callable[[str], Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    x = get(name)
+    if tuple(x.shape) != shape or (dtype or x.dtype) != x.dtype or (dtype is None and not x.is_floating_point()):
+        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}; expected {dtype or 'floats'} {shape}")
+    return x
+
+
+# -- the entry of config.json -----------------------------------------------------------------------------------------
+
+
+def config_of(schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], experts: bool = False) -> dict[str, Any]:
+    """The "quantization_config" of a model.
+
+    schemes: and the class ("Linear" or "Embedding"), by path. others: paths of linear layers that are not quantized.
+    experts: whether there are quantized experts of a mixture, which transformers must dequantize as it loads.
+    """
+    groups: dict[tuple[Scheme, str], list[str]] = {}
+    for path, key in schemes.items():
+        groups.setdefault(key, []).append(path)
+    sizes = {kind: max(len(x) for (_, of), x in groups.items() if of == kind) for _, kind in groups}
+    made, formats = {}, {format_of(scheme) for scheme, _ in groups}
+    most = {kind: next(key for key, x in groups.items() if key[1] == kind and len(x) == sizes[kind]) for kind in sizes}
+    for (scheme, kind), paths in sorted(groups.items(), key=lambda x: len(x[1])):  # the first that matches holds
+        whole = most[kind] == (scheme, kind) and not experts
+        if experts:
+            inside = any(".experts." in path for path in paths)
+            targets = [r"re:.*\.experts\..*"] if inside else paths
+        else:
+            targets = [kind] if whole and kind == "Linear" else paths
+        made[f"group_{len(made)}"] = {
+            "targets": targets,
+            "weights": {
+                "num_bits": scheme.bits,
+                "type": "float" if scheme.kind == "float8" else "int",
+                "symmetric": scheme.symmetric,
+                "strategy": "group" if scheme.group else "channel",
+                "group_size": scheme.group,
+                "dynamic": False,
+            },
+            "input_activations": _activations(scheme),
+            "output_activations": None,
+            "format": format_of(scheme),
+        }
+    found = {
+        "quant_method": METHOD,
+        "version": VERSION,
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": made,
+        "ignore": list(others),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+    return {**found, "dequantize": True} if experts else found
+
+
+def _activations(scheme: Scheme) -> dict[str, Any] | None:
+    if scheme.activations is None:
+        return None
+    static = scheme.activations == "int8-static"
+    return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor" if static else "token",
+            "group_size": None, "dynamic": not static}  # fmt: skip
+
+
+def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str, Scheme]:
+    """The schemes of layers by a "quantization_config". layers: path -> "Linear" or "Embedding".
+
+    Raises ValueError, with a remedy, for what is not supported.
+    """
+    import re
+
+    if config.get("quant_method") != METHOD:
+        raise ValueError(f"the model is quantized by {config.get('quant_method')!r}; only {METHOD} is read: load it with "
+                         "transformers, dequantize and save it, and compress that")  # fmt: skip
+
+    def targeted(path: str, kind: str, target: str) -> bool:
+        return bool(re.match(target[3:], path)) if target.startswith("re:") else target in (path, kind)
+
+    try:
+        groups = [(x["targets"], _scheme_of(x)) for x in config["config_groups"].values()]
+        ignored = list(config.get("ignore") or ())
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the quantization_config is damaged: {type(error).__name__} {error}") from None
+    found = {}
+    for path, kind in layers.items():
+        if any(targeted(path, "", x) for x in ignored):
+            continue
+        for targets, scheme in groups:
+            if any(targeted(path, kind, x) for x in targets):
+                found[path] = scheme
+                break
+    return found
+
+
+def _scheme_of(group: Mapping[str, Any]) -> Scheme:
+    weights, activations = group["weights"], group.get("input_activations")
+    kind = {"int": "int", "float": "float8"}.get(weights["type"])
+    strategy, size = weights["strategy"], weights.get("group_size")
+    known = (kind and strategy in ("group", "channel") and not weights.get("dynamic")
+             and not group.get("output_activations") and (kind == "int" or weights["num_bits"] == 8))  # fmt: skip
+    if activations is not None:
+        known = known and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (8, "int", True)
+    if not known:
+        raise ValueError(f"weights of {weights['num_bits']} bits of kind {weights['type']!r} by {strategy!r} with "
+                         f"{'no' if activations is None else 'such'} activations are not supported: compress the model "
+                         "again with int2 to int8, w8a8 or float8")  # fmt: skip
+    of_inputs = None
+    if activations is not None:
+        of_inputs = "int8" if activations.get("dynamic") else "int8-static"
+    return Scheme(weights["num_bits"], size if strategy == "group" else None, weights.get("symmetric", True),
+                  of_inputs, kind)  # pyright: ignore[reportArgumentType]  # fmt: skip
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def file_tensors(model: nn.Module, below: str = "") -> dict[str, Tensor]:
+    """All tensors of a model as files have them, by name, or of the part below a path. Tied tensors are there once."""
+    made: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    taken: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, QuantizedModule):
+            taken |= {f"{path}.{name}" for name in ("q", "scales", "zeros", "input_scale")}
+            if path.startswith(below) and id(module.q) not in seen:
+                made |= {f"{path}.{name}": x for name, x in tensors_of(module).items()}
+            seen.add(id(module.q))
+    for name, x in model.state_dict(keep_vars=True).items():
+        if name not in taken and id(x) not in seen and name.startswith(below):
+            seen.add(id(x))
+            made[name] = x.detach().contiguous()
+    return {_file_name(name, model): x for name, x in made.items()}
+
+
+def _file_name(name: str, model: nn.Module) -> str:
+    """The name of a tensor in a file: experts of Mixtral have names of their own there."""
+    if getattr(getattr(model, "config", None), "model_type", "") == "mixtral" and ".experts." in name:
+        for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+            name = name.replace(f".{ours}.", f".{theirs}.")
+    return name
+
+
+def config_json(model: Any) -> dict[str, Any]:
+    """What config.json says of a compressed model."""
+    schemes, others = {}, []
+    for path, x in model.named_modules():
+        if isinstance(x, QuantizedModule):
+            schemes[path] = x.scheme, "Embedding" if isinstance(x, QuantizedEmbedding) else "Linear"
+        elif type(x) is nn.Linear:
+            others.append(path)
+    made = model.config.to_dict()
+    made["architectures"] = [type(model).__name__]
+    if schemes:
+        experts = any(isinstance(x, ExpertLayers) for x in model.modules())
+        made["quantization_config"] = config_of(schemes, others, experts)
+    return made
+
+
+def save(model: Any, folder: Path, shard: int = 5 << 30) -> Path:
+    """Write a compressed model as a folder, which appears when it is complete."""
+    check_out(folder)
+    draft = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, x in file_tensors(model).items():
+        if shards[-1] and sum(y.nbytes for y in shards[-1].values()) + x.nbytes > shard:
+            shards.append({})
+        shards[-1][name] = x
+    names = {}
+    for i, tensors in enumerate(shards):
+        file = "model.safetensors" if len(shards) == 1 else shard_name(i, len(shards))
+        write(tensors, draft / file)
+        names |= dict.fromkeys(tensors, file)
+    finish(model, draft, names)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+    return folder
+
+
+def shard_name(i: int, count: int) -> str:
+    """The name of file i of several."""
+    return f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+
+
+def check_out(folder: Path) -> None:
+    """Raise ValueError for a folder that has something else than a model."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / "config.json").exists():
+        raise ValueError(f"{folder} already exists and is not a model: choose another folder")
+
+
+def write(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a file, which appears when it is complete. Raises OSError if the disk is full."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    draft = path.with_name(f"{path.name}.unfinished")
+    try:
+        save_file({name: x.detach().contiguous() for name, x in tensors.items()}, draft, {"format": "pt"})
+        draft.replace(path)
+    except (OSError, SafetensorError) as error:
+        draft.unlink(missing_ok=True)
+        raise OSError(f"could not save {path}: {error}") from error
+
+
+def finish(model: Any, folder: Path, names: Mapping[str, str], files: Path | None = None) -> None:
+    """Write what stands beside the tensors. names: file of each tensor. files: a folder whose tokenizer is copied."""
+    (folder / "config.json").write_text(json.dumps(config_json(model), indent=2, sort_keys=True, default=str) + "\n")
+    if len({*names.values()}) > 1 or "model.safetensors" not in names.values():
+        total = sum((folder / file).stat().st_size for file in {*names.values()})
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    if files is not None:
+        for path in (*files.glob("*token*"), *files.glob("generation_config.json"), *files.glob("*.jinja"),
+                     *files.glob("vocab.json"), *files.glob("merges.txt")):  # fmt: skip
+            shutil.copy(path, folder)
+    elif getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)

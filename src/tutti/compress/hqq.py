@@ -1,0 +1,54 @@
+"""HQQ: half-quadratic quantization without data (Badri and Shaji 2023, https://mobiusml.github.io/hqq_blog/).
+
+The zeros minimize sum |W - s (q - z)|^p over the weights of a group, p < 1, so that outliers count less. With an
+auxiliary e for the error, two steps alternate: e = shrink(W - s (q - z), beta), the proximal operator of the p norm,
+and z = mean(q - (W - e) / s). beta grows. Scales stay. Zeros here are real numbers while they are searched, and are
+rounded to a code at the end, as formats and kernels want them; the scale is then the least-squares one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tutti.nn.scheme import Parts, Scheme, nonzero
+
+POWER, BETA, GROWTH, ROUNDS = 0.7, 10.0, 1.01, 20
+
+
+def shrink(x: Tensor, beta: float, power: float = POWER) -> Tensor:
+    """The generalized soft threshold: sign(x) max(|x| - |x|^(p-1) / beta, 0)."""
+    return x.sign() * (x.abs() - x.abs().clamp(min=1e-12) ** (power - 1) / beta).clamp(min=0)
+
+
+def quantize(weight: Tensor, scheme: Scheme, rounds: int = ROUNDS) -> Parts:
+    """The quantized weight of (n, k). Of each group, the better of this and nearest rounding by sum |error|^p."""
+    nearest = scheme.quantize(weight)
+    parts = weight.float().unflatten(1, (nearest.scales.shape[1], -1))
+    most, beta = 2**scheme.bits - 1, BETA
+    scales = nonzero(nearest.scales).unsqueeze(2)
+    fixed = torch.full_like(scales, 2 ** (scheme.bits - 1))
+    zeros = fixed if nearest.zeros is None else nearest.zeros.float().unsqueeze(2)
+    for _ in range(rounds):
+        codes = (parts / scales + zeros).round().clamp(0, most)
+        error = shrink(parts - scales * (codes - zeros), beta)
+        if scheme.symmetric:  # there are no zeros to choose: the scale takes their place
+            centred = codes - fixed
+            fitted = ((parts - error) * centred).sum(2, keepdim=True) / (centred**2).sum(2, keepdim=True).clamp(min=1)
+            scales = torch.where(fitted == 0, scales, fitted)
+        else:
+            zeros = (codes - (parts - error) / scales).mean(2, keepdim=True)
+        beta *= GROWTH
+    chosen = None if scheme.symmetric else zeros.round().clamp(0, most).squeeze(2).to(torch.uint8)
+    stored = scheme.stored(scales.squeeze(2), weight.dtype)
+    found = Parts(scheme.codes(weight, stored, chosen), stored, chosen)
+    losses = [_loss(weight, scheme.dequantize(x), stored.shape[1]) for x in (found, nearest)]
+    better = (losses[0] < losses[1]).unsqueeze(2)
+    codes = torch.where(better, *(x.codes.unflatten(1, (stored.shape[1], -1)) for x in (found, nearest))).flatten(1)
+    better = better.squeeze(2)
+    zero = None if chosen is None or nearest.zeros is None else torch.where(better, chosen, nearest.zeros)
+    return Parts(codes, torch.where(better, stored, nearest.scales), zero)
+
+
+def _loss(weight: Tensor, rounded: Tensor, groups: int) -> Tensor:
+    return ((weight.float() - rounded).abs() ** POWER).unflatten(1, (groups, -1)).sum(2)

@@ -1,0 +1,62 @@
+"""An embedding with a quantized table, which is not trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.nn.quantized_linear import QuantizedLinear
+
+
+class QuantizedEmbedding(nn.Module):
+    """Rows of a quantized table (n, k), in its dtype. An output layer may share the table.
+
+    table: a quantized layer with the table as its weight. factor: that rows are multiplied by, as in Gemma.
+    """
+
+    def __init__(self, table: QuantizedLinear, factor: float | Tensor | None = None):
+        super().__init__()
+        self.scheme, self.dtype, self.layout = table.scheme, table.dtype, table.layout
+        self.num_embeddings, self.embedding_dim = table.out_features, table.in_features
+        self.factor = factor
+        self.q, self.scales = table.q, table.scales
+        self.register_parameter("zeros", table.zeros)
+
+    @property
+    def weight(self) -> Tensor:
+        """The shape and dtype of the table."""
+        return torch.empty(self.num_embeddings, self.embedding_dim, dtype=self.dtype, device="meta")
+
+    def parts(self) -> Any:
+        """The quantized table."""
+        return self._rows(self.q.data, self.scales.data, None if self.zeros is None else self.zeros.data).parts()
+
+    def _rows(self, q: Tensor, scales: Tensor, zeros: Tensor | None) -> QuantizedLinear:
+        made = QuantizedLinear(self.embedding_dim, len(q), self.scheme, dtype=self.dtype, device="meta")
+        for name, x in (("q", q), ("scales", scales), ("zeros", zeros)):
+            if x is not None:
+                setattr(made, name, nn.Parameter(x, requires_grad=False))
+        return made
+
+    def forward(self, ids: Tensor) -> Tensor:
+        at = ids.flatten()
+        rows = self._rows(self.q[at], self.scales[at], None if self.zeros is None else self.zeros[at])
+        made = rows.dequantize().unflatten(0, ids.shape)
+        return made if self.factor is None else made * self.factor
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.scheme}"
+
+
+def factor_of(embedding: nn.Module) -> Any:
+    """What an embedding of `transformers` multiplies its rows by. Raises ValueError for one that does more."""
+    if type(embedding) is nn.Embedding:
+        return None
+    factor = getattr(embedding, "embed_scale", None)
+    if not isinstance(embedding, nn.Embedding) or factor is None:
+        raise ValueError(f"an embedding of kind {type(embedding).__name__} cannot be quantized: embeddings=None")
+    return factor
+
+

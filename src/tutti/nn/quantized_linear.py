@@ -1,0 +1,160 @@
+"""A linear layer with a quantized weight, which is not trained."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tutti.nn import linear_int4, linear_int8
+from tutti.nn.scheme import FLOAT8, Parts, Scheme, pack_bits, unpack_bits
+
+ops = torch.ops.tutti
+Layout = Literal["int8", "int4", "float8", "bits"]
+
+
+def layout(scheme: Scheme, k: int) -> Layout:
+    """How a weight with rows of k numbers lies in memory: for the operator `linear_int8` or `linear_int4`, as float8,
+    or as a stream of bits (`pack_bits`), which is dequantized before it is multiplied."""
+    if scheme.kind == "float8":
+        return "float8"
+    if scheme.bits == 8 and scheme.symmetric and scheme.group is None:
+        return "int8"
+    if scheme.bits == 4 and scheme.group in linear_int4.GROUPS and k % linear_int4.BLOCK == 0:
+        return "int4"
+    return "bits"
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer y = x W^T + bias with a quantized weight W (n, k). Its memory is not touched before it is loaded.
+
+    scheme: how W is quantized. dtype: of the weight before it was rounded.
+    q, scales, zeros: W as `layout` says; scales are float32, (n) for "int8" and else (n, groups); zeros may be None.
+    input_scale: of the inputs, a number, where activations are "int8-static".
+    """
+
+    zeros: Tensor | None
+    input_scale: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        scheme: Scheme,
+        bias: nn.Parameter | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+    ):
+        super().__init__()
+        scheme.check("the layer", in_features)
+        self.in_features, self.out_features, self.scheme, self.dtype = in_features, out_features, scheme, dtype
+        self.layout, self.bias = layout(scheme, in_features), bias
+        n, k, groups = out_features, in_features, scheme.groups(in_features)
+        size, of_q = {"int8": (k, torch.int8), "int4": (k // 2, torch.uint8), "float8": (k, FLOAT8),
+                      "bits": (4 * -(-k * scheme.bits // 32), torch.uint8)}[self.layout]  # fmt: skip
+        made = {"q": torch.empty(n, size, dtype=of_q, device=device),
+                "scales": torch.empty((n,) if self.layout == "int8" else (n, groups), device=device),
+                "zeros": None if scheme.symmetric else torch.empty(n, groups, dtype=torch.uint8, device=device),
+                "input_scale": torch.ones((), device=device) if scheme.activations == "int8-static" else None}  # fmt: skip
+        for name, x in made.items():
+            self.register_parameter(name, None if x is None else nn.Parameter(x, requires_grad=False))
+
+    @classmethod
+    def like(cls, layer: nn.Linear, scheme: Scheme) -> QuantizedLinear:
+        """A layer in the place of another, with its bias. Its weight is not loaded."""
+        weight = layer.weight
+        return cls(layer.in_features, layer.out_features, scheme, layer.bias, weight.dtype, weight.device)
+
+    @classmethod
+    def from_parts(
+        cls,
+        parts: Parts,
+        scheme: Scheme,
+        bias: nn.Parameter | None = None,
+        dtype: torch.dtype = torch.float32,
+        input_scale: Tensor | None = None,
+    ) -> QuantizedLinear:
+        """A layer with a weight that is quantized already. dtype: in which it computes if it must widen its weight."""
+        n, k = parts.codes.shape
+        made = cls(k, n, scheme, bias, dtype, parts.codes.device)
+        made.load_parts(parts, input_scale)
+        return made
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight."""
+        return self.out_features, self.in_features
+
+    @property
+    def weight(self) -> Tensor:
+        """The shape and dtype of the weight, which some models look at."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+    @torch.no_grad()
+    def load(self, weight: Tensor) -> None:
+        """Take the nearest quantized weight."""
+        self.load_parts(self.scheme.quantize(weight.detach().to(self.dtype)))
+
+    @torch.no_grad()
+    def load_parts(self, parts: Parts, input_scale: Tensor | None = None) -> None:
+        """Take a quantized weight."""
+        for name, x in self.packed(parts).items():
+            getattr(self, name).copy_(x)
+        if input_scale is not None and self.input_scale is not None:
+            self.input_scale.copy_(input_scale)
+
+    def packed(self, parts: Parts) -> dict[str, Tensor]:
+        """What q, scales and zeros are for a quantized weight."""
+        codes, scales, zeros = parts
+        if self.layout == "int8":
+            made = {"q": (codes.to(torch.int16) - 128).to(torch.int8), "scales": scales.squeeze(1)}
+        else:
+            pack = {"int4": linear_int4.pack, "float8": lambda x: x, "bits": lambda x: pack_bits(x, self.scheme.bits)}
+            made = {"q": pack[self.layout](codes), "scales": scales}
+        return made if zeros is None else {**made, "zeros": zeros}
+
+    def rounded(self, weight: Tensor) -> dict[str, Tensor]:
+        """What q, scales and zeros are for the nearest quantized weight."""
+        return self.packed(self.scheme.quantize(weight.detach().to(self.dtype)))
+
+    def parts(self) -> Parts:
+        """The quantized weight."""
+        zeros = None if self.zeros is None else self.zeros.data
+        q, scales = self.q.data, self.scales.data
+        if self.layout == "int8":
+            return Parts((q.to(torch.int16) + 128).to(torch.uint8), scales.unsqueeze(1), zeros)
+        if self.layout == "int4":
+            q = linear_int4.unpack(q)
+        elif self.layout == "bits":
+            q = unpack_bits(q, self.scheme.bits, self.in_features)
+        return Parts(q, scales, zeros)
+
+    def dequantize(self) -> Tensor:
+        """The weight (n, k) in its dtype."""
+        return self.scheme.dequantize(self.parts()).to(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if self.input_scale is not None:
+            rows = ((rows / self.input_scale).round().clamp(-128, 127) * self.input_scale).to(x.dtype)
+        if self.layout == "int8":
+            dynamic = self.scheme.activations == "int8"
+            made = ops.linear_int8(rows, self.q, self.scales, self.bias, rounded=dynamic)
+        elif self.layout == "int4":
+            made = ops.linear_int4(rows, self.q, self.scales, self.zeros, self.bias)
+        else:
+            made = F.linear(rows, self.dequantize().to(x.dtype), self.bias)
+        return made.reshape(*x.shape[:-1], -1)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.scheme}"
+
+
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
+    """The quantized layers of a model, by path."""
+    return {path: x for path, x in model.named_modules() if isinstance(x, QuantizedLinear)}
+
+
+assert linear_int8  # registers its operator

@@ -1,0 +1,160 @@
+"""How a weight is quantized: a few bits for each number, and a scale, or a scale and a zero, for a group of numbers.
+
+A weight (n, k) becomes codes (n, k) of 0 to 2^bits - 1, and the number of a code is scale (code - zero). A group is
+`group` numbers along k, or a whole row. Without zeros, the zero of all groups is 2^(bits - 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+FLOAT8 = torch.float8_e4m3fn
+FLOAT8_MOST = torch.finfo(FLOAT8).max
+SCALES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Parts(NamedTuple):
+    """A quantized weight. codes: (n, k) uint8, or float8. scales: (n, groups) float32. zeros: (n, groups) uint8."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a weight is quantized.
+
+    bits: of a code, 2 to 8. group: numbers along k that share a scale; None: all of an output.
+    symmetric: whether there are no zeros. kind: codes are integers, or numbers in float8 (e4m3) with a scale.
+    activations: inputs are rounded to int8 with a scale for each token ("int8"), or with one that was calibrated
+        ("int8-static"). It needs a scale for each output.
+    scales: the dtype that scales are rounded to; by default that of the weight.
+
+    Raises ValueError for what does not fit together.
+    """
+
+    bits: int = 4
+    group: int | None = 64
+    symmetric: bool = True
+    activations: Literal["int8", "int8-static"] | None = None
+    kind: Literal["int", "float8"] = "int"
+    scales: Literal["", "float16", "bfloat16"] = ""
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(2, 9) or (self.kind == "float8" and self.bits != 8):
+            raise ValueError(f"{self.bits} bits of kind {self.kind!r}; expected 2 to 8 bits of integers, or 8 of float8")
+        if self.group is not None and self.group < 1:
+            raise ValueError(f"groups of {self.group}; expected a positive number, or None for a scale for each output")
+        if self.kind == "float8" and not self.symmetric:
+            raise ValueError("float8 has no zeros: symmetric=True")
+        if self.activations and (self.bits, self.group, self.kind, self.symmetric) != (8, None, "int", True):
+            raise ValueError(f"activations={self.activations!r} needs bits=8, group=None and symmetric=True")
+        if self.scales and self.scales not in SCALES:
+            raise ValueError(f"scales={self.scales!r}; expected one of {', '.join(SCALES)}")
+
+    def __str__(self) -> str:
+        name = "float8" if self.kind == "float8" else f"int{self.bits}"
+        parts = [name, f"g{self.group}" if self.group else "", "" if self.symmetric else "zeros"]
+        if self.activations:
+            parts.append({"int8": "a8", "int8-static": "a8static"}[self.activations])
+        return "-".join(x for x in parts if x)
+
+    def check(self, path: str, k: int) -> None:
+        """Raise ValueError if a weight with rows of k numbers does not divide into groups."""
+        if self.group and k % self.group:
+            fitting = [g for g in (128, 64, 32, 16) if k % g == 0]
+            remedy = f"use groups of {fitting[0]}" if fitting else "use a scale for each output (group=None)"
+            raise ValueError(f"{path} has {k} inputs, which groups of {self.group} do not divide: {remedy}, or ignore it")
+
+    def groups(self, k: int) -> int:
+        """The number of groups of a row."""
+        return k // self.group if self.group else 1
+
+    def bytes(self, n: int, k: int, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a quantized weight (n, k). dtype: of the weight, which scales have by default."""
+        groups = n * self.groups(k)
+        of_scales = SCALES.get(self.scales, dtype).itemsize
+        return n * -(-k * self.bits // 8) + groups * of_scales + (0 if self.symmetric else -(-groups * self.bits // 8))
+
+    def grid(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The scales and zeros (n, groups) with which the range of each group is just covered.
+
+        Without zeros, the number of largest magnitude is -2^(bits-1) scale, in int8 127 scale or -127 scale; with
+        zeros, the smallest number, or 0, is -zero scale, and the largest, or 0, is (2^bits - 1 - zero) scale.
+        """
+        parts = weight.float().unflatten(1, (self.groups(weight.shape[1]), -1))
+        if self.kind == "float8":
+            return self.stored(parts.abs().amax(2) / FLOAT8_MOST, weight.dtype), None
+        if not self.symmetric:
+            low, high = parts.amin(2).clamp(max=0), parts.amax(2).clamp(min=0)
+            return self.grid_of(low, high, weight.dtype)
+        if self.bits == 8:
+            return self.stored(parts.abs().amax(2) / 127, weight.dtype), None
+        extreme = parts.gather(2, parts.abs().argmax(2, keepdim=True)).squeeze(2)
+        return self.stored(extreme / -(2 ** (self.bits - 1)), weight.dtype), None
+
+    def grid_of(self, low: Tensor, high: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The scales and zeros that cover low <= 0 to high >= 0."""
+        scales = self.stored((high - low) / (2**self.bits - 1), dtype)
+        return scales, (-low / nonzero(scales)).round().clamp(0, 2**self.bits - 1).to(torch.uint8)
+
+    def stored(self, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """Scales in float32, rounded to the dtype in which they are saved. dtype: of the weight."""
+        return scales.to(SCALES.get(self.scales, dtype)).float()
+
+    def codes(self, weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
+        """The nearest codes (n, k) of a weight for scales and zeros (n, groups)."""
+        parts = weight.float().unflatten(1, (scales.shape[1], -1)) / nonzero(scales).unsqueeze(2)
+        if self.kind == "float8":
+            return parts.clamp(-FLOAT8_MOST, FLOAT8_MOST).flatten(1).to(FLOAT8)
+        return (parts.round() + self._zeros(zeros)).clamp(0, 2**self.bits - 1).to(torch.uint8).flatten(1)
+
+    def quantize(self, weight: Tensor) -> Parts:
+        """The nearest quantized weight: round to nearest."""
+        scales, zeros = self.grid(weight)
+        return Parts(self.codes(weight, scales, zeros), scales, zeros)
+
+    def dequantize(self, parts: Parts) -> Tensor:
+        """The weight (n, k) in float32."""
+        codes = parts.codes.float().unflatten(1, (parts.scales.shape[1], -1))
+        offset = 0 if self.kind == "float8" else self._zeros(parts.zeros)
+        return (parts.scales.unsqueeze(2) * (codes - offset)).flatten(1)
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """The nearest quantized weight in float32."""
+        return self.dequantize(self.quantize(weight))
+
+    def _zeros(self, zeros: Tensor | None) -> Tensor | int:
+        return 2 ** (self.bits - 1) if zeros is None else zeros.float().unsqueeze(2)
+
+
+def nonzero(scales: Tensor) -> Tensor:
+    """Scales to divide by: 1 for those of groups of zeros."""
+    return torch.where(scales == 0, 1, scales)
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Codes (..., k) as a stream of bits (..., 4 ceil(k bits / 32)) uint8, whole words of 32 bits.
+
+    The first code is the lowest bits of the first byte, as `compressed-tensors` packs them.
+    """
+    k = codes.shape[-1]
+    eights = torch.nn.functional.pad(codes, (0, -k % 8)).to(torch.int64).unflatten(-1, (-1, 8))
+    joined = (eights << (bits * torch.arange(8, device=codes.device))).sum(-1)
+    packed = joined.unsqueeze(-1).view(torch.uint8)[..., :bits].flatten(-2)
+    size = 4 * -(-k * bits // 32)
+    return torch.nn.functional.pad(packed, (0, max(0, size - packed.shape[-1])))[..., :size].contiguous()
+
+
+def unpack_bits(packed: Tensor, bits: int, k: int) -> Tensor:
+    """The inverse of `pack_bits`: codes (..., k) uint8."""
+    count = -(-k // 8)
+    packed = torch.nn.functional.pad(packed, (0, max(0, count * bits - packed.shape[-1])))[..., : count * bits]
+    joined = torch.nn.functional.pad(packed.unflatten(-1, (count, bits)), (0, 8 - bits)).contiguous().view(torch.int64)
+    codes = (joined >> (bits * torch.arange(8, device=packed.device))) & (2**bits - 1)
+    return codes.flatten(-2)[..., :k].to(torch.uint8)
