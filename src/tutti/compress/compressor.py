@@ -23,7 +23,7 @@ from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.nn.scheme import Parts, Scheme
 
 Progress = Callable[[int, int, str], None]
-FORMATS = ("compressed-tensors",)
+FORMATS = "compressed-tensors", "gguf"
 
 
 class LayerReport(NamedTuple):
@@ -74,19 +74,27 @@ class Compressed:
     recipe: Recipe
     folder: Path | None = None
 
-    def save(self, folder: str | Path, format: str = "compressed-tensors", shard: int = 5 << 30) -> Path:
-        """Write the model, in files of at most `shard` bytes. The folder appears when it is complete.
+    def save(self, path: str | Path, format: str = "compressed-tensors", **options: Any) -> Path:
+        """Write the model, which appears when it is complete.
 
-        `transformers`, vLLM and `tutti serve` load the format compressed-tensors. Raises ValueError for an unknown
-        format, for a folder that is not a model's, and for layers that transformers would load wrongly.
+        format: "compressed-tensors", a folder in files of at most `shard` bytes, which `transformers`, vLLM and
+        `tutti serve` load; or "gguf", a file for llama.cpp, with the options of `compress.formats.gguf.save`.
+
+        Raises ValueError for an unknown format, for a folder that is not a model's, and for what the format cannot say.
         """
         if format not in FORMATS:
             raise ValueError(f"format={format!r}; expected one of {', '.join(FORMATS)}")
         if self.model is None:
             raise ValueError(f"the model has been written to {self.folder} already")
-        from tutti.compress.formats.compressed_tensors import save
+        if format == "gguf":
+            from tutti.compress.formats import gguf
 
-        return save(self.model, Path(folder), shard)
+            gguf.save(self.model, path, **options)
+        else:
+            from tutti.compress.formats import compressed_tensors
+
+            compressed_tensors.save(self.model, Path(path), **options)
+        return Path(path)
 
 
 def compress(
