@@ -145,7 +145,7 @@ def test_awq_takes_the_best_of_its_grid(scheme):
     made = awq.search({"a": w, "b": other}, {"a": scheme, "b": scheme}, found)
     mean, best = x.abs().mean(0), (float("inf"), torch.ones(64))
     for step in range(20):
-        s = mean**(step / 20)
+        s = mean ** (step / 20)
         s = s / (s.max() * s.min()) ** 0.5
         total = sum(float(((x / s) @ scheme.rounded(y * s).T - x @ y.T).square().sum()) for y in (w, other))
         best = min(best, (total, s), key=lambda item: item[0])
@@ -155,7 +155,7 @@ def test_awq_takes_the_best_of_its_grid(scheme):
 
 
 def test_awq_helps_where_channels_are_outliers():
-    w, x, found = drawn()
+    w, _, found = drawn()
     assert awq.search({"a": w}, {"a": Scheme(3, 64)}, found) is not None
     assert awq.search({"a": w}, {"a": Scheme(3, 64)}, Statistics(64)) is None, "no data"
 
@@ -188,7 +188,10 @@ def test_smoothquant_factors():
         largest = torch.maximum(w.abs().amax(0), other.abs().amax(0))
         torch.testing.assert_close(s, found.most**strength / largest ** (1 - strength))
         torch.testing.assert_close((x.double() / s) @ (w.double() * s).T, x.double() @ w.double().T)
-    ranges = (found.most / smooth.factors([w], found.most, 0.5)), (w.abs().amax(0) * smooth.factors([w], found.most, 0.5))
+    ranges = (
+        (found.most / smooth.factors([w], found.most, 0.5)),
+        (w.abs().amax(0) * smooth.factors([w], found.most, 0.5)),
+    )
     torch.testing.assert_close(*ranges)  # half of each: the ranges are equal
     most = found.most.clone()
     most[3] = 0

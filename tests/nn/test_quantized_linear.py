@@ -16,6 +16,7 @@ SCHEMES = {
     "int4-small-groups": Scheme(4, 16),
     "int3": Scheme(3, 32),
     "int2-zeros": Scheme(2, 16, False),
+    "int2": Scheme(2, 128, False),
     "int8-groups": Scheme(8, 32),
     "float8": Scheme(8, None, kind="float8"),
 }
@@ -53,7 +54,17 @@ def test_parts_come_back(name):
 def test_layouts_have_the_bytes_of_their_bits():
     for name, size in {"int8": 128, "int4": 64, "int3": 48, "int2-zeros": 32, "float8": 128}.items():
         assert layer_of(SCHEMES[name])[1].q.nbytes == 48 * size
-    assert [layout(x, 128) for x in SCHEMES.values()] == ["int8", "int4", "int4", *["bits"] * 4, "float8"]
+    assert [layout(x, 128) for x in SCHEMES.values()] == [
+        "int8",
+        "int4",
+        "int4",
+        "bits",
+        "low",
+        "bits",
+        "low",
+        "bits",
+        "float8",
+    ]
     assert layout(Scheme(4, 32), 96) == "bits", "no kernel takes rows of 96"
 
 

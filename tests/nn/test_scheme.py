@@ -1,4 +1,4 @@
-"""Schemes: codes, scales and zeros against their definition, and streams of bits against the package that reads them."""
+"""Schemes: codes, scales and zeros against their definition, streams of bits against the package that reads them."""
 
 import pytest
 import torch
@@ -8,7 +8,9 @@ from tutti.nn.linear_int4 import dequantize_int4, quantize_int4
 from tutti.nn.linear_int8 import dequantize_int8, quantize_int8
 from tutti.nn.scheme import Parts, Scheme, pack_bits, unpack_bits
 
-SCHEMES = [Scheme(bits, group, symmetric) for bits in (2, 3, 4, 5, 8) for group in (None, 16) for symmetric in (True, False)]
+SCHEMES = [
+    Scheme(bits, group, symmetric) for bits in (2, 3, 4, 5, 8) for group in (None, 16) for symmetric in (True, False)
+]
 
 
 def weight(n=5, k=64, seed=0):
@@ -104,7 +106,7 @@ def test_what_does_not_fit_together(options, message):
 
 
 def test_groups_that_do_not_divide():
-    with pytest.raises(ValueError, match="x.y has 96 inputs, which groups of 64 do not divide: use groups of 32"):
+    with pytest.raises(ValueError, match=r"x.y has 96 inputs, which groups of 64 do not divide: use groups of 32"):
         Scheme(4, 64).check("x.y", 96)
     with pytest.raises(ValueError, match="use a scale for each output"):
         Scheme(4, 64).check("x.y", 9)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tutti.compress.experts import ExpertLayers
 from tutti.compress.statistics import Statistics
+from tutti.nn.quantized_linear import QuantizedLinear
 
 Batch = Mapping[str, Tensor]
 
@@ -36,7 +37,8 @@ def stack_of(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
 
 def _is_block(module: nn.Module) -> bool:
     """Whether a module has linear layers and more."""
-    return not isinstance(module, nn.Linear) and sum(isinstance(x, nn.Linear) for x in module.modules()) > 1
+    kinds = nn.Linear, QuantizedLinear
+    return not isinstance(module, kinds) and sum(isinstance(x, kinds) for x in module.modules()) > 1
 
 
 def first(output: Any) -> Tensor:

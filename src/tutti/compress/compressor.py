@@ -23,7 +23,7 @@ from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.nn.scheme import Parts, Scheme
 
 Progress = Callable[[int, int, str], None]
-FORMATS = ("compressed-tensors",)
+FORMATS = "compressed-tensors", "gguf"
 
 
 class LayerReport(NamedTuple):
@@ -81,19 +81,27 @@ class Compressed:
     recipe: Recipe
     folder: Path | None = None
 
-    def save(self, folder: str | Path, format: str = "compressed-tensors", shard: int = 5 << 30) -> Path:
-        """Write the model, in files of at most `shard` bytes. The folder appears when it is complete.
+    def save(self, path: str | Path, format: str = "compressed-tensors", **options: Any) -> Path:
+        """Write the model, which appears when it is complete.
 
-        `transformers`, vLLM and `tutti serve` load the format compressed-tensors. Raises ValueError for an unknown
-        format, for a folder that is not a model's, and for layers that transformers would load wrongly.
+        format: "compressed-tensors", a folder in files of at most `shard` bytes, which `transformers`, vLLM and
+        `tutti serve` load; or "gguf", a file for llama.cpp, with the options of `compress.formats.gguf.save`.
+
+        Raises ValueError for an unknown format, for a folder that is not a model's, and for what the format cannot say.
         """
         if format not in FORMATS:
             raise ValueError(f"format={format!r}; expected one of {', '.join(FORMATS)}")
         if self.model is None:
             raise ValueError(f"the model has been written to {self.folder} already")
-        from tutti.compress.formats.compressed_tensors import save
+        if format == "gguf":
+            from tutti.compress.formats import gguf
 
-        return save(self.model, Path(folder), shard)
+            gguf.save(self.model, path, **options)
+        else:
+            from tutti.compress.formats import compressed_tensors
+
+            compressed_tensors.save(self.model, Path(path), **options)
+        return Path(path)
 
 
 class Held:
@@ -213,10 +221,10 @@ class Compression:
         outside = {name: x for name, x in layers.items() if not any(name.startswith(f"{e}.") for e in experts)}
         found: dict[str, Statistics] = {}
         if walk is not None and quantize.calibrated:
-            found = walk.statistics(i, outside)
-            if quantize.method in ("awq", "smooth"):
-                for fold in folds.find(walk, i, layers):
-                    self._fold(walk, i, path, fold, layers, found)
+            folded = quantize.method in ("awq", "smooth")
+            found = walk.statistics(i, {**outside, **experts} if folded else outside)
+            for fold in folds.find(walk, i, layers) if folded else ():
+                self._fold(walk, i, path, fold, layers, found)
         for name, layer in outside.items():
             self._layer(f"{path}.{name}", layer, found.get(name))
         routed = walk.routed(i, experts) if walk is not None and quantize.calibrated and experts else {}
@@ -226,19 +234,19 @@ class Compression:
     def _fold(self, walk: Walk, i: int, path: str, fold: Any, layers: Any, found: dict[str, Statistics]) -> None:
         """Search the factors of a fold, and apply it where the block's outputs stay as they are."""
         assert self.quantize
-        known = [name for name in fold.consumers if name in found]
-        if not known:
+        read = {name for name in found for x in fold.consumers if x == name or x.startswith(f"{name}.")}
+        if not read:
             return
-        weights = {name: layers[name].weight.data for name in fold.consumers if name in layers}
+        weights = {name: layers[name].weight.data for name in fold.consumers}
         schemes = {name: self.schemes[f"{path}.{name}"] for name in weights}
-        statistics = found[known[0]]
+        statistics = found[min(read)]
         if self.quantize.method == "awq":
             factors = awq.search(weights, schemes, statistics, fold.tied)
         else:
             factors = fold.tied(smooth.factors(list(weights.values()), statistics.most, self.quantize.strength))
         if factors is not None and fold.apply(walk, i, factors):
-            for name in known:
-                found[name] = found[name].divided(factors)
+            divided = statistics.divided(factors)
+            found |= dict.fromkeys(read, divided)
 
     def _experts(self, path: str, experts: ExpertLayers, routed: list[tuple[Tensor, Tensor]] | None) -> None:
         """Compress experts one after the other: one matrix of moments is held at a time."""
@@ -324,10 +332,15 @@ def quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statis
     return rtn.quantize(weight, scheme), ""
 
 
-def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
-    """The scheme of each layer that a recipe quantizes, by path. Raises ValueError if it does not fit the model."""
+def check_plain(model: nn.Module) -> None:
+    """Raise ValueError for a model that is quantized already."""
     if quantized_layers(model) or getattr(getattr(model, "config", None), "quantization_config", None) is not None:
         raise ValueError(f"{type(model).__name__} is quantized already: compress the model that it was made of")
+
+
+def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
+    """The scheme of each layer that a recipe quantizes, by path. Raises ValueError if it does not fit the model."""
+    check_plain(model)
     step: Quantize | None = recipe.find(Quantize)
     found = shapes(model)
     if not found or not any(not matches(path, "lm_head") for path in found):

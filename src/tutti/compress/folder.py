@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.compress.compressor import Compressed, Compression, LayerReport, Progress
+from tutti.compress.compressor import Compressed, Compression, LayerReport, Progress, check_plain
 from tutti.compress.formats import compressed_tensors as written
 from tutti.compress.recipe import Recipe
 from tutti.nn.quantized_embedding import QuantizedEmbedding
@@ -153,6 +153,7 @@ class Files:
         self.draft = out.with_name(f".writing-{out.name}")
         self.reader, self.model = Reader(folder), skeleton(folder)
         self.walks = True
+        check_plain(self.model)
         for name, x in self.model.named_parameters():
             if name not in self.reader and _expert_names(self.reader, name, len(x)) is None:
                 raise ValueError(f"{folder} has no tensor {name!r}, which its config.json requires")

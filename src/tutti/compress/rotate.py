@@ -59,7 +59,7 @@ def fold_norm(norm: nn.Module, readers: list[nn.Module]) -> None:
     weight: Tensor = norm.weight.data  # pyright: ignore
     offset = offset_of(norm)
     for reader in readers:
-        reader.weight.data.copy_(reader.weight.data.float() * (weight.float() + offset))  # pyright: ignore
+        reader.weight.data.copy_(reader.weight.data.double() * (weight.double() + offset))  # pyright: ignore
     weight.fill_(1 - offset)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_rows import INT4, KNOWN, kernels, rounds, tiles
+from tutti.nn.linear_rows import INT4, KNOWN, digits, kernels, rounds, tiles
 
 GROUPS = 32, 64, 128
 BLOCK = 64  # numbers that are packed together
@@ -122,7 +122,8 @@ def compiled(
         return None
     _check(x, weight, scales, zeros)
     group = x.shape[1] // scales.shape[1]
-    return kernels().linear_rows.default, (x, weight, scales, zeros, bias, INT4, group, rounded, tiles())
+    args = x, weight, scales, zeros, bias, INT4, group, digits(x, rounded), tiles()
+    return kernels().linear_rows.default, args
 
 
 def cpu(x, weight, scales, zeros=None, bias=None, *, rounded=False):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_rows import INT8, KNOWN, kernels, rounds, tiles
+from tutti.nn.linear_rows import INT8, KNOWN, digits, kernels, rounds, tiles
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -72,7 +72,7 @@ def compiled(x: Any, weight: Any, scales: Any, bias: Any = None, rounded: bool =
     if x.dtype not in KNOWN or (rounded and not rounds()):
         return None
     _check(x, weight, scales)
-    return kernels().linear_rows.default, (x, weight, scales, None, bias, INT8, 0, rounded, tiles())
+    return kernels().linear_rows.default, (x, weight, scales, None, bias, INT8, 0, digits(x, rounded), tiles())
 
 
 def cpu(x, weight, scales, bias=None, *, rounded=False):

@@ -7,6 +7,11 @@
 
 #include <ATen/native/CPUBlas.h>
 
+#if X86_512
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace {
 
 
@@ -15,23 +20,28 @@ constexpr int64_t PIECE = 1024;      // numbers of a row of W that are copied or
 constexpr int64_t APART = PIECE + 32;
 constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
 
-enum Kind { SAME, INT8, INT4 };
+enum Kind { SAME, INT8, INT4, INT3, INT2 };
+
+// Bytes of 64 packed numbers: see `codes`.
+constexpr int64_t packed_bytes(Kind kind) { return kind == INT4 ? 32 : kind == INT3 ? 24 : 16; }
 
 struct Weight {
-  const void* data;      // (n, k) of the type of x or of int8; (n, k / 2) of pairs of int4
+  const void* data;      // (n, k) of the type of x or of int8; (n, bytes) of packed numbers
   Kind kind;
   int64_t size, stride;  // bytes of an element; elements between rows
-  const float* scales;   // (n) of int8, (n, k / group) of int4
-  const uint8_t* zeros;  // (n, k / group) of int4, or null: 8
-  int64_t group;
+  const float* scales;   // (n) of int8, (n, groups) of packed numbers
+  const uint8_t* zeros;  // (n, groups) of packed numbers, or null
+  int64_t group, groups;
 
   template <class T>
   const T* row(int64_t i) const { return static_cast<const T*>(data) + i * stride; }
 
-  int64_t pair() const { return kind == INT4 ? 1 : 2 * size; }  // bytes of two numbers
+  bool packed() const { return kind >= INT4; }
+  int64_t bytes() const { return packed() ? packed_bytes(kind) : 64 * size; }  // of 64 numbers
+  int zero(int64_t at) const { return zeros ? zeros[at] : kind == INT4 ? 8 : kind == INT3 ? 4 : 2; }
 
   const char* at(int64_t i, int64_t k) const {
-    return static_cast<const char*>(data) + i * stride * size + k * pair() / 2;
+    return static_cast<const char*>(data) + i * stride * size + k * bytes() / 64;
   }
 };
 
@@ -69,15 +79,16 @@ struct Part {
   bool first, last;
 };
 
-// Rows of weights that are needed next, `apart` bytes from each other, with two numbers in `pair` bytes.
+// Rows of weights that are needed next, `apart` bytes from each other, with 64 numbers in `bytes`.
 struct Ahead {
   const char* data;
-  int64_t rows, apart, pair;
+  int64_t rows, apart, bytes;
 
-  // Number k of each row, if it begins a line of a cache.
+  // Number k of each row, if it begins a line of a cache, or the 64 packed numbers from k on go on to a new one.
   void fetch(int64_t k) const {
-    if (k * pair % 128) return;
-    for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(data + i * apart + k * pair / 2, 0, 2);
+    const int64_t at = k * bytes / 64;
+    if (at % 64 >= (bytes < 64 ? bytes : 1)) return;
+    for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(data + i * apart + at, 0, 2);
   }
 };
 
@@ -181,18 +192,30 @@ void widen(const int8_t* x, int64_t count, float* y) {
   for (int64_t i = 0; i < count; ++i) y[i] = x[i];
 }
 
-float zero_of(const Weight& w, int64_t at) { return w.zeros ? w.zeros[at] : 8.f; }
+// Packed numbers i to i + 31 of a row, of which i is a multiple of 32: of each 64, int4 has the first 32 in the low
+// halves of 32 bytes; int2 has number 16 j + b in bits 2 j and 2 j + 1 of byte b; int3 has the low bits as int2, and
+// then the high bit of number i in bit i of 8 bytes.
+template <Kind KIND>
+void codes(const uint8_t* block, int64_t i, uint8_t* q) {
+  if (KIND == INT4)
+    for (int64_t j = 0; j < 32; ++j) q[j] = (block[j] >> (i % 64 ? 4 : 0)) & 15;
+  else
+    for (int64_t j = 0; j < 32; ++j) {
+      const int64_t at = i % 64 + j;
+      q[j] = (block[at % 16] >> (at / 16 * 2)) & 3;
+      if (KIND == INT3) q[j] |= ((block[16 + at / 8] >> (at % 8)) & 1) << 2;
+    }
+}
 
-// int4: 64 numbers in 32 bytes, whose low halves are the first 32 numbers
-void widen_int4(const Weight& w, int64_t row, int64_t begin, int64_t count, float* y) {
-  const uint8_t* x = w.row<uint8_t>(row) + begin / 2;
-  const int64_t groups = w.stride * 2 / w.group;
-  for (int64_t i = 0; i < count; i += 32) {
-    const int64_t at = row * groups + (begin + i) / w.group;
-    const float scale = w.scales[at], zero = zero_of(w, at);
-    const uint8_t* block = x + i / 64 * 32;
-    const int shift = i % 64 ? 4 : 0;
-    for (int64_t j = 0; j < 32; ++j) y[i + j] = scale * (float((block[j] >> shift) & 15) - zero);
+template <Kind KIND>
+void widen_packed(const Weight& w, int64_t row, int64_t begin, int64_t count, float* y) {
+  const uint8_t* x = w.row<uint8_t>(row);
+  uint8_t q[32];
+  for (int64_t i = begin; i < begin + count; i += 32) {
+    const int64_t at = row * w.groups + i / w.group;
+    const float scale = w.scales[at], zero = w.zero(at);
+    codes<KIND>(x + i / 64 * packed_bytes(KIND), i, q);
+    for (int64_t j = 0; j < 32; ++j) y[i - begin + j] = scale * (float(q[j]) - zero);
   }
 }
 
@@ -207,29 +230,55 @@ WITH_BFLOAT16 void widen(const int8_t* x, int64_t count, BFloat16* y) {
   for (; i < count; ++i) y[i] = float(x[i]);
 }
 
-// By a table of the 16 numbers of a group.
-WITH_BFLOAT16 void widen_int4(const Weight& w, int64_t row, int64_t begin, int64_t count, BFloat16* y) {
-  const uint8_t* x = w.row<uint8_t>(row) + begin / 2;
-  const int64_t groups = w.stride * 2 / w.group;
+// 64 packed numbers as bytes.
+template <Kind KIND>
+inline __m512i codes(const uint8_t* block) {
+  if (KIND == INT4) {
+    const __m512i twice = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)block));
+    const __m512i shifts = _mm512_set_epi64(4, 4, 4, 4, 0, 0, 0, 0);
+    return _mm512_and_si512(_mm512_srlv_epi64(twice, shifts), _mm512_set1_epi8(15));
+  }
+  const __m512i four = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)block));
+  const __m512i shifts = _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0);
+  const __m512i low = _mm512_and_si512(_mm512_srlv_epi64(four, shifts), _mm512_set1_epi8(3));
+  if (KIND == INT2) return low;
+  __mmask64 high;
+  std::memcpy(&high, block + 16, sizeof high);
+  return _mm512_mask_add_epi8(low, high, low, _mm512_set1_epi8(4));
+}
+
+// By a table of the numbers of a group.
+template <Kind KIND>
+WITH_BFLOAT16 void widen_packed(const Weight& w, int64_t row, int64_t begin, int64_t count, BFloat16* y) {
+  const uint8_t* x = w.row<uint8_t>(row);
   const __m512 steps = _mm512_cvtepi32_ps(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
   __m512i table = _mm512_setzero_si512();
-  for (int64_t i = 0, known = -1; i < count; i += 64) {
-    const __m256i bytes = _mm256_loadu_si256((const __m256i*)(x + i / 2));
-    const __m512i pairs = _mm512_cvtepu8_epi16(bytes);
+  for (int64_t i = begin, known = -1; i < begin + count; i += 64) {
+    const __m512i q = codes<KIND>(x + i / 64 * packed_bytes(KIND));
     for (int64_t half = 0; half < 2; ++half) {
-      const int64_t at = row * groups + (begin + i + 32 * half) / w.group;
+      const int64_t at = row * w.groups + (i + 32 * half) / w.group;
       if (at != known) {
-        const __m512 zero = _mm512_set1_ps(zero_of(w, at));
+        const __m512 zero = _mm512_set1_ps(w.zero(at));
         const __m512 values = _mm512_mul_ps(_mm512_set1_ps(w.scales[at]), _mm512_sub_ps(steps, zero));
         table = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(values));
         known = at;
       }
-      const __m512i index = _mm512_and_si512(half ? _mm512_srli_epi16(pairs, 4) : pairs, _mm512_set1_epi16(15));
-      _mm512_storeu_si512(y + i + 32 * half, _mm512_permutexvar_epi16(index, table));
+      const __m512i index = _mm512_cvtepu8_epi16(half ? _mm512_extracti64x4_epi64(q, 1) : _mm512_castsi512_si256(q));
+      _mm512_storeu_si512(y + i - begin + 32 * half, _mm512_permutexvar_epi16(index, table));
     }
   }
 }
 #endif
+
+template <class C>
+void widen_packed(const Weight& w, int64_t row, int64_t begin, int64_t count, C* y) {
+  if (w.kind == INT4)
+    widen_packed<INT4>(w, row, begin, count, y);
+  else if (w.kind == INT3)
+    widen_packed<INT3>(w, row, begin, count, y);
+  else
+    widen_packed<INT2>(w, row, begin, count, y);
+}
 
 // Numbers `begin` to `begin + count` of a row of W as C: in `copy` or, if they are of that type and `copy` is null,
 // where they are stored.
@@ -237,8 +286,8 @@ template <class C, class T>
 const C* numbers(const Weight& w, int64_t row, int64_t begin, int64_t count, C* copy) {
   if (w.kind == INT8)
     widen(w.row<int8_t>(row) + begin, count, copy);
-  else if (w.kind == INT4)
-    widen_int4(w, row, begin, count, copy);
+  else if (w.packed())
+    widen_packed(w, row, begin, count, copy);
   else if constexpr (!std::is_same_v<C, T>)
     widen(w.row<T>(row) + begin, count, copy);
   else if (copy)
@@ -267,7 +316,7 @@ void passes(const Problem<T>& p, int64_t count, int64_t next, int64_t at, F f) {
   const int64_t times = (count + TALL - 1) / TALL, each = (WIDE + times - 1) / times;
   for (int64_t r = 0, row = next; r < count; r += TALL, row += each) {
     const int64_t rows = std::min({each, next + WIDE - row, p.n - row});
-    f(r, std::min<int64_t>(TALL, count - r), Ahead{p.w.at(row, at), rows, p.w.stride * p.w.size, p.w.pair()});
+    f(r, std::min<int64_t>(TALL, count - r), Ahead{p.w.at(row, at), rows, p.w.stride * p.w.size, p.w.bytes()});
   }
 }
 
@@ -373,32 +422,43 @@ void linear_by_tiles(const Problem<BFloat16>&) {}  // never called
 
 // ---- rows of int8 ---------------------------------------------------------------------------------------------------
 
-// Rows as int8 with a scale each, and the totals of their groups.
+// Rows as int8, their scales, and the totals of their groups. With two digits a row becomes two, whose second is what
+// is left of 254 times, so that their sum has 16 bits.
 struct Rounded {
-  int64_t stride, groups;
+  int64_t digits, rows, stride, groups;
   std::vector<int8_t> x;
   std::vector<float> scales, sums;
 
-  Rounded(int64_t rows, int64_t k, int64_t groups)
-      : stride((k + 63) / 64 * 64), groups(groups), x(rows * stride), scales(rows), sums(rows * groups) {}
+  Rounded(int64_t m, int64_t digits, int64_t k, int64_t groups)
+      : digits(digits), rows(m * digits), stride((k + 63) / 64 * 64), groups(groups), x(rows * stride), scales(rows),
+        sums(rows * groups) {}
 };
 
-// A row, of which `wide` has room for a copy.
+// A row, of which `wide` and `left` have room for a copy.
 template <class T>
-void round_row(const T* x, int64_t k, Rounded& to, int64_t row, std::vector<float>& wide) {
+void round_row(const T* x, int64_t k, Rounded& to, int64_t row, std::vector<float>& wide, std::vector<float>& left) {
   wide.assign((k + N - 1) / N * N, 0.f);
+  left.resize(wide.size());
   widen(x, k, wide.data());
   Floats top(0.f);
   for (int64_t i = 0; i < k; i += N) top = at::vec::maximum(top, Floats::loadu(&wide[i]).abs());
   const float most = greatest(top);
-  to.scales[row] = most / 127.f;
-  const Floats inverse(most > 0.f ? 127.f / most : 0.f);
-  for (int64_t i = 0; i < k; i += N) (Floats::loadu(&wide[i]) * inverse).round().store(&wide[i]);
+  const Floats inverse(most > 0.f ? 127.f / most : 0.f), finer(254.f);
+  for (int64_t i = 0; i < k; i += N) {
+    const Floats exact = Floats::loadu(&wide[i]) * inverse, near = exact.round();
+    near.store(&wide[i]);
+    ((exact - near) * finer).round().store(&left[i]);
+  }
   const int64_t each = k / to.groups;
-  for (int64_t g = 0; g < to.groups; ++g)
-    to.sums[row * to.groups + g] =
-        at::vec::reduce_all<float>([](Floats p, Floats q) { return p + q; }, &wide[g * each], each);
-  narrow(wide.data(), k, &to.x[row * to.stride]);
+  for (int64_t digit = 0; digit < to.digits; ++digit) {
+    const int64_t at = row * to.digits + digit;
+    const float* digits = digit ? left.data() : wide.data();
+    to.scales[at] = most / (digit ? 127.f * 254.f : 127.f);
+    for (int64_t g = 0; g < to.groups; ++g)
+      to.sums[at * to.groups + g] =
+          at::vec::reduce_all<float>([](Floats p, Floats q) { return p + q; }, digits + g * each, each);
+    narrow(digits, k, &to.x[at * to.stride]);
+  }
 }
 
 #if X86_512
@@ -410,9 +470,10 @@ WITH_INT8 inline __m128i total(__m512i a, __m512i b, __m512i c, __m512i d) {
   return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-// Products of ROWS rows of x and WIDE rows of W of int8, offset by 128.
+// to (ROWS, WIDE) = products of rounded rows and WIDE rows of W of int8, offset by 128.
 template <int ROWS, class T>
-WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead) {
+WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead,
+                             float* to) {
   __m512i sum[ROWS][WIDE];
   const int8_t* w[WIDE];
   for (int i = 0; i < WIDE; ++i) w[i] = p.w.template row<int8_t>(std::min(column + i, p.n - 1));
@@ -446,34 +507,34 @@ WITH_INT8 void multiply_int8(const Problem<T>& p, const Rounded& x, int64_t row,
         sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], b, _mm512_loadu_si512(from + r * stride + k));
     }
   }
-  alignas(16) float found[ROWS][WIDE];  // of all rows before `finish`: a call would take sums out of their registers
 #pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r) {
     const __m128i offsets = _mm_set1_epi32(128 * int(x.sums[row + r]));
     const __m128i low = total(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
     const __m128i high = total(sum[r][4], sum[r][5], sum[r][6], sum[r][7]);
-    _mm_store_ps(found[r], _mm_cvtepi32_ps(_mm_sub_epi32(low, offsets)));
-    _mm_store_ps(found[r] + 4, _mm_cvtepi32_ps(_mm_sub_epi32(high, offsets)));
+    _mm_storeu_ps(to + r * WIDE, _mm_cvtepi32_ps(_mm_sub_epi32(low, offsets)));
+    _mm_storeu_ps(to + r * WIDE + 4, _mm_cvtepi32_ps(_mm_sub_epi32(high, offsets)));
   }
-  for (int r = 0; r < ROWS; ++r) finish(p, row + r, column, found[r], x.scales[row + r]);
 }
 
-// The sum over groups of scale zero sum
-WITH_INT8 inline float of_zeros(const float* scales, const uint8_t* zeros, const float* sums, int64_t groups) {
+// The sum over groups of scale zero sum. none: the zero of all groups, without zeros.
+WITH_INT8 inline float of_zeros(const float* scales, const uint8_t* zeros, int none, const float* sums,
+                                int64_t groups) {
   __m512 all = _mm512_setzero_ps();
   for (int64_t g = 0; g < groups; g += 16) {
     const __mmask16 here = groups - g >= 16 ? 0xffff : (1 << (groups - g)) - 1;
     const __m512 zero = zeros ? _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(here, zeros + g)))
-                              : _mm512_set1_ps(8.f);
+                              : _mm512_set1_ps(none);
     all = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_maskz_loadu_ps(here, scales + g), zero),
                           _mm512_maskz_loadu_ps(here, sums + g), all);
   }
   return _mm512_reduce_add_ps(all);
 }
 
-// The same of int4, each 32 numbers with a scale and a zero.
-template <int ROWS, class T>
-WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead) {
+// The same of packed numbers, each 32 with a scale and a zero.
+template <Kind KIND, int ROWS, class T>
+WITH_INT8 void multiply_packed(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead,
+                               float* to) {
   __m512 sum[ROWS][WIDE];
   const uint8_t* w[WIDE];
   const float* scales[WIDE];
@@ -487,7 +548,6 @@ WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row,
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_setzero_ps();
-  const __m256i low = _mm256_set1_epi8(15);
   const int8_t* const from = &x.x[row * x.stride];
   const int64_t stride = x.stride, count = p.k, group = p.w.group;
   for (int64_t k = 0; k < count; k += 64) {
@@ -498,9 +558,7 @@ WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row,
     const int64_t at = k / group, next = (k + 32) / group;
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) {
-      const __m256i pairs = _mm256_loadu_si256((const __m256i*)(w[i] + k / 2));
-      const __m512i b = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(pairs, low)),
-                                           _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low), 1);
+      const __m512i b = codes<KIND>(w[i] + k / 64 * packed_bytes(KIND));
       __m512 scale = _mm512_set1_ps(scales[i][at]);
       if (next != at) scale = _mm512_insertf32x8(scale, _mm256_set1_ps(scales[i][next]), 1);
 #pragma GCC unroll 3
@@ -509,62 +567,272 @@ WITH_INT8 void multiply_int4(const Problem<T>& p, const Rounded& x, int64_t row,
             _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), b, a[r])), scale, sum[r][i]);
     }
   }
-  float found[ROWS][WIDE];
 #pragma GCC unroll 3
   for (int r = 0; r < ROWS; ++r) {
-    total(sum[r][0], sum[r][1], sum[r][2], sum[r][3], found[r]);
-    total(sum[r][4], sum[r][5], sum[r][6], sum[r][7], found[r] + 4);
+    total(sum[r][0], sum[r][1], sum[r][2], sum[r][3], to + r * WIDE);
+    total(sum[r][4], sum[r][5], sum[r][6], sum[r][7], to + r * WIDE + 4);
   }
-  for (int r = 0; r < ROWS; ++r) {
+  for (int r = 0; r < ROWS; ++r)
     for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
       const uint8_t* zeros = p.w.zeros ? p.w.zeros + (column + i) * groups : nullptr;
-      found[r][i] -= of_zeros(scales[i], zeros, &x.sums[(row + r) * groups], groups);
+      to[r * WIDE + i] -= of_zeros(scales[i], zeros, p.w.zero(0), &x.sums[(row + r) * groups], groups);
     }
-    finish(p, row + r, column, found[r], x.scales[row + r]);
-  }
 }
 
 template <int ROWS, class T>
-void multiply_rounded(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead) {
+void multiply_rounded(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead, float* to) {
   if (p.w.kind == INT8)
-    multiply_int8<ROWS, T>(p, x, row, column, ahead);
+    multiply_int8<ROWS, T>(p, x, row, column, ahead, to);
+  else if (p.w.kind == INT4)
+    multiply_packed<INT4, ROWS, T>(p, x, row, column, ahead, to);
+  else if (p.w.kind == INT3)
+    multiply_packed<INT3, ROWS, T>(p, x, row, column, ahead, to);
   else
-    multiply_int4<ROWS, T>(p, x, row, column, ahead);
+    multiply_packed<INT2, ROWS, T>(p, x, row, column, ahead, to);
 }
 
 template <class T>
-void linear_rounded(const Problem<T>& p) {
-  Rounded x(p.m, p.k, p.w.kind == INT4 ? p.k / p.w.group : 1);
-  at::parallel_for(0, p.m, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, p.k)), [&](int64_t i, int64_t end) {
-    std::vector<float> wide;
-    for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, x, i, wide);
-  });
+void linear_by_vectors(const Problem<T>& p, const Rounded& x) {
   const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.k * WIDE));
   at::parallel_for(0, (p.n + WIDE - 1) / WIDE, grain, [&](int64_t i, int64_t end) {
-    for (; i < end; ++i)
-      passes(p, p.m, (i + 1) * WIDE, 0, [&](int64_t r, int64_t rows, Ahead ahead) {
+    std::vector<float> sums(x.rows * WIDE);
+    for (; i < end; ++i) {
+      passes(p, x.rows, (i + 1) * WIDE, 0, [&](int64_t r, int64_t rows, Ahead ahead) {
+        float* to = &sums[r * WIDE];
         if (rows == 3)
-          multiply_rounded<3>(p, x, r, i * WIDE, ahead);
+          multiply_rounded<3>(p, x, r, i * WIDE, ahead, to);
         else if (rows == 2)
-          multiply_rounded<2>(p, x, r, i * WIDE, ahead);
+          multiply_rounded<2>(p, x, r, i * WIDE, ahead, to);
         else
-          multiply_rounded<1>(p, x, r, i * WIDE, ahead);
+          multiply_rounded<1>(p, x, r, i * WIDE, ahead, to);
       });
+      for (int64_t r = 0; r < p.m; ++r) {
+        float found[WIDE] = {};
+        for (int64_t at = r * x.digits; at < (r + 1) * x.digits; ++at)
+          for (int64_t j = 0; j < WIDE; ++j) found[j] += x.scales[at] * sums[at * WIDE + j];
+        finish(p, r, i * WIDE, found);
+      }
+    }
   });
+}
+
+// ---- rows of int8, by tiles -----------------------------------------------------------------------------------------
+
+// Products of 32 rows of W, less their zeros, and 16 or 32 rounded rows by AMX. A row's bits are those of any number
+// of rows, and differ from those without tiles.
+
+#define WITH_TILES \
+  __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+constexpr int64_t TILE = 16, BLOCK = 2 * TILE;
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, unused[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Whether Linux lets this process use tiles: it must be asked once.
+bool may_use_tiles() {
+  static const bool may = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */);
+  return may;
+}
+
+// `count` rows of W from `column` on as int8 less their zeros, each in `stride` bytes.
+template <Kind KIND>
+WITH_INT8 void unpack(const Weight& w, int64_t column, int64_t count, int64_t k, int8_t* to, int64_t stride) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint8_t* from = w.row<uint8_t>(column + i);
+    const int64_t first = (column + i) * w.groups;
+    __m512i zero = _mm512_set1_epi8(w.zero(first));
+    for (int64_t at = 0; at < k; at += 64) {
+      if (w.zeros) zero = _mm512_set1_epi8(w.zero(first + at / w.group));
+      if (w.zeros && w.group < 64)
+        zero = _mm512_inserti64x4(zero, _mm256_set1_epi8(w.zero(first + (at + 32) / w.group)), 1);
+      const __m512i q = codes<KIND>(from + at / 64 * packed_bytes(KIND));
+      _mm512_store_si512(to + i * stride + at, _mm512_sub_epi8(q, zero));
+    }
+  }
+}
+
+// sums (BLOCK, 2 TILE) += scales C of a group, for `half` halves of the columns. C: (BLOCK, 2 TILE).
+WITH_INT8 inline void add_group(const int32_t* c, const float* scales, int64_t apart, int64_t rows, int halves,
+                                float* sums) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const __m512 scale = _mm512_set1_ps(scales[i * apart]);
+    for (int half = 0; half < halves; ++half) {
+      const int64_t at = i * 2 * TILE + half * TILE;
+      const __m512 found = _mm512_cvtepi32_ps(_mm512_load_si512(c + at));
+      _mm512_store_ps(sums + at, _mm512_fmadd_ps(found, scale, _mm512_load_ps(sums + at)));
+    }
+  }
+}
+
+// C (BLOCK, 2 TILE) = products of BLOCK rows of int8 and one or two tiles of x, over steps of `step` numbers.
+template <int HALVES>
+WITH_TILES inline void multiply_tiles(const int8_t* w, int64_t stride, const int8_t* x, int64_t apart, int64_t count,
+                                      int64_t step, const int8_t* next, int32_t* c) {
+  _tile_zero(0);
+  _tile_zero(2);
+  if (HALVES == 2) {
+    _tile_zero(1);
+    _tile_zero(3);
+  }
+  for (int64_t k = 0; k < count; k += step) {
+    if (next)
+      for (int64_t i = 0; i < BLOCK; ++i) __builtin_prefetch(next + i * stride + k, 0, 2);
+    _tile_loadd(4, w + k, stride);
+    _tile_loadd(5, w + TILE * stride + k, stride);
+    _tile_loadd(6, x + k * TILE, 64);
+    _tile_dpbssd(0, 4, 6);
+    _tile_dpbssd(2, 5, 6);
+    if (HALVES == 2) {
+      _tile_loadd(7, x + apart + k * TILE, 64);
+      _tile_dpbssd(1, 4, 7);
+      _tile_dpbssd(3, 5, 7);
+    }
+  }
+  _tile_stored(0, c, 128);
+  _tile_stored(2, c + TILE * 2 * TILE, 128);
+  if (HALVES == 2) {
+    _tile_stored(1, c + TILE, 128);
+    _tile_stored(3, c + TILE * 2 * TILE + TILE, 128);
+  }
+}
+
+inline __m512 load(const float* x, __mmask16 here) { return _mm512_maskz_loadu_ps(here, x); }
+inline __m512 load(const BFloat16* x, __mmask16 here) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(here, x)), 16));
+}
+inline void store(float* to, __mmask16 here, __m512 x) { _mm512_mask_storeu_ps(to, here, x); }
+WITH_BFLOAT16 inline void store(BFloat16* to, __mmask16 here, __m512 x) {
+  _mm256_mask_storeu_epi16(to, here, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+// Rows of the result from sums (BLOCK, 2 TILE) for the rounded rows from `row` on, of which there are `count`.
+template <class T>
+WITH_BFLOAT16 void finish_tiles(const Problem<T>& p, const Rounded& x, int64_t row, int64_t count, int64_t column,
+                            const float* sums) {
+  const __m512i down = _mm512_mullo_epi32(_mm512_set1_epi32(2 * TILE), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7,
+                                                                                         6, 5, 4, 3, 2, 1, 0));
+  for (int64_t begin = 0; begin < std::min(BLOCK, p.n - column); begin += TILE)
+    for (int64_t r = 0; r < count; r += x.digits) {
+      __m512 all = _mm512_setzero_ps();
+      for (int64_t digit = r; digit < r + x.digits; ++digit)
+        all = _mm512_fmadd_ps(_mm512_i32gather_ps(down, sums + begin * 2 * TILE + digit, 4),
+                              _mm512_set1_ps(x.scales[row + digit]), all);
+      const __mmask16 here = p.n - column - begin < TILE ? (1 << (p.n - column - begin)) - 1 : 0xffff;
+      if (p.bias) all = _mm512_add_ps(all, load(p.bias + column + begin, here));
+      store(p.out + (row + r) / x.digits * p.n + column + begin, here, all);
+    }
+}
+
+// A vector that begins at a line of a cache.
+template <class C>
+struct Aligned {
+  std::vector<C> all;
+  C* data;
+
+  explicit Aligned(int64_t count) : all(count + 64 / sizeof(C)) {
+    data = all.data() + (64 - reinterpret_cast<uintptr_t>(all.data()) % 64) % 64 / sizeof(C);
+  }
+};
+
+template <class T>
+WITH_TILES void blocks_by_tiles(const Problem<T>& p, const Rounded& x, const int8_t* packed, int64_t block,
+                                int64_t end) {
+  const Weight& w = p.w;
+  const int64_t wide = x.stride, tiles = (x.rows + TILE - 1) / TILE, apart = TILE * wide;
+  const bool grouped = w.packed();
+  const int64_t group = grouped ? w.group : wide, step = std::min<int64_t>(64, group);
+  TileShapes shapes;
+  for (int i = 0; i < 8; ++i) {
+    shapes.rows[i] = i < 6 ? TILE : step / 4;
+    shapes.bytes[i] = i == 4 || i == 5 ? step : 64;
+  }
+  _tile_loadconfig(&shapes);
+  Aligned<int8_t> copy(BLOCK * wide);
+  alignas(64) int32_t c[2][BLOCK * 2 * TILE];  // of a group, and of the one before, which is added meanwhile
+  alignas(64) float sums[BLOCK * 2 * TILE];
+  for (; block < end; ++block) {
+    const int64_t column = block * BLOCK, rows = std::min(BLOCK, p.n - column);
+    const int8_t* from = w.row<int8_t>(column);
+    const bool copied = grouped || rows < BLOCK || p.k % 64;
+    const bool ahead = column + 2 * BLOCK <= p.n;
+    int64_t stride = w.stride;
+    if (w.kind == INT4)
+      unpack<INT4>(w, column, rows, p.k, copy.data, wide);
+    else if (w.kind == INT3)
+      unpack<INT3>(w, column, rows, p.k, copy.data, wide);
+    else if (w.kind == INT2)
+      unpack<INT2>(w, column, rows, p.k, copy.data, wide);
+    else if (copied)
+      for (int64_t i = 0; i < rows; ++i) std::memcpy(copy.data + i * wide, from + i * stride, p.k);
+    if (grouped && ahead)
+      for (int64_t i = 0; i < BLOCK; ++i)
+        for (int64_t at = 0; at < w.stride; at += 64) __builtin_prefetch(w.at(column + BLOCK + i, 0) + at, 0, 2);
+    if (copied) from = copy.data, stride = wide;
+    for (int64_t t = 0; t < tiles; t += 2) {
+      const int halves = t + 1 < tiles ? 2 : 1;
+      std::memset(sums, 0, sizeof sums);
+      const auto add = [&](int64_t g) {
+        add_group(c[g % 2], w.scales + column * w.groups + g, w.groups, rows, halves, sums);
+      };
+      const int64_t groups = p.w.groups;
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t at = g * group;
+        const int8_t* next = !copied && ahead && !t ? from + BLOCK * stride + at : nullptr;
+        const int8_t* of_x = packed + t * apart + at * TILE;
+        if (halves == 2)
+          multiply_tiles<2>(from + at, stride, of_x, apart, group, step, next, c[g % 2]);
+        else
+          multiply_tiles<1>(from + at, stride, of_x, apart, group, step, next, c[g % 2]);
+        if (g) add(g - 1);
+      }
+      add(groups - 1);
+      finish_tiles(p, x, t * TILE, std::min(2 * TILE, x.rows - t * TILE), column, sums);
+    }
+  }
+  _tile_release();
+}
+
+template <class T>
+void linear_by_int8_tiles(const Problem<T>& p, const Rounded& x) {
+  const int64_t tiles = (x.rows + TILE - 1) / TILE, each = TILE * x.stride;
+  Aligned<int8_t> packed(tiles * each);  // of each tile (k / 4, TILE, 4)
+  for (int64_t row = 0; row < x.rows; ++row)
+    for (int64_t k = 0; k < x.stride; k += 4)
+      std::memcpy(packed.data + row / TILE * each + k * TILE + row % TILE * 4, &x.x[row * x.stride + k], 4);
+  const int64_t grain = std::max<int64_t>(1, (1 << 18) / std::max<int64_t>(1, p.k * BLOCK));
+  at::parallel_for(0, (p.n + BLOCK - 1) / BLOCK, grain, [&](int64_t begin, int64_t end) {
+    blocks_by_tiles(p, x, packed.data, begin, end);
+  });
+}
+
+template <class T>
+void linear_rounded(const Problem<T>& p, int64_t digits, bool tiles) {
+  Rounded x(p.m, digits, p.k, p.w.packed() ? p.w.groups : 1);
+  at::parallel_for(0, p.m, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, p.k)), [&](int64_t i, int64_t end) {
+    std::vector<float> wide, left;
+    for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, x, i, wide, left);
+  });
+  if (tiles && may_use_tiles())
+    linear_by_int8_tiles(p, x);
+  else
+    linear_by_vectors(p, x);
 }
 #else
 template <class T>
-void linear_rounded(const Problem<T>&) {}  // never called
+void linear_rounded(const Problem<T>&, int64_t, bool) {}  // never called
 #endif
 
 // Products of parts of the same rows.
 template <class T>
-void compute(const std::vector<Problem<T>>& problems, bool rounded, bool tiles) {
+void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles) {
   const Problem<T>&first = problems.front(), &last = problems.back();
-  if (rounded || (tiles && X86_512 && std::is_same_v<T, BFloat16> && first.k % 2 == 0)) {
+  if (digits || (tiles && X86_512 && std::is_same_v<T, BFloat16> && first.k % 2 == 0)) {
     for (const Problem<T>& p : problems)
-      if (rounded)
-        linear_rounded(p);
+      if (digits)
+        linear_rounded(p, digits, tiles);
       else if constexpr (std::is_same_v<T, BFloat16>)
         linear_by_tiles(p);
     return;
@@ -587,24 +855,24 @@ const T* data_of(const Optional& x) {
 
 template <class T>
 void run(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
-         const Optional& bias, const at::Tensor& out, Kind kind, int64_t group, bool rounded, bool tiles) {
+         const Optional& bias, const at::Tensor& out, Kind kind, int64_t group, int64_t digits, bool tiles) {
   const Weight w{weight.const_data_ptr(), kind, weight.element_size(), weight.stride(0), data_of<float>(scales),
-                 data_of<uint8_t>(zeros), group};
+                 data_of<uint8_t>(zeros), group, group ? x.size(1) / group : 1};
   const Problem<T> p{static_cast<const T*>(x.const_data_ptr()), x.stride(0), w, data_of<T>(bias),
                      static_cast<T*>(out.data_ptr()), x.size(0), weight.size(0), x.size(1)};
-  compute<T>({p}, rounded, tiles);
+  compute<T>({p}, digits, tiles);
 }
 
-// x and the result are of float or BFloat16, and so is the weight if it is not of int8 or int4 (kind). rounded: rows of x are rounded to int8, if `rounds`. tiles: BFloat16 is multiplied by
-// tiles.
+// x and the result are of float or BFloat16, and so is the weight if it is not quantized (kind). digits: of int8 that
+// rows of x are rounded to, if `rounds`: 1, 2, or 0 for as they are. tiles: BFloat16 and int8 are multiplied by tiles.
 at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
-                       const Optional& bias, int64_t kind, int64_t group, bool rounded, bool tiles) {
-  const at::Tensor rows = in_rows(x), w = kind == INT4 ? weight.contiguous() : in_rows(weight);
+                       const Optional& bias, int64_t kind, int64_t group, int64_t digits, bool tiles) {
+  const at::Tensor rows = in_rows(x), w = kind >= INT4 ? weight.contiguous() : in_rows(weight);
   at::Tensor out = at::empty({x.size(0), w.size(0)}, x.options());
   if (!out.numel()) return out;
   const auto f = x.scalar_type() == at::kBFloat16 ? run<BFloat16> : run<float>;
   f(rows, w, contiguous(scales, at::kFloat), contiguous(zeros, at::kByte), contiguous(bias, x.scalar_type()), out,
-    Kind(kind), group, rounded, tiles);
+    Kind(kind), group, digits, tiles);
   return out;
 }
 
@@ -621,12 +889,12 @@ void run_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& b
     const int64_t g = of_row[i];
     TORCH_CHECK_INDEX(g >= 0 && g < weight.size(0), "group ", g, " of ", weight.size(0));
     const Weight w{static_cast<const T*>(weight.const_data_ptr()) + g * weight.stride(0), SAME, weight.element_size(),
-                   weight.stride(1), nullptr, nullptr, 0};
+                   weight.stride(1), nullptr, nullptr, 0, 0};
     problems.push_back({static_cast<const T*>(x.const_data_ptr()) + i * x.stride(0), x.stride(0), w,
                         bias ? data_of<T>(bias) + g * n : nullptr, static_cast<T*>(out.data_ptr()) + i * n, end - i,
                         n, k, i});
   }
-  compute(problems, false, tiles);
+  compute(problems, 0, tiles);
 }
 
 at::Tensor linear_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
@@ -645,7 +913,7 @@ bool rounds() { return multiplies_int8(); }
 TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
   library.def(
       "linear_rows(Tensor x, Tensor weight, Tensor? scales, Tensor? zeros, Tensor? bias, int kind, int group, "
-      "bool rounded, bool tiles) -> Tensor",
+      "int digits, bool tiles) -> Tensor",
       linear_rows);
   library.def(
       "linear_groups(Tensor x, Tensor weight, Tensor? bias, Tensor group, bool tiles) -> Tensor", linear_groups);

@@ -26,7 +26,7 @@ from tutti.nn.compiled import operators
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
-SAME, INT8, INT4 = range(3)  # kinds of weights
+SAME, INT8, INT4, INT3, INT2 = range(5)  # kinds of weights
 FASTER = 64  # rows up to which it is faster than PyTorch's
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -45,6 +45,14 @@ def rounds() -> bool:
     return kernels().rounds()
 
 
+def digits(x: Any, rounded: bool) -> int:
+    """Digits of int8 that rows of x are rounded to before they are multiplied by a quantized weight; 0: they are not.
+
+    Two digits are 16 bits: more than bfloat16 has.
+    """
+    return 1 if rounded else 2 if x.dtype == torch.bfloat16 and tiles() and rounds() else 0
+
+
 @cache
 def tiles() -> bool:
     """Whether the processor multiplies tiles (AMX)."""
@@ -58,7 +66,7 @@ def compiled(x: Any, weight: Any, bias: Any) -> tuple | None:
     fits = alike and x.dtype in KNOWN and len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
     if not fits:
         return None
-    return kernels().linear_rows.default, (x, weight, None, None, bias, SAME, 0, False, tiles())
+    return kernels().linear_rows.default, (x, weight, None, None, bias, SAME, 0, 0, tiles())
 
 
 def cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

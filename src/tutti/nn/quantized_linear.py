@@ -8,22 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tutti.nn import linear_int4, linear_int8
+from tutti.nn import linear_bits, linear_int4, linear_int8
 from tutti.nn.scheme import FLOAT8, Parts, Scheme, pack_bits, unpack_bits
 
 ops = torch.ops.tutti
-Layout = Literal["int8", "int4", "float8", "bits"]
+Layout = Literal["int8", "int4", "low", "float8", "bits"]
 
 
 def layout(scheme: Scheme, k: int) -> Layout:
-    """How a weight with rows of k numbers lies in memory: for the operator `linear_int8` or `linear_int4`, as float8,
-    or as a stream of bits (`pack_bits`), which is dequantized before it is multiplied."""
+    """How a weight with rows of k numbers lies in memory: for the operator `linear_int8`, `linear_int4` or, "low",
+    `linear_bits`; as float8, or as a stream of bits (`pack_bits`), which are dequantized before they are multiplied."""
     if scheme.kind == "float8":
         return "float8"
     if scheme.bits == 8 and scheme.symmetric and scheme.group is None:
         return "int8"
-    if scheme.bits == 4 and scheme.group in linear_int4.GROUPS and k % linear_int4.BLOCK == 0:
-        return "int4"
+    if scheme.bits in (2, 3, 4) and scheme.group in linear_int4.GROUPS and k % linear_int4.BLOCK == 0:
+        return "int4" if scheme.bits == 4 else "low"
     return "bits"
 
 
@@ -34,6 +34,8 @@ def unpacked(q: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, k:
         return Parts((q.to(torch.int16) + 128).to(torch.uint8), scales.unsqueeze(1), zeros)
     if at == "int4":
         q = linear_int4.unpack(q)
+    elif at == "low":
+        q = linear_bits.unpack(q, scheme.bits)
     elif at == "bits":
         q = unpack_bits(q, scheme.bits, k)
     return Parts(q, scales, zeros)
@@ -66,8 +68,14 @@ class QuantizedLinear(nn.Module):
         self.in_features, self.out_features, self.scheme, self.dtype = in_features, out_features, scheme, dtype
         self.layout, self.bias = layout(scheme, in_features), bias
         n, k, groups = out_features, in_features, scheme.groups(in_features)
-        size, of_q = {"int8": (k, torch.int8), "int4": (k // 2, torch.uint8), "float8": (k, FLOAT8),
-                      "bits": (4 * -(-k * scheme.bits // 32), torch.uint8)}[self.layout]  # fmt: skip
+        sizes = {
+            "int8": k,
+            "int4": k // 2,
+            "low": k * scheme.bits // 8,
+            "float8": k,
+            "bits": 4 * -(-k * scheme.bits // 32),
+        }
+        size, of_q = sizes[self.layout], {"int8": torch.int8, "float8": FLOAT8}.get(self.layout, torch.uint8)
         static = scheme.activations == "int8-static"
         made = {"q": torch.empty(n, size, dtype=of_q, device=device),
                 "scales": torch.empty((n,) if self.layout == "int8" else (n, groups), device=device),
@@ -126,7 +134,9 @@ class QuantizedLinear(nn.Module):
         if self.layout == "int8":
             made = {"q": (codes.to(torch.int16) - 128).to(torch.int8), "scales": scales.squeeze(1)}
         else:
-            pack = {"int4": linear_int4.pack, "float8": lambda x: x, "bits": lambda x: pack_bits(x, self.scheme.bits)}
+            bits = self.scheme.bits
+            pack = {"int4": linear_int4.pack, "low": lambda x: linear_bits.pack(x, bits), "float8": lambda x: x,
+                    "bits": lambda x: pack_bits(x, bits)}  # fmt: skip
             made = {"q": pack[self.layout](codes), "scales": scales}
         return made if zeros is None else {**made, "zeros": zeros}
 
@@ -153,9 +163,11 @@ class QuantizedLinear(nn.Module):
             made = ops.linear_int8(rows, self.q, self.scales, self.bias, rounded=dynamic)
         elif self.layout == "int4":
             made = ops.linear_int4(rows, self.q, self.scales, self.zeros, self.bias)
+        elif self.layout == "low":
+            made = ops.linear_bits(rows, self.q, self.scales, self.zeros, self.bias, bits=self.scheme.bits)
         else:
             made = F.linear(rows, self.dequantize().to(x.dtype), self.bias)
-        return made.reshape(*x.shape[:-1], -1)
+        return made.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.scheme}"

@@ -1,4 +1,4 @@
-"""Linear layers for few rows, with weights of floats, int8 and int4: rows, outputs and the contracted dim can be split.
+"""Linear layers for few rows, with weights of floats, int8, int4 and fewer bits: rows, outputs and the contracted dim can be split.
 
 Where rows are rounded to int8, the contracted dim cannot: a scale is that of a whole row.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import tutti.nn.linear_bits
 import tutti.nn.linear_int4
 import tutti.nn.linear_int8
 import tutti.nn.linear_rows  # noqa: F401  (registers the operators)
@@ -20,6 +21,7 @@ from tutti.ops.registry import named, operands, rules, shape_of
 
 ops = torch.ops.tutti
 ROWS, INT8, INT4 = ops.linear_rows.default, ops.linear_int8.default, ops.linear_int4.default
+BITS = ops.linear_bits.default
 
 
 def _rows(node: Call) -> str:
@@ -33,8 +35,8 @@ def _int8(node: Call) -> str:
     return f"m {k}, n {k}, n{bias} -> m n | {_linear(given, '3' if bias else '')}"
 
 
-def _int4(node: Call):
-    """k is split in units of whole blocks and groups."""
+def _packed(node: Call):
+    """Of int4, or of 2 or 3 bits. k is split in units of whole blocks and groups."""
     given = named(node.target, node.args, node.kwargs)
     k, groups = shape_of(given["x"])[1], shape_of(given["scales"])[1]
     units = k // max(BLOCK, k // groups)
@@ -49,7 +51,7 @@ def _linear(given: dict[str, Any], bias: str) -> str:
     return f"~2{bias}" if given["rounded"] else f"~0{bias} ~2{bias}"
 
 
-rules({ROWS: _rows, INT8: _int8, INT4: _int4})
+rules({ROWS: _rows, INT8: _int8, INT4: _packed, BITS: _packed})
 
 
 def _flops(node: Call) -> int:
@@ -62,5 +64,5 @@ def _seconds(device: Any, call: Any) -> float:
     return max(products, device.stream_seconds(call.bytes, "add", call.dtype))
 
 
-FLOPS |= dict.fromkeys((ROWS, INT8, INT4), _flops)
-SECONDS |= dict.fromkeys((ROWS, INT8, INT4), _seconds)
+FLOPS |= dict.fromkeys((ROWS, INT8, INT4, BITS), _flops)
+SECONDS |= dict.fromkeys((ROWS, INT8, INT4, BITS), _seconds)

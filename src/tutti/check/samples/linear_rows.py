@@ -3,6 +3,7 @@
 import torch
 
 from tutti.check.samples.sample import Draw, samples
+from tutti.nn import linear_bits
 from tutti.nn.linear_int4 import pack
 
 ops = torch.ops.tutti
@@ -36,3 +37,14 @@ def linear_int4(d: Draw):
     zeros = d.integers(*groups, below=16).to(torch.uint8) if d.flag() else None
     bias = d.floats(n, dtype=dtype) if d.flag() else None
     return (d.floats(m, k, dtype=dtype), *weight, zeros, bias), {"rounded": rounded}
+
+
+@samples(ops.linear_bits.default)
+def few_bits(d: Draw):
+    (m, n), k, (dtype, rounded), bits = d.sizes(2), d.pick([128, 256]), kinds(d), d.pick([2, 3])
+    groups = n, k // d.pick([32, 64, 128])
+    codes = d.integers(n, k, below=2**bits).to(torch.uint8)
+    weight = linear_bits.pack(codes, bits), 10 * d.floats(*groups, dtype=torch.float32)
+    zeros = d.integers(*groups, below=2**bits).to(torch.uint8) if d.flag() else None
+    bias = d.floats(n, dtype=dtype) if d.flag() else None
+    return (d.floats(m, k, dtype=dtype), *weight, zeros, bias), {"bits": bits, "rounded": rounded}

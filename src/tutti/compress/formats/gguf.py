@@ -1,0 +1,350 @@
+"""GGUF, the format of llama.cpp: `save` a causal language model of transformers, and `load` one.
+
+Supported are dense models of the families of Llama (Mistral among them), Qwen 2 and Qwen 3. A file has the weights, the
+config and, if it is byte-level BPE, the tokenizer. Weights are stored in one of the types of `gguf_blocks`; norms and
+biases are float32. A quantized layer keeps its numbers: int8 becomes q8_0, and 4 bits or fewer become q4_0 without
+zeros or q4_1 with zeros, exact up to the rounding of its scales to float16.
+
+llama.cpp turns neighbours (2 i, 2 i + 1) of a head of Llama where transformers turns (i, i + d / 2), so that the rows
+of q and k are permuted there; Qwen's are not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tutti.compress.formats import gguf_file, gguf_tokenizer
+from tutti.compress.formats.gguf_blocks import BY_NAME, BlockType
+from tutti.compress.formats.gguf_file import File, Written
+
+FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""The architecture of llama.cpp for a model type of transformers."""
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_OF = {own: name for name, own in _LAYER.items()}
+_FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q2_k": 10, "q3_k": 12, "q4_k": 15, "q5_k": 17,
+               "q6_k": 18, "bf16": 32}  # fmt: skip
+_PLAIN = "f32", "f16", "bf16"
+_FREQUENCIES = "rope_freqs.weight"
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+# ---- saving ---------------------------------------------------------------------------------------------------------
+
+
+def save(
+    model: Any, path: str | Path, kind: str = "f16", *, embeddings: str | None = None, tokenizer: Any = None
+) -> None:
+    """Write a causal language model of transformers to a GGUF file, which is complete or absent.
+
+    Args:
+        model: Of a family of `FAMILIES`. Its quantized layers keep their numbers.
+        path: The file.
+        kind: Type of the weights of linear layers: a name of `gguf_blocks.BY_NAME`.
+        embeddings: Type of the embeddings and the output layer. Default: `kind`, or q8_0 if that has fewer bits.
+        tokenizer: A `PreTrainedTokenizerFast` to write into the file.
+
+    Raises:
+        ValueError: for models, tokenizers and types that the format cannot express; it says why.
+    """
+    if embeddings is None:
+        embeddings = kind if kind in (*_PLAIN, "q8_0") else "q8_0"
+    for name in kind, embeddings:
+        if name not in BY_NAME:
+            raise ValueError(f"GGUF type {name!r}; expected one of {', '.join(BY_NAME)}")
+    config = model.config
+    metadata = _metadata(config, kind)
+    if tokenizer is None:
+        metadata["tokenizer.ggml.model"] = "none"  # llama.cpp needs an entry
+    else:
+        metadata |= gguf_tokenizer.to_metadata(tokenizer, config.vocab_size)
+    tensors = [
+        _described(model, own, name, config, BY_NAME[embeddings if name.split(".")[0] in _TOP else kind])
+        for own, name in _names(model).items()
+    ]
+    if (factors := _rope_factors(config)) is not None:
+        tensors.append(Written(_FREQUENCIES, BY_NAME["f32"], factors.shape, lambda: factors.view(np.uint8)[None]))
+    gguf_file.write(Path(path), metadata, tensors)
+
+
+def _names(model: Any) -> dict[str, str]:
+    """The names of the tensors of a model in the file; of quantized layers, that of the weight."""
+    made = {}
+    quantized = {path for path, x in model.named_modules() if hasattr(x, "scales")}
+    tied = model.config.tie_word_embeddings
+    for own in [*model.state_dict(), *(f"{path}.weight" for path in quantized)]:
+        path, _, kind = own.rpartition(".")
+        if (path in quantized and kind not in ("weight", "bias")) or (tied and path == "lm_head"):
+            continue
+        found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", path)
+        name = f"blk.{found[1]}.{_LAYER_OF.get(found[2])}" if found else {y: x for x, y in _TOP.items()}.get(path)
+        if name is None or name.endswith("None") or kind not in ("weight", "bias"):
+            raise ValueError(f"GGUF export does not know the tensor {own} of a {type(model).__name__}")
+        made[own] = f"{name}.{kind}"
+    return made
+
+
+def _described(model: Any, own: str, name: str, config: Any, kind: BlockType) -> Written:
+    """A tensor of a model to write."""
+    path, _, part = own.rpartition(".")
+    layer = model.get_submodule(path)
+    heads = _permuted_heads(config, name)
+    if part == "weight" and hasattr(layer, "scales"):
+        kind, make = _of_parts(layer, path)
+        shape = layer.out_features, layer.in_features
+        return Written(name, kind, shape, lambda: _permute(make(), heads))
+    x: Tensor = getattr(layer, part).detach()
+    if x.ndim == 1:
+        kind = BY_NAME["f32"]
+    elif x.shape[-1] % kind.block:
+        raise ValueError(
+            f"{own} has rows of {x.shape[-1]} numbers, and {kind.name} has blocks of {kind.block}: choose a type with "
+            "smaller blocks, such as q8_0 (32) or f16"
+        )
+
+    def rows() -> np.ndarray:
+        x = getattr(layer, part).detach()
+        array = x.float().cpu().numpy().reshape(x.shape if x.ndim > 1 else (1, -1))
+        if x.ndim == 1:
+            return kind.encode(np.ascontiguousarray(_permute(array.T, heads).T))
+        try:
+            return _permute(kind.encode(array), heads)
+        except ValueError as error:
+            raise ValueError(f"{own}: {error}") from None
+
+    return Written(name, kind, tuple(x.shape), rows)
+
+
+def _of_parts(layer: Any, path: str) -> tuple[BlockType, Any]:
+    """The type of a quantized layer, and a function that makes its bytes (n, bytes of a row)."""
+    raise ValueError(f"{path}: quantized layers are not supported")
+
+
+def _permuted_heads(config: Any, name: str) -> int | None:
+    """The heads whose rows are permuted in a tensor."""
+    if FAMILIES[config.model_type] != "llama" or not (found := re.search(r"\.attn_([qk])\.", name)):
+        return None
+    return config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+
+
+def _permute(rows: np.ndarray, heads: int | None, back: bool = False) -> np.ndarray:
+    """Rows (heads * d, ...) from halves of a head to neighbours, or back."""
+    if heads is None:
+        return rows
+    each = len(rows) // heads // 2
+    parts = rows.reshape(heads, *((each, 2) if back else (2, each)), -1)
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _metadata(config: Any, kind: str) -> dict[str, Any]:
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise ValueError(f"GGUF export supports models of {', '.join(FAMILIES)}, not {config.model_type}")
+    rope = config.rope_parameters
+    if rope["rope_type"] not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
+        raise ValueError(f"GGUF export supports rotary embeddings of default, linear and llama3, not {rope}")
+    window = getattr(config, "sliding_window", None)
+    if window is not None and getattr(config, "use_sliding_window", True) and window < config.max_position_embeddings:
+        raise ValueError(
+            f"llama.cpp has no window of attention for {family}: sliding_window is {window} of "
+            f"{config.max_position_embeddings} positions; set max_position_embeddings to at most {window}"
+        )
+    if config.hidden_act not in ("silu", "swish"):
+        raise ValueError(f"llama.cpp computes {family} with silu, not with {config.hidden_act}")
+    if getattr(config, "attention_bias", False) and family == "qwen3":
+        raise ValueError("llama.cpp has no biases in the attention of qwen3")
+    head = _head_dim(config)
+    own = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.dimension_count": head,
+        "rope.freq_base": float(rope["rope_theta"]),
+        "vocab_size": config.vocab_size,
+    }
+    if rope["rope_type"] == "linear":
+        own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    if rope["rope_type"] == "llama3":
+        own |= {f"rope.llama3.{name}": rope[name] for name in _LLAMA3}
+    return {
+        "general.architecture": family,
+        "general.file_type": _FILE_TYPES[kind],
+        "general.quantization_version": 2,
+        **{f"{family}.{name}": value for name, value in own.items()},
+    }
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _rope_factors(config: Any) -> np.ndarray | None:
+    """By what llama3 divides the frequencies of a head (d / 2), as `transformers` does; None for other kinds."""
+    rope = config.rope_parameters
+    if rope["rope_type"] != "llama3":
+        return None
+    d, longest = _head_dim(config), rope["original_max_position_embeddings"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    waves = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, d, 2) / d)
+    smooth = ((longest / waves - low) / (high - low)).clip(0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+# ---- loading --------------------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The transformers model of a GGUF file, its weights in `dtype`.
+
+    Raises ValueError, naming the file, if it is damaged, or is of a family or type that is not supported.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config, state = read(path, dtype)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The `PreTrainedTokenizerFast` of a GGUF file. Raises ValueError if it has none that is supported."""
+    return gguf_tokenizer.from_metadata(gguf_file.read(Path(path)).metadata)
+
+
+def read(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Tensor]]:
+    """The transformers config and state dict of a GGUF file. Errors as of `load`."""
+    file = gguf_file.read(Path(path))
+    try:
+        config = _config(file)
+        names = _expected(config, file)
+        return config, {own: _tensor(file, name, config).to(dtype) for own, name in names.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _config(file: File) -> Any:
+    """The config of a file, whose sizes agree with its tensors."""
+    from transformers import AutoConfig
+
+    known, family = sorted({*FAMILIES.values()}), str(file.metadata.get("general.architecture"))
+    if family not in known:
+        raise ValueError(f"general.architecture is {family!r}; expected one of {', '.join(known)}")
+
+    def number(name: str, default: float | None = None, kind: type = int, most: int = 2**31) -> Any:
+        found = file.metadata.get(f"{family}.{name}", default)
+        if isinstance(found, bool) or not isinstance(found, (int, kind)) or not 0 < found < most:
+            raise ValueError(f"{family}.{name} is {found!r}; expected a number of more than 0 and less than {most}")
+        return found
+
+    layers = {x.split(".")[1] for x in file.tensors if x.startswith("blk.")}
+    if number("block_count") != len(layers):
+        raise ValueError(f"{family}.block_count is {number('block_count')}, and the file has {len(layers)} layers")
+    if "token_embd.weight" not in file.tensors:
+        raise ValueError("it has no token_embd.weight")
+    hidden, heads = number("embedding_length"), number("attention.head_count")
+    head = number("attention.key_length", hidden // heads)
+    if number("attention.value_length", head) != head or number("rope.dimension_count", head) != head or head % 2:
+        raise ValueError(f"heads of {head} for keys, and others for values or positions, are not supported")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": number("rope.freq_base", 10000.0, float)}
+    scaling = file.metadata.get(f"{family}.rope.scaling.type", "none")
+    if scaling == "linear":
+        rope |= {"rope_type": "linear", "factor": number("rope.scaling.factor", None, float)}
+    elif scaling != "none":
+        raise ValueError(f"{family}.rope.scaling.type is {scaling!r}; expected 'linear' or 'none'")
+    biases = any(x.endswith("attn_q.bias") for x in file.tensors)
+    sizes = dict(
+        vocab_size=file.tensors["token_embd.weight"].shape[0],
+        hidden_size=hidden,
+        intermediate_size=number("feed_forward_length"),
+        num_hidden_layers=len(layers),
+        num_attention_heads=heads,
+        num_key_value_heads=number("attention.head_count_kv", heads),
+        head_dim=head,
+        max_position_embeddings=number("context_length"),
+        rms_norm_eps=number("attention.layer_norm_rms_epsilon", None, float),
+        rope_parameters=rope,
+        tie_word_embeddings="output.weight" not in file.tensors,
+        **{f"{x}_token_id": file.metadata.get(f"tokenizer.ggml.{x}_token_id") for x in ("bos", "eos")},
+        pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
+    )
+    if family == "llama":
+        sizes |= dict(attention_bias=biases, mlp_bias=any(x.endswith("ffn_up.bias") for x in file.tensors))
+    if _FREQUENCIES in file.tensors:
+        given = file.tensors[_FREQUENCIES].numbers()
+        of_llama3 = {name: number(f"rope.llama3.{name}", default, float) for name, default in _LLAMA3.items()}
+        sizes["rope_parameters"] = {**rope, "rope_type": "llama3", "factor": float(given.max()), **of_llama3}
+    config = AutoConfig.for_model(family, **sizes)
+    if _FREQUENCIES in file.tensors:
+        made = _rope_factors(config)
+        if made is None or made.shape != given.shape or not np.allclose(made, given, rtol=1e-3):
+            raise ValueError(f"{_FREQUENCIES} is not the scaling of Llama 3; other scalings are not supported")
+    return config
+
+
+def _expected(config: Any, file: File) -> dict[str, str]:
+    """Names in the file by names of the state dict. All tensors are there, no others, and have the right shapes."""
+    d, hidden, wide = config.head_dim, config.hidden_size, config.intermediate_size
+    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
+    family, vocab = config.model_type, config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm.weight": (hidden,), "attn_q.weight": (q, hidden), "attn_k.weight": (kv, hidden),
+        "attn_v.weight": (kv, hidden), "attn_output.weight": (hidden, q), "ffn_norm.weight": (hidden,),
+        "ffn_gate.weight": (wide, hidden), "ffn_up.weight": (wide, hidden), "ffn_down.weight": (hidden, wide),
+    }  # fmt: skip
+    with_bias = []
+    if family == "qwen2" or getattr(config, "attention_bias", False):
+        with_bias += ["attn_q", "attn_k", "attn_v"]
+    if getattr(config, "attention_bias", False):
+        with_bias += ["attn_output"]
+    if getattr(config, "mlp_bias", False):
+        with_bias += ["ffn_gate", "ffn_up", "ffn_down"]
+    shapes |= {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in with_bias}
+    if family == "qwen3":
+        shapes |= {"attn_q_norm.weight": (d,), "attn_k_norm.weight": (d,)}
+    expected = {f"blk.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in shapes.items()}
+    expected |= {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
+    if not config.tie_word_embeddings:
+        expected["output.weight"] = (vocab, hidden)
+    found = {name: x.shape for name, x in file.tensors.items() if name != _FREQUENCIES}
+    for name in sorted({*expected, *found}):
+        if expected.get(name) != found.get(name):
+            raise ValueError(f"{name} has shape {found.get(name)}; expected {expected.get(name)} (None: absent)")
+    return {_own_name(name): name for name in expected}
+
+
+def _own_name(name: str) -> str:
+    path, _, kind = name.rpartition(".")
+    if path in _TOP:
+        return f"{_TOP[path]}.{kind}"
+    _, layer, inside = path.split(".")
+    return f"model.layers.{layer}.{_LAYER[inside]}.{kind}"
+
+
+def _tensor(file: File, name: str, config: Any) -> Tensor:
+    rows = _permute(file.tensors[name].numbers(), _permuted_heads(config, name), back=True)
+    return torch.from_numpy(rows)
