@@ -85,6 +85,16 @@ def batches(count: int = 3, rows: int = 2, length: int = 24, seed: int = 0) -> l
     return [{"input_ids": torch.randint(2, 96, (rows, length), generator=draw)} for _ in range(count)]
 
 
+def small(kind: str = "llama", layers: int = 3) -> Any:
+    """A smaller one, to be changed."""
+    return model(kind, hidden_size=32, intermediate_size=64, num_hidden_layers=layers)
+
+
+def data() -> list[dict[str, torch.Tensor]]:
+    """192 tokens."""
+    return batches(rows=4, length=16)
+
+
 @torch.no_grad()
 def logits(made: Any, seed: int = 5) -> torch.Tensor:
     """Of a model, for random tokens."""

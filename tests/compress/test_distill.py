@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from compress_models import data, small
 
 import tutti
-from test_shrink import data, llama
 from tutti.compress import Distill, Quantize, Recipe, Scheme, compress
 from tutti.compress.distill import distill, loss
 from tutti.compress.qat import TrainedLinear, finished, rounded, trainable
@@ -17,12 +17,9 @@ from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 
 
 def tied():
-    torch.manual_seed(0)
-    model = llama(2)
+    model = small(layers=2)
     model.config.tie_word_embeddings = True
     model.lm_head.weight = model.model.embed_tokens.weight
-    for p in model.parameters():
-        p.data.mul_(2.0)  # predictions that depend on the input
     return model
 
 
@@ -77,7 +74,7 @@ def test_what_has_not_learned_is_what_it_was():
 
 
 def test_the_loss_is_the_divergence_of_tokens_that_are_no_padding():
-    student, teacher, (batch, *_) = llama(1), llama(2), data()
+    student, teacher, (batch, *_) = small(layers=1), small(layers=2), data()
     mask = torch.ones_like(batch["input_ids"])
     mask[0, 5:] = 0
     p, q = (F.log_softmax(x(**batch, attention_mask=mask).logits / 2, -1) for x in (teacher, student))
@@ -118,7 +115,7 @@ def test_a_smaller_model_learns_as_plain_pytorch_does():
 
 
 def test_what_does_not_fit_is_refused():
-    model, batches = llama(), data()
+    model, batches = small(), data()
     other = copy.deepcopy(model)
     other.resize_token_embeddings(100)
     with pytest.raises(ValueError, match="must share a vocabulary"):

@@ -7,30 +7,23 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from compress_models import data, small
 
-from test_shrink import data, llama
 from tutti.compress import Mixed, Quantize, Scheme, compress
 from tutti.compress.search import Sensitivity, search, sensitivity
 
 SCHEMES = Scheme(2, 16), Scheme(4, 16), Scheme(8, None)
 
 
-def sharp(layers: int = 2):
-    model = llama(layers)
-    for p in model.parameters():
-        p.data.mul_(2.0)
-    return model
-
-
 @pytest.fixture(scope="module")
 def table() -> Sensitivity:
-    return sensitivity(sharp(), SCHEMES, data())
+    return sensitivity(small(layers=2), SCHEMES, data())
 
 
 def test_a_sensitivity_is_what_the_model_loses(table):
-    model, batches = sharp(), data()
+    model, batches = small(layers=2), data()
     path = "model.layers.1.mlp.up_proj"
-    other = sharp()
+    other = small(layers=2)
     layer = other.get_submodule(path)
     layer.weight.data = SCHEMES[0].rounded(layer.weight.data)
     with torch.no_grad():
@@ -64,7 +57,7 @@ def test_the_curve_falls(table, tmp_path):
 
 
 def test_a_recipe_that_searches(tmp_path):
-    model, step = sharp(), Mixed(5.0, SCHEMES, method="rtn")
+    model, step = small(layers=2), Mixed(5.0, SCHEMES, method="rtn")
     made = compress(model, step, data())
     quantized = sum(x.after for x in made.report.layers)
     assert quantized <= 5.0 / 8 * sum(x.before // 4 for x in made.report.layers)
@@ -75,8 +68,8 @@ def test_a_recipe_that_searches(tmp_path):
 
 def test_targets_and_schemes_that_do_not_fit():
     with pytest.raises(ValueError, match=r"the smallest schemes take .* bits a weight"):
-        compress(sharp(), Mixed(2.0, SCHEMES), data())
+        compress(small(layers=2), Mixed(2.0, SCHEMES), data())
     with pytest.raises(ValueError, match="32 inputs, which groups of 48 do not divide"):
-        compress(sharp(), Mixed(4.0, (Scheme(4, 48), Scheme(8, None))), data())
+        compress(small(layers=2), Mixed(4.0, (Scheme(4, 48), Scheme(8, None))), data())
     with pytest.raises(ValueError, match="at least two schemes"):
         Mixed(4.0, (Scheme(4, 32),))

@@ -4,50 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
+from compress_models import data, small
 
 from tutti.compress import Shrink
 from tutti.compress.shrink import count_of, least_squares, shrink
 
-VOCABULARY = 96
-SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
-         "vocab_size": VOCABULARY}  # fmt: skip
-
-
-def llama(layers: int = 3):
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_hidden_layers=layers)).eval()
-
-
-def qwen3():
-    torch.manual_seed(0)
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, num_hidden_layers=2, head_dim=16)).eval()
-
-
-def mixtral():
-    torch.manual_seed(0)
-    config = transformers.MixtralConfig(**SIZES, num_hidden_layers=2, num_local_experts=4)
-    return transformers.MixtralForCausalLM(config).eval()
-
-
-def data(seed: int = 0) -> list[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [{"input_ids": torch.randint(VOCABULARY, (4, 16), generator=generator)} for _ in range(3)]
-
-
 CASES = {
-    "heads": (llama, Shrink(heads=0.5), {"num_attention_heads": 2, "num_key_value_heads": 1}),
-    "channels": (llama, Shrink(channels=0.5), {"intermediate_size": 32}),
-    "layers": (llama, Shrink(layers=1), {"num_hidden_layers": 2}),
-    "norms of heads": (qwen3, Shrink(0.5, 0.5), {"num_attention_heads": 2, "head_dim": 16}),
-    "experts": (mixtral, Shrink(experts=0.5), {"num_local_experts": 2}),
+    "heads": ("llama", Shrink(heads=0.5), {"num_attention_heads": 2, "num_key_value_heads": 1}),
+    "channels": ("llama", Shrink(channels=0.5), {"intermediate_size": 32}),
+    "layers": ("llama", Shrink(layers=1), {"num_hidden_layers": 2}),
+    "norms of heads": ("qwen3", Shrink(0.5, 0.5), {"num_attention_heads": 2, "head_dim": 16}),
+    "experts": ("mixtral", Shrink(experts=0.5), {"num_local_experts": 2}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_loads_what_is_left(name, tmp_path):
-    make, step, sizes = CASES[name]
-    model, batches = make(), data()
+    kind, step, sizes = CASES[name]
+    model, batches = small(kind), data()
     before = {key: x.clone() for key, x in model.state_dict().items()}
     made, removed = shrink(model, step, batches)
     assert {key: getattr(made.config, key) for key in sizes} == sizes
@@ -62,7 +36,7 @@ def test_transformers_loads_what_is_left(name, tmp_path):
 
 
 def test_channels_that_do_nothing_are_removed_without_a_loss():
-    model, batches = llama(), data()
+    model, batches = small(), data()
     for layer in model.model.layers:
         idle = torch.randperm(64, generator=torch.Generator().manual_seed(3))[:32]
         layer.mlp.up_proj.weight.data[idle] = 0
@@ -86,7 +60,7 @@ def test_the_fit_is_that_of_least_squares():
 
 
 def test_the_layer_that_does_least_is_removed():
-    model = llama()
+    model = small()
     for x in (model.model.layers[1].self_attn.o_proj, model.model.layers[1].mlp.down_proj):
         x.weight.data.zero_()
     made, _ = shrink(model, Shrink(layers=1), data())
@@ -94,7 +68,7 @@ def test_the_layer_that_does_least_is_removed():
 
 
 def test_experts_that_no_token_is_given_are_removed_without_a_loss():
-    model, batches = mixtral(), data()
+    model, batches = small("mixtral"), data()
     for layer in model.model.layers:
         router = layer.mlp.gate.weight.data
         router[2:] = router[2:] * 1e-3 - router[:2].sum(0) * 10  # never among the first two
@@ -103,7 +77,7 @@ def test_experts_that_no_token_is_given_are_removed_without_a_loss():
 
 
 def test_padding_does_not_count():
-    model, (batch, *_) = llama(), data()
+    model, (batch, *_) = small(), data()
     padded = torch.cat([batch["input_ids"], torch.full((4, 8), 7)], 1)
     mask = torch.ones_like(padded)
     mask[:, 16:] = 0
@@ -114,16 +88,16 @@ def test_padding_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("make", "step", "message"),
+    ("kind", "step", "message"),
     [
-        (llama, Shrink(layers=3), "the model has 3 layers: 3 cannot be removed"),
-        (llama, Shrink(experts=0.5), "experts=0.5 does not fit it"),
-        (llama, Shrink(heads=0.1), "a share of 0.1 of 2 key and value heads leaves 0"),
+        ("llama", Shrink(layers=3), "the model has 3 layers: 3 cannot be removed"),
+        ("llama", Shrink(experts=0.5), "experts=0.5 does not fit it"),
+        ("llama", Shrink(heads=0.1), "a share of 0.1 of 2 key and value heads leaves 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(make, step, message):
+def test_what_does_not_fit_is_refused(kind, step, message):
     with pytest.raises(ValueError, match=message):
-        shrink(make(), step, data())
+        shrink(small(kind), step, data())
 
 
 def test_counts_are_what_kernels_divide():

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+from compress_models import data, small
 from torch import nn
 
-from test_shrink import data, llama, mixtral
 from tutti.compress import Prune, Scheme, compress, gptq
 from tutti.compress.sparsity import prune
 
@@ -84,7 +84,7 @@ def test_zeros_stay_when_they_are_quantized():
 
 
 def test_a_model_and_the_layer_behind_its_blocks():
-    model = llama()
+    model = small()
     before = copy.deepcopy(model.state_dict())
     made = compress(model, Prune(0.5, "2:4", "wanda", ignore=("*.v_proj",)), data())
     zeros = {
@@ -96,17 +96,17 @@ def test_a_model_and_the_layer_behind_its_blocks():
 
 
 @pytest.mark.parametrize(
-    ("make", "step", "message"),
+    ("kind", "step", "message"),
     [
-        (llama, Prune(pattern="1:3"), "has 32 inputs, which pattern '1:3' does not divide"),
-        (llama, Prune(ignore=("*.nothing",)), "matches no layer"),
-        (llama, Prune(ignore=("*",)), "ignores all layers"),
-        (mixtral, Prune(), "experts such as .* are not pruned"),
+        ("llama", Prune(pattern="1:3"), "has 32 inputs, which pattern '1:3' does not divide"),
+        ("llama", Prune(ignore=("*.nothing",)), "matches no layer"),
+        ("llama", Prune(ignore=("*",)), "ignores all layers"),
+        ("mixtral", Prune(), "experts such as .* are not pruned"),
     ],
 )
-def test_what_does_not_fit_is_refused(make, step, message):
+def test_what_does_not_fit_is_refused(kind, step, message):
     with pytest.raises(ValueError, match=message):
-        compress(make(), step, data())
+        compress(small(kind), step, data())
 
 
 def test_patterns_and_shares_that_mean_nothing():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from compress_models import data, small
 
-from test_shrink import data, llama
 from tutti.compress import Distill, Mixed, Prune, Quantize, Recipe, Scheme, Shrink, compress, parse
 from tutti.nn.quantized_linear import quantized_layers
 
@@ -35,7 +35,7 @@ def test_tables(tmp_path):
 
 
 def test_a_shrunk_and_quantized_model_is_saved_and_generates(tmp_path):
-    model, batches = llama(), data()
+    model, batches = small(), data()
     made = compress(model, "shrink-heads0.5-channels0.5-layers1+int4-g16-gptq+distill-2", batches)
     assert "channels: 32 of 64 left" in str(made.report) and len(quantized_layers(made.model)) == 14
     made.save(tmp_path / "small")
@@ -61,17 +61,17 @@ def test_a_shrunk_and_quantized_model_is_saved_and_generates(tmp_path):
 )
 def test_what_is_refused(recipe, message):
     with pytest.raises(ValueError, match=message):
-        compress(llama(), recipe, data())
+        compress(small(), recipe, data())
 
 
 def test_a_folder_is_quantized_and_no_more(tmp_path):
-    llama(1).save_pretrained(tmp_path)
+    small(layers=1).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="shrink needs the whole model in memory"):
         compress(tmp_path, "shrink-heads0.5+int4-g16", data(), out=tmp_path / "out")
 
 
 def test_training_data_is_used_for_distillation():
-    model, batches = llama(1), data()
+    model, batches = small(layers=1), data()
     other = [{"input_ids": torch.full((4, 16), 3)}]
     losses = [
         str(compress(model, "int2-g16+distill-3", batches, training=training).report).split("loss ")[1].split()[0]

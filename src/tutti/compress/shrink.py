@@ -4,9 +4,9 @@ What is left is an ordinary model of `transformers` with another config. What a 
 only the inputs S are left is measured over the calibration data, with G = sum x x^T of its inputs:
 
     heads, channels   those whose share ||W[:, j] x_j||^2 = ||W[:, j]||^2 G[j, j] of the output is least; then W
-                      becomes W[:, S] + W[:, R] G[R, S] (G[S, S] + damping)^-1 for the removed inputs R, the least-squares
-                      fit of the whole output to what is left (the optimal brain surgeon's correction for a group of
-                      weights, Hassibi and Stork 1993)
+                      becomes W[:, S] + W[:, R] G[R, S] (G[S, S] + damping)^-1 for the removed inputs R, the
+                      least-squares fit of the whole output to what is left (the optimal brain surgeon's correction
+                      for a group of weights, Hassibi and Stork 1993)
     experts           those that are given the fewest tokens
     layers            those whose outputs have the largest mean cosine with their inputs (block influence, Men et al.
                       2024, arXiv:2403.03853)
