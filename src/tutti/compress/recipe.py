@@ -221,7 +221,7 @@ def parse(text: str) -> Recipe:
 
     A step that quantizes is a scheme and options, joined by `-`: `int2` to `int8` or `float8`; `g32`, `g64`, ...
     or `channel` (groups; int8 has none by default); `zeros`; `a8` or `a8static` (int8 activations); `s16` (scales in
-    float16); a method; `e8` or `e4` (embeddings in int8, or in int4 with groups of 32); `head` (the output layer, too).
+    float16); a method; `e8`, `e4` or `e2` (embeddings in int8, or with groups of 32); `head` (the output layer, too).
     `w8a8` is `int8-a8`. The others are
 
         mixed-3.2-gptq-e4                         bits per weight, and options that quantize
@@ -253,13 +253,14 @@ def _quantizing(text: str, options: list[str], scheme: Scheme) -> dict[str, Any]
     for option in options:
         if option in METHODS:
             made["method"] = option
-        elif option in ("e4", "e8"):
-            made["embeddings"] = Scheme(4, 32, scales=scheme.scales) if option == "e4" else Scheme(8, None)
+        elif option in ("e2", "e4", "e8"):
+            bits = int(option[1])
+            made["embeddings"] = Scheme(8, None) if bits == 8 else Scheme(bits, 32, scales=scheme.scales)
         elif option == "head":
             made["ignore"] = ()
         else:
             raise _unknown(
-                text, option, [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "head", "e4", "e8", "g64"]
+                text, option, [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "head", "e2", "e4", "e8", "g64"]
             )
     return made
 
