@@ -8,6 +8,7 @@ import transformers
 from compress_models import data, small
 
 from tutti.compress import Distill, Mixed, Prune, Quantize, Recipe, Scheme, Shrink, compress, parse
+from tutti.compress.folder import load
 from tutti.nn.quantized_linear import quantized_layers
 
 
@@ -64,10 +65,16 @@ def test_what_is_refused(recipe, message):
         compress(small(), recipe, data())
 
 
-def test_a_folder_is_quantized_and_no_more(tmp_path):
-    small(layers=1).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="shrink needs the whole model in memory"):
-        compress(tmp_path, "shrink-heads0.5+int4-g16", data(), out=tmp_path / "out")
+def test_a_folder_is_shrunk_into_another(tmp_path):
+    model = small().bfloat16()
+    model.save_pretrained(tmp_path / "model")
+    made = compress(tmp_path / "model", "shrink-heads0.5+int4-g16+distill-2", data(), out=tmp_path / "out")
+    assert made.model is None and made.folder == tmp_path / "out"
+    again = load(tmp_path / "out")
+    assert again.config.num_key_value_heads == 1 and len(quantized_layers(again)) == 21
+    assert again(**data()[0]).logits.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="is the model itself"):
+        compress(tmp_path / "model", "shrink-heads0.5", data(), out=tmp_path / "model")
 
 
 def test_training_data_is_used_for_distillation():

@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tutti.compress.recipe import parse
+from tutti.compress.recipe import Distill, parse
 from tutti.compress.verb import compress
 
 STDLIB = "stdlib"
@@ -25,16 +25,20 @@ def command(
     calibration: str = "",
     samples: int = 128,
     length: int = 512,
+    training_samples: int = 2048,
 ) -> None:
-    """Compress a model, block by block: one block is in memory at a time. A run that is interrupted goes on.
+    """Compress a model. Quantization and rotation go block by block: one is in memory at a time, and a run that is
+    interrupted goes on.
 
     Args:
         model: The folder of a model of transformers.
         out: The folder of the compressed model, in the format compressed-tensors.
-        recipe: Such as int4, int4-g128-gptq, int4-zeros-awq, w8a8-smooth or rotate+int4-gptq; or a TOML file.
-        calibration: A file with text, or `stdlib`: the source code of Python's library. For gptq, awq and smooth.
+        recipe: Such as int4, int4-g128-gptq, w8a8-smooth, rotate+int4-gptq, mixed-3.5-gptq, prune-2:4+int4-gptq or
+            shrink-channels0.75+int3+distill-500; or a TOML file.
+        calibration: A file with text, or `stdlib`: the source code of Python's library. For all but rtn and hqq.
         samples: Rows of calibration data.
         length: Tokens of a row.
+        training_samples: Rows of data for distillation, which reads 8 in a step.
     """
     made = parse(recipe)
     if samples < 1 or length < 2:
@@ -42,6 +46,10 @@ def command(
     if made.calibrated and not calibration:
         raise ValueError(f"recipe {recipe} needs data: --calibration FILE, or --calibration {STDLIB}")
     data = rows(model, calibration, samples, length) if made.calibrated and calibration else None
+    training = None
+    if made.find(Distill):
+        each = [x["input_ids"] for x in rows(model, calibration, training_samples, length)]
+        training = [{"input_ids": torch.cat(each[i : i + 8])} for i in range(0, max(1, len(each) - 7), 8)]
     console, begun = Console(highlight=False, soft_wrap=True), time.perf_counter()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(40), MofNCompleteColumn(),
                TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
@@ -50,12 +58,12 @@ def command(
 
         def show(done: int, total: int, path: str) -> None:
             bar.update(task, completed=done, total=total, description=path or "write")
-            if not console.is_terminal and path:
+            if not console.is_terminal and path and done % max(1, total // 50) == 0:
                 left = (time.perf_counter() - begun) / done * (total - done) if done else None
                 rest = "" if left is None else f", about {left:.0f} s left"
-                console.print(f"block {done + 1} of {total}{rest}", markup=False)
+                console.print(f"{path} ({done + 1} of {total}){rest}", markup=False)
 
-        found = compress(model, made, data, out=out, progress=show)
+        found = compress(model, made, data, out=out, training=training, progress=show)
     console.print(str(found.report), markup=False)
     console.print(f"wrote {out}", markup=False)
 

@@ -62,14 +62,14 @@ def distill(
     both = nn.ModuleDict({"student": student, "teacher": teacher})
     trained = tutti.parallelize(
         both, optimizer, dict(batches[0]), loss=lambda model, batch: loss(model, batch, step.temperature, step.hidden),
-        clip_norm=1.0, seed=step.seed,
+        clip_norm=1.0, seed=step.seed, fp32_master_weights=any(x.dtype != torch.float32 for x in student.parameters()),
     )  # fmt: skip
     losses = []
     for i, batch in enumerate(islice(cycle(batches), step.steps)):
         losses.append(trained(dict(batch)).item())
         schedule.step()
         if progress:
-            progress(i + 1, step.steps, f"distills, loss {losses[-1]:.4f}")
+            progress(i, step.steps, f"distills, loss {losses[-1]:.4f}")
     student.requires_grad_(False)
     qat.finished(student)
     return losses

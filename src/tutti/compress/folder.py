@@ -264,6 +264,17 @@ def _from_meta(module: nn.Module) -> None:
                 part._parameters[name] = nn.Parameter(torch.empty_like(x, device="cpu"), requires_grad=False)
 
 
+def checked_folders(folder: str | Path, out: str | Path | None) -> tuple[Path, Path]:
+    """The folders of a model and of what is made of it. Raises ValueError if they are one, or `out` is no model's."""
+    if out is None:
+        raise ValueError("a model in a folder is compressed into another one: give out=")
+    folder, out = Path(folder), Path(out)
+    if out.resolve() == folder.resolve():
+        raise ValueError(f"{out} is the model itself: choose another folder for out=")
+    written.check_out(out)
+    return folder, out
+
+
 def compress_folder(
     folder: Path,
     recipe: Recipe,
@@ -273,12 +284,7 @@ def compress_folder(
     progress: Progress | None = None,
 ) -> Compressed:
     """Compress a model in a folder into another folder: see `tutti.compress`."""
-    if out is None:
-        raise ValueError("a model in a folder is compressed into another one: give out=")
-    out = Path(out)
-    if out.resolve() == folder.resolve():
-        raise ValueError(f"{out} is the model itself: choose another folder for out=")
-    written.check_out(out)
+    folder, out = checked_folders(folder, out)
     data = list(calibration) if calibration is not None else None
     source = Files(folder, out, recipe, _digest(data))
     run = Compression(source, recipe, data, tokenizer, progress)

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from tutti.compress import sparsity
 from tutti.compress.blocks import Batch, checked
 from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of
 from tutti.compress.compressor import check as check_quantized
 from tutti.compress.distill import distill
-from tutti.compress.folder import compress_folder
+from tutti.compress.folder import checked_folders, compress_folder
+from tutti.compress.formats.compressed_tensors import save
 from tutti.compress.modules import shapes
 from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
 from tutti.compress.search import search
@@ -39,8 +41,8 @@ def compress(
         `compress.recipe`.
     calibration: for methods that need it: dicts with input_ids (batch, sequence) and, where there is padding, an
         attention_mask; or texts, with a tokenizer. Padding does not count.
-    out: of a folder, where the compressed model is written block by block: one block is in memory at a time, and a
-        run that was interrupted goes on where it stopped. Only quantization and rotation work so.
+    out: of a folder, where the compressed model is written. Quantization and rotation hold one block in memory at a
+        time, and a run that was interrupted goes on where it stopped; other steps hold the whole model.
     training: more data like the calibration data, for distillation; by default that is used again.
     progress: called with what is done (blocks, or steps), all of it, and what comes next.
 
@@ -52,9 +54,13 @@ def compress(
         if out is not None:
             raise ValueError("out= is for a folder; call .save(folder) on the result")
         return _Run(model, made, calibration, training, tokenizer, progress).run()
-    if others := [type(x).__name__.lower() for x in made.steps if not isinstance(x, Quantize | Rotate)]:
-        raise ValueError(f"{others[0]} needs the whole model in memory: load it and give the model")
-    return compress_folder(Path(model), made, calibration, out, tokenizer, progress)
+    if all(isinstance(x, Quantize | Rotate) for x in made.steps):
+        return compress_folder(Path(model), made, calibration, out, tokenizer, progress)
+    folder, out = checked_folders(model, out)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False)
+    found = _Run(loaded, made, calibration, training, tokenizer, progress).run()
+    save(found.model, out, files=folder)
+    return Compressed(None, found.report, made, out)
 
 
 class _Run:

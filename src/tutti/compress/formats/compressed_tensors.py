@@ -332,8 +332,8 @@ def config_json(model: Any) -> dict[str, Any]:
     return made
 
 
-def save(model: Any, folder: Path, shard: int = 5 << 30) -> Path:
-    """Write a compressed model as a folder, which appears when it is complete."""
+def save(model: Any, folder: Path, shard: int = 5 << 30, files: Path | None = None) -> Path:
+    """Write a compressed model as a folder, which appears when it is complete. files: as for `finish`."""
     check_out(folder)
     modules = {path: x for path, x in model.named_modules() if isinstance(x, QuantizedModule)}
     check(model, {path: x.scheme for path, x in modules.items()})
@@ -350,7 +350,7 @@ def save(model: Any, folder: Path, shard: int = 5 << 30) -> Path:
         file = "model.safetensors" if len(shards) == 1 else shard_name(i, len(shards))
         write(tensors, draft / file)
         names |= dict.fromkeys(tensors, file)
-    finish(model, draft, names)
+    finish(model, draft, names, files)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
     return folder
