@@ -33,7 +33,9 @@ def main(model_folder: str, kind: str, threads: str) -> None:
 
     torch.set_num_threads(int(threads))
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16).eval()
-    quantize_(model, config_of(kind), filter_fn=lambda x, name: isinstance(x, torch.nn.Linear) and "lm_head" not in name)
+    quantize_(
+        model, config_of(kind), filter_fn=lambda x, name: isinstance(x, torch.nn.Linear) and "lm_head" not in name
+    )
 
     def run(ids: torch.Tensor, count: int) -> None:
         model.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False)
