@@ -12,11 +12,13 @@ import tutti
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tutti"
 ORDER = (
-    "compat", "nn", "models", "compress", "ir", "ops", "tracing", "optim", "hardware", "plan", "launch", "lower", "analysis",
-    "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "serve", "rl", "train", "science", "cli",
+    "compat", "nn", "models", "compress", "ir", "ops", "tracing", "optim", "hardware", "plan", "launch", "lower",
+    "analysis", "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "serve", "rl", "train",
+    "science", "cli",
 )  # fmt: skip
 APART = {  # packages that know nothing of parallelism
-    "nn": {"compat"}, "models": {"nn"}, "compress": {"compat", "nn", "models"}, "data": set(), "sim": set(ORDER) - {"exec"},
+    "nn": {"compat"}, "models": {"nn"}, "compress": {"compat", "nn", "models"}, "data": set(),
+    "sim": set(ORDER) - {"exec"},
 }  # fmt: skip
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tutti.api.step import Step as Step
     from tutti.api.store import Store as Store
     from tutti.check.user import rule as rule
-    from tutti.compress import compress as compress
     from tutti.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from tutti.compress import compress as compress
     from tutti.hardware import Cluster as Cluster
     from tutti.hardware import register_device as register_device
     from tutti.ir.step_graph import StepGraph as StepGraph

@@ -15,9 +15,9 @@ from tutti.checkpoint.model import load_model
 from tutti.checkpoint.values import read_values, write_values
 from tutti.data.rows import BadRow
 from tutti.data.sources.decode import decoded
-from tutti.exec.weights import opened
 from tutti.science.em.mt.vae import VAE
 from tutti.train import configfile
+from tutti.weight_files import opened
 
 
 class Call:

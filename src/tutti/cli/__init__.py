@@ -68,6 +68,11 @@ VERBS = {
         verbs=("forward", "invert"),
     ),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
+    "compress": Verb(
+        "tutti.compress.command:command",
+        "quantize a model, block by block, so that it is smaller and faster",
+        extra="train",
+    ),
     "plan": Verb(
         "tutti.cli.plan:plan",
         "plan for any cluster; explain and compare plans",

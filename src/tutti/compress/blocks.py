@@ -6,7 +6,7 @@ The inputs of a block are what the blocks before it make of the data *after* the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tutti.compress.experts import ExpertLayers
 from tutti.compress.statistics import Statistics
+from tutti.nn.quantized_linear import QuantizedLinear
 
 Batch = Mapping[str, Tensor]
 
@@ -36,12 +37,8 @@ def stack_of(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
 
 def _is_block(module: nn.Module) -> bool:
     """Whether a module has linear layers and more."""
-    return not isinstance(module, nn.Linear) and sum(isinstance(x, nn.Linear) for x in module.modules()) > 1
-
-
-def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers of a module, by path."""
-    return {path: x for path, x in module.named_modules() if type(x) is nn.Linear}
+    kinds = nn.Linear, QuantizedLinear
+    return not isinstance(module, kinds) and sum(isinstance(x, kinds) for x in module.modules()) > 1
 
 
 def first(output: Any) -> Tensor:
@@ -58,15 +55,18 @@ class Walk:
     """
 
     model: nn.Module
-    blocks: Sequence[nn.Module]
+    blocks: nn.ModuleList
     batches: Sequence[Batch]
     hidden: list[Tensor] = field(default_factory=list)
     arguments: list[list[tuple[tuple, dict]]] = field(default_factory=list)
     kept: list[Tensor | None] = field(default_factory=list)
+    plain: bool = True  # whether blocks return a tensor, not a tuple with one
 
     @torch.no_grad()
     def begin(self) -> None:
         """Run what stands before the blocks. It needs the weights of the first block."""
+        for values in (self.hidden, self.arguments, self.kept):
+            values.clear()
         for batch in self.batches:
             arguments: list[tuple[tuple, dict]] = []
             returned: list[Any] = []
@@ -85,14 +85,12 @@ class Walk:
 
                 return forward
 
-            with _replaced(self.blocks, seen):
-                try:
-                    self._call(batch)
-                except _Done:
-                    pass
+            with _replaced(self.blocks, seen), suppress(_Done):
+                self._call(batch)
             if len(arguments) != len(self.blocks):
                 raise ValueError(f"{type(self.model).__name__} called {len(arguments)} of its {len(self.blocks)} "
                                  "blocks, each of which should be called once")  # fmt: skip
+            self.plain = isinstance(returned[0], Tensor)
             self.arguments.append(arguments)
             mask = batch.get("attention_mask")
             self.kept.append(None if mask is None or bool(mask.all()) else mask.bool())
@@ -184,12 +182,10 @@ class Walk:
         def passed(i: int, block: nn.Module) -> Callable[..., Any]:
             def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
                 made = self.hidden[self._at]
-                return made if self._plain else (made,)
+                return made if self.plain else (made,)
 
             return forward
 
-        args, kwargs = self.arguments[0][-1]
-        self._plain = isinstance(self.blocks[-1](self.hidden[0], *args, **kwargs), Tensor)
         with self.observed(layers, found), _replaced(self.blocks, passed):
             for at, batch in enumerate(self.batches):
                 self._at = at
@@ -198,7 +194,7 @@ class Walk:
 
 
 @contextmanager
-def _replaced(blocks: Sequence[nn.Module], made: Callable[[int, nn.Module], Callable]) -> Iterator[None]:
+def _replaced(blocks: nn.ModuleList, made: Callable[[int, nn.Module], Callable]) -> Iterator[None]:
     """Call other functions in the place of the blocks' own."""
     for i, block in enumerate(blocks):
         block.forward = made(i, block)

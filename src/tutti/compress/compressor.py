@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tutti.compress import awq, folds, gptq, hqq, rotate, rtn, smooth
-from tutti.compress.blocks import Walk, checked, linear_layers, stack_of
-from tutti.compress.experts import ExpertLayers, check_experts, is_experts
-from tutti.compress.modules import check_patterns, matches, matching, sharing_copy
+from tutti.compress.blocks import Walk, checked, stack_of
+from tutti.compress.experts import ExpertLayers, is_experts
+from tutti.compress.modules import check_patterns, linear_layers, matches, matching, shapes, sharing_copy
 from tutti.compress.recipe import Quantize, Recipe, Rotate, Step, parse
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
@@ -23,7 +23,7 @@ from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.nn.scheme import Parts, Scheme
 
 Progress = Callable[[int, int, str], None]
-FORMATS = ("compressed-tensors",)
+FORMATS = "compressed-tensors", "gguf"
 
 
 class LayerReport(NamedTuple):
@@ -56,7 +56,9 @@ class Report:
         for x in self.layers:
             lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {x.error:>8.4f} {x.note}".rstrip())
         ratio = self.before / max(1, self.after)
-        return "\n".join([*lines, f"{self.before:,} bytes -> {self.after:,} bytes ({ratio:.2f} x), {self.seconds:.1f} s"])
+        return "\n".join(
+            [*lines, f"{self.before:,} bytes -> {self.after:,} bytes ({ratio:.2f} x), {self.seconds:.1f} s"]
+        )
 
 
 @dataclass
@@ -72,19 +74,27 @@ class Compressed:
     recipe: Recipe
     folder: Path | None = None
 
-    def save(self, folder: str | Path, format: str = "compressed-tensors", shard: int = 5 << 30) -> Path:
-        """Write the model, in files of at most `shard` bytes. The folder appears when it is complete.
+    def save(self, path: str | Path, format: str = "compressed-tensors", **options: Any) -> Path:
+        """Write the model, which appears when it is complete.
 
-        `transformers`, vLLM and `tutti serve` load the format compressed-tensors. Raises ValueError for an unknown
-        format, or for a folder that is not a model's.
+        format: "compressed-tensors", a folder in files of at most `shard` bytes, which `transformers`, vLLM and
+        `tutti serve` load; or "gguf", a file for llama.cpp, with the options of `compress.formats.gguf.save`.
+
+        Raises ValueError for an unknown format, for a folder that is not a model's, and for what the format cannot say.
         """
         if format not in FORMATS:
             raise ValueError(f"format={format!r}; expected one of {', '.join(FORMATS)}")
         if self.model is None:
             raise ValueError(f"the model has been written to {self.folder} already")
-        from tutti.compress.formats.compressed_tensors import save
+        if format == "gguf":
+            from tutti.compress.formats import gguf
 
-        return save(self.model, Path(folder), shard)
+            gguf.save(self.model, path, **options)
+        else:
+            from tutti.compress.formats import compressed_tensors
+
+            compressed_tensors.save(self.model, Path(path), **options)
+        return Path(path)
 
 
 def compress(
@@ -98,7 +108,8 @@ def compress(
 ) -> Compressed:
     """Compress a model of `transformers`, or a folder with one.
 
-    recipe: such as "int4", "int4-g128-gptq" or "rotate+int4-awq", the path of a TOML file, or steps (`compress.recipe`).
+    recipe: such as "int4", "int4-g128-gptq" or "rotate+int4-awq", the path of a TOML file, or steps: see
+        `compress.recipe`.
     calibration: for methods that need it: dicts with input_ids (batch, sequence) and, where there is padding, an
         attention_mask; or texts, with a tokenizer. Padding does not count.
     out: of a folder, where the compressed model is written block by block: one block is in memory at a time, and a
@@ -136,12 +147,12 @@ class Held:
                 if x is not None and not path.startswith(f"{self.stack}."):
                     module._parameters[name] = self._copies.setdefault(id(x), nn.Parameter(x.detach().clone(), False))
 
-    def block(self, path: str) -> bool:
-        """Make a block ready to be changed. Whether it is compressed already."""
+    def block(self, path: str, schemes: Mapping[str, Scheme], reports: list[LayerReport]) -> bool:
+        """Make a block ready to be changed. Whether it is compressed already; what became of it is added to reports."""
         self.model.set_submodule(path, copy.deepcopy(self.model.get_submodule(path)))
         return False
 
-    def done(self, path: str) -> None:
+    def done(self, path: str, reports: list[LayerReport]) -> None:
         """Called when a block is compressed and no longer needed."""
 
     def end(self) -> None:
@@ -169,12 +180,14 @@ class Compression:
         self.schemes = check(self.model, recipe)
         self.stack = stack_of(self.model)
         if self.stack is None and (recipe.calibrated or self.rotation):
-            raise ValueError(f"{type(self.model).__name__} has no single list of blocks, which gptq, awq, smooth, static "
-                             "activations and rotate need: use rtn or hqq")  # fmt: skip
+            raise ValueError(f"{type(self.model).__name__} has no single list of blocks, which gptq, awq, smooth, "
+                             "static activations and rotate need: use rtn or hqq")  # fmt: skip
         batches = []
         if recipe.calibrated:
             if calibration is None:
-                raise ValueError("the recipe needs data: calibration=[{'input_ids': ...}, ...], or texts and tokenizer=")
+                raise ValueError(
+                    "the recipe needs data: calibration=[{'input_ids': ...}, ...], or texts and tokenizer="
+                )
             widest = max(k for _, k in shapes(self.model).values())
             batches = checked(calibration, widest, tokenizer)
         elif self.rotation:
@@ -186,33 +199,31 @@ class Compression:
     def run(self) -> Compressed:
         """The compressed model."""
         begun = time.perf_counter()
-        walk = None
-        path, blocks = self.stack or ("", [])
+        path, blocks = self.stack or ("", nn.ModuleList())
         self.source.begin(path)
-        turn = None
-        if self.batches:
-            self.source.block(f"{path}.0")
-            walk = Walk(self.model, blocks, self.batches)
-            if self.rotation:
-                self.source.outside()
-                turn = rotate.Turn(self.model, self.rotation)
-                turn.begin(walk)
-            walk.begin()
+        walk, turn = (Walk(self.model, blocks, self.batches) if self.batches else None), None
         for i in range(len(blocks)):
-            name = f"{path}.{i}"
+            name, reports = f"{path}.{i}", self.report.layers
             if self.progress:
                 self.progress(i, len(blocks), name)
-            finished = self.source.block(name) if walk is None or i else False
+            first = len(reports)
+            finished = self.source.block(name, self.schemes, reports)
+            if walk is not None and i == 0:
+                if self.rotation:
+                    self.source.outside()
+                    turn = rotate.Turn(self.model, self.rotation)
+                    turn.begin(walk)
+                walk.begin()
             if not finished:
                 self._block(walk, i, name, turn)
             if walk is not None:
                 walk.run(i, outputs=True)
-            self.source.done(name)
+            self.source.done(name, reports[first:])
         self._rest(walk, path, turn)
         self.source.end()
         if self.progress:
             self.progress(len(blocks), len(blocks), "")
-        self.report.after = self.source.bytes() if hasattr(self.source, "bytes") else bytes_of(self.model)
+        self.report.after = getattr(self.source, "bytes", 0) or bytes_of(self.model)
         self.report.seconds = time.perf_counter() - begun
         return Compressed(self.model, self.report, self.recipe)
 
@@ -234,10 +245,10 @@ class Compression:
         outside = {name: x for name, x in layers.items() if not any(name.startswith(f"{e}.") for e in experts)}
         found: dict[str, Statistics] = {}
         if walk is not None and quantize.calibrated:
-            found = walk.statistics(i, outside)
-            if quantize.method in ("awq", "smooth"):
-                for fold in folds.find(walk, i, layers):
-                    self._fold(walk, i, path, fold, layers, found)
+            folded = quantize.method in ("awq", "smooth")
+            found = walk.statistics(i, {**outside, **experts} if folded else outside)
+            for fold in folds.find(walk, i, layers) if folded else ():
+                self._fold(walk, i, path, fold, layers, found)
         for name, layer in outside.items():
             self._layer(f"{path}.{name}", layer, found.get(name))
         routed = walk.routed(i, experts) if walk is not None and quantize.calibrated and experts else {}
@@ -247,19 +258,19 @@ class Compression:
     def _fold(self, walk: Walk, i: int, path: str, fold: Any, layers: Any, found: dict[str, Statistics]) -> None:
         """Search the factors of a fold, and apply it where the block's outputs stay as they are."""
         assert self.quantize
-        known = [name for name in fold.consumers if name in found]
-        if not known:
+        read = {name for name in found for x in fold.consumers if x == name or x.startswith(f"{name}.")}
+        if not read:
             return
-        weights = {name: layers[name].weight.data for name in fold.consumers if name in layers}
+        weights = {name: layers[name].weight.data for name in fold.consumers}
         schemes = {name: self.schemes[f"{path}.{name}"] for name in weights}
-        statistics = found[known[0]]
+        statistics = found[min(read)]
         if self.quantize.method == "awq":
             factors = awq.search(weights, schemes, statistics, fold.tied)
         else:
             factors = fold.tied(smooth.factors(list(weights.values()), statistics.most, self.quantize.strength))
         if factors is not None and fold.apply(walk, i, factors):
-            for name in known:
-                found[name] = found[name].divided(factors)
+            divided = statistics.divided(factors)
+            found |= dict.fromkeys(read, divided)
 
     def _experts(self, path: str, experts: ExpertLayers, routed: list[tuple[Tensor, Tensor]] | None) -> None:
         """Compress experts one after the other: one matrix of moments is held at a time."""
@@ -298,8 +309,8 @@ class Compression:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
         made = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
         self.model.set_submodule(path, made)
-        self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, scheme.bytes(*weight.shape, weight.dtype),
-                                              error, statistics.count if statistics else 0, note))  # fmt: skip
+        after, tokens = scheme.bytes(weight.shape, weight.dtype), statistics.count if statistics else 0
+        self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, after, error, tokens, note))
 
     def _rest(self, walk: Walk | None, stack: str, turn: Any) -> None:
         """Compress what stands outside of the blocks."""
@@ -320,18 +331,18 @@ class Compression:
             path = next(name for name, x in self.model.named_modules() if x is embedding)
             weight = embedding.weight.data
             parts = rtn.quantize(weight, scheme)
-            table = QuantizedLinear.from_parts(parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype)
+            table = QuantizedLinear.from_parts(
+                parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype
+            )
             self.model.set_submodule(path, QuantizedEmbedding(table, factor_of(embedding)))
             if tied:
                 self.model.set_submodule(next(name for name, x in self.model.named_modules() if x is head), table)
             error = float((weight.float() - scheme.dequantize(parts)).norm() / weight.float().norm())
             self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes,
-                                                  scheme.bytes(*weight.shape, weight.dtype), error))  # fmt: skip
+                                                  scheme.bytes(weight.shape, weight.dtype), error))  # fmt: skip
 
 
-def quantized(
-    weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None
-) -> tuple[Parts, str]:
+def quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None) -> tuple[Parts, str]:
     """A quantized weight (n, k) by the method of a step, and a note if another one was used."""
     if step.method == "hqq":
         return hqq.quantize(weight, scheme), ""
@@ -344,25 +355,15 @@ def quantized(
     return rtn.quantize(weight, scheme), ""
 
 
-def shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """The shapes (n, k) of the weights of all linear layers, by path, those of experts among them."""
-    found = {path: (x.out_features, x.in_features) for path, x in linear_layers(model).items()}
-    for path, x in model.named_modules():
-        if is_experts(x):
-            experts: Any = x
-            check_experts(x)
-            both, down = experts.gate_up_proj.shape[1:], experts.down_proj.shape[1:]
-            (n, k), (out, inner) = (both[::-1], down[::-1]) if experts.is_transposed else (both, down)
-            for e in range(experts.num_experts):
-                found |= {f"{path}.{e}.{name}": (n // 2, k) for name in ("gate_proj", "up_proj")}
-                found[f"{path}.{e}.down_proj"] = out, inner
-    return found
+def check_plain(model: nn.Module) -> None:
+    """Raise ValueError for a model that is quantized already."""
+    if quantized_layers(model) or getattr(getattr(model, "config", None), "quantization_config", None) is not None:
+        raise ValueError(f"{type(model).__name__} is quantized already: compress the model that it was made of")
 
 
 def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
     """The scheme of each layer that a recipe quantizes, by path. Raises ValueError if it does not fit the model."""
-    if quantized_layers(model) or getattr(getattr(model, "config", None), "quantization_config", None) is not None:
-        raise ValueError(f"{type(model).__name__} is quantized already: compress the model that it was made of")
+    check_plain(model)
     step: Quantize | None = recipe.find(Quantize)
     found = shapes(model)
     if not found or not any(not matches(path, "lm_head") for path in found):
@@ -393,12 +394,7 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
         step.embeddings.check("the embedding", embedding.weight.shape[1])
     if not schemes and step.embeddings is None:
         raise ValueError("the recipe ignores all layers")
-    experts = {path: x for path, x in model.named_modules() if is_experts(x)}
-    inside = {str(x) for path, x in schemes.items() if any(path.startswith(f"{e}.") for e in experts)}
-    others = {str(x) for path, x in schemes.items() if not any(path.startswith(f"{e}.") for e in experts)}
-    if experts and (len(inside) > 1 or len(others) > 1 or any("zeros" in x for x in inside)):
-        raise ValueError("a mixture of experts takes one scheme for experts, without zeros, and one for other layers: "
-                         "transformers reads no others")  # fmt: skip
+    experts = [path for path, x in model.named_modules() if is_experts(x)]
     for path in experts:
         own = [x for x in found if x.startswith(f"{path}.")]
         if 0 < sum(x in schemes for x in own) < len(own):
@@ -427,6 +423,6 @@ def bytes_of(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
             if id(module.q) not in seen:
-                total += module.scheme.bytes(*module.weight.shape, module.dtype)
+                total += module.scheme.bytes(module.weight.shape, module.dtype)
             seen |= {id(module.q), id(module.scales), id(module.zeros)}
     return total + sum(x.nbytes for x in model.parameters() if id(x) not in seen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class Fold:
         if self.width:
             groups = len(self.producer.weight) // self.width  # pyright: ignore
             divided = factors.view(groups, -1, self.width)[:, 0].reshape(-1)
-        weight = self.producer.weight.data  # pyright: ignore
+        weight: Any = self.producer.weight.data
         if self.is_norm:
             weight.copy_((weight.float() + self.offset) / divided - self.offset)
         else:
@@ -138,7 +139,7 @@ def find(walk: Walk, i: int, layers: Mapping[str, nn.Linear]) -> list[Fold]:
     found = []
     for norm, modules in read.items():
         readers = [y for x in modules for y in _weights(x)]
-        found.append(Fold(norm, [paths[x] for x in readers if x in paths], readers))
+        found.append(Fold(norm, [paths[x] for x in readers if isinstance(x, nn.Linear) and x in paths], readers))
     inner = {x for module in block.modules() if isinstance(module, Expert) for x in module.modules()}
     for parent in block.modules():
         children = dict(parent.named_children())

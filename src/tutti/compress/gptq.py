@@ -25,16 +25,18 @@ def quantize(
     they have in the original weight ("static groups"); otherwise a group's scales are those of what it has become
     when it is reached. Inputs that are always 0 are rounded to nearest and change nothing.
     """
-    work, gram = weight.float().clone(), gram.float().clone()
+    work, diagonal = weight.float().clone(), gram.diagonal().clone()
     k, group = weight.shape[1], scheme.group or weight.shape[1]
-    diagonal = gram.diagonal()
     dead = diagonal == 0
     if bool(dead.all()):
         return scheme.quantize(weight)
     diagonal[dead] = 1
     scales, zeros = scheme.grid(weight)
     turn = torch.argsort(diagonal, descending=True, stable=True) if order else torch.arange(k)
-    upper = factor(gram[turn][:, turn], damping * float(diagonal[~dead].mean()))
+    turned = gram.float()[turn[:, None], turn]
+    turned.diagonal().copy_(diagonal[turn])
+    upper = factor(turned, damping * float(diagonal[~dead].mean()))
+    del turned
     work, codes = work[:, turn], torch.zeros_like(work, dtype=torch.uint8)
     for begin in range(0, k, block):
         end = min(begin + block, k)
@@ -66,11 +68,14 @@ def quantize(
 
 def factor(gram: Tensor, damping: float) -> Tensor:
     """U (k, k) with U^T U = (gram + damping)^-1, upper triangular. damping grows until it exists."""
-    identity = torch.eye(len(gram))
     for _ in range(8):
-        lower, failed = torch.linalg.cholesky_ex(gram + damping * identity)
+        damped = gram.clone()
+        damped.diagonal().add_(damping)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        del damped
         if not int(failed):
             inverse = torch.cholesky_inverse(lower)
+            del lower
             upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not int(failed) and bool(upper.isfinite().all()):
                 return upper

@@ -1,9 +1,9 @@
 """HQQ: half-quadratic quantization without data (Badri and Shaji 2023, https://mobiusml.github.io/hqq_blog/).
 
-The zeros minimize sum |W - s (q - z)|^p over the weights of a group, p < 1, so that outliers count less. With an
-auxiliary e for the error, two steps alternate: e = shrink(W - s (q - z), beta), the proximal operator of the p norm,
-and z = mean(q - (W - e) / s). beta grows. Scales stay. Zeros here are real numbers while they are searched, and are
-rounded to a code at the end, as formats and kernels want them; the scale is then the least-squares one.
+It minimizes sum |W - s (q - z)|^p over the weights of a group, p < 1, so that outliers count less. With an auxiliary
+e for the error, two steps alternate, while beta grows: e = shrink(W - s (q - z), beta), the proximal operator of the p
+norm, and the least-squares z = mean(q - (W - e) / s). Formats and kernels want z to be a code: it is rounded at the
+end, and then the same steps find the least-squares s = sum (W - e) (q - z) / sum (q - z)^2. Without zeros, s alone.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ def quantize(weight: Tensor, scheme: Scheme, rounds: int = ROUNDS) -> Parts:
     scales = nonzero(nearest.scales).unsqueeze(2)
     fixed = torch.full_like(scales, 2 ** (scheme.bits - 1))
     zeros = fixed if nearest.zeros is None else nearest.zeros.float().unsqueeze(2)
-    for _ in range(rounds):
+    for zeros_move in [True] * rounds * (not scheme.symmetric) + [False] * rounds:
         codes = (parts / scales + zeros).round().clamp(0, most)
-        error = shrink(parts - scales * (codes - zeros), beta)
-        if scheme.symmetric:  # there are no zeros to choose: the scale takes their place
-            centred = codes - fixed
-            fitted = ((parts - error) * centred).sum(2, keepdim=True) / (centred**2).sum(2, keepdim=True).clamp(min=1)
-            scales = torch.where(fitted == 0, scales, fitted)
+        rest = parts - shrink(parts - scales * (codes - zeros), beta)
+        if zeros_move:
+            zeros = (codes - rest / scales).mean(2, keepdim=True)
         else:
-            zeros = (codes - (parts - error) / scales).mean(2, keepdim=True)
+            zeros = zeros.round().clamp(0, most)
+            codes = codes - zeros
+            fitted = (rest * codes).sum(2, keepdim=True) / (codes**2).sum(2, keepdim=True).clamp(min=1)
+            scales = torch.where(fitted == 0, scales, fitted)
         beta *= GROWTH
-    chosen = None if scheme.symmetric else zeros.round().clamp(0, most).squeeze(2).to(torch.uint8)
+    chosen = None if scheme.symmetric else zeros.squeeze(2).to(torch.uint8)
     stored = scheme.stored(scales.squeeze(2), weight.dtype)
     found = Parts(scheme.codes(weight, stored, chosen), stored, chosen)
     losses = [_loss(weight, scheme.dequantize(x), stored.shape[1]) for x in (found, nearest)]

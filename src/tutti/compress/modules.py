@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
+
+from tutti.compress.experts import check_experts, is_experts
 
 
 def sharing_copy(model: nn.Module) -> nn.Module:
@@ -31,3 +34,23 @@ def check_patterns(paths: Sequence[str], patterns: Iterable[str], what: str) -> 
         if not any(matches(path, pattern) for path in paths):
             kinds = list(dict.fromkeys(".".join("*" if x.isdigit() else x for x in path.split(".")) for path in paths))
             raise ValueError(f"{what} {pattern!r} matches no layer; the layers are {', '.join(kinds)}")
+
+
+def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers of a module, by path."""
+    return {path: x for path, x in module.named_modules() if type(x) is nn.Linear}
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """The shapes (n, k) of the weights of all linear layers, by path, those of experts among them."""
+    found = {path: (x.out_features, x.in_features) for path, x in linear_layers(model).items()}
+    for path, x in model.named_modules():
+        if is_experts(x):
+            experts: Any = x
+            check_experts(x)
+            both, down = experts.gate_up_proj.shape[1:], experts.down_proj.shape[1:]
+            (n, k), (out, inner) = (both[::-1], down[::-1]) if experts.is_transposed else (both, down)
+            for e in range(experts.num_experts):
+                found |= {f"{path}.{e}.{name}": (n // 2, k) for name in ("gate_proj", "up_proj")}
+                found[f"{path}.{e}.down_proj"] = out, inner
+    return found

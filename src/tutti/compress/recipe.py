@@ -137,14 +137,15 @@ def _step(text: str) -> Step:
         else:
             known = [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "head", "e4", "e8", "g64"]
             near = get_close_matches(option, known, 1)
-            raise ValueError(f"{option!r} in recipe {text!r} is not known; "
-                             + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"))  # fmt: skip
+            remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+            raise ValueError(f"{option!r} in recipe {text!r} is not known; {remedy}")
     return Quantize(scheme, **made)
 
 
 def scheme(text: str) -> Scheme:
     """The scheme that a text such as `int4-g128-zeros` names."""
-    made, rest = _scheme(*(lambda first, *options: (first, options))(*text.split("-")))
+    first, *options = text.split("-")
+    made, rest = _scheme(first, options)
     if rest:
         raise ValueError(f"{rest[0]!r} in scheme {text!r} is not known")
     return made

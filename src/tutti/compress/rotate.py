@@ -9,7 +9,7 @@ rotated, too. Nothing is computed at run time: the inputs of down_proj, which wo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ def fold_norm(norm: nn.Module, readers: list[nn.Module]) -> None:
     weight: Tensor = norm.weight.data  # pyright: ignore
     offset = offset_of(norm)
     for reader in readers:
-        reader.weight.data.copy_(reader.weight.data.float() * (weight.float() + offset))  # pyright: ignore
+        reader.weight.data.copy_(reader.weight.data.double() * (weight.double() + offset))  # pyright: ignore
     weight.fill_(1 - offset)
 
 
@@ -83,13 +83,9 @@ class Turn:
         walk.begin()
         expected = walk.hidden[0].double() @ self.turn
         reads(self.embedding, self.turn)
-        for values in (walk.hidden, walk.arguments, walk.kept):
-            values.clear()
         walk.begin()
         if not close(walk.hidden[0], expected.to(walk.hidden[0].dtype)):
             self._refuse("what the first block reads is no linear function of the embeddings alone")
-        for values in (walk.hidden, walk.arguments, walk.kept):
-            values.clear()
 
     def block(self, walk: Walk, i: int) -> None:
         """Turn block i, whose inputs are turned already."""
@@ -115,7 +111,9 @@ class Turn:
             self._heads(block)
         walk.hidden[0] = turned
         if not close(outputs(walk, i), expected.to(turned.dtype)):
-            self._refuse(f"{type(block).__name__} has norms that are no RMSNorm of what it reads, or norms of what it writes")
+            self._refuse(
+                f"{type(block).__name__} has norms that are no RMSNorm of what it reads, or norms of what it writes"
+            )
 
     def _heads(self, block: nn.Module) -> None:
         for parent in block.modules():
@@ -136,10 +134,11 @@ class Turn:
         walk.hidden[0] = (turned.double() @ self.turn.T).to(turned.dtype)
         norms: list[nn.Module] = []
         expected = self._logits(walk, norms)
-        if self.head is None or len(norms) != 1:
+        head = self.head
+        if head is None or len(norms) != 1:
             self._refuse("one RMSNorm should stand between its blocks and its output layer")
-        fold_norm(norms[0], [self.head])
-        reads(self.head, self.turn)
+        fold_norm(norms[0], [head])
+        reads(head, self.turn)
         walk.hidden[0] = turned
         if not close(self._logits(walk, norms), expected):
             self._refuse("its output layer does not read what a single RMSNorm makes")
@@ -149,11 +148,9 @@ class Turn:
         called: list[nn.Module] = []
         hooks = [x.register_forward_pre_hook(lambda module, args: called.append(module))
                  for x in self.model.modules() if is_norm(x) and x not in inside]  # fmt: skip
-        args, kwargs = walk.arguments[0][-1]
-        plain = isinstance(walk.blocks[-1](walk.hidden[0], *args, **kwargs), Tensor)
 
         def passed(i: int, block: nn.Module) -> Any:
-            return lambda x, *args, **kwargs: walk.hidden[0] if plain else (walk.hidden[0],)
+            return lambda x, *args, **kwargs: walk.hidden[0] if walk.plain else (walk.hidden[0],)
 
         try:
             with _replaced(walk.blocks, passed):
@@ -164,5 +161,5 @@ class Turn:
         norms[:] = called
         return first(made.logits if hasattr(made, "logits") else made)
 
-    def _refuse(self, why: str) -> Any:
+    def _refuse(self, why: str) -> NoReturn:
         raise ValueError(f"{type(self.model).__name__} cannot be rotated: {why}")

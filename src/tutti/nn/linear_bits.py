@@ -98,7 +98,7 @@ def _check(x: Any, weight: Any, scales: Any, zeros: Any, bits: int) -> None:
 
 
 def compiled(
-    x: Any, weight: Any, scales: Any, zeros: Any = None, bias: Any = None, *, bits: int, rounded: bool = False
+    x: Any, weight: Any, scales: Any, zeros: Any = None, bias: Any = None, bits: int = 2, rounded: bool = False
 ) -> tuple | None:
     """The compiled operator and its arguments, as in `linear_rows`."""
     if x.dtype not in KNOWN or (rounded and not rounds()):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.quantized_linear import QuantizedLinear, unpacked
+from tutti.nn.scheme import Parts
 
 
 class QuantizedEmbedding(nn.Module):
@@ -15,6 +16,10 @@ class QuantizedEmbedding(nn.Module):
 
     table: a quantized layer with the table as its weight. factor: that rows are multiplied by, as in Gemma.
     """
+
+    q: nn.Parameter
+    scales: nn.Parameter
+    zeros: nn.Parameter | None
 
     def __init__(self, table: QuantizedLinear, factor: float | Tensor | None = None):
         super().__init__()
@@ -29,21 +34,22 @@ class QuantizedEmbedding(nn.Module):
         """The shape and dtype of the table."""
         return torch.empty(self.num_embeddings, self.embedding_dim, dtype=self.dtype, device="meta")
 
-    def parts(self) -> Any:
-        """The quantized table."""
-        return self._rows(self.q.data, self.scales.data, None if self.zeros is None else self.zeros.data).parts()
-
-    def _rows(self, q: Tensor, scales: Tensor, zeros: Tensor | None) -> QuantizedLinear:
-        made = QuantizedLinear(self.embedding_dim, len(q), self.scheme, dtype=self.dtype, device="meta")
-        for name, x in (("q", q), ("scales", scales), ("zeros", zeros)):
-            if x is not None:
-                setattr(made, name, nn.Parameter(x, requires_grad=False))
+    def table(self) -> QuantizedLinear:
+        """The table as a layer, which shares it."""
+        made = QuantizedLinear(self.embedding_dim, self.num_embeddings, self.scheme, dtype=self.dtype, device="meta")
+        made.q, made.scales = self.q, self.scales
+        made.register_parameter("zeros", self.zeros)
         return made
+
+    def parts(self) -> Parts:
+        """The quantized table."""
+        return self.table().parts()
 
     def forward(self, ids: Tensor) -> Tensor:
         at = ids.flatten()
-        rows = self._rows(self.q[at], self.scales[at], None if self.zeros is None else self.zeros[at])
-        made = rows.dequantize().unflatten(0, ids.shape)
+        zeros = None if self.zeros is None else self.zeros[at]
+        parts = unpacked(self.q[at], self.scales[at], zeros, self.scheme, self.embedding_dim)
+        made = self.scheme.dequantize(parts).to(self.dtype).unflatten(0, ids.shape)
         return made if self.factor is None else made * self.factor
 
     def extra_repr(self) -> str:
@@ -58,5 +64,3 @@ def factor_of(embedding: nn.Module) -> Any:
     if not isinstance(embedding, nn.Embedding) or factor is None:
         raise ValueError(f"an embedding of kind {type(embedding).__name__} cannot be quantized: embeddings=None")
     return factor
-
-

@@ -8,23 +8,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tutti.nn import linear_int4, linear_int8
+from tutti.nn import linear_bits, linear_int4, linear_int8
 from tutti.nn.scheme import FLOAT8, Parts, Scheme, pack_bits, unpack_bits
 
 ops = torch.ops.tutti
-Layout = Literal["int8", "int4", "float8", "bits"]
+Layout = Literal["int8", "int4", "low", "float8", "bits"]
 
 
 def layout(scheme: Scheme, k: int) -> Layout:
-    """How a weight with rows of k numbers lies in memory: for the operator `linear_int8` or `linear_int4`, as float8,
-    or as a stream of bits (`pack_bits`), which is dequantized before it is multiplied."""
+    """How a weight with rows of k numbers lies in memory: for the operator `linear_int8`, `linear_int4` or, "low",
+    `linear_bits`; as float8, or as a stream of bits (`pack_bits`), which are dequantized before they are multiplied."""
     if scheme.kind == "float8":
         return "float8"
     if scheme.bits == 8 and scheme.symmetric and scheme.group is None:
         return "int8"
-    if scheme.bits == 4 and scheme.group in linear_int4.GROUPS and k % linear_int4.BLOCK == 0:
-        return "int4"
+    if scheme.bits in (2, 3, 4) and scheme.group in linear_int4.GROUPS and k % linear_int4.BLOCK == 0:
+        return "int4" if scheme.bits == 4 else "low"
     return "bits"
+
+
+def unpacked(q: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, k: int) -> Parts:
+    """The codes, scales and zeros of rows that lie as `layout` says."""
+    at = layout(scheme, k)
+    if at == "int8":
+        return Parts((q.to(torch.int16) + 128).to(torch.uint8), scales.unsqueeze(1), zeros)
+    if at == "int4":
+        q = linear_int4.unpack(q)
+    elif at == "low":
+        q = linear_bits.unpack(q, scheme.bits)
+    elif at == "bits":
+        q = unpack_bits(q, scheme.bits, k)
+    return Parts(q, scales, zeros)
 
 
 class QuantizedLinear(nn.Module):
@@ -35,8 +49,10 @@ class QuantizedLinear(nn.Module):
     input_scale: of the inputs, a number, where activations are "int8-static".
     """
 
-    zeros: Tensor | None
-    input_scale: Tensor | None
+    q: nn.Parameter
+    scales: nn.Parameter
+    zeros: nn.Parameter | None
+    input_scale: nn.Parameter | None
 
     def __init__(
         self,
@@ -52,12 +68,19 @@ class QuantizedLinear(nn.Module):
         self.in_features, self.out_features, self.scheme, self.dtype = in_features, out_features, scheme, dtype
         self.layout, self.bias = layout(scheme, in_features), bias
         n, k, groups = out_features, in_features, scheme.groups(in_features)
-        size, of_q = {"int8": (k, torch.int8), "int4": (k // 2, torch.uint8), "float8": (k, FLOAT8),
-                      "bits": (4 * -(-k * scheme.bits // 32), torch.uint8)}[self.layout]  # fmt: skip
+        sizes = {
+            "int8": k,
+            "int4": k // 2,
+            "low": k * scheme.bits // 8,
+            "float8": k,
+            "bits": 4 * -(-k * scheme.bits // 32),
+        }
+        size, of_q = sizes[self.layout], {"int8": torch.int8, "float8": FLOAT8}.get(self.layout, torch.uint8)
+        static = scheme.activations == "int8-static"
         made = {"q": torch.empty(n, size, dtype=of_q, device=device),
                 "scales": torch.empty((n,) if self.layout == "int8" else (n, groups), device=device),
                 "zeros": None if scheme.symmetric else torch.empty(n, groups, dtype=torch.uint8, device=device),
-                "input_scale": torch.ones((), device=device) if scheme.activations == "int8-static" else None}  # fmt: skip
+                "input_scale": torch.ones((), device=device) if static else None}  # fmt: skip
         for name, x in made.items():
             self.register_parameter(name, None if x is None else nn.Parameter(x, requires_grad=False))
 
@@ -111,7 +134,9 @@ class QuantizedLinear(nn.Module):
         if self.layout == "int8":
             made = {"q": (codes.to(torch.int16) - 128).to(torch.int8), "scales": scales.squeeze(1)}
         else:
-            pack = {"int4": linear_int4.pack, "float8": lambda x: x, "bits": lambda x: pack_bits(x, self.scheme.bits)}
+            bits = self.scheme.bits
+            pack = {"int4": linear_int4.pack, "low": lambda x: linear_bits.pack(x, bits), "float8": lambda x: x,
+                    "bits": lambda x: pack_bits(x, bits)}  # fmt: skip
             made = {"q": pack[self.layout](codes), "scales": scales}
         return made if zeros is None else {**made, "zeros": zeros}
 
@@ -122,18 +147,12 @@ class QuantizedLinear(nn.Module):
     def parts(self) -> Parts:
         """The quantized weight."""
         zeros = None if self.zeros is None else self.zeros.data
-        q, scales = self.q.data, self.scales.data
-        if self.layout == "int8":
-            return Parts((q.to(torch.int16) + 128).to(torch.uint8), scales.unsqueeze(1), zeros)
-        if self.layout == "int4":
-            q = linear_int4.unpack(q)
-        elif self.layout == "bits":
-            q = unpack_bits(q, self.scheme.bits, self.in_features)
-        return Parts(q, scales, zeros)
+        return unpacked(self.q.data, self.scales.data, zeros, self.scheme, self.in_features)
 
     def dequantize(self) -> Tensor:
         """The weight (n, k) in its dtype."""
-        return self.scheme.dequantize(self.parts()).to(self.dtype)
+        parts = unpacked(self.q, self.scales, self.zeros, self.scheme, self.in_features)
+        return self.scheme.dequantize(parts).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -144,9 +163,11 @@ class QuantizedLinear(nn.Module):
             made = ops.linear_int8(rows, self.q, self.scales, self.bias, rounded=dynamic)
         elif self.layout == "int4":
             made = ops.linear_int4(rows, self.q, self.scales, self.zeros, self.bias)
+        elif self.layout == "low":
+            made = ops.linear_bits(rows, self.q, self.scales, self.zeros, self.bias, bits=self.scheme.bits)
         else:
             made = F.linear(rows, self.dequantize().to(x.dtype), self.bias)
-        return made.reshape(*x.shape[:-1], -1)
+        return made.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.scheme}"
@@ -155,6 +176,16 @@ class QuantizedLinear(nn.Module):
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
     """The quantized layers of a model, by path."""
     return {path: x for path, x in model.named_modules() if isinstance(x, QuantizedLinear)}
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The dtype in which a model computes: that of its first parameter, before it was quantized if it is."""
+    for module in model.modules():
+        if getattr(module, "scheme", None).__class__ is Scheme:
+            return module.dtype  # pyright: ignore[reportReturnType]
+        for x in module.parameters(recurse=False):
+            return x.dtype
+    raise ValueError(f"{type(model).__name__} has no parameters")
 
 
 assert linear_int8  # registers its operator

@@ -6,6 +6,7 @@ A weight (n, k) becomes codes (n, k) of 0 to 2^bits - 1, and the number of a cod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -47,7 +48,9 @@ class Scheme:
 
     def __post_init__(self) -> None:
         if self.bits not in range(2, 9) or (self.kind == "float8" and self.bits != 8):
-            raise ValueError(f"{self.bits} bits of kind {self.kind!r}; expected 2 to 8 bits of integers, or 8 of float8")
+            raise ValueError(
+                f"{self.bits} bits of kind {self.kind!r}; expected 2 to 8 bits of integers, or 8 of float8"
+            )
         if self.group is not None and self.group < 1:
             raise ValueError(f"groups of {self.group}; expected a positive number, or None for a scale for each output")
         if self.kind == "float8" and not self.symmetric:
@@ -69,14 +72,17 @@ class Scheme:
         if self.group and k % self.group:
             fitting = [g for g in (128, 64, 32, 16) if k % g == 0]
             remedy = f"use groups of {fitting[0]}" if fitting else "use a scale for each output (group=None)"
-            raise ValueError(f"{path} has {k} inputs, which groups of {self.group} do not divide: {remedy}, or ignore it")
+            raise ValueError(
+                f"{path} has {k} inputs, which groups of {self.group} do not divide: {remedy}, or ignore it"
+            )
 
     def groups(self, k: int) -> int:
         """The number of groups of a row."""
         return k // self.group if self.group else 1
 
-    def bytes(self, n: int, k: int, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of a quantized weight (n, k). dtype: of the weight, which scales have by default."""
+    def bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of a quantized weight of shape (n, k). dtype: of the weight, which scales have by default."""
+        n, k = shape
         groups = n * self.groups(k)
         of_scales = SCALES.get(self.scales, dtype).itemsize
         return n * -(-k * self.bits // 8) + groups * of_scales + (0 if self.symmetric else -(-groups * self.bits // 8))

@@ -24,6 +24,7 @@ from tutti.hardware import Cluster
 from tutti.keywords import names_nearest
 from tutti.launch.progress import progress
 from tutti.plan.plan import Plan
+from tutti.serve import compressed
 from tutti.serve.attention import CacheDtype
 from tutti.serve.blocks import Blocks
 from tutti.serve.constrain import Constraint, Constraints
@@ -130,6 +131,13 @@ class Engine:
         elif not isinstance(model, nn.Module):
             folder = model_folder(model)
             model, tokenizer = skeleton(folder), tokenizer or _reader(folder)
+            if compressed.is_compressed(model):
+                if quantize or adapters:
+                    raise ValueError(
+                        f"{folder} is quantized already: "
+                        + ("serve it without quantize=" if quantize else "adapters need the model it was")
+                    )
+                compressed.prepare(model)
         assert isinstance(model, nn.Module)
         if quantize:
             model = quantized(model, quantize, folder is None and source is None)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.exec.weights import opened
+from tutti.weight_files import opened
 
 KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.\w+)?\.weight")
 KNOWN = ("lora_A", "lora_B")

@@ -26,6 +26,7 @@ from tutti.exec.runtime import in_group, own_slice
 from tutti.ir.step_graph import OUTPUT
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.nn.paged_attention import KNOWN
+from tutti.nn.quantized_linear import dtype_of
 from tutti.plan.layout import devices
 from tutti.plan.roles import UndividedBatch
 from tutti.serve.attention import Cache, CacheDtype, Step, empty_cache, layers_of, logits, paging, slot_bytes
@@ -63,7 +64,7 @@ class Runner:
         self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
         self.layers, self.scaling = layers_of(model), scaling_of(model)
-        device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
+        device, dtype = next(model.parameters()).device, dtype_of(model)
         if cache_dtype not in ("", "int8"):
             raise ValueError(f"cache_dtype={cache_dtype!r}; expected 'int8', or '' for that of the model")
         if cache_dtype and (device.type != "cpu" or dtype not in KNOWN):
@@ -117,7 +118,7 @@ class Runner:
             more["source_lengths"] = zeros(sequences, dtype=short)
         if images:
             config: Any = self.model.config
-            width, dtype = config.get_text_config().hidden_size, next(self.model.parameters()).dtype
+            width, dtype = config.get_text_config().hidden_size, dtype_of(self.model)
             more |= {"features": zeros(tokens, width, dtype=dtype), "marks": zeros(tokens, dtype=torch.bool)}
         return (zeros(tokens, dtype=long), zeros(tokens, dtype=long), torch.full((tokens,), -1),
                 zeros(sequences, self.width, dtype=short), zeros(sequences + 1, dtype=short),

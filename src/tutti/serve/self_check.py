@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tutti.api.function import function
 from tutti.exec.tensor_store import Stored
+from tutti.nn.quantized_linear import dtype_of
 from tutti.serve.request import Request
 from tutti.serve.rotary import pristine
 from tutti.serve.runner import Runner
@@ -188,7 +189,7 @@ def _inputs(sequence: Sequence, device: torch.device) -> dict[str, Tensor]:
 
 
 def _compare(runner: Runner, served: list[tuple[Piece, int, Tensor]], wanted: dict[Sequence, Tensor]) -> None:
-    dtype, device = next(runner.model.parameters()).dtype, runner.store.device
+    dtype, device = dtype_of(runner.model), runner.store.device
     exact = dtype in (torch.float32, torch.float64) and runner.cache_dtype == dtype
     most = (1e-3 if device.type == "cpu" else 1e-2) if exact else 0.1
     checks: dict[str, list[tuple[float, bool]]] = defaultdict(list)

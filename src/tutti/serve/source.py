@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti import compat
+from tutti.nn.quantized_linear import dtype_of
 from tutti.serve.attention import Cache
 from tutti.serve.blocks import Digest
 
@@ -87,7 +88,7 @@ class Encoder:
 
     def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The inputs of the encoder as tensors, in the dtype of the model."""
-        dtype, example = next(self.model.parameters()).dtype, self.example()
+        dtype, example = dtype_of(self.model), self.example()
         made = {}
         for name, x in inputs.items():
             if name not in example:
@@ -156,7 +157,7 @@ class CrossEncoder(Encoder):
             return {name: torch.ones(1, 1, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
         config = self.model.config
         shape = 1, config.num_mel_bins, 2 * config.max_source_positions
-        return {self.name: torch.zeros(shape, dtype=next(self.model.parameters()).dtype)}
+        return {self.name: torch.zeros(shape, dtype=dtype_of(self.model))}
 
     def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
         from tutti.serve.cross import write
@@ -233,7 +234,7 @@ class ImageEncoder(Encoder):
     def example(self) -> dict[str, Tensor]:
         config = self.model.config.vision_config
         shape = 1, getattr(config, "num_channels", 3), *_pair(config.image_size)
-        return {self.name: torch.zeros(shape, dtype=next(self.model.parameters()).dtype)}
+        return {self.name: torch.zeros(shape, dtype=dtype_of(self.model))}
 
     def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
         return self.positions(inputs)

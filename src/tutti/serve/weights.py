@@ -20,6 +20,7 @@ from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.weights import Wanted, load_weights, tensor_names
 from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.serve import compressed
 
 PREFIX = "param:model."  # of parameters in the engine's store
 AT_ONCE = 1 << 30  # bytes of weights in memory while they are rounded
@@ -34,6 +35,10 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     them, in each process. Raises ValueError if a tensor is missing or has another shape.
     """
     layers, held = _layers(store, model), store.held()
+    if compressed.is_compressed(model):
+        quantized = {p: x for p, x in compressed.modules_of(model).items() if f"{PREFIX}{p}.q" in store.tensors}
+        rest = {name.removeprefix(PREFIX): held[name] for name in _as_given(store, quantized)}
+        return _reader(folder, model)(rest) + compressed.read(store, quantized, folder, PREFIX)
     names = [name.removeprefix(PREFIX) for name in _as_given(store, layers)] + [f"{x}.weight" for x in layers]
     if not is_step_checkpoint(folder) and not set(names) <= _known(folder, model):
         return update(store, model, _whole(folder, model))

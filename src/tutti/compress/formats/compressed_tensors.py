@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.compress.experts import ExpertLayers
-from tutti.nn.quantized_embedding import QuantizedEmbedding
+from tutti.compress.experts import ExpertLayers, is_experts
+from tutti.compress.modules import shapes
+from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
 from tutti.nn.quantized_linear import QuantizedLinear
 from tutti.nn.scheme import SCALES, Parts, Scheme, pack_bits, unpack_bits
 
@@ -92,25 +94,23 @@ def _of(get: Callable[[str], Tensor], name: str, shape: tuple[int, ...], dtype: 
 # -- the entry of config.json -----------------------------------------------------------------------------------------
 
 
-def config_of(schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], experts: bool = False) -> dict[str, Any]:
+def config_of(
+    schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], experts: bool = False
+) -> dict[str, Any]:
     """The "quantization_config" of a model.
 
     schemes: and the class ("Linear" or "Embedding"), by path. others: paths of linear layers that are not quantized.
     experts: whether there are quantized experts of a mixture, which transformers must dequantize as it loads.
     """
-    groups: dict[tuple[Scheme, str], list[str]] = {}
+    groups: dict[tuple[Scheme, str, bool], list[str]] = {}
     for path, key in schemes.items():
-        groups.setdefault(key, []).append(path)
-    sizes = {kind: max(len(x) for (_, of), x in groups.items() if of == kind) for _, kind in groups}
-    made, formats = {}, {format_of(scheme) for scheme, _ in groups}
-    most = {kind: next(key for key, x in groups.items() if key[1] == kind and len(x) == sizes[kind]) for kind in sizes}
-    for (scheme, kind), paths in sorted(groups.items(), key=lambda x: len(x[1])):  # the first that matches holds
-        whole = most[kind] == (scheme, kind) and not experts
-        if experts:
-            inside = any(".experts." in path for path in paths)
-            targets = [r"re:.*\.experts\..*"] if inside else paths
-        else:
-            targets = [kind] if whole and kind == "Linear" else paths
+        groups.setdefault((*key, ".experts." in path), []).append(path)
+    made, formats = {}, {format_of(scheme) for scheme, _, _ in groups}
+    most = max((x for (_, kind, _), x in groups.items() if kind == "Linear"), key=len, default=[])
+    for (scheme, kind, inside), paths in sorted(
+        groups.items(), key=lambda x: len(x[1])
+    ):  # the first that matches holds
+        targets = [r"re:.*\.experts\..*"] if inside else [kind] if paths is most and not experts else paths
         made[f"group_{len(made)}"] = {
             "targets": targets,
             "weights": {
@@ -135,7 +135,41 @@ def config_of(schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], 
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
-    return {**found, "dequantize": True} if experts else found
+    return {**found, "dequantize": True} if widened(schemes) else found
+
+
+def widened(schemes: Mapping[str, tuple[Scheme, str]]) -> bool:
+    """Whether transformers must dequantize a model as it loads: it keeps neither packed zeros, nor embeddings nor
+    experts quantized. It can do so where all layers besides experts have one scheme."""
+    needed = any(not x.symmetric or kind == "Embedding" or ".experts." in path for path, (x, kind) in schemes.items())
+    return needed and len({x for path, (x, _) in schemes.items() if ".experts." not in path}) <= 1
+
+
+def check(model: Any, schemes: Mapping[str, Scheme]) -> None:
+    """Raise ValueError if transformers would load a model wrongly. schemes: of its layers, by path.
+
+    It knows experts of a mixture apart only for some models, packed and without zeros, and with one scheme.
+    """
+    inside = {x for path, x in schemes.items() if ".experts." in path}
+    if not inside:
+        return
+    outside = {x for path, x in schemes.items() if ".experts." not in path}
+    if len(inside) > 1 or len(outside) > 1 or any(not x.symmetric or x.activations for x in inside):
+        raise ValueError("compressed-tensors holds a mixture with one scheme for experts, without zeros and "
+                         "activations, and one for other layers: give Quantize(overrides=(('*.experts.*', scheme),))"
+                         )  # fmt: skip
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    known = get_checkpoint_conversion_mapping(model.config.model_type) or []
+    if not any("experts.*." in str(source) for x in known for source in x.source_patterns):
+        raise ValueError(f"transformers has no names for the experts of {type(model).__name__} one by one, and would "
+                         "load random numbers in their place: ignore '*.experts.*'")  # fmt: skip
+
+
+def unread(schemes: Mapping[str, tuple[Scheme, str]]) -> bool:
+    """Whether transformers cannot load a model, and refuses it; the engine and other formats can."""
+    needed = any(not x.symmetric or kind == "Embedding" for x, kind in schemes.values())
+    return needed and not widened(schemes)
 
 
 def _activations(scheme: Scheme) -> dict[str, Any] | None:
@@ -154,8 +188,8 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
     import re
 
     if config.get("quant_method") != METHOD:
-        raise ValueError(f"the model is quantized by {config.get('quant_method')!r}; only {METHOD} is read: load it with "
-                         "transformers, dequantize and save it, and compress that")  # fmt: skip
+        raise ValueError(f"the model is quantized by {config.get('quant_method')!r}; only {METHOD} is read: load it "
+                         "with transformers, dequantize and save it, and compress that")  # fmt: skip
 
     def targeted(path: str, kind: str, target: str) -> bool:
         return bool(re.match(target[3:], path)) if target.startswith("re:") else target in (path, kind)
@@ -183,7 +217,11 @@ def _scheme_of(group: Mapping[str, Any]) -> Scheme:
     known = (kind and strategy in ("group", "channel") and not weights.get("dynamic")
              and not group.get("output_activations") and (kind == "int" or weights["num_bits"] == 8))  # fmt: skip
     if activations is not None:
-        known = known and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (8, "int", True)
+        known = known and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (
+            8,
+            "int",
+            True,
+        )
     if not known:
         raise ValueError(f"weights of {weights['num_bits']} bits of kind {weights['type']!r} by {strategy!r} with "
                          f"{'no' if activations is None else 'such'} activations are not supported: compress the model "
@@ -198,19 +236,19 @@ def _scheme_of(group: Mapping[str, Any]) -> Scheme:
 # -- folders ----------------------------------------------------------------------------------------------------------
 
 
-def file_tensors(model: nn.Module, below: str = "") -> dict[str, Tensor]:
-    """All tensors of a model as files have them, by name, or of the part below a path. Tied tensors are there once."""
+def file_tensors(model: nn.Module, kept: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+    """The tensors of a model as files have them, by name; tied ones are there once. kept: of the names in the model."""
     made: dict[str, Tensor] = {}
     seen: set[int] = set()
     taken: set[str] = set()
     for path, module in model.named_modules():
         if isinstance(module, QuantizedModule):
             taken |= {f"{path}.{name}" for name in ("q", "scales", "zeros", "input_scale")}
-            if path.startswith(below) and id(module.q) not in seen:
+            if kept(f"{path}.q") and id(module.q) not in seen:
                 made |= {f"{path}.{name}": x for name, x in tensors_of(module).items()}
             seen.add(id(module.q))
     for name, x in model.state_dict(keep_vars=True).items():
-        if name not in taken and id(x) not in seen and name.startswith(below):
+        if name not in taken and id(x) not in seen and kept(name):
             seen.add(id(x))
             made[name] = x.detach().contiguous()
     return {_file_name(name, model): x for name, x in made.items()}
@@ -224,6 +262,56 @@ def _file_name(name: str, model: nn.Module) -> str:
     return name
 
 
+def known_name(name: str) -> str:
+    """The name in a model of a tensor in a file."""
+    if ".experts." in name:
+        name = name.replace(".block_sparse_moe.", ".mlp.")
+        for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+            name = name.replace(f".{theirs}.", f".{ours}.")
+    return name.replace(".block_sparse_moe.gate.", ".mlp.gate.")
+
+
+def prepare(model: Any, schemes: Mapping[str, Scheme]) -> None:
+    """Put quantized modules, whose memory is not touched, in the place of a model's layers."""
+    for path, x in list(model.named_modules()):
+        if is_experts(x) and any(p.startswith(f"{path}.") for p in schemes):
+            model.set_submodule(path, ExpertLayers(x))
+    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    shared = [
+        path for path in schemes if getattr(model.get_submodule(path), "weight", None) is getattr(head, "weight", 0)
+    ]
+    for path, scheme in schemes.items():
+        layer: Any = model.get_submodule(path)
+        tied = path in shared and len(shared) > 1
+        if tied and layer is head:
+            continue
+        if isinstance(layer, nn.Embedding):
+            table = QuantizedLinear(layer.embedding_dim, layer.num_embeddings, scheme, head.bias if tied else None,
+                                    layer.weight.dtype, layer.weight.device)  # fmt: skip
+            model.set_submodule(path, QuantizedEmbedding(table, factor_of(layer)))
+            if tied:
+                model.set_submodule(next(name for name, x in model.named_modules() if x is head), table)
+        else:
+            model.set_submodule(path, QuantizedLinear.like(layer, scheme))
+
+
+def quantizable(model: nn.Module) -> dict[str, str]:
+    """The layers of a model that may be quantized, "Linear" or "Embedding", by path."""
+    found = {path: "Linear" for path in shapes(model)}
+    found |= {path: "Embedding" for path, x in model.named_modules() if isinstance(x, nn.Embedding)}
+    return found
+
+
+def load_layer(module: QuantizedModule, path: str, get: Callable[[str], Tensor]) -> None:
+    """Read a quantized module. get: gives a tensor by its name in the model. Raises ValueError, naming the layer."""
+    try:
+        parts, scale = read_parts(lambda end: get(f"{path}.{end}"), module.scheme, *module.weight.shape)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    table = module.table() if isinstance(module, QuantizedEmbedding) else module
+    table.load_parts(parts, scale)
+
+
 def config_json(model: Any) -> dict[str, Any]:
     """What config.json says of a compressed model."""
     schemes, others = {}, []
@@ -235,7 +323,11 @@ def config_json(model: Any) -> dict[str, Any]:
     made = model.config.to_dict()
     made["architectures"] = [type(model).__name__]
     if schemes:
-        experts = any(isinstance(x, ExpertLayers) for x in model.modules())
+        experts = any(".experts." in path for path in schemes)
+        if unread(schemes):
+            warnings.warn(
+                "transformers cannot load embeddings or zeros with several schemes; tutti serve can", stacklevel=2
+            )
         made["quantization_config"] = config_of(schemes, others, experts)
     return made
 
@@ -243,6 +335,8 @@ def config_json(model: Any) -> dict[str, Any]:
 def save(model: Any, folder: Path, shard: int = 5 << 30) -> Path:
     """Write a compressed model as a folder, which appears when it is complete."""
     check_out(folder)
+    modules = {path: x for path, x in model.named_modules() if isinstance(x, QuantizedModule)}
+    check(model, {path: x.scheme for path, x in modules.items()})
     draft = folder.with_name(f".writing-{folder.name}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
