@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tutti.nn import linear_bits, linear_int4, linear_int8
+from tutti.nn import linear_bits, linear_int4, quantized_gradients
 from tutti.nn.scheme import FLOAT8, Parts, Scheme, pack_bits, unpack_bits
 
 ops = torch.ops.tutti
@@ -115,6 +115,11 @@ class QuantizedLinear(nn.Module):
         """The shape and dtype of the weight, which some models look at."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
+    @property
+    def qweight(self) -> Tensor:
+        """The packed weight, under the name where `peft` looks for the device of adapters."""
+        return self.q
+
     @torch.no_grad()
     def load(self, weight: Tensor) -> None:
         """Take the nearest quantized weight."""
@@ -188,4 +193,4 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     raise ValueError(f"{type(model).__name__} has no parameters")
 
 
-assert linear_int8  # registers its operator
+assert quantized_gradients  # registers the operators, too
