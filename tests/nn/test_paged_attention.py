@@ -8,6 +8,7 @@ from torch.library import opcheck
 from tutti import compat
 from tutti.nn import paged_attention
 from tutti.nn.compiled import source
+from tutti.nn.paged_write import rounded
 
 attention = torch.ops.tutti.paged_attention
 BLOCK = 16
@@ -64,6 +65,23 @@ def test_equals_the_formula(name, dtype):
     bound = {"rtol": 1e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 4e-3}
     torch.testing.assert_close(out.double(), wanted, **bound)
     assert out[-3:].eq(0).all(), "padding"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.starts
+def test_keys_and_values_of_int8(name, dtype):
+    (query, keys, values, *rest), options = drawn(**CASES[name], dtype=dtype)
+    given = rounded(keys), rounded(values)
+    out = attention(query, *given, *rest, **options)
+    wanted = exact((query, *map(paged_attention.unrounded, given), *rest), options)
+    bound = {"rtol": 1e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 4e-3}
+    torch.testing.assert_close(out.double(), wanted, **bound)
+    error = out.double() - exact((query, keys, values, *rest), options)
+    assert error.norm() < 0.02 * wanted.norm()
+    one = attention(query[:1], *given, rest[0][:1], torch.tensor([0, 1]).int(), rest[2][:1], **options)
+    if rest[1][1] == 1:  # the first sequence has one token
+        assert torch.equal(one[0], out[0])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -160,3 +178,16 @@ def test_operands_that_do_not_fit():
         attention(query[:, :3], *rest, **options)
     with pytest.raises(ValueError, match="need causal=True"):
         attention(query, *rest, **{**options, "window": 4, "causal": False})
+
+
+@pytest.mark.starts
+def test_blocks_and_tokens_that_there_are_not():
+    (query, keys, values, tables, starts, lengths), options = drawn([1, 2], [20, 40])
+    for changed, message in (
+        ((tables[:, :1], starts, lengths), "20 tokens in 1 blocks of 16"),
+        ((tables + 90, starts, lengths), r"block 9\d of a cache of \d+ slots"),
+        ((tables, starts + 5, lengths), "tokens 6 to 8 of 6"),
+        ((tables, starts, lengths[:1]), "3 starts and 1 lengths of 2 sequences"),
+    ):
+        with pytest.raises(IndexError, match=message):
+            attention(query, keys, values, *changed, **options)

@@ -6,6 +6,7 @@ from torch.library import opcheck
 
 import tutti
 from tutti.nn import paged_write
+from tutti.nn.paged_attention import unrounded
 
 ops = torch.ops.tutti
 
@@ -102,3 +103,20 @@ def test_a_cache_that_is_read_afterwards_is_copied():
     fn = tutti.function(write, values, slots, store=store, cluster="cpu:1", plan="single")
     torch.testing.assert_close(fn(values, slots), values[slots >= 0].sum())
     torch.testing.assert_close(fn(values, slots), torch.tensor(0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.starts
+def test_rows_of_int8_are_the_nearest(dtype):
+    _, values, slots = drawn(dtype)
+    values[2, 1] = 0
+    cache = torch.zeros(20, 2, 8, dtype=torch.int8)
+    found = ops.paged_write(cache, values, slots)
+    wanted = cache.clone()
+    wanted[[3, 19, 0]] = paged_write.rounded(values)[[0, 2, 3]]
+    assert torch.equal(found, wanted)
+    back, scales = unrounded(found[[3, 19, 0]]), values[[0, 2, 3]].float().abs().amax(2, keepdim=True) / 127
+    assert ((back - values[[0, 2, 3]].float()).abs() <= scales * 0.501).all() and back[1, 1].eq(0).all()
+    opcheck(ops.paged_write.default, (cache, values, slots))
+    with pytest.raises(ValueError, match=r"or of int8 \(slots, heads, width \+ 4\)"):
+        ops.paged_write(cache[..., :4], values, slots)

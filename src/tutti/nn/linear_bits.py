@@ -93,7 +93,7 @@ def _check(x: Any, weight: Any, scales: Any, zeros: Any, bits: int) -> None:
     if not fits or (zeros is not None and (zeros.shape, zeros.dtype) != (scales.shape, torch.uint8)):
         raise ValueError(
             f"linear_bits: x {tuple(x.shape)}, weight {tuple(weight.shape)} {weight.dtype} and scales "
-            f"{tuple(scales.shape)}: expected (m, k), (n, k {bits} / 8) uint8 and (n, k / group), and zeros of uint8, too"
+            f"{tuple(scales.shape)}: expected (m, k), (n, k {bits} / 8) uint8 and (n, k / group), with zeros of uint8"
         )
 
 

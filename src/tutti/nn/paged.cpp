@@ -19,6 +19,7 @@ constexpr int64_t KEYS = 64, ROWS = 64;  // of a block; of a tile
 constexpr int64_t LINE = 64;             // bytes of a line of a cache
 constexpr int64_t SIDE = 4;                // vectors beside each other in registers
 constexpr int QUERIES = N == 16 ? 4 : 2;  // queries in registers at once
+constexpr int64_t SCALE = sizeof(float);  // bytes after the numbers of a row of int8
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 struct Sizes {
@@ -177,11 +178,13 @@ template <class T>
 struct Memory {
   int64_t depth, value_width;
   std::vector<float> q, k, wide, v, s, o, most, sum;
+  std::vector<T> row;   // of int8 keys
+  float scales[KEYS];   // of these
   const T* rows[KEYS];
 
   Memory(int64_t queries, int64_t width, int64_t values, bool pairs)
       : depth(pairs ? width / 2 : width), value_width(padded(values)), q(queries * depth), k(KEYS * depth),
-        wide(KEYS * width), v(KEYS * value_width), s(queries * KEYS), o(queries * value_width), most(queries),
+        wide(KEYS * width), row(KEYS * width), scales{}, v(KEYS * value_width), s(queries * KEYS), o(queries * value_width), most(queries),
         sum(queries) {}
 };
 
@@ -190,9 +193,12 @@ struct Tile {
   int64_t position, length;        // of the first token; of the sequence
 };
 
-template <class T>
+// C: of the cache, T or int8.
+template <class T, class C>
 struct Attention {
-  const T *query, *keys, *values;
+  static constexpr bool ROUNDED = std::is_same_v<C, int8_t>;
+  const T* query;
+  const C *keys, *values;
   T* out;
   const int32_t* tables;
   const float *sinks, *bias;
@@ -215,9 +221,43 @@ struct Attention {
     }
   }
 
+  // A row of int8 as float32, without its scale, which is returned.
+  static float widen_int8(const int8_t* x, int64_t count, float* y) {
+    float scale;
+    std::memcpy(&scale, x + count, sizeof scale);
+    for (int64_t i = 0; i < count; ++i) y[i] = x[i];
+    return scale;
+  }
+
+  // The same for int8: numbers of int8 are exact in T, and logits are multiplied by the scales of their keys.
+  void fetch_int8(const Tile& tile, int64_t head, int64_t begin, int64_t count, Memory<T>& m) const {
+    runs(tile, head, begin, count, [&](int64_t run, int64_t j, const C* k, const C* v) {
+      for (int64_t i = 0; i < run; ++i) {
+        float* wide = &m.wide[i * n.width];
+        m.scales[j + i] = widen_int8(k + i * n.key_slot, n.width, wide);
+        if (pairs()) narrow(wide, n.width, 1.f, &m.row[i * n.width]);
+        float* to = &m.v[(j + i) * m.value_width];
+        const float scale = widen_int8(v + i * n.value_slot, n.value_width, to);
+        for (int64_t d = 0; d < n.value_width; ++d) to[d] *= scale;
+      }
+      if (pairs())
+        turn(reinterpret_cast<const float*>(m.row.data()), n.width / 2, run, m.depth, &m.k[j]);
+      else
+        turn(m.wide.data(), n.width, run, m.depth, &m.k[j]);
+    });
+  }
+
   // The keys and values of a block, the keys transposed. wide: whether the values, too, are copied.
   void fetch(const Tile& tile, int64_t head, int64_t begin, int64_t count, bool wide, Memory<T>& m) const {
-    runs(tile, head, begin, count, [&](int64_t run, int64_t j, const T* k, const T* v) {
+    if constexpr (ROUNDED)
+      fetch_int8(tile, head, begin, count, m);
+    else
+      fetch_stored(tile, head, begin, count, wide, m);
+    for (int64_t d = 0; count < KEYS && d < m.depth; ++d) std::fill(&m.k[d * KEYS + count], &m.k[d * KEYS] + KEYS, 0.f);
+  }
+
+  void fetch_stored(const Tile& tile, int64_t head, int64_t begin, int64_t count, bool wide, Memory<T>& m) const {
+    runs(tile, head, begin, count, [&](int64_t run, int64_t j, const C* k, const C* v) {
       if constexpr (std::is_same_v<T, float>) {
         turn(k, n.key_slot, run, m.depth, &m.k[j]);
       } else if (pairs()) {
@@ -231,15 +271,14 @@ struct Attention {
         if (wide) widen(m.rows[j + i], n.value_width, &m.v[(j + i) * m.value_width], m.value_width);
       }
     });
-    for (int64_t d = 0; count < KEYS && d < m.depth; ++d) std::fill(&m.k[d * KEYS + count], &m.k[d * KEYS] + KEYS, 0.f);
   }
 
   // Fetch a later block into a cache.
   void prefetch(const Tile& tile, int64_t head, int64_t begin, int64_t count) const {
-    runs(tile, head, begin, count, [&](int64_t run, int64_t, const T* k, const T* v) {
+    runs(tile, head, begin, count, [&](int64_t run, int64_t, const C* k, const C* v) {
       for (int64_t i = 0; i < run; ++i) {
-        for (int64_t d = 0; d < n.width; d += LINE / sizeof(T)) __builtin_prefetch(k + i * n.key_slot + d);
-        for (int64_t d = 0; d < n.value_width; d += LINE / sizeof(T)) __builtin_prefetch(v + i * n.value_slot + d);
+        for (int64_t d = 0; d < n.width; d += LINE / sizeof(C)) __builtin_prefetch(k + i * n.key_slot + d);
+        for (int64_t d = 0; d < n.value_width; d += LINE / sizeof(C)) __builtin_prefetch(v + i * n.value_slot + d);
       }
     });
   }
@@ -253,7 +292,7 @@ struct Attention {
 
   void run(const Tile& tile, int64_t head, Memory<T>& m) const {
     const int64_t group = n.heads / n.key_heads, rows = tile.count * group;
-    const bool wide = rows > QUERIES || n.value_width != m.value_width;
+    const bool wide = ROUNDED || rows > QUERIES || n.value_width != m.value_width;
     for (int64_t r = 0; r < rows; ++r) {
       const T* q = query + (tile.first + r / group) * n.query_token + (head * group + r % group) * n.query_head;
       if (pairs())
@@ -281,6 +320,9 @@ struct Attention {
         const int64_t own = tile.position + r / group;
         const int64_t high = n.causal ? std::min(count, own + 1 - j) : count;
         const int64_t low = n.window ? std::max<int64_t>(0, own - n.window + 1 - j) : 0;
+        if (ROUNDED)
+          for (int64_t c = 0; c < KEYS; c += N)
+            (Floats::loadu(&m.s[r * KEYS + c]) * Floats::loadu(m.scales + c)).store(&m.s[r * KEYS + c]);
         const ByDistance by{bias ? bias + (head * group + r % group) * n.distances : nullptr, n.distances, own - j};
         const float fades = weigh<T>(&m.s[r * KEYS], low, high, scale, softcap, by, m.most[r], m.sum[r]);
         float* o = &m.o[r * m.value_width];
@@ -307,7 +349,7 @@ struct Attention {
   }
 };
 
-template <class T>
+template <class T, class C>
 void attend(const void* const* x, const float* sinks, const float* bias, const int32_t* tables, const int32_t* starts,
             const int32_t* lengths, const Sizes& n, double scale, double softcap) {
   const int64_t group = n.heads / n.key_heads, tokens = std::max<int64_t>(1, ROWS / group);
@@ -315,7 +357,7 @@ void attend(const void* const* x, const float* sinks, const float* bias, const i
   for (int64_t s = 0; s < n.sequences; ++s)
     for (int64_t t = starts[s]; t < starts[s + 1]; t += tokens)
       tiles.push_back({s, t, std::min(tokens, starts[s + 1] - t), lengths[s] - starts[s + 1] + t, lengths[s]});
-  const Attention<T> work{static_cast<const T*>(x[0]), static_cast<const T*>(x[1]), static_cast<const T*>(x[2]),
+  const Attention<T, C> work{static_cast<const T*>(x[0]), static_cast<const C*>(x[1]), static_cast<const C*>(x[2]),
                           static_cast<T*>(const_cast<void*>(x[3])), tables, sinks, bias, float(scale), float(softcap), n};
   const int64_t items = tiles.size() * n.key_heads, row = n.heads * n.value_width;
   std::fill(work.out + starts[n.sequences] * row, work.out + n.tokens * row, T(0));
@@ -333,29 +375,83 @@ at::Tensor aligned(const at::Tensor& x) {
   return fits ? x : x.contiguous();
 }
 
+// That sequences have tokens that there are, and blocks for their length, which the cache has.
+void check_blocks(const at::Tensor& tables, const at::Tensor& starts, const at::Tensor& lengths, int64_t block,
+                  int64_t slots, int64_t tokens, bool causal) {
+  const auto table = tables.const_data_ptr<int32_t>(), start = starts.const_data_ptr<int32_t>();
+  const auto length = lengths.const_data_ptr<int32_t>();
+  TORCH_CHECK_INDEX(starts.size(0) == tables.size(0) + 1 && lengths.size(0) == tables.size(0), "paged_attention: ",
+                    starts.size(0), " starts and ", lengths.size(0), " lengths of ", tables.size(0), " sequences");
+  for (int64_t i = 0; i < tables.size(0); ++i) {
+    const int64_t first = start[i], end = start[i + 1];
+    TORCH_CHECK_INDEX(0 <= first && first <= end && end <= tokens && (!causal || first == end || end - first <= length[i]),
+                      "paged_attention: tokens ", first, " to ", end, " of ", tokens, ", in a sequence of ", length[i]);
+    if (first == end) continue;
+    const int64_t count = (length[i] + block - 1) / block;
+    TORCH_CHECK_INDEX(count <= tables.size(1), "paged_attention: ", length[i], " tokens in ", tables.size(1),
+                      " blocks of ", block);
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t at = table[i * tables.size(1) + j];
+      TORCH_CHECK_INDEX(at >= 0 && (at + 1) * block <= slots, "paged_attention: block ", at, " of a cache of ", slots,
+                        " slots");
+    }
+  }
+}
+
 at::Tensor integers(const at::Tensor& x) { return x.to(at::kInt).contiguous(); }
 
-// query, keys and values are of float or BFloat16.
+// query is of float or BFloat16; keys and values are, too, or of int8 with a scale after each row.
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                            const at::Tensor& tables, const at::Tensor& starts, const at::Tensor& lengths,
                            int64_t block, double scale, int64_t window, double softcap,
                            const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& bias, bool causal) {
-  const at::Tensor q = aligned(query), k = aligned(keys), v = aligned(values);
+  const bool rounded = keys.scalar_type() == at::kChar;
+  const at::Tensor q = aligned(query), k = rounded ? in_rows(keys) : aligned(keys);
+  const at::Tensor v = rounded ? in_rows(values) : aligned(values);
+  const int64_t value_width = v.size(2) - (rounded ? SCALE : 0);
   const at::Tensor t = integers(tables), s = integers(starts), l = integers(lengths);
   const at::Tensor sunk = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const at::Tensor added = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();
-  at::Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
-  const Sizes n{q.size(0), q.size(1), k.size(1), q.size(2), v.size(2), block, window, causal, t.size(0), t.size(1),
+  at::Tensor out = at::empty({q.size(0), q.size(1), value_width}, q.options());
+  const Sizes n{q.size(0), q.size(1), k.size(1), q.size(2), value_width, block, window, causal, t.size(0), t.size(1),
                 bias ? added.size(1) : 0, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)};
+  check_blocks(t, s, l, block, std::min(k.size(0), v.size(0)), q.size(0), causal);
   const void* x[] = {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.data_ptr()};
-  const auto f = q.scalar_type() == at::kBFloat16 ? attend<BFloat16> : attend<float>;
+  const bool half = q.scalar_type() == at::kBFloat16;
+  const auto f = rounded ? (half ? attend<BFloat16, int8_t> : attend<float, int8_t>)
+                         : (half ? attend<BFloat16, BFloat16> : attend<float, float>);
   f(x, sinks ? sunk.const_data_ptr<float>() : nullptr, bias ? added.const_data_ptr<float>() : nullptr,
     t.const_data_ptr<int32_t>(), s.const_data_ptr<int32_t>(), l.const_data_ptr<int32_t>(), n, scale, softcap);
   return out;
 }
 
-// Row i of values goes to slot slots[i] of the cache unless that is negative. Both are of one type, and a slot is
-// contiguous.
+template <class T>
+void write_int8(const T* x, int64_t count, std::vector<float>& wide, int8_t* to) {
+  wide.resize(count);
+  widen(x, count, wide.data());
+  float most = 0.f;
+  for (int64_t i = 0; i < count; ++i) most = std::isnan(wide[i]) ? wide[i] : std::max(most, std::abs(wide[i]));
+  const float scale = most / 127.f, inverse = most > 0.f ? 127.f / most : 0.f;
+  for (int64_t i = 0; i < count; ++i) to[i] = int8_t(std::nearbyint(std::clamp(wide[i] * inverse, -127.f, 127.f)));
+  std::memcpy(to + count, &scale, sizeof scale);
+}
+
+// The same as `paged_write` below into a cache of int8, whose rows have a scale behind their numbers.
+template <class T>
+void write_rounded(const at::Tensor& cache, const at::Tensor& values, const int64_t* at) {
+  const int64_t heads = values.size(1), width = values.size(2), size = heads * cache.size(2);
+  at::parallel_for(0, values.size(0), std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(size, 1)),
+                   [&](int64_t i, int64_t end) {
+    std::vector<float> wide;
+    for (; i < end; ++i)
+      for (int64_t h = 0; at[i] >= 0 && h < heads; ++h)
+        write_int8(static_cast<const T*>(values.const_data_ptr()) + i * values.stride(0) + h * width, width, wide,
+                   static_cast<int8_t*>(cache.data_ptr()) + at[i] * cache.stride(0) + h * cache.size(2));
+  });
+}
+
+// Row i of values goes to slot slots[i] of the cache unless that is negative. Both are of one type, or the cache is of
+// int8 and values are of float or BFloat16; and a slot is contiguous.
 void paged_write(at::Tensor cache, const at::Tensor& given, const at::Tensor& places) {
   const auto is_contiguous = [&](const at::Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2); };
   TORCH_CHECK_VALUE(is_contiguous(cache), "paged_write: a slot of the cache has strides ", cache.strides());
@@ -366,6 +462,9 @@ void paged_write(at::Tensor cache, const at::Tensor& given, const at::Tensor& pl
   const auto at = slots.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < count; ++i)
     TORCH_CHECK_INDEX(at[i] < cache.size(0), "paged_write: slot ", at[i], " of a cache with ", cache.size(0), " slots");
+  if (cache.scalar_type() != values.scalar_type())
+    return values.scalar_type() == at::kBFloat16 ? write_rounded<BFloat16>(cache, values, at)
+                                                 : write_rounded<float>(cache, values, at);
   at::parallel_for(0, count, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(size, 1)), [&](int64_t i, int64_t end) {
     for (; i < end; ++i)
       if (at[i] >= 0) std::memcpy(to + at[i] * cache.stride(0) * bytes, from + i * values.stride(0) * bytes, size);

@@ -20,6 +20,8 @@ Token i of sequence s has the position p = lengths[s] - (starts[s + 1] - i). It 
 which only the last `window`, if that is not 0; with `causal=False` all lengths[s] keys, without window and bias. Tokens
 from starts[-1] on are padding, and their results are zero.
 
+Keys and values may be of int8 as `tutti.nn.paged_write` rounds them, (slots, key_heads, width + 4).
+
 On a CPU, float32 and bfloat16 are computed in float32 by `paged.cpp`, which is compiled at first use. The bits
 of a token's result depend on its query, the keys and values that it sees, and their positions only: not on other
 sequences, on the part of the prompt that is computed at once, on the cache blocks or on the number of threads. On a GPU
@@ -38,6 +40,7 @@ from torch import Tensor
 from tutti.nn.compiled import has_triton, operators
 
 SOURCE = Path(__file__).with_name("paged.cpp")
+SCALE = 4  # bytes after the numbers of a row of int8
 KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -55,6 +58,8 @@ def reference(
     """The operator in plain PyTorch, a sequence at a time."""
     _check(query, keys, values, window, bias, causal)
     out = _made(query, keys, values).zero_()
+    if keys.dtype == torch.int8:
+        keys, values = unrounded(keys), unrounded(values)
     wide = torch.promote_types(query.dtype, torch.float32)
     bounds = starts.tolist()
     for table, first, last, length in zip(tables, bounds[:-1], bounds[1:], lengths.tolist(), strict=True):
@@ -78,20 +83,31 @@ def reference(
     return out
 
 
+def unrounded(x: Tensor) -> Tensor:
+    """Rows of int8 with their scales (..., width + 4) as float32 (..., width)."""
+    scales = x[..., -SCALE:].contiguous().view(torch.float32)
+    return x[..., :-SCALE].float() * scales
+
+
+def width_of(cache: Any) -> int:
+    """The numbers of a row of a cache."""
+    return cache.shape[2] - (SCALE if cache.dtype == torch.int8 else 0)
+
+
 def _check(query: Any, keys: Any, values: Any, window: int, bias: Any, causal: bool) -> None:
     heads, groups = query.shape[1], keys.shape[1]
-    if query.shape[2] != keys.shape[2] or keys.shape[:2] != values.shape[:2] or heads % groups:
+    if query.shape[2] != width_of(keys) or width_of(values) < 1 or keys.shape[:2] != values.shape[:2] or heads % groups:
         raise ValueError(
             f"paged_attention: query {tuple(query.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)}: "
             "expected (tokens, heads, width), (slots, key_heads, width) and (slots, key_heads, value_width), with "
-            "heads a multiple of key_heads"
+            f"heads a multiple of key_heads; of int8, widths and {SCALE} bytes of a scale"
         )
     if (window or bias is not None) and not causal:
         raise ValueError("paged_attention: a window and a bias need causal=True")
 
 
 def _made(query: Tensor, keys: Tensor, values: Tensor, *rest: object, **options: object) -> Tensor:
-    return query.new_empty((*query.shape[:2], values.shape[2]))
+    return query.new_empty((*query.shape[:2], width_of(values)))
 
 
 @cache
@@ -105,7 +121,7 @@ def compiled(
     softcap: float, sinks: Any, bias: Any, causal: bool,
 ) -> tuple | None:  # fmt: skip
     """The compiled operator and its arguments for tensors, or Specs; None if they do not fit."""
-    if not (query.dtype == keys.dtype == values.dtype and query.dtype in KNOWN):
+    if keys.dtype != values.dtype or keys.dtype not in (query.dtype, torch.int8) or query.dtype not in KNOWN:
         return None
     _check(query, keys, values, window, bias, causal)
     args = query, keys, values, tables, starts, lengths, block, scale, window, softcap, sinks, bias, causal

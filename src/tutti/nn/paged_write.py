@@ -8,6 +8,9 @@
 | values | (tokens, heads, width) |
 | slots | (tokens) int64; no two are equal, except negative ones, which are padding |
 
+A cache of int8 for floating values, (slots, heads, width + 4), has the nearest int8 numbers of each row, and behind
+them their scale as the bytes of a float32: the largest magnitude of the row is 127 scales.
+
 `tutti::paged_write` returns the new cache. Graphs contain it; where the cache is an input that the result replaces,
 `tutti.lower.inplace` makes it `tutti::paged_write_`, which writes in place.
 """
@@ -19,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.paged_attention import kernels
+from tutti.nn.paged_attention import KNOWN, SCALE, kernels
 from tutti.nn.rows import triton_kernels
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -27,10 +30,20 @@ _library.define("paged_write(Tensor cache, Tensor values, Tensor slots) -> Tenso
 _library.define("paged_write_(Tensor(a!) cache, Tensor values, Tensor slots) -> ()")
 
 
+def rounded(x: Tensor) -> Tensor:
+    """Rows (..., width) in int8 with their scales (..., width + 4)."""
+    x = x.float()
+    most = x.abs().amax(-1, keepdim=True)
+    q = (x * torch.where(most > 0, 127 / most, 0)).round().clamp(-127, 127).nan_to_num().to(torch.int8)
+    return torch.cat([q, (most / 127).view(torch.int8)], -1)
+
+
 def reference(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     """The operator in place, in plain PyTorch, without waiting for a GPU. Padding repeats another row."""
     if not len(slots):
         return
+    if _rounds(cache, values):
+        values = rounded(values)
     valid = slots >= 0
     other = valid.int().argmax()
     row = torch.where(valid[other], values[other].to(cache.dtype), cache[0])
@@ -38,11 +51,19 @@ def reference(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     cache.index_copy_(0, torch.where(valid, slots, slots[other].clamp(min=0)), rows)
 
 
+def _rounds(cache: Any, values: Any) -> bool:
+    """Whether floating numbers are written into a cache of int8."""
+    return cache.dtype == torch.int8 and values.dtype.is_floating_point
+
+
 def _check(cache: Any, values: Any, slots: Any) -> None:
-    if cache.shape[1:] != values.shape[1:] or slots.shape != values.shape[:1] or slots.dtype != torch.int64:
+    width = cache.shape[2] - (SCALE if _rounds(cache, values) else 0)
+    fits = (cache.shape[1], width) == tuple(values.shape[1:])
+    if not fits or slots.shape != values.shape[:1] or slots.dtype != torch.int64:
         raise ValueError(
             f"paged_write: values {tuple(values.shape)} at slots {tuple(slots.shape)} {slots.dtype} into a cache of "
-            f"{tuple(cache.shape)}: expected (tokens, heads, width), (tokens) int64 and (slots, heads, width)"
+            f"{tuple(cache.shape)} {cache.dtype}: expected (tokens, heads, width), (tokens) int64 and (slots, heads, "
+            f"width), or of int8 (slots, heads, width + {SCALE})"
         )
 
 
@@ -50,7 +71,8 @@ def compiled(cache: Any, values: Any, slots: Any) -> tuple | None:
     """The compiled operator and its arguments for tensors, or Specs; None if they do not fit. A slot of the cache must
     be contiguous."""
     _check(cache, values, slots)
-    return (kernels().paged_write.default, (cache, values, slots)) if cache.dtype == values.dtype else None
+    fits = cache.dtype == values.dtype or (_rounds(cache, values) and values.dtype in KNOWN)
+    return (kernels().paged_write.default, (cache, values, slots)) if fits else None
 
 
 def cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -65,7 +87,7 @@ def cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
 
 def _cuda(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     _check(cache, values, slots)
-    kernels = triton_kernels(cache, values) if cache.stride(2) == 1 else None
+    kernels = triton_kernels(cache, values) if cache.stride(2) == 1 and not _rounds(cache, values) else None
     (kernels.write if kernels else reference)(cache, values, slots)
 
 

@@ -1,6 +1,7 @@
-"""Linear layers for few rows, with weights of floats, int8, int4 and fewer bits: rows, outputs and the contracted dim can be split.
+"""Linear layers for few rows, with weights of floats, int8, int4 and fewer bits.
 
-Where rows are rounded to int8, the contracted dim cannot: a scale is that of a whole row.
+Rows, outputs and the contracted dim can be split. Where rows are rounded to int8, the contracted dim cannot: a scale
+is that of a whole row.
 """
 
 from __future__ import annotations

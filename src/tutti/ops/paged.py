@@ -24,11 +24,21 @@ def _attention(node: Call):
     added = "".join(
         f", {x}" for name, x in (("sinks", "(g r)"), ("bias", "(g r) k!")) if node.kwargs.get(name) is not None
     )
-    line = f"t! (g r) d!, n! g d!, n! g e, s! b!, u!, s!{added} -> t! (g r) e | ~2"
+    if node.args[1].meta["val"].dtype == torch.int8:  # a row has its scale in it
+        line = f"t! (g r) d!, n! g c!, n! g f!, s! b!, u!, s!{added} -> t! (g r) e!"
+    else:
+        line = f"t! (g r) d!, n! g d!, n! g e, s! b!, u!, s!{added} -> t! (g r) e | ~2"
     return line, {"g": groups, "r": heads // groups}
 
 
-rules({ATTENTION: _attention, WRITE: "n! h d, t! h d, t! -> n! h d | ~01"})
+def _write(node: Call) -> str:
+    cache, values = (x.meta["val"].dtype for x in node.args[:2])
+    if cache != values:  # rows of int8, with their scales
+        return "n! h c!, t! h d!, t! -> n! h c!"
+    return "n! h d, t! h d, t! -> n! h d | ~01"
+
+
+rules({ATTENTION: _attention, WRITE: _write})
 
 
 def _seen(node: Call) -> int:

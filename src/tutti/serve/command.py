@@ -13,6 +13,7 @@ import tyro
 from tutti.launch.launch import rank
 from tutti.launch.progress import progress, told_by
 from tutti.serve import media
+from tutti.serve.attention import CacheDtype
 from tutti.serve.engine import Engine
 from tutti.serve.quantize import Quantize
 from tutti.serve.request import Request, Sampling
@@ -28,6 +29,7 @@ def serve(
     cluster: str = "auto",
     level: Literal["O0", "O1", "O2"] = "O0",
     memory: float = 1.0,
+    cache_dtype: CacheDtype = "",
     budget: int = 512,
     most: int = 32,
     longest: int | None = None,
@@ -55,6 +57,7 @@ def serve(
         cluster: The devices, such as cpu:2. By default those of this job.
         level: How steps are compiled.
         memory: GiB of the KV cache, of each worker.
+        cache_dtype: "int8" rounds keys and values of the cache, which then has room for about twice as many.
         budget: Tokens computed in a step.
         most: Sequences that run at once.
         longest: Tokens of a sequence, prompt included.
@@ -95,7 +98,7 @@ def serve(
     with told_by(_stages()), progress(f"loading {model}"):
         engine = Engine(model, plan=plan, cluster=cluster, level=level, memory=round(memory * 2**30), budget=budget,
                         most=most, longest=longest, speculate=speculate, adapters=dict(map(_pair, adapters)),
-                        quantize=quantize, self_check=self_check)  # fmt: skip
+                        quantize=quantize, cache_dtype=cache_dtype, self_check=self_check)  # fmt: skip
         if engine.runner.leads:
             engine.warm_up()
     if not engine.runner.leads:

@@ -25,6 +25,7 @@ from tutti.keywords import names_nearest
 from tutti.launch.progress import progress
 from tutti.plan.plan import Plan
 from tutti.serve import compressed
+from tutti.serve.attention import CacheDtype
 from tutti.serve.blocks import Blocks
 from tutti.serve.constrain import Constraint, Constraints
 from tutti.serve.job import Branch, Job
@@ -82,6 +83,8 @@ class Engine:
     cluster, plan, level: as for `tutti.function`.
     block: tokens in a block of the cache. blocks: number of blocks; by default as many as `memory` bytes hold.
     memory: bytes of the KV cache on all devices together.
+    cache_dtype: "int8" rounds keys and values, with a scale for each token and head: about half the bytes of bfloat16.
+        On CPUs only.
     host_memory: bytes on the host for the blocks of preempted sequences; without it they are computed again.
     budget: tokens of a step. most: sequences that run at once. longest: tokens of a sequence, prompt included; by
         default as many as the model has positions (2,048 if it has no limit), and the cache has room for.
@@ -108,6 +111,7 @@ class Engine:
         block: int = 16,
         blocks: int | None = None,
         memory: int = 1 << 30,
+        cache_dtype: CacheDtype = "",
         host_memory: int = 0,
         budget: int = 512,
         most: int = 32,
@@ -144,6 +148,7 @@ class Engine:
         self.adapters = Adapters(model, adapters) if adapters else None
         self.runner = Runner(model, block=block, blocks=blocks, memory=memory, host_memory=host_memory, budget=budget,
                              most=most, longest=longest or _positions(self.config), adapters=self.adapters,
+                             cache_dtype=cache_dtype,
                              options={"cluster": cluster, "plan": plan, "level": level})  # fmt: skip
         self.bytes = read(self.runner.store, model, folder) if folder else 0
         self.longest = self.runner.longest

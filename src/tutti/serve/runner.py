@@ -25,10 +25,11 @@ from tutti.exec.large_pages import pack
 from tutti.exec.runtime import in_group, own_slice
 from tutti.ir.step_graph import OUTPUT
 from tutti.launch.heartbeat import HEARTBEAT
+from tutti.nn.paged_attention import KNOWN
 from tutti.nn.quantized_linear import dtype_of
 from tutti.plan.layout import devices
 from tutti.plan.roles import UndividedBatch
-from tutti.serve.attention import Cache, Step, empty_cache, layers_of, logits, paging, slot_bytes
+from tutti.serve.attention import Cache, CacheDtype, Step, empty_cache, layers_of, logits, paging, slot_bytes
 from tutti.serve.lora import Adapters
 from tutti.serve.recorded import CudaGraphs, Recorded, Recorder
 from tutti.serve.rotary import by_span, scaling_of
@@ -58,19 +59,28 @@ class Runner:
     """
 
     def __init__(self, model: nn.Module, *, block: int, blocks: int | None, memory: int, host_memory: int, budget: int,
-                 most: int, longest: int, options: dict[str, Any], adapters: Adapters | None = None):  # fmt: skip
+                 most: int, longest: int, options: dict[str, Any], adapters: Adapters | None = None,
+                 cache_dtype: CacheDtype = ""):  # fmt: skip
         self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
         self.layers, self.scaling = layers_of(model), scaling_of(model)
         device, dtype = next(model.parameters()).device, dtype_of(model)
-        each = slot_bytes(self.layers, dtype) * block
+        if cache_dtype not in ("", "int8"):
+            raise ValueError(f"cache_dtype={cache_dtype!r}; expected 'int8', or '' for that of the model")
+        if cache_dtype and (device.type != "cpu" or dtype not in KNOWN):
+            raise ValueError(
+                f"cache_dtype='int8' with a model of {dtype} on {device.type}: attention reads int8 on CPUs only, for "
+                "models of float32 and bfloat16; leave cache_dtype out"
+            )
+        self.cache_dtype = torch.int8 if cache_dtype else dtype
+        each = slot_bytes(self.layers, self.cache_dtype) * block
         self.blocks = memory // each if blocks is None else blocks
         self.host_blocks = host_memory // each
         if self.blocks < 2:
             raise ValueError(f"a KV cache of {memory} bytes has {self.blocks} blocks; each has {each} bytes: give more")
         self.longest = min(longest, self.blocks * block)
         self.width = -(-self.longest // block)  # blocks of a sequence
-        self.cache = empty_cache(self.layers, self.blocks * block, dtype, device)
+        self.cache = empty_cache(self.layers, self.blocks * block, self.cache_dtype, device)
         objects: dict[str, Any] = {"model": model, "cache": self.cache} | ({"adapters": adapters} if adapters else {})
         self.store = Store(live=False, **objects)  # it packs, rounds and updates them; the model can be trained
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
@@ -127,7 +137,7 @@ class Runner:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache on all devices together."""
-        return self.blocks * self.block * slot_bytes(self.layers, dtype_of(self.model))
+        return self.blocks * self.block * slot_bytes(self.layers, self.cache_dtype)
 
     def shape(self, tokens: int, sequences: int, rows: int) -> tuple[int, int, int]:
         """The bucket of a step: numbers of tokens, sequences and results."""

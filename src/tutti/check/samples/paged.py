@@ -3,6 +3,7 @@
 import torch
 
 from tutti.check.samples.sample import Draw, samples
+from tutti.nn.paged_write import rounded
 
 ops = torch.ops.tutti
 SLOTS, BLOCK = 24, 4
@@ -19,6 +20,8 @@ def paged_attention(d: Draw):
     query = d.floats(sum(counts) + 2, groups * r, width, dtype=dtype)
     keys = d.floats(SLOTS, groups, width, dtype=dtype)
     values = d.floats(SLOTS, groups, value_width, dtype=dtype)
+    if d.flag():
+        keys, values = rounded(keys), rounded(values)
     options = {"block": BLOCK, "scale": 0.5, "window": d.pick([0, 3]) if causal else 0, "softcap": d.pick([0.0, 2.0]),
                "sinks": d.floats(groups * r, dtype=dtype) if d.flag() else None,
                "bias": d.floats(groups * r, 3, dtype=dtype) if causal and d.flag() else None, 
@@ -32,4 +35,6 @@ def paged_write(d: Draw):
     dtype, tokens = d.dtype(), d.size((1, 2, 4))
     slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(d.between(0, 9)))[:tokens]
     slots = torch.where(d.booleans(tokens), slots, -1)
-    return (d.floats(SLOTS, heads, width, dtype=dtype), d.floats(tokens, heads, width, dtype=dtype), slots), {}
+    cache = d.floats(SLOTS, heads, width, dtype=dtype)
+    cache = rounded(cache) if d.flag() else cache
+    return (cache, d.floats(tokens, heads, width, dtype=dtype), slots), {}

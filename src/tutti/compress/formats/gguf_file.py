@@ -16,6 +16,7 @@ is allocated, and the tensors are memory-mapped.
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +25,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tutti.checkpoint.folder import to_disk
-from tutti.checkpoint.tensor_file import UNFINISHED
 from tutti.compress.formats.gguf_blocks import TYPES, BlockType
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
@@ -79,7 +78,7 @@ def write(path: Path, metadata: Mapping[str, Any], tensors: Iterable[Written]) -
     NumPy array. Raises OSError if the disk is full.
     """
     tensors = list(tensors)
-    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished = path.with_name(path.name + ".unfinished")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(unfinished, "wb") as file:
@@ -90,9 +89,9 @@ def write(path: Path, metadata: Mapping[str, Any], tensors: Iterable[Written]) -
                     raise AssertionError(f"{x.name} has {rows.nbytes} bytes, expected {x.bytes}")
                 file.write(rows.data)
                 file.write(b"\0" * (-rows.nbytes % ALIGNMENT))
-        to_disk(unfinished)
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(path)
-        to_disk(path.parent)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
