@@ -117,6 +117,38 @@ class Peer:
         self._process.wait(60)
 
 
+class Beside(Peer):
+    """A contender whose packages lie in a folder of their own, beside those of this environment, whose torch they use.
+
+    environment: variables for their installation. They are installed once, without their dependencies.
+    """
+
+    def __init__(
+        self, name: str, packages: Sequence[str], environment: dict[str, str], script: str, *args: str
+    ) -> None:
+        self.name, self.facts = name, {}
+        folder = PEERS / "beside" / name.split()[0]
+        if not folder.exists():
+            say(f"installing {', '.join(packages)} in {folder}")
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--no-deps",
+                "--target",
+                f"{folder}.new",
+                *packages,
+            ]
+            subprocess.run(command, check=True, stdout=sys.stderr, env={**os.environ, **environment})
+            Path(f"{folder}.new").rename(folder)
+        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen([sys.executable, Path(__file__).with_name(script), *args],
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                         env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+
+
 PEERS = Path.home() / ".cache" / "tutti" / "peers"
 
 

@@ -165,7 +165,7 @@ class OpenVINO(harness.Peer):
         self.load, self.mixed = load_of(case, size), case == "mixed"
 
     def turn(self, steps: int) -> list[float]:
-        first, whole = self.ask(self.load)
+        first, whole, _ = self.ask(self.load)
         return [whole] if self.mixed else [first, (whole - first) / (self.load[0][1] - 1)]
 
 

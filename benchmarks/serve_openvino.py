@@ -1,10 +1,11 @@
 """OpenVINO GenAI as a peer of `serve.py`, in a virtual environment of its own (`harness.Peer`).
 
-    python serve_openvino.py MODEL FOLDER KIND
+    python serve_openvino.py MODEL FOLDER KIND [THREADS]
 
 Converts the transformers model in MODEL into FOLDER, unless that is done, with weights of KIND: bf16, int8 (a scale for
 each output) or int4 (a scale for 64 inputs; embeddings and the output layer in int8). Then reads a load for each turn,
-a line [[prompt, number of tokens], ...], and answers with [seconds to the first token of each, seconds].
+a line [[prompt, number of tokens], ...], and answers with [seconds to the first token of each, seconds, CPU seconds
+after the first tokens].
 """
 
 import json
@@ -12,8 +13,6 @@ import os
 import sys
 import time
 from pathlib import Path
-
-THREADS = 2
 
 
 def convert(model: str, folder: str, kind: str) -> None:
@@ -29,7 +28,7 @@ def convert(model: str, folder: str, kind: str) -> None:
                 ov_config=OVConfig(quantization_config=how) if how else OVConfig(dtype="auto"))  # fmt: skip
 
 
-def main(model: str, folder: str, kind: str) -> None:
+def main(model: str, folder: str, kind: str, threads: str = "2") -> None:
     answers = os.fdopen(os.dup(1), "w")  # libraries print to stdout
     os.dup2(2, 1)
     if not (Path(folder) / "openvino_model.xml").exists():
@@ -41,7 +40,11 @@ def main(model: str, folder: str, kind: str) -> None:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 1, 512, 32
     scheduler.enable_prefix_caching = False
-    properties = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
+    properties = {
+        "INFERENCE_NUM_THREADS": int(threads),
+        "INFERENCE_PRECISION_HINT": "bf16",
+        "KV_CACHE_PRECISION": "bf16",
+    }
     pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
 
     def greedy(count: int) -> genai.GenerationConfig:
@@ -52,14 +55,14 @@ def main(model: str, folder: str, kind: str) -> None:
         return config
 
     for line in sys.stdin:
-        begin, first = time.perf_counter(), 0.0
+        begin, first, cpu = time.perf_counter(), 0.0, 0.0
         handles = [pipeline.add_request(i, openvino.Tensor(np.array([prompt], dtype=np.int64)), greedy(count))
                    for i, (prompt, count) in enumerate(json.loads(line))]  # fmt: skip
         while pipeline.has_non_finished_requests():
             pipeline.step()
             if not first and all(x.can_read() for x in handles):
-                first = time.perf_counter() - begin
-        print(json.dumps([first, time.perf_counter() - begin]), file=answers, flush=True)
+                first, cpu = time.perf_counter() - begin, time.process_time()
+        print(json.dumps([first, time.perf_counter() - begin, time.process_time() - cpu]), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+import tutti
 from serve import tiny
 from tutti.compress.formats import gguf, gguf_file
 from tutti.compress.formats.gguf_blocks import BY_NAME
 from tutti.compress.formats.gguf_tokenizer import SPLITS
 from tutti.data.tokenizer import train_tokenizer, train_wordpiece
+from tutti.nn.quantized_linear import quantized_layers
 
 SIZES: dict[str, Any] = dict(
     vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -169,6 +171,29 @@ def test_a_model_of_another_family_is_refused(tmp_path):
         gguf.save(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)), tmp_path / "m.gguf")
 
 
+RECIPES = {"int8": "q8_0", "int4-g32": "q4_0", "int4-g64-zeros": "q4_1", "int3-g32": "q4_0", "int2-g32-zeros": "q4_1"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_compressed_model_keeps_its_numbers(recipe, tmp_path):
+    made = tutti.compress(model_of(LlamaConfig(**SIZES | {"intermediate_size": 128})), f"{recipe}-e8").model
+    gguf.save(made, tmp_path / "m.gguf")
+    file = gguf_file.read(tmp_path / "m.gguf")
+    assert file.tensors["blk.0.attn_k.weight"].type.name == RECIPES[recipe]
+    assert file.tensors["token_embd.weight"].type.name == "q8_0"
+    state = gguf.load(tmp_path / "m.gguf").state_dict()
+    for path, layer in quantized_layers(made).items():
+        weight = layer.dequantize()
+        torch.testing.assert_close(state[f"{path}.weight"], weight, rtol=0, atol=2e-3 * float(weight.abs().max()))
+
+
+def test_quantized_weights_that_do_not_fit_are_refused(tmp_path):
+    model = model_of(LlamaConfig(**SIZES))
+    for recipe, message in ("int4-g16", "layers.0.*groups of 16 along 64"), ("int6-g32", "not int6.*: dequantize it"):
+        with pytest.raises(ValueError, match=message):
+            gguf.save(tutti.compress(model, recipe).model, tmp_path / "m.gguf")
+
+
 # ---- files that lie -------------------------------------------------------------------------------------------------
 
 
@@ -319,3 +344,15 @@ def test_llama_cpp_tokenizes_alike(kind, tmp_path):
     assert found == tokenizer(TEXT + "<|endoftext|>").input_ids
     assert theirs.detokenize(found, special=True).decode() == TEXT + "<|endoftext|>"
     theirs.close()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_llama_cpp_computes_a_compressed_model(recipe, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    made = tutti.compress(model_of(LlamaConfig(**SIZES | {"intermediate_size": 128})), recipe).model
+    gguf.save(made, tmp_path / "m.gguf", "f32")
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+    theirs.eval(IDS[0].tolist())
+    found, ours = torch.from_numpy(theirs.scores[: IDS.shape[1]].copy()), logits(made, IDS)[0]
+    theirs.close()
+    assert (found - ours).norm() / ours.norm() < 0.03

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ import torch
 from torch import Tensor
 
 from tutti.compress.formats import gguf_file, gguf_tokenizer
-from tutti.compress.formats.gguf_blocks import BY_NAME, BlockType
+from tutti.compress.formats.gguf_blocks import BY_NAME, BlockType, q4_0, q4_1, q8_0
 from tutti.compress.formats.gguf_file import File, Written
+from tutti.nn.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized_linear import QuantizedLinear
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """The architecture of llama.cpp for a model type of transformers."""
@@ -44,6 +47,8 @@ _LAYER = {
 _LAYER_OF = {own: name for name, own in _LAYER.items()}
 _FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q2_k": 10, "q3_k": 12, "q4_k": 15, "q5_k": 17,
                "q6_k": 18, "bf16": 32}  # fmt: skip
+BLOCK = 32  # numbers that share a scale in GGUF
+QUANTIZED = QuantizedLinear, QuantizedEmbedding
 _PLAIN = "f32", "f16", "bf16"
 _FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -90,7 +95,7 @@ def save(
 def _names(model: Any) -> dict[str, str]:
     """The names of the tensors of a model in the file; of quantized layers, that of the weight."""
     made = {}
-    quantized = {path for path, x in model.named_modules() if hasattr(x, "scales")}
+    quantized = {path: x for path, x in model.named_modules() if isinstance(x, QUANTIZED)}
     tied = model.config.tie_word_embeddings
     for own in [*model.state_dict(), *(f"{path}.weight" for path in quantized)]:
         path, _, kind = own.rpartition(".")
@@ -109,10 +114,9 @@ def _described(model: Any, own: str, name: str, config: Any, kind: BlockType) ->
     path, _, part = own.rpartition(".")
     layer = model.get_submodule(path)
     heads = _permuted_heads(config, name)
-    if part == "weight" and hasattr(layer, "scales"):
+    if part == "weight" and isinstance(layer, QUANTIZED):
         kind, make = _of_parts(layer, path)
-        shape = layer.out_features, layer.in_features
-        return Written(name, kind, shape, lambda: _permute(make(), heads))
+        return Written(name, kind, tuple(layer.weight.shape), lambda: _permute(make(), heads))
     x: Tensor = getattr(layer, part).detach()
     if x.ndim == 1:
         kind = BY_NAME["f32"]
@@ -135,9 +139,35 @@ def _described(model: Any, own: str, name: str, config: Any, kind: BlockType) ->
     return Written(name, kind, tuple(x.shape), rows)
 
 
-def _of_parts(layer: Any, path: str) -> tuple[BlockType, Any]:
-    """The type of a quantized layer, and a function that makes its bytes (n, bytes of a row)."""
-    raise ValueError(f"{path}: quantized layers are not supported")
+def _of_parts(layer: QuantizedLinear | QuantizedEmbedding, path: str) -> tuple[BlockType, Callable[[], np.ndarray]]:
+    """The type of a quantized weight (n, k), and a function that makes its bytes (n, bytes of a row)."""
+    scheme, k = layer.scheme, layer.weight.shape[1]
+    each = scheme.group or k
+    if scheme.kind != "int" or (scheme.bits > 4 and (scheme.bits != 8 or not scheme.symmetric)):
+        raise ValueError(
+            f"{path}: GGUF export keeps int8 without zeros and 4 bits or fewer, not {scheme}: dequantize it"
+        )
+    if each % BLOCK or k % BLOCK:
+        raise ValueError(f"{path}: groups of {each} along {k} numbers are not made of GGUF's blocks of {BLOCK}")
+    kind = BY_NAME["q8_0" if scheme.bits == 8 else "q4_0" if scheme.symmetric else "q4_1"]
+
+    def rows() -> np.ndarray:
+        parts = layer.parts()
+        codes = parts.codes.cpu().numpy().astype(np.int16).reshape(-1, BLOCK)
+        scales = np.repeat(parts.scales.cpu().numpy(), each // BLOCK, 1).reshape(-1)
+        try:
+            if scheme.bits == 8:
+                made = q8_0(codes - 128, scales)
+            elif parts.zeros is None:
+                made = q4_0(codes - 2 ** (scheme.bits - 1) + 8, scales)
+            else:
+                zeros = np.repeat(parts.zeros.cpu().numpy(), each // BLOCK, 1).reshape(-1)
+                made = q4_1(codes, scales, -scales * zeros)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        return made.reshape(len(parts.codes), -1)
+
+    return kind, rows
 
 
 def _permuted_heads(config: Any, name: str) -> int | None:
