@@ -59,7 +59,8 @@ torch.set_num_threads(1)
 draw = torch.Generator().manual_seed(1)
 ids = torch.randint(32000, (int(rows), int(length)), generator=draw)
 show = lambda done, total, path: print(f"block {done} of {total}", flush=True)
-print(str(compress(folder, recipe, [{"input_ids": x[None]} for x in ids], out=out, progress=show).report).splitlines()[-1])
+made = compress(folder, recipe, [{"input_ids": x[None]} for x in ids], out=out, progress=show)
+print(str(made.report).splitlines()[-1])
 """
 
 

@@ -308,6 +308,11 @@ def test_models_that_do_not_fit():
         tutti.compress(small.llama(), "int4", out="folder")
 
 
+def test_layers_that_no_kernel_serves_are_told():
+    notes = {r: {x.note for x in tutti.compress(small.llama(), r).report.layers} for r in ("int4", "int3", "int4-g16")}
+    assert notes == {"int4": {""}, "int3": {""}, "int4-g16": {"no kernel: engines do not serve it"}}
+
+
 def test_steps_in_python_are_those_of_names():
     one, two = (tutti.compress(small.llama(), x).report.layers for x in (parse("int3-g16"), Quantize(Scheme(3, 16))))
     assert one == two

@@ -19,7 +19,7 @@ from tutti.compress.modules import check_patterns, linear_layers, matches, match
 from tutti.compress.recipe import Quantize, Recipe, Rotate, Step, parse
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
-from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.nn.quantized_linear import KERNELS, QuantizedLinear, quantized_layers
 from tutti.nn.scheme import Parts, Scheme
 
 Progress = Callable[[int, int, str], None]
@@ -308,6 +308,8 @@ class Compression:
         if scheme.activations == "int8-static" and statistics is not None:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
         made = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
+        if made.layout not in KERNELS:
+            note = "; ".join(x for x in (note, "no kernel: engines do not serve it") if x)
         self.model.set_submodule(path, made)
         after, tokens = scheme.bytes(weight.shape, weight.dtype), statistics.count if statistics else 0
         self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, after, error, tokens, note))

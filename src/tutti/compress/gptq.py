@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.nn.scheme import Parts, Scheme
+from tutti.nn.scheme import Parts, Scheme, nonzero
 
 BLOCK = 128  # columns between two products
 
@@ -37,30 +37,29 @@ def quantize(
     turned.diagonal().copy_(diagonal[turn])
     upper = factor(turned, damping * float(diagonal[~dead].mean()))
     del turned
-    work, codes = work[:, turn], torch.zeros_like(work, dtype=torch.uint8)
+    work, codes = work[:, turn], torch.zeros(weight.shape, dtype=torch.uint8)
+    middle, most = torch.full((len(work),), 2.0 ** (scheme.bits - 1)), 2**scheme.bits - 1
     for begin in range(0, k, block):
         end = min(begin + block, k)
-        errors = torch.zeros(len(work), end - begin)
+        columns = work[:, begin:end].T.contiguous()
+        errors, found = torch.zeros_like(columns), torch.zeros_like(columns)
         for j in range(begin, end):
-            of = int(turn[j]) // group
+            of, at = int(turn[j]) // group, j - begin
             if not order and scheme.group and j % group == 0:
-                ahead = work[:, j : j + group].clone()
-                if j > begin:  # what the block's own columns will change is known; the rest of the group is behind them
-                    last = min(j + group, k)
-                    if last > end:
-                        ahead[:, end - j :] -= errors[:, : j - begin] @ upper[begin:j, end:last]
-                new_scales, new_zeros = scheme.grid(ahead.to(weight.dtype))
-                scales[:, of] = new_scales[:, 0]
-                if zeros is not None and new_zeros is not None:
-                    zeros[:, of] = new_zeros[:, 0]
-            column = work[:, j : j + 1]
-            own = (scales[:, of : of + 1], None if zeros is None else zeros[:, of : of + 1])
-            codes[:, j] = scheme.codes(column, *own)[:, 0]
-            rounded = scheme.dequantize(Parts(codes[:, j : j + 1], *own))
-            error = (column - rounded)[:, 0] / upper[j, j]
-            work[:, j:end] -= error.unsqueeze(1) * upper[j, j:end]
-            errors[:, j - begin] = error
-        work[:, end:] -= errors @ upper[begin:end, end:]
+                last = min(j + group, k)
+                ahead = torch.cat([columns[at : last - begin].T, work[:, end:last]], 1)
+                if last > end:  # what this block's columns will change behind it
+                    ahead[:, end - j :] -= errors[:at].T @ upper[begin:j, end:last]
+                fresh, fresh_zeros = scheme.grid(ahead.to(weight.dtype))
+                scales[:, of] = fresh[:, 0]
+                if zeros is not None and fresh_zeros is not None:
+                    zeros[:, of] = fresh_zeros[:, 0]
+            scale, zero = nonzero(scales[:, of]), middle if zeros is None else zeros[:, of].float()
+            found[at] = ((columns[at] / scale).round_() + zero).clamp_(0, most)
+            errors[at] = (columns[at] - scales[:, of] * (found[at] - zero)) / upper[j, j]
+            columns[at + 1 :].addr_(upper[j, j + 1 : end], errors[at], alpha=-1)
+        codes[:, begin:end] = found.T.to(torch.uint8)
+        work[:, end:].addmm_(errors.T, upper[begin:end, end:], alpha=-1)
     made = torch.empty_like(codes)
     made[:, turn] = codes
     return Parts(made, scales, zeros)

@@ -13,6 +13,7 @@ from tutti.nn.scheme import FLOAT8, Parts, Scheme, pack_bits, unpack_bits
 
 ops = torch.ops.tutti
 Layout = Literal["int8", "int4", "low", "float8", "bits"]
+KERNELS = "int8", "int4", "low"  # layouts that are multiplied as they are; others are dequantized first
 
 
 def layout(scheme: Scheme, k: int) -> Layout:

@@ -12,10 +12,8 @@ from tutti.api.store import Store
 from tutti.compress.folder import Reader, stored_schemes
 from tutti.compress.formats import compressed_tensors as written
 from tutti.nn.quantized_embedding import QuantizedEmbedding
-from tutti.nn.quantized_linear import QuantizedLinear, layout
+from tutti.nn.quantized_linear import KERNELS, QuantizedLinear, layout
 from tutti.nn.scheme import Scheme
-
-SERVED = "int8", "int4", "low"  # layouts
 
 
 def is_compressed(model: Any) -> bool:
@@ -38,7 +36,7 @@ def prepare(model: Any) -> None:
 
 def _check(path: str, scheme: Scheme, k: int) -> None:
     scheme.check(path, k)
-    if layout(scheme, k) not in SERVED or scheme.activations == "int8-static":
+    if layout(scheme, k) not in KERNELS or scheme.activations == "int8-static":
         raise ValueError(f"{path} is {scheme} with {k} inputs, which no kernel serves: compress the model with int8, "
                          "w8a8, or int2 to int4 in groups of 32, 64 or 128 where 64 divides the inputs")  # fmt: skip
 
