@@ -1,4 +1,4 @@
-"""Decoding with quantized weights beside llama.cpp, OpenVINO GenAI and torchao: the same model, in turns.
+"""Decoding with quantized weights beside llama.cpp and torchao: the same model, in turns.
 
 A Llama of 104M parameters with random weights, vocabulary 32000, and tied embeddings, one thread, greedy: prompts of 64
 tokens, then 64 (one sequence) or 32 (16 sequences). Ours are engines with recipes of `tutti.compress`; each contender
@@ -24,19 +24,16 @@ import torch
 import harness
 import serve
 
-THREADS, ROUNDS = 1, 5
+THREADS, ROUNDS = 1, 3
 TOKENS = {1: 64, 16: 32}
 OURS = {"bf16": "", "int8": "int8-e8", "int8, a8": "int8-a8-e8", "int4": "int4-g64-e8", "int4-g32": "int4-g32-e8",
         "int3": "int3-g64-e8", "int2": "int2-g64-e8"}  # fmt: skip
-PEERS = {"llama.cpp q8_0": "int8", "llama.cpp q4_0": "int4", "openvino bf16": "bf16", "openvino int8": "int8",
-         "openvino int4": "int4", "torchao int8": "int8", "torchao int8-dynamic": "int8, a8",
+PEERS = {"llama.cpp q8_0": "int8", "llama.cpp q4_0": "int4", "torchao int8": "int8", "torchao int8-dynamic": "int8, a8",
          "torchao int4": "int4"}  # with ours of the same bits  # fmt: skip
 LLAMA = {"CMAKE_ARGS": "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON "
                        "-DGGML_AVX512_BF16=ON -DLLAVA_BUILD=OFF"}  # its AMX buffers crash  # fmt: skip
 PACKAGES = {
     "llama.cpp": (("llama-cpp-python==0.3.36", "diskcache"), LLAMA),
-    "openvino": (("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0",
-                  "optimum-intel==2.2.0", "optimum==2.3.0", "nncf==3.4.0", "openvino-telemetry"), {}),
     "torchao": (("torchao==0.18.0",), {}),
 }  # fmt: skip
 
@@ -75,7 +72,6 @@ class Peer(harness.Beside):
         library, kind = name.split()
         script, *arguments = {
             "llama.cpp": ("serve_llama.py", str(folder / f"{kind}.gguf")),
-            "openvino": ("serve_openvino.py", str(folder / "model"), str(folder / f"openvino-{kind}"), kind),
             "torchao": ("serve_torchao.py", str(folder / "model"), kind),
         }[library]
         super().__init__(name, *PACKAGES[library], script, *arguments, str(THREADS))
