@@ -76,7 +76,7 @@ def test_names_that_are_wrong(text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[step]]\nkind = 'shrink'", "expected one of quantize, rotate"),
+        ("[[step]]\nkind = 'shrunk'", "expected one of quantize, mixed, rotate"),
         ("[[step]]\nmethods = 'gptq'", "did you mean 'method'"),
         ("[[step]]\nscheme = 'int4-gptq'", "'gptq' in scheme"),
         ("[step]\nscheme = 'int4'", "expected tables"),

@@ -65,7 +65,7 @@ class Quantize:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Quantize each layer of the blocks with the scheme that is best for a size of the whole (`compress.search`).
+    """Quantize each layer of the blocks with the scheme that is best for a size of the whole (`compress.mixed`).
 
     bits: per weight of these layers, scales and zeros included. schemes: to choose from. The rest is as for `Quantize`.
     """

@@ -20,7 +20,7 @@ from tutti.compress.folder import checked_folders, compress_folder
 from tutti.compress.formats.compressed_tensors import save
 from tutti.compress.modules import shapes
 from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
-from tutti.compress.search import search
+from tutti.compress.mixed import search
 from tutti.compress.shrink import check as check_shrink
 from tutti.compress.shrink import shrink
 

@@ -26,6 +26,7 @@ from tutti.compress.recipe import Mixed, Quantize
 from tutti.nn.scheme import Scheme
 
 POINTS = 24  # targets of the curve
+TOKENS = 8192  # of calibration data, after which sensitivities hardly change
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,15 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure each linear layer of the blocks under each scheme. The model is not changed.
 
-    batches: calibration data; of a batch, only the blocks from that of the layer on are computed again.
+    batches: calibration data, of which the first 8192 tokens are used; only the blocks from that of the layer on are
+        computed again.
     """
     found = stack_of(model)
     if found is None:
         raise ValueError(f"{type(model).__name__} has no single list of blocks, which the search needs")
     path, blocks = found
+    sizes_of = [x["input_ids"].numel() for x in batches]
+    batches = [x for i, x in enumerate(batches) if sum(sizes_of[:i]) < TOKENS]
     model = sharing_copy(model).eval()
     blocks = stack_of(model)[1]  # pyright: ignore[reportOptionalSubscript]
     walk = Walk(model, blocks, batches)

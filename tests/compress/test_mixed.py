@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from compress_models import data, small
 
 from tutti.compress import Mixed, Quantize, Scheme, compress
-from tutti.compress.search import Sensitivity, search, sensitivity
+from tutti.compress.mixed import Sensitivity, search, sensitivity
 
 SCHEMES = Scheme(2, 16), Scheme(4, 16), Scheme(8, None)
 
