@@ -50,7 +50,10 @@ def vit() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 def t5() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """T5-small, 60 million parameters."""
     ids = torch.randint(32128, (TEXT, LENGTH))
-    return transformers.T5ForConditionalGeneration(transformers.T5Config()), {"input_ids": ids, "labels": ids.clone()}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0)), {
+        "input_ids": ids,
+        "labels": ids.clone(),
+    }
 
 
 def resnet() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
