@@ -1,5 +1,5 @@
-"""Resident memory of real runs against the prediction and plain PyTorch: a Llama and a ViT, in one process and as
-ZeRO-3 on two.
+"""Resident memory of real runs against the prediction and plain PyTorch: a Llama, a ViT, a T5 and a ResNet, in one
+process and as ZeRO-3 on two.
 
 Each run builds its model and trains a few steps operator by operator. What a
 process had before, Python, torch and the process group, does not count.
@@ -47,7 +47,23 @@ def vit() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     return transformers.ViTForImageClassification(config), batch
 
 
-MODELS = {"llama": llama, "vit": vit}
+def t5() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """T5-small, 60 million parameters."""
+    ids = torch.randint(32128, (TEXT, LENGTH))
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0)), {
+        "input_ids": ids,
+        "labels": ids.clone(),
+    }
+
+
+def resnet() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """ResNet-50, 26 million parameters."""
+    config = transformers.ResNetConfig(num_labels=1000)
+    batch = {"pixel_values": torch.randn(IMAGES, 3, 224, 224), "labels": torch.randint(1000, (IMAGES,))}
+    return transformers.ResNetForImageClassification(config), batch
+
+
+MODELS = {"llama": llama, "vit": vit, "t5": t5, "resnet": resnet}
 
 
 def resident(field: str) -> int:

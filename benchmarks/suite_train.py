@@ -8,7 +8,7 @@ image classification reads scikit-learn's digits. Dropout is off, so that the lo
 By task:
 
 - `speed`: tokens (images) per second of ours over those of transformers, median over turns after the first.
-- `peak memory`: ours over theirs, of the resident memory of the whole process.
+- `peak memory`: ours over theirs, of the resident memory of the whole process; `megabytes`: theirs and ours.
 - `largest difference`: of the losses of a step, relative, over all steps.
 - `loss`, `metric`: on held-out rows after training.
 """
@@ -178,6 +178,7 @@ def compared(task: str, steps: int, bf16: bool) -> dict[str, Any]:
     told: dict[str, Any] = {
         "speed": statistics.median(a / b for a, b in zip(seconds["transformers"], seconds["tutti"], strict=True)),
         "peak memory": ours["peak_rss_bytes"] / theirs["peak_rss_bytes"],
+        "megabytes": [x["peak_rss_bytes"] / 1e6 for x in (theirs, ours)],
         "largest difference": max(abs(a - b) / a for a, b in zip(theirs["losses"], ours["losses"], strict=True)),  # pyright: ignore
         "loss": [theirs["loss"], ours["loss"]],
         "accuracy": [theirs["accuracy"], ours["accuracy"]],

@@ -59,6 +59,25 @@ def adversarial() -> Case:
     return Case(objects, update, lambda i: (numbers(ROWS, WIDTH, seed=i), numbers(ROWS, WIDTH, seed=100 + i)))
 
 
+def accumulation() -> Case:
+    """Parts of the batch, each of rows of every rank."""
+    model = mlp(1, WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def update(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        losses = []
+        for a, b in zip(x.unflatten(0, (-1, 4)).unbind(1), y.unflatten(0, (-1, 4)).unbind(1), strict=True):
+            losses.append(F.mse_loss(model(a), b) / 4)
+            losses[-1].backward()
+        optimizer.step()
+        return torch.stack(losses).sum()
+
+    rows = 4 * ROWS
+    return Case({"model": model, "optimizer": optimizer}, update,
+                lambda i: (numbers(rows, WIDTH, seed=i), numbers(rows, WIDTH, seed=100 + i)))  # fmt: skip
+
+
 def distillation() -> Case:
     teacher, student = mlp(1).requires_grad_(False).eval(), mlp(2)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1, momentum=0.9)
@@ -162,7 +181,7 @@ def pure() -> Case:
 
 
 TRAINED = {f.__name__: f for f in (adversarial, distillation, two_losses_and_a_scheduled_critic,
-                                   old_weights_that_are_read_late, exchanged_weights)}  # fmt: skip
+                                   old_weights_that_are_read_late, exchanged_weights, accumulation)}  # fmt: skip
 CASES = {**TRAINED, "pure": pure}
 
 
@@ -199,6 +218,15 @@ def call(name: str, plan: str, devices: int) -> tutti.Store:
 @pytest.mark.parametrize("name, plan", crossed(CASES, PLANS))
 def test_calls_are_those_of_plain_pytorch(name, plan):
     call(name, plan, PLANS[plan])
+
+
+@pytest.mark.parametrize("plan", ["dp", "zero2"])
+def test_accumulated_gradients_are_reduced_once(plan):
+    objects, function, arguments = accumulation()
+    fn = tutti.function(function, *arguments(0), store=tutti.Store(**objects), cluster="cpu:4", plan=plan)
+    size = sum(p.numel() * p.element_size() for p in objects["model"].parameters())
+    reduced = [x.bytes for x in fn.collectives() if x.kind in ("all_reduce", "reduce_scatter") and x.bytes > 64]
+    assert len(reduced) == 1 and reduced[0] <= 1.6 * size
 
 
 REFUSED = {

@@ -21,7 +21,7 @@ import tutti
 
 ROWS, WIDTH = 12, 8
 STEPS = 3
-PLANS = {"single": 1, "dp2": 2, "tp2": 2, "zero3": 2, "dp2xtp2": 4, "pp2": 2}
+PLANS = {"single": 1, "dp2": 2, "tp2": 2, "zero3": 2, "dp2xtp2": 4, "pp2": 2, "auto": 2, "random": 4}
 Make = Callable[..., Callable[[Any], torch.Tensor]]  # (model, optimizer, batch, loss) -> step
 
 
@@ -61,8 +61,11 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss: 
 
 def under(plan: str, cluster: str | None = None) -> Make:
     def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss: Callable) -> Callable:
-        where = cluster or f"cpu:{PLANS[plan]}"
-        return tutti.parallelize(model, optimizer, batch, loss=loss, plan=plan, cluster=where, level="O0")
+        where, chosen = cluster or f"cpu:{PLANS[plan]}", plan
+        if plan == "random":  # drawn from all that the rules allow
+            graph = tutti.capture(model, batch, optimizer, loss)
+            chosen = tutti.random_plan(graph, PLANS[plan], seed=len(loss.__name__))
+        return tutti.parallelize(model, optimizer, batch, loss=loss, plan=chosen, cluster=where, level="O0")
 
     return make_step
 

@@ -42,10 +42,12 @@ from tutti.lower.vary import vary
 from tutti.observe.predicted import write_predicted
 from tutti.observe.recorder import Recorder
 from tutti.plan.layout import devices
+from tutti.plan.plan import Plan
+from tutti.plan.planner import replan
 from tutti.plan.tier import check_devices_have
 from tutti.plan.variant import PLAIN
 from tutti.sim.dryrun import dry_run
-from tutti.sim.planning import choose
+from tutti.sim.planning import choose, loaded
 from tutti.tracing import optimizers
 from tutti.tracing.batch import Batch, batch_items, inputs, rows
 from tutti.tracing.capture import device_of
@@ -58,7 +60,15 @@ from tutti.tracing.slots import Slots
 class Step(Planned):
     """A training step on a cluster: `loss = step(batch)`."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, config: ParallelConfig):
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batch: Batch,
+        config: ParallelConfig,
+        follow: Plan | None = None,
+    ):
+        """follow: the plan of the model before it was changed."""
         self._config = config
         accumulate = config.accumulate
         self.max_nonfinite_steps, self.skipped, self._in_a_row = config.max_nonfinite_steps, 0, 0
@@ -82,8 +92,14 @@ class Step(Planned):
         if in_group():
             check_same_job(facts_of(root, optimizer, batch, config, graph))
         pins, size = tuple(config.pins or ()), batch_size(batch)
-        chosen = from_rank_0(lambda: choose(config.plan, graph_of, size, self.cluster, planned(self.level), pins,
-                                            config.mesh, accumulate, config.budget, config.recompute))  # fmt: skip
+
+        def plan() -> Plan:
+            if follow:
+                return replan(graph_of(follow.accumulate, follow.variant), follow, self.cluster)
+            return choose(config.plan, graph_of, size, self.cluster, planned(self.level), pins, config.mesh, accumulate,
+                          config.budget, config.recompute)  # fmt: skip
+
+        chosen = from_rank_0(plan)
         self._check_size(chosen)
         self._plan, self.accumulate = chosen, chosen.accumulate
         captured = steps.captured(self.accumulate)
@@ -188,7 +204,9 @@ class Step(Planned):
     def _adopt(self) -> None:
         """Capture the model again after parameters were frozen, unfrozen, replaced, added or converted. The others keep
         their values, optimizer state and counts of updates: these are in the model and the optimizer."""
-        fresh = Step(self.model, self.optimizer, self._example, self._config)
+        asked = loaded(self._config.plan)
+        named = isinstance(asked, str) and asked != "auto"  # which fits any model
+        fresh = Step(self.model, self.optimizer, self._example, self._config, None if named else self._plan)
         counts = {p: self.updates[name] for name, p in self._params.items() if name in self.updates}
         counts = {name: counts[p] for name, p in fresh._params.items() if name in fresh.updates and p in counts}
         apart = {self._params[name]: number for name, number in self._made.apart.items()}

@@ -27,8 +27,7 @@ from tutti.launch.progress import progress
 from tutti.lower.regions import check_divided
 from tutti.lower.unroll import unroll
 from tutti.lower.vary import vary
-from tutti.plan.layout import devices
-from tutti.plan.plan import PIPELINE, Plan
+from tutti.plan.plan import Plan
 from tutti.plan.planner import replan
 from tutti.tracing.batch import Batch, batch_items
 from tutti.tracing.capture_spec import CaptureSpec
@@ -148,7 +147,7 @@ class Executables:
             if equal(self.plans[key][0], graph):
                 return key
         key = Key(signature, evaluates, len(alike))
-        self.plans[key] = graph, from_rank_0(lambda: self._replanned(graph))
+        self.plans[key] = graph, from_rank_0(lambda: replan(graph, self.plan, self.cluster))
         return key
 
     def executor(self, what: str, key: Key, microbatches: int, call: int = 1) -> Executor:
@@ -215,34 +214,6 @@ class Executables:
             if what == "train" and not plan.stages:
                 check_divided(made.first.programs[0], plan.overlap_chunks)
             return made
-
-    def _replanned(self, graph: StepGraph) -> Plan:
-        """The plan for another graph of the model."""
-        plan = self.plan
-        if not plan.stages:
-            made = replan(graph, plan, self.cluster)
-            return made.replace(
-                recompute=plan.recompute,
-                sum_dtype=plan.sum_dtype,
-                matmul_dtype=plan.matmul_dtype,
-                tiers=plan.tiers,
-                batch_splits=plan.batch_splits,
-                overlap_chunks=plan.overlap_chunks,
-            )
-        name = "x".join(part for part in plan.name.split("x") if not part.startswith(PIPELINE)) or "single"
-        made = replan(graph, plan.replace(mesh=plan.inner, name=name), self.cluster.of(devices(plan.inner)))
-        return made.replace(
-            mesh=plan.mesh,
-            stages=plan.stages,
-            schedule=plan.schedule,
-            sequence_chunks=plan.sequence_chunks,
-            recompute=plan.recompute,
-            sum_dtype=plan.sum_dtype,
-            matmul_dtype=plan.matmul_dtype,
-            tiers=plan.tiers,
-            batch_splits=plan.batch_splits,
-            durations=plan.durations,
-        )
 
 
 def holding_for(known: Sequence[tuple[T, Guards]], batch: Batch, what: str) -> tuple[T | None, str | None]:

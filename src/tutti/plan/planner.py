@@ -17,12 +17,12 @@ from math import gcd
 from types import MappingProxyType
 
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
+from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, StepGraph
 from tutti.ops import source
 from tutti.plan.choice import Choice, layouts
 from tutti.plan.cuts import Layers
 from tutti.plan.explain import seconds
-from tutti.plan.layout import Layout, Mesh
+from tutti.plan.layout import Layout, Mesh, devices
 from tutti.plan.pin import Pin, resolve
 from tutti.plan.pipeline_candidate import PipelineCandidate, joined
 from tutti.plan.plan import PIPELINE, Plan, inner_of, renamed
@@ -303,16 +303,30 @@ class Candidate:
 
 
 def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
-    """The plan for another graph of the model (another batch shape, or evaluation). Stored tensors keep their layouts.
+    """The plan for another graph of the model: another batch shape, evaluation, or other trained parameters.
 
-    If a textbook plan cannot split the batch, as with a smaller last batch, the operators are planned for the stored
-    layouts instead.
+    step: varied as `plan.variant`. Stored tensors keep their layouts, tiers and stages. If a textbook plan cannot split
+    the batch, as with a smaller last batch, the operators are planned for the stored layouts instead.
     """
+    name, inner = plan.name, plan.inner
+    if plan.stages:
+        name = "x".join(part for part in name.split("x") if not part.startswith(PIPELINE)) or "single"
+        cluster = cluster.of(devices(inner))
     planner = Planner(step, cluster, accumulate=plan.accumulate)
-    labels = {node.meta["label"] for node in step.inputs.values()}
-    stored = {
-        label: plan.input_layout(label)
-        for label in labels
-        if label.split(":")[0] not in ("batch", "common", "seed", "step", "count")
-    }
-    return planner.following(textbook_of(plan.name, plan.mesh), plan.mesh, stored)
+    stored = {node.meta["label"] for node in step.inputs.values()}
+    layouts_of = {label: plan.input_layout(label) for label in stored if label.split(":")[0] not in GIVEN}
+    found = planner.following(textbook_of(name, inner), inner, layouts_of)
+    labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
+    return found.replace(
+        mesh=plan.mesh,
+        stages=plan.stages,
+        schedule=plan.schedule,
+        sequence_chunks=plan.sequence_chunks,
+        recompute=tuple(x for x in plan.recompute if "/" not in x or x in labels),
+        sum_dtype=plan.sum_dtype,
+        matmul_dtype=plan.matmul_dtype,
+        tiers={label: tier for label, tier in plan.tiers.items() if label in labels},
+        batch_splits=plan.batch_splits,
+        overlap_chunks=plan.overlap_chunks,
+        durations=plan.durations,
+    )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from tutti.checkpoint import folder as folders
@@ -229,11 +229,6 @@ def _restore_callbacks(trainer: Any) -> None:
 def _trained(trainer: Any) -> dict[str, Tensor]:
     """The values that the step has trained, averaged with `args.ema_decay`."""
     return trainer.step.state_dict() if trainer.ema_decay is None else ema_state_dict(trainer.step)
-
-
-def version(model: nn.Module) -> int:
-    """A number that changes when the model's tensors are written into."""
-    return sum(x._version for x in model.state_dict(keep_vars=True).values() if isinstance(x, Tensor))
 
 
 def rotate(trainer: Any, last: bool = False) -> None:

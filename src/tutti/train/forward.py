@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import tutti
-from tutti.train import checkpointing
 from tutti.train.arguments import option
 from tutti.train.loss import unpacked
 
@@ -17,11 +16,10 @@ from tutti.train.loss import unpacked
 def forward_pass(trainer: Any, batch: Mapping[str, Any], has_loss: bool) -> Callable[[Mapping[str, Any]], Any]:
     """A Function over the model's parameters that returns the loss and the named outputs of batches like this one.
 
-    It is made again when the model is written into, or other outputs are wanted.
+    It is made again when other outputs are wanted.
     """
     objective, model, args = trainer.objective, trainer.model, trainer.args
-    key = (has_loss, objective.wanted, objective.ignored, id(model), checkpointing.version(model),
-           trainer.step and trainer.step.steps)  # fmt: skip
+    key = has_loss, objective.wanted, objective.ignored, id(model)
     if trainer._forward is not None and trainer._forward[0] == key:
         return trainer._forward[1]
 
