@@ -56,10 +56,11 @@ def _parts(scheme, weight, scales, zeros):
     return Parts(scheme.codes(weight.detach(), scales.detach(), zeros), scales.detach(), zeros)
 
 
-def test_what_has_not_learned_is_what_it_was():
+@pytest.mark.parametrize("method", ["rtn", "gptq", "hqq"])
+def test_what_has_not_learned_is_what_it_was(method):
     model = tied()
-    step = Quantize(Scheme(4, 16), embeddings=Scheme(8, None))
-    made = compress(model, step).model
+    step = Quantize(Scheme(3, 16, symmetric=method == "gptq"), method, embeddings=Scheme(8, None))
+    made = compress(model, step, data()).model
     before, batch = {path: x.dequantize() for path, x in quantized_layers(made).items()}, data()[0]
     expected = made(**batch).logits
     weights = {name.removesuffix(".weight"): p for name, p in model.named_parameters()}

@@ -18,6 +18,10 @@ from tutti.nn.quantized_linear import quantized_layers
         ("shrink-heads0.5-channels0.75-layers2", (Shrink(0.5, 0.75, layers=2),)),
         ("prune-2:4-wanda+int4-gptq", (Prune(pattern="2:4", method="wanda"), Quantize(Scheme(4), "gptq"))),
         ("prune-0.7", (Prune(0.7),)),
+        (
+            "mixed-2.7-s16",
+            (Mixed(2.7, tuple(Scheme(b, g, scales="float16") for b, g in ((2, 32), (3, 64), (4, 64), (8, None)))),),
+        ),
         ("mixed-3.2-hqq-e8", (Mixed(3.2, method="hqq", embeddings=Scheme(8, None)),)),
         ("int2-g32+distill-500-lr0.001-hidden1", (Quantize(Scheme(2, 32)), Distill(500, 0.001, hidden=1.0))),
     ],

@@ -17,11 +17,14 @@ from tutti.nn.quantized_embedding import QuantizedEmbedding
 from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.nn.scheme import Parts, Scheme, nonzero
 
+MARGIN = 0.45  # of a scale: how far from the middle of its code a weight may begin
+
 
 class TrainedLinear(nn.Module):
     """A linear layer with a weight (n, k) that is rounded as a scheme says.
 
-    weight: before it is rounded, float32. factors: log of what the scales (n, groups) have been multiplied by. Zeros
+    weight: before it is rounded, float32. It begins with what rounds to the codes of the layer, as near as may be to
+    the weight that was rounded. factors: log of what the scales (n, groups) have been multiplied by. Zeros
     are not trained.
     """
 
@@ -33,7 +36,10 @@ class TrainedLinear(nn.Module):
         self.scheme, self.dtype, self.bias = layer.scheme, layer.dtype, layer.bias
         self.in_features, self.out_features, self.input_scale = layer.in_features, layer.out_features, layer.input_scale
         parts = layer.parts()
-        self.weight = nn.Parameter(weight.detach().float().clone())
+        near, reach = self.scheme.dequantize(parts), MARGIN * parts.scales.abs()
+        reach = reach.repeat_interleave(self.in_features // reach.shape[1], 1)
+        away = (weight.detach().float() - near).clamp(-reach, reach)
+        self.weight = nn.Parameter(near + away)  # rounds to the codes that were found
         self.factors = nn.Parameter(torch.zeros_like(parts.scales))
         self.register_buffer("scales", parts.scales.clone())
         self.register_buffer("zeros", None if parts.zeros is None else parts.zeros.clone())

@@ -224,7 +224,7 @@ def parse(text: str) -> Recipe:
     float16); a method; `e8`, `e4` or `e2` (embeddings in int8, or with groups of 32); `head` (the output layer, too).
     `w8a8` is `int8-a8`. The others are
 
-        mixed-3.2-gptq-e4                         bits per weight, and options that quantize
+        mixed-3.2-s16-gptq-e4                     bits per weight, and options that quantize
         prune-0.5-wanda, prune-2:4                a share or a pattern, and a method
         shrink-heads0.5-channels0.75-layers2      what stays, and the number of layers that are removed; experts0.5
         distill-500-lr0.001-hidden1               steps and options
@@ -269,7 +269,10 @@ def _mixed(text: str, options: list[str]) -> Mixed:
     made: dict[str, Any] = {}
     if options and (bits := _number(options[0])) is not None:
         made["bits"], options = bits, options[1:]
-    return Mixed(**made, **_quantizing(text, options, Scheme()))
+    if "s16" in options:
+        made["schemes"] = tuple(replace(x, scales="float16") for x in Mixed.schemes)
+        options = [x for x in options if x != "s16"]
+    return Mixed(**made, **_quantizing(text, options, made.get("schemes", Mixed.schemes)[0]))
 
 
 def _prune(text: str, options: list[str]) -> Prune:
