@@ -82,6 +82,16 @@ def test_several_schemes(tmp_path):
     assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(made.model))
 
 
+def test_schemes_of_equally_many_layers(tmp_path):
+    eight = Scheme(8, None)
+    step = Quantize(ignore=("lm_head", "mlp.*"), overrides=(("k_proj", eight), ("v_proj", eight)))
+    made = tutti.compress(small.llama(), step)
+    made.save(tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    torch.testing.assert_close(small.logits(loaded), small.logits(made.model), rtol=1e-3, atol=1e-3)
+    assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(made.model))
+
+
 def test_what_transformers_cannot_load_is_said(tmp_path):
     made = tutti.compress(small.llama(), "int4-e8")
     with pytest.warns(UserWarning, match="transformers cannot load embeddings or zeros with several schemes"):

@@ -107,9 +107,7 @@ def config_of(
         groups.setdefault((*key, ".experts." in path), []).append(path)
     made, formats = {}, {format_of(scheme) for scheme, _, _ in groups}
     most = max((x for (_, kind, _), x in groups.items() if kind == "Linear"), key=len, default=[])
-    for (scheme, kind, inside), paths in sorted(
-        groups.items(), key=lambda x: len(x[1])
-    ):  # the first that matches holds
+    for (scheme, kind, inside), paths in sorted(groups.items(), key=lambda x: x[1] is most):  # the first match holds
         targets = [r"re:.*\.experts\..*"] if inside else [kind] if paths is most and not experts else paths
         made[f"group_{len(made)}"] = {
             "targets": targets,
