@@ -74,6 +74,12 @@ def test_a_rotation_leaves_the_logits_as_they_are(kind):
     assert not torch.allclose(*embeddings) and torch.allclose(embeddings[0].norm(dim=1), embeddings[1].norm(dim=1))
 
 
+def test_a_width_that_is_no_power_of_two_is_rotated():
+    model = small.model(hidden_size=48, head_dim=12)
+    made = tutti.compress(model, "rotate").model
+    torch.testing.assert_close(small.logits(made), small.logits(model), rtol=1e-4, atol=1e-4)
+
+
 def test_a_rotation_spreads_outliers():
     model = small.model()
     with torch.no_grad():
