@@ -77,6 +77,18 @@ def test_a_folder_is_shrunk_into_another(tmp_path):
         compress(tmp_path / "model", "shrink-heads0.5", data(), out=tmp_path / "model")
 
 
+@pytest.mark.parametrize("recipe", ["int4-g16", "rotate+int4-g16-awq", "prune-0.5+int4-g16", "distill-1"])
+def test_the_model_that_was_given_is_not_changed(recipe):
+    model = small(layers=1).train()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    made = compress(model, recipe, data()).model.bfloat16()
+    for x in made.parameters():
+        x.data.zero_()
+    assert model.training and all(x.requires_grad for x in model.parameters())
+    for name, x in model.state_dict().items():
+        assert x.dtype == torch.float32 and torch.equal(x, before[name])
+
+
 def test_training_data_is_used_for_distillation():
     model, batches = small(layers=1), data()
     other = [{"input_ids": torch.full((4, 16), 3)}]

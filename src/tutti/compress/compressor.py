@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tutti.compress import awq, folds, gptq, hqq, rotate, rtn, smooth
 from tutti.compress.blocks import Walk, checked, stack_of
 from tutti.compress.experts import ExpertLayers, is_experts
-from tutti.compress.modules import check_patterns, linear_layers, matches, matching, shapes, sharing_copy
+from tutti.compress.modules import check_patterns, linear_layers, matches, matching, own_copy, shapes
 from tutti.compress.recipe import Quantize, Recipe, Rotate
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
@@ -108,7 +108,8 @@ class Held:
     """A model in memory whose blocks are copied when they are compressed."""
 
     def __init__(self, model: nn.Module):
-        self.model = sharing_copy(model).eval()
+        self.model = own_copy(model).eval()
+        self._given = {x.data_ptr() for x in model.parameters()}
         self._copies: dict[int, nn.Parameter] = {}
 
     def begin(self, stack: str) -> None:
@@ -117,10 +118,16 @@ class Held:
 
     def outside(self) -> None:
         """Make parameters outside of blocks ready to be changed."""
+        self._copy(f"{self.stack}.")
+
+    def _copy(self, but: str | None = None) -> None:
+        """Give parameters memory of their own. but: the beginning of paths that stay as they are."""
         for path, module in self.model.named_modules():
             for name, x in module._parameters.items():
-                if x is not None and not path.startswith(f"{self.stack}."):
-                    module._parameters[name] = self._copies.setdefault(id(x), nn.Parameter(x.detach().clone(), False))
+                if x is not None and x.data_ptr() in self._given and not (but and path.startswith(but)):
+                    if id(x) not in self._copies:
+                        self._copies[id(x)] = nn.Parameter(x.detach().clone(), requires_grad=False)
+                    module._parameters[name] = self._copies[id(x)]
 
     def block(self, path: str, schemes: Mapping[str, Scheme], reports: list[LayerReport]) -> bool:
         """Make a block ready to be changed. Whether it is compressed already; what became of it is added to reports."""
@@ -131,7 +138,8 @@ class Held:
         """Called when a block is compressed and no longer needed."""
 
     def end(self) -> None:
-        """Called when all is compressed."""
+        """Called when all is compressed. The model shares no memory with the one that was given."""
+        self._copy()
 
 
 class Compression:

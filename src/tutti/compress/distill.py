@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.compress import qat
+from tutti.compress.modules import own_copy
 from tutti.compress.recipe import Distill
 
 Batch = Mapping[str, Tensor]
@@ -56,7 +57,7 @@ def distill(
         raise ValueError(f"the student has {sizes[0]} tokens, the teacher {sizes[1]}: they must share a vocabulary")
     qat.trainable(student, weights or {})
     student.eval().requires_grad_(True)
-    teacher.eval().requires_grad_(False)
+    teacher = own_copy(teacher).eval()
     optimizer = torch.optim.AdamW(_groups(student, step), lr=step.lr, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: rate(i, step.steps))
     both = nn.ModuleDict({"student": student, "teacher": teacher})

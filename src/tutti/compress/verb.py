@@ -18,9 +18,9 @@ from tutti.compress.compressor import check as check_quantized
 from tutti.compress.distill import distill
 from tutti.compress.folder import checked_folders, compress_folder
 from tutti.compress.formats.compressed_tensors import save
+from tutti.compress.mixed import search
 from tutti.compress.modules import shapes
 from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
-from tutti.compress.mixed import search
 from tutti.compress.shrink import check as check_shrink
 from tutti.compress.shrink import shrink
 
