@@ -1,5 +1,6 @@
 """Models in folders: the same bits as in memory, a block at a time, resumed where it was interrupted."""
 
+import gc
 import json
 import shutil
 
@@ -42,6 +43,13 @@ def test_other_models(kind, tmp_path):
     assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(expected))
 
 
+def weights() -> int:
+    """How many weights of the shape of up_proj there are in memory."""
+    gc.collect()
+    found = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+    return sum(x.shape == (128, 64) and x.is_floating_point() and x.device.type == "cpu" for x in found)
+
+
 def test_one_block_is_in_memory_at_a_time(source, tmp_path):
     held = []
 
@@ -51,8 +59,11 @@ def test_one_block_is_in_memory_at_a_time(source, tmp_path):
 
     from tutti.compress import folder
 
+    before = weights()
     files = folder.Files(source, tmp_path / "out", Recipe((Quantize(Scheme(4, 64)),)), "")
-    folder.Compression(files, Recipe((Quantize(Scheme(4, 64)),)), progress=progress).run()
+    run = folder.Compression(files, Recipe((Quantize(Scheme(4, 64)),)), progress=progress)
+    run.run()
+    assert run.progress and weights() == before, "no weight of a block is held"
     assert held == [[True, True]] * 3, "before each block, and at the end, no block is held"
 
 

@@ -145,7 +145,8 @@ class Held:
 class Compression:
     """One run of a recipe over a model.
 
-    source: gives the blocks of the model, and takes them back.
+    source: gives the blocks of the model, and takes them back. keep: whether weights before they were rounded are held,
+        by path, for a distillation.
     """
 
     def __init__(
@@ -155,10 +156,11 @@ class Compression:
         calibration: Iterable[Any] | None = None,
         tokenizer: Any = None,
         progress: Progress | None = None,
+        keep: bool = False,
     ):
         self.source, self.recipe, self.model = source, recipe, source.model
         self.progress, self.report = progress, Report()
-        self.weights: dict[str, Tensor] = {}  # of quantized layers before they were rounded
+        self.weights: dict[str, Tensor] | None = {} if keep else None
         self.quantize: Quantize | None = recipe.find(Quantize)
         self.rotation: Rotate | None = recipe.find(Rotate)
         self.schemes = check(self.model, recipe)
@@ -295,9 +297,13 @@ class Compression:
         if made.layout not in KERNELS:
             note = "; ".join(x for x in (note, "no kernel: engines do not serve it") if x)
         self.model.set_submodule(path, made)
-        self.weights[path] = weight
+        self._keep(path, weight)
         after, tokens = scheme.bytes(weight.shape, weight.dtype), statistics.count if statistics else 0
         self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, after, error, tokens, note))
+
+    def _keep(self, path: str, weight: Tensor) -> None:
+        if self.weights is not None:
+            self.weights[path] = weight
 
     def _rest(self, walk: Walk | None, stack: str, turn: Any) -> None:
         """Compress what stands outside of the blocks."""
@@ -317,13 +323,16 @@ class Compression:
         if (scheme := self.quantize.embeddings) is not None and embedding is not None:
             path = next(name for name, x in self.model.named_modules() if x is embedding)
             weight = embedding.weight.data
-            self.weights[path], parts = weight, rtn.quantize(weight, scheme)
+            parts = rtn.quantize(weight, scheme)
+            self._keep(path, weight)
             table = QuantizedLinear.from_parts(
                 parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype
             )
             self.model.set_submodule(path, QuantizedEmbedding(table, factor_of(embedding)))
             if tied:
-                self.model.set_submodule(next(name for name, x in self.model.named_modules() if x is head), table)
+                name = next(name for name, x in self.model.named_modules() if x is head)
+                self.model.set_submodule(name, table)
+                self._keep(name, weight)
             error = float((weight.float() - scheme.dequantize(parts)).norm() / weight.float().norm())
             self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes,
                                                   scheme.bytes(weight.shape, weight.dtype), error))  # fmt: skip

@@ -101,26 +101,26 @@ class _Run:
         for step in self.recipe.steps:
             if isinstance(step, Mixed):
                 assert self.batches is not None
-                self._together(joined)
+                self._together(joined, False)
                 step, table = search(self.model, step, self.batches, self.progress)
                 self.report.sensitivity = table
             if isinstance(step, Rotate | Quantize):
                 joined.append(step)
                 continue
-            self._together(joined)
+            self._together(joined, isinstance(step, Distill))
             self._alone(step)
-        self._together(joined)
+        self._together(joined, False)
         self.report.before, self.report.after = before, bytes_of(self.model)
         self.report.seconds = time.perf_counter() - begun
         return Compressed(self.model, self.report, self.recipe)
 
-    def _together(self, steps: list[Rotate | Quantize]) -> None:
-        """Rotate and quantize, block by block."""
+    def _together(self, steps: list[Rotate | Quantize], keep: bool) -> None:
+        """Rotate and quantize, block by block. keep: as for `Compression`."""
         if not steps:
             return
-        run = Compression(Held(self.model), Recipe(tuple(steps)), self.batches, progress=self.progress)
+        run = Compression(Held(self.model), Recipe(tuple(steps)), self.batches, progress=self.progress, keep=keep)
         self.model = run.run().model
-        self.weights = run.weights
+        self.weights = run.weights or {}
         self.report.layers += run.report.layers
         steps.clear()
 
