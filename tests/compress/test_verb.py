@@ -50,6 +50,8 @@ def test_a_shrunk_and_quantized_model_is_saved_and_generates(tmp_path):
     ("recipe", "message"),
     [
         ("int4-g16+shrink-heads0.5", "a quantized model is only distilled: put shrink before"),
+        ("prune-0.5+rotate", "rotate would fill zeros again"),
+        ("prune-0.5+shrink-heads0.5", "shrink would fill zeros again"),
         ("int4-g16+mixed-3", "a recipe quantizes once"),
         ("shrink-layers9+int4-g16", "the model has 3 layers"),
         ("prune-1:5+int4-g16", "does not divide"),

@@ -202,6 +202,10 @@ class Recipe:
         ends = next((i for i, x in enumerate(kinds) if x in (Quantize, Mixed)), len(kinds))
         if late := [x.__name__.lower() for x in kinds[ends + 1 :] if x is not Distill]:
             raise ValueError(f"a quantized model is only distilled: put {late[0]} before")
+        pruned = kinds.index(Prune) if Prune in kinds else len(kinds)
+        for x in self.steps[pruned + 1 :]:
+            if isinstance(x, Rotate) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
+                raise ValueError(f"{type(x).__name__.lower()} would fill zeros again: put it before prune")
 
     def __add__(self, other: Recipe) -> Recipe:
         return Recipe(self.steps + other.steps)

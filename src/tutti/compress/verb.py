@@ -72,6 +72,7 @@ class _Run:
         self.teacher = self.model = model
         self.recipe, self.progress, self.report = recipe, progress, Report()
         self.weights: dict[str, Tensor] = {}  # of quantized layers before they were rounded
+        self.pruned: list[str] = []  # layers whose zeros stay
         self.batches: list[Batch] | None = None
         if calibration is not None:
             self.batches = checked(calibration, max((k for _, k in shapes(model).values()), default=0), tokenizer)
@@ -130,11 +131,13 @@ class _Run:
             self.model, removed = shrink(self.model, step, batches, self.progress)
             self.report.notes += [f"{kind}: {left} of {count} left" for kind, (count, left) in removed.counts.items()]
         elif isinstance(step, Prune):
+            self.pruned += sparsity.check(self.model, step)
             self.model, zeros = sparsity.pruned(self.model, step, batches, self.progress)
             self.report.notes.append(f"{100 * zeros:.1f} % of the weights of linear layers are zero")
         else:
             student = copy.deepcopy(self.model)
-            losses = distill(student, self.teacher, self.training or [], step, self.weights, self.progress)
+            losses = distill(student, self.teacher, self.training or [], step, self.weights, self.progress,
+                             self.pruned)  # fmt: skip
             self.model, tenth = student, max(1, len(losses) // 10)
             first, last = (sum(x) / tenth for x in (losses[:tenth], losses[-tenth:]))
             self.report.notes.append(f"distilled in {step.steps} steps: loss {first:.4f} to {last:.4f}")
