@@ -95,5 +95,7 @@ def test_options_that_are_wrong():
     for options in (dict(method="nearest"), dict(strength=2.0), dict(damping=0.0)):
         with pytest.raises(ValueError, match="expected"):
             Quantize(**options)
+    with pytest.raises(ValueError, match="have no activations to round"):
+        Quantize(embeddings=Scheme(8, None, activations="int8"))
     with pytest.raises(ValueError, match="at least one step"):
         Recipe(())

@@ -56,6 +56,9 @@ class Quantize:
         if self.method in ("gptq", "awq", "hqq") and any(x.kind == "float8" for x in schemes):
             raise ValueError(f"{self.method} rounds to integers: use float8 with rtn or smooth")
 
+        if self.embeddings and self.embeddings.activations:
+            raise ValueError("embeddings have no activations to round: give their scheme without")
+
     @property
     def calibrated(self) -> bool:
         """Whether it needs data."""
