@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import tutti
-from tutti.compress import Quantize, Scheme
+from tutti.compress import Quantize, Recipe, Rotate, Scheme
 from tutti.compress.compressor import bytes_of
 from tutti.compress.folder import load
 from tutti.compress.formats import compressed_tensors as written
@@ -60,6 +60,17 @@ def test_experts_that_transformers_would_load_wrongly(tmp_path):
     kept.save(tmp_path / "kept")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "kept", dtype="auto")
     torch.testing.assert_close(small.logits(loaded), small.logits(kept.model), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gpt-oss", "qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("quantize", [(), (Quantize(Scheme(4, 32), ignore=("lm_head", "*.experts.*")),)])
+def test_experts_that_are_rotated_only(kind, quantize, tmp_path):
+    made = tutti.compress(small.model(kind), Recipe((Rotate(untie=True), *quantize)))
+    made.save(tmp_path / "out")
+    assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(made.model))
+    loaded, about = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
+    assert not about["missing_keys"] and not about["unexpected_keys"]
+    torch.testing.assert_close(small.logits(loaded), small.logits(made.model), rtol=1e-3, atol=1e-3)
 
 
 def test_tied_embeddings(tmp_path):
