@@ -218,11 +218,13 @@ class Compression:
     def _block(self, walk: Walk | None, i: int, path: str, turn: Any) -> None:
         """Compress block i."""
         block = self.model.get_submodule(path)
+        fused = {name: x for name, x in block.named_modules() if is_experts(x)}
         if turn is not None and walk is not None:
             turn.block(walk, i)
-        for name, x in list(block.named_modules()):
-            if is_experts(x) and any(p.startswith(f"{path}.{name}.") for p in self.schemes):
-                block.set_submodule(name, ExpertLayers(x))
+        for name, x in fused.items():
+            quantized = any(p.startswith(f"{path}.{name}.") for p in self.schemes)
+            block.set_submodule(name, ExpertLayers(x) if quantized else x)  # which share memory
+        fused.clear()
         quantize = self.quantize
         if quantize is None:
             return
@@ -352,9 +354,13 @@ def quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statis
 
 
 def check_plain(model: nn.Module) -> None:
-    """Raise ValueError for a model that is quantized already."""
+    """Raise ValueError for a model that is quantized already, or has a layer in two places."""
     if quantized_layers(model) or getattr(getattr(model, "config", None), "quantization_config", None) is not None:
         raise ValueError(f"{type(model).__name__} is quantized already: compress the model that it was made of")
+    paths: dict[nn.Module, str] = {}
+    for path, x in model.named_modules(remove_duplicate=False):
+        if type(x) is nn.Linear and paths.setdefault(x, path) != path:
+            raise ValueError(f"{paths[x]} and {path} are one layer, which is not supported: give it two layers")
 
 
 def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
@@ -378,7 +384,8 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
             scheme.check(path, found[path][1])
             schemes[path] = scheme
     embedding, head = _embeddings(model)
-    if embedding is not None and head is not None and head.weight is embedding.weight:
+    untied = any(isinstance(x, Rotate) and x.untie for x in recipe.steps)
+    if embedding is not None and head is not None and head.weight is embedding.weight and not untied:
         name = next(path for path, x in model.named_modules() if x is head)
         if step.embeddings is None and name in schemes:
             raise ValueError(f"{name} is tied to the embeddings: quantize both with embeddings=, or ignore it")
@@ -393,6 +400,8 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
     experts = [path for path, x in model.named_modules() if is_experts(x)]
     for path in experts:
         own = [x for x in found if x.startswith(f"{path}.")]
+        if any(x in schemes and schemes[x].activations == "int8-static" for x in own):
+            raise ValueError(f"{path} has experts that data may not reach: their activations are not static")
         if 0 < sum(x in schemes for x in own) < len(own):
             raise ValueError(f"some layers of {path} are quantized and some are not: take all of its experts, or none")
     return schemes

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tutti.compress import sparsity
 from tutti.compress.blocks import Batch, checked
-from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of
+from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of, check_plain
 from tutti.compress.compressor import check as check_quantized
 from tutti.compress.distill import distill
 from tutti.compress.folder import checked_folders, compress_folder
@@ -93,6 +93,7 @@ class _Run:
                 sparsity.check(self.model, step)
             before.append(type(step))
         kept = Recipe(tuple(x for x in self.recipe.steps if not isinstance(x, Mixed)) or (Rotate(),))
+        check_plain(self.model)
         if Shrink not in before:
             check_quantized(self.model, kept)
 
