@@ -8,6 +8,7 @@ import compress_models as small
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
 import tutti
 from tutti.compress import Quantize, Recipe, Scheme
@@ -91,7 +92,7 @@ def test_a_run_that_was_interrupted_goes_on(recipe, source, tmp_path, monkeypatc
     assert made.report.layers == expected.report.layers
 
 
-@pytest.mark.parametrize("changed", ["recipe", "data", "files"])
+@pytest.mark.parametrize("changed", ["recipe", "data", "shape", "files", "config"])
 def test_another_run_begins_again(changed, source, tmp_path, monkeypatch):
     def stop(done, total, path):
         if done == 1:
@@ -101,10 +102,15 @@ def test_another_run_begins_again(changed, source, tmp_path, monkeypatch):
         tutti.compress(source, "int4-gptq", small.batches(), out=tmp_path / "out", progress=stop)
     if changed == "files":
         small.model().double().float().save_pretrained(source)
+    if changed == "config":
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
     recipe = "int3-gptq" if changed == "recipe" else "int4-gptq"
     data = small.batches(seed=1 if changed == "data" else 0)
+    if changed == "shape":
+        data = [{"input_ids": x["input_ids"].reshape(4, 12)} for x in data]
     tutti.compress(source, recipe, data, out=tmp_path / "out")
-    expected = tutti.compress(small.llama(), recipe, data).model
+    expected = tutti.compress(LlamaForCausalLM.from_pretrained(source), recipe, data).model
     assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(expected))
 
 

@@ -99,3 +99,5 @@ def test_training_data_is_used_for_distillation():
         for training in (None, other)
     ]
     assert losses[0] != losses[1]
+    with pytest.raises(ValueError, match="training= is for distillation"):
+        compress(model, "int4-g16", batches, training=other)

@@ -18,6 +18,7 @@ from tutti.compress.compressor import check as check_quantized
 from tutti.compress.distill import distill
 from tutti.compress.folder import checked_folders, compress_folder
 from tutti.compress.formats.compressed_tensors import save
+from tutti.compress.mixed import check as check_mixed
 from tutti.compress.mixed import search
 from tutti.compress.modules import shapes
 from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
@@ -50,6 +51,8 @@ def compress(
     calibration data that is missing or too short; nothing has been computed then.
     """
     made = recipe if isinstance(recipe, Recipe) else parse(recipe) if isinstance(recipe, str) else Recipe((recipe,))
+    if training is not None and not made.find(Distill):
+        raise ValueError("training= is for distillation, and the recipe has no such step")
     if isinstance(model, nn.Module):
         if out is not None:
             raise ValueError("out= is for a folder; call .save(folder) on the result")
@@ -91,6 +94,8 @@ class _Run:
                 check_shrink(self.model, step)
             if isinstance(step, Prune):
                 sparsity.check(self.model, step)
+            if isinstance(step, Mixed) and Shrink not in before:
+                check_mixed(self.model, step, self.recipe.steps[: len(before)])
             before.append(type(step))
         kept = Recipe(tuple(x for x in self.recipe.steps if not isinstance(x, Mixed)) or (Rotate(),))
         check_plain(self.model)
