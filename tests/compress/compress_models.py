@@ -17,8 +17,12 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -59,12 +63,24 @@ def model(kind: str = "llama", **options: Any) -> Any:
         return _made(T5ForConditionalGeneration, config)
     if kind == "gpt-oss":
         rope = {"rope_type": "default", "rope_theta": 10000.0}
+        kinds = (["sliding_attention", "full_attention"] * 2)[: sizes["num_hidden_layers"]]
         config = GptOssConfig(**sizes, num_local_experts=4, head_dim=16, num_experts_per_tok=2, rope_parameters=rope,
-                              layer_types=["sliding_attention", "full_attention"])  # fmt: skip
+                              layer_types=kinds)  # fmt: skip
         return _made(GptOssForCausalLM, config)
     made = {
         "llama": (LlamaForCausalLM, lambda: LlamaConfig(**sizes)),
         "gemma": (GemmaForCausalLM, lambda: GemmaConfig(**sizes, head_dim=16)),
+        "olmo2": (Olmo2ForCausalLM, lambda: Olmo2Config(**sizes)),
+        "qwen2-moe": (
+            Qwen2MoeForCausalLM,
+            lambda: Qwen2MoeConfig(
+                **sizes,
+                num_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=32,
+                shared_expert_intermediate_size=64,
+            ),
+        ),
         "qwen3": (Qwen3ForCausalLM, lambda: Qwen3Config(**sizes, head_dim=16)),
         "mixtral": (MixtralForCausalLM, lambda: MixtralConfig(**sizes, num_local_experts=4)),
         "qwen3-moe": (Qwen3MoeForCausalLM, lambda: Qwen3MoeConfig(**{**sizes, **experts})),

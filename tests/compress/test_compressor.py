@@ -74,6 +74,12 @@ def test_a_rotation_leaves_the_logits_as_they_are(kind):
     assert not torch.allclose(*embeddings) and torch.allclose(embeddings[0].norm(dim=1), embeddings[1].norm(dim=1))
 
 
+def test_a_width_that_is_no_power_of_two_is_rotated():
+    model = small.model(hidden_size=48, head_dim=12)
+    made = tutti.compress(model, "rotate").model
+    torch.testing.assert_close(small.logits(made), small.logits(model), rtol=1e-4, atol=1e-4)
+
+
 def test_a_rotation_spreads_outliers():
     model = small.model()
     with torch.no_grad():
@@ -252,6 +258,13 @@ def test_tied_embeddings_are_quantized_once():
         tutti.compress(model, "int4-head")
 
 
+@pytest.mark.parametrize("recipe", ["rotate-untie+int8-e8-head", "rotate-untie+int8-head"])
+def test_an_output_layer_that_is_untied_is_quantized(recipe):
+    model = small.model(tie_word_embeddings=True)
+    made = tutti.compress(model, recipe).model
+    assert isinstance(made.lm_head, QuantizedLinear) and error(small.logits(made), small.logits(model)) < 0.05
+
+
 def test_embeddings_that_are_scaled():
     model = small.model("gemma")
     made = tutti.compress(model, "int8-e8").model
@@ -302,6 +315,13 @@ def test_models_that_do_not_fit():
         tutti.compress(once.model, "int8")
     with pytest.raises(ValueError, match=r"no single list of blocks.*use rtn or hqq"):
         tutti.compress(small.model("t5"), "int4-gptq", small.batches())
+    twice = small.model()
+    twice.model.layers[1] = twice.model.layers[0]
+    for recipe in ("int4", "prune-0.5", "shrink-heads0.5", "distill-1"):
+        with pytest.raises(ValueError, match=r"layers.0.self_attn.q_proj and model.layers.1.\S+ are one layer"):
+            tutti.compress(twice, recipe, small.batches())
+    with pytest.raises(ValueError, match=r"experts that data may not reach"):
+        tutti.compress(small.model("mixtral"), "int8-a8static", small.batches())
     made = tutti.compress(small.model("t5"), "int8").model
     assert len(quantized_layers(made)) > 20
     with pytest.raises(ValueError, match=r"out= is for a folder"):

@@ -97,6 +97,56 @@ def test_two_bits_learn():
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
+@pytest.mark.parametrize("recipe", ["prune-0.5-magnitude", "prune-2:4-wanda+int3-g16-gptq"])
+def test_zeros_stay_while_a_model_learns(recipe):
+    made = compress(small(layers=1), f"{recipe}+distill-5-lr0.01", data()).model
+    pruned = compress(small(layers=1), recipe.partition("+")[0], data()).model
+    for part in ("mlp.down_proj", "self_attn.q_proj"):
+        layer, before = (m.model.layers[0].get_submodule(part) for m in (made, pruned))
+        weight = layer.dequantize() if isinstance(layer, QuantizedLinear) else layer.weight
+        assert torch.all(weight[before.weight == 0] == 0) and not torch.equal(weight, before.weight)
+
+
+def test_a_second_distillation_goes_on_where_the_first_ended():
+    model, batches = tied(), data()
+    recipe = Recipe((Quantize(Scheme(2, 16), embeddings=Scheme(4, 32)), Distill(steps=30, lr=2e-3)))
+    once = lost(compress(model, recipe, batches).model, model, batches)
+    twice = compress(model, recipe + Recipe((Distill(steps=1, lr=1e-9),)), batches).model
+    assert lost(twice, model, batches) == pytest.approx(once, rel=1e-4)
+
+
+def test_tied_tables_begin_with_what_they_were(monkeypatch):
+    model, given = tied(), {}
+
+    def seen(student, weights, pruned):
+        given.update(weights)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tutti.compress.qat.trainable", seen)
+    with pytest.raises(KeyboardInterrupt):
+        compress(model, Recipe((Quantize(Scheme(4, 16), embeddings=Scheme(4, 32)), Distill(1))), data())
+    assert torch.equal(given["lm_head"], model.lm_head.weight)
+
+
+def test_quantized_experts_learn():
+    from compress_models import model
+
+    teacher = model("mixtral", num_hidden_layers=1)
+    plain = compress(teacher, "int3-g32", data()).model
+    made = compress(teacher, "int3-g32+distill-12-lr0.002", data()).model
+    assert lost(made, teacher, data()) < 0.8 * lost(plain, teacher, data())
+    assert isinstance(made.model.layers[0].mlp.experts[3].down_proj, QuantizedLinear)
+
+
+def test_batches_of_other_lengths_and_without_masks():
+    rows = torch.randint(2, 96, (2, 30), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 16, dtype=torch.long)
+    mask[0, :5] = 0
+    batches = [{"input_ids": rows}, {"input_ids": rows[:, :16], "attention_mask": mask, "labels": rows[:, :16]}]
+    made = compress(small(layers=1), "int3-g16-gptq+distill-4", batches)
+    assert "distilled in 4 steps" in str(made.report)
+
+
 def test_a_smaller_model_learns_as_plain_pytorch_does():
     teacher, student, batches = tied(), tied(), data()
     student.model.layers = student.model.layers[:1]

@@ -1,5 +1,6 @@
 """Models in folders: the same bits as in memory, a block at a time, resumed where it was interrupted."""
 
+import gc
 import json
 import shutil
 
@@ -7,6 +8,7 @@ import compress_models as small
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
 import tutti
 from tutti.compress import Quantize, Recipe, Scheme
@@ -42,6 +44,13 @@ def test_other_models(kind, tmp_path):
     assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(expected))
 
 
+def weights() -> int:
+    """How many weights of the shape of up_proj there are in memory."""
+    gc.collect()
+    found = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+    return sum(x.shape == (128, 64) and x.is_floating_point() and x.device.type == "cpu" for x in found)
+
+
 def test_one_block_is_in_memory_at_a_time(source, tmp_path):
     held = []
 
@@ -51,8 +60,11 @@ def test_one_block_is_in_memory_at_a_time(source, tmp_path):
 
     from tutti.compress import folder
 
+    before = weights()
     files = folder.Files(source, tmp_path / "out", Recipe((Quantize(Scheme(4, 64)),)), "")
-    folder.Compression(files, Recipe((Quantize(Scheme(4, 64)),)), progress=progress).run()
+    run = folder.Compression(files, Recipe((Quantize(Scheme(4, 64)),)), progress=progress)
+    run.run()
+    assert run.progress and weights() == before, "no weight of a block is held"
     assert held == [[True, True]] * 3, "before each block, and at the end, no block is held"
 
 
@@ -80,7 +92,7 @@ def test_a_run_that_was_interrupted_goes_on(recipe, source, tmp_path, monkeypatc
     assert made.report.layers == expected.report.layers
 
 
-@pytest.mark.parametrize("changed", ["recipe", "data", "files"])
+@pytest.mark.parametrize("changed", ["recipe", "data", "shape", "files", "config"])
 def test_another_run_begins_again(changed, source, tmp_path, monkeypatch):
     def stop(done, total, path):
         if done == 1:
@@ -90,10 +102,15 @@ def test_another_run_begins_again(changed, source, tmp_path, monkeypatch):
         tutti.compress(source, "int4-gptq", small.batches(), out=tmp_path / "out", progress=stop)
     if changed == "files":
         small.model().double().float().save_pretrained(source)
+    if changed == "config":
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
     recipe = "int3-gptq" if changed == "recipe" else "int4-gptq"
     data = small.batches(seed=1 if changed == "data" else 0)
+    if changed == "shape":
+        data = [{"input_ids": x["input_ids"].reshape(4, 12)} for x in data]
     tutti.compress(source, recipe, data, out=tmp_path / "out")
-    expected = tutti.compress(small.llama(), recipe, data).model
+    expected = tutti.compress(LlamaForCausalLM.from_pretrained(source), recipe, data).model
     assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(expected))
 
 

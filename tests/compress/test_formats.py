@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import tutti
-from tutti.compress import Quantize, Scheme
+from tutti.compress import Quantize, Recipe, Rotate, Scheme
 from tutti.compress.compressor import bytes_of
 from tutti.compress.folder import load
 from tutti.compress.formats import compressed_tensors as written
@@ -62,6 +62,17 @@ def test_experts_that_transformers_would_load_wrongly(tmp_path):
     torch.testing.assert_close(small.logits(loaded), small.logits(kept.model), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["gpt-oss", "qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("quantize", [(), (Quantize(Scheme(4, 32), ignore=("lm_head", "*.experts.*")),)])
+def test_experts_that_are_rotated_only(kind, quantize, tmp_path):
+    made = tutti.compress(small.model(kind), Recipe((Rotate(untie=True), *quantize)))
+    made.save(tmp_path / "out")
+    assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(made.model))
+    loaded, about = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto", output_loading_info=True)
+    assert not about["missing_keys"] and not about["unexpected_keys"]
+    torch.testing.assert_close(small.logits(loaded), small.logits(made.model), rtol=1e-3, atol=1e-3)
+
+
 def test_tied_embeddings(tmp_path):
     made = tutti.compress(small.model(tie_word_embeddings=True), "int4-g32-e4")
     made.save(tmp_path / "out")
@@ -75,6 +86,16 @@ def test_tied_embeddings(tmp_path):
 
 def test_several_schemes(tmp_path):
     step = Quantize(overrides=(("down_proj", Scheme(8, None)), ("v_proj", None), ("*.0.*.o_proj", Scheme(4, 32))))
+    made = tutti.compress(small.llama(), step)
+    made.save(tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    torch.testing.assert_close(small.logits(loaded), small.logits(made.model), rtol=1e-3, atol=1e-3)
+    assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(made.model))
+
+
+def test_schemes_of_equally_many_layers(tmp_path):
+    eight = Scheme(8, None)
+    step = Quantize(ignore=("lm_head", "mlp.*"), overrides=(("k_proj", eight), ("v_proj", eight)))
     made = tutti.compress(small.llama(), step)
     made.save(tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from compress_models import data, small
+from compress_models import data, model, small
 
 from tutti.compress import Mixed, Quantize, Scheme, compress
 from tutti.compress.mixed import Sensitivity, search, sensitivity
@@ -64,6 +64,21 @@ def test_a_recipe_that_searches(tmp_path):
     assert len({x.scheme for x in made.report.layers}) > 1 and made.report.sensitivity is not None
     found, _ = search(model, step, data())
     assert isinstance(found, Quantize) and found.method == "rtn"
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "message"),
+    [
+        ("mixtral", Mixed(5.0), r"experts.0.gate_proj is of experts, whose schemes are not searched"),
+        ("llama", Mixed(0.5), r"the smallest schemes take .* bytes, more than the target"),
+        ("llama", Mixed(5.0, ignore=("*.down",)), r"ignore '\*.down' matches no layer"),
+        ("llama", Mixed(5.0, schemes=(Scheme(2, 16), Scheme(4, 48))), "which groups of 48 do not divide"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_it_is_measured(kind, step, message, monkeypatch):
+    monkeypatch.setattr("tutti.compress.mixed.sensitivity", None)
+    with pytest.raises(ValueError, match=message):
+        compress(model(kind), step, data())
 
 
 def test_targets_and_schemes_that_do_not_fit():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tutti.compress import Quantize, Recipe, Rotate, Scheme, parse
+from tutti.compress import Prune, Quantize, Recipe, Rotate, Scheme, parse
 from tutti.compress.recipe import from_toml
 
 NAMES = {
@@ -65,6 +65,12 @@ damping = 0.05
         ("int4+rotate", "put rotate before"),
         ("float8-gptq", "gptq rounds to integers"),
         ("int4-a8", "needs bits=8"),
+        ("int4-gptq-awq", "gives method twice"),
+        ("int4-g32-g64", "gives group twice"),
+        ("w8a8-a8static", "gives activations twice"),
+        ("prune-0.7-2:4", "give it, or sparsity"),
+        ("shrink-heads0.5-heads0.25", "gives heads twice"),
+        ("int4-e4-e8", "gives embeddings twice"),
         ("int4-g0", "expected a positive number"),
     ],
 )
@@ -95,5 +101,11 @@ def test_options_that_are_wrong():
     for options in (dict(method="nearest"), dict(strength=2.0), dict(damping=0.0)):
         with pytest.raises(ValueError, match="expected"):
             Quantize(**options)
+    for step, options in ((Quantize, dict(damping=0.1)), (Quantize, dict(order=False)), (Quantize, dict(strength=0.1)),
+                          (Prune, dict(method="wanda", damping=0.1))):  # fmt: skip
+        with pytest.raises(ValueError, match="nothing for"):
+            step(**options)
+    with pytest.raises(ValueError, match="have no activations to round"):
+        Quantize(embeddings=Scheme(8, None, activations="int8"))
     with pytest.raises(ValueError, match="at least one step"):
         Recipe(())

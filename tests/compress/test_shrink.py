@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import compress_models
 import pytest
 import torch
 from compress_models import data, small
@@ -59,6 +62,20 @@ def test_the_fit_is_that_of_least_squares():
     assert least <= loss <= 1.05 * least < cut
 
 
+@pytest.mark.parametrize("options", [{"mlp_only_layers": [1, 3]}, {"decoder_sparse_step": 2}])
+def test_layers_with_and_without_experts(options, tmp_path):
+    model = compress_models.model("qwen3-moe", hidden_size=32, num_hidden_layers=4, **options)
+    model.model.layers[0].self_attn.o_proj.weight.data.zero_()
+    for name in ("down_proj", "experts.down_proj"):
+        with suppress(AttributeError):
+            model.model.layers[0].mlp.get_parameter(f"{name}.weight" if name == "down_proj" else name).data.zero_()
+    made, _ = shrink(model, Shrink(layers=1), data())
+    torch.testing.assert_close(made(**data()[0]).logits, model(**data()[0]).logits)
+    made.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(again(**data()[0]).logits, made(**data()[0]).logits)
+
+
 def test_the_layer_that_does_least_is_removed():
     model = small()
     for x in (model.model.layers[1].self_attn.o_proj, model.model.layers[1].mlp.down_proj):
@@ -92,6 +109,10 @@ def test_padding_does_not_count():
     [
         ("llama", Shrink(layers=3), "the model has 3 layers: 3 cannot be removed"),
         ("llama", Shrink(experts=0.5), "experts=0.5 does not fit it"),
+        ("gpt-oss", Shrink(heads=0.5), r"sinks of \(4,\), which is not of one head"),
+        ("olmo2", Shrink(heads=0.5), r"q_norm.weight of \(32,\), which is not of one head"),
+        ("qwen2-moe", Shrink(channels=0.5), "an MLP beside its experts"),
+        ("mixtral", Shrink(experts=0.25), "each token is given to 2 experts: 1 are too few"),
         ("llama", Shrink(heads=0.1), "a share of 0.1 of 2 key and value heads leaves 0"),
     ],
 )

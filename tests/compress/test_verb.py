@@ -54,6 +54,8 @@ def test_a_shrunk_and_quantized_model_is_saved_and_generates(tmp_path):
     ("recipe", "message"),
     [
         ("int4-g16+shrink-heads0.5", "a quantized model is only distilled: put shrink before"),
+        ("prune-0.5+rotate", "rotate would fill zeros again"),
+        ("prune-0.5+shrink-heads0.5", "shrink would fill zeros again"),
         ("int4-g16+mixed-3", "a recipe quantizes once"),
         ("shrink-layers9+int4-g16", "the model has 3 layers"),
         ("prune-1:5+int4-g16", "does not divide"),
@@ -81,6 +83,18 @@ def test_a_folder_is_shrunk_into_another(tmp_path):
         compress(tmp_path / "model", "shrink-heads0.5", data(), out=tmp_path / "model")
 
 
+@pytest.mark.parametrize("recipe", ["int4-g16", "rotate+int4-g16-awq", "prune-0.5+int4-g16", "distill-1"])
+def test_the_model_that_was_given_is_not_changed(recipe):
+    model = small(layers=1).train()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    made = compress(model, recipe, data()).model.bfloat16()
+    for x in made.parameters():
+        x.data.zero_()
+    assert model.training and all(x.requires_grad for x in model.parameters())
+    for name, x in model.state_dict().items():
+        assert x.dtype == torch.float32 and torch.equal(x, before[name])
+
+
 def test_training_data_is_used_for_distillation():
     model, batches = small(layers=1), data()
     other = [{"input_ids": torch.full((4, 16), 3)}]
@@ -89,3 +103,5 @@ def test_training_data_is_used_for_distillation():
         for training in (None, other)
     ]
     assert losses[0] != losses[1]
+    with pytest.raises(ValueError, match="training= is for distillation"):
+        compress(model, "int4-g16", batches, training=other)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tutti.compress import awq, folds, gptq, hqq, rotate, rtn, smooth
 from tutti.compress.blocks import Walk, checked, stack_of
 from tutti.compress.experts import ExpertLayers, is_experts
-from tutti.compress.modules import check_patterns, linear_layers, matches, matching, shapes, sharing_copy
+from tutti.compress.modules import check_patterns, linear_layers, matches, matching, own_copy, shapes
 from tutti.compress.recipe import Quantize, Recipe, Rotate
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
@@ -108,7 +108,8 @@ class Held:
     """A model in memory whose blocks are copied when they are compressed."""
 
     def __init__(self, model: nn.Module):
-        self.model = sharing_copy(model).eval()
+        self.model = own_copy(model).eval()
+        self._given = {x.data_ptr() for x in model.parameters()}
         self._copies: dict[int, nn.Parameter] = {}
 
     def begin(self, stack: str) -> None:
@@ -117,10 +118,16 @@ class Held:
 
     def outside(self) -> None:
         """Make parameters outside of blocks ready to be changed."""
+        self._copy(f"{self.stack}.")
+
+    def _copy(self, but: str | None = None) -> None:
+        """Give parameters memory of their own. but: the beginning of paths that stay as they are."""
         for path, module in self.model.named_modules():
             for name, x in module._parameters.items():
-                if x is not None and not path.startswith(f"{self.stack}."):
-                    module._parameters[name] = self._copies.setdefault(id(x), nn.Parameter(x.detach().clone(), False))
+                if x is not None and x.data_ptr() in self._given and not (but and path.startswith(but)):
+                    if id(x) not in self._copies:
+                        self._copies[id(x)] = nn.Parameter(x.detach().clone(), requires_grad=False)
+                    module._parameters[name] = self._copies[id(x)]
 
     def block(self, path: str, schemes: Mapping[str, Scheme], reports: list[LayerReport]) -> bool:
         """Make a block ready to be changed. Whether it is compressed already; what became of it is added to reports."""
@@ -131,13 +138,15 @@ class Held:
         """Called when a block is compressed and no longer needed."""
 
     def end(self) -> None:
-        """Called when all is compressed."""
+        """Called when all is compressed. The model shares no memory with the one that was given."""
+        self._copy()
 
 
 class Compression:
     """One run of a recipe over a model.
 
-    source: gives the blocks of the model, and takes them back.
+    source: gives the blocks of the model, and takes them back. keep: whether weights before they were rounded are held,
+        by path, for a distillation.
     """
 
     def __init__(
@@ -147,10 +156,11 @@ class Compression:
         calibration: Iterable[Any] | None = None,
         tokenizer: Any = None,
         progress: Progress | None = None,
+        keep: bool = False,
     ):
         self.source, self.recipe, self.model = source, recipe, source.model
         self.progress, self.report = progress, Report()
-        self.weights: dict[str, Tensor] = {}  # of quantized layers before they were rounded
+        self.weights: dict[str, Tensor] | None = {} if keep else None
         self.quantize: Quantize | None = recipe.find(Quantize)
         self.rotation: Rotate | None = recipe.find(Rotate)
         self.schemes = check(self.model, recipe)
@@ -208,11 +218,13 @@ class Compression:
     def _block(self, walk: Walk | None, i: int, path: str, turn: Any) -> None:
         """Compress block i."""
         block = self.model.get_submodule(path)
+        fused = {name: x for name, x in block.named_modules() if is_experts(x)}
         if turn is not None and walk is not None:
             turn.block(walk, i)
-        for name, x in list(block.named_modules()):
-            if is_experts(x) and any(p.startswith(f"{path}.{name}.") for p in self.schemes):
-                block.set_submodule(name, ExpertLayers(x))
+        for name, x in fused.items():
+            quantized = any(p.startswith(f"{path}.{name}.") for p in self.schemes)
+            block.set_submodule(name, ExpertLayers(x) if quantized else x)  # which share memory
+        fused.clear()
         quantize = self.quantize
         if quantize is None:
             return
@@ -287,9 +299,13 @@ class Compression:
         if made.layout not in KERNELS:
             note = "; ".join(x for x in (note, "no kernel: engines do not serve it") if x)
         self.model.set_submodule(path, made)
-        self.weights[path] = weight
+        self._keep(path, weight)
         after, tokens = scheme.bytes(weight.shape, weight.dtype), statistics.count if statistics else 0
         self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, after, error, tokens, note))
+
+    def _keep(self, path: str, weight: Tensor) -> None:
+        if self.weights is not None:
+            self.weights[path] = weight
 
     def _rest(self, walk: Walk | None, stack: str, turn: Any) -> None:
         """Compress what stands outside of the blocks."""
@@ -309,13 +325,16 @@ class Compression:
         if (scheme := self.quantize.embeddings) is not None and embedding is not None:
             path = next(name for name, x in self.model.named_modules() if x is embedding)
             weight = embedding.weight.data
-            self.weights[path], parts = weight, rtn.quantize(weight, scheme)
+            parts = rtn.quantize(weight, scheme)
+            self._keep(path, weight)
             table = QuantizedLinear.from_parts(
                 parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype
             )
             self.model.set_submodule(path, QuantizedEmbedding(table, factor_of(embedding)))
             if tied:
-                self.model.set_submodule(next(name for name, x in self.model.named_modules() if x is head), table)
+                name = next(name for name, x in self.model.named_modules() if x is head)
+                self.model.set_submodule(name, table)
+                self._keep(name, weight)
             error = float((weight.float() - scheme.dequantize(parts)).norm() / weight.float().norm())
             self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes,
                                                   scheme.bytes(weight.shape, weight.dtype), error))  # fmt: skip
@@ -335,9 +354,13 @@ def quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statis
 
 
 def check_plain(model: nn.Module) -> None:
-    """Raise ValueError for a model that is quantized already."""
+    """Raise ValueError for a model that is quantized already, or has a layer in two places."""
     if quantized_layers(model) or getattr(getattr(model, "config", None), "quantization_config", None) is not None:
         raise ValueError(f"{type(model).__name__} is quantized already: compress the model that it was made of")
+    paths: dict[nn.Module, str] = {}
+    for path, x in model.named_modules(remove_duplicate=False):
+        if type(x) is nn.Linear and paths.setdefault(x, path) != path:
+            raise ValueError(f"{paths[x]} and {path} are one layer, which is not supported: give it two layers")
 
 
 def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
@@ -361,7 +384,8 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
             scheme.check(path, found[path][1])
             schemes[path] = scheme
     embedding, head = _embeddings(model)
-    if embedding is not None and head is not None and head.weight is embedding.weight:
+    untied = any(isinstance(x, Rotate) and x.untie for x in recipe.steps)
+    if embedding is not None and head is not None and head.weight is embedding.weight and not untied:
         name = next(path for path, x in model.named_modules() if x is head)
         if step.embeddings is None and name in schemes:
             raise ValueError(f"{name} is tied to the embeddings: quantize both with embeddings=, or ignore it")
@@ -376,6 +400,8 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
     experts = [path for path, x in model.named_modules() if is_experts(x)]
     for path in experts:
         own = [x for x in found if x.startswith(f"{path}.")]
+        if any(x in schemes and schemes[x].activations == "int8-static" for x in own):
+            raise ValueError(f"{path} has experts that data may not reach: their activations are not static")
         if 0 < sum(x in schemes for x in own) < len(own):
             raise ValueError(f"some layers of {path} are quantized and some are not: take all of its experts, or none")
     return schemes

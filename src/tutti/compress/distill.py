@@ -8,7 +8,7 @@ teacher's. Quantized layers learn by rounding in each forward pass (`compress.qa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.compress import qat
+from tutti.compress.modules import own_copy
 from tutti.compress.recipe import Distill
 
 Batch = Mapping[str, Tensor]
@@ -43,20 +44,27 @@ def distill(
     teacher: nn.Module,
     batches: Sequence[Batch],
     step: Distill,
-    weights: Mapping[str, Tensor] | None = None,
+    weights: dict[str, Tensor] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    pruned: Collection[str] = (),
 ) -> list[float]:
     """Train a student in place, with all its parameters and quantized layers. Returns the loss of each step.
 
-    batches: with input_ids (batch, sequence), taken in turns. weights: of quantized layers before they were rounded.
+    batches: with input_ids (batch, sequence), taken in turns; where some have an attention_mask, others get
+    one. weights: of quantized layers before they were rounded, by path; what they have become is put in their place.
+    pruned: paths of layers whose zeros stay.
+
     Raises ValueError if the two have other vocabularies.
     """
     sizes = [x.get_input_embeddings().weight.shape[0] for x in (student, teacher)]  # pyright: ignore
     if sizes[0] != sizes[1]:
         raise ValueError(f"the student has {sizes[0]} tokens, the teacher {sizes[1]}: they must share a vocabulary")
-    qat.trainable(student, weights or {})
+    weights = {} if weights is None else weights
+    if any("attention_mask" in x for x in batches):
+        batches = [{"attention_mask": torch.ones_like(x["input_ids"]), **x} for x in batches]
+    qat.trainable(student, weights, pruned)
     student.eval().requires_grad_(True)
-    teacher.eval().requires_grad_(False)
+    teacher = own_copy(teacher).eval()
     optimizer = torch.optim.AdamW(_groups(student, step), lr=step.lr, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: rate(i, step.steps))
     both = nn.ModuleDict({"student": student, "teacher": teacher})
@@ -71,7 +79,7 @@ def distill(
         if progress:
             progress(i, step.steps, f"distills, loss {losses[-1]:.4f}")
     student.requires_grad_(False)
-    qat.finished(student)
+    weights |= qat.finished(student)
     return losses
 
 

@@ -34,7 +34,13 @@ class Expert(nn.Module):
 
 
 class ExpertLayers(nn.Module):
-    """The experts of a mixture, each an `Expert`: `experts.3.down_proj` is a linear layer."""
+    """The experts of a mixture, each an `Expert`: `experts.3.down_proj` is a linear layer.
+
+    dense: whether all tokens go through all experts, and what was not asked for is multiplied by 0: no shape depends
+    on the values of tensors then, as capture needs.
+    """
+
+    dense = False
 
     def __init__(self, experts: Any):
         """experts: the module of `transformers` with all of them. Raises ValueError for one of another form."""
@@ -74,6 +80,9 @@ class ExpertLayers(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states (tokens, h), top_k_index and top_k_weights (tokens, k) -> (tokens, h)."""
+        if self.dense:
+            shares = [(top_k_weights * (top_k_index == i)).sum(1, keepdim=True) for i in range(self.count)]
+            return sum((self[i](hidden_states) * x).to(hidden_states.dtype) for i, x in enumerate(shares))  # pyright: ignore
         made = torch.zeros_like(hidden_states)
         for i in top_k_index.unique().tolist():
             if i < self.count:

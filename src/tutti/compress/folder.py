@@ -157,7 +157,10 @@ class Files:
         for name, x in self.model.named_parameters():
             if name not in self.reader and _expert_names(self.reader, name, len(x)) is None:
                 raise ValueError(f"{folder} has no tensor {name!r}, which its config.json requires")
-        stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files_of(folder)]
+        stamps = [
+            [path.name, path.stat().st_size, path.stat().st_mtime_ns]
+            for path in (*files_of(folder), folder / "config.json")
+        ]
         self.state: dict[str, Any] = {"recipe": repr(recipe), "data": data, "files": stamps, "blocks": {}}
 
     def begin(self, stack: str) -> None:
@@ -300,7 +303,7 @@ def _digest(data: list[Any] | None) -> str:
     for batch in data or []:
         parts = batch.items() if hasattr(batch, "items") else [("", batch)]
         for name, x in parts:
-            made.update(f"{name}:".encode())
-            made.update(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if isinstance(x, Tensor)
+            made.update(f"{name} {getattr(x, 'dtype', '')} {list(getattr(x, 'shape', ''))}:".encode())
+            made.update(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(x, Tensor)
                         else str(x).encode())  # fmt: skip
     return made.hexdigest()

@@ -21,8 +21,10 @@ from scipy.optimize import LinearConstraint, milp
 from torch import Tensor
 
 from tutti.compress.blocks import Batch, Walk, stack_of
-from tutti.compress.modules import linear_layers, matches, sharing_copy
-from tutti.compress.recipe import Mixed, Quantize
+from tutti.compress.compressor import check as check_quantized
+from tutti.compress.modules import linear_layers, matches, shapes, sharing_copy
+from tutti.compress.recipe import Mixed, Quantize, Recipe, Rotate, Step
+from tutti.nn.quantized_linear import dtype_of
 from tutti.nn.scheme import Scheme
 
 POINTS = 24  # targets of the curve
@@ -49,9 +51,7 @@ class Sensitivity:
         paths, width = list(self.losses), len(self.schemes)
         losses = np.array([self.losses[path] for path in paths])
         sizes = np.array([self.bytes[path] for path in paths], dtype=float)
-        if (least := sizes.min(1).sum()) > target:
-            raise ValueError(f"the smallest schemes take {least:,.0f} bytes, more than the target of {target:,.0f}: "
-                             f"{8 * least / sum(self.weights.values()):.2f} bits a weight")  # fmt: skip
+        _check_target(int(sizes.min(1).sum()), target, sum(self.weights.values()))
         one_each = np.kron(np.eye(len(paths)), np.ones(width))
         solved = milp(
             losses.ravel() / max(losses.max(), 1e-30), integrality=np.ones(losses.size), bounds=(0, 1),
@@ -83,6 +83,31 @@ class Sensitivity:
         axes.legend()
         figure.savefig(path)
         plt.close(figure)
+
+
+def _check_target(least: int, target: float, weights: int) -> None:
+    if least > target:
+        raise ValueError(f"the smallest schemes take {least:,} bytes, more than the target of {target:,.0f}: "
+                         f"{8 * least / weights:.2f} bits a weight")  # fmt: skip
+
+
+def check(model: Any, step: Mixed, before: Sequence[Step] = ()) -> None:
+    """Raise ValueError if a step does not fit a model. before: steps before it, which do not change shapes."""
+    turns = [x for x in before if isinstance(x, Rotate)]
+    for scheme in step.schemes:
+        quantize = Quantize(scheme, step.method, ignore=step.ignore, embeddings=step.embeddings)
+        check_quantized(model, Recipe((*turns, quantize)))
+    found = stack_of(model)
+    if found is None:
+        raise ValueError(f"{type(model).__name__} has no single list of blocks, which the search needs")
+    inside = {path: x for path, x in shapes(model).items()
+              if path.startswith(f"{found[0]}.") and not any(matches(path, y) for y in step.ignore)}  # fmt: skip
+    linear = linear_layers(model)
+    if experts := [path for path in inside if path not in linear]:
+        raise ValueError(f"{experts[0]} is of experts, whose schemes are not searched: ignore '*.experts.*'")
+    dtype, weights = dtype_of(model), sum(n * k for n, k in inside.values())
+    least = sum(min(x.bytes(shape, dtype) for x in step.schemes) for shape in inside.values())
+    _check_target(least, step.bits * weights / 8, weights)
 
 
 @torch.no_grad()

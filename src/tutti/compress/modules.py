@@ -18,6 +18,12 @@ def sharing_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, dict(shared))
 
 
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model with parameters of its own, in the memory of the model's. Ties stay."""
+    own = {id(x): nn.Parameter(x.detach(), requires_grad=False) for x in model.parameters()}
+    return copy.deepcopy(model, {**own, **{id(x): x for x in model.buffers()}})
+
+
 def matches(path: str, pattern: str) -> bool:
     """Whether a pattern such as `*.down_proj`, `lm_head` or `layers.0.*` is of a module's path, or of its end."""
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")

@@ -7,12 +7,13 @@ Quantization (Esser et al. 2020, equation 3): round(w / s) - w / s inside of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tutti.compress.experts import ExpertLayers
 from tutti.nn.quantized_embedding import QuantizedEmbedding
 from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.nn.scheme import Parts, Scheme, nonzero
@@ -24,14 +25,15 @@ class TrainedLinear(nn.Module):
     """A linear layer with a weight (n, k) that is rounded as a scheme says.
 
     weight: before it is rounded, float32. It begins with what rounds to the codes of the layer, as near as may be to
-    the weight that was rounded. factors: log of what the scales (n, groups) have been multiplied by. Zeros
-    are not trained.
+    the weight that was rounded. pruned: whether weights that are 0 stay 0. factors: log of what the scales (n, groups)
+    have been multiplied by. Zeros are not trained.
     """
 
     scales: Tensor
     zeros: Tensor | None
+    kept: Tensor | None
 
-    def __init__(self, layer: QuantizedLinear, weight: Tensor):
+    def __init__(self, layer: QuantizedLinear, weight: Tensor, pruned: bool = False):
         super().__init__()
         self.scheme, self.dtype, self.bias = layer.scheme, layer.dtype, layer.bias
         self.in_features, self.out_features, self.input_scale = layer.in_features, layer.out_features, layer.input_scale
@@ -41,12 +43,17 @@ class TrainedLinear(nn.Module):
         away = (weight.detach().float() - near).clamp(-reach, reach)
         self.weight = nn.Parameter(near + away)  # rounds to the codes that were found
         self.factors = nn.Parameter(torch.zeros_like(parts.scales))
+        self.register_buffer("kept", weight != 0 if pruned else None)
         self.register_buffer("scales", parts.scales.clone())
         self.register_buffer("zeros", None if parts.zeros is None else parts.zeros.clone())
 
     def rounded(self) -> Tensor:
         """The rounded weight (n, k), of the dtype of the layer."""
-        return rounded(self.weight, self.scales * self.factors.exp(), self.zeros, self.scheme).to(self.dtype)
+        return rounded(self.masked(), self.scales * self.factors.exp(), self.zeros, self.scheme).to(self.dtype)
+
+    def masked(self) -> Tensor:
+        """The weight (n, k) before it is rounded."""
+        return self.weight if self.kept is None else self.weight * self.kept
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.rounded().to(x.dtype), self.bias)
@@ -55,9 +62,28 @@ class TrainedLinear(nn.Module):
     def quantized(self) -> QuantizedLinear:
         """The layer that this one has learned."""
         scales = self.scheme.stored(self.scales * self.factors.exp(), self.dtype)
-        parts = Parts(self.scheme.codes(self.weight, scales, self.zeros), scales, self.zeros)
+        parts = Parts(self.scheme.codes(self.masked(), scales, self.zeros), scales, self.zeros)
         bias = None if self.bias is None else nn.Parameter(self.bias.detach(), requires_grad=False)
         return QuantizedLinear.from_parts(parts, self.scheme, bias, self.dtype, self.input_scale)
+
+
+class PrunedLinear(nn.Module):
+    """A linear layer whose weights that are 0 stay 0."""
+
+    kept: Tensor
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("kept", layer.weight.detach() != 0)
+
+    @property
+    def weight(self) -> Tensor:
+        """With zeros."""
+        return self.layer.weight * self.kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.layer.bias)
 
 
 class TrainedEmbedding(nn.Module):
@@ -81,33 +107,49 @@ def rounded(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme
     return (scales.unsqueeze(2) * (codes - zero)).flatten(1)
 
 
-def trainable(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def trainable(model: nn.Module, weights: Mapping[str, Tensor], pruned: Collection[str] = ()) -> None:
     """Replace the quantized layers of a model by ones that learn.
 
-    weights: before they were rounded, by path; others begin with the rounded ones. Raises ValueError for float8.
+    weights: before they were rounded, by path; others begin with the rounded ones. pruned: paths of layers whose zeros
+    stay. Raises ValueError for float8.
     """
+    for path in pruned:
+        if type(layer := model.get_submodule(path)) is nn.Linear:
+            model.set_submodule(path, PrunedLinear(layer))
+    for x in model.modules():
+        if isinstance(x, ExpertLayers):
+            x.dense = True
     made: dict[Tensor, TrainedLinear] = {}  # by the codes, which tied layers share
     for path, layer in quantized_layers(model).items():
         if layer.scheme.kind != "int":
             raise ValueError(f"{path} is in float8, which is not trained: distill before it is quantized")
-        made[layer.q] = TrainedLinear(layer, weights.get(path, layer.dequantize()))
+        made[layer.q] = TrainedLinear(layer, weights.get(path, layer.dequantize()), path in pruned)
         model.set_submodule(path, made[layer.q])
     for path, x in _embeddings(model):
         table = made.get(x.q) or TrainedLinear(x.table(), weights.get(path, x.table().dequantize()))
         model.set_submodule(path, TrainedEmbedding(table, x.factor))
 
 
-def finished(model: nn.Module) -> None:
-    """Replace layers that have learned by quantized ones."""
+@torch.no_grad()
+def finished(model: nn.Module) -> dict[str, Tensor]:
+    """Replace layers that have learned by quantized ones. Returns their weights before they were rounded, by path."""
+    weights: dict[str, Tensor] = {}
     tables: dict[nn.Module, QuantizedLinear] = {}
     learned = [(path, x) for path, x in model.named_modules(remove_duplicate=False)]
     for path, x in learned:
         if isinstance(x, TrainedEmbedding):
-            tables[x.table] = x.table.quantized()
+            tables[x.table], weights[path] = x.table.quantized(), x.table.masked()
             model.set_submodule(path, QuantizedEmbedding(tables[x.table], x.factor))
     for path, x in learned:
         if isinstance(x, TrainedLinear) and not any(path == f"{p}.table" for p, y in learned if y is not x):
             model.set_submodule(path, tables.get(x) or x.quantized())
+            weights[path] = x.masked()
+        elif isinstance(x, ExpertLayers):
+            x.dense = False
+        elif isinstance(x, PrunedLinear):
+            x.layer.weight.mul_(x.kept)
+            model.set_submodule(path, x.layer)
+    return weights
 
 
 def _embeddings(model: nn.Module) -> Iterable[tuple[str, QuantizedEmbedding]]:

@@ -52,9 +52,16 @@ class Quantize:
             raise ValueError(f"method {self.method!r}; expected one of {', '.join(METHODS)}")
         if not 0 <= self.strength <= 1 or not self.damping > 0:
             raise ValueError(f"strength {self.strength} and damping {self.damping}; expected 0 to 1, and more than 0")
+        if (self.damping != 0.01 or not self.order) and self.method != "gptq":
+            raise ValueError(f"damping and order are of gptq, and do nothing for {self.method}")
+        if self.strength != 0.5 and self.method != "smooth":
+            raise ValueError(f"strength is of smooth, and does nothing for {self.method}")
         schemes = [self.scheme, *(x for _, x in self.overrides if x)]
         if self.method in ("gptq", "awq", "hqq") and any(x.kind == "float8" for x in schemes):
             raise ValueError(f"{self.method} rounds to integers: use float8 with rtn or smooth")
+
+        if self.embeddings and self.embeddings.activations:
+            raise ValueError("embeddings have no activations to round: give their scheme without")
 
     @property
     def calibrated(self) -> bool:
@@ -120,6 +127,10 @@ class Prune:
             raise ValueError(f"sparsity {self.sparsity} and damping {self.damping}; expected 0 to 1, and more than 0")
         if self.pattern and not (re.fullmatch(r"[1-9]\d*:[1-9]\d*", self.pattern) and self.left < self.period):
             raise ValueError(f"pattern {self.pattern!r}; expected such as 2:4, how many of how many stay")
+        if self.pattern and self.sparsity != 0.5:
+            raise ValueError(f"a pattern {self.pattern!r} says the share of zeros: give it, or sparsity")
+        if self.damping != 0.01 and self.method != "sparsegpt":
+            raise ValueError(f"damping is of sparsegpt, and does nothing for {self.method}")
 
     @property
     def left(self) -> int:
@@ -202,6 +213,10 @@ class Recipe:
         ends = next((i for i, x in enumerate(kinds) if x in (Quantize, Mixed)), len(kinds))
         if late := [x.__name__.lower() for x in kinds[ends + 1 :] if x is not Distill]:
             raise ValueError(f"a quantized model is only distilled: put {late[0]} before")
+        pruned = kinds.index(Prune) if Prune in kinds else len(kinds)
+        for x in self.steps[pruned + 1 :]:
+            if isinstance(x, Rotate) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
+                raise ValueError(f"{type(x).__name__.lower()} would fill zeros again: put it before prune")
 
     def __add__(self, other: Recipe) -> Recipe:
         return Recipe(self.steps + other.steps)
@@ -237,6 +252,13 @@ def parse(text: str) -> Recipe:
     return Recipe(tuple(_step(x.strip()) for x in text.split("+")))
 
 
+def _once(made: dict[str, Any], name: str, value: Any, text: str) -> None:
+    """Set an option that has not been set. Raises ValueError if it has."""
+    if name in made:
+        raise ValueError(f"{text!r} gives {name} twice")
+    made[name] = value
+
+
 def _step(text: str) -> Step:
     name, *options = text.split("-")
     if text in ("rotate", "rotate-untie"):
@@ -252,10 +274,11 @@ def _quantizing(text: str, options: list[str], scheme: Scheme) -> dict[str, Any]
     made: dict[str, Any] = {}
     for option in options:
         if option in METHODS:
-            made["method"] = option
+            _once(made, "method", option, text)
         elif option in ("e2", "e4", "e8"):
             bits = int(option[1])
-            made["embeddings"] = Scheme(8, None) if bits == 8 else Scheme(bits, 32, scales=scheme.scales)
+            table = Scheme(8, None) if bits == 8 else Scheme(bits, 32, scales=scheme.scales)
+            _once(made, "embeddings", table, text)
         elif option == "head":
             made["ignore"] = ()
         else:
@@ -279,11 +302,11 @@ def _prune(text: str, options: list[str]) -> Prune:
     made: dict[str, Any] = {}
     for option in options:
         if option in PRUNED:
-            made["method"] = option
+            _once(made, "method", option, text)
         elif ":" in option:
-            made["pattern"] = option
+            _once(made, "pattern", option, text)
         elif (share := _number(option)) is not None:
-            made["sparsity"] = share
+            _once(made, "sparsity", share, text)
         else:
             raise _unknown(text, option, [*PRUNED, "2:4", "0.5"])
     return Prune(**made)
@@ -299,7 +322,7 @@ def _named(kind: Callable[..., Step], names: Sequence[str], first: str = "") -> 
             name = (match[1] or first) if match else ""
             if match is None or name not in names:
                 raise _unknown(text, option, [f"{x}1" for x in names])
-            made[name] = int(match[2]) if name in ("layers", "steps") else float(match[2])
+            _once(made, name, int(match[2]) if name in ("layers", "steps") else float(match[2]), text)
         return kind(**made)
 
     return read
@@ -346,13 +369,13 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
     changed: dict[str, Any] = {}
     for option in options:
         if re.fullmatch(r"g\d+", option):
-            changed["group"] = int(option[1:])
+            _once(changed, "group", int(option[1:]), name)
         elif option == "channel":
-            changed["group"] = None
+            _once(changed, "group", None, name)
         elif option == "zeros":
             changed["symmetric"] = False
         elif option in ("a8", "a8static"):
-            changed["activations"] = {"a8": "int8", "a8static": "int8-static"}[option]
+            _once(changed, "activations", {"a8": "int8", "a8static": "int8-static"}[option], name)
         elif option == "s16":
             changed["scales"] = "float16"
         else:

@@ -34,7 +34,7 @@ def rotation(n: int, seed: int = 0) -> Tensor:
     even = n & -n
     made = hadamard(even)
     if n > even:
-        odd = torch.linalg.qr(torch.randn(n // even, n // even, generator=draw, dtype=torch.float64))[0]
+        odd = torch.linalg.qr(torch.randn(n // even, n // even, generator=draw, dtype=torch.float64))[0].contiguous()
         made = torch.kron(odd, made)
     signs = torch.randint(0, 2, (n,), generator=draw, dtype=torch.float64) * 2 - 1
     return signs.unsqueeze(1) * made

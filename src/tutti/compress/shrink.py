@@ -74,6 +74,7 @@ def shrink(
                 _shrink_experts(walk, i, step.experts, removed)
             walk.run(i, outputs=True)
     _describe(made, removed)
+    _check_described(made)
     return made, removed
 
 
@@ -92,11 +93,28 @@ def check(model: Any, step: Shrink) -> None:
                              "fit it")  # fmt: skip
     for x in modules:
         if step.heads < 1 and _has(x, ATTENTION):
+            _check_heads(x)
             count_of(_groups(x), step.heads, "key and value heads")
         if step.channels < 1 and _has(x, MLP):
             count_of(x.down_proj.in_features, step.channels, "channels")  # pyright: ignore
         if step.experts < 1 and is_experts(x):
-            count_of(x.num_experts, step.experts, "experts")  # pyright: ignore
+            left, top = count_of(x.num_experts, step.experts, "experts"), model.config.num_experts_per_tok  # pyright: ignore
+            if left < top:
+                raise ValueError(f"each token is given to {top} experts: {left} are too few")
+        if step.channels < 1 and any(map(is_experts, x.children())) and any(_has(y, MLP) for y in x.modules()):
+            raise ValueError(f"{type(x).__name__} has an MLP beside its experts, whose size the config names apart: "
+                             "channels=1")  # fmt: skip
+
+
+def _check_heads(attention: Any) -> None:
+    """Raise ValueError for attention with more weights that depend on the number of heads."""
+    heads, width = attention.q_proj.out_features // attention.head_dim, attention.head_dim
+    if attention.o_proj.in_features != heads * width or heads % _groups(attention):
+        raise ValueError(f"{type(attention).__name__}: o_proj does not read the {heads} heads of {width}: heads=1")
+    for name, x in attention.named_parameters():
+        if name.partition(".")[0] not in ATTENTION and x.shape != (width,):
+            raise ValueError(f"{type(attention).__name__} has {name} of {tuple(x.shape)}, which is not of one head: "
+                             "heads=1")  # fmt: skip
 
 
 def count_of(count: int, share: float, what: str) -> int:
@@ -164,8 +182,6 @@ def _groups(attention: Any) -> int:
 def _shrink_attention(attention: Any, found: Statistics, share: float, path: str, removed: Removed) -> None:
     width, groups = attention.head_dim, _groups(attention)
     heads = attention.q_proj.out_features // width
-    if attention.o_proj.in_features != heads * width or heads % groups:
-        raise ValueError(f"{path}: o_proj does not read the {heads} heads of {width}: heads=1")
     left = count_of(groups, share, "key and value heads")
     energy = attention.o_proj.weight.float().square().sum(0) * found.gram.diagonal()
     kept = energy.view(groups, -1).sum(1).topk(left).indices.sort().values
@@ -220,8 +236,6 @@ def _shrink_experts(walk: Walk, i: int, share: float, removed: Removed) -> None:
         for x in routers:
             if type(x) is nn.Linear:
                 x.out_features = left
-            if getattr(x, "top_k", 0) > left:
-                raise ValueError(f"each token is given to {x.top_k} experts: {left} are too few")
         removed.counts["experts"] = count, left
 
 
@@ -250,8 +264,15 @@ def _drop_layers(model: Any, number: int, batches: Sequence[Batch], removed: Rem
             if hasattr(x, "layer_idx"):
                 x.layer_idx = i  # pyright: ignore
     model.set_submodule(path, left)
-    config = model.config
-    for key in ("layer_types", "mlp_only_layers", "no_rope_layers"):
+    config, stay = model.config, [i for i in range(len(blocks)) if i not in gone]
+    dense = getattr(config, "mlp_only_layers", None)
+    if dense is not None:  # the numbers of layers without experts
+        every = getattr(config, "decoder_sparse_step", 1)
+        config.mlp_only_layers = [at for at, i in enumerate(stay) if i in dense or (i + 1) % every]
+        config.decoder_sparse_step = 1
+    if hasattr(config, "first_k_dense_replace"):
+        config.first_k_dense_replace = sum(i < config.first_k_dense_replace for i in stay)
+    for key in ("layer_types", "mlp_layer_types", "no_rope_layers"):
         values = getattr(config, key, None)
         if isinstance(values, list) and len(values) == len(blocks):
             setattr(config, key, [x for i, x in enumerate(values) if i not in gone])
@@ -272,3 +293,14 @@ def _describe(model: Any, removed: Removed) -> None:
         for name in names.get(kind, ()):
             if hasattr(config, name):
                 setattr(config, name, count)
+
+
+def _check_described(model: Any) -> None:
+    """Raise ValueError if the config does not say what is left: `transformers` would make another model."""
+    with torch.device("meta"):
+        said = type(model)(copy.deepcopy(model.config))
+    shapes = {name: x.shape for name, x in said.named_parameters()}
+    for name, x in model.named_parameters():
+        if shapes.get(name) != x.shape:
+            raise ValueError(f"the config of {type(model).__name__} cannot say that {name} is of {tuple(x.shape)}: "
+                             "do not shrink what it belongs to")  # fmt: skip

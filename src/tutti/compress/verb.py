@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from tutti.compress import sparsity
 from tutti.compress.blocks import Batch, checked
-from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of
+from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of, check_plain
 from tutti.compress.compressor import check as check_quantized
 from tutti.compress.distill import distill
 from tutti.compress.folder import checked_folders, compress_folder
 from tutti.compress.formats.compressed_tensors import save
+from tutti.compress.mixed import check as check_mixed
 from tutti.compress.mixed import search
 from tutti.compress.modules import shapes
 from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
@@ -50,6 +51,8 @@ def compress(
     calibration data that is missing or too short; nothing has been computed then.
     """
     made = recipe if isinstance(recipe, Recipe) else parse(recipe) if isinstance(recipe, str) else Recipe((recipe,))
+    if training is not None and not made.find(Distill):
+        raise ValueError("training= is for distillation, and the recipe has no such step")
     if isinstance(model, nn.Module):
         if out is not None:
             raise ValueError("out= is for a folder; call .save(folder) on the result")
@@ -72,6 +75,7 @@ class _Run:
         self.teacher = self.model = model
         self.recipe, self.progress, self.report = recipe, progress, Report()
         self.weights: dict[str, Tensor] = {}  # of quantized layers before they were rounded
+        self.pruned: list[str] = []  # layers whose zeros stay
         self.batches: list[Batch] | None = None
         if calibration is not None:
             self.batches = checked(calibration, max((k for _, k in shapes(model).values()), default=0), tokenizer)
@@ -90,8 +94,11 @@ class _Run:
                 check_shrink(self.model, step)
             if isinstance(step, Prune):
                 sparsity.check(self.model, step)
+            if isinstance(step, Mixed) and Shrink not in before:
+                check_mixed(self.model, step, self.recipe.steps[: len(before)])
             before.append(type(step))
         kept = Recipe(tuple(x for x in self.recipe.steps if not isinstance(x, Mixed)) or (Rotate(),))
+        check_plain(self.model)
         if Shrink not in before:
             check_quantized(self.model, kept)
 
@@ -101,26 +108,26 @@ class _Run:
         for step in self.recipe.steps:
             if isinstance(step, Mixed):
                 assert self.batches is not None
-                self._together(joined)
+                self._together(joined, False)
                 step, table = search(self.model, step, self.batches, self.progress)
                 self.report.sensitivity = table
             if isinstance(step, Rotate | Quantize):
                 joined.append(step)
                 continue
-            self._together(joined)
+            self._together(joined, isinstance(step, Distill))
             self._alone(step)
-        self._together(joined)
+        self._together(joined, False)
         self.report.before, self.report.after = before, bytes_of(self.model)
         self.report.seconds = time.perf_counter() - begun
         return Compressed(self.model, self.report, self.recipe)
 
-    def _together(self, steps: list[Rotate | Quantize]) -> None:
-        """Rotate and quantize, block by block."""
+    def _together(self, steps: list[Rotate | Quantize], keep: bool) -> None:
+        """Rotate and quantize, block by block. keep: as for `Compression`."""
         if not steps:
             return
-        run = Compression(Held(self.model), Recipe(tuple(steps)), self.batches, progress=self.progress)
+        run = Compression(Held(self.model), Recipe(tuple(steps)), self.batches, progress=self.progress, keep=keep)
         self.model = run.run().model
-        self.weights = run.weights
+        self.weights = run.weights or {}
         self.report.layers += run.report.layers
         steps.clear()
 
@@ -130,11 +137,13 @@ class _Run:
             self.model, removed = shrink(self.model, step, batches, self.progress)
             self.report.notes += [f"{kind}: {left} of {count} left" for kind, (count, left) in removed.counts.items()]
         elif isinstance(step, Prune):
+            self.pruned += sparsity.check(self.model, step)
             self.model, zeros = sparsity.pruned(self.model, step, batches, self.progress)
             self.report.notes.append(f"{100 * zeros:.1f} % of the weights of linear layers are zero")
         else:
             student = copy.deepcopy(self.model)
-            losses = distill(student, self.teacher, self.training or [], step, self.weights, self.progress)
+            losses = distill(student, self.teacher, self.training or [], step, self.weights, self.progress,
+                             self.pruned)  # fmt: skip
             self.model, tenth = student, max(1, len(losses) // 10)
             first, last = (sum(x) / tenth for x in (losses[:tenth], losses[-tenth:]))
             self.report.notes.append(f"distilled in {step.steps} steps: loss {first:.4f} to {last:.4f}")

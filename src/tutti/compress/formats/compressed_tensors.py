@@ -15,6 +15,7 @@ config.json has a "quantization_config", and the files of tensors have for a lay
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -107,9 +108,7 @@ def config_of(
         groups.setdefault((*key, ".experts." in path), []).append(path)
     made, formats = {}, {format_of(scheme) for scheme, _, _ in groups}
     most = max((x for (_, kind, _), x in groups.items() if kind == "Linear"), key=len, default=[])
-    for (scheme, kind, inside), paths in sorted(
-        groups.items(), key=lambda x: len(x[1])
-    ):  # the first that matches holds
+    for (scheme, kind, inside), paths in sorted(groups.items(), key=lambda x: x[1] is most):  # the first match holds
         targets = [r"re:.*\.experts\..*"] if inside else [kind] if paths is most and not experts else paths
         made[f"group_{len(made)}"] = {
             "targets": targets,
@@ -185,8 +184,6 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
 
     Raises ValueError, with a remedy, for what is not supported.
     """
-    import re
-
     if config.get("quant_method") != METHOD:
         raise ValueError(f"the model is quantized by {config.get('quant_method')!r}; only {METHOD} is read: load it "
                          "with transformers, dequantize and save it, and compress that")  # fmt: skip
@@ -320,6 +317,8 @@ def config_json(model: Any) -> dict[str, Any]:
             schemes[path] = x.scheme, "Embedding" if isinstance(x, QuantizedEmbedding) else "Linear"
         elif type(x) is nn.Linear:
             others.append(path)
+        elif is_experts(x):
+            others.append(rf"re:{re.escape(path)}\..*")
     made = model.config.to_dict()
     made["architectures"] = [type(model).__name__]
     if schemes:
