@@ -58,7 +58,7 @@ class Report:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        lines = [f"{'layer':<48} {'scheme':<14} {'bytes':>12} {'error':>8}"]
+        lines = [f"{'layer':<48} {'scheme':<14} {'bytes':>12} {'error':>8}"] if self.layers else []
         for x in self.layers:
             lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {x.error:>8.4f} {x.note}".rstrip())
         lines += self.notes
