@@ -14,7 +14,6 @@ from tutti.compress.adapters import with_adapters
 from tutti.nn.quantized_linear import QuantizedLinear
 from tutti.nn.scheme import Scheme
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 SCHEMES = Scheme(8, None), Scheme(4, 32), Scheme(3, 32), Scheme(2, 64, symmetric=False), Scheme(5, 16)
 
 

@@ -128,6 +128,21 @@ def test_places_that_are_wrong(source, tmp_path):
         tutti.compress(source, "int4")
     with pytest.raises(ValueError, match="is the model itself"):
         tutti.compress(source, "int4", out=source)
+    (tmp_path / "run" / "config.json").parent.mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    source.rename(inner := tmp_path / "run" / "source")
+    with pytest.raises(ValueError, match="would be replaced, with the model in it"):
+        tutti.compress(inner, "int4", out=tmp_path / "run")
+    inner.rename(source)
+    with pytest.raises(ValueError, match=r"there is no folder .*nothing"):
+        tutti.compress(tmp_path / "nothing", "int4", out=tmp_path / "out")
+    with pytest.raises(ValueError, match=r"config.json is a file: choose a folder"):
+        tutti.compress(source, "int4", out=source / "config.json")
+    with pytest.raises(ValueError, match="a GGUF file is made by"):
+        tutti.compress(source, "int4", out=tmp_path / "model.gguf")
+    for recipe in ("int4", "prune-0.5-magnitude"):
+        with pytest.raises(OSError, match=r"cannot be written \(Not a directory\): choose another"):
+            tutti.compress(source, recipe, out=source / "config.json" / "out")
     with pytest.raises(ValueError, match=r"has no config.json|there is no file"):
         tutti.compress(tmp_path, "int4", out=tmp_path / "out")
     (tmp_path / "notes").mkdir()

@@ -97,6 +97,11 @@ def test_files_that_are_wrong(text, message, tmp_path):
         from_toml(path)
 
 
+def test_a_file_that_is_missing(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no file .*recipe.toml: a recipe is"):
+        parse(str(tmp_path / "recipe.toml"))
+
+
 def test_options_that_are_wrong():
     for options in (dict(method="nearest"), dict(strength=2.0), dict(damping=0.0)):
         with pytest.raises(ValueError, match="expected"):

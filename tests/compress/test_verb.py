@@ -105,3 +105,11 @@ def test_training_data_is_used_for_distillation():
     assert losses[0] != losses[1]
     with pytest.raises(ValueError, match="training= is for distillation"):
         compress(model, "int4-g16", batches, training=other)
+
+
+def test_the_model_that_was_compressed_is_not_overwritten(tmp_path):
+    small(layers=1).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is the model that was compressed"):
+        compress(model, "int4-g16").save(tmp_path)
+    assert not quantized_layers(transformers.AutoModelForCausalLM.from_pretrained(tmp_path))

@@ -43,4 +43,5 @@ def with_adapters(model: nn.Module, config: Any) -> Any:
     config._register_custom_module({QuantizedLinear: QuantizedLora})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Unsupported layer type")
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft reads it
         return peft.get_peft_model(model, config)  # pyright: ignore[reportArgumentType]

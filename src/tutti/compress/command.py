@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tutti.compress.folder import checked_folders
 from tutti.compress.recipe import Distill, parse
 from tutti.compress.verb import compress
 
@@ -32,7 +33,7 @@ def command(
 
     Args:
         model: The folder of a model of transformers.
-        out: The folder of the compressed model, in the format compressed-tensors.
+        out: The folder of the compressed model, in the format compressed-tensors. A model that is there is replaced.
         recipe: Such as int4, int4-g128-gptq, w8a8-smooth, rotate+int4-gptq, mixed-3.5-gptq, prune-2:4+int4-gptq or
             shrink-channels0.75+int3+distill-500; or a TOML file.
         calibration: A file with text, or `stdlib`: the source code of Python's library. For all but rtn and hqq.
@@ -45,37 +46,53 @@ def command(
         raise ValueError(f"{samples} rows of {length} tokens; expected at least 1 row of 2")
     if made.calibrated and not calibration:
         raise ValueError(f"recipe {recipe} needs data: --calibration FILE, or --calibration {STDLIB}")
+    checked_folders(model, out)
+    console = Console(highlight=False, soft_wrap=True)
     data = rows(model, calibration, samples, length) if made.calibrated and calibration else None
+    if calibration and not made.calibrated:
+        console.print(f"recipe {recipe} needs no data: --calibration is not read", markup=False)
+    elif data is not None and len(data) < samples:
+        console.print(f"{calibration} has {len(data)} rows of {length} tokens, of {samples} asked for", markup=False)
     training = None
     if made.find(Distill):
         each = [x["input_ids"] for x in rows(model, calibration, training_samples, length)]
         training = [{"input_ids": torch.cat(each[i : i + 8])} for i in range(0, max(1, len(each) - 7), 8)]
-    console, begun = Console(highlight=False, soft_wrap=True), time.perf_counter()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(40), MofNCompleteColumn(),
                TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("read", total=None)
+        task, begun = bar.add_task("read", total=None), 0.0
 
         def show(done: int, total: int, path: str) -> None:
+            nonlocal begun
+            begun = begun or time.perf_counter()
             bar.update(task, completed=done, total=total, description=path or "write")
             if not console.is_terminal and path and done % max(1, total // 50) == 0:
                 left = (time.perf_counter() - begun) / done * (total - done) if done else None
                 rest = "" if left is None else f", about {left:.0f} s left"
                 console.print(f"{path} ({done + 1} of {total}){rest}", markup=False)
 
-        found = compress(model, made, data, out=out, training=training, progress=show)
+        try:
+            found = compress(model, made, data, out=out, training=training, progress=show)
+        except KeyboardInterrupt:
+            if made.block_by_block:
+                console.print("the same command goes on from here", markup=False)
+            raise
     console.print(str(found.report), markup=False)
     console.print(f"wrote {out}", markup=False)
 
 
 def rows(model: Path, calibration: str, samples: int, length: int) -> list[dict[str, Any]]:
-    """Calibration data: rows of tokens of a text. Raises ValueError if there are too few."""
-    from transformers import AutoTokenizer
+    """Calibration data: rows of tokens of a text. Raises ValueError if there are too few, or rows are too long."""
+    from transformers import AutoConfig, AutoTokenizer
 
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and length > longest:
+        raise ValueError(f"rows of {length} tokens; {model} was made for at most {longest}: give --length")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     tokens: list[int] = []
     for text in texts(calibration):
-        tokens += tokenizer(text)["input_ids"]
+        tokens += tokenizer(text, verbose=False)["input_ids"]
         if len(tokens) >= samples * length:
             break
     found = torch.tensor(tokens[: samples * length]).split(length)

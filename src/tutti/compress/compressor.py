@@ -58,7 +58,7 @@ class Report:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        lines = [f"{'layer':<48} {'scheme':<14} {'bytes':>12} {'error':>8}"]
+        lines = [f"{'layer':<48} {'scheme':<14} {'bytes':>12} {'error':>8}"] if self.layers else []
         for x in self.layers:
             lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {x.error:>8.4f} {x.note}".rstrip())
         lines += self.notes
@@ -93,6 +93,9 @@ class Compressed:
             raise ValueError(f"format={format!r}; expected one of {', '.join(FORMATS)}")
         if self.model is None:
             raise ValueError(f"the model has been written to {self.folder} already")
+        source = getattr(self.model, "name_or_path", "")
+        if source and Path(source).exists() and Path(source).resolve() == Path(path).resolve():
+            raise ValueError(f"{path} is the model that was compressed: choose another folder")
         if format == "gguf":
             from tutti.compress.formats import gguf
 

@@ -268,12 +268,17 @@ def _from_meta(module: nn.Module) -> None:
 
 
 def checked_folders(folder: str | Path, out: str | Path | None) -> tuple[Path, Path]:
-    """The folders of a model and of what is made of it. Raises ValueError if they are one, or `out` is no model's."""
+    """The folders of a model and of what is made of it. Raises ValueError if there is no model, if `out` holds it or
+    is no model's, and OSError if nothing can be written there."""
     if out is None:
         raise ValueError("a model in a folder is compressed into another one: give out=")
     folder, out = Path(folder), Path(out)
     if out.resolve() == folder.resolve():
-        raise ValueError(f"{out} is the model itself: choose another folder for out=")
+        raise ValueError(f"{out} is the model itself: choose another folder for out")
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: give the folder of a model of transformers")
+    if folder.resolve().is_relative_to(out.resolve()):
+        raise ValueError(f"{out} would be replaced, with the model in it: choose another folder for out")
     written.check_out(out)
     return folder, out
 

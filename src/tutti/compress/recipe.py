@@ -226,6 +226,11 @@ class Recipe:
         """Whether it needs data."""
         return any(x.calibrated for x in self.steps)
 
+    @property
+    def block_by_block(self) -> bool:
+        """Whether a folder is compressed one block at a time, and goes on where it was interrupted."""
+        return all(isinstance(x, Quantize | Rotate) for x in self.steps)
+
     def find(self, kind: type) -> Any:
         """The step of a kind, or None."""
         return next((x for x in self.steps if isinstance(x, kind)), None)
@@ -394,6 +399,8 @@ def from_toml(path: str | Path) -> Recipe:
         if list(found) != ["step"] or not isinstance(found["step"], list):
             raise ValueError(f"expected tables [[step]], not {', '.join(found) or 'nothing'}")
         return Recipe(tuple(map(_of_table, found["step"])))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}: a recipe is a TOML file, or a name such as int4-gptq") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -57,7 +57,7 @@ def compress(
         if out is not None:
             raise ValueError("out= is for a folder; call .save(folder) on the result")
         return _Run(model, made, calibration, training, tokenizer, progress).run()
-    if all(isinstance(x, Quantize | Rotate) for x in made.steps):
+    if made.block_by_block:
         return compress_folder(Path(model), made, calibration, out, tokenizer, progress)
     folder, out = checked_folders(model, out)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False)

@@ -133,10 +133,8 @@ class Engine:
             model, tokenizer = skeleton(folder), tokenizer or _reader(folder)
             if compressed.is_compressed(model):
                 if quantize or adapters:
-                    raise ValueError(
-                        f"{folder} is quantized already: "
-                        + ("serve it without quantize=" if quantize else "adapters need the model it was")
-                    )
+                    advice = "serve it without quantize=" if quantize else "adapters need the model that it was made of"
+                    raise ValueError(f"{folder} is quantized already: {advice}")
                 compressed.prepare(model)
         assert isinstance(model, nn.Module)
         if quantize:

@@ -1,0 +1,54 @@
+"""`tutti compress`: mistakes are errors before anything is computed, and what is done otherwise is said."""
+
+import compress_models as small
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from tutti.compress.command import command
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A model with a tokenizer that makes each word of `text.txt` a token."""
+    model = small.llama()
+    model.save_pretrained(tmp_path / "source")
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(model.config.vocab_size)}, "w0"))
+    words.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=8).save_pretrained(tmp_path / "source")
+    (tmp_path / "text.txt").write_text(" ".join(f"w{i % 50}" for i in range(1000)))
+    return tmp_path / "source"
+
+
+def test_fewer_rows_than_asked_for(source, tmp_path, capfd):
+    command(source, tmp_path / "out", "int4-gptq", str(tmp_path / "text.txt"), samples=128, length=64)
+    said = capfd.readouterr()
+    assert f"{tmp_path / 'text.txt'} has 15 rows of 64 tokens, of 128 asked for" in said.out
+    assert "model.layers.0 (1 of 2)" in said.out, "progress without a terminal"
+    assert "longer than" not in said.out + said.err, "no warning that a text is longer than a row"
+
+
+def test_interrupted(source, tmp_path, capfd, monkeypatch):
+    from tutti.compress.folder import Files
+
+    def interrupted(files: Files, path: str, reports: object) -> None:
+        raise KeyboardInterrupt
+
+    text = str(tmp_path / "text.txt")
+    monkeypatch.setattr(Files, "done", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command(source, tmp_path / "out", "int4-gptq", text, length=64)
+    assert "the same command goes on from here" in capfd.readouterr().out
+
+
+def test_data_that_no_step_reads(source, tmp_path, capfd):
+    command(source, tmp_path / "out", "int8", str(tmp_path / "text.txt"))
+    assert "recipe int8 needs no data: --calibration is not read" in capfd.readouterr().out
+
+
+def test_rows_longer_than_the_model_reads(source, tmp_path):
+    longest = small.llama().config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"at most {longest}: give --length"):
+        command(source, tmp_path / "out", "int4-gptq", str(tmp_path / "text.txt"), length=longest + 1)
