@@ -138,8 +138,6 @@ def test_places_that_are_wrong(source, tmp_path):
         tutti.compress(tmp_path / "nothing", "int4", out=tmp_path / "out")
     with pytest.raises(ValueError, match=r"config.json is a file: choose a folder"):
         tutti.compress(source, "int4", out=source / "config.json")
-    with pytest.raises(ValueError, match="a GGUF file is made by"):
-        tutti.compress(source, "int4", out=tmp_path / "model.gguf")
     for recipe in ("int4", "prune-0.5-magnitude"):
         with pytest.raises(OSError, match=r"cannot be written \(Not a directory\): choose another"):
             tutti.compress(source, recipe, out=source / "config.json" / "out")

@@ -12,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 import tutti
-from serve import tiny
 from tutti.compress.formats import gguf, gguf_file
 from tutti.compress.formats.gguf_blocks import BY_NAME
 from tutti.compress.formats.gguf_tokenizer import SPLITS
 from tutti.data.tokenizer import train_tokenizer, train_wordpiece
 from tutti.nn.quantized_linear import quantized_layers
 
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 SIZES: dict[str, Any] = dict(
     vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=128, eos_token_id=256, bos_token_id=None, pad_token_id=None,
@@ -99,7 +99,7 @@ def test_the_reference_reader_finds_the_same_content(tmp_path):
     from gguf.quants import dequantize
 
     model = model_of(CONFIGS["llama"])
-    gguf.save(model, tmp_path / "m.gguf", "q4_0", tokenizer=tiny.tokenizer())
+    gguf.save(model, tmp_path / "m.gguf", "q4_0", tokenizer=bytes_tokenizer())
     theirs = reference.GGUFReader(tmp_path / "m.gguf")
     ours = gguf_file.read(tmp_path / "m.gguf")
     assert ours.metadata["llama.attention.layer_norm_rms_epsilon"] == 1e-6
@@ -112,6 +112,11 @@ def test_the_reference_reader_finds_the_same_content(tmp_path):
         found = theirs.fields[key].contents()
         assert found == pytest.approx(value.tolist() if isinstance(value, np.ndarray) else value)
     assert set(ours.metadata) == {x for x in theirs.fields if not x.startswith("GGUF.")}
+
+
+def bytes_tokenizer() -> Any:
+    """A tokenizer of 257 tokens."""
+    return train_tokenizer([], 257)
 
 
 def tokenizer_of(kind: str) -> Any:
@@ -132,13 +137,13 @@ TEXT = "def g(y):\n    return y + 98765  # it's \u65e5\u672c\u00e9\n\n"
 @pytest.mark.parametrize("kind", SPLITS)
 def test_a_tokenizer_comes_back(kind, tmp_path):
     tokenizer = tokenizer_of(kind)
-    tokenizer.chat_template = tiny.TEMPLATE
+    tokenizer.chat_template = TEMPLATE
     gguf.save(model_of(CONFIGS["llama"]), tmp_path / "m.gguf", tokenizer=tokenizer)
     back = gguf.load_tokenizer(tmp_path / "m.gguf")
     text = TEXT + "<|endoftext|>"
     assert back(text).input_ids == tokenizer(text).input_ids
     assert back.decode(back(text).input_ids) == text
-    assert (back.chat_template, back.eos_token) == (tiny.TEMPLATE, tokenizer.eos_token)
+    assert (back.chat_template, back.eos_token) == (TEMPLATE, tokenizer.eos_token)
 
 
 def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path):
@@ -301,7 +306,7 @@ def test_a_tensor_that_is_missing_is_named(tmp_path):
 
 
 def test_damaged_heads_are_refused_or_read(tmp_path):
-    gguf.save(model_of(CONFIGS["llama"]), tmp_path / "m.gguf", "q4_0", tokenizer=tiny.tokenizer())
+    gguf.save(model_of(CONFIGS["llama"]), tmp_path / "m.gguf", "q4_0", tokenizer=bytes_tokenizer())
     good = (tmp_path / "m.gguf").read_bytes()
     draw, refused = np.random.default_rng(0), 0
     head = good.index(b"blk.1.ffn_down") + 64

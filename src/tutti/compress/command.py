@@ -1,4 +1,4 @@
-"""`tutti compress`: compress a model in a folder into another folder."""
+"""`tutti compress`: compress a model in a folder into another folder, or into a GGUF file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def command(
 
     Args:
         model: The folder of a model of transformers.
-        out: The folder of the compressed model, in the format compressed-tensors. A model that is there is replaced.
+        out: The folder of the compressed model, in the format compressed-tensors; or a file for llama.cpp whose name
+            ends in .gguf. A model that is there is replaced.
         recipe: Such as int4, int4-g128-gptq, w8a8-smooth, rotate+int4-gptq, mixed-3.5-gptq, prune-2:4+int4-gptq or
             shrink-channels0.75+int3+distill-500; or a TOML file.
         calibration: A file with text, or `stdlib`: the source code of Python's library. For all but rtn and hqq.

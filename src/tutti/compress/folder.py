@@ -267,6 +267,9 @@ def _from_meta(module: nn.Module) -> None:
                 part._parameters[name] = nn.Parameter(torch.empty_like(x, device="cpu"), requires_grad=False)
 
 
+GGUF = ".gguf"  # of the names of files in this format
+
+
 def checked_folders(folder: str | Path, out: str | Path | None) -> tuple[Path, Path]:
     """The folders of a model and of what is made of it. Raises ValueError if there is no model, if `out` holds it or
     is no model's, and OSError if nothing can be written there."""
@@ -279,7 +282,10 @@ def checked_folders(folder: str | Path, out: str | Path | None) -> tuple[Path, P
         raise ValueError(f"there is no folder {folder}: give the folder of a model of transformers")
     if folder.resolve().is_relative_to(out.resolve()):
         raise ValueError(f"{out} would be replaced, with the model in it: choose another folder for out")
-    written.check_out(out)
+    if out.suffix == GGUF:
+        written.check_place(out)
+    else:
+        written.check_out(out)
     return folder, out
 
 

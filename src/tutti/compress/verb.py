@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tutti.compress import sparsity
 from tutti.compress.blocks import Batch, checked
 from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of, check_plain
 from tutti.compress.compressor import check as check_quantized
 from tutti.compress.distill import distill
-from tutti.compress.folder import checked_folders, compress_folder
+from tutti.compress.folder import GGUF, checked_folders, compress_folder
+from tutti.compress.formats import gguf
 from tutti.compress.formats.compressed_tensors import save
 from tutti.compress.mixed import check as check_mixed
 from tutti.compress.mixed import search
@@ -42,8 +43,9 @@ def compress(
         `compress.recipe`.
     calibration: for methods that need it: dicts with input_ids (batch, sequence) and, where there is padding, an
         attention_mask; or texts, with a tokenizer. Padding does not count.
-    out: of a folder, where the compressed model is written. Quantization and rotation hold one block in memory at a
-        time, and a run that was interrupted goes on where it stopped; other steps hold the whole model.
+    out: of a folder, where the compressed model is written: a folder, or a GGUF file with its tokenizer. Into a folder,
+        quantization and rotation hold one block in memory at a time, and a run that was interrupted goes on where it
+        stopped; else the whole model is held.
     training: more data like the calibration data, for distillation; by default that is used again.
     progress: called with what is done (blocks, or steps), all of it, and what comes next.
 
@@ -57,12 +59,17 @@ def compress(
         if out is not None:
             raise ValueError("out= is for a folder; call .save(folder) on the result")
         return _Run(model, made, calibration, training, tokenizer, progress).run()
-    if made.block_by_block:
-        return compress_folder(Path(model), made, calibration, out, tokenizer, progress)
     folder, out = checked_folders(model, out)
+    if made.block_by_block and out.suffix != GGUF:
+        return compress_folder(folder, made, calibration, out, tokenizer, progress)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False)
+    if out.suffix == GGUF:
+        gguf.check(loaded, own := AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     found = _Run(loaded, made, calibration, training, tokenizer, progress).run()
-    save(found.model, out, files=folder)
+    if out.suffix == GGUF:
+        gguf.save(found.model, out, tokenizer=own)
+    else:
+        save(found.model, out, files=folder)
     return Compressed(None, found.report, made, out)
 
 

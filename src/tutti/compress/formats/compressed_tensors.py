@@ -364,19 +364,21 @@ def shard_name(i: int, count: int) -> str:
 def check_out(folder: Path) -> None:
     """Raise ValueError for a folder that has something else than a model, or a file; OSError if nothing can be written
     there: before anything is computed."""
-    if folder.suffix == ".gguf":
-        raise ValueError(f"{folder}: compressed-tensors is a folder; a GGUF file is made by "
-                         "tutti.compress(model, recipe).save(path, format='gguf')")  # fmt: skip
     if folder.is_file():
         raise ValueError(f"{folder} is a file: choose a folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "config.json").exists():
         raise ValueError(f"{folder} already exists and is not a model: choose another folder")
-    beside = next(x for x in folder.absolute().parents if x.exists())
+    check_place(folder)
+
+
+def check_place(path: Path) -> None:
+    """Raise OSError if nothing can be written in the folder where a path will be."""
+    beside = next(x for x in path.absolute().parents if x.exists())
     try:
         with TemporaryDirectory(prefix=".writing-", dir=beside):
             pass
     except OSError as error:
-        raise OSError(f"{folder} cannot be written ({error.strerror}): choose another folder") from None
+        raise OSError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
 
 
 def write(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -92,6 +92,13 @@ def save(
     gguf_file.write(Path(path), metadata, tensors)
 
 
+def check(model: Any, tokenizer: Any) -> None:
+    """Raise ValueError for a model or a tokenizer that the format cannot express."""
+    _metadata(model.config, "f16")
+    gguf_tokenizer.to_metadata(tokenizer, model.config.vocab_size)
+    _names(model)
+
+
 def _names(model: Any) -> dict[str, str]:
     """The names of the tensors of a model in the file; of quantized layers, that of the weight."""
     made = {}

@@ -7,6 +7,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
+import tutti
 from tutti.compress.command import command
 
 
@@ -52,3 +53,21 @@ def test_rows_longer_than_the_model_reads(source, tmp_path):
     longest = small.llama().config.max_position_embeddings
     with pytest.raises(ValueError, match=f"at most {longest}: give --length"):
         command(source, tmp_path / "out", "int4-gptq", str(tmp_path / "text.txt"), length=longest + 1)
+
+
+def test_a_file_for_llama_cpp(source, tmp_path, capfd):
+    from tutti.compress.formats import gguf
+    from tutti.data.tokenizer import train_tokenizer
+
+    with pytest.raises(ValueError, match="tokenizer"):
+        command(source, tmp_path / "model.gguf", "int4-g32")
+    train_tokenizer(["def f(x): return x"], 257).save_pretrained(source)
+    model = small.model(vocab_size=257)
+    model.save_pretrained(source)
+    command(source, tmp_path / "model.gguf", "int4-g32")
+    assert "wrote" in capfd.readouterr().out
+    own, quantized = gguf.load(tmp_path / "model.gguf"), tutti.compress(model, "int4-g32").model
+    ids = small.batches(1)[0]["input_ids"]
+    assert (own(ids).logits - quantized(ids).logits).norm() < 0.02 * quantized(ids).logits.norm()
+    with pytest.raises(OSError, match="cannot be written"):
+        command(source, source / "config.json" / "model.gguf", "int4-g32")
