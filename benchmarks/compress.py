@@ -35,15 +35,12 @@ CONFIG = Path(__file__).parents[1] / "runs" / "code_lm.toml"
 MODEL = Path("out/code_lm/model")
 LENGTH, ROWS = 256, 16  # of a batch
 HELD_OUT, CALIBRATION, TRAINING = 8, 8, 400  # batches
-RECOVERY = "distill-128-lr0.0005"
 RECIPES = (
     "int2-g32-s16-gptq-e4+distill-192-lr0.0005",
     "int8", "int8-e8", "w8a8-smooth-e8",
     "int4-g64", "int4-g64-hqq", "int4-g64-awq", "int4-g64-gptq", "int4-g32-zeros-gptq-e8",
     "int3-g64", "int3-g64-gptq", "int2-g32", "int2-g32-gptq", "int2-g32-s16-gptq-e4", "mixed-2.7-s16-gptq-e4",
     "prune-2:4-magnitude", "prune-2:4-wanda", "prune-2:4-sparsegpt", "shrink-channels0.75",
-    f"mixed-2.7-s16-gptq-e4+{RECOVERY}", f"shrink-channels0.75+{RECOVERY}",
-    f"shrink-channels0.4+{RECOVERY}+int2-g64-s16-gptq-e2+{RECOVERY}",
 )  # fmt: skip
 ROWS_DONE = Path("out/compress_rows.json")  # a run that was interrupted goes on
 
