@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def windows(tokenizer: Any, documents: tuple[Document, ...], batches: int) -> li
     found = torch.tensor(tokens[: len(tokens) // LENGTH * LENGTH]).view(-1, LENGTH)
     at = torch.linspace(0, len(found) - 1, batches * ROWS).long()
     return [{"input_ids": x} for x in found[at].split(ROWS)]
+
+
+def tokens_read() -> int:
+    """Tokens that the model was trained on."""
+    config = tomllib.loads(CONFIG.read_text())
+    return config["schedule"]["steps"] * config["batch"]["size"] * config["batch"]["seq"]
 
 
 @torch.no_grad()
@@ -108,7 +115,7 @@ def run(quick: bool) -> dict[str, Any]:
                 ROWS_DONE.write_text(json.dumps({"perplexity": perplexity, "rows": rows}))
             harness.say(f"{recipe}: " + ", ".join(f"{key} {value:.4g}" for key, value in rows[recipe].items()))
     return {"parameters": parameters, "perplexity": perplexity, "bytes": {"float32": whole, "bfloat16": half},
-            "tokens read": "8.2 million", "rows": rows}  # fmt: skip
+            "tokens read": tokens_read(), "rows": rows}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tutti.compress import awq, folds, gptq, hqq, rotate, rtn, smooth
+from tutti.compress import awq, folds, gptq, hqq, rotate, smooth
 from tutti.compress.blocks import Walk, checked, stack_of
 from tutti.compress.experts import ExpertLayers, is_experts
-from tutti.compress.modules import check_patterns, linear_layers, matches, matching, own_copy, shapes
+from tutti.compress.modules import check_patterns, linear_layers, matches, own_copy, selected, shapes
 from tutti.compress.recipe import Quantize, Recipe, Rotate
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
@@ -84,7 +84,7 @@ class Compressed:
     def save(self, path: str | Path, format: str = "compressed-tensors", **options: Any) -> Path:
         """Write the model, which appears when it is complete.
 
-        format: "compressed-tensors", a folder in files of at most `shard` bytes, which `transformers`, vLLM and
+        format: "compressed-tensors", a folder in files of at most `shard` bytes, which `transformers` and
         `tutti serve` load; or "gguf", a file for llama.cpp, with the options of `compress.formats.gguf.save`.
 
         Raises ValueError for an unknown format, for a folder that is not a model's, and for what the format cannot say.
@@ -328,7 +328,7 @@ class Compression:
         if (scheme := self.quantize.embeddings) is not None and embedding is not None:
             path = next(name for name, x in self.model.named_modules() if x is embedding)
             weight = embedding.weight.data
-            parts = rtn.quantize(weight, scheme)
+            parts = scheme.quantize(weight)
             self._keep(path, weight)
             table = QuantizedLinear.from_parts(
                 parts, scheme, getattr(head, "bias", None) if tied else None, weight.dtype
@@ -349,11 +349,11 @@ def quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statis
         return hqq.quantize(weight, scheme), ""
     if step.method in ("gptq", "awq"):
         if statistics is None or not statistics.count:
-            return rtn.quantize(weight, scheme), "no token reached it: rounded to nearest"
+            return scheme.quantize(weight), "no token reached it: rounded to nearest"
         if step.method == "gptq":
             return gptq.quantize(weight, scheme, statistics.gram, step.damping, step.order), ""
         return awq.clipped(weight, scheme, statistics.gram), ""
-    return rtn.quantize(weight, scheme), ""
+    return scheme.quantize(weight), ""
 
 
 def check_plain(model: nn.Module) -> None:
@@ -376,14 +376,12 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
     if step is None:
         return {}
     paths = list(found)
-    check_patterns(paths, step.layers, "layers")
-    check_patterns(paths, [x for x in step.ignore if x != "lm_head"], "ignore")
+    chosen = selected(paths, step.layers, step.ignore)
     check_patterns(paths, [x for x, _ in step.overrides], "overrides")
-    ignored = {*matching(paths, step.ignore)}
     schemes: dict[str, Scheme] = {}
-    for path in matching(paths, step.layers):
+    for path in chosen:
         scheme = next((x for pattern, x in step.overrides if matches(path, pattern)), step.scheme)
-        if path not in ignored and scheme is not None:
+        if scheme is not None:
             scheme.check(path, found[path][1])
             schemes[path] = scheme
     embedding, head = _embeddings(model)

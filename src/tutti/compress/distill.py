@@ -28,12 +28,12 @@ def loss(both: Any, batch: Batch, temperature: float = 1.0, hidden: float = 0.0)
     options = {"use_cache": False, "output_hidden_states": hidden > 0}
     with torch.no_grad():
         target = both["teacher"](**batch, **options)
-    made = both["student"](**batch, **options)
-    wanted = torch.log_softmax(target.logits.float() / temperature, -1)
-    found = torch.log_softmax(made.logits.float() / temperature, -1)
-    lost = temperature**2 * (wanted.exp() * (wanted - found)).sum(-1)
+    output = both["student"](**batch, **options)
+    log_p = torch.log_softmax(target.logits.float() / temperature, -1)
+    log_q = torch.log_softmax(output.logits.float() / temperature, -1)
+    lost = temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1)
     if hidden > 0:
-        own, right = made.hidden_states[-1].float(), target.hidden_states[-1].float()
+        own, right = output.hidden_states[-1].float(), target.hidden_states[-1].float()
         lost = lost + hidden * (own - right).square().sum(-1) / right.square().sum(-1).clamp(min=1e-12)
     mask = batch.get("attention_mask")
     return lost.mean() if mask is None else (lost * mask).sum() / mask.sum()

@@ -42,6 +42,15 @@ def check_patterns(paths: Sequence[str], patterns: Iterable[str], what: str) -> 
             raise ValueError(f"{what} {pattern!r} matches no layer; the layers are {', '.join(kinds)}")
 
 
+def selected(paths: Sequence[str], layers: Sequence[str], ignore: Sequence[str]) -> list[str]:
+    """The paths that `layers` match and `ignore` does not. Raises ValueError for a pattern that is of no path; the
+    output layer `lm_head` may be ignored where there is none."""
+    check_patterns(paths, layers, "layers")
+    check_patterns(paths, [x for x in ignore if x != "lm_head"], "ignore")
+    ignored = {*matching(paths, ignore)}
+    return [path for path in matching(paths, layers) if path not in ignored]
+
+
 def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers of a module, by path."""
     return {path: x for path, x in module.named_modules() if type(x) is nn.Linear}

@@ -13,7 +13,7 @@ Files keep the zeros: what is gained is speed on hardware that skips 2 of 4, and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,17 +22,15 @@ from torch import Tensor, nn
 from tutti.compress.blocks import Batch, Walk, stack_of
 from tutti.compress.experts import is_experts
 from tutti.compress.gptq import BLOCK, factor
-from tutti.compress.modules import check_patterns, linear_layers, matching, shapes
+from tutti.compress.modules import linear_layers, selected, shapes
 from tutti.compress.recipe import Prune
+from tutti.compress.statistics import Statistics
 
 
 def check(model: nn.Module, step: Prune) -> list[str]:
     """The paths of the layers that a step prunes. Raises ValueError if it does not fit a model."""
     found = shapes(model)
-    check_patterns(list(found), step.layers, "layers")
-    check_patterns(list(found), [x for x in step.ignore if x != "lm_head"], "ignore")
-    ignored = {*matching(found, step.ignore)}
-    paths = [path for path in matching(found, step.layers) if path not in ignored]
+    paths = selected(list(found), step.layers, step.ignore)
     if not paths:
         raise ValueError("the recipe ignores all layers that it prunes")
     for path in paths:
@@ -55,6 +53,12 @@ def pruned(
     paths = set(check(model, step))
     made = copy.deepcopy(model).eval()
     walk = None
+
+    def apply(layers: Mapping[str, nn.Linear], statistics: Mapping[str, Statistics]) -> None:
+        for name, layer in layers.items():
+            gram = statistics[name].gram if name in statistics else None
+            layer.weight.data.copy_(prune(layer.weight.data, step, gram))
+
     path, blocks = stack_of(made) or ("", nn.ModuleList())
     if step.calibrated:
         walk = Walk(made, blocks, batches)
@@ -63,16 +67,12 @@ def pruned(
         if progress:
             progress(i, len(blocks), f"prunes {path}.{i}")
         layers = {name: x for name, x in linear_layers(block).items() if f"{path}.{i}.{name}" in paths}
-        found = walk.statistics(i, layers) if walk else {}
-        for name, layer in layers.items():
-            layer.weight.data.copy_(prune(layer.weight.data, step, found[name].gram if name in found else None))
+        apply(layers, walk.statistics(i, layers) if walk else {})
         if walk:
             walk.run(i, outputs=True)
     inside = {f"{path}.{i}.{name}" for i, block in enumerate(blocks) for name in linear_layers(block)}
     outside = {p: x for p, x in linear_layers(made).items() if p in paths and p not in inside}
-    found = walk.tail(outside) if walk and outside else {}
-    for name, layer in outside.items():
-        layer.weight.data.copy_(prune(layer.weight.data, step, found[name].gram if name in found else None))
+    apply(outside, walk.tail(outside) if walk and outside else {})
     weights = [x.weight for p, x in linear_layers(made).items() if p in paths]
     return made, sum(int((x == 0).sum()) for x in weights) / sum(x.numel() for x in weights)
 

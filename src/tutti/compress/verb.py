@@ -52,25 +52,25 @@ def compress(
     The model is not changed. Raises ValueError for a recipe that does not fit the model, naming the layer, and for
     calibration data that is missing or too short; nothing has been computed then.
     """
-    made = recipe if isinstance(recipe, Recipe) else parse(recipe) if isinstance(recipe, str) else Recipe((recipe,))
-    if training is not None and not made.find(Distill):
+    steps = recipe if isinstance(recipe, Recipe) else parse(recipe) if isinstance(recipe, str) else Recipe((recipe,))
+    if training is not None and not steps.find(Distill):
         raise ValueError("training= is for distillation, and the recipe has no such step")
     if isinstance(model, nn.Module):
         if out is not None:
             raise ValueError("out= is for a folder; call .save(folder) on the result")
-        return _Run(model, made, calibration, training, tokenizer, progress).run()
+        return _Run(model, steps, calibration, training, tokenizer, progress).run()
     folder, out = checked_folders(model, out)
-    if made.block_by_block and out.suffix != GGUF:
-        return compress_folder(folder, made, calibration, out, tokenizer, progress)
+    if steps.block_by_block and out.suffix != GGUF:
+        return compress_folder(folder, steps, calibration, out, tokenizer, progress)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False)
     if out.suffix == GGUF:
-        gguf.check(loaded, own := AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
-    found = _Run(loaded, made, calibration, training, tokenizer, progress).run()
+        gguf.check(loaded, own_tokenizer := AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+    compressed = _Run(loaded, steps, calibration, training, tokenizer, progress).run()
     if out.suffix == GGUF:
-        gguf.save(found.model, out, tokenizer=own)
+        gguf.save(compressed.model, out, tokenizer=own_tokenizer)
     else:
-        save(found.model, out, files=folder)
-    return Compressed(None, found.report, made, out)
+        save(compressed.model, out, files=folder)
+    return Compressed(None, compressed.report, steps, out)
 
 
 class _Run:
@@ -95,8 +95,6 @@ class _Run:
         """Raise ValueError for what can be seen before anything is computed."""
         before: list[type] = []
         for step in self.recipe.steps:
-            if isinstance(step, Prune | Shrink | Mixed | Rotate | Quantize) and {Quantize, Mixed} & {*before}:
-                raise ValueError(f"{type(step).__name__.lower()} comes before the model is quantized: change the order")
             if isinstance(step, Shrink):
                 check_shrink(self.model, step)
             if isinstance(step, Prune):
@@ -104,10 +102,9 @@ class _Run:
             if isinstance(step, Mixed) and Shrink not in before:
                 check_mixed(self.model, step, self.recipe.steps[: len(before)])
             before.append(type(step))
-        kept = Recipe(tuple(x for x in self.recipe.steps if not isinstance(x, Mixed)) or (Rotate(),))
         check_plain(self.model)
         if Shrink not in before:
-            check_quantized(self.model, kept)
+            check_quantized(self.model, self.recipe)
 
     def run(self) -> Compressed:
         begun, before = time.perf_counter(), sum(x.nbytes for x in self.model.parameters())

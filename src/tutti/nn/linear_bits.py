@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_int4 import BLOCK, GROUPS
+from tutti.nn.linear_int4 import BLOCK, check_group, multiplied, of_codes
 from tutti.nn.linear_rows import INT2, INT3, KNOWN, digits, kernels, rounds, tiles
 
 KINDS = {2: INT2, 3: INT3}
@@ -57,33 +57,19 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 
 def dequantize(weight: Tensor, scales: Tensor, zeros: Tensor | None = None, *, bits: int) -> Tensor:
     """The weight (n, k) in the dtype of the scales."""
-    q = unpack(weight, bits).to(scales.dtype).unflatten(1, (scales.shape[1], -1))
-    offset = 2 ** (bits - 1) if zeros is None else zeros.to(scales.dtype).unsqueeze(2)
-    return (scales.unsqueeze(2) * (q - offset)).flatten(1)
+    return of_codes(unpack(weight, bits), scales, zeros, 2 ** (bits - 1))
 
 
 def reference(x, weight, scales, zeros=None, bias=None, *, bits, rounded=False):
     """The operator in plain PyTorch."""
     _check(x, weight, scales, zeros, bits)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    rows, w = x.to(wide), dequantize(weight, scales, zeros, bits=bits)
-    if rounded:
-        of_rows = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(wide).tiny)
-        rows = (rows / of_rows).round() * of_rows
-    else:
-        w = w.to(x.dtype)
-    made = rows @ w.to(wide).T
-    return (made if bias is None else made + bias).to(x.dtype)
+    return multiplied(x, dequantize(weight, scales, zeros, bits=bits), bias, rounded)
 
 
 def _check_sizes(bits: int, k: int, group: int = BLOCK) -> None:
     if bits not in KINDS:
         raise ValueError(f"linear_bits: {bits} bits; expected 2 or 3 (linear_int4 and linear_int8 have 4 and 8)")
-    if group not in GROUPS or k % group or k % BLOCK:
-        raise ValueError(
-            f"linear_bits: groups of {group} along {k} numbers; expected groups of {', '.join(map(str, GROUPS))}, and "
-            f"a multiple of {BLOCK} and of the group"
-        )
+    check_group("linear_bits", k, group)
 
 
 def _check(x: Any, weight: Any, scales: Any, zeros: Any, bits: int) -> None:

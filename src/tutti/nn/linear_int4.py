@@ -39,7 +39,7 @@ def quantize_int4(weight: Tensor, group: int = 64, zeros: bool = False) -> tuple
     Without zeros, the number of largest magnitude in a group is -8 scale; with zeros, the smallest number, or 0, is
     -zero scale, and the largest, or 0, is (15 - zero) scale. Raises ValueError for an unsupported group or k.
     """
-    _check_group(weight.shape[1], group)
+    check_group("linear_int4", weight.shape[1], group)
     parts = weight.float().unflatten(1, (-1, group))
     if zeros:
         low, high = parts.amin(2).clamp(max=0), parts.amax(2).clamp(min=0)
@@ -71,23 +71,32 @@ def unpack(packed: Tensor) -> Tensor:
 
 def dequantize_int4(weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
     """The weight (n, k) in the dtype of the scales."""
-    q = unpack(weight).to(scales.dtype).unflatten(1, (scales.shape[1], -1))
-    offset = 8 if zeros is None else zeros.to(scales.dtype).unsqueeze(2)
-    return (scales.unsqueeze(2) * (q - offset)).flatten(1)
+    return of_codes(unpack(weight), scales, zeros, 8)
+
+
+def of_codes(q: Tensor, scales: Tensor, zeros: Tensor | None, middle: int) -> Tensor:
+    """The weight (n, k) of codes, in the dtype of the scales. middle: the zero of all groups where there are none."""
+    offset = middle if zeros is None else zeros.to(scales.dtype).unsqueeze(2)
+    return (scales.unsqueeze(2) * (q.to(scales.dtype).unflatten(1, (scales.shape[1], -1)) - offset)).flatten(1)
 
 
 def reference(x, weight, scales, zeros=None, bias=None, *, rounded=False):
     """The operator in plain PyTorch."""
     _check(x, weight, scales, zeros)
+    return multiplied(x, dequantize_int4(weight, scales, zeros), bias, rounded)
+
+
+def multiplied(x: Tensor, w: Tensor, bias: Tensor | None, rounded: bool) -> Tensor:
+    """x w^T + bias for a dequantized weight. rounded: each row of x is rounded to int8, else w to the dtype of x."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    rows, w = x.to(wide), dequantize_int4(weight, scales, zeros)
+    rows = x.to(wide)
     if rounded:
         of_rows = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(wide).tiny)
         rows = (rows / of_rows).round() * of_rows
     else:
         w = w.to(x.dtype)
-    made = rows @ w.to(wide).T
-    return (made if bias is None else made + bias).to(x.dtype)
+    y = rows @ w.to(wide).T
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 def _check(x: Any, weight: Any, scales: Any, zeros: Any) -> None:
@@ -103,13 +112,14 @@ def _check(x: Any, weight: Any, scales: Any, zeros: Any) -> None:
             f"linear_int4: x {tuple(x.shape)}, weight {tuple(weight.shape)} {weight.dtype} and scales "
             f"{tuple(scales.shape)}: expected (m, k), (n, k / 2) uint8 and (n, k / group), and zeros of uint8, too"
         )
-    _check_group(x.shape[1], x.shape[1] // scales.shape[1])
+    check_group("linear_int4", x.shape[1], x.shape[1] // scales.shape[1])
 
 
-def _check_group(k: int, group: int) -> None:
+def check_group(operator: str, k: int, group: int) -> None:
+    """Raise ValueError for groups that the kernels do not have."""
     if group not in GROUPS or k % group or k % BLOCK:
         raise ValueError(
-            f"linear_int4: groups of {group} along {k} numbers; expected groups of {', '.join(map(str, GROUPS))}, and "
+            f"{operator}: groups of {group} along {k} numbers; expected groups of {', '.join(map(str, GROUPS))}, and "
             f"a multiple of {BLOCK} and of the group"
         )
 

@@ -1,4 +1,4 @@
-"""The format `compressed-tensors`, which transformers, vLLM and `tutti serve` read.
+"""The format `compressed-tensors`, which transformers and `tutti serve` read.
 
 config.json has a "quantization_config", and the files of tensors have for a layer X
 
