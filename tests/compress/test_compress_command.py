@@ -71,3 +71,9 @@ def test_a_file_for_llama_cpp(source, tmp_path, capfd):
     assert (own(ids).logits - quantized(ids).logits).norm() < 0.02 * quantized(ids).logits.norm()
     with pytest.raises(OSError, match="cannot be written"):
         command(source, source / "config.json" / "model.gguf", "int4-g32")
+
+
+def test_several_processes(source, tmp_path, capfd):
+    command(source, tmp_path / "out", "int4-gptq", str(tmp_path / "text.txt"), length=64, processes=2)
+    assert capfd.readouterr().out.count("wrote") == 1, "the first process speaks"
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists()

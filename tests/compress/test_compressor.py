@@ -106,7 +106,7 @@ def test_folds_change_no_output_and_are_found(kind, method, monkeypatch):
     """With schemes that round nothing, only the folds are left."""
     monkeypatch.setattr(Scheme, "rounded", lambda self, w: w.float() * (1 + 0.1 * torch.rand(w.shape[1])))
     applied: list[tuple[bool, bool]] = []
-    monkeypatch.setattr("tutti.compress.compressor.Compression._layer", lambda self, path, layer, found: None)
+    monkeypatch.setattr("tutti.compress.compressor.Compression._layers", lambda self, path, layer, found: None)
     fold = tutti.compress.folds.Fold
     apply = fold.apply
     monkeypatch.setattr(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.compress import parallel
 from tutti.compress.experts import ExpertLayers
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_linear import QuantizedLinear
@@ -119,10 +120,12 @@ class Walk:
         return rows if kept is None or kept.numel() != len(rows) else rows[kept.flatten()]
 
     def statistics(self, i: int, layers: Mapping[str, nn.Module]) -> dict[str, Statistics]:
-        """Of the inputs of layers of block i that stand outside of experts. Layers with one input share theirs."""
+        """Of the inputs of layers of block i that stand outside of experts, over the data of all processes. Layers with
+        one input share theirs."""
         found: dict[str, Statistics] = {}
         with self.observed(layers, found):
             self.run(i)
+        parallel.add_up(found)
         return found
 
     @contextmanager
@@ -176,11 +179,12 @@ class Walk:
 
     @torch.no_grad()
     def tail(self, layers: Mapping[str, nn.Module]) -> dict[str, Statistics]:
-        """Statistics of the inputs of layers behind the last block."""
+        """Statistics of the inputs of layers behind the last block, over the data of all processes."""
         found: dict[str, Statistics] = {}
         with self.observed(layers, found):
             for _ in self._behind():
                 pass
+        parallel.add_up(found)
         return found
 
     @torch.no_grad()

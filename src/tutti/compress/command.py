@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tutti.compress.folder import checked_folders
 from tutti.compress.recipe import Distill, parse
 from tutti.compress.verb import compress
+from tutti.launch.launch import launch, rank, under_launcher
 
 STDLIB = "stdlib"
 
@@ -27,6 +28,7 @@ def command(
     samples: int = 128,
     length: int = 512,
     training_samples: int = 2048,
+    processes: int = 1,
 ) -> None:
     """Compress a model. Quantization and rotation go block by block: one is in memory at a time, and a run that is
     interrupted goes on.
@@ -41,14 +43,21 @@ def command(
         samples: Rows of calibration data.
         length: Tokens of a row.
         training_samples: Rows of data for distillation, which reads 8 in a step.
+        processes: Processes that share the calibration data and the layers. For several machines: `tutti run -m tutti
+            compress ...` on each, with a folder that all of them see.
     """
     made = parse(recipe)
     if samples < 1 or length < 2:
         raise ValueError(f"{samples} rows of {length} tokens; expected at least 1 row of 2")
     if made.calibrated and not calibration:
         raise ValueError(f"recipe {recipe} needs data: --calibration FILE, or --calibration {STDLIB}")
+    if processes < 1:
+        raise ValueError(f"--processes is {processes}; expected 1 or more")
     checked_folders(model, out)
-    console = Console(highlight=False, soft_wrap=True)
+    if processes > 1 and not under_launcher():
+        launch(command, processes, model, out, recipe, calibration, samples, length, training_samples, processes)
+        return
+    console = Console(highlight=False, soft_wrap=True, quiet=rank() > 0)
     data = rows(model, calibration, samples, length) if made.calibrated and calibration else None
     if calibration and not made.calibrated:
         console.print(f"recipe {recipe} needs no data: --calibration is not read", markup=False)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tutti.compress import awq, folds, gptq, hqq, rotate, smooth
+from tutti.compress import awq, folds, gptq, hqq, parallel, rotate, smooth
 from tutti.compress.blocks import Walk, checked, stack_of
 from tutti.compress.experts import ExpertLayers, is_experts
 from tutti.compress.modules import check_patterns, linear_layers, matches, own_copy, selected, shapes
@@ -91,6 +91,9 @@ class Compressed:
         """
         if format not in FORMATS:
             raise ValueError(f"format={format!r}; expected one of {', '.join(FORMATS)}")
+        if parallel.process() > 0:
+            parallel.of_first(None)  # the model is the same in all processes: the first one writes it
+            return Path(path)
         if self.model is None:
             raise ValueError(f"the model has been written to {self.folder} already")
         source = getattr(self.model, "name_or_path", "")
@@ -104,6 +107,7 @@ class Compressed:
             from tutti.compress.formats import compressed_tensors
 
             compressed_tensors.save(self.model, Path(path), **options)
+        parallel.of_first(None)
         return Path(path)
 
 
@@ -145,6 +149,9 @@ class Held:
         self._copy()
 
 
+GATES = "gate_proj", "up_proj"  # layers of an expert that read its inputs
+
+
 class Compression:
     """One run of a recipe over a model.
 
@@ -161,6 +168,7 @@ class Compression:
         progress: Progress | None = None,
         keep: bool = False,
     ):
+        parallel.join()
         self.source, self.recipe, self.model = source, recipe, source.model
         self.progress, self.report = progress, Report()
         self.weights: dict[str, Tensor] | None = {} if keep else None
@@ -178,7 +186,7 @@ class Compression:
                     "the recipe needs data: calibration=[{'input_ids': ...}, ...], or texts and tokenizer="
                 )
             widest = max(k for _, k in shapes(self.model).values())
-            batches = checked(calibration, widest, tokenizer)
+            batches = parallel.own_share(checked(calibration, widest, tokenizer))
         elif self.rotation:
             batches = [{"input_ids": torch.arange(16).remainder(_vocabulary(self.model)).unsqueeze(0)}]
         self.batches = batches
@@ -240,8 +248,7 @@ class Compression:
             found = walk.statistics(i, {**outside, **experts} if folded else outside)
             for fold in folds.find(walk, i, layers) if folded else ():
                 self._fold(walk, i, path, fold, layers, found)
-        for name, layer in outside.items():
-            self._layer(f"{path}.{name}", layer, found.get(name))
+        self._layers(path, outside, found)
         routed = walk.routed(i, experts) if walk is not None and quantize.calibrated and experts else {}
         for name, x in experts.items():
             self._experts(f"{path}.{name}", x, routed.get(name))
@@ -268,34 +275,49 @@ class Compression:
         for e in range(experts.count):
             expert, own = experts[e], f"{path}.{e}"
             if routed is None:
-                for name, layer in linear_layers(expert).items():
-                    if f"{own}.{name}" in self.schemes:
-                        self._layer(f"{own}.{name}", layer, None)
+                self._layers(own, linear_layers(expert), {})
                 continue
             rows = [x[(index == e).any(1)] for x, index in routed]
             statistics = Statistics(expert.gate_proj.in_features)  # pyright: ignore
             for x in rows:
                 statistics.add(x)
-            for name in ("gate_proj", "up_proj"):
-                if f"{own}.{name}" in self.schemes:
-                    self._layer(f"{own}.{name}", getattr(expert, name), statistics)
+            parallel.add_up({"": statistics})
+            self._layers(own, {name: getattr(expert, name) for name in GATES}, dict.fromkeys(GATES, statistics))
             statistics = Statistics(expert.down_proj.in_features)  # pyright: ignore
             for x in rows:
                 statistics.add(expert.gated(x))
-            if f"{own}.down_proj" in self.schemes:
-                self._layer(f"{own}.down_proj", expert.down_proj, statistics)  # pyright: ignore
+            parallel.add_up({"": statistics})
+            self._layers(own, {"down_proj": expert.down_proj}, {"down_proj": statistics})  # pyright: ignore
 
-    def _layer(self, path: str, layer: nn.Linear, statistics: Statistics | None) -> None:
-        """Quantize a layer, and put the quantized one in its place."""
+    def _layers(self, prefix: str, layers: Mapping[str, Any], found: Mapping[str, Statistics]) -> None:
+        """Quantize layers, and put the quantized ones in their places. prefix: of their paths in the model."""
+        paths = {f"{prefix}.{name}" if prefix else name: name for name in layers}
+        paths = {path: name for path, name in paths.items() if path in self.schemes}
+
+        def work(path: str) -> tuple[Parts, float, str]:
+            return self._rounded(self.schemes[path], layers[paths[path]].weight.data, found.get(paths[path]))
+
+        def cost(path: str) -> float:
+            n, k = layers[paths[path]].weight.shape
+            return (n + k) * k**2
+
+        for path, rounded in parallel.each(list(paths), work, cost):
+            self._place(path, layers[paths[path]], found.get(paths[path]), *rounded)
+
+    def _rounded(self, scheme: Scheme, weight: Tensor, statistics: Statistics | None) -> tuple[Parts, float, str]:
+        """A quantized weight, its error as in `LayerReport`, and a note."""
         assert self.quantize
-        scheme, weight = self.schemes[path], layer.weight.data
         parts, note = quantized(weight, scheme, self.quantize, statistics)
         rounded = scheme.dequantize(parts)
         if statistics is not None and statistics.count:
-            error = statistics.error(weight, rounded)
-        else:
-            error = float((weight.float() - rounded).norm() / weight.float().norm().clamp(min=1e-30))
-        scale = None
+            return parts, statistics.error(weight, rounded), note
+        return parts, float((weight.float() - rounded).norm() / weight.float().norm().clamp(min=1e-30)), note
+
+    def _place(
+        self, path: str, layer: nn.Linear, statistics: Statistics | None, parts: Parts, error: float, note: str
+    ) -> None:
+        """Put a quantized layer in the place of a layer."""
+        scheme, weight, scale = self.schemes[path], layer.weight.data, None
         if scheme.activations == "int8-static" and statistics is not None:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
         made = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
@@ -323,8 +345,7 @@ class Compression:
         shared = self.quantize.embeddings is not None and tied
         outside = {path: x for path, x in outside.items() if not (shared and x is head)}
         found = walk.tail(outside) if walk is not None and outside and self.quantize.calibrated else {}
-        for path, layer in outside.items():
-            self._layer(path, layer, found.get(path))
+        self._layers("", outside, found)
         if (scheme := self.quantize.embeddings) is not None and embedding is not None:
             path = next(name for name, x in self.model.named_modules() if x is embedding)
             weight = embedding.weight.data

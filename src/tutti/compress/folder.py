@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.compress import parallel
 from tutti.compress.compressor import Compressed, Compression, LayerReport, Progress, check_plain
 from tutti.compress.formats import compressed_tensors as written
 from tutti.compress.recipe import Recipe
@@ -177,15 +178,17 @@ class Files:
         with torch.no_grad():
             for name, x in outside.named_parameters():
                 x.copy_(_whole(self.reader, name.replace("/", "."), x))
-        try:
-            before = json.loads((self.draft / STATE).read_text())
-            if {**before, "blocks": {}} == self.state:
-                self.state = before
-        except (OSError, ValueError, TypeError):
-            pass
-        if not self.state["blocks"]:
-            shutil.rmtree(self.draft, ignore_errors=True)
-        self.draft.mkdir(parents=True, exist_ok=True)
+        if parallel.process() == 0:
+            try:
+                before = json.loads((self.draft / STATE).read_text())
+                if {**before, "blocks": {}} == self.state:
+                    self.state = before
+            except (OSError, ValueError, TypeError):
+                pass
+            if not self.state["blocks"]:
+                shutil.rmtree(self.draft, ignore_errors=True)
+            self.draft.mkdir(parents=True, exist_ok=True)
+        self.state = parallel.of_first(self.state)
 
     def _inside(self, name: str) -> bool:
         return bool(self.stack) and name.startswith(f"{self.stack}.")
@@ -217,17 +220,22 @@ class Files:
     def done(self, path: str, reports: list[LayerReport]) -> None:
         """Write a block, and forget its weights."""
         block = self.model.get_submodule(path)
-        if path not in self.state["blocks"]:
+        if path not in self.state["blocks"] and parallel.process() == 0:
             tensors = written.file_tensors(self.model, lambda name: name.startswith(f"{path}."))
             written.write(tensors, self._file(path))
             self.state["blocks"][path] = reports
             state = self.draft / f"{STATE}.unfinished"
             state.write_text(json.dumps(self.state))
             state.replace(self.draft / STATE)
+        parallel.of_first(None)
         _to_meta(block)
 
     def end(self) -> None:
         """Write what stands outside of blocks, and put the folder in its place."""
+        self.bytes = parallel.of_first(self._end() if parallel.process() == 0 else 0)
+
+    def _end(self) -> int:
+        """Returns the bytes of the files."""
         file = written.shard_name(0, self.count + 1)
         tensors = written.file_tensors(self.model, lambda name: not self._inside(name))
         written.write(tensors, self.draft / file)
@@ -236,10 +244,11 @@ class Files:
             with opened(path := self._file(f"{self.stack}.{i}")) as found:
                 names |= dict.fromkeys(found.keys(), path.name)
         written.finish(self.model, self.draft, names, self.folder)
-        self.bytes = sum((self.draft / x).stat().st_size for x in {*names.values()})
+        size = sum((self.draft / x).stat().st_size for x in {*names.values()})
         (self.draft / STATE).unlink()
         shutil.rmtree(self.out, ignore_errors=True)
         self.draft.rename(self.out)
+        return size
 
 
 class Shard(Reader):

@@ -20,6 +20,7 @@ import torch
 from scipy.optimize import LinearConstraint, milp
 from torch import Tensor
 
+from tutti.compress import parallel
 from tutti.compress.blocks import Batch, Walk, stack_of
 from tutti.compress.compressor import check as check_quantized
 from tutti.compress.modules import linear_layers, matches, shapes, sharing_copy
@@ -128,7 +129,7 @@ def sensitivity(
         raise ValueError(f"{type(model).__name__} has no single list of blocks, which the search needs")
     path, blocks = found
     sizes_of = [x["input_ids"].numel() for x in batches]
-    batches = [x for i, x in enumerate(batches) if sum(sizes_of[:i]) < TOKENS]
+    batches = [x for i, x in enumerate(batches) if sum(sizes_of[:i]) < TOKENS / parallel.processes()]
     model = sharing_copy(model).eval()
     blocks = stack_of(model)[1]  # pyright: ignore[reportOptionalSubscript]
     walk = Walk(model, blocks, batches)
@@ -185,6 +186,6 @@ def _predictions(walk: Walk, first: int) -> list[Tensor]:
 
 
 def _divergence(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """The mean KL(p || q) of all tokens."""
-    total = sum(float((p.exp() * (p - q)).sum()) for p, q in zip(expected, found, strict=True))
-    return max(total, 0.0) / sum(len(p) for p in expected)
+    """The mean KL(p || q) of all tokens, over the data of all processes."""
+    own = sum(float((p.exp() * (p - q)).sum()) for p, q in zip(expected, found, strict=True))
+    return max(parallel.added(own), 0.0) / parallel.added(sum(len(p) for p in expected))

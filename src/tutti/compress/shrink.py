@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.compress import parallel
 from tutti.compress.blocks import Batch, Walk, first, stack_of
 from tutti.compress.experts import is_experts
 from tutti.compress.recipe import Shrink
@@ -218,7 +219,8 @@ def _shrink_experts(walk: Walk, i: int, share: float, removed: Removed) -> None:
     for name, experts in found.items():
         count = experts.num_experts
         left = count_of(count, share, "experts")
-        tokens = torch.bincount(torch.cat([index.flatten() for _, index in routed[name]]), minlength=count)
+        own = torch.bincount(torch.cat([index.flatten() for _, index in routed[name]]), minlength=count)
+        tokens = torch.stack(parallel.gathered(own)).sum(0)
         keep = tokens.topk(left).indices.sort().values
         parent = block.get_submodule(name.rpartition(".")[0])
         routers = [x for x in parent.modules() if x is not experts and _routes(x, count)]
@@ -256,7 +258,7 @@ def _drop_layers(model: Any, number: int, batches: Sequence[Batch], removed: Rem
         for at, (x, y) in enumerate(zip(before, map(first, walk.hidden), strict=True)):
             walk._at = at
             alike.append(torch.cosine_similarity(walk.tokens(x).float(), walk.tokens(y).float(), dim=-1))
-        influence.append(1 - torch.cat(alike).mean())
+        influence.append(1 - torch.cat(parallel.gathered(torch.cat(alike))).mean())
     gone = torch.stack(influence).topk(number, largest=False).indices.tolist()
     left = nn.ModuleList([x for i, x in enumerate(blocks) if i not in gone])
     for i, block in enumerate(left):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.compress import parallel
 from tutti.compress.blocks import Batch, Walk, stack_of
 from tutti.compress.experts import is_experts
 from tutti.compress.gptq import BLOCK, factor
@@ -55,9 +56,11 @@ def pruned(
     walk = None
 
     def apply(layers: Mapping[str, nn.Linear], statistics: Mapping[str, Statistics]) -> None:
-        for name, layer in layers.items():
-            gram = statistics[name].gram if name in statistics else None
-            layer.weight.data.copy_(prune(layer.weight.data, step, gram))
+        def work(name: str) -> Tensor:
+            return prune(layers[name].weight.data, step, statistics[name].gram if name in statistics else None)
+
+        for name, weight in parallel.each(list(layers), work, lambda name: layers[name].in_features ** 2):
+            layers[name].weight.data.copy_(weight)
 
     path, blocks = stack_of(made) or ("", nn.ModuleList())
     if step.calibrated:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tutti.compress import sparsity
+from tutti.compress import parallel, sparsity
 from tutti.compress.blocks import Batch, checked
 from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of, check_plain
 from tutti.compress.compressor import check as check_quantized
@@ -49,9 +49,13 @@ def compress(
     training: more data like the calibration data, for distillation; by default that is used again.
     progress: called with what is done (blocks, or steps), all of it, and what comes next.
 
+    In several processes (`tutti run`), each gives the same model and data, and runs its share of the calibration data;
+    the first one writes files, in a folder that all of them see.
+
     The model is not changed. Raises ValueError for a recipe that does not fit the model, naming the layer, and for
     calibration data that is missing or too short; nothing has been computed then.
     """
+    parallel.join()
     steps = recipe if isinstance(recipe, Recipe) else parse(recipe) if isinstance(recipe, str) else Recipe((recipe,))
     if training is not None and not steps.find(Distill):
         raise ValueError("training= is for distillation, and the recipe has no such step")
@@ -66,10 +70,11 @@ def compress(
     if out.suffix == GGUF:
         gguf.check(loaded, own_tokenizer := AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     compressed = _Run(loaded, steps, calibration, training, tokenizer, progress).run()
-    if out.suffix == GGUF:
+    if parallel.process() == 0 and out.suffix == GGUF:
         gguf.save(compressed.model, out, tokenizer=own_tokenizer)
-    else:
+    elif parallel.process() == 0:
         save(compressed.model, out, files=folder)
+    parallel.of_first(None)
     return Compressed(None, compressed.report, steps, out)
 
 
@@ -83,12 +88,13 @@ class _Run:
         self.recipe, self.progress, self.report = recipe, progress, Report()
         self.weights: dict[str, Tensor] = {}  # of quantized layers before they were rounded
         self.pruned: list[str] = []  # layers whose zeros stay
-        self.batches: list[Batch] | None = None
+        self.data: list[Batch] | None = None  # of all processes
         if calibration is not None:
-            self.batches = checked(calibration, max((k for _, k in shapes(model).values()), default=0), tokenizer)
+            self.data = checked(calibration, max((k for _, k in shapes(model).values()), default=0), tokenizer)
         elif recipe.calibrated:
             raise ValueError("the recipe needs data: calibration=[{'input_ids': ...}, ...], or texts and tokenizer=")
-        self.training = self.batches if training is None else checked(training, 0, tokenizer)
+        self.training = self.data if training is None else checked(training, 0, tokenizer)
+        self.batches = None if self.data is None else parallel.own_share(self.data)
         self._check()
 
     def _check(self) -> None:
@@ -129,7 +135,7 @@ class _Run:
         """Rotate and quantize, block by block. keep: as for `Compression`."""
         if not steps:
             return
-        run = Compression(Held(self.model), Recipe(tuple(steps)), self.batches, progress=self.progress, keep=keep)
+        run = Compression(Held(self.model), Recipe(tuple(steps)), self.data, progress=self.progress, keep=keep)
         self.model = run.run().model
         self.weights = run.weights or {}
         self.report.layers += run.report.layers
