@@ -40,7 +40,7 @@ CONTENDERS = {
     "mixed": ("tutti", "static batches", "continuous batching", "openvino"),
     **{f"batch {n} {kind}": (f"tutti {kind}", "tutti", f"openvino {kind}") for n in (1, 16) for kind in KINDS},
 }
-OPENVINO = "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0"
+OPENVINO = "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0"
 
 
 def model_of(size: str) -> Any:

@@ -236,7 +236,7 @@ def checked(batches: Any, k: int, tokenizer: Any = None, length: int = 512) -> l
         if not hasattr(batch, "keys") or not isinstance(batch.get("input_ids"), Tensor) or batch["input_ids"].ndim != 2:
             raise ValueError(f"batch {i} of the calibration data has no input_ids (batch, sequence): give dicts, "
                              "tensors, or texts and a tokenizer")  # fmt: skip
-        made.append({name: x for name, x in batch.items() if name != "labels"})
+        made.append({name: x.to(torch.get_default_device()) for name, x in batch.items() if name != "labels"})
     tokens = sum(int(x["attention_mask"].sum()) if "attention_mask" in x else x["input_ids"].numel() for x in made)
     if tokens < max(16, k // 4):
         raise ValueError(f"the calibration data has {tokens} tokens; a layer has {k} inputs: give at least "

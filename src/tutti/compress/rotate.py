@@ -29,14 +29,16 @@ def hadamard(n: int) -> Tensor:
 
 
 def rotation(n: int, seed: int = 0) -> Tensor:
-    """R (n, n), float64."""
-    draw = torch.Generator().manual_seed(seed)
+    """R (n, n), float64. Its random numbers are those of the CPU on every device."""
+    draw, default = torch.Generator().manual_seed(seed), torch.get_default_device()
     even = n & -n
     made = hadamard(even)
     if n > even:
-        odd = torch.linalg.qr(torch.randn(n // even, n // even, generator=draw, dtype=torch.float64))[0].contiguous()
-        made = torch.kron(odd, made)
-    signs = torch.randint(0, 2, (n,), generator=draw, dtype=torch.float64) * 2 - 1
+        odd = torch.linalg.qr(torch.randn(n // even, n // even, generator=draw, dtype=torch.float64, device="cpu"))[
+            0
+        ].contiguous()
+        made = torch.kron(odd.to(default), made)
+    signs = torch.randint(0, 2, (n,), generator=draw, dtype=torch.float64, device="cpu").to(default) * 2 - 1
     return signs.unsqueeze(1) * made
 
 

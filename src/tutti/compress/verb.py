@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -52,6 +54,8 @@ def compress(
     In several processes (`tutti run`), each gives the same model and data, and runs its share of the calibration data;
     the first one writes files, in a folder that all of them see.
 
+    A model on a GPU is compressed there; a folder is compressed on the CPU.
+
     The model is not changed. Raises ValueError for a recipe that does not fit the model, naming the layer, and for
     calibration data that is missing or too short; nothing has been computed then.
     """
@@ -62,7 +66,9 @@ def compress(
     if isinstance(model, nn.Module):
         if out is not None:
             raise ValueError("out= is for a folder; call .save(folder) on the result")
-        return _Run(model, steps, calibration, training, tokenizer, progress).run()
+        device = next(model.parameters()).device
+        with torch.device(device) if device.type != "cpu" else nullcontext():
+            return _Run(model, steps, calibration, training, tokenizer, progress).run()
     folder, out = checked_folders(model, out)
     if steps.block_by_block and out.suffix != GGUF:
         return compress_folder(folder, steps, calibration, out, tokenizer, progress)
