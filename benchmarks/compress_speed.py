@@ -1,4 +1,4 @@
-"""Decoding with quantized weights beside llama.cpp and torchao: the same model, in turns.
+"""Decoding with quantized weights beside llama.cpp, OpenVINO and torchao: the same model, in turns.
 
 A Llama of 104M parameters with random weights, vocabulary 32000, and tied embeddings, one thread, greedy: prompts of 64
 tokens, then 64 (one sequence) or 32 (16 sequences). Ours are engines with recipes of `tutti.compress`; each contender
@@ -8,7 +8,8 @@ is a process of its own, and one waits while the others work. By batch and conte
   changes least.
 - `times faster`: our step of the same bits over the peer's, by processor time, median over rounds.
 
-Peers have their packages in folders of their own beside this environment, and use its torch: `harness.Beside`.
+llama.cpp and torchao have their packages in folders of their own beside this environment, and use its torch
+(`harness.Beside`); OpenVINO has an environment of its own. A peer that fails is left out, with its error on stderr.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ THREADS, ROUNDS = 1, 3
 TOKENS = {1: 64, 16: 32}
 OURS = {"bf16": "", "int8": "int8-e8", "int8, a8": "int8-a8-e8", "int4": "int4-g64-e8", "int4-g32": "int4-g32-e8",
         "int3": "int3-g64-e8", "int2": "int2-g64-e8"}  # fmt: skip
+# Peers, with ours of the same bits.
 PEERS = {"llama.cpp q8_0": "int8", "llama.cpp q4_0": "int4", "torchao int8": "int8", "torchao int8-dynamic": "int8, a8",
-         "torchao int4": "int4"}  # with ours of the same bits  # fmt: skip
+         "torchao int4": "int4", "openvino int8": "int8", "openvino int4": "int4"}  # fmt: skip
 LLAMA = {"CMAKE_ARGS": "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON "
                        "-DGGML_AVX512_BF16=ON -DLLAVA_BUILD=OFF"}  # its AMX buffers crash  # fmt: skip
 PACKAGES = {
@@ -67,6 +69,18 @@ def _times(first: float, whole: float, cpu: float, batch: int) -> list[float]:
     return [first, (whole - first) / (TOKENS[batch] - 1), cpu / (TOKENS[batch] - 1)]
 
 
+class OpenVINO(harness.Peer):
+    def __init__(self, name: str, batch: int, folder: Path) -> None:
+        kind = name.split()[1]
+        super().__init__(name, serve.OPENVINO, "serve_openvino.py", str(folder / "model"), str(folder / kind), kind,
+                         str(THREADS))  # fmt: skip
+        self.batch, self.load = batch, load_of(batch)
+
+    def turn(self, steps: int) -> list[float]:
+        first, whole, cpu = self.ask(self.load)
+        return _times(first, whole, cpu, self.batch)
+
+
 class Peer(harness.Beside):
     def __init__(self, name: str, batch: int, folder: Path) -> None:
         library, kind = name.split()
@@ -86,7 +100,7 @@ def compared(batch: int, rounds: int, folder: Path, quick: bool) -> dict[str, An
     ours = {name: recipe for name, recipe in OURS.items() if not quick or name in ("bf16", "int8")}
     contenders: dict[str, Any] = {x: harness.Process(x, work, recipe, batch) for x, recipe in ours.items()}
     if not quick:
-        contenders |= {name: Peer(name, batch, folder) for name in PEERS}
+        contenders |= {x: (OpenVINO if x.startswith("openvino") else Peer)(x, batch, folder) for x in PEERS}
     seconds: dict[str, list[list[float]]] = {x: [] for x in contenders}
     for i in range(rounds + 1):  # the first warms up
         for name, contender in list(contenders.items()):
