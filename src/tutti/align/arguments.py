@@ -1,0 +1,92 @@
+"""Options that the trainers of alignment share, with the names of TRL's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from tutti.train.arguments import TrainingArguments
+
+INSTEAD = {  # options of TRL that mean nothing here: what to use instead
+    "model_init_kwargs": "a model, or `from_pretrained` of transformers",
+    "trust_remote_code": "a model that is loaded: no code is downloaded",
+    "activation_offloading": 'memory="...", with which the plan offloads',
+    "padding_free": "packing=True",
+    "use_vllm": "nothing: rollouts come from tutti.serve.Engine in this job",
+}
+
+
+@dataclass
+class AlignArguments(TrainingArguments):
+    """Options of all trainers of alignment. Defaults are those of TRL where it has them."""
+
+    logging_steps: float = field(default=10, metadata={"help": "Steps between two logs."})
+    max_length: int | None = field(
+        default=1024, metadata={"help": "Longest sequence in tokens; longer ones are cut. None: no limit."}
+    )
+    truncation_mode: str = field(
+        default="keep_start", metadata={"help": "Which end of a long sequence stays: keep_start or keep_end."}
+    )
+    pad_to_multiple_of: int | None = field(
+        default=None,
+        metadata={"help": "Sequences of a batch are padded to a multiple of this; None: to one of a few lengths."},
+    )
+    pad_token: str | None = field(default=None, metadata={"help": "Token that pads; None: that of the tokenizer."})
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Set all dropout of the model to 0, so that scores of one text are equal."}
+    )
+    dataset_num_proc: int | None = field(
+        default=None, metadata={"help": "Ignored: rows are tokenized when they are read."}
+    )
+    remove_unused_columns: bool | None = field(
+        default=False, metadata={"help": "Ignored: trainers of alignment know which columns they read."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.truncation_mode not in ("keep_start", "keep_end"):
+            raise ValueError(f"truncation_mode is {self.truncation_mode!r}; it must be keep_start or keep_end")
+        if self.max_length is not None and self.max_length < 2:
+            raise ValueError(f"max_length is {self.max_length}; a sequence needs 2 tokens, or None for no limit")
+
+    @property
+    def keep(self) -> str:
+        """Which end of a long sequence stays: "start" or "end"."""
+        return self.truncation_mode.removeprefix("keep_")
+
+
+def pad_of(args: AlignArguments, tokenizer: Any) -> int:
+    """The id of the token that pads. Raises ValueError if there is none, or if `pad_token` is not known."""
+    if args.pad_token is not None:
+        found = tokenizer.convert_tokens_to_ids(args.pad_token)
+        if found is None or found == tokenizer.unk_token_id:
+            raise ValueError(f"pad_token {args.pad_token!r} is not a token of the tokenizer")
+        return int(found)
+    known = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if known is None:
+        raise ValueError("the tokenizer has neither a padding token nor an end-of-text token: give pad_token")
+    return int(known)
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Set the probability of all dropout to 0, also that in the attention of models of transformers."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def longest_of(args: AlignArguments, model: Any) -> int | None:
+    """Tokens of the longest sequence: `max_length`, or the model's positions if they are fewer. None: no limit."""
+    config = getattr(model, "config", None)
+    positions = getattr(config.get_text_config() if config is not None else None, "max_position_embeddings", None)
+    return min((x for x in (args.max_length, positions) if x is not None), default=None)
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether a model is one of peft, with adapters."""
+    return hasattr(model, "disable_adapter")

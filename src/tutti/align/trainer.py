@@ -1,0 +1,157 @@
+"""What all trainers of alignment share: their model, their data, and the log of what their losses measure."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.align.arguments import AlignArguments, longest_of, pad_of, without_dropout
+from tutti.align.chat import Encoder, Tokens
+from tutti.align.sequences import cut
+from tutti.data import Mapped, StreamingSource, open_source
+from tutti.train.trainer import Trainer
+
+
+class AlignTrainer(Trainer):
+    """A `tutti.Trainer` whose loss has measures, and whose data is texts or conversations.
+
+    Subclasses define `features` (a row of the dataset to what `collate` takes), `collate` and `losses`.
+
+    model: of transformers, or of peft; or a name or folder for `from_pretrained`. peft_config: adapters to add, which
+    alone are trained. processing_class: the tokenizer; by default that of the model's folder.
+    """
+
+    equal_items = True
+    arguments: type[AlignArguments] = AlignArguments
+    auto_class = "AutoModelForCausalLM"
+
+    def __init__(
+        self,
+        model: nn.Module | str,
+        args: AlignArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        peft_config: Any = None,
+        **others: Any,
+    ):
+        args = self.arguments("trainer_output") if args is None else args
+        if not isinstance(args, self.arguments):
+            raise ValueError(f"args is a {type(args).__name__}; {type(self).__name__} takes {self.arguments.__name__}")
+        self.args, loaded = args, self._loaded(model)
+        self.tokenizer = _tokenizer(processing_class, model if isinstance(model, str) else loaded)
+        if peft_config is not None:
+            from peft import get_peft_model
+
+            loaded = get_peft_model(loaded, peft_config)  # pyright: ignore[reportArgumentType]
+        if args.disable_dropout:
+            without_dropout(loaded)
+        self.encoder = Encoder(self.tokenizer)
+        self.pad, self.longest = pad_of(args, self.tokenizer), longest_of(args, loaded)
+        self.measured: list[dict[str, Tensor]] = []  # since the last log
+        self.names: tuple[str, ...] = ()  # of the measures
+        self._told = False
+        both = [None if x is None else self.rows(x, args) for x in (train_dataset, eval_dataset)]
+        super().__init__(loaded, args, lambda rows: self.collate(rows), *both, self.tokenizer, **others)
+        self.compute_metrics = self.compute_metrics or self._means
+
+    def _loaded(self, model: nn.Module | str) -> nn.Module:
+        if not isinstance(model, str):
+            return model
+        import transformers
+
+        return getattr(transformers, self.auto_class).from_pretrained(model, dtype="auto", trust_remote_code=False)
+
+    # -- to be defined ---------------------------------------------------------------------------------------------
+
+    def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What `collate` takes of a row of the dataset."""
+        raise NotImplementedError
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch of some features."""
+        raise NotImplementedError
+
+    def losses(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, 0-d, and measures, a number for each row (rows). It is captured: it computes with tensors."""
+        raise NotImplementedError
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def rows(self, dataset: Any, args: Any) -> Any:
+        """The features of a dataset, made when they are read; or of each of a dict of datasets."""
+        if isinstance(dataset, dict):
+            return {name: self.rows(x, args) for name, x in dataset.items()}
+        source = open_source(dataset)
+        if isinstance(source, StreamingSource):
+            raise ValueError(f"{type(self).__name__} needs rows by index: give a dataset with a length")
+        if not len(source):
+            raise ValueError("the dataset is empty")
+        return Mapped(source, self.features)
+
+    def encoder_of(self, row: Mapping[str, Any]) -> Encoder:
+        """What makes tokens of a row, whose `tools` and `chat_template_kwargs` the chat template gets."""
+        if not (row.get("tools") or row.get("chat_template_kwargs")):
+            return self.encoder
+        return Encoder(self.tokenizer, row.get("tools"), row.get("chat_template_kwargs") or {})
+
+    def cut(self, tokens: Tokens, keep: str | None = None) -> dict[str, list[int]]:
+        """A row for `sequences.batch_of`, of at most the longest length. The first that is cut is said."""
+        if self.longest is not None and len(tokens.ids) > self.longest and not self._told:
+            self._told = True
+            warnings.warn(f"a sequence of {len(tokens.ids)} tokens is cut to {self.longest}, as are others: raise "
+                          "max_length, up to the model's positions, if that is not wanted", stacklevel=2)  # fmt: skip
+        return cut(tokens.ids, tokens.learned, self.longest, keep or self.args.keep)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
+                     num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip
+        """The loss with its measures while it trains; in evaluation those are the outputs, if they are wanted."""
+        loss, measures = self.losses(model, inputs)
+        self.names = tuple(measures)
+        if model.training or return_outputs:
+            return loss, measures
+        return loss
+
+    def run_step(self, batch: dict[str, Any]) -> Tensor:
+        """Train on the batch of a step. Its measures are averaged in the next log."""
+        loss = super().run_step(batch)
+        assert self.step is not None
+        self.measured.append({name: x.detach().float().mean() for name, x in self.step.metrics.items()})
+        return loss
+
+    def _means(self, prediction: Any) -> dict[str, float]:
+        """The means of the measures of an evaluation."""
+        found = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
+        return {name: float(x.mean()) for name, x in zip(self.names, found, strict=True)}
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log numbers, and the means of what was measured in the steps since the last log."""
+        if "loss" in logs and self.measured:
+            logs |= averages(self.measured)
+            self.measured = []
+        super().log(logs, start_time)
+
+
+def averages(measured: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The mean of each measure over the steps that have it and where it is a number."""
+    found = {}
+    for name in dict.fromkeys(x for each in measured for x in each):
+        values = torch.stack([x[name] for x in measured if name in x])
+        values = values[values.isfinite()]
+        found[name] = float(values.mean()) if len(values) else float("nan")
+    return found
+
+
+def _tokenizer(given: Any, model: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    if given is not None:
+        return given
+    place = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
+    if not place:
+        raise ValueError("the model has no folder with a tokenizer: give processing_class")
+    return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
