@@ -1,0 +1,141 @@
+"""What the reference model says of the data, computed once before training.
+
+The reference is the model before it is trained, or without its adapters, or another model. Its log-probabilities are
+constants, so no second copy of the model is in memory while it trains. They are saved beside the checkpoints, for a run
+that resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import tutti
+from tutti.align.arguments import is_adapted, without_dropout
+from tutti.align.sequences import model_logprobs
+from tutti.data.rows import Rows
+from tutti.launch.launch import rank
+from tutti.launch.progress import progress
+from tutti.train.arguments import option
+
+Score = Callable[[Any, Mapping[str, Tensor]], Tensor]
+
+
+def sums(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """The log-probability of what each sequence is learned of, (rows), float32."""
+    return model_logprobs(model, batch).sum(1)
+
+
+class WithReference(Rows):
+    """Rows, and what the reference says of each: `reference`."""
+
+    def __init__(self, rows: Any, values: Tensor):
+        self.rows, self.values = rows, values
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, i: int) -> dict[str, Any]:
+        return {**self.rows[i], "reference": self.values[i]}
+
+    def name(self, i: int) -> str:
+        return self.rows.name(i)
+
+
+class Referenced:
+    """A mixin of trainers: adds `reference` to rows before training begins.
+
+    ref_model: the reference; None: the model before training, without its adapters if it has some. Trainers define
+    `reference_batch(rows)`, which collates rows without a reference, and may define `reference_scores`.
+    """
+
+    ref_model: nn.Module | None = None
+    args: Any
+    model: Any
+    train_dataset: Any
+    eval_dataset: Any
+
+    def reference_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch of some features, without what the reference says."""
+        raise NotImplementedError
+
+    def reference_scores(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """What the reference says of a batch: (rows) or (rows, ...)."""
+        raise NotImplementedError
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
+        """Train. The reference is computed before: see `tutti.Trainer.train`."""
+        resumes = self.checkpoints.find(resume_from_checkpoint) is not None  # pyright: ignore
+        self.train_dataset = self.referenced(self.train_dataset, "train", resumes)
+        self.eval_dataset = self.referenced(self.eval_dataset, "eval", resumes)
+        return super().train(resume_from_checkpoint, **options)  # pyright: ignore
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> Any:
+        """Loss and metrics: see `tutti.Trainer.evaluate`."""
+        if eval_dataset is None:
+            self.eval_dataset = self.referenced(self.eval_dataset, "eval", False)
+        elif not isinstance(eval_dataset, str):
+            eval_dataset = self.referenced(self.rows(eval_dataset, self.args), "more", False)  # pyright: ignore
+        return super().evaluate(eval_dataset, *args, **options)  # pyright: ignore
+
+    def referenced(self, rows: Any, name: str, resumes: bool) -> Any:
+        """Rows with `reference`. Raises ValueError if the reference is gone: the model has been trained since."""
+        if rows is None or isinstance(rows, WithReference):
+            return rows
+        if isinstance(rows, dict):
+            return {key: self.referenced(x, f"{name}-{key}", resumes) for key, x in rows.items()}
+        path = Path(self.args.output_dir, f"reference-{name}.safetensors")
+        trained = self.ref_model is None and not is_adapted(self.model) and (resumes or self.state.global_step > 0)  # pyright: ignore
+        if trained:
+            return WithReference(rows, self._read(path, rows))
+        values = self._computed(rows)
+        if rank() == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"values": values}, path, {"format": "pt", "rows": self._digest(rows)})
+        return WithReference(rows, values)
+
+    def _read(self, path: Path, rows: Any) -> Tensor:
+        from safetensors import safe_open
+
+        if path.exists():
+            with safe_open(path, "pt") as file:
+                if (file.metadata() or {}).get("rows") == self._digest(rows):
+                    return load_file(path)["values"]
+        raise ValueError(f"the reference is the model before training, which has been trained since, and {path} has no "
+                         "log-probabilities of these rows: give ref_model")  # fmt: skip
+
+    def _digest(self, rows: Any) -> str:
+        """A digest of some rows, as they are tokenized: the first, the last, and how many there are."""
+        made = hashlib.sha256(f"{len(rows)}".encode())
+        for i in {0, len(rows) // 2, len(rows) - 1}:
+            made.update(repr(sorted(rows[i].items())).encode())
+        return made.hexdigest()
+
+    @torch.no_grad()
+    def _computed(self, rows: Any) -> Tensor:
+        model, args = self.ref_model if self.ref_model is not None else self.model, self.args
+        if self.ref_model is not None:
+            without_dropout(self.ref_model)
+        size, found = args.per_device_eval_batch_size, []
+        without = model.disable_adapter() if self.ref_model is None and is_adapted(model) else nullcontext()
+        was = model.training
+        with without, progress("computing the reference") as tell:
+            model.eval()
+            first = self.reference_batch([rows[i] for i in range(min(size, len(rows)))])
+            score = tutti.function(
+                lambda batch: self.reference_scores(model, batch), first, store=tutti.Store(model=model),
+                plan=option(args, "plan"), cluster=option(args, "cluster"), seed=args.seed,
+            )  # fmt: skip
+            for at in range(0, len(rows), size):
+                chosen = [rows[i] for i in range(at, min(at + size, len(rows)))]
+                found.append(score(self.reference_batch(chosen)).float())
+                tell(f"computing the reference: {at + len(chosen):,} of {len(rows):,}")
+            model.train(was)
+        return torch.cat(found)
