@@ -102,4 +102,6 @@ def test_errors():
     endless.eos_token = None
     with pytest.raises(ValueError, match="no end-of-text token"):
         Encoder(endless)
-    assert is_conversation(CHAT) and not is_conversation("text") and not is_conversation([]) and not is_conversation([1])
+    assert (
+        is_conversation(CHAT) and not is_conversation("text") and not is_conversation([]) and not is_conversation([1])
+    )

@@ -70,7 +70,9 @@ class Encoder:
         else:
             ids = self._ids(self._render([*prompt, *completion]))  # pyright: ignore
         ids = self._ended(ids)
-        begin = next((i for i, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids)))
+        begin = next(
+            (i for i, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids))
+        )
         return Tokens(ids, [i >= begin for i in range(len(ids))])
 
     def conversation(self, messages: Messages, assistant_only: bool = False) -> Tokens:
@@ -135,7 +137,7 @@ class Encoder:
     def _spans(self, messages: Messages, text: str) -> list[tuple[int, int]]:
         """From where to where the assistant writes in the text of messages, by what each message adds to it."""
         if not getattr(self.tokenizer, "is_fast", False):
-            raise ValueError("the loss of the assistant's messages only needs a fast tokenizer, which knows where tokens "
+            raise ValueError("assistant_only_loss needs a fast tokenizer, which knows where tokens "
                              f"begin, or a template with {MARKER}")  # fmt: skip
         spans = []
         for i, message in enumerate(messages):

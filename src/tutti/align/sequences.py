@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -64,7 +63,9 @@ def token_logprobs(logits: Tensor, labels: Tensor) -> Tensor:
     logits: (rows, t, vocabulary). labels: (rows, t), -100 for none. Entry i is of label i + 1.
     """
     ahead = labels[:, 1:]
-    lost = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), ahead.flatten(), reduction="none", ignore_index=IGNORED)
+    lost = F.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), ahead.flatten(), reduction="none", ignore_index=IGNORED
+    )
     return -lost.view_as(ahead)
 
 

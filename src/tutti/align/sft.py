@@ -38,7 +38,9 @@ class SFTConfig(AlignArguments):
     )
     completion_only_loss: bool | None = field(
         default=None,
-        metadata={"help": "Whether prompts have no loss, where rows have `prompt` and `completion`. None: they do not."},
+        metadata={
+            "help": "Whether prompts have no loss, where rows have `prompt` and `completion`. None: they do not."
+        },
     )
     assistant_only_loss: bool = field(
         default=False, metadata={"help": "Whether only what the assistant writes in `messages` has a loss."}
@@ -102,8 +104,8 @@ class SFTTrainer(AlignTrainer):
         elif (text := row.get(args.dataset_text_field)) is not None:
             tokens = self.encoder.conversation(text) if is_conversation(text) else self.encoder.text(text)
         else:
-            raise ValueError(f"the row has {', '.join(row)}; it needs {args.dataset_text_field}, prompt and completion, "
-                             "messages, or input_ids")  # fmt: skip
+            raise ValueError(f"the row has {', '.join(row)}; it needs {args.dataset_text_field}, "
+                             "prompt and completion, messages, or input_ids")  # fmt: skip
         made = self.cut(tokens)
         if all(x == IGNORED for x in made["labels"][1:]):
             raise ValueError(f"nothing is left to learn of a row of {len(tokens.ids)} tokens, cut to {self.longest}: "

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -120,13 +121,19 @@ class AlignTrainer(Trainer):
         """Train on the batch of a step. Its measures are averaged in the next log."""
         loss = super().run_step(batch)
         assert self.step is not None
-        self.measured.append({name: x.detach().float().mean() for name, x in self.step.metrics.items()})
+        self.measured.append({name: x.detach().float().nanmean() for name, x in self.step.metrics.items()})
         return loss
+
+    def prediction_step(self, model: nn.Module, inputs: Any, prediction_loss_only: bool,
+                        ignore_keys: Any = None) -> tuple[Any, Any, Any]:  # fmt: skip
+        """(loss, measures, zeros) of a batch: measures need no labels, whose lengths differ from batch to batch."""
+        loss, measures, _ = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        return loss, measures, None if measures is None else torch.zeros(len(inputs["input_ids"]))
 
     def _means(self, prediction: Any) -> dict[str, float]:
         """The means of the measures of an evaluation."""
         found = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
-        return {name: float(x.mean()) for name, x in zip(self.names, found, strict=True)}
+        return {name: float(np.nanmean(x)) for name, x in zip(self.names, found, strict=True)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log numbers, and the means of what was measured in the steps since the last log."""

@@ -1,0 +1,110 @@
+"""Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv:2402.01306): from completions that are good or bad.
+
+With r = log p(y | x) - log p_ref(y | x), and z an estimate of KL(p || p_ref) that has no gradient,
+
+    loss = w+ (1 - s(b (r - z)))   if y is good,      w- (1 - s(b (z - r)))   if it is bad
+
+where s is the logistic function. z is max(0, the mean of r over the prompts of a batch with completions of other
+prompts); here that is the completion of the next row of the dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.align.arguments import AlignArguments
+from tutti.align.reference import Referenced, sums
+from tutti.align.sequences import IGNORED, batch_of_pairs, flat, model_logprobs
+from tutti.align.trainer import AlignTrainer
+from tutti.data.rows import Rows
+
+
+@dataclass
+class KTOConfig(AlignArguments):
+    """Options of `KTOTrainer`, with the names and defaults of TRL's."""
+
+    learning_rate: float = field(default=1e-6, metadata={"help": "Highest learning rate."})
+    beta: float = field(default=0.1, metadata={"help": "How near the model stays to the reference."})
+    desirable_weight: float = field(default=1.0, metadata={"help": "w+, of good completions."})
+    undesirable_weight: float = field(default=1.0, metadata={"help": "w-, of bad ones."})
+
+
+def kto_loss(ratios: Tensor, good: Tensor, kl: Tensor, beta: float, weights: tuple[float, float]) -> Tensor:
+    """The loss of each row. ratios: r (rows). good: bool (rows). kl: z, 0-d. weights: w+ and w-."""
+    wanted = weights[0] * (1 - torch.sigmoid(beta * (ratios - kl)))
+    unwanted = weights[1] * (1 - torch.sigmoid(beta * (kl - ratios)))
+    return torch.where(good, wanted, unwanted)
+
+
+class WithNext(Rows):
+    """Rows, each with the completion of the next one, for the prompt of this one."""
+
+    def __init__(self, rows: Any):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, i: int) -> dict[str, Any]:
+        row, following = self.rows[i], self.rows[(i + 1) % len(self.rows)]
+        other = {key: row["prompt"][key] + following["completion"][key] for key in ("input_ids", "labels")}
+        whole = {key: row["prompt"][key] + row["completion"][key] for key in ("input_ids", "labels")}
+        return {"chosen": whole, "rejected": other, "label": row["label"]}
+
+
+class KTOTrainer(Referenced, AlignTrainer):
+    """Train a model on rows of `prompt`, `completion` and `label` (whether the completion is good).
+
+    ref_model: as for `DPOTrainer`. Logs have the implicit rewards b r of good and bad completions, and `kl`.
+    """
+
+    arguments = KTOConfig
+
+    def __init__(self, model: nn.Module | str, ref_model: nn.Module | None = None, args: Any = None, **options: Any):
+        self.ref_model = ref_model
+        super().__init__(model, args, **options)
+
+    def rows(self, dataset: Any, args: Any) -> Any:
+        made = super().rows(dataset, args)
+        if isinstance(made, dict):
+            return made
+        if len(made) < 2:
+            raise ValueError("the dataset has one row: the estimate of KL needs the completion of another")
+        return WithNext(made)
+
+    def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        for name in ("prompt", "completion", "label"):
+            if name not in row:
+                raise ValueError(f"the row has {', '.join(row)}; it needs prompt, completion and label")
+        tokens = self.encoder_of(row).pair(row["prompt"], row["completion"])
+        begin, half = tokens.learned.index(True), (self.longest or 2**30) // 2
+        prompt = tokens.ids[:begin][-half:]
+        completion = tokens.ids[begin:][: (self.longest or 2**30) - max(half, len(prompt))]
+        return {"prompt": {"input_ids": prompt, "labels": [IGNORED] * len(prompt)},
+                "completion": {"input_ids": completion, "labels": completion}, "label": bool(row["label"])}  # fmt: skip
+
+    def reference_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of)
+
+    def reference_scores(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        return sums(model, flat(batch)).unflatten(0, (-1, 2))
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return {**self.reference_batch(rows), "good": torch.tensor([x["label"] for x in rows]),
+                "reference": torch.stack([x["reference"] for x in rows])}  # fmt: skip
+
+    def losses(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        args, good = self.args, batch["good"]
+        ratios = model_logprobs(model, flat(batch)).sum(1).unflatten(0, (-1, 2)) - batch["reference"]
+        kl = ratios[:, 1].detach().mean().clamp(min=0)
+        weights = args.desirable_weight, args.undesirable_weight
+        loss, rewards = kto_loss(ratios[:, 0], good, kl, args.beta, weights), args.beta * ratios[:, 0].detach()
+        nothing = torch.full_like(rewards, float("nan"))
+        measures = {"rewards/chosen": torch.where(good, rewards, nothing),
+                    "rewards/rejected": torch.where(good, nothing, rewards), "kl": kl.expand_as(rewards)}  # fmt: skip
+        return loss.mean(), measures
