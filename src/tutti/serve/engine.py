@@ -169,8 +169,10 @@ class Engine:
             with progress("self-check: comparing logits with those of the model's own forward pass"):
                 self.checked = compare_logits(self.runner)
 
-    def update(self, weights: Weights) -> int:
+    def update(self, weights: Weights, prefix: str = "") -> int:
         """Take new weights, of a `tutti.Step` or `tutti.Store` that trains the model in this job or of a state dict.
+
+        prefix: of the model's parameters there, such as "policy." where the model is a part of what is trained.
 
         Requests that run are computed again with the new weights, from what they have. Returns the bytes received.
         Every rank of a job must call it. Raises ValueError if a parameter is missing or has another shape.
@@ -179,7 +181,7 @@ class Engine:
             self.scheduler.add(sequence)
         self.arriving = []
         self.scheduler.recompute()
-        received = update(self.runner.store, self.model, weights)
+        received = update(self.runner.store, self.model, weights, prefix)
         self.runner.check_recorded()
         return received
 
@@ -549,6 +551,9 @@ class Engine:
         samplings = [job.request.sampling for job in jobs]
         reported = [x.logprobs is not None or x.sequences > 1 for x in samplings]
         raw = logits.float().clone() if any(reported) else None
+        if raw is not None and any(x.scaled_logprobs for x in samplings):
+            raw /= torch.tensor([x.temperature if x.scaled_logprobs and not is_greedy(x) else 1.0 for x in samplings],
+                                device=raw.device).unsqueeze(1)  # fmt: skip
         tokens = self._choose(owners, logits)
         logprobs: list[Any] = [None] * len(tokens)
         if raw is not None:

@@ -1,0 +1,379 @@
+"""Training on what the model writes itself: rollouts, rewards, advantages, and steps of gradients on them.
+
+Each round, the engine completes some prompts with the weights of the moment, rewards score the completions, and one or
+more steps follow on them. Batches have, besides those of `sequences`:
+
+| entry | shape | |
+|---|---|---|
+| advantages | (rows, t - 1) float32 | of each token of the completion, elsewhere 0 |
+| old_logprobs | (rows, t - 1) float32 | log-probabilities of the tokens under the weights that wrote them |
+| ref_logprobs | (rows, t - 1) float32 | under the reference, if there is one |
+
+All log-probabilities are of one distribution: that of all tokens at the temperature of sampling, whatever top_p, top_k
+and min_p have left out while sampling. A comparison of one with the other would be wrong by the log of what they keep.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import tutti
+from tutti.align.arguments import AlignArguments, is_adapted, without_dropout
+from tutti.align.chat import is_conversation
+from tutti.align.rollout import Rollout, Sampler
+from tutti.align.scoring import Completed, Rewards
+from tutti.align.sequences import IGNORED, batch_of, token_logprobs
+from tutti.align.trainer import AlignTrainer
+from tutti.data.order import Order
+from tutti.launch.progress import progress
+from tutti.serve import Sampling
+from tutti.train.arguments import option, rows_of_microbatch
+from tutti.train.checkpointing import STREAM
+
+
+@dataclass
+class PolicyConfig(AlignArguments):
+    """Options of trainers that generate, with the names and defaults of TRL's where it has them."""
+
+    learning_rate: float = field(default=1e-6, metadata={"help": "Highest learning rate."})
+    num_generations: int = field(default=8, metadata={"help": "Completions of each prompt."})
+    max_completion_length: int = field(default=256, metadata={"help": "Longest completion in tokens."})
+    generation_batch_size: int | None = field(
+        default=None, metadata={"help": "Completions of a round; None: the rows of one step."}
+    )
+    num_iterations: int = field(default=1, metadata={"help": "How often the completions of a round are trained on."})
+    temperature: float = field(default=1.0, metadata={"help": "Of sampling, and of all log-probabilities."})
+    top_p: float = field(default=1.0, metadata={"help": "Sample among the most likely tokens of this probability."})
+    top_k: int = field(default=0, metadata={"help": "Sample among so many of the most likely tokens; 0: all."})
+    min_p: float | None = field(
+        default=None, metadata={"help": "Sample among tokens of this share of the highest probability."}
+    )
+    stop: list[str] | None = field(default=None, metadata={"help": "Texts that end a completion."})
+    beta: float = field(default=0.0, metadata={"help": "Weight of the divergence from the reference; 0: no reference."})
+    reward_weights: list[float] | None = field(default=None, metadata={"help": "A weight for each reward; None: 1."})
+    mask_truncated_completions: bool = field(
+        default=False, metadata={"help": "Whether completions that did not end have no loss."}
+    )
+    target_kl: float | None = field(
+        default=None, metadata={"help": "Training ends once the divergence of a step from the reference is larger."}
+    )
+    log_completions: bool = field(
+        default=False, metadata={"help": "Write the completions of each round into completions.jsonl in output_dir."}
+    )
+    engine: dict[str, Any] | None = field(
+        default=None, metadata={"help": "Options of tutti.serve.Engine, such as level or cache_dtype."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_generations < 1 or self.max_completion_length < 1 or self.num_iterations < 1:
+            raise ValueError("num_generations, max_completion_length and num_iterations must be at least 1")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0: a model that always writes the "
+                             "same learns nothing from it")  # fmt: skip
+        if self.beta < 0:
+            raise ValueError(f"beta is {self.beta}; it must be at least 0")
+        if self.target_kl is not None and not self.beta:
+            raise ValueError("target_kl measures the divergence from the reference: give beta above 0")
+
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        return Sampling(max_tokens=self.max_completion_length, temperature=self.temperature, top_p=self.top_p,
+                        top_k=self.top_k, min_p=self.min_p or 0.0, stop=tuple(self.stop or ()), include_stop=True)  # fmt: skip
+
+
+class PolicyTrainer(AlignTrainer):
+    """A trainer on completions that the model writes. Subclasses define `advantages` and `losses`.
+
+    model: the policy. reward_funcs: see `scoring.Rewards`. train_dataset: rows with `prompt`, a text or messages, and
+    whatever the rewards read. ref_model: the reference, if `beta` is above 0; None: the model before training, or
+    without its adapters.
+    """
+
+    equal_items, plans_first = False, True
+    arguments: type[PolicyConfig] = PolicyConfig
+    prefix = ""  # of the policy's parameters in what is trained
+
+    def __init__(self, model: nn.Module | str, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None,
+                 ref_model: nn.Module | None = None, **options: Any):  # fmt: skip
+        super().__init__(model, args, train_dataset, **options)
+        args = self.args
+        self.policy: Any = self.model
+        self.rewards = Rewards(reward_funcs or [], args.reward_weights, self.tokenizer)
+        self.size = args.num_generations
+        self.step_rows = rows_of_microbatch(args) * args.gradient_accumulation_steps
+        self.round_rows = args.generation_batch_size or self.step_rows
+        self._check_sizes()
+        self.ref_model: Any = self._reference(ref_model) if args.beta else None
+        self.sampler: Sampler | None = None
+        self.scorer: dict[str, Any] = {}  # functions of log-probabilities
+        self.kl = 0.0  # from the reference, in the last step
+        if args.max_steps <= 0 and train_dataset is not None:
+            rounds = math.ceil(args.num_train_epochs * len(self.train_dataset) * self.size / self.round_rows)
+            args.max_steps = rounds * args.num_iterations * (self.round_rows // self.step_rows)
+
+    def _check_sizes(self) -> None:
+        rows, size, step = self.round_rows, self.size, self.step_rows
+        if rows % size or rows % step:
+            raise ValueError(f"a round of {rows} completions; it must be a multiple of num_generations ({size}) and of the "
+                             f"rows of a step ({step} = batch size x gradient_accumulation_steps): give "
+                             "generation_batch_size")  # fmt: skip
+        if self.longest is not None and self.args.max_completion_length >= self.longest:
+            raise ValueError(f"max_completion_length is {self.args.max_completion_length}, and a sequence may have "
+                             f"{self.longest} tokens: nothing is left for prompts")  # fmt: skip
+
+    def _reference(self, given: nn.Module | None) -> nn.Module | None:
+        """Another model; None if the policy without its adapters is the reference."""
+        if given is None and is_adapted(self.policy):
+            return None
+        if given is None:
+            import copy
+
+            given = copy.deepcopy(self.policy)
+        without_dropout(given)
+        return given.eval().requires_grad_(False)
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row, and `prompt_ids`."""
+        if "prompt" not in row:
+            raise ValueError(f"the row has {', '.join(row)}; it needs prompt")
+        ids = self.encoder_of(row).prompt(row["prompt"])
+        room = (self.longest or 2**30) - self.args.max_completion_length
+        if not ids or len(ids) > room:
+            raise ValueError(f"the prompt has {len(ids)} tokens; {room} fit beside a completion of "
+                             f"{self.args.max_completion_length}: raise max_length, lower max_completion_length, or leave "
+                             "the row out")  # fmt: skip
+        return {**row, "prompt_ids": ids}
+
+    def get_train_dataloader(self) -> Any:
+        """Batches of rollouts: see `Experience`."""
+        if self.train_dataset is None:
+            raise ValueError("training needs a train_dataset of prompts")
+        return Experience(self)
+
+    # -- to be defined ---------------------------------------------------------------------------------------------
+
+    def advantages(self, rollouts: Sequence[Rollout], rewards: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """`advantages` of all tokens of a round, and what else `losses` reads. rewards: (rows), nan for none."""
+        raise NotImplementedError
+
+    # -- a round ---------------------------------------------------------------------------------------------------
+
+    def generate(self, rows: Sequence[Mapping[str, Any]], seed: int, count: int | None = None) -> list[Rollout]:
+        """Completions of the prompts of some rows with the weights of the moment, those of a prompt after one another."""
+        if self.sampler is None:
+            longest = max(len(x["prompt_ids"]) for x in rows) if self.longest is None else self.longest
+            longest = longest + self.args.max_completion_length if self.longest is None else longest
+            self.sampler = Sampler(self.policy, self.tokenizer, self.args.sampling(), longest,
+                                   min(self.round_rows, 64), **(self.args.engine or {}))  # fmt: skip
+        self.sampler.update(self.policy_weights(), self.prefix)
+        groups = self.sampler.generate([x["prompt_ids"] for x in rows], count or self.size, seed)
+        self.policy.train(self.is_in_train)
+        return [x for group in groups for x in group]
+
+    def policy_weights(self) -> Any:
+        """Where the weights of the policy are: the step that trains it, or before training the model."""
+        return self.step if self.step is not None else self.model.state_dict()
+
+    def round(self, rows: Sequence[Mapping[str, Any]], seed: int) -> list[dict[str, Tensor]]:
+        """The batches of a round."""
+        begin = time.perf_counter()
+        with progress(f"writing {len(rows) * self.size} completions"):
+            rollouts = self.generate(rows, seed)
+        generated = time.perf_counter()
+        of_rows = [row for row in rows for _ in range(self.size)]
+        completed = completions_of(rollouts, of_rows)
+        scored = self.rewards(completed)
+        totals = self.rewards.total(scored)
+        batch = self.batch_of_rollouts(rollouts, totals)
+        with torch.no_grad():
+            batch |= self.score(batch)
+            batch |= self.advantages(rollouts, totals, batch)
+        self.measured.append(self.measures(rollouts, scored, totals, batch) | {
+            "time/generation": torch.tensor(generated - begin), "time/scoring": torch.tensor(time.perf_counter() - generated)})  # fmt: skip
+        if self.args.log_completions and self.is_world_process_zero():
+            self._write(completed, totals, scored)
+        order = torch.arange(self.round_rows)
+        parts = [order[i : i + self.step_rows] for i in range(0, len(order), self.step_rows)]
+        return [{name: x[part] for name, x in batch.items()} for _ in range(self.args.num_iterations) for part in parts]
+
+    def batch_of_rollouts(self, rollouts: Sequence[Rollout], rewards: Tensor) -> dict[str, Tensor]:
+        """Prompts and completions; of completions without a reward, and of masked ones, no token is learned."""
+        rows = []
+        for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
+            learned = math.isfinite(reward) and (rollout.ended or not self.args.mask_truncated_completions)
+            labels = rollout.tokens if learned else [IGNORED] * len(rollout.tokens)
+            rows.append({"input_ids": [*rollout.prompt, *rollout.tokens],
+                         "labels": [IGNORED] * len(rollout.prompt) + labels})  # fmt: skip
+        return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
+
+    def score(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What does not change in a round: log-probabilities of the policy, if several steps follow, and the reference."""
+        found: dict[str, Tensor] = {}
+        if self.args.num_iterations > 1 or self.round_rows > self.step_rows:
+            found["old_logprobs"] = self.logprobs("policy", batch)
+        if self.args.beta:
+            found["ref_logprobs"] = self.logprobs("reference", batch)
+        return found
+
+    def logprobs(self, whose: str, batch: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities (rows, t - 1) under the weights of the policy of the moment, or of the reference."""
+        adapted = whose == "reference" and self.ref_model is None
+        model = self.policy if whose == "policy" or adapted else self.ref_model
+        given = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+        was = model.training
+        with model.disable_adapter() if adapted else nullcontext():
+            model.eval()
+            if whose not in self.scorer:
+                self.scorer[whose] = tutti.function(
+                    lambda batch: self.token_logprobs(model, batch)[0].detach(), given, store=tutti.Store(model=model),
+                    plan=option(self.args, "plan"), cluster=option(self.args, "cluster"), seed=self.args.seed,
+                )  # fmt: skip
+            parts = [self.scorer[whose]({name: x[at : at + self.step_rows] for name, x in given.items()})
+                     for at in range(0, len(given["labels"]), self.step_rows)]  # fmt: skip
+            model.train(was)
+        return torch.cat(parts).float()
+
+    def token_logprobs(self, model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities at the temperature, and logits, of the tokens of a batch."""
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        if self.args.temperature != 1:
+            logits = logits / self.args.temperature
+        return token_logprobs(logits, batch["labels"]), logits
+
+    def measures(
+        self, rollouts: Sequence[Rollout], scored: Tensor, totals: Tensor, batch: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What a round is like, for the log."""
+        lengths = torch.tensor([float(len(x.tokens)) for x in rollouts])
+        ended = torch.tensor([float(x.ended) for x in rollouts])
+        groups = totals.view(-1, self.size)
+        found = {f"rewards/{name}/mean": scored[:, i].nanmean() for i, name in enumerate(self.rewards.names)}
+        deviation = groups.std(1) if self.size > 1 else torch.zeros(len(groups))
+        found |= {"reward": totals.nanmean(), "reward_std": deviation.nanmean(),
+                  "frac_reward_zero_std": (deviation == 0).float().mean(),
+                  "rewards/without": totals.isnan().float().mean(), "completions/mean_length": lengths.mean(),
+                  "completions/max_length": lengths.max(), "completions/clipped_ratio": 1 - ended.mean(),
+                  "completions/empty": (lengths == 0).float().mean()}  # fmt: skip
+        if "old_logprobs" in batch:
+            sampled = torch.zeros_like(batch["old_logprobs"])
+            for i, x in enumerate(rollouts):
+                at = len(x.prompt) - 1
+                sampled[i, at : at + len(x.tokens)] = torch.tensor(x.logprobs)
+            mask = (batch["labels"][:, 1:] != IGNORED).float()
+            apart = ((batch["old_logprobs"] - sampled) * mask).abs()
+            found["sampling/logprob_difference/max"] = apart.max()
+        return found
+
+    def _write(self, completed: Completed, totals: Tensor, scored: Tensor) -> None:
+        with Path(self.args.output_dir, "completions.jsonl").open("a") as file:
+            for i, (prompt, completion) in enumerate(zip(completed.prompts, completed.completions, strict=True)):
+                row = {"step": self.state.global_step, "prompt": prompt, "completion": completion,
+                       "reward": _number(totals[i]), **dict(zip(self.rewards.names, map(_number, scored[i]), strict=True))}  # fmt: skip
+                file.write(json.dumps(row) + "\n")
+
+    def run_step(self, batch: dict[str, Any]) -> Tensor:
+        loss = super().run_step(batch)
+        self.kl = float(self.measured[-1].get("kl", torch.zeros(())))
+        return loss
+
+    def end_step(self) -> None:
+        """Stop once the model is farther from the reference than it may be."""
+        if self.args.target_kl is not None and self.kl > self.args.target_kl:
+            self.log({"stopped_by_kl": self.kl})
+            self.control.should_training_stop = True
+
+    def example_batch(self, rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
+        """A batch of a step as `round` makes it, of rollouts without a reward."""
+        rewards = torch.zeros(len(rollouts))
+        batch = self.batch_of_rollouts(rollouts, rewards)
+        empty = torch.zeros(batch["labels"][:, 1:].shape)
+        if self.args.num_iterations > 1 or self.round_rows > self.step_rows:
+            batch["old_logprobs"] = empty
+        if self.args.beta:
+            batch["ref_logprobs"] = empty
+        return batch | {name: torch.zeros_like(x) for name, x in self.advantages(rollouts, rewards, batch).items()}
+
+    def round_state(self) -> dict[str, Any]:
+        """What else a run needs to go on, as JSON."""
+        return {}
+
+    def load_round_state(self, state: Mapping[str, Any]) -> None:
+        """Take what `round_state` has given."""
+
+
+class Experience:
+    """Batches of steps, without end: the loader of a `PolicyTrainer`.
+
+    Its state has the batches of a round that are left, so a run that resumes goes on with the same ones.
+    """
+
+    whole = True  # a batch is that of a step
+
+    def __init__(self, trainer: PolicyTrainer):
+        self.trainer, self.rounds = trainer, 0
+        self.left: list[dict[str, Tensor]] = []
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        while True:
+            if not self.left:
+                self.left = self.trainer.round(self.rows(self.rounds), self.seed(self.rounds))
+                self.rounds += 1
+            yield self.left.pop(0)
+
+    def rows(self, number: int) -> list[Mapping[str, Any]]:
+        """The rows of a round: the dataset in a random order, and again in another."""
+        data, count = self.trainer.train_dataset, self.trainer.round_rows // self.trainer.size
+        order = Order(len(data), (self.trainer.args.seed,), "rows")
+        return [data[int(i)] for i in order.rows(np.arange(number * count, (number + 1) * count))]
+
+    def seed(self, number: int) -> int:
+        """The seed of a round's completions."""
+        return (self.trainer.args.seed * 1_000_003 + number) * 100_003
+
+    def example(self, count: int) -> list[dict[str, Tensor]]:
+        """A batch with the entries and the rows of a step, of which nothing is learned."""
+        trainer = self.trainer
+        row = trainer.train_dataset[0]["prompt_ids"]
+        rollout = Rollout(row, [trainer.pad] * min(8, trainer.args.max_completion_length), [0.0] * 8, True, "")
+        return [trainer.example_batch([rollout] * trainer.step_rows)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds that have begun, and what is left of the last. Numbers of JSON are exact for float32."""
+        batches = [{name: [str(x.dtype).removeprefix("torch."), x.tolist()] for name, x in batch.items()}
+                   for batch in self.left]  # fmt: skip
+        return {"rounds": self.rounds, "left": batches, "trainer": self.trainer.round_state()}
+
+    def go_on(self, folder: Path, step: int) -> None:
+        """Continue after the last batch of a checkpoint."""
+        state = json.loads((folder / STREAM).read_text())
+        self.rounds = state["rounds"]
+        self.left = [{name: torch.tensor(x, dtype=getattr(torch, dtype)) for name, (dtype, x) in batch.items()}
+                     for batch in state["left"]]  # fmt: skip
+        self.trainer.load_round_state(state["trainer"])
+
+
+def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]) -> Completed:
+    """Rollouts as rewards read them: completions of conversations are messages."""
+    prompts = [x["prompt"] for x in rows]
+    texts = [[{"role": "assistant", "content": x.text}] if is_conversation(p) else x.text
+             for x, p in zip(rollouts, prompts, strict=True)]  # fmt: skip
+    columns = [{k: v for k, v in x.items() if k not in ("prompt", "prompt_ids")} for x in rows]
+    return Completed(prompts, texts, [x.prompt for x in rollouts], [x.tokens for x in rollouts], columns)
+
+
+def _number(x: Tensor) -> float | None:
+    return float(x) if math.isfinite(float(x)) else None

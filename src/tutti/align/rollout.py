@@ -1,0 +1,104 @@
+"""Completions of prompts by the model that is trained, from an engine with its weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.align.arguments import is_adapted
+from tutti.serve import Engine, Request, Sampling
+
+BLOCK = 16  # tokens in a block of the engine's cache
+
+
+@dataclass
+class Rollout:
+    """A completion. prompt, tokens: their ids. logprobs: of each token at the temperature, among all tokens.
+    ended: whether the model ended it itself. text: of the tokens, without special ones."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    ended: bool
+    text: str
+
+
+class Sampler:
+    """Generates with the weights of a model, or of a part of one, that is trained.
+
+    model: the causal language model, maybe with adapters. tokenizer: of texts. sampling: of all completions;
+    `max_tokens` says how long they may be. longest: tokens of a prompt and its completion. most: sequences at once.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, longest: int, most: int, **options: Any):
+        self.model, self.sampling = model, sampling
+        self.plain = plain_model(model) if is_adapted(model) else model
+        blocks = most * math.ceil((longest + 1) / BLOCK) + 8
+        defaults = {"plan": "auto", "self_check": False}
+        self.engine = Engine(self.plain, tokenizer=tokenizer, block=BLOCK, blocks=blocks, most=most,
+                             budget=max(512, most), longest=longest, **{**defaults, **options})  # fmt: skip
+
+    def update(self, weights: Any, prefix: str = "") -> int:
+        """Take the weights of a step. Returns the bytes received."""
+        if is_adapted(self.model):
+            return self.engine.update(merged_weights(self.model))
+        return self.engine.update(weights, prefix)
+
+    def generate(self, prompts: Sequence[Sequence[int]], count: int, seed: int) -> list[list[Rollout]]:
+        """`count` completions of each prompt, which share its cache. Every process of a job gets all of them.
+
+        seed: of this call; equal weights, prompts and seeds give equal completions.
+        """
+        requests = [Request(list(x), self._sampling(count, seed + i)) for i, x in enumerate(prompts)]
+        made = []
+        for output in self.engine.generate(requests):
+            if output.error:
+                raise RuntimeError(f"the engine could not complete a prompt of {len(output.prompt)} tokens: {output.error}")
+            made.append([Rollout(output.prompt, list(x.tokens), [y.logprob for y in x.logprobs], x.finish == "stop", x.text)
+                         for x in output.completions])  # fmt: skip
+        return made
+
+    def _sampling(self, count: int, seed: int) -> Sampling:
+        from dataclasses import replace
+
+        return replace(self.sampling, n=count, seed=seed, logprobs=0, scaled_logprobs=True)
+
+
+def plain_model(model: Any) -> nn.Module:
+    """The model that adapters change, as a copy of its own without them, whose weights `merged_weights` gives."""
+    import copy
+
+    return copy.deepcopy(model).merge_and_unload()
+
+
+@torch.no_grad()
+def merged_weights(model: Any) -> dict[str, Tensor]:
+    """The weights of a model of peft with its adapters added, under the names of the model without them."""
+    base = model.get_base_model()
+    found: dict[str, Tensor] = {}
+    changed: dict[str, Tensor] = {}
+    for path, module in base.named_modules():
+        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
+            weight = module.base_layer.weight
+            delta = sum(module.get_delta_weight(x) for x in module.active_adapters)
+            changed[f"{path}.weight"] = weight + delta.to(weight.dtype)  # pyright: ignore
+    for name, x in base.state_dict().items():
+        own = name.replace(".base_layer.", ".")
+        if "lora_" not in own:
+            found[own] = changed.get(own, x)
+    return found
+
+
+def of_prompts(rollouts: Sequence[Sequence[Rollout]]) -> list[Rollout]:
+    """All completions, those of a prompt after one another."""
+    return [x for group in rollouts for x in group]
+
+
+def columns(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """The row of each completion, where each prompt has `count` of them."""
+    return [row for row in rows for _ in range(count)]
