@@ -19,11 +19,10 @@ group (`advantages.group_advantages`). With the ratio r of new to old probabilit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tutti.align import objectives
@@ -39,9 +38,6 @@ LOSSES = "grpo", "bnpo", "dapo", "dr_grpo", "cispo"
 class GRPOConfig(PolicyConfig):
     """Options of `GRPOTrainer`, with the names and defaults of TRL's."""
 
-    epsilon: float = field(default=0.2, metadata={"help": "How far ratios may fall below 1."})
-    epsilon_high: float | None = field(default=None, metadata={"help": "How far they may rise; None: epsilon."})
-    delta: float | None = field(default=None, metadata={"help": "The largest ratio of negative advantages."})
     loss_type: str = field(default="dapo", metadata={"help": "grpo, bnpo, dapo, dr_grpo or cispo."})
     importance_sampling_level: str = field(default="token", metadata={"help": "token, or sequence (GSPO)."})
     scale_rewards: str = field(default="group", metadata={"help": "group, batch or none: what rewards are divided by."})
@@ -51,14 +47,13 @@ class GRPOConfig(PolicyConfig):
         if self.loss_type not in LOSSES:
             raise ValueError(f"loss_type {self.loss_type!r}; expected one of {', '.join(LOSSES)}")
         if self.importance_sampling_level not in ("token", "sequence"):
-            raise ValueError(f"importance_sampling_level {self.importance_sampling_level!r}; expected token or sequence")
+            raise ValueError(
+                f"importance_sampling_level {self.importance_sampling_level!r}; expected token or sequence"
+            )
         if self.scale_rewards not in ("group", "batch", "none"):
             raise ValueError(f"scale_rewards {self.scale_rewards!r}; expected group, batch or none")
         if self.num_generations < 2:
             raise ValueError("num_generations must be at least 2: rewards are relative to a group")
-        if not 0 <= self.epsilon < 1 or (self.epsilon_high is not None and self.epsilon_high < 0):
-            raise ValueError(f"epsilon is {self.epsilon} and epsilon_high {self.epsilon_high}; expected 0 to 1, and at "
-                             "least 0")  # fmt: skip
 
 
 class GRPOTrainer(PolicyTrainer):
@@ -82,22 +77,11 @@ class GRPOTrainer(PolicyTrainer):
         """The loss of a microbatch, and measures of its rows."""
         args, mask = self.args, learned(inputs["labels"])
         logprobs, logits = self.token_logprobs(model, inputs)
-        old = inputs.get("old_logprobs", logprobs.detach())
-        low, high = args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
-        ratios = objectives.log_ratios(logprobs, old, mask, args.importance_sampling_level).exp()
-        advantages = inputs["advantages"]
+        each, ratios, measures = self.clipped(inputs, logprobs, logits, args.importance_sampling_level)
         if args.loss_type == "cispo":
-            each = -ratios.detach().clamp(max=1 + high) * advantages * logprobs
-        else:
-            each = objectives.clipped_loss(ratios, advantages, low, high, args.delta)
-        with torch.no_grad():
-            clipped = objectives.clipped_share(ratios, advantages, low, high)
-            measures = {"clip_ratio": objectives.mean_of_rows(clipped, mask),
-                        "entropy": objectives.mean_of_rows(objectives.entropy(logits), mask)}  # fmt: skip
+            each = -ratios.detach().clamp(max=1 + args.high) * inputs["advantages"] * logprobs
         if args.beta:
-            kl = objectives.divergence(logprobs, inputs["ref_logprobs"])
-            each = each + args.beta * kl
-            measures["kl"] = objectives.mean_of_rows(kl.detach(), mask)
+            each = each + args.beta * objectives.divergence(logprobs, inputs["ref_logprobs"])
         return reduced(each, mask, args.loss_type, num_items_in_batch, args.max_completion_length), measures
 
 

@@ -29,11 +29,12 @@ import torch
 from torch import Tensor, nn
 
 import tutti
+from tutti.align import objectives
 from tutti.align.arguments import AlignArguments, is_adapted, without_dropout
 from tutti.align.chat import is_conversation
 from tutti.align.rollout import Rollout, Sampler
 from tutti.align.scoring import Completed, Rewards
-from tutti.align.sequences import IGNORED, batch_of, token_logprobs
+from tutti.align.sequences import IGNORED, batch_of, learned, token_logprobs
 from tutti.align.trainer import AlignTrainer
 from tutti.data.order import Order
 from tutti.launch.progress import progress
@@ -60,6 +61,9 @@ class PolicyConfig(AlignArguments):
         default=None, metadata={"help": "Sample among tokens of this share of the highest probability."}
     )
     stop: list[str] | None = field(default=None, metadata={"help": "Texts that end a completion."})
+    epsilon: float = field(default=0.2, metadata={"help": "How far ratios may fall below 1."})
+    epsilon_high: float | None = field(default=None, metadata={"help": "How far they may rise; None: epsilon."})
+    delta: float | None = field(default=None, metadata={"help": "The largest ratio of negative advantages."})
     beta: float = field(default=0.0, metadata={"help": "Weight of the divergence from the reference; 0: no reference."})
     reward_weights: list[float] | None = field(default=None, metadata={"help": "A weight for each reward; None: 1."})
     mask_truncated_completions: bool = field(
@@ -84,13 +88,23 @@ class PolicyConfig(AlignArguments):
                              "same learns nothing from it")  # fmt: skip
         if self.beta < 0:
             raise ValueError(f"beta is {self.beta}; it must be at least 0")
+        if not 0 <= self.epsilon < 1 or (self.epsilon_high is not None and self.epsilon_high < 0):
+            raise ValueError(f"epsilon is {self.epsilon} and epsilon_high {self.epsilon_high}; expected 0 to 1, and at "
+                             "least 0")  # fmt: skip
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl measures the divergence from the reference: give beta above 0")
 
+    @property
+    def high(self) -> float:
+        """How far ratios may rise."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
-        return Sampling(max_tokens=self.max_completion_length, temperature=self.temperature, top_p=self.top_p,
-                        top_k=self.top_k, min_p=self.min_p or 0.0, stop=tuple(self.stop or ()), include_stop=True)  # fmt: skip
+        return Sampling(
+            max_tokens=self.max_completion_length, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
+            min_p=self.min_p or 0.0, stop=tuple(self.stop or ()), include_stop=True,
+        )  # fmt: skip
 
 
 class PolicyTrainer(AlignTrainer):
@@ -103,6 +117,7 @@ class PolicyTrainer(AlignTrainer):
 
     equal_items, plans_first = False, True
     arguments: type[PolicyConfig] = PolicyConfig
+    scores_old = False  # whether advantages or the loss need log-probabilities of the policy even in a single step
     prefix = ""  # of the policy's parameters in what is trained
 
     def __init__(self, model: nn.Module | str, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None,
@@ -126,14 +141,14 @@ class PolicyTrainer(AlignTrainer):
     def _check_sizes(self) -> None:
         rows, size, step = self.round_rows, self.size, self.step_rows
         if rows % size or rows % step:
-            raise ValueError(f"a round of {rows} completions; it must be a multiple of num_generations ({size}) and of the "
-                             f"rows of a step ({step} = batch size x gradient_accumulation_steps): give "
+            raise ValueError(f"a round of {rows} completions; it must be a multiple of num_generations ({size}) and of "
+                             f"the rows of a step ({step} = batch size x gradient_accumulation_steps): give "
                              "generation_batch_size")  # fmt: skip
         if self.longest is not None and self.args.max_completion_length >= self.longest:
             raise ValueError(f"max_completion_length is {self.args.max_completion_length}, and a sequence may have "
                              f"{self.longest} tokens: nothing is left for prompts")  # fmt: skip
 
-    def _reference(self, given: nn.Module | None) -> nn.Module | None:
+    def _reference(self, given: Any) -> nn.Module | None:
         """Another model; None if the policy without its adapters is the reference."""
         if given is None and is_adapted(self.policy):
             return None
@@ -143,6 +158,11 @@ class PolicyTrainer(AlignTrainer):
             given = copy.deepcopy(self.policy)
         without_dropout(given)
         return given.eval().requires_grad_(False)
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether log-probabilities of the policy are computed before the steps of a round."""
+        return self.scores_old or self.args.num_iterations > 1 or self.round_rows > self.step_rows
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -154,8 +174,8 @@ class PolicyTrainer(AlignTrainer):
         room = (self.longest or 2**30) - self.args.max_completion_length
         if not ids or len(ids) > room:
             raise ValueError(f"the prompt has {len(ids)} tokens; {room} fit beside a completion of "
-                             f"{self.args.max_completion_length}: raise max_length, lower max_completion_length, or leave "
-                             "the row out")  # fmt: skip
+                             f"{self.args.max_completion_length}: raise max_length, lower max_completion_length, or "
+                             "leave the row out")  # fmt: skip
         return {**row, "prompt_ids": ids}
 
     def get_train_dataloader(self) -> Any:
@@ -163,6 +183,23 @@ class PolicyTrainer(AlignTrainer):
         if self.train_dataset is None:
             raise ValueError("training needs a train_dataset of prompts")
         return Experience(self)
+
+    def clipped(
+        self, inputs: Mapping[str, Tensor], logprobs: Tensor, logits: Tensor, level: str = "token"
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """-min(r A, clip(r) A) of each token, r itself, and measures of rows. level: of ratios."""
+        args, mask = self.args, learned(inputs["labels"])
+        old, advantages = inputs.get("old_logprobs", logprobs.detach()), inputs["advantages"]
+        ratios = objectives.log_ratios(logprobs, old, mask, level).exp()
+        each = objectives.clipped_loss(ratios, advantages, args.epsilon, args.high, args.delta)
+        with torch.no_grad():
+            share = objectives.clipped_share(ratios, advantages, args.epsilon, args.high)
+            measures = {"clip_ratio": objectives.mean_of_rows(share.expand_as(mask), mask),
+                        "entropy": objectives.mean_of_rows(objectives.entropy(logits), mask)}  # fmt: skip
+            if "ref_logprobs" in inputs:
+                kl = objectives.divergence(logprobs, inputs["ref_logprobs"])
+                measures["kl"] = objectives.mean_of_rows(kl, mask)
+        return each, ratios, measures
 
     # -- to be defined ---------------------------------------------------------------------------------------------
 
@@ -173,7 +210,7 @@ class PolicyTrainer(AlignTrainer):
     # -- a round ---------------------------------------------------------------------------------------------------
 
     def generate(self, rows: Sequence[Mapping[str, Any]], seed: int, count: int | None = None) -> list[Rollout]:
-        """Completions of the prompts of some rows with the weights of the moment, those of a prompt after one another."""
+        """Completions of the prompts of some rows with the weights of the moment; those of a prompt are adjacent."""
         if self.sampler is None:
             longest = max(len(x["prompt_ids"]) for x in rows) if self.longest is None else self.longest
             longest = longest + self.args.max_completion_length if self.longest is None else longest
@@ -202,28 +239,36 @@ class PolicyTrainer(AlignTrainer):
         with torch.no_grad():
             batch |= self.score(batch)
             batch |= self.advantages(rollouts, totals, batch)
-        self.measured.append(self.measures(rollouts, scored, totals, batch) | {
-            "time/generation": torch.tensor(generated - begin), "time/scoring": torch.tensor(time.perf_counter() - generated)})  # fmt: skip
+        seconds = {"time/generation": generated - begin, "time/scoring": time.perf_counter() - generated}
+        told = self.measures(rollouts, scored, totals, batch)
+        self.measured.append(told | {name: torch.tensor(x) for name, x in seconds.items()})
         if self.args.log_completions and self.is_world_process_zero():
             self._write(completed, totals, scored)
-        order = torch.arange(self.round_rows)
-        parts = [order[i : i + self.step_rows] for i in range(0, len(order), self.step_rows)]
-        return [{name: x[part] for name, x in batch.items()} for _ in range(self.args.num_iterations) for part in parts]
+        return self.parts(batch, seed)
+
+    def parts(self, batch: Mapping[str, Tensor], seed: int) -> list[dict[str, Tensor]]:
+        """The batches of the steps of a round: its rows in a random order, and in another in each iteration."""
+        draw, found = torch.Generator().manual_seed(seed), []
+        for _ in range(self.args.num_iterations):
+            alone = self.round_rows == self.step_rows
+            order = torch.arange(self.round_rows) if alone else torch.randperm(self.round_rows, generator=draw)
+            found += [{name: x[part] for name, x in batch.items()} for part in order.split(self.step_rows)]
+        return found
 
     def batch_of_rollouts(self, rollouts: Sequence[Rollout], rewards: Tensor) -> dict[str, Tensor]:
         """Prompts and completions; of completions without a reward, and of masked ones, no token is learned."""
         rows = []
         for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
-            learned = math.isfinite(reward) and (rollout.ended or not self.args.mask_truncated_completions)
-            labels = rollout.tokens if learned else [IGNORED] * len(rollout.tokens)
+            counts = math.isfinite(reward) and (rollout.ended or not self.args.mask_truncated_completions)
+            labels = rollout.tokens if counts else [IGNORED] * len(rollout.tokens)
             rows.append({"input_ids": [*rollout.prompt, *rollout.tokens],
                          "labels": [IGNORED] * len(rollout.prompt) + labels})  # fmt: skip
         return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
 
     def score(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What does not change in a round: log-probabilities of the policy, if several steps follow, and the reference."""
+        """What stays in a round: log-probabilities of the policy, where steps need them, and of the reference."""
         found: dict[str, Tensor] = {}
-        if self.args.num_iterations > 1 or self.round_rows > self.step_rows:
+        if self.needs_old:
             found["old_logprobs"] = self.logprobs("policy", batch)
         if self.args.beta:
             found["ref_logprobs"] = self.logprobs("reference", batch)
@@ -232,19 +277,27 @@ class PolicyTrainer(AlignTrainer):
     def logprobs(self, whose: str, batch: Mapping[str, Tensor]) -> Tensor:
         """Log-probabilities (rows, t - 1) under the weights of the policy of the moment, or of the reference."""
         adapted = whose == "reference" and self.ref_model is None
-        model = self.policy if whose == "policy" or adapted else self.ref_model
-        given = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
-        was = model.training
+        model: Any = self.policy if whose == "policy" or adapted else self.ref_model
         with model.disable_adapter() if adapted else nullcontext():
-            model.eval()
-            if whose not in self.scorer:
-                self.scorer[whose] = tutti.function(
-                    lambda batch: self.token_logprobs(model, batch)[0].detach(), given, store=tutti.Store(model=model),
-                    plan=option(self.args, "plan"), cluster=option(self.args, "cluster"), seed=self.args.seed,
-                )  # fmt: skip
-            parts = [self.scorer[whose]({name: x[at : at + self.step_rows] for name, x in given.items()})
-                     for at in range(0, len(given["labels"]), self.step_rows)]  # fmt: skip
-            model.train(was)
+            return self.computed(whose, model, lambda batch: self.token_logprobs(model, batch)[0], batch)
+
+    def computed(self, name: str, model: Any, f: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """What a function makes of the sequences of a round with a model, (rows, ...) float32, without gradients.
+
+        name: of the function, which is made once.
+        """
+        given = {key: batch[key] for key in ("input_ids", "attention_mask", "labels")}
+        was = model.training
+        model.eval()
+        if name not in self.scorer:
+            self.scorer[name] = tutti.function(
+                lambda batch: f(batch).detach(), {key: x[: self.step_rows] for key, x in given.items()},
+                store=tutti.Store(model=model), plan=option(self.args, "plan"), cluster=option(self.args, "cluster"),
+                seed=self.args.seed,
+            )  # fmt: skip
+        parts = [self.scorer[name]({key: x[at : at + self.step_rows] for key, x in given.items()})
+                 for at in range(0, len(given["labels"]), self.step_rows)]  # fmt: skip
+        model.train(was)
         return torch.cat(parts).float()
 
     def token_logprobs(self, model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -281,8 +334,9 @@ class PolicyTrainer(AlignTrainer):
     def _write(self, completed: Completed, totals: Tensor, scored: Tensor) -> None:
         with Path(self.args.output_dir, "completions.jsonl").open("a") as file:
             for i, (prompt, completion) in enumerate(zip(completed.prompts, completed.completions, strict=True)):
+                each = dict(zip(self.rewards.names, map(_number, scored[i]), strict=True))
                 row = {"step": self.state.global_step, "prompt": prompt, "completion": completion,
-                       "reward": _number(totals[i]), **dict(zip(self.rewards.names, map(_number, scored[i]), strict=True))}  # fmt: skip
+                       "reward": _number(totals[i]), **each}  # fmt: skip
                 file.write(json.dumps(row) + "\n")
 
     def run_step(self, batch: dict[str, Any]) -> Tensor:
@@ -301,7 +355,7 @@ class PolicyTrainer(AlignTrainer):
         rewards = torch.zeros(len(rollouts))
         batch = self.batch_of_rollouts(rollouts, rewards)
         empty = torch.zeros(batch["labels"][:, 1:].shape)
-        if self.args.num_iterations > 1 or self.round_rows > self.step_rows:
+        if self.needs_old:
             batch["old_logprobs"] = empty
         if self.args.beta:
             batch["ref_logprobs"] = empty

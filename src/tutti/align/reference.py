@@ -120,7 +120,8 @@ class Referenced:
 
     @torch.no_grad()
     def _computed(self, rows: Any) -> Tensor:
-        model, args = self.ref_model if self.ref_model is not None else self.model, self.args
+        model: Any = self.model if self.ref_model is None else self.ref_model
+        args = self.args
         if self.ref_model is not None:
             without_dropout(self.ref_model)
         size, found = args.per_device_eval_batch_size, []

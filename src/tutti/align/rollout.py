@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,21 +59,16 @@ class Sampler:
         made = []
         for output in self.engine.generate(requests):
             if output.error:
-                raise RuntimeError(f"the engine could not complete a prompt of {len(output.prompt)} tokens: {output.error}")
-            made.append([Rollout(output.prompt, list(x.tokens), [y.logprob for y in x.logprobs], x.finish == "stop", x.text)
-                         for x in output.completions])  # fmt: skip
+                raise RuntimeError(f"a prompt of {len(output.prompt)} tokens was not completed: {output.error}")
+            made.append([_rollout(output.prompt, x) for x in output.completions])
         return made
 
     def _sampling(self, count: int, seed: int) -> Sampling:
-        from dataclasses import replace
-
         return replace(self.sampling, n=count, seed=seed, logprobs=0, scaled_logprobs=True)
 
 
 def plain_model(model: Any) -> nn.Module:
     """The model that adapters change, as a copy of its own without them, whose weights `merged_weights` gives."""
-    import copy
-
     return copy.deepcopy(model).merge_and_unload()
 
 
@@ -81,7 +77,7 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
     """The weights of a model of peft with its adapters added, under the names of the model without them."""
     base = model.get_base_model()
     found: dict[str, Tensor] = {}
-    changed: dict[str, Tensor] = {}
+    changed: dict[str, Any] = {}
     for path, module in base.named_modules():
         if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
             weight = module.base_layer.weight
@@ -94,11 +90,6 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
     return found
 
 
-def of_prompts(rollouts: Sequence[Sequence[Rollout]]) -> list[Rollout]:
-    """All completions, those of a prompt after one another."""
-    return [x for group in rollouts for x in group]
-
-
-def columns(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
-    """The row of each completion, where each prompt has `count` of them."""
-    return [row for row in rows for _ in range(count)]
+def _rollout(prompt: list[int], completion: Any) -> Rollout:
+    logprobs = [x.logprob for x in completion.logprobs]
+    return Rollout(prompt, list(completion.tokens), logprobs, completion.finish == "stop", completion.text)

@@ -28,7 +28,7 @@ class Completed:
     completions: list[Any]
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
-    rows: list[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]
 
 
 class ModelReward:

@@ -57,7 +57,7 @@ class AlignTrainer(Trainer):
         self.names: tuple[str, ...] = ()  # of the measures
         self._told = False
         both = [None if x is None else self.rows(x, args) for x in (train_dataset, eval_dataset)]
-        super().__init__(loaded, args, lambda rows: self.collate(rows), *both, self.tokenizer, **others)
+        super().__init__(loaded, args, lambda rows: self.collate(rows), both[0], both[1], self.tokenizer, **others)
         self.compute_metrics = self.compute_metrics or self._means
 
     def _loaded(self, model: nn.Module | str) -> nn.Module:

@@ -41,8 +41,9 @@ class Sampling:
     bad: sequences of tokens that the output may not contain.
     skip_special: whether the text leaves special tokens out.
     logprobs: number of most likely tokens reported with each token; None reports none. scaled_logprobs: whether the
-        reported log-probabilities are those at the temperature; otherwise they are the model's own. Neither knows of
-        top_k, top_p, min_p and penalties. prompt_logprobs: as logprobs, for the tokens of the prompt. logprob_tokens: tokens that are reported besides, wherever tokens are.
+        log-probabilities are those at the temperature; otherwise they are the model's own. Neither knows of top_k,
+        top_p, min_p and penalties. prompt_logprobs: as logprobs, for the tokens of the prompt. logprob_tokens: tokens
+        that are reported besides, wherever tokens are.
     schema, regex, grammar: what the output must match: a JSON schema (a dict, or {} for any JSON), a regular
         expression, or a Lark grammar.
     """
