@@ -80,12 +80,13 @@ def skeleton(folder: Path) -> Any:
 
 
 def load(folder: str | Path) -> Any:
-    """The model of a folder in the format compressed-tensors, with quantized layers.
+    """The model of a folder that was compressed, with quantized layers and layers of low rank.
 
     Raises ValueError for a scheme that is not supported, and for a tensor that is missing or has another shape.
     """
     reader = Reader(Path(folder))
     model = skeleton(Path(folder))
+    written.factor(model)
     schemes = stored_schemes(model)
     written.prepare(model, schemes)
     _fill(model, reader, "")

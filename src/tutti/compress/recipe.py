@@ -172,6 +172,27 @@ class Shrink:
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """Make the weights of linear layers products of two smaller ones (`compress.low_rank`).
+
+    share: of the numbers of each weight, how many stay. multiple: of which ranks are multiples; groups of scales must
+    divide it if the result is quantized. Layers that no such rank makes smaller stay. layers, ignore: as for
+    `Quantize`.
+    """
+
+    share: float = 0.5
+    multiple: int = 64
+    layers: tuple[str, ...] = ("*",)
+    ignore: tuple[str, ...] = ("lm_head",)
+
+    calibrated = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1 or self.multiple < 1:
+            raise ValueError(f"share {self.share} and multiple {self.multiple}; expected 0 to 1, and at least 1")
+
+
+@dataclass(frozen=True)
 class Distill:
     """Train the compressed model to predict what the model predicts that it was made of (`compress.distill`).
 
@@ -192,9 +213,10 @@ class Distill:
             raise ValueError(f"{self}: steps, lr and temperature must be positive, and hidden 0 or more")
 
 
-Step = Quantize | Mixed | Rotate | Prune | Shrink | Distill
+Step = Quantize | Mixed | Rotate | Prune | Shrink | LowRank | Distill
 STEPS: dict[str, type] = {
-    "quantize": Quantize, "mixed": Mixed, "rotate": Rotate, "prune": Prune, "shrink": Shrink, "distill": Distill,
+    "quantize": Quantize, "mixed": Mixed, "rotate": Rotate, "prune": Prune, "shrink": Shrink, "lowrank": LowRank,
+    "distill": Distill,
 }  # fmt: skip
 
 
@@ -213,9 +235,14 @@ class Recipe:
         ends = next((i for i, x in enumerate(kinds) if x in (Quantize, Mixed)), len(kinds))
         if late := [x.__name__.lower() for x in kinds[ends + 1 :] if x is not Distill]:
             raise ValueError(f"a quantized model is only distilled: put {late[0]} before")
+        factored = kinds.index(LowRank) if LowRank in kinds else len(kinds)
+        for x in self.steps[factored + 1 :]:
+            if isinstance(x, Rotate | LowRank) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
+                raise ValueError(f"{type(x).__name__.lower()} does not know layers that are products: put it before "
+                                 "lowrank, which a recipe has once")  # fmt: skip
         pruned = kinds.index(Prune) if Prune in kinds else len(kinds)
         for x in self.steps[pruned + 1 :]:
-            if isinstance(x, Rotate) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
+            if isinstance(x, Rotate | LowRank) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
                 raise ValueError(f"{type(x).__name__.lower()} would fill zeros again: put it before prune")
 
     def __add__(self, other: Recipe) -> Recipe:
@@ -247,6 +274,7 @@ def parse(text: str) -> Recipe:
         mixed-3.2-s16-gptq-e4                     bits per weight, and options that quantize
         prune-0.5-wanda, prune-2:4                a share or a pattern, and a method
         shrink-heads0.5-channels0.75-layers2      what stays, and the number of layers that are removed; experts0.5
+        lowrank-0.5-multiple32                    the share of numbers that stays, and of what ranks are multiples
         distill-500-lr0.001-hidden1               steps and options
         rotate, rotate-untie
 
@@ -327,7 +355,7 @@ def _named(kind: Callable[..., Step], names: Sequence[str], first: str = "") -> 
             name = (match[1] or first) if match else ""
             if match is None or name not in names:
                 raise _unknown(text, option, [f"{x}1" for x in names])
-            _once(made, name, int(match[2]) if name in ("layers", "steps") else float(match[2]), text)
+            _once(made, name, int(match[2]) if name in ("layers", "steps", "multiple") else float(match[2]), text)
         return kind(**made)
 
     return read
@@ -337,6 +365,7 @@ READ: dict[str, Callable[[str, list[str]], Step]] = {
     "mixed": _mixed,
     "prune": _prune,
     "shrink": _named(Shrink, ("heads", "channels", "experts", "layers")),
+    "lowrank": _named(LowRank, ("share", "multiple"), "share"),
     "distill": _named(Distill, ("steps", "lr", "temperature", "hidden"), "steps"),
 }
 
@@ -367,7 +396,8 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
     match = re.fullmatch(r"int([2-8])", name)
     if not match and name != "float8":
         raise ValueError(
-            f"{name!r} is not a step; expected int2 to int8, w8a8, float8, mixed, rotate, prune, shrink or distill"
+            f"{name!r} is not a step; expected int2 to int8, w8a8, float8, mixed, rotate, prune, shrink, lowrank or "
+            "distill"
         )
     bits = int(match[1]) if match else 8
     made, rest = Scheme(bits, 64 if bits < 8 else None, kind="int" if match else "float8"), []

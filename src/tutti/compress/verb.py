@@ -11,9 +11,17 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tutti.compress import sparsity
+from tutti.compress import low_rank, sparsity
 from tutti.compress.blocks import Batch, checked
-from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of, check_plain
+from tutti.compress.compressor import (
+    Compressed,
+    Compression,
+    Held,
+    Progress,
+    Report,
+    bytes_of,
+    check_plain,
+)
 from tutti.compress.compressor import check as check_quantized
 from tutti.compress.distill import distill
 from tutti.compress.folder import GGUF, checked_folders, compress_folder
@@ -22,7 +30,7 @@ from tutti.compress.formats.compressed_tensors import save
 from tutti.compress.mixed import check as check_mixed
 from tutti.compress.mixed import search
 from tutti.compress.modules import shapes
-from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
+from tutti.compress.recipe import Distill, LowRank, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
 from tutti.compress.shrink import check as check_shrink
 from tutti.compress.shrink import shrink
 
@@ -93,18 +101,21 @@ class _Run:
 
     def _check(self) -> None:
         """Raise ValueError for what can be seen before anything is computed."""
+        check_plain(self.model)
         before: list[type] = []
+        model: Any = self.model  # with the shapes that it has after these steps
         for step in self.recipe.steps:
             if isinstance(step, Shrink):
-                check_shrink(self.model, step)
+                check_shrink(model, step)
             if isinstance(step, Prune):
-                sparsity.check(self.model, step)
+                sparsity.check(model, step)
+            if isinstance(step, LowRank) and Shrink not in before:
+                model = low_rank.planned(model, step)
             if isinstance(step, Mixed) and Shrink not in before:
-                check_mixed(self.model, step, self.recipe.steps[: len(before)])
+                check_mixed(model, step, self.recipe.steps[: len(before)])
             before.append(type(step))
-        check_plain(self.model)
         if Shrink not in before:
-            check_quantized(self.model, self.recipe)
+            check_quantized(model, self.recipe)
 
     def run(self) -> Compressed:
         begun, before = time.perf_counter(), sum(x.nbytes for x in self.model.parameters())
@@ -135,11 +146,14 @@ class _Run:
         self.report.layers += run.report.layers
         steps.clear()
 
-    def _alone(self, step: Prune | Shrink | Distill) -> None:
+    def _alone(self, step: Prune | Shrink | LowRank | Distill) -> None:
         batches = self.batches or []
         if isinstance(step, Shrink):
             self.model, removed = shrink(self.model, step, batches, self.progress)
             self.report.notes += [f"{kind}: {left} of {count} left" for kind, (count, left) in removed.counts.items()]
+        elif isinstance(step, LowRank):
+            self.model, layers = low_rank.factored(self.model, step, batches, self.progress)
+            self.report.layers += layers
         elif isinstance(step, Prune):
             self.pruned += sparsity.check(self.model, step)
             self.model, zeros = sparsity.pruned(self.model, step, batches, self.progress)

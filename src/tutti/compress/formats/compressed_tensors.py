@@ -10,6 +10,11 @@ config.json has a "quantization_config", and the files of tensors have for a lay
 | int-quantized | X.weight (n, k) int8, X.weight_scale (n, 1) | with activations in int8 |
 | | X.input_scale (1) | where they are static |
 | float-quantized | X.weight (n, k) float8_e4m3fn, X.weight_scale (n, 1) or (n, groups) | |
+
+What that format cannot say makes the entry one of our own, which has no "quant_method", so that `transformers` refuses
+the folder and does not draw random weights; `tutti.compress.load` and `tutti serve` read it:
+
+- "low_rank": {path: rank} of layers with two weights, X.a and X.b (`LowRankLinear`), which may be quantized
 """
 
 from __future__ import annotations
@@ -28,12 +33,15 @@ from torch import Tensor, nn
 
 from tutti.compress.experts import ExpertLayers, is_experts
 from tutti.compress.modules import shapes
+from tutti.nn.low_rank_linear import LowRankLinear, low_rank_layers
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
 from tutti.nn.quantized_linear import QuantizedLinear
 from tutti.nn.scheme import SCALES, Parts, Scheme, pack_bits, unpack_bits
 
 METHOD = "compressed-tensors"
 VERSION = "0.15.0"  # of the package that reads what is written
+READERS = "tutti.compress.load and tutti serve"
+OWN = "tutti"  # the "format" of entries that only we read
 QuantizedModule = QuantizedLinear | QuantizedEmbedding
 
 
@@ -97,12 +105,16 @@ def _of(get: Callable[[str], Tensor], name: str, shape: tuple[int, ...], dtype: 
 
 
 def config_of(
-    schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], experts: bool = False
+    schemes: Mapping[str, tuple[Scheme, str]],
+    others: Iterable[str],
+    experts: bool = False,
+    ranks: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The "quantization_config" of a model.
 
     schemes: and the class ("Linear" or "Embedding"), by path. others: paths of linear layers that are not quantized.
-    experts: whether there are quantized experts of a mixture, which transformers must dequantize as it loads.
+    experts: whether there are quantized experts of a mixture, which transformers must dequantize as it loads. ranks:
+    of layers of lower rank, by path.
     """
     groups: dict[tuple[Scheme, str, bool], list[str]] = {}
     for path, key in schemes.items():
@@ -135,7 +147,15 @@ def config_of(
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
+    if ranks:
+        return {**own_entry(found), "low_rank": dict(ranks)}
     return {**found, "dequantize": True} if widened(schemes) else found
+
+
+def own_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry that `transformers` refuses to read."""
+    return {**{key: x for key, x in entry.items() if key != "quant_method"}, "format": OWN,
+            "read_by": READERS}  # fmt: skip
 
 
 def widened(schemes: Mapping[str, tuple[Scheme, str]]) -> bool:
@@ -185,7 +205,7 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
 
     Raises ValueError, with a remedy, for what is not supported.
     """
-    if config.get("quant_method") != METHOD:
+    if config.get("quant_method") != METHOD and config.get("format") != OWN:
         raise ValueError(f"the model is quantized by {config.get('quant_method')!r}; only {METHOD} is read: load it "
                          "with transformers, dequantize and save it, and compress that")  # fmt: skip
 
@@ -269,6 +289,18 @@ def known_name(name: str) -> str:
     return name.replace(".block_sparse_moe.gate.", ".mlp.gate.")
 
 
+def factor(model: Any) -> None:
+    """Put layers of lower rank, whose memory is not touched, in the place of a model's layers, as its config says."""
+    config = getattr(model.config, "quantization_config", None) or {}
+    ranks = config.get("low_rank", {}) if isinstance(config, Mapping) else {}
+    for path, rank in ranks.items():
+        try:
+            layer = model.get_submodule(path)
+        except AttributeError:
+            raise ValueError(f"the quantization_config is damaged: there is no layer {path!r}") from None
+        model.set_submodule(path, LowRankLinear.like(layer, rank))
+
+
 def prepare(model: Any, schemes: Mapping[str, Scheme]) -> None:
     """Put quantized modules, whose memory is not touched, in the place of a model's layers."""
     for path, x in list(model.named_modules()):
@@ -322,13 +354,16 @@ def config_json(model: Any) -> dict[str, Any]:
             others.append(rf"re:{re.escape(path)}\..*")
     made = model.config.to_dict()
     made["architectures"] = [type(model).__name__]
-    if schemes:
+    ranks = {path: x.rank for path, x in low_rank_layers(model).items()}
+    if schemes or ranks:
         experts = any(".experts." in path for path in schemes)
-        if unread(schemes):
+        if ranks:
+            warnings.warn(f"transformers cannot load layers of low rank; {READERS} can", stacklevel=2)
+        elif unread(schemes):
             warnings.warn(
                 "transformers cannot load embeddings or zeros with several schemes; tutti serve can", stacklevel=2
             )
-        made["quantization_config"] = config_of(schemes, others, experts)
+        made["quantization_config"] = config_of(schemes, others, experts, ranks)
     return made
 
 
