@@ -1,8 +1,10 @@
 """Quantization-aware training: layers that round their weight in each forward pass, and learn weights and scales.
 
-Codes are c = clamp(round(w / s) + z, 0, 2^bits - 1), and the layer multiplies by s (c - z). The gradient passes through
-the rounding as if it were not there (Bengio et al. 2013), which gives scales the gradient of Learned Step Size
-Quantization (Esser et al. 2020, equation 3): round(w / s) - w / s inside of the range, and c - z at its ends.
+Codes are c = clamp(round(w / s) + z, 0, 2^bits - 1), of ternary and binary weights the nearest of theirs, and the layer
+multiplies by s (c - z). The gradient passes through the rounding as if it were not there (Bengio et al. 2013), which
+gives scales the gradient of Learned Step Size Quantization (Esser et al. 2020, equation 3): round(w / s) - w / s inside
+of the range, and c - z at its ends. For signs that is the gradient of BinaryNet (Courbariaux et al. 2016): it passes
+where |w / s| <= 1. Ternary layers are those of BitNet b1.58 (Ma et al. 2024) but for the scales, which learn.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.nn.scheme import Parts, Scheme, nonzero
 
 MARGIN = 0.45  # of a scale: how far from the middle of its code a weight may begin
+BINARY_MARGIN = 0.95  # whose codes are two scales apart
 
 
 class TrainedLinear(nn.Module):
@@ -38,7 +41,8 @@ class TrainedLinear(nn.Module):
         self.scheme, self.dtype, self.bias = layer.scheme, layer.dtype, layer.bias
         self.in_features, self.out_features, self.input_scale = layer.in_features, layer.out_features, layer.input_scale
         parts = layer.parts()
-        near, reach = self.scheme.dequantize(parts), MARGIN * parts.scales.abs()
+        margin = BINARY_MARGIN if self.scheme.kind == "binary" else MARGIN
+        near, reach = self.scheme.dequantize(parts), margin * parts.scales.abs()
         reach = reach.repeat_interleave(self.in_features // reach.shape[1], 1)
         away = (weight.detach().float() - near).clamp(-reach, reach)
         self.weight = nn.Parameter(near + away)  # rounds to the codes that were found
@@ -102,8 +106,8 @@ def rounded(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme
     """The nearest weight (n, k) of a scheme in float32, through which gradients pass. scales: (n, groups)."""
     zero = 2 ** (scheme.bits - 1) if zeros is None else zeros.float().unsqueeze(2)
     steps = nonzero(scales).unsqueeze(2)
-    codes = (weight.unflatten(1, (scales.shape[1], -1)) / steps + zero).clamp(0, 2**scheme.bits - 1)
-    codes = codes + (codes.round() - codes).detach()
+    codes = (weight.unflatten(1, (scales.shape[1], -1)) / steps + zero).clamp(scheme.least, scheme.most)
+    codes = codes + (scheme.nearest(codes) - codes).detach()
     return (scales.unsqueeze(2) * (codes - zero)).flatten(1)
 
 
@@ -121,7 +125,7 @@ def trainable(model: nn.Module, weights: Mapping[str, Tensor], pruned: Collectio
             x.dense = True
     made: dict[Tensor, TrainedLinear] = {}  # by the codes, which tied layers share
     for path, layer in quantized_layers(model).items():
-        if layer.scheme.kind != "int":
+        if layer.scheme.kind == "float8":
             raise ValueError(f"{path} is in float8, which is not trained: distill before it is quantized")
         made[layer.q] = TrainedLinear(layer, weights.get(path, layer.dequantize()), path in pruned)
         model.set_submodule(path, made[layer.q])

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tutti.nn.scheme import Scheme
+from tutti.nn.scheme import BITS, Scheme
 
 Method = Literal["rtn", "gptq", "awq", "smooth", "hqq"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -56,18 +56,23 @@ class Quantize:
             raise ValueError(f"damping and order are of gptq, and do nothing for {self.method}")
         if self.strength != 0.5 and self.method != "smooth":
             raise ValueError(f"strength is of smooth, and does nothing for {self.method}")
-        schemes = [self.scheme, *(x for _, x in self.overrides if x)]
+        schemes = self.schemes
         if self.method in ("gptq", "awq", "hqq") and any(x.kind == "float8" for x in schemes):
             raise ValueError(f"{self.method} rounds to integers: use float8 with rtn or smooth")
-
+        if self.method == "hqq" and (few := [x.kind for x in schemes if x.kind in ("ternary", "binary")]):
+            raise ValueError(f"hqq does not know {few[0]} weights: use rtn, awq or gptq, and distill")
         if self.embeddings and self.embeddings.activations:
             raise ValueError("embeddings have no activations to round: give their scheme without")
 
     @property
+    def schemes(self) -> list[Scheme]:
+        """The schemes of layers."""
+        return [self.scheme, *(x for _, x in self.overrides if x)]
+
+    @property
     def calibrated(self) -> bool:
         """Whether it needs data."""
-        schemes = [self.scheme, *(x for _, x in self.overrides if x)]
-        return self.method in CALIBRATED or any(x.activations == "int8-static" for x in schemes)
+        return self.method in CALIBRATED or any(x.activations == "int8-static" for x in self.schemes)
 
 
 @dataclass(frozen=True)
@@ -240,6 +245,8 @@ class Recipe:
             if isinstance(x, Rotate | LowRank) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
                 raise ValueError(f"{type(x).__name__.lower()} does not know layers that are products: put it before "
                                  "lowrank, which a recipe has once")  # fmt: skip
+        if Prune in kinds and any(x.kind == "binary" for step in self.steps for x in getattr(step, "schemes", ())):
+            raise ValueError("binary weights are never 0: a pruned model keeps its zeros as ternary")
         pruned = kinds.index(Prune) if Prune in kinds else len(kinds)
         for x in self.steps[pruned + 1 :]:
             if isinstance(x, Rotate | LowRank) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
@@ -266,9 +273,9 @@ class Recipe:
 def parse(text: str) -> Recipe:
     """The recipe that a text such as `rotate+int4-g128-gptq` names, or the path of a TOML file.
 
-    A step that quantizes is a scheme and options, joined by `-`: `int2` to `int8` or `float8`; `g32`, `g64`, ...
-    or `channel` (groups; int8 has none by default); `zeros`; `a8` or `a8static` (int8 activations); `s16` (scales in
-    float16); a method; `e8`, `e4` or `e2` (embeddings in int8, or with groups of 32); `head` (the output layer, too).
+    A step that quantizes is a scheme and options, joined by `-`: `int2` to `int8`, `ternary`, `binary` or `float8`;
+    `g32`, `g64`, ... or `channel` (groups; int8 has none by default); `zeros`; `a8` or `a8static` (int8 activations);
+    `s16` (scales in float16); a method; `e8`, `e4` or `e2` (embeddings in int8, or with groups of 32); `head` (the output layer, too).
     `w8a8` is `int8-a8`. The others are
 
         mixed-3.2-s16-gptq-e4                     bits per weight, and options that quantize
@@ -394,13 +401,16 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
     if name == "w8a8":
         name, options = "int8", ["a8", *options]
     match = re.fullmatch(r"int([2-8])", name)
-    if not match and name != "float8":
+    if name == "int1":
+        raise ValueError("weights of 1 bit are called 'binary'")
+    if not match and name not in BITS:
         raise ValueError(
-            f"{name!r} is not a step; expected int2 to int8, w8a8, float8, mixed, rotate, prune, shrink, lowrank or "
-            "distill"
+            f"{name!r} is not a step; expected int2 to int8, ternary, binary, w8a8, float8, mixed, rotate, prune, "
+            "shrink, lowrank or distill"
         )
-    bits = int(match[1]) if match else 8
-    made, rest = Scheme(bits, 64 if bits < 8 else None, kind="int" if match else "float8"), []
+    bits = int(match[1]) if match else BITS[name]
+    kind: Any = "int" if match else name
+    made, rest = Scheme(bits, 64 if bits < 8 else None, kind=kind), []
     changed: dict[str, Any] = {}
     for option in options:
         if re.fullmatch(r"g\d+", option):

@@ -14,6 +14,7 @@ config.json has a "quantization_config", and the files of tensors have for a lay
 What that format cannot say makes the entry one of our own, which has no "quant_method", so that `transformers` refuses
 the folder and does not draw random weights; `tutti.compress.load` and `tutti serve` read it:
 
+- weights of "type" ternary, X.weight_packed (n, ceil(k / 5)) uint8, or binary, (n, ceil(k / 32)) int32
 - "low_rank": {path: rank} of layers with two weights, X.a and X.b (`LowRankLinear`), which may be quantized
 """
 
@@ -36,7 +37,17 @@ from tutti.compress.modules import shapes
 from tutti.nn.low_rank_linear import LowRankLinear, low_rank_layers
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
 from tutti.nn.quantized_linear import QuantizedLinear
-from tutti.nn.scheme import SCALES, Parts, Scheme, pack_bits, unpack_bits
+from tutti.nn.scheme import (
+    BITS,
+    SCALES,
+    TRITS,
+    Parts,
+    Scheme,
+    pack_bits,
+    pack_ternary,
+    unpack_bits,
+    unpack_ternary,
+)  # fmt: skip
 
 METHOD = "compressed-tensors"
 VERSION = "0.15.0"  # of the package that reads what is written
@@ -62,11 +73,26 @@ def tensors_of(layer: QuantizedModule) -> dict[str, Tensor]:
         if (scale := getattr(layer, "input_scale", None)) is not None:
             made["input_scale"] = scale.data.reshape(1).to(layer.dtype)
     else:
-        made["weight_packed"] = _words(codes, scheme.bits)
+        made["weight_packed"] = _packed(codes, scheme)
         made["weight_shape"] = torch.tensor([n, k])
         if zeros is not None:
             made["weight_zero_point"] = _words(zeros.T, scheme.bits).T.contiguous()
     return made
+
+
+def _packed(codes: Tensor, scheme: Scheme) -> Tensor:
+    if scheme.kind == "ternary":
+        return pack_ternary(codes)
+    return _words(codes >> 1, 1) if scheme.kind == "binary" else _words(codes, scheme.bits)
+
+
+def _unpacked(get: Callable[[str], Tensor], scheme: Scheme, n: int, k: int) -> Tensor:
+    if scheme.kind == "ternary":
+        return unpack_ternary(_of(get, "weight_packed", (n, -(-k // TRITS)), torch.uint8), k)
+    bits = 1 if scheme.kind == "binary" else scheme.bits
+    packed = _of(get, "weight_packed", (n, -(-k * bits // 32)), torch.int32)
+    codes = unpack_bits(packed.contiguous().view(torch.uint8), bits, k)
+    return codes << 1 | 1 if scheme.kind == "binary" else codes
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
@@ -86,12 +112,11 @@ def read_parts(get: Callable[[str], Tensor], scheme: Scheme, n: int, k: int) -> 
         if scheme.activations == "int8-static":
             static = _of(get, "input_scale", (1,)).float().squeeze(0)
         return Parts((_of(get, "weight", (n, k), torch.int8).to(torch.int16) + 128).to(torch.uint8), scales), static
-    packed = _of(get, "weight_packed", (n, -(-k * scheme.bits // 32)), torch.int32)
-    zeros = None
+    codes, zeros = _unpacked(get, scheme, n, k), None
     if not scheme.symmetric:
         words = _of(get, "weight_zero_point", (-(-n * scheme.bits // 32), groups), torch.int32)
         zeros = unpack_bits(words.T.contiguous().view(torch.uint8), scheme.bits, n).T.contiguous()
-    return Parts(unpack_bits(packed.contiguous().view(torch.uint8), scheme.bits, k), scales, zeros), None
+    return Parts(codes, scales, zeros), None
 
 
 def _of(get: Callable[[str], Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
@@ -127,7 +152,7 @@ def config_of(
             "targets": targets,
             "weights": {
                 "num_bits": scheme.bits,
-                "type": "float" if scheme.kind == "float8" else "int",
+                "type": "float" if scheme.kind == "float8" else scheme.kind,
                 "symmetric": scheme.symmetric,
                 "strategy": "group" if scheme.group else "channel",
                 "group_size": scheme.group,
@@ -147,9 +172,16 @@ def config_of(
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
-    if ranks:
-        return {**own_entry(found), "low_rank": dict(ranks)}
+    if own(schemes, ranks):
+        return {**own_entry(found), "low_rank": dict(ranks or {})}
     return {**found, "dequantize": True} if widened(schemes) else found
+
+
+def own(schemes: Mapping[str, tuple[Scheme, str]], ranks: Mapping[str, int] | None = None) -> list[str]:
+    """What of a model only our own entry can say."""
+    return (["layers of low rank"] if ranks else []) + sorted(
+        {f"{x.kind} weights" for x, _ in schemes.values() if x.kind in ("ternary", "binary")}
+    )
 
 
 def own_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,10 +262,11 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
 
 def _scheme_of(group: Mapping[str, Any]) -> Scheme:
     weights, activations = group["weights"], group.get("input_activations")
-    kind = {"int": "int", "float": "float8"}.get(weights["type"])
+    kind = {"int": "int", "float": "float8", "ternary": "ternary", "binary": "binary"}.get(weights["type"])
     strategy, size = weights["strategy"], weights.get("group_size")
+    bits = weights["num_bits"]
     known = (kind and strategy in ("group", "channel") and not weights.get("dynamic")
-             and not group.get("output_activations") and (kind == "int" or weights["num_bits"] == 8))  # fmt: skip
+             and not group.get("output_activations") and bits == BITS.get(kind, bits))  # fmt: skip
     if activations is not None:
         known = known and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (
             8,
@@ -357,8 +390,8 @@ def config_json(model: Any) -> dict[str, Any]:
     ranks = {path: x.rank for path, x in low_rank_layers(model).items()}
     if schemes or ranks:
         experts = any(".experts." in path for path in schemes)
-        if ranks:
-            warnings.warn(f"transformers cannot load layers of low rank; {READERS} can", stacklevel=2)
+        if reasons := own(schemes, ranks):
+            warnings.warn(f"transformers cannot load {', '.join(reasons)}; {READERS} can", stacklevel=2)
         elif unread(schemes):
             warnings.warn(
                 "transformers cannot load embeddings or zeros with several schemes; tutti serve can", stacklevel=2
