@@ -77,7 +77,7 @@ def test_experts_are_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:transformers cannot load")
-@pytest.mark.parametrize("recipe", ["lowrank-0.6-multiple32", "lowrank-0.6+int4-gptq", "ternary-g32", "binary"])
+@pytest.mark.parametrize("recipe", ["lowrank-0.6-multiple32", "lowrank-0.6+int4-gptq", "ternary-g32-s8", "binary"])
 @pytest.mark.starts
 def test_files_that_only_we_read(recipe, tmp_path):
     made = saved(recipe, tmp_path / "out", hidden_size=128, intermediate_size=256)

@@ -345,6 +345,11 @@ class Compression:
 
 def quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None) -> tuple[Parts, str]:
     """A quantized weight (n, k) by the method of a step, and a note if another one was used."""
+    parts, note = _quantized(weight, scheme, step, statistics)
+    return parts._replace(scales=scheme.stored(parts.scales, weight.dtype)), note
+
+
+def _quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None) -> tuple[Parts, str]:
     if step.method == "hqq":
         return hqq.quantize(weight, scheme), ""
     if step.method in ("gptq", "awq"):

@@ -22,6 +22,7 @@ Method = Literal["rtn", "gptq", "awq", "smooth", "hqq"]
 METHODS: tuple[str, ...] = get_args(Method)
 CALIBRATED = "gptq", "awq", "smooth"
 PRUNED = "magnitude", "wanda", "sparsegpt"
+SHORT_SCALES: dict[str, Any] = {"s16": "float16", "s8": "int8"}
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,8 @@ def parse(text: str) -> Recipe:
 
     A step that quantizes is a scheme and options, joined by `-`: `int2` to `int8`, `ternary`, `binary` or `float8`;
     `g32`, `g64`, ... or `channel` (groups; int8 has none by default); `zeros`; `a8` or `a8static` (int8 activations);
-    `s16` (scales in float16); a method; `e8`, `e4` or `e2` (embeddings in int8, or with groups of 32); `head` (the output layer, too).
+    `s16` (scales in float16) or `s8` (in int8, with a number for 256 of them); a method; `e8`, `e4` or `e2` (embeddings
+    in int8, or with groups of 32); `head` (the output layer, too).
     `w8a8` is `int8-a8`. The others are
 
         mixed-3.2-s16-gptq-e4                     bits per weight, and options that quantize
@@ -323,7 +325,9 @@ def _quantizing(text: str, options: list[str], scheme: Scheme) -> dict[str, Any]
             made["ignore"] = ()
         else:
             raise _unknown(
-                text, option, [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "head", "e2", "e4", "e8", "g64"]
+                text,
+                option,
+                [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "s8", "head", "e2", "e4", "e8", "g64"],
             )
     return made
 
@@ -332,9 +336,10 @@ def _mixed(text: str, options: list[str]) -> Mixed:
     made: dict[str, Any] = {}
     if options and (bits := _number(options[0])) is not None:
         made["bits"], options = bits, options[1:]
-    if "s16" in options:
-        made["schemes"] = tuple(replace(x, scales="float16") for x in Mixed.schemes)
-        options = [x for x in options if x != "s16"]
+    for option in options:
+        if option in SHORT_SCALES:
+            _once(made, "schemes", tuple(replace(x, scales=SHORT_SCALES[option]) for x in Mixed.schemes), text)
+    options = [x for x in options if x not in SHORT_SCALES]
     return Mixed(**made, **_quantizing(text, options, made.get("schemes", Mixed.schemes)[0]))
 
 
@@ -421,8 +426,8 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
             changed["symmetric"] = False
         elif option in ("a8", "a8static"):
             _once(changed, "activations", {"a8": "int8", "a8static": "int8-static"}[option], name)
-        elif option == "s16":
-            changed["scales"] = "float16"
+        elif option in SHORT_SCALES:
+            _once(changed, "scales", SHORT_SCALES[option], name)
         else:
             rest.append(option)
     return replace(made, **changed), rest

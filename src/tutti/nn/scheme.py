@@ -20,7 +20,8 @@ FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MOST = torch.finfo(FLOAT8).max
 BITS = {"float8": 8, "ternary": 2, "binary": 2}  # of the codes of a kind in memory
 TRITS = 5  # ternary weights in a byte: 3^5 < 256
-SCALES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+SCALES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
+SHARED = 256  # scales that share a scale of their own
 
 
 class Parts(NamedTuple):
@@ -40,7 +41,9 @@ class Scheme:
         ternary or binary weights, which are of 2 bits in memory.
     activations: inputs are rounded to int8 with a scale for each token ("int8"), or with one that was calibrated
         ("int8-static"). It needs a scale for each output.
-    scales: the dtype that scales are rounded to; by default that of the weight.
+    scales: the dtype that scales are rounded to; by default that of the weight. "int8": they are codes of -127 to 127,
+        and each 256 of them have a scale in float32 (the double quantization of Dettmers et al. 2023). In memory scales
+        are float32.
 
     Raises ValueError for what does not fit together.
     """
@@ -50,7 +53,7 @@ class Scheme:
     symmetric: bool = True
     activations: Literal["int8", "int8-static"] | None = None
     kind: Literal["int", "float8", "ternary", "binary"] = "int"
-    scales: Literal["", "float16", "bfloat16"] = ""
+    scales: Literal["", "float16", "bfloat16", "int8"] = ""
 
     def __post_init__(self) -> None:
         if self.bits not in range(2, 9) or self.bits != BITS.get(self.kind, self.bits):
@@ -62,7 +65,7 @@ class Scheme:
             raise ValueError(f"{self.kind} has no zeros: symmetric=True")
         if self.activations and (self.bits, self.group, self.kind, self.symmetric) != (8, None, "int", True):
             raise ValueError(f"activations={self.activations!r} needs bits=8, group=None and symmetric=True")
-        if self.scales and self.scales not in SCALES:
+        if self.scales not in ("", *SCALES):
             raise ValueError(f"scales={self.scales!r}; expected one of {', '.join(SCALES)}")
 
     def __str__(self) -> str:
@@ -89,9 +92,10 @@ class Scheme:
         """Bytes of a quantized weight of shape (n, k). dtype: of the weight, which scales have by default."""
         n, k = shape
         groups = n * self.groups(k)
-        of_scales = SCALES.get(self.scales, dtype).itemsize
+        of_scales = groups * SCALES.get(self.scales, dtype).itemsize
+        of_scales += 4 * -(-groups // SHARED) if self.scales == "int8" else 0
         of_row = -(-k // TRITS) if self.kind == "ternary" else -(-k * (1 if self.kind == "binary" else self.bits) // 8)
-        return n * of_row + groups * of_scales + (0 if self.symmetric else -(-groups * self.bits // 8))
+        return n * of_row + of_scales + (0 if self.symmetric else -(-groups * self.bits // 8))
 
     def grid(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """The scales and zeros (n, groups) with which the range of each group is just covered.
@@ -126,7 +130,9 @@ class Scheme:
         return scales, (-low / nonzero(scales)).round().clamp(0, 2**self.bits - 1).to(torch.uint8)
 
     def stored(self, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """Scales in float32, rounded to the dtype in which they are saved. dtype: of the weight."""
+        """Scales (n, groups) in float32, rounded to the dtype in which they are saved. dtype: of the weight."""
+        if self.scales == "int8":
+            return of_scale_codes(*scale_codes(scales))
         return scales.to(SCALES.get(self.scales, dtype)).float()
 
     def codes(self, weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
@@ -174,6 +180,28 @@ class Scheme:
 def nonzero(scales: Tensor) -> Tensor:
     """Scales to divide by: 1 for those of groups of zeros."""
     return torch.where(scales == 0, 1, scales)
+
+
+def scale_codes(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales (n, groups) as codes (n, groups) int8 and units (ceil(n groups / 256)) float32: scale = code unit.
+
+    The largest of 256 scales has the code 127, and no scale but 0 the code 0. Units have 16 bits of precision, so that
+    products are exact in float32, and scales that were rounded once are not changed again.
+    """
+    blocks = _blocks(scales.float())
+    units = ((blocks.abs().amax(1) / 127).contiguous().view(torch.int32) & -256).view(torch.float32)
+    codes = (blocks / nonzero(units).unsqueeze(1)).round().clamp(-127, 127)
+    codes = torch.where(codes == 0, blocks.sign(), codes).to(torch.int8)
+    return codes.flatten()[: scales.numel()].view(scales.shape), units
+
+
+def of_scale_codes(codes: Tensor, units: Tensor) -> Tensor:
+    """The inverse of `scale_codes`: scales (n, groups) float32."""
+    return (_blocks(codes.float()) * units.unsqueeze(1)).flatten()[: codes.numel()].view(codes.shape)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    return torch.nn.functional.pad(x.flatten(), (0, -x.numel() % SHARED)).view(-1, SHARED)
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:

@@ -15,6 +15,7 @@ What that format cannot say makes the entry one of our own, which has no "quant_
 the folder and does not draw random weights; `tutti.compress.load` and `tutti serve` read it:
 
 - weights of "type" ternary, X.weight_packed (n, ceil(k / 5)) uint8, or binary, (n, ceil(k / 32)) int32
+- weights with "scales" int8: X.weight_scale (n, groups) int8, X.weight_scale_scale (ceil(n groups / 256)) float32
 - "low_rank": {path: rank} of layers with two weights, X.a and X.b (`LowRankLinear`), which may be quantized
 """
 
@@ -40,11 +41,14 @@ from tutti.nn.quantized_linear import QuantizedLinear
 from tutti.nn.scheme import (
     BITS,
     SCALES,
+    SHARED,
     TRITS,
     Parts,
     Scheme,
+    of_scale_codes,
     pack_bits,
     pack_ternary,
+    scale_codes,
     unpack_bits,
     unpack_ternary,
 )  # fmt: skip
@@ -65,7 +69,11 @@ def tensors_of(layer: QuantizedModule) -> dict[str, Tensor]:
     """What a layer is in a file, by the ends of the names."""
     codes, scales, zeros = layer.parts()
     scheme, (n, k) = layer.scheme, layer.weight.shape
-    made = {"weight_scale": scales.to(SCALES.get(scheme.scales, layer.dtype))}
+    made: dict[str, Tensor] = {}
+    if scheme.scales == "int8":
+        made["weight_scale"], made["weight_scale_scale"] = scale_codes(scales)
+    else:
+        made["weight_scale"] = scales.to(SCALES.get(scheme.scales, layer.dtype))
     if scheme.kind == "float8":
         made["weight"] = codes
     elif scheme.activations:
@@ -105,7 +113,11 @@ def read_parts(get: Callable[[str], Tensor], scheme: Scheme, n: int, k: int) -> 
     Raises ValueError for tensors of other shapes or dtypes.
     """
     groups, static = scheme.groups(k), None
-    scales = _of(get, "weight_scale", (n, groups)).float()
+    if scheme.scales == "int8":
+        units = _of(get, "weight_scale_scale", (-(-n * groups // SHARED),), torch.float32)
+        scales = of_scale_codes(_of(get, "weight_scale", (n, groups), torch.int8), units)
+    else:
+        scales = _of(get, "weight_scale", (n, groups)).float()
     if scheme.kind == "float8":
         return Parts(_of(get, "weight", (n, k), torch.float8_e4m3fn), scales), None
     if scheme.activations:
@@ -157,6 +169,7 @@ def config_of(
                 "strategy": "group" if scheme.group else "channel",
                 "group_size": scheme.group,
                 "dynamic": False,
+                **({"scales": "int8"} if scheme.scales == "int8" else {}),
             },
             "input_activations": _activations(scheme),
             "output_activations": None,
@@ -181,6 +194,7 @@ def own(schemes: Mapping[str, tuple[Scheme, str]], ranks: Mapping[str, int] | No
     """What of a model only our own entry can say."""
     return (["layers of low rank"] if ranks else []) + sorted(
         {f"{x.kind} weights" for x, _ in schemes.values() if x.kind in ("ternary", "binary")}
+        | {"scales in int8" for x, _ in schemes.values() if x.scales == "int8"}
     )
 
 
@@ -281,7 +295,7 @@ def _scheme_of(group: Mapping[str, Any]) -> Scheme:
     if activations is not None:
         of_inputs = "int8" if activations.get("dynamic") else "int8-static"
     return Scheme(weights["num_bits"], size if strategy == "group" else None, weights.get("symmetric", True),
-                  of_inputs, kind)  # pyright: ignore[reportArgumentType]  # fmt: skip
+                  of_inputs, kind, weights.get("scales", ""))  # pyright: ignore[reportArgumentType]  # fmt: skip
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
