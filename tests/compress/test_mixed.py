@@ -34,6 +34,23 @@ def test_a_sensitivity_is_what_the_model_loses(table):
     assert len(table.losses) == 14 and all(x[0] > x[1] > x[2] >= 0 for x in table.losses.values())
 
 
+def test_the_output_layer_is_measured_where_it_is_quantized():
+    model, batches = small(layers=2), data()
+    table = sensitivity(model, SCHEMES, batches, ignore=lambda path: False)
+    other = small(layers=2)
+    other.lm_head.weight.data = SCHEMES[0].rounded(other.lm_head.weight.data)
+    with torch.no_grad():
+        each = [[F.log_softmax(x(**b).logits.flatten(0, 1), -1) for b in batches] for x in (model, other)]
+    wanted = sum(F.kl_div(q, p, log_target=True, reduction="sum") for p, q in zip(*each, strict=True)) / 192
+    assert table.losses["lm_head"][0] == pytest.approx(wanted.item(), rel=1e-4) and len(table.losses) == 15
+    made = compress(model, Mixed(5.0, SCHEMES, "rtn", ignore=()), batches)
+    assert "lm_head" in {x.path for x in made.report.layers}
+    assert sum(x.after for x in made.report.layers) <= 5.0 / 8 * sum(x.before // 4 for x in made.report.layers)
+    model.lm_head.weight = model.model.embed_tokens.weight
+    tied = compress(model, Mixed(5.0, SCHEMES, "rtn", ignore=(), embeddings=Scheme(8, None)), batches)
+    assert "lm_head" not in tied.report.sensitivity.losses
+
+
 @pytest.mark.parametrize("bits", [4.2, 5.5, 7.0])
 def test_no_other_choice_loses_less(table, bits):
     names = list(table.losses)[:7]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ class LayerReport(NamedTuple):
     """What became of a layer.
 
     scheme: of its weight. before, after: bytes. error: ||X (W - Q)^T|| / ||X W^T|| over the calibration data, or of
-    the weight alone without data. tokens: of the data that reached it. note: what was done in another way than asked.
+    the weight alone without data; nan for what has learned since. tokens: of the data that reached it. note: what was
+    done in another way than asked.
     """
 
     path: str
@@ -60,7 +62,8 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{'layer':<48} {'scheme':<14} {'bytes':>12} {'error':>8}"] if self.layers else []
         for x in self.layers:
-            lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {x.error:>8.4f} {x.note}".rstrip())
+            error = "learned" if math.isnan(x.error) else f"{x.error:.4f}"
+            lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {error:>8} {x.note}".rstrip())
         lines += self.notes
         ratio = self.before / max(1, self.after)
         return "\n".join(

@@ -100,8 +100,9 @@ def check(model: Any, step: Mixed, before: Sequence[Step] = ()) -> None:
     found = stack_of(model)
     if found is None:
         raise ValueError(f"{type(model).__name__} has no single list of blocks, which the search needs")
+    tied = tied_layers(model)
     inside = {path: x for path, x in shapes(model).items()
-              if path.startswith(f"{found[0]}.") and not any(matches(path, y) for y in step.ignore)}  # fmt: skip
+              if path not in tied and not any(matches(path, y) for y in step.ignore)}  # fmt: skip
     linear = linear_layers(model)
     if experts := [path for path in inside if path not in linear]:
         raise ValueError(f"{experts[0]} is of experts, whose schemes are not searched: ignore '*.experts.*'")
@@ -118,7 +119,7 @@ def sensitivity(
     ignore: Callable[[str], bool] = lambda path: path == "lm_head",
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Sensitivity:
-    """Measure each linear layer of the blocks under each scheme. The model is not changed.
+    """Measure each linear layer under each scheme, but one that is tied to the embeddings. The model is not changed.
 
     batches: calibration data, of which the first 8192 tokens are used; only the blocks from that of the layer on are
         computed again.
@@ -139,26 +140,32 @@ def sensitivity(
     sizes: dict[str, tuple[int, ...]] = {}
     weights: dict[str, int] = {}
     walk.hidden = begun
+
+    def measure(where: str, layer: torch.nn.Linear, first: int) -> None:
+        """Measure a layer of block `first`, or behind all of them."""
+        if ignore(where):
+            return
+        for scheme in schemes:
+            scheme.check(where, layer.in_features)
+        inputs, weight, lost = list(walk.hidden), layer.weight, []
+        for scheme in schemes:
+            layer.weight = torch.nn.Parameter(scheme.rounded(weight.data).to(weight.dtype), requires_grad=False)
+            walk.hidden = list(inputs)
+            lost.append(_divergence(expected, _predictions(walk, first)))
+        layer.weight, walk.hidden = weight, inputs
+        losses[where], weights[where] = tuple(lost), weight.numel()
+        sizes[where] = tuple(x.bytes(weight.shape, weight.dtype) for x in schemes)
+
     for i, block in enumerate(blocks):
         if progress:
             progress(i, len(blocks), f"measures {path}.{i}")
-        inputs = list(walk.hidden)
         for name, layer in linear_layers(block).items():
-            where = f"{path}.{i}.{name}"
-            if ignore(where):
-                continue
-            for scheme in schemes:
-                scheme.check(where, layer.in_features)
-            weight, lost = layer.weight, []
-            for scheme in schemes:
-                layer.weight = torch.nn.Parameter(scheme.rounded(weight.data).to(weight.dtype), requires_grad=False)
-                walk.hidden = list(inputs)
-                lost.append(_divergence(expected, _predictions(walk, i)))
-            layer.weight = weight
-            losses[where], weights[where] = tuple(lost), weight.numel()
-            sizes[where] = tuple(x.bytes(weight.shape, weight.dtype) for x in schemes)
-        walk.hidden = inputs
+            measure(f"{path}.{i}.{name}", layer, i)
         walk.run(i, outputs=True)
+    tied = tied_layers(model)
+    for where, layer in linear_layers(model).items():
+        if not where.startswith(f"{path}.") and where not in tied:
+            measure(where, layer, len(blocks))
     return Sensitivity(tuple(schemes), losses, sizes, weights)
 
 
@@ -175,6 +182,12 @@ def search(
     overrides = tuple((path, x) for path, x in chosen.items() if x != most)
     made = Quantize(most, step.method, ignore=step.ignore, overrides=overrides, embeddings=step.embeddings)
     return made, table
+
+
+def tied_layers(model: Any) -> set[str]:
+    """The paths of linear layers whose weight is an embedding's, which have its scheme."""
+    embeddings = {id(x.weight) for x in model.modules() if isinstance(x, torch.nn.Embedding)}
+    return {path for path, x in linear_layers(model).items() if id(x.weight) in embeddings}
 
 
 def _predictions(walk: Walk, first: int) -> list[Tensor]:

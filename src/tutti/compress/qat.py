@@ -25,7 +25,7 @@ BINARY_MARGIN = 0.95  # whose codes are two scales apart
 
 
 class TrainedLinear(nn.Module):
-    """A linear layer with a weight (n, k) that is rounded as a scheme says.
+    """A linear layer with a weight (n, k), and inputs, that are rounded as a scheme says.
 
     weight: before it is rounded, float32. It begins with what rounds to the codes of the layer, as near as may be to
     the weight that was rounded. pruned: whether weights that are 0 stay 0. factors: log of what the scales (n, groups)
@@ -60,6 +60,8 @@ class TrainedLinear(nn.Module):
         return self.weight if self.kept is None else self.weight * self.kept
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.scheme.activations:
+            x = rounded_inputs(x, self.input_scale)
         return F.linear(x, self.rounded().to(x.dtype), self.bias)
 
     @torch.no_grad()
@@ -109,6 +111,19 @@ def rounded(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme
     codes = (weight.unflatten(1, (scales.shape[1], -1)) / steps + zero).clamp(scheme.least, scheme.most)
     codes = codes + (scheme.nearest(codes) - codes).detach()
     return (scales.unsqueeze(2) * (codes - zero)).flatten(1)
+
+
+def rounded_inputs(x: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Inputs (..., k) as multiples of a scale by -128 to 127, through which gradients pass where they are in range.
+
+    scale: a number; None: of each row, that which its largest magnitude is 127 times.
+    """
+    if scale is None:
+        scale = (x.detach().abs().amax(-1, keepdim=True).float() / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        codes = x.float() / scale
+    else:
+        codes = (x.float() / scale).clamp(-128, 127)
+    return ((codes + (codes.round() - codes).detach()) * scale).to(x.dtype)
 
 
 def trainable(model: nn.Module, weights: Mapping[str, Tensor], pruned: Collection[str] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -164,4 +165,5 @@ class _Run:
                              self.pruned)  # fmt: skip
             self.model, tenth = student, max(1, len(losses) // 10)
             first, last = (sum(x) / tenth for x in (losses[:tenth], losses[-tenth:]))
+            self.report.layers = [x._replace(error=math.nan) for x in self.report.layers]
             self.report.notes.append(f"distilled in {step.steps} steps: loss {first:.4f} to {last:.4f}")
