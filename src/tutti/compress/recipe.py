@@ -78,9 +78,13 @@ class Quantize:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Quantize each layer of the blocks with the scheme that is best for a size of the whole (`compress.mixed`).
+    """Quantize each layer with the scheme that is best for a size of the whole (`compress.mixed`).
 
-    bits: per weight of these layers, scales and zeros included. schemes: to choose from. The rest is as for `Quantize`.
+    bits: per weight of these layers, scales and zeros included. size: in its place, bytes of all tensors of the file.
+    latency: in its place, seconds of all linear layers for a decoded token, by the planner's model of a device of
+    `cluster`, which is a name as for plans or the file of a calibration.
+    schemes: to choose from. shares: of numbers that stay, for layers that may have a lower rank as well as each scheme;
+    multiple: of which ranks are multiples. The rest is as for `Quantize`.
     """
 
     bits: float = 3.0
@@ -88,12 +92,21 @@ class Mixed:
     method: Method = "gptq"
     ignore: tuple[str, ...] = ("lm_head",)
     embeddings: Scheme | None = None
+    size: float = 0
+    latency: float = 0
+    cluster: str = "cpu:1"
+    shares: tuple[float, ...] = ()
+    multiple: int = 64
 
     calibrated = True
 
     def __post_init__(self) -> None:
         if len(self.schemes) < 2 or not self.bits > 0:
             raise ValueError(f"{self}: expected at least two schemes, and a positive number of bits")
+        if self.size < 0 or self.latency < 0 or (self.bits != 3.0) + (self.size > 0) + (self.latency > 0) > 1:
+            raise ValueError("a search has one target, which is positive: bits, size or latency")
+        for share in self.shares:
+            LowRank(share, self.multiple)
 
 
 @dataclass(frozen=True)
@@ -281,6 +294,7 @@ def parse(text: str) -> Recipe:
     `w8a8` is `int8-a8`. The others are
 
         mixed-3.2-s16-gptq-e4                     bits per weight, and options that quantize
+        mixed-8MB, mixed-2.5ms, mixed-3-lowrank0.5    bytes of the file; time of a token; layers may have lower ranks
         prune-0.5-wanda, prune-2:4                a share or a pattern, and a method
         shrink-heads0.5-channels0.75-layers2      what stays, and the number of layers that are removed; experts0.5
         lowrank-0.5-multiple32                    the share of numbers that stays, and of what ranks are multiples
@@ -334,8 +348,13 @@ def _quantizing(text: str, options: list[str], scheme: Scheme) -> dict[str, Any]
 
 def _mixed(text: str, options: list[str]) -> Mixed:
     made: dict[str, Any] = {}
-    if options and (bits := _number(options[0])) is not None:
-        made["bits"], options = bits, options[1:]
+    if options and (target := re.fullmatch(r"(\d+(?:\.\d+)?)(MB|ms|)", options[0])):
+        name, unit = {"": ("bits", 1), "MB": ("size", 1e6), "ms": ("latency", 1e-3)}[target[2]]
+        made[name], options = float(target[1]) * unit, options[1:]
+    ranks = [x for x in options if re.fullmatch(r"lowrank0\.\d+", x)]
+    if ranks:
+        made["shares"] = tuple(float(x.removeprefix("lowrank")) for x in ranks)
+        options = [x for x in options if x not in ranks]
     for option in options:
         if option in SHORT_SCALES:
             _once(made, "schemes", tuple(replace(x, scales=SHORT_SCALES[option]) for x in Mixed.schemes), text)

@@ -125,8 +125,10 @@ class _Run:
             if isinstance(step, Mixed):
                 assert self.batches is not None
                 self._together(joined, False)
-                step, table = search(self.model, step, self.batches, self.progress)
+                ranks, step, table = search(self.model, step, self.batches, self.progress)
                 self.report.sensitivity = table
+                for lower in ranks:
+                    self._alone(lower)
             if isinstance(step, Rotate | Quantize):
                 joined.append(step)
                 continue
