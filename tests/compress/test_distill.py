@@ -198,8 +198,12 @@ def test_inputs_are_rounded_as_they_are_served(activations):
     assert bool(inside.all()) == (activations == "int8")
 
 
-def test_what_has_learned_reports_no_error():
-    made = compress(small(layers=1), "w8a8+distill-1", data())
+@pytest.mark.parametrize("recipe", ["w8a8", "int8-a8static"])
+def test_what_has_learned_reports_no_error(recipe):
+    made = compress(small(layers=1), f"{recipe}+distill-2-lr0.1", data())
+    plain = quantized_layers(compress(small(layers=1), recipe, data()).model)
+    for path, x in quantized_layers(made.model).items():
+        assert x.input_scale is None or torch.equal(x.input_scale, plain[path].input_scale)
     assert all(x.error != x.error for x in made.report.layers) and " learned" in str(made.report)
     assert all(x.scheme.activations for x in quantized_layers(made.model).values())
 

@@ -55,6 +55,16 @@ def test_files(recipe, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
+@pytest.mark.filterwarnings("ignore:transformers cannot load")
+def test_a_folder_is_compressed_block_by_block(tmp_path):
+    given = model()
+    given.save_pretrained(tmp_path / "model")
+    made = compress(tmp_path / "model", "ternary-g32-s8-gptq", batches(), out=tmp_path / "out")
+    whole = compress(given, "ternary-g32-s8-gptq", batches())
+    assert torch.equal(logits(load(tmp_path / "out")), logits(whole.model))
+    assert [x.after for x in made.report.layers] == [x.after for x in whole.report.layers]
+
+
 def test_bytes():
     assert Scheme(2, 32, scales="int8").bytes((64, 256)) == 64 * 64 + 64 * 8 + 4 * 2
     assert Scheme(2, 32, kind="ternary", scales="int8").bytes((64, 256)) == 64 * 52 + 64 * 8 + 4 * 2

@@ -88,7 +88,8 @@ class Compressed:
         """Write the model, which appears when it is complete.
 
         format: "compressed-tensors", a folder in files of at most `shard` bytes, which `transformers` and
-        `tutti serve` load; or "gguf", a file for llama.cpp, with the options of `compress.formats.gguf.save`.
+        `tutti serve` load, or, with a warning, `tutti.compress.load` and `tutti serve` alone; or "gguf", a file for
+        llama.cpp, with the options of `compress.formats.gguf.save`.
 
         Raises ValueError for an unknown format, for a folder that is not a model's, and for what the format cannot say.
         """

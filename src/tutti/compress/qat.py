@@ -29,17 +29,18 @@ class TrainedLinear(nn.Module):
 
     weight: before it is rounded, float32. It begins with what rounds to the codes of the layer, as near as may be to
     the weight that was rounded. pruned: whether weights that are 0 stay 0. factors: log of what the scales (n, groups)
-    have been multiplied by. Zeros are not trained.
+    have been multiplied by. Zeros, and scales of inputs, are not trained.
     """
 
     scales: Tensor
     zeros: Tensor | None
+    input_scale: Tensor | None
     kept: Tensor | None
 
     def __init__(self, layer: QuantizedLinear, weight: Tensor, pruned: bool = False):
         super().__init__()
         self.scheme, self.dtype, self.bias = layer.scheme, layer.dtype, layer.bias
-        self.in_features, self.out_features, self.input_scale = layer.in_features, layer.out_features, layer.input_scale
+        self.in_features, self.out_features = layer.in_features, layer.out_features
         parts = layer.parts()
         margin = BINARY_MARGIN if self.scheme.kind == "binary" else MARGIN
         near, reach = self.scheme.dequantize(parts), margin * parts.scales.abs()
@@ -48,6 +49,7 @@ class TrainedLinear(nn.Module):
         self.weight = nn.Parameter(near + away)  # rounds to the codes that were found
         self.factors = nn.Parameter(torch.zeros_like(parts.scales))
         self.register_buffer("kept", weight != 0 if pruned else None)
+        self.register_buffer("input_scale", None if layer.input_scale is None else layer.input_scale.detach().clone())
         self.register_buffer("scales", parts.scales.clone())
         self.register_buffer("zeros", None if parts.zeros is None else parts.zeros.clone())
 
