@@ -60,9 +60,9 @@ def check(model: nn.Module, step: LowRank) -> dict[str, int]:
 
 def planned(model: nn.Module, step: LowRank) -> Any:
     """A copy with the layers that a model will have, on the meta device. It shares all other tensors."""
-    made = sharing_copy(model)
-    prepare(made, check(model, step), "meta")
-    return made
+    copied = sharing_copy(model)
+    prepare(copied, check(model, step), "meta")
+    return copied
 
 
 def prepare(model: Any, ranks: Mapping[str, int], device: Any = None) -> None:
@@ -77,21 +77,21 @@ def factored(
 ) -> tuple[Any, list[LayerReport]]:
     """A copy of a model with layers of lower rank, and what became of each. The model is not changed."""
     ranks = check(model, step)
-    made = copy.deepcopy(model).eval()
-    path, blocks = stack_of(made) or ("", nn.ModuleList())
-    walk, reports = Walk(made, blocks, batches), []
+    copied = copy.deepcopy(model).eval()
+    path, blocks = stack_of(copied) or ("", nn.ModuleList())
+    walk, reports = Walk(copied, blocks, batches), []
     walk.begin()
 
     def apply(layers: Mapping[str, nn.Linear], statistics: Mapping[str, Statistics]) -> None:
         for own, layer in layers.items():
-            weight, rank, found = layer.weight.data, ranks[own], statistics[own]
-            a, b, error = factor(weight, rank, found.gram)
+            weight, rank, inputs = layer.weight.data, ranks[own], statistics[own]
+            a, b, error = factor(weight, rank, inputs.gram)
             new = LowRankLinear.like(layer, rank)
             new.a.weight.copy_(a)
             new.b.weight.copy_(b)
-            made.set_submodule(own, new)
+            copied.set_submodule(own, new)
             after = new.a.weight.nbytes + new.b.weight.nbytes
-            reports.append(LayerReport(own, f"rank {rank}", weight.nbytes, after, error, found.count))
+            reports.append(LayerReport(own, f"rank {rank}", weight.nbytes, after, error, inputs.count))
 
     for i, block in enumerate(blocks):
         if progress:
@@ -99,9 +99,9 @@ def factored(
         layers = {f"{path}.{i}.{name}": x for name, x in linear_layers(block).items() if f"{path}.{i}.{name}" in ranks}
         apply(layers, walk.statistics(i, layers))
         walk.run(i, outputs=True)
-    outside = {own: x for own, x in linear_layers(made).items() if own in ranks}
+    outside = {own: x for own, x in linear_layers(copied).items() if own in ranks}
     apply(outside, walk.tail(outside) if outside else {})
-    return made, reports
+    return copied, reports
 
 
 def factor(weight: Tensor, rank: int, gram: Tensor) -> tuple[Tensor, Tensor, float]:

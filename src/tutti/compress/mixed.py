@@ -94,8 +94,8 @@ class Sensitivity:
     def curve(self, points: int = POINTS) -> list[tuple[float, float]]:
         """(bits per weight, loss) of the best choices for targets from the smallest to the largest size."""
         sizes = np.array(list(self.bytes.values()), dtype=float)
-        found = [self.choose(x)[1:] for x in np.linspace(sizes.min(1).sum(), sizes.max(1).sum(), points) * (1 + 1e-9)]
-        return [(8 * size / sum(self.weights.values()), loss) for loss, size in found]
+        optima = [self.choose(x)[1:] for x in np.linspace(sizes.min(1).sum(), sizes.max(1).sum(), points) * (1 + 1e-9)]
+        return [(8 * size / sum(self.weights.values()), loss) for loss, size in optima]
 
     def picture(self, path: str | Path, chosen: float | None = None) -> None:
         """Draw the curve. chosen: bits per weight to mark."""
@@ -135,8 +135,8 @@ def choices_of(step: Mixed) -> tuple[Choice, ...]:
 
 def rank(choice: Factored, multiple: int, n: int, k: int) -> int | None:
     """The rank of a layer (n, k), or None if it would not be smaller, or groups do not divide it."""
-    found = rank_of(LowRank(choice.share, multiple), n, k)
-    return None if found is None or found % (choice.scheme.group or 1) else found
+    r = rank_of(LowRank(choice.share, multiple), n, k)
+    return None if r is None or r % (choice.scheme.group or 1) else r
 
 
 def parts_of(choice: Choice, multiple: int, n: int, k: int) -> list[tuple[Scheme, tuple[int, int]]]:
@@ -167,8 +167,8 @@ def check(model: Any, step: Mixed, before: Sequence[Step] = ()) -> None:
     for scheme in step.schemes:
         quantize = Quantize(scheme, step.method, ignore=step.ignore, embeddings=step.embeddings)
         check_quantized(model, Recipe((*turns, quantize)))
-    found = stack_of(model)
-    if found is None:
+    stack = stack_of(model)
+    if stack is None:
         raise ValueError(f"{type(model).__name__} has no single list of blocks, which the search needs")
     tied = tied_layers(model)
     inside = {path: x for path, x in shapes(model).items()
@@ -226,10 +226,10 @@ def sensitivity(
     batches: calibration data, of which the first 8192 tokens are used; only the blocks from that of the layer on are
         computed again. multiple: of which ranks are multiples. cluster: a device whose seconds are estimated, too.
     """
-    found = stack_of(model)
-    if found is None:
+    stack = stack_of(model)
+    if stack is None:
         raise ValueError(f"{type(model).__name__} has no single list of blocks, which the search needs")
-    path, blocks = found
+    path, blocks = stack
     sizes_of = [x["input_ids"].numel() for x in batches]
     batches = [x for i, x in enumerate(batches) if sum(sizes_of[:i]) < TOKENS]
     model = sharing_copy(model).eval()
@@ -258,11 +258,11 @@ def sensitivity(
                 lost.append(float("inf"))
                 continue
             if isinstance(scheme, Scheme) or statistics is None:
-                made = own[0][0].rounded(weight.data)
+                rounded = own[0][0].rounded(weight.data)
             else:
                 a, b, _ = factor(weight.data, own[0][1][0], statistics.gram)
-                made = scheme.scheme.rounded(b.to(weight.dtype)) @ scheme.scheme.rounded(a.to(weight.dtype))
-            layer.weight = torch.nn.Parameter(made.to(weight.dtype), requires_grad=False)
+                rounded = scheme.scheme.rounded(b.to(weight.dtype)) @ scheme.scheme.rounded(a.to(weight.dtype))
+            layer.weight = torch.nn.Parameter(rounded.to(weight.dtype), requires_grad=False)
             walk.hidden = list(inputs)
             lost.append(_divergence(expected, _predictions(walk, first)))
         layer.weight, walk.hidden = weight, inputs
@@ -313,8 +313,8 @@ def search(
         for share in step.shares
         if (layers := tuple(path for path, x in chosen.items() if isinstance(x, Factored) and x.share == share))
     ]
-    made = Quantize(most, step.method, ignore=step.ignore, overrides=tuple(overrides), embeddings=step.embeddings)
-    return ranks, made, table
+    quantize = Quantize(most, step.method, ignore=step.ignore, overrides=tuple(overrides), embeddings=step.embeddings)
+    return ranks, quantize, table
 
 
 def tied_layers(model: Any) -> set[str]:
@@ -330,7 +330,7 @@ def _predictions(walk: Walk, first: int) -> list[Tensor]:
     return [torch.log_softmax(x.float(), -1) for x in walk.logits()]
 
 
-def _divergence(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+def _divergence(expected: Sequence[Tensor], predicted: Sequence[Tensor]) -> float:
     """The mean KL(p || q) of all tokens."""
-    total = sum(float((p.exp() * (p - q)).sum()) for p, q in zip(expected, found, strict=True))
+    total = sum(float((p.exp() * (p - q)).sum()) for p, q in zip(expected, predicted, strict=True))
     return max(total, 0.0) / sum(len(p) for p in expected)

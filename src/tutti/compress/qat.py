@@ -35,7 +35,7 @@ class TrainedLinear(nn.Module):
     scales: Tensor
     zeros: Tensor | None
     input_scale: Tensor | None
-    kept: Tensor | None
+    mask: Tensor | None
 
     def __init__(self, layer: QuantizedLinear, weight: Tensor, pruned: bool = False):
         super().__init__()
@@ -48,7 +48,7 @@ class TrainedLinear(nn.Module):
         away = (weight.detach().float() - near).clamp(-reach, reach)
         self.weight = nn.Parameter(near + away)  # rounds to the codes that were found
         self.factors = nn.Parameter(torch.zeros_like(parts.scales))
-        self.register_buffer("kept", weight != 0 if pruned else None)
+        self.register_buffer("mask", weight != 0 if pruned else None)
         self.register_buffer("input_scale", None if layer.input_scale is None else layer.input_scale.detach().clone())
         self.register_buffer("scales", parts.scales.clone())
         self.register_buffer("zeros", None if parts.zeros is None else parts.zeros.clone())
@@ -59,7 +59,7 @@ class TrainedLinear(nn.Module):
 
     def masked(self) -> Tensor:
         """The weight (n, k) before it is rounded."""
-        return self.weight if self.kept is None else self.weight * self.kept
+        return self.weight if self.mask is None else self.weight * self.mask
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scheme.activations:
@@ -78,17 +78,17 @@ class TrainedLinear(nn.Module):
 class PrunedLinear(nn.Module):
     """A linear layer whose weights that are 0 stay 0."""
 
-    kept: Tensor
+    mask: Tensor
 
     def __init__(self, layer: nn.Linear):
         super().__init__()
         self.layer = layer
-        self.register_buffer("kept", layer.weight.detach() != 0)
+        self.register_buffer("mask", layer.weight.detach() != 0)
 
     @property
     def weight(self) -> Tensor:
         """With zeros."""
-        return self.layer.weight * self.kept
+        return self.layer.weight * self.mask
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.layer.bias)
@@ -102,8 +102,8 @@ class TrainedEmbedding(nn.Module):
         self.table, self.factor = table, factor
 
     def forward(self, ids: Tensor) -> Tensor:
-        made = F.embedding(ids, self.table.rounded())
-        return made if self.factor is None else made * self.factor
+        rows = F.embedding(ids, self.table.rounded())
+        return rows if self.factor is None else rows * self.factor
 
 
 def rounded(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme) -> Tensor:
@@ -140,14 +140,14 @@ def trainable(model: nn.Module, weights: Mapping[str, Tensor], pruned: Collectio
     for x in model.modules():
         if isinstance(x, ExpertLayers):
             x.dense = True
-    made: dict[Tensor, TrainedLinear] = {}  # by the codes, which tied layers share
+    tables: dict[Tensor, TrainedLinear] = {}  # by the codes, which tied layers share
     for path, layer in quantized_layers(model).items():
         if layer.scheme.kind == "float8":
             raise ValueError(f"{path} is in float8, which is not trained: distill before it is quantized")
-        made[layer.q] = TrainedLinear(layer, weights.get(path, layer.dequantize()), path in pruned)
-        model.set_submodule(path, made[layer.q])
+        tables[layer.q] = TrainedLinear(layer, weights.get(path, layer.dequantize()), path in pruned)
+        model.set_submodule(path, tables[layer.q])
     for path, x in _embeddings(model):
-        table = made.get(x.q) or TrainedLinear(x.table(), weights.get(path, x.table().dequantize()))
+        table = tables.get(x.q) or TrainedLinear(x.table(), weights.get(path, x.table().dequantize()))
         model.set_submodule(path, TrainedEmbedding(table, x.factor))
 
 
@@ -168,7 +168,7 @@ def finished(model: nn.Module) -> dict[str, Tensor]:
         elif isinstance(x, ExpertLayers):
             x.dense = False
         elif isinstance(x, PrunedLinear):
-            x.layer.weight.mul_(x.kept)
+            x.layer.weight.mul_(x.mask)
             model.set_submodule(path, x.layer)
     return weights
 

@@ -308,11 +308,11 @@ def parse(text: str) -> Recipe:
     return Recipe(tuple(_step(x.strip()) for x in text.split("+")))
 
 
-def _once(made: dict[str, Any], name: str, value: Any, text: str) -> None:
+def _once(options: dict[str, Any], name: str, value: Any, text: str) -> None:
     """Set an option that has not been set. Raises ValueError if it has."""
-    if name in made:
+    if name in options:
         raise ValueError(f"{text!r} gives {name} twice")
-    made[name] = value
+    options[name] = value
 
 
 def _step(text: str) -> Step:
@@ -321,73 +321,73 @@ def _step(text: str) -> Step:
         return Rotate(untie=text.endswith("untie"))
     if name in READ:
         return READ[name](text, options)
-    made, options = _scheme(name, options)
-    return Quantize(made, **_quantizing(text, options, made))
+    scheme, options = _scheme(name, options)
+    return Quantize(scheme, **_quantizing(text, options, scheme))
 
 
 def _quantizing(text: str, options: list[str], scheme: Scheme) -> dict[str, Any]:
     """Options of a step that quantizes, but its scheme."""
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for option in options:
         if option in METHODS:
-            _once(made, "method", option, text)
+            _once(fields, "method", option, text)
         elif option in ("e2", "e4", "e8"):
             bits = int(option[1])
             table = Scheme(8, None) if bits == 8 else Scheme(bits, 32, scales=scheme.scales)
-            _once(made, "embeddings", table, text)
+            _once(fields, "embeddings", table, text)
         elif option == "head":
-            made["ignore"] = ()
+            fields["ignore"] = ()
         else:
             raise _unknown(
                 text,
                 option,
                 [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "s8", "head", "e2", "e4", "e8", "g64"],
             )
-    return made
+    return fields
 
 
 def _mixed(text: str, options: list[str]) -> Mixed:
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if options and (target := re.fullmatch(r"(\d+(?:\.\d+)?)(MB|ms|)", options[0])):
         name, unit = {"": ("bits", 1), "MB": ("size", 1e6), "ms": ("latency", 1e-3)}[target[2]]
-        made[name], options = float(target[1]) * unit, options[1:]
+        fields[name], options = float(target[1]) * unit, options[1:]
     ranks = [x for x in options if re.fullmatch(r"lowrank0\.\d+", x)]
     if ranks:
-        made["shares"] = tuple(float(x.removeprefix("lowrank")) for x in ranks)
+        fields["shares"] = tuple(float(x.removeprefix("lowrank")) for x in ranks)
         options = [x for x in options if x not in ranks]
     for option in options:
         if option in SHORT_SCALES:
-            _once(made, "schemes", tuple(replace(x, scales=SHORT_SCALES[option]) for x in Mixed.schemes), text)
+            _once(fields, "schemes", tuple(replace(x, scales=SHORT_SCALES[option]) for x in Mixed.schemes), text)
     options = [x for x in options if x not in SHORT_SCALES]
-    return Mixed(**made, **_quantizing(text, options, made.get("schemes", Mixed.schemes)[0]))
+    return Mixed(**fields, **_quantizing(text, options, fields.get("schemes", Mixed.schemes)[0]))
 
 
 def _prune(text: str, options: list[str]) -> Prune:
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for option in options:
         if option in PRUNED:
-            _once(made, "method", option, text)
+            _once(fields, "method", option, text)
         elif ":" in option:
-            _once(made, "pattern", option, text)
+            _once(fields, "pattern", option, text)
         elif (share := _number(option)) is not None:
-            _once(made, "sparsity", share, text)
+            _once(fields, "sparsity", share, text)
         else:
             raise _unknown(text, option, [*PRUNED, "2:4", "0.5"])
-    return Prune(**made)
+    return Prune(**fields)
 
 
 def _named(kind: Callable[..., Step], names: Sequence[str], first: str = "") -> Callable[[str, list[str]], Step]:
     """Reads options that are a name and a number; first: the name of one that is a number alone."""
 
     def read(text: str, options: list[str]) -> Step:
-        made: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for option in options:
             match = re.fullmatch(r"([a-z]*)([\d.]+(?:e-?\d+)?)", option)
             name = (match[1] or first) if match else ""
             if match is None or name not in names:
                 raise _unknown(text, option, [f"{x}1" for x in names])
-            _once(made, name, int(match[2]) if name in ("layers", "steps", "multiple") else float(match[2]), text)
-        return kind(**made)
+            _once(fields, name, int(match[2]) if name in ("layers", "steps", "multiple") else float(match[2]), text)
+        return kind(**fields)
 
     return read
 
@@ -414,10 +414,10 @@ def _unknown(text: str, option: str, known: Sequence[str]) -> ValueError:
 def scheme(text: str) -> Scheme:
     """The scheme that a text such as `int4-g128-zeros` names."""
     first, *options = text.split("-")
-    made, rest = _scheme(first, options)
+    named, rest = _scheme(first, options)
     if rest:
         raise ValueError(f"{rest[0]!r} in scheme {text!r} is not known")
-    return made
+    return named
 
 
 def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
@@ -434,7 +434,7 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
         )
     bits = int(match[1]) if match else BITS[name]
     kind: Any = "int" if match else name
-    made, rest = Scheme(bits, 64 if bits < 8 else None, kind=kind), []
+    plain, rest = Scheme(bits, 64 if bits < 8 else None, kind=kind), []
     changed: dict[str, Any] = {}
     for option in options:
         if re.fullmatch(r"g\d+", option):
@@ -449,7 +449,7 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
             _once(changed, "scales", SHORT_SCALES[option], name)
         else:
             rest.append(option)
-    return replace(made, **changed), rest
+    return replace(plain, **changed), rest
 
 
 def from_toml(path: str | Path) -> Recipe:
@@ -459,10 +459,10 @@ def from_toml(path: str | Path) -> Recipe:
     and "keep" stands for None. Raises ValueError, naming the file.
     """
     try:
-        found = tomllib.loads(Path(path).read_text())
-        if list(found) != ["step"] or not isinstance(found["step"], list):
-            raise ValueError(f"expected tables [[step]], not {', '.join(found) or 'nothing'}")
-        return Recipe(tuple(map(_of_table, found["step"])))
+        content = tomllib.loads(Path(path).read_text())
+        if list(content) != ["step"] or not isinstance(content["step"], list):
+            raise ValueError(f"expected tables [[step]], not {', '.join(content) or 'nothing'}")
+        return Recipe(tuple(map(_of_table, content["step"])))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}: a recipe is a TOML file, or a name such as int4-gptq") from None
     except (ValueError, TypeError) as error:

@@ -69,23 +69,23 @@ def tensors_of(layer: QuantizedModule) -> dict[str, Tensor]:
     """What a layer is in a file, by the ends of the names."""
     codes, scales, zeros = layer.parts()
     scheme, (n, k) = layer.scheme, layer.weight.shape
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     if scheme.scales == "int8":
-        made["weight_scale"], made["weight_scale_scale"] = scale_codes(scales)
+        tensors["weight_scale"], tensors["weight_scale_scale"] = scale_codes(scales)
     else:
-        made["weight_scale"] = scales.to(SCALES.get(scheme.scales, layer.dtype))
+        tensors["weight_scale"] = scales.to(SCALES.get(scheme.scales, layer.dtype))
     if scheme.kind == "float8":
-        made["weight"] = codes
+        tensors["weight"] = codes
     elif scheme.activations:
-        made["weight"] = (codes.to(torch.int16) - 128).to(torch.int8)
+        tensors["weight"] = (codes.to(torch.int16) - 128).to(torch.int8)
         if (scale := getattr(layer, "input_scale", None)) is not None:
-            made["input_scale"] = scale.data.reshape(1).to(layer.dtype)
+            tensors["input_scale"] = scale.data.reshape(1).to(layer.dtype)
     else:
-        made["weight_packed"] = _packed(codes, scheme)
-        made["weight_shape"] = torch.tensor([n, k])
+        tensors["weight_packed"] = _packed(codes, scheme)
+        tensors["weight_shape"] = torch.tensor([n, k])
         if zeros is not None:
-            made["weight_zero_point"] = _words(zeros.T, scheme.bits).T.contiguous()
-    return made
+            tensors["weight_zero_point"] = _words(zeros.T, scheme.bits).T.contiguous()
+    return tensors
 
 
 def _packed(codes: Tensor, scheme: Scheme) -> Tensor:
@@ -156,11 +156,11 @@ def config_of(
     groups: dict[tuple[Scheme, str, bool], list[str]] = {}
     for path, key in schemes.items():
         groups.setdefault((*key, ".experts." in path), []).append(path)
-    made, formats = {}, {format_of(scheme) for scheme, _, _ in groups}
+    entries, formats = {}, {format_of(scheme) for scheme, _, _ in groups}
     most = max((x for (_, kind, _), x in groups.items() if kind == "Linear"), key=len, default=[])
     for (scheme, kind, inside), paths in sorted(groups.items(), key=lambda x: x[1] is most):  # the first match holds
         targets = [r"re:.*\.experts\..*"] if inside else [kind] if paths is most and not experts else paths
-        made[f"group_{len(made)}"] = {
+        entries[f"group_{len(entries)}"] = {
             "targets": targets,
             "weights": {
                 "num_bits": scheme.bits,
@@ -175,19 +175,19 @@ def config_of(
             "output_activations": None,
             "format": format_of(scheme),
         }
-    found = {
+    entry = {
         "quant_method": METHOD,
         "version": VERSION,
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "config_groups": made,
+        "config_groups": entries,
         "ignore": list(others),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
     if own(schemes, ranks):
-        return {**own_entry(found), "low_rank": dict(ranks or {})}
-    return {**found, "dequantize": True} if widened(schemes) else found
+        return {**own_entry(entry), "low_rank": dict(ranks or {})}
+    return {**entry, "dequantize": True} if widened(schemes) else entry
 
 
 def own(schemes: Mapping[str, tuple[Scheme, str]], ranks: Mapping[str, int] | None = None) -> list[str]:
@@ -263,15 +263,15 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
         ignored = list(config.get("ignore") or ())
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the quantization_config is damaged: {type(error).__name__} {error}") from None
-    found = {}
+    schemes = {}
     for path, kind in layers.items():
         if any(targeted(path, "", x) for x in ignored):
             continue
         for targets, scheme in groups:
             if any(targeted(path, kind, x) for x in targets):
-                found[path] = scheme
+                schemes[path] = scheme
                 break
-    return found
+    return schemes
 
 
 def _scheme_of(group: Mapping[str, Any]) -> Scheme:
@@ -301,22 +301,23 @@ def _scheme_of(group: Mapping[str, Any]) -> Scheme:
 # -- folders ----------------------------------------------------------------------------------------------------------
 
 
-def file_tensors(model: nn.Module, kept: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-    """The tensors of a model as files have them, by name; tied ones are there once. kept: of the names in the model."""
-    made: dict[str, Tensor] = {}
+def file_tensors(model: nn.Module, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+    """The tensors of a model as files have them, by name; tied ones are there once. wanted: whether to take a name of
+    the model."""
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     taken: set[str] = set()
     for path, module in model.named_modules():
         if isinstance(module, QuantizedModule):
             taken |= {f"{path}.{name}" for name in ("q", "scales", "zeros", "input_scale")}
-            if kept(f"{path}.q") and id(module.q) not in seen:
-                made |= {f"{path}.{name}": x for name, x in tensors_of(module).items()}
+            if wanted(f"{path}.q") and id(module.q) not in seen:
+                tensors |= {f"{path}.{name}": x for name, x in tensors_of(module).items()}
             seen.add(id(module.q))
     for name, x in model.state_dict(keep_vars=True).items():
-        if name not in taken and id(x) not in seen and kept(name):
+        if name not in taken and id(x) not in seen and wanted(name):
             seen.add(id(x))
-            made[name] = x.detach().contiguous()
-    return {_file_name(name, model): x for name, x in made.items()}
+            tensors[name] = x.detach().contiguous()
+    return {_file_name(name, model): x for name, x in tensors.items()}
 
 
 def _file_name(name: str, model: nn.Module) -> str:
@@ -374,9 +375,9 @@ def prepare(model: Any, schemes: Mapping[str, Scheme]) -> None:
 
 def quantizable(model: nn.Module) -> dict[str, str]:
     """The layers of a model that may be quantized, "Linear" or "Embedding", by path."""
-    found = {path: "Linear" for path in shapes(model)}
-    found |= {path: "Embedding" for path, x in model.named_modules() if isinstance(x, nn.Embedding)}
-    return found
+    layers = {path: "Linear" for path in shapes(model)}
+    layers |= {path: "Embedding" for path, x in model.named_modules() if isinstance(x, nn.Embedding)}
+    return layers
 
 
 def load_layer(module: QuantizedModule, path: str, get: Callable[[str], Tensor]) -> None:
@@ -399,8 +400,8 @@ def config_json(model: Any) -> dict[str, Any]:
             others.append(path)
         elif is_experts(x):
             others.append(rf"re:{re.escape(path)}\..*")
-    made = model.config.to_dict()
-    made["architectures"] = [type(model).__name__]
+    config = model.config.to_dict()
+    config["architectures"] = [type(model).__name__]
     ranks = {path: x.rank for path, x in low_rank_layers(model).items()}
     if schemes or ranks:
         experts = any(".experts." in path for path in schemes)
@@ -410,8 +411,8 @@ def config_json(model: Any) -> dict[str, Any]:
             warnings.warn(
                 "transformers cannot load embeddings or zeros with several schemes; tutti serve can", stacklevel=2
             )
-        made["quantization_config"] = config_of(schemes, others, experts, ranks)
-    return made
+        config["quantization_config"] = config_of(schemes, others, experts, ranks)
+    return config
 
 
 def save(model: Any, folder: Path, shard: int = 5 << 30, files: Path | None = None) -> Path:
