@@ -17,7 +17,7 @@ def batches():
 
 
 def saved(recipe, folder, **options):
-    made = tutti.compress(tiny.model(**WIDE, **options), recipe, batches())
+    made = tutti.compress(tiny.model(**{**WIDE, **options}), recipe, batches())
     made.save(folder)
     return made.model
 
@@ -74,3 +74,16 @@ def test_experts_are_refused(tmp_path):
     tutti.compress(MixtralForCausalLM(config), "int4").save(tmp_path / "out")
     with pytest.raises(ValueError, match="quantized experts are not served: load the model with transformers"):
         Engine(tmp_path / "out", blocks=32, plan="single")
+
+
+@pytest.mark.filterwarnings("ignore:transformers cannot load")
+@pytest.mark.parametrize("recipe", ["lowrank-0.6-multiple32", "lowrank-0.6+int4-gptq", "ternary-g32-s8", "binary"])
+@pytest.mark.starts
+def test_files_that_only_we_read(recipe, tmp_path):
+    made = saved(recipe, tmp_path / "out", hidden_size=128, intermediate_size=256)
+    prompts = tiny.prompts(5, 19)
+    wanted = [tiny.greedy(made, x, 8) for x in prompts]
+    for options in (dict(plan="single"), dict(plan="tp2", cluster="cpu:2")):
+        engine = Engine(tmp_path / "out", blocks=32, **options)
+        assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted
+        assert engine.bytes == sum(x.nbytes for x in made.parameters())

@@ -24,6 +24,7 @@ def is_compressed(model: Any) -> bool:
 def prepare(model: Any) -> None:
     """Put quantized layers in the place of a model's own, as its config says. Raises ValueError for schemes that are
     not served; nothing has been read then."""
+    written.factor(model)
     schemes = stored_schemes(model)
     if inside := [path for path in schemes if ".experts." in path]:
         raise ValueError(f"{inside[0]}: quantized experts are not served: load the model with transformers, which "
