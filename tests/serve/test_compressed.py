@@ -23,8 +23,9 @@ def saved(recipe, folder, **options):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["int8", "int4-g32-zeros-gptq", "w8a8-smooth", "int3", "int2-g32-zeros", "int4-g128-head"]
-)
+    "recipe", ["int8", "int4-g32-zeros-gptq", "w8a8-smooth", "int3", "int2-g32-zeros", "int4-g128-head", "int3-g16",
+               "float8", "int8-a8static", "int6-g32-zeros"]
+)  # fmt: skip
 @pytest.mark.starts
 def test_it_is_served_as_it_is(recipe, tmp_path):
     wide = {**WIDE, "hidden_size": 128} if "g128" in recipe else WIDE
@@ -37,7 +38,7 @@ def test_it_is_served_as_it_is(recipe, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:transformers cannot load embeddings")
-@pytest.mark.parametrize("recipe", ["int8", "int4-g32-zeros", "int4-e8", "int3"])
+@pytest.mark.parametrize("recipe", ["int8", "int4-g32-zeros", "int4-e8", "int3", "int5-g16", "float8"])
 @pytest.mark.starts
 def test_on_two_devices(recipe, tmp_path):
     made = saved(recipe, tmp_path / "out", tie_word_embeddings="e8" in recipe)
@@ -49,14 +50,6 @@ def test_on_two_devices(recipe, tmp_path):
     assert len(held) == 4 and len({*held}) == 1 and sum(held[::2]) == made.model.layers[0].mlp.up_proj.q.nbytes
     engine = Engine(made, blocks=32, plan="single")
     assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted, "and the object, too"
-
-
-@pytest.mark.parametrize("recipe", ["int3-g16", "float8", "int8-a8static", "int4-g16"])
-def test_schemes_without_a_kernel_are_refused_at_once(recipe, tmp_path, monkeypatch):
-    saved(recipe, tmp_path / "out")
-    monkeypatch.setattr("tutti.serve.engine.Runner", None)
-    with pytest.raises(ValueError, match=r"q_proj is .* which no kernel serves: compress the model with int8"):
-        Engine(tmp_path / "out", blocks=32, plan="single")
 
 
 @pytest.mark.parametrize("options", [dict(quantize="int4"), dict(adapters={"a": "folder"})])

@@ -7,6 +7,8 @@
 
 #include <ATen/native/CPUBlas.h>
 
+#include <limits>
+
 #if X86_512
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,25 +22,29 @@ constexpr int64_t PIECE = 1024;      // numbers of a row of W that are copied or
 constexpr int64_t APART = PIECE + 32;
 constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
 
-enum Kind { SAME, INT8, INT4, INT3, INT2 };
+enum Kind { SAME, INT8, INT4, INT3, INT2, CODES, FLOAT8 };
 
 // Bytes of 64 packed numbers: see `codes`.
 constexpr int64_t packed_bytes(Kind kind) { return kind == INT4 ? 32 : kind == INT3 ? 24 : 16; }
 
 struct Weight {
-  const void* data;      // (n, k) of the type of x or of int8; (n, bytes) of packed numbers
+  const void* data;      // (n, k) of the type of x, of int8 or of float8; (n, bytes) of packed numbers
   Kind kind;
   int64_t size, stride;  // bytes of an element; elements between rows
-  const float* scales;   // (n) of int8, (n, groups) of packed numbers
+  const float* scales;   // (n) of int8, (n, groups) of packed numbers and of float8
   const uint8_t* zeros;  // (n, groups) of packed numbers, or null
-  int64_t group, groups;
+  int64_t group, groups, bits;  // bits: of CODES
 
   template <class T>
   const T* row(int64_t i) const { return static_cast<const T*>(data) + i * stride; }
 
   bool packed() const { return kind >= INT4; }
-  int64_t bytes() const { return packed() ? packed_bytes(kind) : 64 * size; }  // of 64 numbers
-  int zero(int64_t at) const { return zeros ? zeros[at] : kind == INT4 ? 8 : kind == INT3 ? 4 : 2; }
+  int64_t bytes() const {  // of 64 numbers
+    return kind == CODES ? 8 * bits : kind == FLOAT8 ? 64 : packed() ? packed_bytes(kind) : 64 * size;
+  }
+  int zero(int64_t at) const {
+    return zeros ? zeros[at] : kind == CODES ? 1 << (bits - 1) : kind == INT4 ? 8 : kind == INT3 ? 4 : 2;
+  }
 
   const char* at(int64_t i, int64_t k) const {
     return static_cast<const char*>(data) + i * stride * size + k * bytes() / 64;
@@ -270,9 +276,55 @@ WITH_BFLOAT16 void widen_packed(const Weight& w, int64_t row, int64_t begin, int
 }
 #endif
 
+// Eight codes of a stream of bits, from the lowest bits of the first byte on. left: bytes of the stream from x on.
+inline void eight_codes(const uint8_t* x, int64_t bits, int64_t left, uint8_t* q) {
+  uint64_t joined = 0;
+  std::memcpy(&joined, x, std::min(bits, left));
+  const uint64_t one = (1 << bits) - 1;
+  for (int64_t j = 0; j < 8; ++j) q[j] = (joined >> (bits * j)) & one;
+}
+
+// Numbers of float8 (e4m3), without their scales, by the bits of a float: twice its own bias of exponents is missing.
+inline float of_float8(uint8_t x) {
+  if ((x & 127) == 127) return std::numeric_limits<float>::quiet_NaN();
+  const uint32_t bits = uint32_t(x & 128) << 24 | uint32_t(x & 127) << 20;
+  float y;
+  std::memcpy(&y, &bits, sizeof y);
+  return y * 0x1p120f;
+}
+
+// CODES and FLOAT8, in groups of any size.
+template <class C>
+void widen_groups(const Weight& w, int64_t row, int64_t begin, int64_t count, C* y) {
+  const uint8_t* x = w.row<uint8_t>(row);
+  const int64_t size = w.kind == CODES ? w.stride : 0;
+  uint8_t q[PIECE + 8];
+  if (w.kind == CODES)
+    for (int64_t i = 0; i < count; i += 8) {
+      const int64_t at = (begin + i) / 8 * w.bits;
+      eight_codes(x + at, w.bits, size - at, q + i);
+    }
+  else
+    std::memcpy(q, x + begin, count);
+  for (int64_t i = 0, end; i < count; i = end) {
+    const int64_t g = (begin + i) / w.group, at = row * w.groups + g;
+    end = std::min(count, (g + 1) * w.group - begin);
+    const float scale = w.scales[at];
+    if (w.kind == FLOAT8) {
+      for (int64_t j = i; j < end; ++j) y[j] = C(scale * of_float8(q[j]));
+    } else {
+      const float zero = w.zero(at);
+      for (int64_t j = i; j < end; ++j) y[j] = C(scale * (float(q[j]) - zero));
+    }
+  }
+}
+
 template <class C>
 void widen_packed(const Weight& w, int64_t row, int64_t begin, int64_t count, C* y) {
-  if (w.kind == INT4)
+  if (w.kind >= CODES)
+    for (int64_t i = 0; i < count; i += PIECE)
+      widen_groups(w, row, begin + i, std::min(PIECE, count - i), y + i);
+  else if (w.kind == INT4)
     widen_packed<INT4>(w, row, begin, count, y);
   else if (w.kind == INT3)
     widen_packed<INT3>(w, row, begin, count, y);
@@ -855,15 +907,16 @@ const T* data_of(const Optional& x) {
 
 template <class T>
 void run(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
-         const Optional& bias, const at::Tensor& out, Kind kind, int64_t group, int64_t digits, bool tiles) {
-  const Weight w{weight.const_data_ptr(), kind, weight.element_size(), weight.stride(0), data_of<float>(scales),
-                 data_of<uint8_t>(zeros), group, group ? x.size(1) / group : 1};
+         const Optional& bias, const at::Tensor& out, int64_t kind, int64_t group, int64_t digits, bool tiles) {
+  const Weight w{weight.const_data_ptr(), Kind(kind % 8), weight.element_size(), weight.stride(0),
+                 data_of<float>(scales), data_of<uint8_t>(zeros), group, group ? x.size(1) / group : 1, kind / 8};
   const Problem<T> p{static_cast<const T*>(x.const_data_ptr()), x.stride(0), w, data_of<T>(bias),
                      static_cast<T*>(out.data_ptr()), x.size(0), weight.size(0), x.size(1)};
   compute<T>({p}, digits, tiles);
 }
 
-// x and the result are of float or BFloat16, and so is the weight if it is not quantized (kind). digits: of int8 that
+// x and the result are of float or BFloat16, and so is the weight if it is not quantized. kind: a Kind, and 8 times the
+// bits of CODES. digits: of int8 that
 // rows of x are rounded to, if `rounds`: 1, 2, or 0 for as they are. tiles: BFloat16 and int8 are multiplied by tiles.
 at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
                        const Optional& bias, int64_t kind, int64_t group, int64_t digits, bool tiles) {
@@ -872,7 +925,7 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Opti
   if (!out.numel()) return out;
   const auto f = x.scalar_type() == at::kBFloat16 ? run<BFloat16> : run<float>;
   f(rows, w, contiguous(scales, at::kFloat), contiguous(zeros, at::kByte), contiguous(bias, x.scalar_type()), out,
-    Kind(kind), group, digits, tiles);
+    kind, group, digits, tiles);
   return out;
 }
 
@@ -889,7 +942,7 @@ void run_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& b
     const int64_t g = of_row[i];
     TORCH_CHECK_INDEX(g >= 0 && g < weight.size(0), "group ", g, " of ", weight.size(0));
     const Weight w{static_cast<const T*>(weight.const_data_ptr()) + g * weight.stride(0), SAME, weight.element_size(),
-                   weight.stride(1), nullptr, nullptr, 0, 0};
+                   weight.stride(1), nullptr, nullptr, 0, 0, 0};
     problems.push_back({static_cast<const T*>(x.const_data_ptr()) + i * x.stride(0), x.stride(0), w,
                         bias ? data_of<T>(bias) + g * n : nullptr, static_cast<T*>(out.data_ptr()) + i * n, end - i,
                         n, k, i});

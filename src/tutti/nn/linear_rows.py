@@ -26,7 +26,7 @@ from tutti.nn.compiled import operators
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
-SAME, INT8, INT4, INT3, INT2 = range(5)  # kinds of weights
+SAME, INT8, INT4, INT3, INT2, CODES, FLOAT8 = range(7)  # kinds of weights
 FASTER = 64  # rows up to which it is faster than PyTorch's
 
 _library = torch.library.Library("tutti", "FRAGMENT")

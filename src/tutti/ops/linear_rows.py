@@ -1,4 +1,4 @@
-"""Linear layers for few rows, with weights of floats, int8, int4 and fewer bits.
+"""Linear layers for few rows, with weights of floats, int8, int4, other bits and float8.
 
 Rows, outputs and the contracted dim can be split. Where rows are rounded to int8, the contracted dim cannot: a scale
 is that of a whole row.
@@ -6,12 +6,13 @@ is that of a whole row.
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, lcm, prod
 from typing import Any
 
 import torch
 
 import tutti.nn.linear_bits
+import tutti.nn.linear_codes
 import tutti.nn.linear_int4
 import tutti.nn.linear_int8
 import tutti.nn.linear_rows  # noqa: F401  (registers the operators)
@@ -22,7 +23,7 @@ from tutti.ops.registry import named, operands, rules, shape_of
 
 ops = torch.ops.tutti
 ROWS, INT8, INT4 = ops.linear_rows.default, ops.linear_int8.default, ops.linear_int4.default
-BITS = ops.linear_bits.default
+BITS, CODES = ops.linear_bits.default, ops.linear_codes.default
 
 
 def _rows(node: Call) -> str:
@@ -47,12 +48,24 @@ def _packed(node: Call):
     return f"m ({u} s!), n (u b!), n (u g!){zeros}{bias} -> m n | {linear}", {"u": units}
 
 
+def _codes(node: Call):
+    """Streams of bits, of which k is split in units of whole words and groups, or float8."""
+    given = named(node.target, node.args, node.kwargs)
+    k, groups = shape_of(given["x"])[1], shape_of(given["scales"])[1]
+    words = 32 // gcd(32, given["bits"]) if given["weight"].meta["val"].dtype == torch.uint8 else 1
+    unit = lcm(words, k // groups if groups > 1 else 1)
+    g = "(u g!)" if groups > 1 else "1"
+    zeros, bias = (f", n {g}" if given["zeros"] is not None else ""), (", +n" if given["bias"] is not None else "")
+    linear = _linear({"rounded": False}, str(3 + bool(zeros)) if bias else "")
+    return f"m (u s!), n (u b!), n {g}{zeros}{bias} -> m n | {linear}", {"u": 1 if k % unit else k // unit}
+
+
 def _linear(given: dict[str, Any], bias: str) -> str:
     """Linear in the scales, and in x unless it is rounded, with the bias."""
     return f"~2{bias}" if given["rounded"] else f"~0{bias} ~2{bias}"
 
 
-rules({ROWS: _rows, INT8: _int8, INT4: _packed, BITS: _packed})
+rules({ROWS: _rows, INT8: _int8, INT4: _packed, BITS: _packed, CODES: _codes})
 
 
 def _flops(node: Call) -> int:
@@ -65,5 +78,5 @@ def _seconds(device: Any, call: Any) -> float:
     return max(products, device.stream_seconds(call.bytes, "add", call.dtype))
 
 
-FLOPS |= dict.fromkeys((ROWS, INT8, INT4, BITS), _flops)
-SECONDS |= dict.fromkeys((ROWS, INT8, INT4, BITS), _seconds)
+FLOPS |= dict.fromkeys((ROWS, INT8, INT4, BITS, CODES), _flops)
+SECONDS |= dict.fromkeys((ROWS, INT8, INT4, BITS, CODES), _seconds)

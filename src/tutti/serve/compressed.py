@@ -12,8 +12,7 @@ from tutti.api.store import Store
 from tutti.compress.folder import Reader, stored_schemes
 from tutti.compress.formats import compressed_tensors as written
 from tutti.nn.quantized_embedding import QuantizedEmbedding
-from tutti.nn.quantized_linear import KERNELS, QuantizedLinear, layout
-from tutti.nn.scheme import Scheme
+from tutti.nn.quantized_linear import QuantizedLinear
 
 
 def is_compressed(model: Any) -> bool:
@@ -22,23 +21,16 @@ def is_compressed(model: Any) -> bool:
 
 
 def prepare(model: Any) -> None:
-    """Put quantized layers in the place of a model's own, as its config says. Raises ValueError for schemes that are
-    not served; nothing has been read then."""
+    """Put quantized layers in the place of a model's own, as its config says. Raises ValueError for what is not
+    served; nothing has been read then."""
     schemes = stored_schemes(model)
     if inside := [path for path in schemes if ".experts." in path]:
         raise ValueError(f"{inside[0]}: quantized experts are not served: load the model with transformers, which "
                          "widens them, and give Engine the model")  # fmt: skip
     modules = dict(model.named_modules())
     for path, scheme in schemes.items():
-        _check(path, scheme, modules[path].weight.shape[1])
+        scheme.check(path, modules[path].weight.shape[1])
     written.prepare(model, schemes)
-
-
-def _check(path: str, scheme: Scheme, k: int) -> None:
-    scheme.check(path, k)
-    if layout(scheme, k) not in KERNELS or scheme.activations == "int8-static":
-        raise ValueError(f"{path} is {scheme} with {k} inputs, which no kernel serves: compress the model with int8, "
-                         "w8a8, or int2 to int4 in groups of 32, 64 or 128 where 64 divides the inputs")  # fmt: skip
 
 
 def modules_of(model: nn.Module) -> dict[str, QuantizedLinear | QuantizedEmbedding]:
@@ -55,9 +47,10 @@ def read(store: Store, modules: Mapping[str, Any], folder: Path, prefix: str) ->
     """Read quantized weights into the store of an engine. Returns the bytes read. Each process reads them whole."""
     reader, count = Reader(folder), 0
     for path, module in modules.items():
-        parts, _ = written.read_parts(lambda end: reader.get(f"{path}.{end}"), module.scheme, *module.weight.shape)  # noqa: B023
+        parts, scale = written.read_parts(lambda end: reader.get(f"{path}.{end}"), module.scheme, *module.weight.shape)  # noqa: B023
         table = module.table() if isinstance(module, QuantizedEmbedding) else module
-        for name, x in table.packed(parts).items():
+        packed = table.packed(parts) if scale is None else {**table.packed(parts), "input_scale": scale}
+        for name, x in packed.items():
             store.place(f"{prefix}{path}.{name}", x)
             count += x.nbytes
     return count
