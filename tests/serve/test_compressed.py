@@ -3,8 +3,10 @@
 import pytest
 import tiny
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import tutti
+from tutti.compress import Quantize, Recipe, Scheme
 from tutti.serve import Engine, Sampling
 
 WIDE = dict(hidden_size=64, intermediate_size=128)
@@ -59,11 +61,64 @@ def test_it_is_not_quantized_twice(options, tmp_path):
         Engine(tmp_path / "out", blocks=32, plan="single", **options)
 
 
-def test_experts_are_refused(tmp_path):
-    from transformers import MixtralConfig, MixtralForCausalLM
+def mixture(kind):
+    """A small mixture with random weights."""
+    sizes = dict(vocab_size=257, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                 num_experts_per_tok=2, bos_token_id=None, eos_token_id=None, pad_token_id=None)  # fmt: skip
+    own = {
+        "mixtral": dict(num_local_experts=4),
+        "qwen3_moe": dict(num_experts=8, moe_intermediate_size=64),
+        "qwen2_moe": dict(num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=64),
+        "gpt_oss": dict(num_local_experts=4, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    }
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**sizes, **WIDE, **own[kind]})
+    made = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            if p.ndim > 1:
+                p.normal_(0, 0.15)
+    return made
 
-    config = MixtralConfig(vocab_size=257, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                           num_local_experts=4, **WIDE)  # fmt: skip
-    tutti.compress(MixtralForCausalLM(config), "int4").save(tmp_path / "out")
-    with pytest.raises(ValueError, match="quantized experts are not served: load the model with transformers"):
-        Engine(tmp_path / "out", blocks=32, plan="single")
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "qwen2_moe"])
+@pytest.mark.parametrize("recipe", ["int4-g32", "int8", "float8"])
+@pytest.mark.starts
+def test_experts(kind, recipe, tmp_path):
+    made = tutti.compress(mixture(kind), recipe, batches())
+    made.save(tmp_path / "out")
+    prompts = tiny.prompts(5, 19, 30)
+    wanted = [tiny.greedy(made.model, x, 8) for x in prompts]
+    engine = Engine(tmp_path / "out", blocks=64, plan="single")
+    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted
+    assert engine.bytes == sum(x.nbytes for x in made.model.parameters())
+    if recipe == "int4-g32":
+        apart = [engine.generate([x], GREEDY)[0] for x in prompts]
+        together = engine.generate(prompts, GREEDY)
+        logprobs = [[[y.logprob for y in x.completions[0].logprobs] for x in some] for some in (apart, together)]
+        assert logprobs[0] == logprobs[1], "the bits do not depend on the batch"
+        engine = Engine(tmp_path / "out", blocks=64, plan="tp2", cluster="cpu:2")
+        assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted
+        parts = engine.runner.store.parts
+        held = [x.nbytes for part in parts for name, x in part.items() if name.endswith("experts.up_proj.q")]
+        assert len(held) == 4 and len({*held}) == 1
+        engine = Engine(made.model, blocks=64, plan="single")
+        assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted, "and the object, too"
+
+
+@pytest.mark.starts
+def test_experts_with_biases_and_a_gate_of_their_own():
+    made = tutti.compress(mixture("gpt_oss"), "int4-g32").model
+    prompts = tiny.prompts(5, 19)
+    engine = Engine(made, blocks=64, plan="single")
+    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [tiny.greedy(made, x, 8) for x in prompts]
+
+
+@pytest.mark.starts
+def test_experts_of_several_schemes(caplog):
+    step = Quantize(Scheme(bits=4, group=32), overrides=(("*.experts.1.*", Scheme(bits=8, group=None)),))
+    made = tutti.compress(mixture("mixtral"), Recipe((step,))).model
+    prompts = tiny.prompts(5, 19)
+    engine = Engine(made, blocks=64, plan="single")
+    assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [tiny.greedy(made, x, 8) for x in prompts]
+    assert "mlp.experts computes all tokens by all experts: experts have weights of several schemes" in caplog.text

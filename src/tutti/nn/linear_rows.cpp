@@ -929,34 +929,47 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Opti
   return out;
 }
 
-// Groups of rows of x (m, k), each with a weight of (groups, n, k) and a bias of (groups, n) or none. group: of each
-// row, not descending.
+// Groups of rows of x (m, k), each with a weight of (groups, n, k), or as `linear_rows` has them with a first dim of
+// groups, and a bias of (groups, n) or none. of_row: the group of each row, not descending.
+struct Groups {
+  at::Tensor weight;
+  Optional scales, zeros, bias;
+  int64_t kind, group;  // group: numbers that share a scale
+
+  Weight of(int64_t g, int64_t k) const {
+    const auto part = [&](auto* x, const Optional& of) { return x ? x + g * of->stride(0) : nullptr; };
+    const auto data = static_cast<const char*>(weight.const_data_ptr()) + g * weight.stride(0) * weight.element_size();
+    return {data, Kind(kind % 8), weight.element_size(), weight.stride(1), part(data_of<float>(scales), scales),
+            part(data_of<uint8_t>(zeros), zeros), group, group ? k / group : 1, kind / 8};
+  }
+};
+
 template <class T>
-void run_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
-                const at::Tensor& out, bool tiles) {
-  const int64_t m = x.size(0), n = weight.size(1), k = x.size(1);
+void run_groups(const at::Tensor& x, const Groups& of, const at::Tensor& group, const at::Tensor& out, int64_t digits,
+                bool tiles) {
+  const int64_t m = x.size(0), n = of.weight.size(1), k = x.size(1);
   const auto of_row = group.const_data_ptr<int64_t>();
   std::vector<Problem<T>> problems;
   for (int64_t i = 0, end; i < m; i = end) {
     for (end = i; end < m && of_row[end] == of_row[i];) ++end;
     const int64_t g = of_row[i];
-    TORCH_CHECK_INDEX(g >= 0 && g < weight.size(0), "group ", g, " of ", weight.size(0));
-    const Weight w{static_cast<const T*>(weight.const_data_ptr()) + g * weight.stride(0), SAME, weight.element_size(),
-                   weight.stride(1), nullptr, nullptr, 0, 0, 0};
-    problems.push_back({static_cast<const T*>(x.const_data_ptr()) + i * x.stride(0), x.stride(0), w,
-                        bias ? data_of<T>(bias) + g * n : nullptr, static_cast<T*>(out.data_ptr()) + i * n, end - i,
-                        n, k, i});
+    TORCH_CHECK_INDEX(g >= 0 && g < of.weight.size(0), "group ", g, " of ", of.weight.size(0));
+    problems.push_back({static_cast<const T*>(x.const_data_ptr()) + i * x.stride(0), x.stride(0), of.of(g, k),
+                        of.bias ? data_of<T>(of.bias) + g * n : nullptr, static_cast<T*>(out.data_ptr()) + i * n,
+                        end - i, n, k, i});
   }
-  compute(problems, 0, tiles);
+  compute(problems, digits, tiles);
 }
 
-at::Tensor linear_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
+at::Tensor linear_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
+                         const Optional& bias, const at::Tensor& of_row, int64_t kind, int64_t group, int64_t digits,
                          bool tiles) {
-  const at::Tensor rows = in_rows(x), w = weight.stride(2) == 1 ? weight : weight.contiguous();
+  const at::Tensor rows = in_rows(x), w = weight.stride(2) == 1 && kind < INT4 ? weight : weight.contiguous();
   at::Tensor out = at::empty({x.size(0), w.size(1)}, x.options());
   if (!out.numel()) return out;
+  const Groups groups{w, contiguous(scales, at::kFloat), contiguous(zeros, at::kByte), bias, kind, group};
   const auto f = x.scalar_type() == at::kBFloat16 ? run_groups<BFloat16> : run_groups<float>;
-  f(rows, w, bias, group, out, tiles);
+  f(rows, groups, of_row, out, digits, tiles);
   return out;
 }
 
@@ -969,7 +982,9 @@ TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
       "int digits, bool tiles) -> Tensor",
       linear_rows);
   library.def(
-      "linear_groups(Tensor x, Tensor weight, Tensor? bias, Tensor group, bool tiles) -> Tensor", linear_groups);
+      "linear_groups(Tensor x, Tensor weight, Tensor? scales, Tensor? zeros, Tensor? bias, Tensor of_row, int kind, "
+      "int group, int digits, bool tiles) -> Tensor",
+      linear_groups);
   library.def("rounds() -> bool", rounds);
 }
 

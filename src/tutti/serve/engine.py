@@ -137,6 +137,7 @@ class Engine:
                     raise ValueError(f"{folder} is quantized already: {advice}")
                 compressed.prepare(model)
         assert isinstance(model, nn.Module)
+        model = compressed.served(model)
         if quantize:
             model = quantized(model, quantize, folder is None and source is None)
         self.processor = tokenizer if hasattr(tokenizer, "tokenizer") else None

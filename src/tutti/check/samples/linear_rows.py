@@ -5,7 +5,8 @@ import torch
 from tutti.check.samples.sample import Draw, samples
 from tutti.nn import linear_bits
 from tutti.nn.linear_int4 import pack
-from tutti.nn.scheme import FLOAT8, pack_bits
+from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.scheme import FLOAT8, Scheme, pack_bits
 
 ops = torch.ops.tutti
 
@@ -61,3 +62,17 @@ def codes(d: Draw):
     zeros = None if float8 or d.flag() else d.integers(*groups, below=2**bits).to(torch.uint8)
     bias = d.floats(n, dtype=dtype) if d.flag() else None
     return (d.floats(m, k, dtype=dtype), *weight, zeros, bias), {"bits": bits}
+
+
+@samples(ops.linear_experts.default)
+def experts(d: Draw):
+    (m, n, count), k, (dtype, rounded) = d.sizes(3), d.pick([128, 256]), kinds(d)
+    scheme = d.pick([Scheme(8, None), Scheme(4, 32), Scheme(3, 64, False), Scheme(2, 64), Scheme(5, 64, False),
+                     Scheme(8, None, kind="float8")])  # fmt: skip
+    layer = QuantizedLinear(k, count * n, scheme)
+    layer.load(d.floats(count * n, k, dtype=torch.float32))
+    q, scales = (x.data.unflatten(0, (count, n)) for x in (layer.q, layer.scales))
+    zeros = None if layer.zeros is None else layer.zeros.data.unflatten(0, (count, n))
+    scales = 10 * d.floats(*scales.shape, dtype=torch.float32)
+    options = {"layout": layer.layout, "bits": scheme.bits, "rounded": rounded and layer.layout != "bits"}
+    return (d.floats(m, k, dtype=dtype), d.integers(m, below=count), q, scales, zeros), options
