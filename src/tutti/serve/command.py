@@ -57,7 +57,8 @@ def serve(
         cluster: The devices, such as cpu:2. By default those of this job.
         level: How steps are compiled.
         memory: GiB of the KV cache, of each worker.
-        cache_dtype: "int8" rounds keys and values of the cache, which then has room for about twice as many.
+        cache_dtype: "int8" rounds keys and values of the cache, which then has room for about twice as many; "int4" for
+            more than three times as many, with larger errors.
         budget: Tokens computed in a step.
         most: Sequences that run at once.
         longest: Tokens of a sequence, prompt included.

@@ -84,7 +84,7 @@ class Engine:
     block: tokens in a block of the cache. blocks: number of blocks; by default as many as `memory` bytes hold.
     memory: bytes of the KV cache on all devices together.
     cache_dtype: "int8" rounds keys and values, with a scale for each token and head: about half the bytes of bfloat16.
-        On CPUs only.
+        "int4": with two numbers for 64 of a head, a quarter. On CPUs only.
     host_memory: bytes on the host for the blocks of preempted sequences; without it they are computed again.
     budget: tokens of a step. most: sequences that run at once. longest: tokens of a sequence, prompt included; by
         default as many as the model has positions (2,048 if it has no limit), and the cache has room for.
