@@ -860,6 +860,127 @@ void linear_by_int8_tiles(const Problem<T>& p, const Rounded& x) {
   });
 }
 
+// ---- one or two rows of int8 ----------------------------------------------------------------------------------------
+
+// What tiles compute of packed numbers, in the same order and with the same bits, for FEW rounded rows at most: a tile
+// would be almost empty, and numbers need not be copied.
+
+constexpr int64_t FEW = 4;
+
+// The totals of 16 vectors in their order, or of the lower and the upper halves of all of them. at: makes vector i.
+struct Totals {
+  __m512i all, low, high;
+};
+template <class F>
+WITH_INT8 inline Totals totals(F at, bool halves) {
+  __m512i fours[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = at(4 * i), b = at(4 * i + 1), c = at(4 * i + 2), d = at(4 * i + 3);
+    const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    fours[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  }
+  const auto pair = [](__m512i x, __m512i y) WITH_INT8 {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(x, y, 0x88), _mm512_shuffle_i32x4(x, y, 0xdd));
+  };
+  const __m512i first = pair(fours[0], fours[1]), second = pair(fours[2], fours[3]);
+  const __m512i low = _mm512_shuffle_i32x4(first, second, 0x88), high = _mm512_shuffle_i32x4(first, second, 0xdd);
+  return halves ? Totals{low, low, high} : Totals{_mm512_add_epi32(low, high), low, high};
+}
+
+// sums (ROWS) += products of group g of 16 columns from `column` on. c: products of codes.
+template <int ROWS>
+WITH_INT8 inline void add_column_group(const Weight& w, const Rounded& x, int64_t column, __m512i across, __mmask16 here,
+                                       int64_t g, const __m512i* c, __m512* sums) {
+  const int64_t at = column * w.groups + g;
+  const __m512 scale = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), here, across, w.scales + at, 4);
+  __m512i zero = _mm512_set1_epi32(w.zero(0));
+  if (w.zeros) {
+    alignas(64) int32_t each[TILE] = {};
+    for (int64_t i = 0; i < TILE; ++i)
+      if (here >> i & 1) each[i] = w.zeros[at + i * w.groups];
+    zero = _mm512_load_si512(each);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) {
+    const __m512i of_zeros = _mm512_mullo_epi32(zero, _mm512_set1_epi32(int(x.sums[r * x.groups + g])));
+    sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(c[r], of_zeros)), scale, sums[r]);
+  }
+}
+
+// Columns `column` to `column + 15` for all rounded rows.
+template <Kind KIND, int ROWS, class T>
+WITH_BFLOAT16 WITH_INT8 void few_rows(const Problem<T>& p, const Rounded& x, int64_t column) {
+  const Weight& w = p.w;
+  const int64_t count = std::min(TILE, p.n - column), bytes = packed_bytes(KIND);
+  const __mmask16 here = count < TILE ? (1 << count) - 1 : 0xffff;
+  const __m512i across = _mm512_mullo_epi32(_mm512_set1_epi32(w.groups), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7,
+                                                                                        6, 5, 4, 3, 2, 1, 0));
+  const uint8_t* rows[TILE];
+  for (int64_t i = 0; i < TILE; ++i) rows[i] = w.row<uint8_t>(column + std::min(i, count - 1));
+  const int64_t ahead = p.n - column >= 2 * TILE ? TILE * w.stride : 0;
+  __m512 sums[ROWS];
+  __m512i c[ROWS];
+  for (int r = 0; r < ROWS; ++r) sums[r] = _mm512_setzero_ps(), c[r] = _mm512_setzero_si512();
+  for (int64_t k = 0; k < p.k; k += 64) {
+    const int64_t from = k / 64 * bytes;
+    __m512i q[TILE];
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE; ++i) {
+      q[i] = codes<KIND>(rows[i] + from);
+      if (from % 64 < bytes) __builtin_prefetch(rows[i] + ahead + from, 0, 2);
+    }
+    Totals found[ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+      const __m512i a = _mm512_loadu_si512(&x.x[r * x.stride + k]);
+      found[r] = totals([&](int i) WITH_INT8 { return _mm512_dpbusd_epi32(_mm512_setzero_si512(), q[i], a); },
+                        w.group == 32);
+    }
+    if (w.group == 32) {
+      for (int r = 0; r < ROWS; ++r) c[r] = found[r].low;
+      add_column_group<ROWS>(w, x, column, across, here, k / 32, c, sums);
+      for (int r = 0; r < ROWS; ++r) c[r] = found[r].high;
+      add_column_group<ROWS>(w, x, column, across, here, k / 32 + 1, c, sums);
+      continue;
+    }
+    for (int r = 0; r < ROWS; ++r) c[r] = _mm512_add_epi32(c[r], found[r].all);
+    if ((k + 64) % w.group == 0) {
+      add_column_group<ROWS>(w, x, column, across, here, k / w.group, c, sums);
+      for (int r = 0; r < ROWS; ++r) c[r] = _mm512_setzero_si512();
+    }
+  }
+  for (int64_t r = 0; r < ROWS; r += x.digits) {
+    __m512 all = _mm512_setzero_ps();
+    for (int64_t digit = r; digit < r + x.digits; ++digit)
+      all = _mm512_fmadd_ps(sums[digit], _mm512_set1_ps(x.scales[digit]), all);
+    if (p.bias) all = _mm512_add_ps(all, load(p.bias + column, here));
+    store(p.out + r / x.digits * p.n + column, here, all);
+  }
+}
+
+template <Kind KIND, class T>
+void few_rows(const Problem<T>& p, const Rounded& x, int64_t column) {
+  if (x.rows == 1)
+    few_rows<KIND, 1>(p, x, column);
+  else if (x.rows == 2)
+    few_rows<KIND, 2>(p, x, column);
+  else if (x.rows == 3)
+    few_rows<KIND, 3>(p, x, column);
+  else
+    few_rows<KIND, 4>(p, x, column);
+}
+
+template <class T>
+void linear_by_columns(const Problem<T>& p, const Rounded& x) {
+  const auto f = p.w.kind == INT4 ? few_rows<INT4, T> : p.w.kind == INT3 ? few_rows<INT3, T> : few_rows<INT2, T>;
+  const int64_t grain = std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(1, p.k * TILE));
+  at::parallel_for(0, (p.n + TILE - 1) / TILE, grain, [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) f(p, x, i * TILE);
+  });
+}
+
 template <class T>
 void linear_rounded(const Problem<T>& p, int64_t digits, bool tiles) {
   Rounded x(p.m, digits, p.k, p.w.packed() ? p.w.groups : 1);
@@ -867,7 +988,9 @@ void linear_rounded(const Problem<T>& p, int64_t digits, bool tiles) {
     std::vector<float> wide, left;
     for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, x, i, wide, left);
   });
-  if (tiles && may_use_tiles())
+  if (tiles && may_use_tiles() && p.w.packed() && x.rows <= FEW)
+    linear_by_columns(p, x);
+  else if (tiles && may_use_tiles())
     linear_by_int8_tiles(p, x);
   else
     linear_by_vectors(p, x);
