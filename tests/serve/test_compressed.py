@@ -7,7 +7,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tutti
 from tutti.compress import Quantize, Recipe, Scheme
-from tutti.serve import Engine, Sampling
+from tutti.compress.formats import gguf
+from tutti.nn.quantized_linear import QuantizedLinear, dtype_of
+from tutti.serve import Engine, Request, Sampling
+from tutti.serve.quantize import quantized
 
 WIDE = dict(hidden_size=64, intermediate_size=128)
 GREEDY = Sampling(max_tokens=8, temperature=0, ignore_end=True, logprobs=3)
@@ -54,11 +57,10 @@ def test_on_two_devices(recipe, tmp_path):
     assert [x.tokens for x in engine.generate(prompts, GREEDY)] == wanted, "and the object, too"
 
 
-@pytest.mark.parametrize("options", [dict(quantize="int4"), dict(adapters={"a": "folder"})])
-def test_it_is_not_quantized_twice(options, tmp_path):
+def test_it_is_not_quantized_twice(tmp_path):
     saved("int8", tmp_path / "out")
     with pytest.raises(ValueError, match="is quantized already"):
-        Engine(tmp_path / "out", blocks=32, plan="single", **options)
+        Engine(tmp_path / "out", blocks=32, plan="single", quantize="int4")
 
 
 def mixture(kind):
@@ -122,3 +124,56 @@ def test_experts_of_several_schemes(caplog):
     engine = Engine(made, blocks=64, plan="single")
     assert [x.tokens for x in engine.generate(prompts, GREEDY)] == [tiny.greedy(made, x, 8) for x in prompts]
     assert "mlp.experts computes all tokens by all experts: experts have weights of several schemes" in caplog.text
+
+
+@pytest.mark.parametrize("kind, tied", [("q8_0", False), ("q4_0", True), ("q6_k", False), ("f16", False)])
+@pytest.mark.starts
+def test_a_file_in_gguf(kind, tied, tmp_path):
+    sizes = dict(hidden_size=256, intermediate_size=256) if kind == "q6_k" else WIDE
+    model, path = tiny.model(tie_word_embeddings=tied, **sizes), tmp_path / "model.gguf"
+    gguf.save(model, path, kind, tokenizer=tiny.tokenizer())
+    packed, widened = gguf.load(path, packed=True), gguf.load(path)
+    layers = {path: x for path, x in packed.named_modules() if isinstance(x, QuantizedLinear)}
+    assert any("q_proj" in path for path in layers) == (kind in gguf.PACKED)
+    for name, x in layers.items():
+        assert torch.equal(x.dequantize(), widened.get_submodule(name).weight)
+    prompts = tiny.prompts(5, 19)
+    with torch.no_grad():
+        torch.testing.assert_close(*(x(torch.tensor(prompts[1:])).logits for x in (packed, widened)), rtol=0, atol=2e-4)
+    engine = Engine(path, blocks=32, plan="single")
+    dtype = torch.float32 if kind == "f16" else torch.bfloat16
+    assert dtype_of(engine.model) == dtype
+    assert engine.tokenizer("abc").input_ids == tiny.tokenizer()("abc").input_ids
+    made = gguf.load(path, dtype=dtype, packed=True)
+    for prompt, output in zip(prompts, engine.generate(prompts, GREEDY), strict=True):
+        with torch.no_grad():
+            logits = made(torch.tensor([prompt])).logits[0, -1].float().log_softmax(0)
+        first = output.completions[0].logprobs[0]
+        assert logits[first.token] >= logits.max() - 0.1 and abs(first.logprob - logits[first.token]) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft
+@pytest.mark.parametrize("options", [{}, dict(quantize="int4")])
+@pytest.mark.starts
+def test_adapters_on_quantized_layers(options, tmp_path):
+    import peft
+
+    base = tiny.model(**WIDE) if options else saved("int4-g32", tmp_path / "out")
+    torch.manual_seed(0)
+    tuned = peft.get_peft_model(tiny.model(**WIDE), peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, p in tuned.named_parameters():
+            if "lora_" in name:
+                p.normal_(0, 0.3)
+    tuned.save_pretrained(tmp_path / "adapter")
+    prompt = tiny.prompts(20)[0]
+    engine = Engine(base if options else tmp_path / "out", blocks=32, plan="single",
+                    adapters={"a": tmp_path / "adapter"}, **options)  # fmt: skip
+    found = [engine.generate([Request(prompt, GREEDY, adapter=x)])[0].tokens for x in ("", "a")]
+    plain = quantized(base, "int4", True) if options else base
+    assert found[0] == tiny.greedy(plain, prompt, 8) != found[1]
+    widened = tiny.model(**WIDE)
+    state = {path: x.dequantize() for path, x in plain.named_modules() if isinstance(x, QuantizedLinear)}
+    widened.load_state_dict({f"{path}.weight": x for path, x in state.items()}, strict=False)
+    assert found[1] == tiny.greedy(peft.PeftModel.from_pretrained(widened, tmp_path / "adapter").merge_and_unload(),
+                                   prompt, 8)  # fmt: skip

@@ -48,7 +48,7 @@ def serve(
     """Serve a model over HTTP, as the OpenAI API does. Open http://127.0.0.1:8000 to chat with it.
 
     Args:
-        model: Folder of a training run, of a checkpoint, or of a transformers model.
+        model: Folder of a training run, of a checkpoint, or of a transformers model; or a file in GGUF.
         host: Address to bind to. 0.0.0.0 lets other machines in: set `keys` then.
         port: Port to bind to.
         name: Name of the model in the API. By default the name of its folder.

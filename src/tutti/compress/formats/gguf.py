@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tutti.compress.formats import gguf_file, gguf_tokenizer
+from tutti.compress.formats import compressed_tensors, gguf_file, gguf_tokenizer
 from tutti.compress.formats.gguf_blocks import BY_NAME, BlockType, q4_0, q4_1, q8_0
 from tutti.compress.formats.gguf_file import File, Written
 from tutti.nn.quantized_embedding import QuantizedEmbedding
 from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.scheme import Parts, Scheme
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """The architecture of llama.cpp for a model type of transformers."""
@@ -48,6 +49,7 @@ _LAYER_OF = {own: name for name, own in _LAYER.items()}
 _FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q2_k": 10, "q3_k": 12, "q4_k": 15, "q5_k": 17,
                "q6_k": 18, "bf16": 32}  # fmt: skip
 BLOCK = 32  # numbers that share a scale in GGUF
+PACKED = "q8_0", "q4_0"
 QUANTIZED = QuantizedLinear, QuantizedEmbedding
 _PLAIN = "f32", "f16", "bf16"
 _FREQUENCIES = "rope_freqs.weight"
@@ -256,16 +258,41 @@ def _rope_factors(config: Any) -> np.ndarray | None:
 # ---- loading --------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The transformers model of a GGUF file, its weights in `dtype`.
+def load(path: str | Path, dtype: torch.dtype | None = torch.float32, packed: bool = False) -> Any:
+    """The transformers model of a GGUF file.
+
+    dtype: of its weights. None: bfloat16, or float32 if all weights of the file are of float32 or float16. packed:
+    whether layers and embeddings of q8_0 and q4_0 keep their numbers, as quantized ones; other types are widened.
 
     Raises ValueError, naming the file, if it is damaged, or is of a family or type that is not supported.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.initialization import no_init_weights
 
-    config, state = read(path, dtype)
+    file = gguf_file.read(Path(path))
+    if dtype is None:
+        exact = all(x.type.name in ("f32", "f16") for x in file.tensors.values())
+        dtype = torch.float32 if exact else torch.bfloat16
+    config, state = read(path, dtype, packed, file)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
+    if not packed:
+        return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
+    with no_init_weights():
+        model = kind._from_config(config, dtype=dtype)
+    model.tie_weights()
+    schemes = {own.removesuffix(".weight"): x.scheme for own, x in state.items() if isinstance(x, QuantizedLinear)}
+    if config.tie_word_embeddings and (own := _TOP["token_embd"]) in schemes:
+        schemes = {_TOP["output"]: schemes[own], **schemes}
+    compressed_tensors.prepare(model, schemes)
+    with torch.no_grad():
+        for own, x in state.items():
+            path_of, _, name = own.rpartition(".")
+            module = model.get_submodule(path_of)
+            if isinstance(x, QuantizedLinear):
+                (module.table() if isinstance(module, QuantizedEmbedding) else module).load_parts(x.parts())
+            else:
+                getattr(module, name).copy_(x)
+    return model.eval()
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -273,13 +300,18 @@ def load_tokenizer(path: str | Path) -> Any:
     return gguf_tokenizer.from_metadata(gguf_file.read(Path(path)).metadata)
 
 
-def read(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Tensor]]:
-    """The transformers config and state dict of a GGUF file. Errors as of `load`."""
-    file = gguf_file.read(Path(path))
+def read(
+    path: str | Path, dtype: torch.dtype = torch.float32, packed: bool = False, file: File | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The transformers config and state dict of a GGUF file. packed: whether weights of q8_0 and q4_0 are
+    `QuantizedLinear`. file: its content, if that is known. Errors as of `load`."""
+    file = gguf_file.read(Path(path)) if file is None else file
     try:
         config = _config(file)
         names = _expected(config, file)
-        return config, {own: _tensor(file, name, config).to(dtype) for own, name in names.items()}
+        made = {own: (packed and _packed(file, name, config, dtype)) or _tensor(file, name, config).to(dtype)
+                for own, name in names.items()}  # fmt: skip
+        return config, made
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -385,3 +417,20 @@ def _own_name(name: str) -> str:
 def _tensor(file: File, name: str, config: Any) -> Tensor:
     rows = _permute(file.tensors[name].numbers(), _permuted_heads(config, name), back=True)
     return torch.from_numpy(rows)
+
+
+def _packed(file: File, name: str, config: Any, dtype: torch.dtype) -> QuantizedLinear | None:
+    """A weight that can stay as it is, as a layer; None for others."""
+    stored = file.tensors[name]
+    if stored.type.name not in PACKED or len(stored.shape) != 2:
+        return None
+    bits = 8 if stored.type.name == "q8_0" else 4
+    rows = _permute(stored.data, _permuted_heads(config, name), back=True)
+    blocks = np.ascontiguousarray(rows).reshape(-1, stored.type.size)
+    scales = blocks[:, :2].copy().view(np.float16).astype(np.float32).reshape(len(rows), -1)
+    if bits == 8:
+        codes = (blocks[:, 2:].view(np.int8).astype(np.int16) + 128).astype(np.uint8)
+    else:
+        codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], 1)
+    parts = Parts(torch.from_numpy(codes.reshape(len(rows), -1)), torch.from_numpy(scales))
+    return QuantizedLinear.from_parts(parts, Scheme(bits=bits, group=BLOCK), dtype=dtype)
