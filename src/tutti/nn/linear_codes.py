@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tutti.nn.linear_int4 import multiplied, of_codes
-from tutti.nn.linear_rows import CODES, FLOAT8, KNOWN, kernels, tiles
+from tutti.nn.linear_rows import CODES, FLOAT8, KNOWN, kernels, quantized_on_gpu, tiles
 from tutti.nn.scheme import FLOAT8 as E4M3
 from tutti.nn.scheme import unpack_bits
 
@@ -77,8 +77,15 @@ def cpu(x, weight, scales, zeros=None, bias=None, *, bits):
     return reference(x, weight, scales, zeros, bias, bits=bits)
 
 
+def _on_gpu(x, weight, scales, zeros=None, bias=None, *, bits):
+    _check(x, weight, scales, zeros, bits)
+    kind, k = FLOAT8 if weight.dtype == E4M3 else CODES, x.shape[1]
+    return quantized_on_gpu(x, weight, scales, zeros, bias, kind, bits,
+                            lambda: dequantize(weight, scales, zeros, k=k, bits=bits))  # fmt: skip
+
+
 _library.impl("linear_codes", cpu, "CPU")
-_library.impl("linear_codes", reference, "CUDA")
+_library.impl("linear_codes", _on_gpu, "CUDA")
 torch.library.register_fake(
     "tutti::linear_codes",
     lambda x, weight, scales, zeros=None, bias=None, *, bits: x.new_empty(len(x), len(weight)),
