@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tutti.nn import linear_bits, linear_int4, quantized_gradients
+from tutti.nn import linear_bits, linear_codes, linear_int4, quantized_gradients
 from tutti.nn.scheme import FLOAT8, Parts, Scheme, pack_bits, unpack_bits
 
 ops = torch.ops.tutti
 Layout = Literal["int8", "int4", "low", "float8", "bits"]
-KERNELS = "int8", "int4", "low"  # layouts that are multiplied as they are; others are dequantized first
+KERNELS = "int8", "int4", "low"  # layouts that are multiplied as integers; others are dequantized at each call
 
 
 def layout(scheme: Scheme, k: int) -> Layout:
     """How a weight with rows of k numbers lies in memory: for the operator `linear_int8`, `linear_int4` or, "low",
-    `linear_bits`; as float8, or as a stream of bits (`pack_bits`), which are dequantized before they are multiplied."""
+    `linear_bits`; as float8, or as a stream of bits (`pack_bits`), for `linear_codes`."""
     if scheme.kind == "float8":
         return "float8"
     if scheme.bits == 8 and scheme.symmetric and scheme.group is None:
@@ -172,7 +171,7 @@ class QuantizedLinear(nn.Module):
         elif self.layout == "low":
             y = ops.linear_bits(rows, self.q, self.scales, self.zeros, self.bias, bits=self.scheme.bits)
         else:
-            y = F.linear(rows, self.dequantize().to(x.dtype), self.bias)
+            y = ops.linear_codes(rows, self.q, self.scales, self.zeros, self.bias, bits=self.scheme.bits)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
@@ -194,4 +193,4 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     raise ValueError(f"{type(model).__name__} has no parameters")
 
 
-assert quantized_gradients  # registers the operators, too
+assert linear_codes and quantized_gradients  # they register operators
