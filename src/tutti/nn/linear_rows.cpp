@@ -279,44 +279,63 @@ WITH_BFLOAT16 void widen_packed(const Weight& w, int64_t row, int64_t begin, int
 // Eight codes of a stream of bits, from the lowest bits of the first byte on. left: bytes of the stream from x on.
 inline void eight_codes(const uint8_t* x, int64_t bits, int64_t left, uint8_t* q) {
   uint64_t joined = 0;
-  std::memcpy(&joined, x, std::min(bits, left));
+  if (left >= 8)
+    std::memcpy(&joined, x, 8);
+  else
+    std::memcpy(&joined, x, std::min(bits, left));
   const uint64_t one = (1 << bits) - 1;
+#if X86_512
+  const __m512i shifts = _mm512_mullo_epi64(_mm512_set1_epi64(bits), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+  const __m512i found = _mm512_and_si512(_mm512_srlv_epi64(_mm512_set1_epi64(joined), shifts), _mm512_set1_epi64(one));
+  _mm_storel_epi64((__m128i*)q, _mm512_cvtepi64_epi8(found));
+#else
   for (int64_t j = 0; j < 8; ++j) q[j] = (joined >> (bits * j)) & one;
+#endif
 }
 
-// Numbers of float8 (e4m3), without their scales, by the bits of a float: twice its own bias of exponents is missing.
+// Numbers of float8 (e4m3), without their scales, by the bits of a float, whose exponent is 120 larger.
 inline float of_float8(uint8_t x) {
-  if ((x & 127) == 127) return std::numeric_limits<float>::quiet_NaN();
   const uint32_t bits = uint32_t(x & 128) << 24 | uint32_t(x & 127) << 20;
   float y;
   std::memcpy(&y, &bits, sizeof y);
-  return y * 0x1p120f;
+  return (x & 127) == 127 ? std::numeric_limits<float>::quiet_NaN() : y * 0x1p120f;
 }
 
-// CODES and FLOAT8, in groups of any size.
+inline void rounded(const float* x, int64_t count, float* y) { std::copy(x, x + count, y); }
+inline void rounded(const float* x, int64_t count, BFloat16* y) {
+  int64_t i = 0;
+  for (; i + 2 * N <= count; i += 2 * N)
+    at::vec::convert_from_float<BFloat16>(Floats::loadu(x + i), Floats::loadu(x + i + N)).store(y + i);
+  for (; i < count; ++i) y[i] = x[i];
+}
+
+// CODES and FLOAT8, in groups of any size, at most PIECE of them.
 template <class C>
 void widen_groups(const Weight& w, int64_t row, int64_t begin, int64_t count, C* y) {
   const uint8_t* x = w.row<uint8_t>(row);
-  const int64_t size = w.kind == CODES ? w.stride : 0;
   uint8_t q[PIECE + 8];
-  if (w.kind == CODES)
+  float wide[PIECE];
+  if (w.kind == CODES && w.bits < 8)
     for (int64_t i = 0; i < count; i += 8) {
       const int64_t at = (begin + i) / 8 * w.bits;
-      eight_codes(x + at, w.bits, size - at, q + i);
+      eight_codes(x + at, w.bits, w.stride - at, q + i);
     }
   else
     std::memcpy(q, x + begin, count);
   for (int64_t i = 0, end; i < count; i = end) {
     const int64_t g = (begin + i) / w.group, at = row * w.groups + g;
     end = std::min(count, (g + 1) * w.group - begin);
-    const float scale = w.scales[at];
-    if (w.kind == FLOAT8) {
-      for (int64_t j = i; j < end; ++j) y[j] = C(scale * of_float8(q[j]));
-    } else {
-      const float zero = w.zero(at);
-      for (int64_t j = i; j < end; ++j) y[j] = C(scale * (float(q[j]) - zero));
+    const float scale = w.scales[at], zero = w.zero(at);
+    int64_t j = i;
+#if X86_512
+    for (; w.kind == CODES && j + 16 <= end; j += 16) {
+      const __m512 found = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(q + j))));
+      _mm512_storeu_ps(wide + j, _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_sub_ps(found, _mm512_set1_ps(zero))));
     }
+#endif
+    for (; j < end; ++j) wide[j] = scale * (w.kind == FLOAT8 ? of_float8(q[j]) : float(q[j]) - zero);
   }
+  rounded(wide, count, y);
 }
 
 template <class C>

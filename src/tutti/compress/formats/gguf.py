@@ -387,8 +387,7 @@ def read(
         names = _expected(config, file)
         made: dict[str, Any] = {}
         for own, name in names.items():
-            whole = packed and _packed(file, name, config, dtype)
-            made[own] = whole or _tensor(file, name, config).to(dtype)
+            made[own] = (packed and _packed(file, name, config, dtype)) or _tensor(file, name, config).to(dtype)
         for own in [x for x in made if x.endswith(".experts.gate_proj")]:
             stem = own.removesuffix("gate_proj")
             made[f"{stem}gate_up_proj"] = torch.cat([made.pop(own), made.pop(f"{stem}up_proj")], 1)
