@@ -19,7 +19,7 @@ CASES = (
     ("llama", "int4-g32-awq"),
     ("llama", "int8-a8static-smooth"),
     ("llama", "rotate-untie+int3-g32-gptq"),
-    ("llama", "mixed-4-gptq"),
+    ("llama", "mixed-4-rtn"),
     ("llama", "prune-2:4+int4-g32"),
     ("llama", "shrink-heads0.5-layers1+int4-g32"),
     ("mixtral", "int4-g32-gptq"),
