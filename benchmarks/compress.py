@@ -101,7 +101,7 @@ def run(quick: bool) -> dict[str, Any]:
                 continue
             begun, out = time.process_time(), Path(folder, "compressed")
             with torch.autocast("cpu", torch.bfloat16, enabled="distill" in recipe):
-                made = tutti.compress(model, recipe, calibration, training=training)
+                made = tutti.compress(model, recipe, calibration, training=training if "distill" in recipe else None)
             seconds = time.process_time() - begun
             made.save(out)
             again = load(out) if made.report.layers else AutoModelForCausalLM.from_pretrained(out)

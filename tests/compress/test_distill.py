@@ -179,6 +179,35 @@ def test_what_does_not_fit_is_refused():
         Distill(steps=0)
 
 
+@pytest.mark.parametrize("activations", ["int8", "int8-static"])
+def test_inputs_are_rounded_as_they_are_served(activations):
+    draw = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(4, 64, generator=draw), 3 * torch.randn(2, 5, 64, generator=draw)
+    layer = QuantizedLinear(64, 4, Scheme(8, None, activations=activations))
+    layer.load(weight)
+    if layer.input_scale is not None:
+        layer.input_scale.data.fill_(0.04)  # some inputs are out of range
+    learned = TrainedLinear(layer, weight)
+    torch.testing.assert_close(learned(x), layer(x), atol=1e-4, rtol=1e-4)
+    x.requires_grad_()
+    learned(x).sum().backward()
+    scale = 0.04 if layer.input_scale is not None else x.detach().abs().amax(-1, keepdim=True) / 127
+    inside = (x.detach() / scale >= -128) & (x.detach() / scale <= 127.0001)
+    wanted = learned.rounded().detach().sum(0) * inside
+    torch.testing.assert_close(x.grad, wanted, atol=1e-4, rtol=1e-4)
+    assert bool(inside.all()) == (activations == "int8")
+
+
+@pytest.mark.parametrize("recipe", ["w8a8", "int8-a8static"])
+def test_what_has_learned_reports_no_error(recipe):
+    made = compress(small(layers=1), f"{recipe}+distill-2-lr0.1", data())
+    plain = quantized_layers(compress(small(layers=1), recipe, data()).model)
+    for path, x in quantized_layers(made.model).items():
+        assert x.input_scale is None or torch.equal(x.input_scale, plain[path].input_scale)
+    assert all(x.error != x.error for x in made.report.layers) and " learned" in str(made.report)
+    assert all(x.scheme.activations for x in quantized_layers(made.model).values())
+
+
 def test_rounding_keeps_bias_and_dtype():
     layer = QuantizedLinear.like(torch.nn.Linear(16, 4), Scheme(4, 16))
     weight = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))

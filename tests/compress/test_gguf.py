@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 import tutti
 from tutti.compress.formats import gguf, gguf_file
@@ -25,6 +34,7 @@ SIZES: dict[str, Any] = dict(
 )  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
+EXPERTS: dict[str, Any] = dict(num_experts=8, moe_intermediate_size=32, num_experts_per_tok=2)
 CONFIGS = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
@@ -32,6 +42,9 @@ CONFIGS = {
     "mistral": MistralConfig(**SIZES, sliding_window=None),
     "qwen2": Qwen2Config(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}),
     "qwen3": Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=4, sliding_window=None),
+    "qwen2_moe": Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=96, norm_topk_prob=False),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32, norm_topk_prob=True),
 }
 
 
@@ -322,6 +335,29 @@ def test_damaged_heads_are_refused_or_read(tmp_path):
     assert refused > 10
 
 
+@pytest.mark.parametrize("name, recipe", [("mixtral", "int4-g32"), ("qwen2_moe", "int4-g32"), ("qwen3_moe", "int8")])
+def test_a_compressed_mixture_comes_back(name, recipe, tmp_path):
+    made = tutti.compress(model_of(CONFIGS[name]), recipe).model
+    gguf.save(made, tmp_path / "m.gguf", "f32")
+    tensors = gguf_file.read(tmp_path / "m.gguf").tensors
+    assert {x.type.name for key, x in tensors.items() if "_exps" in key} == {"q8_0" if recipe == "int8" else "q4_0"}
+    wanted = logits(made, IDS)
+    for packed in False, True:
+        back = logits(gguf.load(tmp_path / "m.gguf", packed=packed), IDS)
+        errors = (back - wanted)[0].norm(dim=1) / wanted[0].norm(dim=1)  # of scales in float16
+        assert errors.median() < 2e-3, errors
+
+
+def test_mixtures_that_llama_cpp_computes_otherwise_are_refused(tmp_path):
+    for options, message in (
+        (dict(norm_topk_prob=False), "with norm_topk_prob=True"),
+        (dict(mlp_only_layers=[0]), "no layers without experts"),
+    ):
+        config = Qwen3MoeConfig(**SIZES, **EXPERTS, **{"norm_topk_prob": True, **options})
+        with pytest.raises(ValueError, match=message):
+            gguf.save(model_of(config), tmp_path / "m.gguf")
+
+
 # ---- llama.cpp ------------------------------------------------------------------------------------------------------
 
 
@@ -335,8 +371,8 @@ def test_llama_cpp_computes_the_same_logits(name, kind, tmp_path):
     found = torch.from_numpy(theirs.scores[: IDS.shape[1]].copy())
     ours = logits(gguf.load(tmp_path / "m.gguf"), IDS)[0]
     theirs.close()
-    error = (found - ours).norm() / ours.norm()
-    assert error < (1e-3 if kind == "f32" else 0.03), error
+    errors = (found - ours).norm(dim=1) / ours.norm(dim=1)  # llama.cpp rounds inputs: tokens may go to other experts
+    assert errors.max() < 1e-3 if kind == "f32" else errors.median() < 0.03, errors
 
 
 @pytest.mark.parametrize("kind", SPLITS)

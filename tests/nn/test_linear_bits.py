@@ -1,12 +1,15 @@
 """Linear layers with weights of 2 and 3 bits against their formula; bits that depend on nothing else."""
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.library import opcheck
 
 from tutti import compat
-from tutti.nn import linear_bits, linear_rows
+from tutti.nn import linear_bits, linear_int4, linear_rows
 from tutti.nn.compiled import source
 
 ops = torch.ops.tutti
@@ -98,3 +101,18 @@ def test_what_does_not_fit():
         ops.linear_bits(x, packed, scales, zeros, bits=3)
     with pytest.raises(ValueError, match="with zeros of uint8"):
         ops.linear_bits(x, packed, scales, scales, bits=2)
+
+
+@pytest.mark.parametrize("bits, group", [(2, 64), (3, 128), (4, 32), (4, 64), (4, 128)])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.starts
+def test_few_rows_have_the_bits_of_many(bits, group, zeros):
+    """Some processors have kernels of their own for one and two rows."""
+    linear = ops.linear_int4 if bits == 4 else partial(ops.linear_bits, bits=bits)
+    for n, dtype, rounded in itertools.product((17, 64), (torch.float32, torch.bfloat16), (False, True)):
+        x, weight, bias = drawn(20, n, 640, dtype, min(bits, 3), group, zeros)
+        if bits == 4:
+            weight = linear_int4.pack(torch.randint(16, (n, 640)).to(torch.uint8)), *weight[1:]
+        whole = linear(x, *weight, bias, rounded=rounded)
+        for part in (slice(0, 1), slice(3, 5), slice(7, 10), slice(10, 14)):
+            assert torch.equal(linear(x[part], *weight, bias, rounded=rounded), whole[part])

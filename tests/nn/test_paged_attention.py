@@ -69,16 +69,17 @@ def test_equals_the_formula(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("stored, bound_of_rounding", [(torch.int8, 0.02), (torch.uint8, 0.25)], ids=["int8", "int4"])
 @pytest.mark.starts
-def test_keys_and_values_of_int8(name, dtype):
+def test_rounded_keys_and_values(name, stored, bound_of_rounding, dtype):
     (query, keys, values, *rest), options = drawn(**CASES[name], dtype=dtype)
-    given = rounded(keys), rounded(values)
+    given = rounded(keys, stored), rounded(values, stored)
     out = attention(query, *given, *rest, **options)
     wanted = exact((query, *map(paged_attention.unrounded, given), *rest), options)
     bound = {"rtol": 1e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 4e-3}
     torch.testing.assert_close(out.double(), wanted, **bound)
     error = out.double() - exact((query, keys, values, *rest), options)
-    assert error.norm() < 0.02 * wanted.norm()
+    assert 0 < error.norm() < bound_of_rounding * wanted.norm()
     one = attention(query[:1], *given, rest[0][:1], torch.tensor([0, 1]).int(), rest[2][:1], **options)
     if rest[1][1] == 1:  # the first sequence has one token
         assert torch.equal(one[0], out[0])

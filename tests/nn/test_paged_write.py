@@ -6,7 +6,7 @@ from torch.library import opcheck
 
 import tutti
 from tutti.nn import paged_write
-from tutti.nn.paged_attention import unrounded
+from tutti.nn.paged_attention import numbers, row_size, unrounded
 
 ops = torch.ops.tutti
 
@@ -118,5 +118,34 @@ def test_rows_of_int8_are_the_nearest(dtype):
     back, scales = unrounded(found[[3, 19, 0]]), values[[0, 2, 3]].float().abs().amax(2, keepdim=True) / 127
     assert ((back - values[[0, 2, 3]].float()).abs() <= scales * 0.501).all() and back[1, 1].eq(0).all()
     opcheck(ops.paged_write.default, (cache, values, slots))
-    with pytest.raises(ValueError, match=r"or of int8 \(slots, heads, width \+ 4\)"):
+    with pytest.raises(ValueError, match=r"or of int8 or int4 \(slots, heads, row_size"):
         ops.paged_write(cache[..., :4], values, slots)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width, size", [(2, 5), (64, 36), (80, 48), (128, 72)])
+@pytest.mark.starts
+def test_rows_of_int4_are_the_nearest(width, size, dtype):
+    torch.manual_seed(0)
+    values, slots = (3 + torch.randn(4, 2, width)).to(dtype), torch.tensor([3, -1, 19, 0])
+    values[2, 1] = 0
+    assert row_size(width, torch.uint8) == size and numbers(size, torch.uint8) == width
+    cache = torch.zeros(20, 2, size, dtype=torch.uint8)
+    found = ops.paged_write(cache, values, slots)
+    paged_write.reference(wanted := cache.clone(), values, slots)
+    assert torch.equal(found, wanted) and found[[i for i in range(20) if i not in (0, 3, 19)]].eq(0).all()
+    back, kept = unrounded(found[[3, 19, 0]]), values[[0, 2, 3]].float()
+    for mine, own in zip(back.split(64, -1), kept.split(64, -1), strict=True):
+        step = (own.amax(-1, keepdim=True) - own.amin(-1, keepdim=True)) / 15
+        assert ((mine - own).abs() <= 0.51 * step + own.abs().amax() / 1000).all()
+    assert back[1, 1].eq(0).all()
+    opcheck(ops.paged_write.default, (cache, values, slots))
+
+
+def test_rows_of_int4_without_a_finite_range():
+    values = torch.tensor([[[torch.nan, 1.0]], [[1e9, -1e9]]])
+    found = ops.paged_write(torch.zeros(2, 1, 5, dtype=torch.uint8), values, torch.arange(2))
+    back = unrounded(found)
+    assert back[0].isnan().all() and not bool(back[1].isnan().any()) and back[1, 0, 0] > 6e4 > 0 > back[1, 0, 1]
+    with pytest.raises(ValueError, match="rows of 3 numbers; expected an even number"):
+        row_size(3, torch.uint8)

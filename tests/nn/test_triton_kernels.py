@@ -18,6 +18,8 @@ pytest.importorskip("triton", minversion=None if GPU else "3.7")
 
 from tutti.nn import (  # noqa: E402
     linear_cross_entropy,
+    linear_quantized_triton,
+    linear_rows,
     linear_rows_triton,
     linears_rows,
     paged_attention,
@@ -28,6 +30,8 @@ from tutti.nn import (  # noqa: E402
 )
 from tutti.nn.linear_cross_entropy_triton import differentiate  # noqa: E402
 from tutti.nn.paged_attention_triton import attend, parts_of  # noqa: E402
+from tutti.nn.quantized_linear import QuantizedLinear, layout  # noqa: E402
+from tutti.nn.scheme import Scheme  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
@@ -199,3 +203,25 @@ def test_the_loss_of_a_linear_layer_is_that_of_its_blocks(dtype, rows_of_a_block
     monkeypatch.setattr(linear_cross_entropy, "_in_triton", lambda logits: differentiate)
     for got, of_torch in zip(linear_cross_entropy.with_gradients(*given)[:4], wanted[:4], strict=True):
         close(got, of_torch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", [
+    Scheme(8, None), Scheme(4, 32), Scheme(4, 64, False), Scheme(3, 64, False), Scheme(2, 128), Scheme(5, 48, False),
+    Scheme(6, None), Scheme(7, 24), Scheme(8, 16, False), Scheme(8, None, kind="float8"), Scheme(8, 48, kind="float8"),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("rows_of_x, n", [(1, 40), (5, 7), (20, 33)])
+def test_linear_layers_with_quantized_weights(rows_of_x, n, scheme, dtype):
+    k = 192 if scheme.group in (48, 24, 16) else 256
+    bias = torch.nn.Parameter(randn(n, dtype=dtype), False) if n > 10 else None
+    layer = QuantizedLinear(k, n, scheme, bias, dtype, DEVICE)
+    layer.load(randn(n, k) / 10)
+    low = linear_rows.INT3 if scheme.bits == 3 else linear_rows.INT2
+    kind = {"int8": linear_rows.INT8, "int4": linear_rows.INT4, "float8": linear_rows.FLOAT8,
+            "low": low, "bits": linear_rows.CODES}[layout(scheme, k)]  # fmt: skip
+    x = randn(rows_of_x, k, dtype=dtype)
+    found = linear_quantized_triton.linear(x, layer.q, layer.scales, layer.zeros, bias, kind, scheme.bits)
+    wanted = torch.nn.functional.linear(
+        x.double(), layer.dequantize().double(), None if bias is None else bias.double()
+    )
+    close(found, wanted.to(dtype))

@@ -7,13 +7,14 @@ from types import ModuleType
 from typing import Any
 
 from tutti.compress.compressor import Compressed, Report
-from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, parse
+from tutti.compress.folder import load
+from tutti.compress.recipe import Distill, LowRank, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, parse
 from tutti.compress.verb import compress
 from tutti.nn.scheme import Scheme
 
 __all__ = [
-    "Compressed", "Distill", "Mixed", "Prune", "Quantize", "Recipe", "Report", "Rotate", "Scheme", "Shrink", "compress",
-    "parse",
+    "Compressed", "Distill", "LowRank", "Mixed", "Prune", "Quantize", "Recipe", "Report", "Rotate", "Scheme", "Shrink",
+    "compress", "load", "parse",
 ]  # fmt: skip
 
 

@@ -21,8 +21,8 @@ CUTS = [1 - i / 20 for i in range(11)]
 
 def scales(mean: Tensor, power: float) -> Tensor:
     """s (k) = mean^power, where the product of the largest and the smallest is 1."""
-    found = mean.clamp(min=1e-4) ** power
-    return found / (found.amax() * found.amin()).sqrt()
+    powers = mean.clamp(min=1e-4) ** power
+    return powers / (powers.amax() * powers.amin()).sqrt()
 
 
 def search(
@@ -41,9 +41,9 @@ def search(
     least = sum(loss(w, torch.ones_like(mean), schemes[name], statistics) for name, w in weights.items())
     for power in POWERS[1:]:
         s = tied(scales(mean, power))
-        found = sum(loss(w, s, schemes[name], statistics) for name, w in weights.items())
-        if found < least:
-            best, least = s, found
+        lost = sum(loss(w, s, schemes[name], statistics) for name, w in weights.items())
+        if lost < least:
+            best, least = s, lost
     return best
 
 
@@ -60,9 +60,9 @@ def clipped(weight: Tensor, scheme: Scheme, gram: Tensor) -> Parts:
     for cut in CUTS[1:]:
         grid = scheme.grid(weight * cut)
         parts = Parts(scheme.codes(weight, *grid), *grid)
-        found = losses(weight, scheme.dequantize(parts), gram, parts.scales.shape[1])
-        better = found < least
-        least = torch.where(better, found, least)
+        lost = losses(weight, scheme.dequantize(parts), gram, parts.scales.shape[1])
+        better = lost < least
+        least = torch.where(better, lost, least)
         best = chosen(better, parts, best)
     return best
 

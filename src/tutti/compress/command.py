@@ -46,10 +46,10 @@ def command(
         processes: Processes that share the calibration data and the layers. For several machines: `tutti run -m tutti
             compress ...` on each, with a folder that all of them see.
     """
-    made = parse(recipe)
+    steps = parse(recipe)
     if samples < 1 or length < 2:
         raise ValueError(f"{samples} rows of {length} tokens; expected at least 1 row of 2")
-    if made.calibrated and not calibration:
+    if steps.calibrated and not calibration:
         raise ValueError(f"recipe {recipe} needs data: --calibration FILE, or --calibration {STDLIB}")
     if processes < 1:
         raise ValueError(f"--processes is {processes}; expected 1 or more")
@@ -58,13 +58,13 @@ def command(
         launch(command, processes, model, out, recipe, calibration, samples, length, training_samples, processes)
         return
     console = Console(highlight=False, soft_wrap=True, quiet=rank() > 0)
-    data = rows(model, calibration, samples, length) if made.calibrated and calibration else None
-    if calibration and not made.calibrated:
+    data = rows(model, calibration, samples, length) if steps.calibrated and calibration else None
+    if calibration and not steps.calibrated:
         console.print(f"recipe {recipe} needs no data: --calibration is not read", markup=False)
     elif data is not None and len(data) < samples:
         console.print(f"{calibration} has {len(data)} rows of {length} tokens, of {samples} asked for", markup=False)
     training = None
-    if made.find(Distill):
+    if steps.find(Distill):
         each = [x["input_ids"] for x in rows(model, calibration, training_samples, length)]
         training = [{"input_ids": torch.cat(each[i : i + 8])} for i in range(0, max(1, len(each) - 7), 8)]
     columns = (TextColumn("{task.description}", markup=False), BarColumn(40), MofNCompleteColumn(),
@@ -82,12 +82,12 @@ def command(
                 console.print(f"{path} ({done + 1} of {total}){rest}", markup=False)
 
         try:
-            found = compress(model, made, data, out=out, training=training, progress=show)
+            compressed = compress(model, steps, data, out=out, training=training, progress=show)
         except KeyboardInterrupt:
-            if made.block_by_block:
+            if steps.block_by_block:
                 console.print("the same command goes on from here", markup=False)
             raise
-    console.print(str(found.report), markup=False)
+    console.print(str(compressed.report), markup=False)
     console.print(f"wrote {out}", markup=False)
 
 
@@ -105,8 +105,8 @@ def rows(model: Path, calibration: str, samples: int, length: int) -> list[dict[
         tokens += tokenizer(text, verbose=False)["input_ids"]
         if len(tokens) >= samples * length:
             break
-    found = torch.tensor(tokens[: samples * length]).split(length)
-    whole = [x for x in found if len(x) == length]
+    pieces = torch.tensor(tokens[: samples * length]).split(length)
+    whole = [x for x in pieces if len(x) == length]
     if not whole:
         raise ValueError(f"{calibration} has {len(tokens)} tokens, less than one row of {length}: give more text, or "
                          "--length")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ class LayerReport(NamedTuple):
     """What became of a layer.
 
     scheme: of its weight. before, after: bytes. error: ||X (W - Q)^T|| / ||X W^T|| over the calibration data, or of
-    the weight alone without data. tokens: of the data that reached it. note: what was done in another way than asked.
+    the weight alone without data; nan for what has learned since. tokens: of the data that reached it. note: what was
+    done in another way than asked.
     """
 
     path: str
@@ -60,7 +62,8 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{'layer':<48} {'scheme':<14} {'bytes':>12} {'error':>8}"] if self.layers else []
         for x in self.layers:
-            lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {x.error:>8.4f} {x.note}".rstrip())
+            error = "learned" if math.isnan(x.error) else f"{x.error:.4f}"
+            lines.append(f"{x.path[-48:]:<48} {x.scheme:<14} {x.after:>12,} {error:>8} {x.note}".rstrip())
         lines += self.notes
         ratio = self.before / max(1, self.after)
         return "\n".join(
@@ -85,7 +88,8 @@ class Compressed:
         """Write the model, which appears when it is complete.
 
         format: "compressed-tensors", a folder in files of at most `shard` bytes, which `transformers` and
-        `tutti serve` load; or "gguf", a file for llama.cpp, with the options of `compress.formats.gguf.save`.
+        `tutti serve` load, or, with a warning, `tutti.compress.load` and `tutti serve` alone; or "gguf", a file for
+        llama.cpp, with the options of `compress.formats.gguf.save`.
 
         Raises ValueError for an unknown format, for a folder that is not a model's, and for what the format cannot say.
         """
@@ -242,33 +246,33 @@ class Compression:
         layers = {name: x for name, x in linear_layers(block).items() if f"{path}.{name}" in self.schemes}
         experts = {name: x for name, x in block.named_modules() if isinstance(x, ExpertLayers)}
         outside = {name: x for name, x in layers.items() if not any(name.startswith(f"{e}.") for e in experts)}
-        found: dict[str, Statistics] = {}
+        statistics: dict[str, Statistics] = {}
         if walk is not None and quantize.calibrated:
             folded = quantize.method in ("awq", "smooth")
-            found = walk.statistics(i, {**outside, **experts} if folded else outside)
+            statistics = walk.statistics(i, {**outside, **experts} if folded else outside)
             for fold in folds.find(walk, i, layers) if folded else ():
-                self._fold(walk, i, path, fold, layers, found)
-        self._layers(path, outside, found)
+                self._fold(walk, i, path, fold, layers, statistics)
+        self._layers(path, outside, statistics)
         routed = walk.routed(i, experts) if walk is not None and quantize.calibrated and experts else {}
         for name, x in experts.items():
             self._experts(f"{path}.{name}", x, routed.get(name))
 
-    def _fold(self, walk: Walk, i: int, path: str, fold: Any, layers: Any, found: dict[str, Statistics]) -> None:
+    def _fold(self, walk: Walk, i: int, path: str, fold: Any, layers: Any, by_layer: dict[str, Statistics]) -> None:
         """Search the factors of a fold, and apply it where the block's outputs stay as they are."""
         assert self.quantize
-        read = {name for name in found for x in fold.consumers if x == name or x.startswith(f"{name}.")}
+        read = {name for name in by_layer for x in fold.consumers if x == name or x.startswith(f"{name}.")}
         if not read:
             return
         weights = {name: layers[name].weight.data for name in fold.consumers}
         schemes = {name: self.schemes[f"{path}.{name}"] for name in weights}
-        statistics = found[min(read)]
+        statistics = by_layer[min(read)]
         if self.quantize.method == "awq":
             factors = awq.search(weights, schemes, statistics, fold.tied)
         else:
             factors = fold.tied(smooth.factors(list(weights.values()), statistics.most, self.quantize.strength))
         if factors is not None and fold.apply(walk, i, factors):
             divided = statistics.divided(factors)
-            found |= dict.fromkeys(read, divided)
+            by_layer |= dict.fromkeys(read, divided)
 
     def _experts(self, path: str, experts: ExpertLayers, routed: list[tuple[Tensor, Tensor]] | None) -> None:
         """Compress experts one after the other: one matrix of moments is held at a time."""
@@ -320,10 +324,10 @@ class Compression:
         scheme, weight, scale = self.schemes[path], layer.weight.data, None
         if scheme.activations == "int8-static" and statistics is not None:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
-        made = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
-        if made.layout not in KERNELS:
+        replacement = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
+        if replacement.layout not in KERNELS:
             note = "; ".join(x for x in (note, "no kernel: engines do not serve it") if x)
-        self.model.set_submodule(path, made)
+        self.model.set_submodule(path, replacement)
         self._keep(path, weight)
         after, tokens = scheme.bytes(weight.shape, weight.dtype), statistics.count if statistics else 0
         self.report.layers.append(LayerReport(path, str(scheme), weight.nbytes, after, error, tokens, note))
@@ -344,8 +348,8 @@ class Compression:
         tied = head is not None and embedding is not None and head.weight is embedding.weight
         shared = self.quantize.embeddings is not None and tied
         outside = {path: x for path, x in outside.items() if not (shared and x is head)}
-        found = walk.tail(outside) if walk is not None and outside and self.quantize.calibrated else {}
-        self._layers("", outside, found)
+        statistics = walk.tail(outside) if walk is not None and outside and self.quantize.calibrated else {}
+        self._layers("", outside, statistics)
         if (scheme := self.quantize.embeddings) is not None and embedding is not None:
             path = next(name for name, x in self.model.named_modules() if x is embedding)
             weight = embedding.weight.data
@@ -366,6 +370,11 @@ class Compression:
 
 def quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None) -> tuple[Parts, str]:
     """A quantized weight (n, k) by the method of a step, and a note if another one was used."""
+    parts, note = _quantized(weight, scheme, step, statistics)
+    return parts._replace(scales=scheme.stored(parts.scales, weight.dtype)), note
+
+
+def _quantized(weight: Tensor, scheme: Scheme, step: Quantize, statistics: Statistics | None) -> tuple[Parts, str]:
     if step.method == "hqq":
         return hqq.quantize(weight, scheme), ""
     if step.method in ("gptq", "awq"):
@@ -391,19 +400,19 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
     """The scheme of each layer that a recipe quantizes, by path. Raises ValueError if it does not fit the model."""
     check_plain(model)
     step: Quantize | None = recipe.find(Quantize)
-    found = shapes(model)
-    if not found or not any(not matches(path, "lm_head") for path in found):
+    sizes = shapes(model)
+    if not sizes or not any(not matches(path, "lm_head") for path in sizes):
         raise ValueError(f"{type(model).__name__} has no linear layers (torch.nn.Linear) to compress")
     if step is None:
         return {}
-    paths = list(found)
+    paths = list(sizes)
     chosen = selected(paths, step.layers, step.ignore)
     check_patterns(paths, [x for x, _ in step.overrides], "overrides")
     schemes: dict[str, Scheme] = {}
     for path in chosen:
         scheme = next((x for pattern, x in step.overrides if matches(path, pattern)), step.scheme)
         if scheme is not None:
-            scheme.check(path, found[path][1])
+            scheme.check(path, sizes[path][1])
             schemes[path] = scheme
     embedding, head = _embeddings(model)
     untied = any(isinstance(x, Rotate) and x.untie for x in recipe.steps)
@@ -421,7 +430,7 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
         raise ValueError("the recipe ignores all layers")
     experts = [path for path, x in model.named_modules() if is_experts(x)]
     for path in experts:
-        own = [x for x in found if x.startswith(f"{path}.")]
+        own = [x for x in sizes if x.startswith(f"{path}.")]
         if any(x in schemes and schemes[x].activations == "int8-static" for x in own):
             raise ValueError(f"{path} has experts that data may not reach: their activations are not static")
         if 0 < sum(x in schemes for x in own) < len(own):
@@ -431,13 +440,13 @@ def check(model: nn.Module, recipe: Recipe) -> dict[str, Scheme]:
 
 def _embeddings(model: nn.Module) -> tuple[Any, Any]:
     """The input embeddings and the output layer, or None."""
-    found: list[Any] = []
+    modules: list[Any] = []
     for name in ("get_input_embeddings", "get_output_embeddings"):
         try:
-            found.append(getattr(model, name)())
+            modules.append(getattr(model, name)())
         except (AttributeError, NotImplementedError):
-            found.append(None)
-    return found[0], found[1]
+            modules.append(None)
+    return modules[0], modules[1]
 
 
 def _vocabulary(model: Any) -> int:

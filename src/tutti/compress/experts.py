@@ -56,11 +56,11 @@ class ExpertLayers(nn.Module):
             plain.act_fn = experts.act_fn
 
         def layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-            made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-            made.weight = nn.Parameter(weight, requires_grad=False)
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+            linear.weight = nn.Parameter(weight, requires_grad=False)
             if bias is not None:
-                made.bias = nn.Parameter(bias, requires_grad=False)
-            return made
+                linear.bias = nn.Parameter(bias, requires_grad=False)
+            return linear
 
         def halves(x: Tensor) -> tuple[Tensor, Tensor]:
             return (x[::2], x[1::2]) if interleaved else (x[: len(x) // 2], x[len(x) // 2 :])
@@ -83,13 +83,13 @@ class ExpertLayers(nn.Module):
         if self.dense:
             shares = [(top_k_weights * (top_k_index == i)).sum(1, keepdim=True) for i in range(self.count)]
             return sum((self[i](hidden_states) * x).to(hidden_states.dtype) for i, x in enumerate(shares))  # pyright: ignore
-        made = torch.zeros_like(hidden_states)
+        outputs = torch.zeros_like(hidden_states)
         for i in top_k_index.unique().tolist():
             if i < self.count:
                 rows, place = torch.where(top_k_index == i)
-                found = self[i](hidden_states[rows]) * top_k_weights[rows, place, None]
-                made.index_add_(0, rows, found.to(made.dtype))
-        return made
+                weighted = self[i](hidden_states[rows]) * top_k_weights[rows, place, None]
+                outputs.index_add_(0, rows, weighted.to(outputs.dtype))
+        return outputs
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -48,7 +48,7 @@ class Reader:
 
     def several(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Tensors by name. Each file is opened once."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         with ExitStack() as stack:
             files: dict[Path, Any] = {}
             for name in names:
@@ -57,8 +57,8 @@ class Reader:
                 path, own = self.files[name]
                 if path not in files:
                     files[path] = stack.enter_context(opened(path))
-                found[name] = files[path].get_tensor(own).clone()
-        return found
+                tensors[name] = files[path].get_tensor(own).clone()
+        return tensors
 
 
 def skeleton(folder: Path) -> Any:
@@ -81,12 +81,13 @@ def skeleton(folder: Path) -> Any:
 
 
 def load(folder: str | Path) -> Any:
-    """The model of a folder in the format compressed-tensors, with quantized layers.
+    """The model of a folder that was compressed, with quantized layers and layers of low rank.
 
     Raises ValueError for a scheme that is not supported, and for a tensor that is missing or has another shape.
     """
     reader = Reader(Path(folder))
     model = skeleton(Path(folder))
+    written.factor(model)
     schemes = stored_schemes(model)
     written.prepare(model, schemes)
     _fill(model, reader, "")
@@ -127,13 +128,13 @@ def _copy(model: nn.Module, reader: Reader, prefix: str, taken: set[int]) -> Non
 def _whole(reader: Reader, name: str, like: Tensor) -> Tensor:
     """A parameter, put together from the experts' own where the files have those. Raises ValueError, naming it."""
     if name in reader or (parts := _expert_names(reader, name, len(like))) is None:
-        made = reader.get(name)
+        tensor = reader.get(name)
     else:
-        found = reader.several(x for names in parts for x in names)
-        made = torch.stack([torch.cat([found[x] for x in names]) for names in parts])
-    if made.shape != like.shape:
-        raise ValueError(f"{name} has {tuple(made.shape)} in {reader.folder}; {tuple(like.shape)} is wanted")
-    return made
+        tensors = reader.several(x for names in parts for x in names)
+        tensor = torch.stack([torch.cat([tensors[x] for x in names]) for names in parts])
+    if tensor.shape != like.shape:
+        raise ValueError(f"{name} has {tuple(tensor.shape)} in {reader.folder}; {tuple(like.shape)} is wanted")
+    return tensor
 
 
 def _expert_names(reader: Reader, name: str, count: int) -> list[list[str]] | None:
@@ -142,8 +143,8 @@ def _expert_names(reader: Reader, name: str, count: int) -> list[list[str]] | No
     kinds = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last)
     if kinds is None or not stem.endswith("experts"):
         return None
-    found = [[f"{stem}.{e}.{kind}.weight" for kind in kinds] for e in range(count)]
-    return found if all(x in reader for names in found for x in names) else None
+    expected = [[f"{stem}.{e}.{kind}.weight" for kind in kinds] for e in range(count)]
+    return expected if all(x in reader for names in expected for x in names) else None
 
 
 class Files:
@@ -241,8 +242,8 @@ class Files:
         written.write(tensors, self.draft / file)
         names = dict.fromkeys(tensors, file)
         for i in range(self.count):
-            with opened(path := self._file(f"{self.stack}.{i}")) as found:
-                names |= dict.fromkeys(found.keys(), path.name)
+            with opened(path := self._file(f"{self.stack}.{i}")) as block:
+                names |= dict.fromkeys(block.keys(), path.name)
         written.finish(self.model, self.draft, names, self.folder)
         size = sum((self.draft / x).stat().st_size for x in {*names.values()})
         (self.draft / STATE).unlink()
@@ -313,17 +314,17 @@ def compress_folder(
     run = Compression(source, recipe, data, tokenizer, progress)
     written.check(source.model, run.schemes)
     source.walks = bool(run.batches)
-    made = run.run()
-    return Compressed(None, made.report, recipe, out)
+    compressed = run.run()
+    return Compressed(None, compressed.report, recipe, out)
 
 
 def _digest(data: list[Any] | None) -> str:
     """A digest of calibration data."""
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for batch in data or []:
         parts = batch.items() if hasattr(batch, "items") else [("", batch)]
         for name, x in parts:
-            made.update(f"{name} {getattr(x, 'dtype', '')} {list(getattr(x, 'shape', ''))}:".encode())
-            made.update(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(x, Tensor)
+            digest.update(f"{name} {getattr(x, 'dtype', '')} {list(getattr(x, 'shape', ''))}:".encode())
+            digest.update(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(x, Tensor)
                         else str(x).encode())  # fmt: skip
-    return made.hexdigest()
+    return digest.hexdigest()

@@ -89,10 +89,10 @@ def outputs(walk: Walk, i: int) -> Tensor:
     return first(walk.blocks[i](walk.hidden[0], *args, **kwargs))
 
 
-def close(made: Tensor, expected: Tensor) -> bool:
+def close(actual: Tensor, expected: Tensor) -> bool:
     """Whether outputs agree within what rounding does."""
     bound = 1e-4 if expected.dtype == torch.float32 else 0.03
-    return float((made.float() - expected.float()).norm()) <= bound * float(expected.float().norm())
+    return float((actual.float() - expected.float()).norm()) <= bound * float(expected.float().norm())
 
 
 def offset_of(norm: nn.Module) -> float:
@@ -101,16 +101,16 @@ def offset_of(norm: nn.Module) -> float:
     before = weight.clone()
     x = torch.linspace(-1, 2, len(weight), dtype=weight.dtype).unsqueeze(0)
     weight.zero_()
-    made, bias = norm(x), getattr(norm, "bias", None)
+    output, bias = norm(x), getattr(norm, "bias", None)
     weight.copy_(before)
-    return float(bool((made != (0 if bias is None else bias)).any()))
+    return float(bool((output != (0 if bias is None else bias)).any()))
 
 
 def find(walk: Walk, i: int, layers: Mapping[str, nn.Linear]) -> list[Fold]:
     """The folds of block i whose consumers are compressed."""
     block = walk.blocks[i]
     paths = {x: path for path, x in layers.items()}
-    made: dict[tuple[int, int], nn.Module] = {}  # the norm that made a tensor, by its place in memory
+    makers: dict[tuple[int, int], nn.Module] = {}  # the norm that made a tensor, by its place in memory
     read: dict[nn.Module, list[nn.Module]] = {}
     held = []
 
@@ -119,10 +119,10 @@ def find(walk: Walk, i: int, layers: Mapping[str, nn.Linear]) -> list[Fold]:
 
     def of_norm(module: nn.Module, args: tuple, output: Tensor) -> None:
         held.append(output)
-        made[key(output)] = module
+        makers[key(output)] = module
 
     def of_reader(module: nn.Module, args: tuple) -> None:
-        if args and isinstance(args[0], Tensor) and (norm := made.get(key(args[0]))) is not None:
+        if args and isinstance(args[0], Tensor) and (norm := makers.get(key(args[0]))) is not None:
             read.setdefault(norm, []).append(module)
 
     hooks = []
@@ -137,10 +137,10 @@ def find(walk: Walk, i: int, layers: Mapping[str, nn.Linear]) -> list[Fold]:
     finally:
         for x in hooks:
             x.remove()
-    found = []
+    folds = []
     for norm, modules in read.items():
         readers = [y for x in modules for y in _weights(x)]
-        found.append(Fold(norm, [paths[x] for x in readers if isinstance(x, nn.Linear) and x in paths], readers))
+        folds.append(Fold(norm, [paths[x] for x in readers if isinstance(x, nn.Linear) and x in paths], readers))
     inner = {x for module in block.modules() if isinstance(module, Expert) for x in module.modules()}
     for parent in block.modules():
         children = dict(parent.named_children())
@@ -152,8 +152,8 @@ def find(walk: Walk, i: int, layers: Mapping[str, nn.Linear]) -> list[Fold]:
                     width = int(getattr(parent, "head_dim", 0))
                     if not width or two.in_features % one.out_features or one.out_features % width:
                         continue
-                found.append(Fold(one, [paths[two]], [two], width))
-    return [x for x in found if x.consumers]
+                folds.append(Fold(one, [paths[two]], [two], width))
+    return [x for x in folds if x.consumers]
 
 
 def is_norm(module: nn.Module) -> bool:

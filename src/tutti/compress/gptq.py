@@ -40,11 +40,11 @@ def quantize(
     del turned
     absent = (weight == 0)[:, turn].T.contiguous()
     work, codes = work[:, turn], torch.zeros(weight.shape, dtype=torch.uint8)
-    middle, most = torch.full((len(work),), 2.0 ** (scheme.bits - 1)), 2**scheme.bits - 1
+    middle = torch.full((len(work),), 2.0 ** (scheme.bits - 1))
     for begin in range(0, k, block):
         end = min(begin + block, k)
         columns = work[:, begin:end].T.contiguous()
-        errors, found = torch.zeros_like(columns), torch.zeros_like(columns)
+        errors, rounded = torch.zeros_like(columns), torch.zeros_like(columns)
         for j in range(begin, end):
             of, at = int(turn[j]) // group, j - begin
             if not order and scheme.group and j % group == 0:
@@ -57,14 +57,14 @@ def quantize(
                 if zeros is not None and fresh_zeros is not None:
                     zeros[:, of] = fresh_zeros[:, 0]
             scale, zero = nonzero(scales[:, of]), middle if zeros is None else zeros[:, of].float()
-            found[at] = ((columns[at] / scale).masked_fill_(absent[j], 0.0).round_() + zero).clamp_(0, most)
-            errors[at] = (columns[at] - scales[:, of] * (found[at] - zero)) / upper[j, j]
+            rounded[at] = scheme.nearest((columns[at] / scale).masked_fill_(absent[j], 0.0) + zero)
+            errors[at] = (columns[at] - scales[:, of] * (rounded[at] - zero)) / upper[j, j]
             columns[at + 1 :].addr_(upper[j, j + 1 : end], errors[at], alpha=-1)
-        codes[:, begin:end] = found.T.to(torch.uint8)
+        codes[:, begin:end] = rounded.T.to(torch.uint8)
         work[:, end:].addmm_(errors.T, upper[begin:end, end:], alpha=-1)
-    made = torch.empty_like(codes)
-    made[:, turn] = codes
-    return Parts(made, scales, zeros)
+    ordered = torch.empty_like(codes)
+    ordered[:, turn] = codes
+    return Parts(ordered, scales, zeros)
 
 
 def factor(gram: Tensor, damping: float) -> Tensor:

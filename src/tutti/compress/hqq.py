@@ -42,10 +42,10 @@ def quantize(weight: Tensor, scheme: Scheme, rounds: int = ROUNDS) -> Parts:
         beta *= GROWTH
     chosen = None if scheme.symmetric else zeros.squeeze(2).to(torch.uint8)
     stored = scheme.stored(scales.squeeze(2), weight.dtype)
-    found = Parts(scheme.codes(weight, stored, chosen), stored, chosen)
-    losses = [_loss(weight, scheme.dequantize(x), stored.shape[1]) for x in (found, nearest)]
+    solved = Parts(scheme.codes(weight, stored, chosen), stored, chosen)
+    losses = [_loss(weight, scheme.dequantize(x), stored.shape[1]) for x in (solved, nearest)]
     better = (losses[0] < losses[1]).unsqueeze(2)
-    codes = torch.where(better, *(x.codes.unflatten(1, (stored.shape[1], -1)) for x in (found, nearest))).flatten(1)
+    codes = torch.where(better, *(x.codes.unflatten(1, (stored.shape[1], -1)) for x in (solved, nearest))).flatten(1)
     better = better.squeeze(2)
     zero = None if chosen is None or nearest.zeros is None else torch.where(better, chosen, nearest.zeros)
     return Parts(codes, torch.where(better, stored, nearest.scales), zero)

@@ -58,7 +58,7 @@ def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
     """The shapes (n, k) of the weights of all linear layers, by path, those of experts among them."""
-    found = {path: (x.out_features, x.in_features) for path, x in linear_layers(model).items()}
+    sizes = {path: (x.out_features, x.in_features) for path, x in linear_layers(model).items()}
     for path, x in model.named_modules():
         if is_experts(x):
             experts: Any = x
@@ -66,6 +66,6 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
             both, down = experts.gate_up_proj.shape[1:], experts.down_proj.shape[1:]
             (n, k), (out, inner) = (both[::-1], down[::-1]) if experts.is_transposed else (both, down)
             for e in range(experts.num_experts):
-                found |= {f"{path}.{e}.{name}": (n // 2, k) for name in ("gate_proj", "up_proj")}
-                found[f"{path}.{e}.down_proj"] = out, inner
-    return found
+                sizes |= {f"{path}.{e}.{name}": (n // 2, k) for name in ("gate_proj", "up_proj")}
+                sizes[f"{path}.{e}.down_proj"] = out, inner
+    return sizes

@@ -1,8 +1,10 @@
 """Quantization-aware training: layers that round their weight in each forward pass, and learn weights and scales.
 
-Codes are c = clamp(round(w / s) + z, 0, 2^bits - 1), and the layer multiplies by s (c - z). The gradient passes through
-the rounding as if it were not there (Bengio et al. 2013), which gives scales the gradient of Learned Step Size
-Quantization (Esser et al. 2020, equation 3): round(w / s) - w / s inside of the range, and c - z at its ends.
+Codes are c = clamp(round(w / s) + z, 0, 2^bits - 1), of ternary and binary weights the nearest of theirs, and the layer
+multiplies by s (c - z). The gradient passes through the rounding as if it were not there (Bengio et al. 2013), which
+gives scales the gradient of Learned Step Size Quantization (Esser et al. 2020, equation 3): round(w / s) - w / s inside
+of the range, and c - z at its ends. For signs that is the gradient of BinaryNet (Courbariaux et al. 2016): it passes
+where |w / s| <= 1. Ternary layers are those of BitNet b1.58 (Ma et al. 2024) but for the scales, which learn.
 """
 
 from __future__ import annotations
@@ -19,31 +21,35 @@ from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.nn.scheme import Parts, Scheme, nonzero
 
 MARGIN = 0.45  # of a scale: how far from the middle of its code a weight may begin
+BINARY_MARGIN = 0.95  # whose codes are two scales apart
 
 
 class TrainedLinear(nn.Module):
-    """A linear layer with a weight (n, k) that is rounded as a scheme says.
+    """A linear layer with a weight (n, k), and inputs, that are rounded as a scheme says.
 
     weight: before it is rounded, float32. It begins with what rounds to the codes of the layer, as near as may be to
     the weight that was rounded. pruned: whether weights that are 0 stay 0. factors: log of what the scales (n, groups)
-    have been multiplied by. Zeros are not trained.
+    have been multiplied by. Zeros, and scales of inputs, are not trained.
     """
 
     scales: Tensor
     zeros: Tensor | None
-    kept: Tensor | None
+    input_scale: Tensor | None
+    mask: Tensor | None
 
     def __init__(self, layer: QuantizedLinear, weight: Tensor, pruned: bool = False):
         super().__init__()
         self.scheme, self.dtype, self.bias = layer.scheme, layer.dtype, layer.bias
-        self.in_features, self.out_features, self.input_scale = layer.in_features, layer.out_features, layer.input_scale
+        self.in_features, self.out_features = layer.in_features, layer.out_features
         parts = layer.parts()
-        near, reach = self.scheme.dequantize(parts), MARGIN * parts.scales.abs()
+        margin = BINARY_MARGIN if self.scheme.kind == "binary" else MARGIN
+        near, reach = self.scheme.dequantize(parts), margin * parts.scales.abs()
         reach = reach.repeat_interleave(self.in_features // reach.shape[1], 1)
         away = (weight.detach().float() - near).clamp(-reach, reach)
         self.weight = nn.Parameter(near + away)  # rounds to the codes that were found
         self.factors = nn.Parameter(torch.zeros_like(parts.scales))
-        self.register_buffer("kept", weight != 0 if pruned else None)
+        self.register_buffer("mask", weight != 0 if pruned else None)
+        self.register_buffer("input_scale", None if layer.input_scale is None else layer.input_scale.detach().clone())
         self.register_buffer("scales", parts.scales.clone())
         self.register_buffer("zeros", None if parts.zeros is None else parts.zeros.clone())
 
@@ -53,9 +59,11 @@ class TrainedLinear(nn.Module):
 
     def masked(self) -> Tensor:
         """The weight (n, k) before it is rounded."""
-        return self.weight if self.kept is None else self.weight * self.kept
+        return self.weight if self.mask is None else self.weight * self.mask
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.scheme.activations:
+            x = rounded_inputs(x, self.input_scale)
         return F.linear(x, self.rounded().to(x.dtype), self.bias)
 
     @torch.no_grad()
@@ -70,17 +78,17 @@ class TrainedLinear(nn.Module):
 class PrunedLinear(nn.Module):
     """A linear layer whose weights that are 0 stay 0."""
 
-    kept: Tensor
+    mask: Tensor
 
     def __init__(self, layer: nn.Linear):
         super().__init__()
         self.layer = layer
-        self.register_buffer("kept", layer.weight.detach() != 0)
+        self.register_buffer("mask", layer.weight.detach() != 0)
 
     @property
     def weight(self) -> Tensor:
         """With zeros."""
-        return self.layer.weight * self.kept
+        return self.layer.weight * self.mask
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.layer.bias)
@@ -94,17 +102,30 @@ class TrainedEmbedding(nn.Module):
         self.table, self.factor = table, factor
 
     def forward(self, ids: Tensor) -> Tensor:
-        made = F.embedding(ids, self.table.rounded())
-        return made if self.factor is None else made * self.factor
+        rows = F.embedding(ids, self.table.rounded())
+        return rows if self.factor is None else rows * self.factor
 
 
 def rounded(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme) -> Tensor:
     """The nearest weight (n, k) of a scheme in float32, through which gradients pass. scales: (n, groups)."""
     zero = 2 ** (scheme.bits - 1) if zeros is None else zeros.float().unsqueeze(2)
     steps = nonzero(scales).unsqueeze(2)
-    codes = (weight.unflatten(1, (scales.shape[1], -1)) / steps + zero).clamp(0, 2**scheme.bits - 1)
-    codes = codes + (codes.round() - codes).detach()
+    codes = (weight.unflatten(1, (scales.shape[1], -1)) / steps + zero).clamp(scheme.least, scheme.most)
+    codes = codes + (scheme.nearest(codes) - codes).detach()
     return (scales.unsqueeze(2) * (codes - zero)).flatten(1)
+
+
+def rounded_inputs(x: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Inputs (..., k) as multiples of a scale by -128 to 127, through which gradients pass where they are in range.
+
+    scale: a number; None: of each row, that which its largest magnitude is 127 times.
+    """
+    if scale is None:
+        scale = (x.detach().abs().amax(-1, keepdim=True).float() / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        codes = x.float() / scale
+    else:
+        codes = (x.float() / scale).clamp(-128, 127)
+    return ((codes + (codes.round() - codes).detach()) * scale).to(x.dtype)
 
 
 def trainable(model: nn.Module, weights: Mapping[str, Tensor], pruned: Collection[str] = ()) -> None:
@@ -119,14 +140,14 @@ def trainable(model: nn.Module, weights: Mapping[str, Tensor], pruned: Collectio
     for x in model.modules():
         if isinstance(x, ExpertLayers):
             x.dense = True
-    made: dict[Tensor, TrainedLinear] = {}  # by the codes, which tied layers share
+    tables: dict[Tensor, TrainedLinear] = {}  # by the codes, which tied layers share
     for path, layer in quantized_layers(model).items():
-        if layer.scheme.kind != "int":
+        if layer.scheme.kind == "float8":
             raise ValueError(f"{path} is in float8, which is not trained: distill before it is quantized")
-        made[layer.q] = TrainedLinear(layer, weights.get(path, layer.dequantize()), path in pruned)
-        model.set_submodule(path, made[layer.q])
+        tables[layer.q] = TrainedLinear(layer, weights.get(path, layer.dequantize()), path in pruned)
+        model.set_submodule(path, tables[layer.q])
     for path, x in _embeddings(model):
-        table = made.get(x.q) or TrainedLinear(x.table(), weights.get(path, x.table().dequantize()))
+        table = tables.get(x.q) or TrainedLinear(x.table(), weights.get(path, x.table().dequantize()))
         model.set_submodule(path, TrainedEmbedding(table, x.factor))
 
 
@@ -147,7 +168,7 @@ def finished(model: nn.Module) -> dict[str, Tensor]:
         elif isinstance(x, ExpertLayers):
             x.dense = False
         elif isinstance(x, PrunedLinear):
-            x.layer.weight.mul_(x.kept)
+            x.layer.weight.mul_(x.mask)
             model.set_submodule(path, x.layer)
     return weights
 

@@ -16,12 +16,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tutti.nn.scheme import Scheme
+from tutti.nn.scheme import BITS, Scheme
 
 Method = Literal["rtn", "gptq", "awq", "smooth", "hqq"]
 METHODS: tuple[str, ...] = get_args(Method)
 CALIBRATED = "gptq", "awq", "smooth"
 PRUNED = "magnitude", "wanda", "sparsegpt"
+SHORT_SCALES: dict[str, Any] = {"s16": "float16", "s8": "int8"}
 
 
 @dataclass(frozen=True)
@@ -56,25 +57,34 @@ class Quantize:
             raise ValueError(f"damping and order are of gptq, and do nothing for {self.method}")
         if self.strength != 0.5 and self.method != "smooth":
             raise ValueError(f"strength is of smooth, and does nothing for {self.method}")
-        schemes = [self.scheme, *(x for _, x in self.overrides if x)]
+        schemes = self.schemes
         if self.method in ("gptq", "awq", "hqq") and any(x.kind == "float8" for x in schemes):
             raise ValueError(f"{self.method} rounds to integers: use float8 with rtn or smooth")
-
+        if self.method == "hqq" and (few := [x.kind for x in schemes if x.kind in ("ternary", "binary")]):
+            raise ValueError(f"hqq does not know {few[0]} weights: use rtn, awq or gptq, and distill")
         if self.embeddings and self.embeddings.activations:
             raise ValueError("embeddings have no activations to round: give their scheme without")
 
     @property
+    def schemes(self) -> list[Scheme]:
+        """The schemes of layers."""
+        return [self.scheme, *(x for _, x in self.overrides if x)]
+
+    @property
     def calibrated(self) -> bool:
         """Whether it needs data."""
-        schemes = [self.scheme, *(x for _, x in self.overrides if x)]
-        return self.method in CALIBRATED or any(x.activations == "int8-static" for x in schemes)
+        return self.method in CALIBRATED or any(x.activations == "int8-static" for x in self.schemes)
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """Quantize each layer of the blocks with the scheme that is best for a size of the whole (`compress.mixed`).
+    """Quantize each layer with the scheme that is best for a size of the whole (`compress.mixed`).
 
-    bits: per weight of these layers, scales and zeros included. schemes: to choose from. The rest is as for `Quantize`.
+    bits: per weight of these layers, scales and zeros included. size: in its place, bytes of all tensors of the file.
+    latency: in its place, seconds of all linear layers for a decoded token, by the planner's model of a device of
+    `cluster`, which is a name as for plans or the file of a calibration.
+    schemes: to choose from. shares: of numbers that stay, for layers that may have a lower rank as well as each scheme;
+    multiple: of which ranks are multiples. The rest is as for `Quantize`.
     """
 
     bits: float = 3.0
@@ -82,12 +92,21 @@ class Mixed:
     method: Method = "gptq"
     ignore: tuple[str, ...] = ("lm_head",)
     embeddings: Scheme | None = None
+    size: float = 0
+    latency: float = 0
+    cluster: str = "cpu:1"
+    shares: tuple[float, ...] = ()
+    multiple: int = 64
 
     calibrated = True
 
     def __post_init__(self) -> None:
         if len(self.schemes) < 2 or not self.bits > 0:
             raise ValueError(f"{self}: expected at least two schemes, and a positive number of bits")
+        if self.size < 0 or self.latency < 0 or (self.bits != 3.0) + (self.size > 0) + (self.latency > 0) > 1:
+            raise ValueError("a search has one target, which is positive: bits, size or latency")
+        for share in self.shares:
+            LowRank(share, self.multiple)
 
 
 @dataclass(frozen=True)
@@ -172,6 +191,27 @@ class Shrink:
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """Make the weights of linear layers products of two smaller ones (`compress.low_rank`).
+
+    share: of the numbers of each weight, how many stay. multiple: of which ranks are multiples; groups of scales must
+    divide it if the result is quantized. Layers that no such rank makes smaller stay. layers, ignore: as for
+    `Quantize`.
+    """
+
+    share: float = 0.5
+    multiple: int = 64
+    layers: tuple[str, ...] = ("*",)
+    ignore: tuple[str, ...] = ("lm_head",)
+
+    calibrated = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1 or self.multiple < 1:
+            raise ValueError(f"share {self.share} and multiple {self.multiple}; expected 0 to 1, and at least 1")
+
+
+@dataclass(frozen=True)
 class Distill:
     """Train the compressed model to predict what the model predicts that it was made of (`compress.distill`).
 
@@ -192,9 +232,10 @@ class Distill:
             raise ValueError(f"{self}: steps, lr and temperature must be positive, and hidden 0 or more")
 
 
-Step = Quantize | Mixed | Rotate | Prune | Shrink | Distill
+Step = Quantize | Mixed | Rotate | Prune | Shrink | LowRank | Distill
 STEPS: dict[str, type] = {
-    "quantize": Quantize, "mixed": Mixed, "rotate": Rotate, "prune": Prune, "shrink": Shrink, "distill": Distill,
+    "quantize": Quantize, "mixed": Mixed, "rotate": Rotate, "prune": Prune, "shrink": Shrink, "lowrank": LowRank,
+    "distill": Distill,
 }  # fmt: skip
 
 
@@ -213,9 +254,16 @@ class Recipe:
         ends = next((i for i, x in enumerate(kinds) if x in (Quantize, Mixed)), len(kinds))
         if late := [x.__name__.lower() for x in kinds[ends + 1 :] if x is not Distill]:
             raise ValueError(f"a quantized model is only distilled: put {late[0]} before")
+        factored = kinds.index(LowRank) if LowRank in kinds else len(kinds)
+        for x in self.steps[factored + 1 :]:
+            if isinstance(x, Rotate | LowRank) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
+                raise ValueError(f"{type(x).__name__.lower()} does not know layers that are products: put it before "
+                                 "lowrank, which a recipe has once")  # fmt: skip
+        if Prune in kinds and any(x.kind == "binary" for step in self.steps for x in getattr(step, "schemes", ())):
+            raise ValueError("binary weights are never 0: a pruned model keeps its zeros as ternary")
         pruned = kinds.index(Prune) if Prune in kinds else len(kinds)
         for x in self.steps[pruned + 1 :]:
-            if isinstance(x, Rotate) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
+            if isinstance(x, Rotate | LowRank) or (isinstance(x, Shrink) and (x.heads < 1 or x.channels < 1)):
                 raise ValueError(f"{type(x).__name__.lower()} would fill zeros again: put it before prune")
 
     def __add__(self, other: Recipe) -> Recipe:
@@ -239,14 +287,17 @@ class Recipe:
 def parse(text: str) -> Recipe:
     """The recipe that a text such as `rotate+int4-g128-gptq` names, or the path of a TOML file.
 
-    A step that quantizes is a scheme and options, joined by `-`: `int2` to `int8` or `float8`; `g32`, `g64`, ...
-    or `channel` (groups; int8 has none by default); `zeros`; `a8` or `a8static` (int8 activations); `s16` (scales in
-    float16); a method; `e8`, `e4` or `e2` (embeddings in int8, or with groups of 32); `head` (the output layer, too).
+    A step that quantizes is a scheme and options, joined by `-`: `int2` to `int8`, `ternary`, `binary` or `float8`;
+    `g32`, `g64`, ... or `channel` (groups; int8 has none by default); `zeros`; `a8` or `a8static` (int8 activations);
+    `s16` (scales in float16) or `s8` (in int8, with a number for 256 of them); a method; `e8`, `e4` or `e2` (embeddings
+    in int8, or with groups of 32); `head` (the output layer, too).
     `w8a8` is `int8-a8`. The others are
 
         mixed-3.2-s16-gptq-e4                     bits per weight, and options that quantize
+        mixed-8MB, mixed-2.5ms, mixed-3-lowrank0.5    bytes of the file; time of a token; layers may have lower ranks
         prune-0.5-wanda, prune-2:4                a share or a pattern, and a method
         shrink-heads0.5-channels0.75-layers2      what stays, and the number of layers that are removed; experts0.5
+        lowrank-0.5-multiple32                    the share of numbers that stays, and of what ranks are multiples
         distill-500-lr0.001-hidden1               steps and options
         rotate, rotate-untie
 
@@ -257,11 +308,11 @@ def parse(text: str) -> Recipe:
     return Recipe(tuple(_step(x.strip()) for x in text.split("+")))
 
 
-def _once(made: dict[str, Any], name: str, value: Any, text: str) -> None:
+def _once(options: dict[str, Any], name: str, value: Any, text: str) -> None:
     """Set an option that has not been set. Raises ValueError if it has."""
-    if name in made:
+    if name in options:
         raise ValueError(f"{text!r} gives {name} twice")
-    made[name] = value
+    options[name] = value
 
 
 def _step(text: str) -> Step:
@@ -270,65 +321,73 @@ def _step(text: str) -> Step:
         return Rotate(untie=text.endswith("untie"))
     if name in READ:
         return READ[name](text, options)
-    made, options = _scheme(name, options)
-    return Quantize(made, **_quantizing(text, options, made))
+    scheme, options = _scheme(name, options)
+    return Quantize(scheme, **_quantizing(text, options, scheme))
 
 
 def _quantizing(text: str, options: list[str], scheme: Scheme) -> dict[str, Any]:
     """Options of a step that quantizes, but its scheme."""
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for option in options:
         if option in METHODS:
-            _once(made, "method", option, text)
+            _once(fields, "method", option, text)
         elif option in ("e2", "e4", "e8"):
             bits = int(option[1])
             table = Scheme(8, None) if bits == 8 else Scheme(bits, 32, scales=scheme.scales)
-            _once(made, "embeddings", table, text)
+            _once(fields, "embeddings", table, text)
         elif option == "head":
-            made["ignore"] = ()
+            fields["ignore"] = ()
         else:
             raise _unknown(
-                text, option, [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "head", "e2", "e4", "e8", "g64"]
+                text,
+                option,
+                [*METHODS, "zeros", "channel", "a8", "a8static", "s16", "s8", "head", "e2", "e4", "e8", "g64"],
             )
-    return made
+    return fields
 
 
 def _mixed(text: str, options: list[str]) -> Mixed:
-    made: dict[str, Any] = {}
-    if options and (bits := _number(options[0])) is not None:
-        made["bits"], options = bits, options[1:]
-    if "s16" in options:
-        made["schemes"] = tuple(replace(x, scales="float16") for x in Mixed.schemes)
-        options = [x for x in options if x != "s16"]
-    return Mixed(**made, **_quantizing(text, options, made.get("schemes", Mixed.schemes)[0]))
+    fields: dict[str, Any] = {}
+    if options and (target := re.fullmatch(r"(\d+(?:\.\d+)?)(MB|ms|)", options[0])):
+        name, unit = {"": ("bits", 1), "MB": ("size", 1e6), "ms": ("latency", 1e-3)}[target[2]]
+        fields[name], options = float(target[1]) * unit, options[1:]
+    ranks = [x for x in options if re.fullmatch(r"lowrank0\.\d+", x)]
+    if ranks:
+        fields["shares"] = tuple(float(x.removeprefix("lowrank")) for x in ranks)
+        options = [x for x in options if x not in ranks]
+    for option in options:
+        if option in SHORT_SCALES:
+            _once(fields, "schemes", tuple(replace(x, scales=SHORT_SCALES[option]) for x in Mixed.schemes), text)
+    options = [x for x in options if x not in SHORT_SCALES]
+    return Mixed(**fields, **_quantizing(text, options, fields.get("schemes", Mixed.schemes)[0]))
 
 
 def _prune(text: str, options: list[str]) -> Prune:
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for option in options:
         if option in PRUNED:
-            _once(made, "method", option, text)
+            _once(fields, "method", option, text)
         elif ":" in option:
-            _once(made, "pattern", option, text)
+            _once(fields, "pattern", option, text)
         elif (share := _number(option)) is not None:
-            _once(made, "sparsity", share, text)
+            _once(fields, "sparsity", share, text)
         else:
             raise _unknown(text, option, [*PRUNED, "2:4", "0.5"])
-    return Prune(**made)
+    return Prune(**fields)
 
 
 def _named(kind: Callable[..., Step], names: Sequence[str], first: str = "") -> Callable[[str, list[str]], Step]:
     """Reads options that are a name and a number; first: the name of one that is a number alone."""
 
     def read(text: str, options: list[str]) -> Step:
-        made: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for option in options:
             match = re.fullmatch(r"([a-z]*)([\d.]+(?:e-?\d+)?)", option)
             name = (match[1] or first) if match else ""
             if match is None or name not in names:
                 raise _unknown(text, option, [f"{x}1" for x in names])
-            _once(made, name, int(match[2]) if name in ("layers", "steps") else float(match[2]), text)
-        return kind(**made)
+            _once(fields, name, int(match[2]) if name in ("layers", "steps", "multiple") else float(match[2]), text)
+        return kind(**fields)
 
     return read
 
@@ -337,6 +396,7 @@ READ: dict[str, Callable[[str, list[str]], Step]] = {
     "mixed": _mixed,
     "prune": _prune,
     "shrink": _named(Shrink, ("heads", "channels", "experts", "layers")),
+    "lowrank": _named(LowRank, ("share", "multiple"), "share"),
     "distill": _named(Distill, ("steps", "lr", "temperature", "hidden"), "steps"),
 }
 
@@ -354,10 +414,10 @@ def _unknown(text: str, option: str, known: Sequence[str]) -> ValueError:
 def scheme(text: str) -> Scheme:
     """The scheme that a text such as `int4-g128-zeros` names."""
     first, *options = text.split("-")
-    made, rest = _scheme(first, options)
+    named, rest = _scheme(first, options)
     if rest:
         raise ValueError(f"{rest[0]!r} in scheme {text!r} is not known")
-    return made
+    return named
 
 
 def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
@@ -365,12 +425,16 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
     if name == "w8a8":
         name, options = "int8", ["a8", *options]
     match = re.fullmatch(r"int([2-8])", name)
-    if not match and name != "float8":
+    if name == "int1":
+        raise ValueError("weights of 1 bit are called 'binary'")
+    if not match and name not in BITS:
         raise ValueError(
-            f"{name!r} is not a step; expected int2 to int8, w8a8, float8, mixed, rotate, prune, shrink or distill"
+            f"{name!r} is not a step; expected int2 to int8, ternary, binary, w8a8, float8, mixed, rotate, prune, "
+            "shrink, lowrank or distill"
         )
-    bits = int(match[1]) if match else 8
-    made, rest = Scheme(bits, 64 if bits < 8 else None, kind="int" if match else "float8"), []
+    bits = int(match[1]) if match else BITS[name]
+    kind: Any = "int" if match else name
+    plain, rest = Scheme(bits, 64 if bits < 8 else None, kind=kind), []
     changed: dict[str, Any] = {}
     for option in options:
         if re.fullmatch(r"g\d+", option):
@@ -381,11 +445,11 @@ def _scheme(name: str, options: list[str]) -> tuple[Scheme, list[str]]:
             changed["symmetric"] = False
         elif option in ("a8", "a8static"):
             _once(changed, "activations", {"a8": "int8", "a8static": "int8-static"}[option], name)
-        elif option == "s16":
-            changed["scales"] = "float16"
+        elif option in SHORT_SCALES:
+            _once(changed, "scales", SHORT_SCALES[option], name)
         else:
             rest.append(option)
-    return replace(made, **changed), rest
+    return replace(plain, **changed), rest
 
 
 def from_toml(path: str | Path) -> Recipe:
@@ -395,10 +459,10 @@ def from_toml(path: str | Path) -> Recipe:
     and "keep" stands for None. Raises ValueError, naming the file.
     """
     try:
-        found = tomllib.loads(Path(path).read_text())
-        if list(found) != ["step"] or not isinstance(found["step"], list):
-            raise ValueError(f"expected tables [[step]], not {', '.join(found) or 'nothing'}")
-        return Recipe(tuple(map(_of_table, found["step"])))
+        content = tomllib.loads(Path(path).read_text())
+        if list(content) != ["step"] or not isinstance(content["step"], list):
+            raise ValueError(f"expected tables [[step]], not {', '.join(content) or 'nothing'}")
+        return Recipe(tuple(map(_of_table, content["step"])))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}: a recipe is a TOML file, or a name such as int4-gptq") from None
     except (ValueError, TypeError) as error:

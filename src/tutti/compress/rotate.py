@@ -22,24 +22,23 @@ from tutti.compress.recipe import Rotate
 
 def hadamard(n: int) -> Tensor:
     """The Hadamard matrix (n, n) of a power of two, float64, orthogonal."""
-    made = torch.ones(1, 1, dtype=torch.float64)
-    while len(made) < n:
-        made = torch.cat([torch.cat([made, made], 1), torch.cat([made, -made], 1)])
-    return made / n**0.5
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < n:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / n**0.5
 
 
 def rotation(n: int, seed: int = 0) -> Tensor:
     """R (n, n), float64. Its random numbers are those of the CPU on every device."""
     draw, default = torch.Generator().manual_seed(seed), torch.get_default_device()
     even = n & -n
-    made = hadamard(even)
+    matrix = hadamard(even)
     if n > even:
-        odd = torch.linalg.qr(torch.randn(n // even, n // even, generator=draw, dtype=torch.float64, device="cpu"))[
-            0
-        ].contiguous()
-        made = torch.kron(odd.to(default), made)
+        draws = torch.randn(n // even, n // even, generator=draw, dtype=torch.float64, device="cpu")
+        odd = torch.linalg.qr(draws)[0].contiguous()
+        matrix = torch.kron(odd.to(default), matrix)
     signs = torch.randint(0, 2, (n,), generator=draw, dtype=torch.float64, device="cpu").to(default) * 2 - 1
-    return signs.unsqueeze(1) * made
+    return signs.unsqueeze(1) * matrix
 
 
 def reads(layer: nn.Module, turn: Tensor) -> None:
@@ -97,8 +96,8 @@ class Turn:
                 block.set_submodule(name, ExpertLayers(x))
         layers = {path: x for path, x in block.named_modules() if type(x) is nn.Linear}
         walk.hidden[0] = (turned.double() @ self.turn.T).to(turned.dtype)
-        expected, found = outputs(walk, i).double() @ self.turn, find(walk, i, layers)
-        norms = [x for x in found if x.is_norm]
+        expected, folds = outputs(walk, i).double() @ self.turn, find(walk, i, layers)
+        norms = [x for x in folds if x.is_norm]
         readers = {id(y) for x in norms for y in x.readers}
         inner = {id(y) for x in block.modules() if isinstance(x, Expert) for y in (x.gate_proj, x.up_proj)}
         for x in norms:
@@ -156,12 +155,12 @@ class Turn:
 
         try:
             with _replaced(walk.blocks, passed):
-                made = self.model(**walk.batches[0], use_cache=False)
+                output = self.model(**walk.batches[0], use_cache=False)
         finally:
             for x in hooks:
                 x.remove()
         norms[:] = called
-        return first(made.logits if hasattr(made, "logits") else made)
+        return first(output.logits if hasattr(output, "logits") else output)
 
     def _refuse(self, why: str) -> NoReturn:
         raise ValueError(f"{type(self.model).__name__} cannot be rotated: {why}")

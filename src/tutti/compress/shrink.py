@@ -54,13 +54,13 @@ def shrink(
     that would remove nothing or everything of a kind.
     """
     check(model, step)
-    made = copy.deepcopy(model).eval()
+    smaller = copy.deepcopy(model).eval()
     removed = Removed({}, {})
     if step.layers:
-        _drop_layers(made, step.layers, batches, removed)
-    path, blocks = _stack(made)
+        _drop_layers(smaller, step.layers, batches, removed)
+    path, blocks = _stack(smaller)
     if step.heads < 1 or step.channels < 1 or step.experts < 1:
-        walk = Walk(made, blocks, batches)
+        walk = Walk(smaller, blocks, batches)
         walk.begin()
         for i, block in enumerate(blocks):
             if progress:
@@ -74,9 +74,9 @@ def shrink(
             if step.experts < 1:
                 _shrink_experts(walk, i, step.experts, removed)
             walk.run(i, outputs=True)
-    _describe(made, removed)
-    _check_described(made)
-    return made, removed
+    _describe(smaller, removed)
+    _check_described(smaller)
+    return smaller, removed
 
 
 def check(model: Any, step: Shrink) -> None:
@@ -143,10 +143,10 @@ def least_squares(weight: Tensor, gram: Tensor, keep: Tensor) -> Tensor:
 
 
 def _stack(model: Any) -> tuple[str, nn.ModuleList]:
-    found = stack_of(model)
-    if found is None:
+    stack = stack_of(model)
+    if stack is None:
         raise ValueError(f"{type(model).__name__} has no single list of blocks, which structured pruning needs")
-    return found
+    return stack
 
 
 def _has(module: nn.Module, names: Sequence[str]) -> bool:
@@ -180,17 +180,17 @@ def _groups(attention: Any) -> int:
     return attention.k_proj.out_features // attention.head_dim
 
 
-def _shrink_attention(attention: Any, found: Statistics, share: float, path: str, removed: Removed) -> None:
+def _shrink_attention(attention: Any, statistics: Statistics, share: float, path: str, removed: Removed) -> None:
     width, groups = attention.head_dim, _groups(attention)
     heads = attention.q_proj.out_features // width
     left = count_of(groups, share, "key and value heads")
-    energy = attention.o_proj.weight.float().square().sum(0) * found.gram.diagonal()
-    kept = energy.view(groups, -1).sum(1).topk(left).indices.sort().values
-    of_group = torch.arange(heads * width).view(groups, -1)[kept].flatten()
-    _refit(attention.o_proj, found, of_group, f"{path}.o_proj", removed)
+    energy = attention.o_proj.weight.float().square().sum(0) * statistics.gram.diagonal()
+    groups_left = energy.view(groups, -1).sum(1).topk(left).indices.sort().values
+    of_group = torch.arange(heads * width).view(groups, -1)[groups_left].flatten()
+    _refit(attention.o_proj, statistics, of_group, f"{path}.o_proj", removed)
     _keep_rows(attention.q_proj, of_group)
     for layer in (attention.k_proj, attention.v_proj):
-        _keep_rows(layer, torch.arange(groups * width).view(groups, width)[kept].flatten())
+        _keep_rows(layer, torch.arange(groups * width).view(groups, width)[groups_left].flatten())
     for name, count in (("num_heads", heads), ("num_attention_heads", heads), ("num_key_value_heads", groups)):
         if hasattr(attention, name):
             setattr(attention, name, count * left // groups)
@@ -198,12 +198,12 @@ def _shrink_attention(attention: Any, found: Statistics, share: float, path: str
     removed.counts["key and value heads"] = groups, left
 
 
-def _shrink_mlp(mlp: Any, found: Statistics, share: float, path: str, removed: Removed) -> None:
+def _shrink_mlp(mlp: Any, statistics: Statistics, share: float, path: str, removed: Removed) -> None:
     count = mlp.down_proj.in_features
     left = count_of(count, share, "channels")
-    energy = mlp.down_proj.weight.float().square().sum(0) * found.gram.diagonal()
+    energy = mlp.down_proj.weight.float().square().sum(0) * statistics.gram.diagonal()
     keep = energy.topk(left).indices.sort().values
-    _refit(mlp.down_proj, found, keep, f"{path}.down_proj", removed)
+    _refit(mlp.down_proj, statistics, keep, f"{path}.down_proj", removed)
     for layer in (mlp.gate_proj, mlp.up_proj):
         _keep_rows(layer, keep)
     if hasattr(mlp, "intermediate_size"):
@@ -214,9 +214,9 @@ def _shrink_mlp(mlp: Any, found: Statistics, share: float, path: str, removed: R
 def _shrink_experts(walk: Walk, i: int, share: float, removed: Removed) -> None:
     """Leave the experts that most tokens are given to, and their rows of the router."""
     block = walk.blocks[i]
-    found: Any = {name: x for name, x in block.named_modules() if is_experts(x)}
-    routed = walk.routed(i, found)
-    for name, experts in found.items():
+    mixtures: Any = {name: x for name, x in block.named_modules() if is_experts(x)}
+    routed = walk.routed(i, mixtures)
+    for name, experts in mixtures.items():
         count = experts.num_experts
         left = count_of(count, share, "experts")
         own = torch.bincount(torch.cat([index.flatten() for _, index in routed[name]]), minlength=count)

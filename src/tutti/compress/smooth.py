@@ -17,5 +17,5 @@ def factors(weights: Sequence[Tensor], most: Tensor, strength: float = 0.5) -> T
     most: the largest |x| (k). strength: a.
     """
     largest = torch.stack([w.float().abs().amax(0) for w in weights]).amax(0)
-    found = most.clamp(min=1e-5) ** strength / largest.clamp(min=1e-5) ** (1 - strength)
-    return torch.where((most > 0) & (largest > 0), found.clamp(min=1e-5), 1.0)
+    ratios = most.clamp(min=1e-5) ** strength / largest.clamp(min=1e-5) ** (1 - strength)
+    return torch.where((most > 0) & (largest > 0), ratios.clamp(min=1e-5), 1.0)

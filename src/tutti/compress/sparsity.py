@@ -30,13 +30,13 @@ from tutti.compress.statistics import Statistics
 
 def check(model: nn.Module, step: Prune) -> list[str]:
     """The paths of the layers that a step prunes. Raises ValueError if it does not fit a model."""
-    found = shapes(model)
-    paths = selected(list(found), step.layers, step.ignore)
+    sizes = shapes(model)
+    paths = selected(list(sizes), step.layers, step.ignore)
     if not paths:
         raise ValueError("the recipe ignores all layers that it prunes")
     for path in paths:
-        if step.pattern and found[path][1] % step.period:
-            raise ValueError(f"{path} has {found[path][1]} inputs, which pattern {step.pattern!r} does not divide: "
+        if step.pattern and sizes[path][1] % step.period:
+            raise ValueError(f"{path} has {sizes[path][1]} inputs, which pattern {step.pattern!r} does not divide: "
                              "ignore it")  # fmt: skip
     fused = [name for name, x in model.named_modules() if is_experts(x)]
     if inside := [path for path in paths if any(path.startswith(f"{x}.") for x in fused)]:
@@ -52,7 +52,7 @@ def pruned(
 ) -> tuple[Any, float]:
     """A pruned copy of a model, and the share of zeros in the layers that were pruned. The model is not changed."""
     paths = set(check(model, step))
-    made = copy.deepcopy(model).eval()
+    copied = copy.deepcopy(model).eval()
     walk = None
 
     def apply(layers: Mapping[str, nn.Linear], statistics: Mapping[str, Statistics]) -> None:
@@ -62,9 +62,9 @@ def pruned(
         for name, weight in parallel.each(list(layers), work, lambda name: layers[name].in_features ** 2):
             layers[name].weight.data.copy_(weight)
 
-    path, blocks = stack_of(made) or ("", nn.ModuleList())
+    path, blocks = stack_of(copied) or ("", nn.ModuleList())
     if step.calibrated:
-        walk = Walk(made, blocks, batches)
+        walk = Walk(copied, blocks, batches)
         walk.begin()
     for i, block in enumerate(blocks):
         if progress:
@@ -74,10 +74,10 @@ def pruned(
         if walk:
             walk.run(i, outputs=True)
     inside = {f"{path}.{i}.{name}" for i, block in enumerate(blocks) for name in linear_layers(block)}
-    outside = {p: x for p, x in linear_layers(made).items() if p in paths and p not in inside}
+    outside = {p: x for p, x in linear_layers(copied).items() if p in paths and p not in inside}
     apply(outside, walk.tail(outside) if walk and outside else {})
-    weights = [x.weight for p, x in linear_layers(made).items() if p in paths]
-    return made, sum(int((x == 0).sum()) for x in weights) / sum(x.numel() for x in weights)
+    weights = [x.weight for p, x in linear_layers(copied).items() if p in paths]
+    return copied, sum(int((x == 0).sum()) for x in weights) / sum(x.numel() for x in weights)
 
 
 def prune(weight: Tensor, step: Prune, gram: Tensor | None) -> Tensor:

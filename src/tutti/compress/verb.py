@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -13,9 +14,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tutti.compress import parallel, sparsity
+from tutti.compress import low_rank, parallel, sparsity
 from tutti.compress.blocks import Batch, checked
-from tutti.compress.compressor import Compressed, Compression, Held, Progress, Report, bytes_of, check_plain
+from tutti.compress.compressor import (
+    Compressed,
+    Compression,
+    Held,
+    Progress,
+    Report,
+    bytes_of,
+    check_plain,
+)
 from tutti.compress.compressor import check as check_quantized
 from tutti.compress.distill import distill
 from tutti.compress.folder import GGUF, checked_folders, compress_folder
@@ -24,7 +33,7 @@ from tutti.compress.formats.compressed_tensors import save
 from tutti.compress.mixed import check as check_mixed
 from tutti.compress.mixed import search
 from tutti.compress.modules import shapes
-from tutti.compress.recipe import Distill, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
+from tutti.compress.recipe import Distill, LowRank, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
 from tutti.compress.shrink import check as check_shrink
 from tutti.compress.shrink import shrink
 
@@ -105,18 +114,21 @@ class _Run:
 
     def _check(self) -> None:
         """Raise ValueError for what can be seen before anything is computed."""
+        check_plain(self.model)
         before: list[type] = []
+        model: Any = self.model  # with the shapes that it has after these steps
         for step in self.recipe.steps:
             if isinstance(step, Shrink):
-                check_shrink(self.model, step)
+                check_shrink(model, step)
             if isinstance(step, Prune):
-                sparsity.check(self.model, step)
+                sparsity.check(model, step)
+            if isinstance(step, LowRank) and Shrink not in before:
+                model = low_rank.planned(model, step)
             if isinstance(step, Mixed) and Shrink not in before:
-                check_mixed(self.model, step, self.recipe.steps[: len(before)])
+                check_mixed(model, step, self.recipe.steps[: len(before)])
             before.append(type(step))
-        check_plain(self.model)
         if Shrink not in before:
-            check_quantized(self.model, self.recipe)
+            check_quantized(model, self.recipe)
 
     def run(self) -> Compressed:
         begun, before = time.perf_counter(), sum(x.nbytes for x in self.model.parameters())
@@ -125,8 +137,10 @@ class _Run:
             if isinstance(step, Mixed):
                 assert self.batches is not None
                 self._together(joined, False)
-                step, table = search(self.model, step, self.batches, self.progress)
+                ranks, step, table = search(self.model, step, self.batches, self.progress)
                 self.report.sensitivity = table
+                for lower in ranks:
+                    self._alone(lower)
             if isinstance(step, Rotate | Quantize):
                 joined.append(step)
                 continue
@@ -147,11 +161,14 @@ class _Run:
         self.report.layers += run.report.layers
         steps.clear()
 
-    def _alone(self, step: Prune | Shrink | Distill) -> None:
+    def _alone(self, step: Prune | Shrink | LowRank | Distill) -> None:
         batches = self.batches or []
         if isinstance(step, Shrink):
             self.model, removed = shrink(self.model, step, batches, self.progress)
             self.report.notes += [f"{kind}: {left} of {count} left" for kind, (count, left) in removed.counts.items()]
+        elif isinstance(step, LowRank):
+            self.model, layers = low_rank.factored(self.model, step, batches, self.progress)
+            self.report.layers += layers
         elif isinstance(step, Prune):
             self.pruned += sparsity.check(self.model, step)
             self.model, zeros = sparsity.pruned(self.model, step, batches, self.progress)
@@ -162,4 +179,5 @@ class _Run:
                              self.pruned)  # fmt: skip
             self.model, tenth = student, max(1, len(losses) // 10)
             first, last = (sum(x) / tenth for x in (losses[:tenth], losses[-tenth:]))
+            self.report.layers = [x._replace(error=math.nan) for x in self.report.layers]
             self.report.notes.append(f"distilled in {step.steps} steps: loss {first:.4f} to {last:.4f}")

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn import linear_bits, linear_int4, linear_int8, linear_rows, paged_attention, paged_write, rows
+from tutti.nn import (
+    linear_bits,
+    linear_codes,
+    linear_int4,
+    linear_int8,
+    linear_rows,
+    paged_attention,
+    paged_write,
+    rows,
+)
 
 ops = torch.ops.tutti
 
@@ -29,6 +38,7 @@ OPERATORS: dict[Any, tuple[Callable, Callable[..., tuple | None]]] = {
     ops.linear_int8.default: (linear_int8.cpu, linear_int8.compiled),
     ops.linear_int4.default: (linear_int4.cpu, linear_int4.compiled),
     ops.linear_bits.default: (linear_bits.cpu, linear_bits.compiled),
+    ops.linear_codes.default: (linear_codes.cpu, linear_codes.compiled),
     ops.paged_attention.default: (paged_attention.cpu, paged_attention.compiled),
     ops.paged_write_.default: (paged_write.cpu, paged_write.compiled),
     **{getattr(ops, name).default: (cpu, partial(rows.compiled, name)) for name, cpu in rows.CPU.items()},

@@ -31,9 +31,10 @@ def cpu(x, index, weight, up, down, up_bias, down_bias, activation, first, total
     if len(up) < total:
         here = (expert >= 0) & (expert < len(up))
         expert, order = expert[here], order[here]
-    linear, tiles = linear_rows.kernels().linear_groups, linear_rows.tiles()
-    rows = linear(x[order // k], up, _contiguous(up_bias), expert, tiles)
-    rows = linear(gate_of(activation).forward(rows, down.shape[2]), down, _contiguous(down_bias), expert, tiles)
+    linear, rest = linear_rows.kernels().linear_groups, (expert, linear_rows.SAME, 0, 0, linear_rows.tiles())
+    rows = linear(x[order // k], up, None, None, _contiguous(up_bias), *rest)
+    rows = gate_of(activation).forward(rows, down.shape[2])
+    rows = linear(rows, down, None, None, _contiguous(down_bias), *rest)
     each = rows.new_zeros((tokens * k, x.shape[1]), dtype=torch.float32)
     each[order] = rows.float() * weight.flatten()[order].unsqueeze(1)
     return _sum(each.view(tokens, k, x.shape[1])).to(x.dtype)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tutti.nn.linear_int4 import BLOCK, check_group, multiplied, of_codes
-from tutti.nn.linear_rows import INT2, INT3, KNOWN, digits, kernels, rounds, tiles
+from tutti.nn.linear_rows import INT2, INT3, KNOWN, digits, kernels, quantized_on_gpu, rounds, tiles
 
 KINDS = {2: INT2, 3: INT3}
 
@@ -102,8 +102,16 @@ def cpu(x, weight, scales, zeros=None, bias=None, *, bits, rounded=False):
     return reference(x, weight, scales, zeros, bias, bits=bits, rounded=rounded)
 
 
+def _on_gpu(x, weight, scales, zeros=None, bias=None, *, bits, rounded=False):
+    if rounded:
+        return reference(x, weight, scales, zeros, bias, bits=bits, rounded=True)
+    _check(x, weight, scales, zeros, bits)
+    return quantized_on_gpu(x, weight, scales, zeros, bias, KINDS[bits], bits,
+                            lambda: dequantize(weight, scales, zeros, bits=bits))  # fmt: skip
+
+
 _library.impl("linear_bits", cpu, "CPU")
-_library.impl("linear_bits", reference, "CUDA")
+_library.impl("linear_bits", _on_gpu, "CUDA")
 torch.library.register_fake(
     "tutti::linear_bits",
     lambda x, weight, scales, zeros=None, bias=None, *, bits, rounded=False: x.new_empty(len(x), len(weight)),

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_rows import INT4, KNOWN, digits, kernels, rounds, tiles
+from tutti.nn.linear_rows import INT4, KNOWN, digits, kernels, quantized_on_gpu, rounds, tiles
 
 GROUPS = 32, 64, 128
 BLOCK = 64  # numbers that are packed together
@@ -144,8 +144,15 @@ def cpu(x, weight, scales, zeros=None, bias=None, *, rounded=False):
     return reference(x, weight, scales, zeros, bias, rounded=rounded)
 
 
+def _on_gpu(x, weight, scales, zeros=None, bias=None, *, rounded=False):
+    if rounded:
+        return reference(x, weight, scales, zeros, bias, rounded=True)
+    _check(x, weight, scales, zeros)
+    return quantized_on_gpu(x, weight, scales, zeros, bias, INT4, 4, lambda: dequantize_int4(weight, scales, zeros))
+
+
 _library.impl("linear_int4", cpu, "CPU")
-_library.impl("linear_int4", reference, "CUDA")
+_library.impl("linear_int4", _on_gpu, "CUDA")
 torch.library.register_fake(
     "tutti::linear_int4",
     lambda x, weight, scales, zeros=None, bias=None, *, rounded=False: x.new_empty(len(x), len(weight)),

@@ -9,7 +9,9 @@
 
 With `rounded`, each row of x is rounded to int8 with a scale of its own, and products are summed in integers: on
 processors with VNNI instructions several times faster for many rows. Otherwise the result is exact in the weight.
-On a CPU, float32 and bfloat16 are computed by `linear_rows.cpp`; a row's bits do not depend on the other rows.
+On a CPU, float32 and bfloat16 are computed by `linear_rows.cpp`; a row's bits do not depend on the other rows. On a GPU
+with Triton, `linear_quantized_triton.py` computes up to 64 rows (16 of float32) that are not rounded; for more, the
+weight is dequantized in the dtype of x.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_rows import INT8, KNOWN, digits, kernels, rounds, tiles
+from tutti.nn.linear_rows import INT8, KNOWN, digits, kernels, quantized_on_gpu, rounds, tiles
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -83,8 +85,15 @@ def cpu(x, weight, scales, bias=None, *, rounded=False):
     return reference(x, weight, scales, bias, rounded=rounded)
 
 
+def _on_gpu(x, weight, scales, bias=None, *, rounded=False):
+    if rounded:
+        return reference(x, weight, scales, bias, rounded=True)
+    _check(x, weight, scales)
+    return quantized_on_gpu(x, weight, scales, None, bias, INT8, 8, lambda: dequantize_int8(weight, scales))
+
+
 _library.impl("linear_int8", cpu, "CPU")
-_library.impl("linear_int8", reference, "CUDA")
+_library.impl("linear_int8", _on_gpu, "CUDA")
 torch.library.register_fake(
     "tutti::linear_int8", lambda x, weight, scales, bias=None, *, rounded=False: x.new_empty(len(x), len(weight))
 )

@@ -7,6 +7,8 @@
 
 #include <ATen/native/CPUBlas.h>
 
+#include <limits>
+
 #if X86_512
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,25 +22,29 @@ constexpr int64_t PIECE = 1024;      // numbers of a row of W that are copied or
 constexpr int64_t APART = PIECE + 32;
 constexpr int64_t NEAR = 512 << 10;  // bytes of x that stay in a core's cache
 
-enum Kind { SAME, INT8, INT4, INT3, INT2 };
+enum Kind { SAME, INT8, INT4, INT3, INT2, CODES, FLOAT8 };
 
 // Bytes of 64 packed numbers: see `codes`.
 constexpr int64_t packed_bytes(Kind kind) { return kind == INT4 ? 32 : kind == INT3 ? 24 : 16; }
 
 struct Weight {
-  const void* data;      // (n, k) of the type of x or of int8; (n, bytes) of packed numbers
+  const void* data;      // (n, k) of the type of x, of int8 or of float8; (n, bytes) of packed numbers
   Kind kind;
   int64_t size, stride;  // bytes of an element; elements between rows
-  const float* scales;   // (n) of int8, (n, groups) of packed numbers
+  const float* scales;   // (n) of int8, (n, groups) of packed numbers and of float8
   const uint8_t* zeros;  // (n, groups) of packed numbers, or null
-  int64_t group, groups;
+  int64_t group, groups, bits;  // bits: of CODES
 
   template <class T>
   const T* row(int64_t i) const { return static_cast<const T*>(data) + i * stride; }
 
   bool packed() const { return kind >= INT4; }
-  int64_t bytes() const { return packed() ? packed_bytes(kind) : 64 * size; }  // of 64 numbers
-  int zero(int64_t at) const { return zeros ? zeros[at] : kind == INT4 ? 8 : kind == INT3 ? 4 : 2; }
+  int64_t bytes() const {  // of 64 numbers
+    return kind == CODES ? 8 * bits : kind == FLOAT8 ? 64 : packed() ? packed_bytes(kind) : 64 * size;
+  }
+  int zero(int64_t at) const {
+    return zeros ? zeros[at] : kind == CODES ? 1 << (bits - 1) : kind == INT4 ? 8 : kind == INT3 ? 4 : 2;
+  }
 
   const char* at(int64_t i, int64_t k) const {
     return static_cast<const char*>(data) + i * stride * size + k * bytes() / 64;
@@ -270,9 +276,74 @@ WITH_BFLOAT16 void widen_packed(const Weight& w, int64_t row, int64_t begin, int
 }
 #endif
 
+// Eight codes of a stream of bits, from the lowest bits of the first byte on. left: bytes of the stream from x on.
+inline void eight_codes(const uint8_t* x, int64_t bits, int64_t left, uint8_t* q) {
+  uint64_t joined = 0;
+  if (left >= 8)
+    std::memcpy(&joined, x, 8);
+  else
+    std::memcpy(&joined, x, std::min(bits, left));
+  const uint64_t one = (1 << bits) - 1;
+#if X86_512
+  const __m512i shifts = _mm512_mullo_epi64(_mm512_set1_epi64(bits), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+  const __m512i found = _mm512_and_si512(_mm512_srlv_epi64(_mm512_set1_epi64(joined), shifts), _mm512_set1_epi64(one));
+  _mm_storel_epi64((__m128i*)q, _mm512_cvtepi64_epi8(found));
+#else
+  for (int64_t j = 0; j < 8; ++j) q[j] = (joined >> (bits * j)) & one;
+#endif
+}
+
+// Numbers of float8 (e4m3), without their scales, by the bits of a float, whose exponent is 120 larger.
+inline float of_float8(uint8_t x) {
+  const uint32_t bits = uint32_t(x & 128) << 24 | uint32_t(x & 127) << 20;
+  float y;
+  std::memcpy(&y, &bits, sizeof y);
+  return (x & 127) == 127 ? std::numeric_limits<float>::quiet_NaN() : y * 0x1p120f;
+}
+
+inline void rounded(const float* x, int64_t count, float* y) { std::copy(x, x + count, y); }
+inline void rounded(const float* x, int64_t count, BFloat16* y) {
+  int64_t i = 0;
+  for (; i + 2 * N <= count; i += 2 * N)
+    at::vec::convert_from_float<BFloat16>(Floats::loadu(x + i), Floats::loadu(x + i + N)).store(y + i);
+  for (; i < count; ++i) y[i] = x[i];
+}
+
+// CODES and FLOAT8, in groups of any size, at most PIECE of them.
+template <class C>
+void widen_groups(const Weight& w, int64_t row, int64_t begin, int64_t count, C* y) {
+  const uint8_t* x = w.row<uint8_t>(row);
+  uint8_t q[PIECE + 8];
+  float wide[PIECE];
+  if (w.kind == CODES && w.bits < 8)
+    for (int64_t i = 0; i < count; i += 8) {
+      const int64_t at = (begin + i) / 8 * w.bits;
+      eight_codes(x + at, w.bits, w.stride - at, q + i);
+    }
+  else
+    std::memcpy(q, x + begin, count);
+  for (int64_t i = 0, end; i < count; i = end) {
+    const int64_t g = (begin + i) / w.group, at = row * w.groups + g;
+    end = std::min(count, (g + 1) * w.group - begin);
+    const float scale = w.scales[at], zero = w.zero(at);
+    int64_t j = i;
+#if X86_512
+    for (; w.kind == CODES && j + 16 <= end; j += 16) {
+      const __m512 found = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(q + j))));
+      _mm512_storeu_ps(wide + j, _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_sub_ps(found, _mm512_set1_ps(zero))));
+    }
+#endif
+    for (; j < end; ++j) wide[j] = scale * (w.kind == FLOAT8 ? of_float8(q[j]) : float(q[j]) - zero);
+  }
+  rounded(wide, count, y);
+}
+
 template <class C>
 void widen_packed(const Weight& w, int64_t row, int64_t begin, int64_t count, C* y) {
-  if (w.kind == INT4)
+  if (w.kind >= CODES)
+    for (int64_t i = 0; i < count; i += PIECE)
+      widen_groups(w, row, begin + i, std::min(PIECE, count - i), y + i);
+  else if (w.kind == INT4)
     widen_packed<INT4>(w, row, begin, count, y);
   else if (w.kind == INT3)
     widen_packed<INT3>(w, row, begin, count, y);
@@ -808,6 +879,127 @@ void linear_by_int8_tiles(const Problem<T>& p, const Rounded& x) {
   });
 }
 
+// ---- one or two rows of int8 ----------------------------------------------------------------------------------------
+
+// What tiles compute of packed numbers, in the same order and with the same bits, for FEW rounded rows at most: a tile
+// would be almost empty, and numbers need not be copied.
+
+constexpr int64_t FEW = 4;
+
+// The totals of 16 vectors in their order, or of the lower and the upper halves of all of them. at: makes vector i.
+struct Totals {
+  __m512i all, low, high;
+};
+template <class F>
+WITH_INT8 inline Totals totals(F at, bool halves) {
+  __m512i fours[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = at(4 * i), b = at(4 * i + 1), c = at(4 * i + 2), d = at(4 * i + 3);
+    const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    fours[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  }
+  const auto pair = [](__m512i x, __m512i y) WITH_INT8 {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(x, y, 0x88), _mm512_shuffle_i32x4(x, y, 0xdd));
+  };
+  const __m512i first = pair(fours[0], fours[1]), second = pair(fours[2], fours[3]);
+  const __m512i low = _mm512_shuffle_i32x4(first, second, 0x88), high = _mm512_shuffle_i32x4(first, second, 0xdd);
+  return halves ? Totals{low, low, high} : Totals{_mm512_add_epi32(low, high), low, high};
+}
+
+// sums (ROWS) += products of group g of 16 columns from `column` on. c: products of codes.
+template <int ROWS>
+WITH_INT8 inline void add_column_group(const Weight& w, const Rounded& x, int64_t column, __m512i across, __mmask16 here,
+                                       int64_t g, const __m512i* c, __m512* sums) {
+  const int64_t at = column * w.groups + g;
+  const __m512 scale = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), here, across, w.scales + at, 4);
+  __m512i zero = _mm512_set1_epi32(w.zero(0));
+  if (w.zeros) {
+    alignas(64) int32_t each[TILE] = {};
+    for (int64_t i = 0; i < TILE; ++i)
+      if (here >> i & 1) each[i] = w.zeros[at + i * w.groups];
+    zero = _mm512_load_si512(each);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) {
+    const __m512i of_zeros = _mm512_mullo_epi32(zero, _mm512_set1_epi32(int(x.sums[r * x.groups + g])));
+    sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(c[r], of_zeros)), scale, sums[r]);
+  }
+}
+
+// Columns `column` to `column + 15` for all rounded rows.
+template <Kind KIND, int ROWS, class T>
+WITH_BFLOAT16 WITH_INT8 void few_rows(const Problem<T>& p, const Rounded& x, int64_t column) {
+  const Weight& w = p.w;
+  const int64_t count = std::min(TILE, p.n - column), bytes = packed_bytes(KIND);
+  const __mmask16 here = count < TILE ? (1 << count) - 1 : 0xffff;
+  const __m512i across = _mm512_mullo_epi32(_mm512_set1_epi32(w.groups), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7,
+                                                                                        6, 5, 4, 3, 2, 1, 0));
+  const uint8_t* rows[TILE];
+  for (int64_t i = 0; i < TILE; ++i) rows[i] = w.row<uint8_t>(column + std::min(i, count - 1));
+  const int64_t ahead = p.n - column >= 2 * TILE ? TILE * w.stride : 0;
+  __m512 sums[ROWS];
+  __m512i c[ROWS];
+  for (int r = 0; r < ROWS; ++r) sums[r] = _mm512_setzero_ps(), c[r] = _mm512_setzero_si512();
+  for (int64_t k = 0; k < p.k; k += 64) {
+    const int64_t from = k / 64 * bytes;
+    __m512i q[TILE];
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE; ++i) {
+      q[i] = codes<KIND>(rows[i] + from);
+      if (from % 64 < bytes) __builtin_prefetch(rows[i] + ahead + from, 0, 2);
+    }
+    Totals found[ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+      const __m512i a = _mm512_loadu_si512(&x.x[r * x.stride + k]);
+      found[r] = totals([&](int i) WITH_INT8 { return _mm512_dpbusd_epi32(_mm512_setzero_si512(), q[i], a); },
+                        w.group == 32);
+    }
+    if (w.group == 32) {
+      for (int r = 0; r < ROWS; ++r) c[r] = found[r].low;
+      add_column_group<ROWS>(w, x, column, across, here, k / 32, c, sums);
+      for (int r = 0; r < ROWS; ++r) c[r] = found[r].high;
+      add_column_group<ROWS>(w, x, column, across, here, k / 32 + 1, c, sums);
+      continue;
+    }
+    for (int r = 0; r < ROWS; ++r) c[r] = _mm512_add_epi32(c[r], found[r].all);
+    if ((k + 64) % w.group == 0) {
+      add_column_group<ROWS>(w, x, column, across, here, k / w.group, c, sums);
+      for (int r = 0; r < ROWS; ++r) c[r] = _mm512_setzero_si512();
+    }
+  }
+  for (int64_t r = 0; r < ROWS; r += x.digits) {
+    __m512 all = _mm512_setzero_ps();
+    for (int64_t digit = r; digit < r + x.digits; ++digit)
+      all = _mm512_fmadd_ps(sums[digit], _mm512_set1_ps(x.scales[digit]), all);
+    if (p.bias) all = _mm512_add_ps(all, load(p.bias + column, here));
+    store(p.out + r / x.digits * p.n + column, here, all);
+  }
+}
+
+template <Kind KIND, class T>
+void few_rows(const Problem<T>& p, const Rounded& x, int64_t column) {
+  if (x.rows == 1)
+    few_rows<KIND, 1>(p, x, column);
+  else if (x.rows == 2)
+    few_rows<KIND, 2>(p, x, column);
+  else if (x.rows == 3)
+    few_rows<KIND, 3>(p, x, column);
+  else
+    few_rows<KIND, 4>(p, x, column);
+}
+
+template <class T>
+void linear_by_columns(const Problem<T>& p, const Rounded& x) {
+  const auto f = p.w.kind == INT4 ? few_rows<INT4, T> : p.w.kind == INT3 ? few_rows<INT3, T> : few_rows<INT2, T>;
+  const int64_t grain = std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(1, p.k * TILE));
+  at::parallel_for(0, (p.n + TILE - 1) / TILE, grain, [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) f(p, x, i * TILE);
+  });
+}
+
 template <class T>
 void linear_rounded(const Problem<T>& p, int64_t digits, bool tiles) {
   Rounded x(p.m, digits, p.k, p.w.packed() ? p.w.groups : 1);
@@ -815,7 +1007,9 @@ void linear_rounded(const Problem<T>& p, int64_t digits, bool tiles) {
     std::vector<float> wide, left;
     for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, x, i, wide, left);
   });
-  if (tiles && may_use_tiles())
+  if (tiles && may_use_tiles() && p.w.packed() && x.rows <= FEW)
+    linear_by_columns(p, x);
+  else if (tiles && may_use_tiles())
     linear_by_int8_tiles(p, x);
   else
     linear_by_vectors(p, x);
@@ -855,15 +1049,16 @@ const T* data_of(const Optional& x) {
 
 template <class T>
 void run(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
-         const Optional& bias, const at::Tensor& out, Kind kind, int64_t group, int64_t digits, bool tiles) {
-  const Weight w{weight.const_data_ptr(), kind, weight.element_size(), weight.stride(0), data_of<float>(scales),
-                 data_of<uint8_t>(zeros), group, group ? x.size(1) / group : 1};
+         const Optional& bias, const at::Tensor& out, int64_t kind, int64_t group, int64_t digits, bool tiles) {
+  const Weight w{weight.const_data_ptr(), Kind(kind % 8), weight.element_size(), weight.stride(0),
+                 data_of<float>(scales), data_of<uint8_t>(zeros), group, group ? x.size(1) / group : 1, kind / 8};
   const Problem<T> p{static_cast<const T*>(x.const_data_ptr()), x.stride(0), w, data_of<T>(bias),
                      static_cast<T*>(out.data_ptr()), x.size(0), weight.size(0), x.size(1)};
   compute<T>({p}, digits, tiles);
 }
 
-// x and the result are of float or BFloat16, and so is the weight if it is not quantized (kind). digits: of int8 that
+// x and the result are of float or BFloat16, and so is the weight if it is not quantized. kind: a Kind, and 8 times the
+// bits of CODES. digits: of int8 that
 // rows of x are rounded to, if `rounds`: 1, 2, or 0 for as they are. tiles: BFloat16 and int8 are multiplied by tiles.
 at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
                        const Optional& bias, int64_t kind, int64_t group, int64_t digits, bool tiles) {
@@ -872,38 +1067,51 @@ at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight, const Opti
   if (!out.numel()) return out;
   const auto f = x.scalar_type() == at::kBFloat16 ? run<BFloat16> : run<float>;
   f(rows, w, contiguous(scales, at::kFloat), contiguous(zeros, at::kByte), contiguous(bias, x.scalar_type()), out,
-    Kind(kind), group, digits, tiles);
+    kind, group, digits, tiles);
   return out;
 }
 
-// Groups of rows of x (m, k), each with a weight of (groups, n, k) and a bias of (groups, n) or none. group: of each
-// row, not descending.
+// Groups of rows of x (m, k), each with a weight of (groups, n, k), or as `linear_rows` has them with a first dim of
+// groups, and a bias of (groups, n) or none. of_row: the group of each row, not descending.
+struct Groups {
+  at::Tensor weight;
+  Optional scales, zeros, bias;
+  int64_t kind, group;  // group: numbers that share a scale
+
+  Weight of(int64_t g, int64_t k) const {
+    const auto part = [&](auto* x, const Optional& of) { return x ? x + g * of->stride(0) : nullptr; };
+    const auto data = static_cast<const char*>(weight.const_data_ptr()) + g * weight.stride(0) * weight.element_size();
+    return {data, Kind(kind % 8), weight.element_size(), weight.stride(1), part(data_of<float>(scales), scales),
+            part(data_of<uint8_t>(zeros), zeros), group, group ? k / group : 1, kind / 8};
+  }
+};
+
 template <class T>
-void run_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
-                const at::Tensor& out, bool tiles) {
-  const int64_t m = x.size(0), n = weight.size(1), k = x.size(1);
+void run_groups(const at::Tensor& x, const Groups& of, const at::Tensor& group, const at::Tensor& out, int64_t digits,
+                bool tiles) {
+  const int64_t m = x.size(0), n = of.weight.size(1), k = x.size(1);
   const auto of_row = group.const_data_ptr<int64_t>();
   std::vector<Problem<T>> problems;
   for (int64_t i = 0, end; i < m; i = end) {
     for (end = i; end < m && of_row[end] == of_row[i];) ++end;
     const int64_t g = of_row[i];
-    TORCH_CHECK_INDEX(g >= 0 && g < weight.size(0), "group ", g, " of ", weight.size(0));
-    const Weight w{static_cast<const T*>(weight.const_data_ptr()) + g * weight.stride(0), SAME, weight.element_size(),
-                   weight.stride(1), nullptr, nullptr, 0, 0};
-    problems.push_back({static_cast<const T*>(x.const_data_ptr()) + i * x.stride(0), x.stride(0), w,
-                        bias ? data_of<T>(bias) + g * n : nullptr, static_cast<T*>(out.data_ptr()) + i * n, end - i,
-                        n, k, i});
+    TORCH_CHECK_INDEX(g >= 0 && g < of.weight.size(0), "group ", g, " of ", of.weight.size(0));
+    problems.push_back({static_cast<const T*>(x.const_data_ptr()) + i * x.stride(0), x.stride(0), of.of(g, k),
+                        of.bias ? data_of<T>(of.bias) + g * n : nullptr, static_cast<T*>(out.data_ptr()) + i * n,
+                        end - i, n, k, i});
   }
-  compute(problems, 0, tiles);
+  compute(problems, digits, tiles);
 }
 
-at::Tensor linear_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& bias, const at::Tensor& group,
+at::Tensor linear_groups(const at::Tensor& x, const at::Tensor& weight, const Optional& scales, const Optional& zeros,
+                         const Optional& bias, const at::Tensor& of_row, int64_t kind, int64_t group, int64_t digits,
                          bool tiles) {
-  const at::Tensor rows = in_rows(x), w = weight.stride(2) == 1 ? weight : weight.contiguous();
+  const at::Tensor rows = in_rows(x), w = weight.stride(2) == 1 && kind < INT4 ? weight : weight.contiguous();
   at::Tensor out = at::empty({x.size(0), w.size(1)}, x.options());
   if (!out.numel()) return out;
+  const Groups groups{w, contiguous(scales, at::kFloat), contiguous(zeros, at::kByte), bias, kind, group};
   const auto f = x.scalar_type() == at::kBFloat16 ? run_groups<BFloat16> : run_groups<float>;
-  f(rows, w, bias, group, out, tiles);
+  f(rows, groups, of_row, out, digits, tiles);
   return out;
 }
 
@@ -916,7 +1124,9 @@ TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
       "int digits, bool tiles) -> Tensor",
       linear_rows);
   library.def(
-      "linear_groups(Tensor x, Tensor weight, Tensor? bias, Tensor group, bool tiles) -> Tensor", linear_groups);
+      "linear_groups(Tensor x, Tensor weight, Tensor? scales, Tensor? zeros, Tensor? bias, Tensor of_row, int kind, "
+      "int group, int digits, bool tiles) -> Tensor",
+      linear_groups);
   library.def("rounds() -> bool", rounds);
 }
 

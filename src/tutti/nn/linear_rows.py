@@ -10,6 +10,7 @@ is that of `tutti.nn.linears_rows`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tutti import compat
-from tutti.nn import linears_rows
+from tutti.nn import linears_rows, rows
 from tutti.nn.compiled import operators
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
 KNOWN = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
-SAME, INT8, INT4, INT3, INT2 = range(5)  # kinds of weights
+SAME, INT8, INT4, INT3, INT2, CODES, FLOAT8 = range(7)  # kinds of weights
 FASTER = 64  # rows up to which it is faster than PyTorch's
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -51,6 +52,20 @@ def digits(x: Any, rounded: bool) -> int:
     Two digits are 16 bits: more than bfloat16 has.
     """
     return 1 if rounded else 2 if x.dtype == torch.bfloat16 and tiles() and rounds() else 0
+
+
+def quantized_on_gpu(
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, kind: int, bits: int,
+    dequantized: Callable[[], Tensor],
+) -> Tensor:  # fmt: skip
+    """x W^T + bias for a quantized weight of some kind on a GPU: by Triton for few rows, else of its dequantized
+    weight in the dtype of x."""
+    most = 16 if x.dtype == torch.float32 else linears_rows.ROWS  # tiles of float32 fill the shared memory
+    if 0 < len(x) <= most and rows.triton_kernels(x, bias):
+        from tutti.nn import linear_quantized_triton
+
+        return linear_quantized_triton.linear(x, weight, scales, zeros, bias, kind, bits)
+    return F.linear(x, dequantized().to(x.dtype), bias)
 
 
 @cache

@@ -19,7 +19,8 @@ constexpr int64_t KEYS = 64, ROWS = 64;  // of a block; of a tile
 constexpr int64_t LINE = 64;             // bytes of a line of a cache
 constexpr int64_t SIDE = 4;                // vectors beside each other in registers
 constexpr int QUERIES = N == 16 ? 4 : 2;  // queries in registers at once
-constexpr int64_t SCALE = sizeof(float);  // bytes after the numbers of a row of int8
+constexpr int64_t SCALE = sizeof(float);  // bytes after the numbers of a row of int8, of a group of int4
+constexpr int64_t GROUP = 64;             // numbers of int4 with a scale
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 struct Sizes {
@@ -193,10 +194,10 @@ struct Tile {
   int64_t position, length;        // of the first token; of the sequence
 };
 
-// C: of the cache, T or int8.
+// C: of the cache, T, int8, or uint8 for int4.
 template <class T, class C>
 struct Attention {
-  static constexpr bool ROUNDED = std::is_same_v<C, int8_t>;
+  static constexpr bool ROUNDED = std::is_same_v<C, int8_t> || std::is_same_v<C, uint8_t>;
   const T* query;
   const C *keys, *values;
   T* out;
@@ -222,22 +223,36 @@ struct Attention {
   }
 
   // A row of int8 as float32, without its scale, which is returned.
-  static float widen_int8(const int8_t* x, int64_t count, float* y) {
+  static float widen_rounded(const int8_t* x, int64_t count, float* y) {
     float scale;
     std::memcpy(&scale, x + count, sizeof scale);
     for (int64_t i = 0; i < count; ++i) y[i] = x[i];
     return scale;
   }
 
-  // The same for int8: numbers of int8 are exact in T, and logits are multiplied by the scales of their keys.
-  void fetch_int8(const Tile& tile, int64_t head, int64_t begin, int64_t count, Memory<T>& m) const {
+  // A row of int4 as float32.
+  static float widen_rounded(const uint8_t* x, int64_t count, float* y) {
+    for (int64_t d = 0; d < count; d += GROUP) {
+      const int64_t half = std::min(GROUP, count - d) / 2;
+      c10::Half of_group[2];
+      std::memcpy(of_group, x + count / 2 + d / GROUP * SCALE, sizeof of_group);
+      const float scale = of_group[0], least = of_group[1];
+      const uint8_t* q = x + d / 2;
+      for (int64_t i = 0; i < half; ++i) y[d + i] = least + scale * float(q[i] & 15);
+      for (int64_t i = 0; i < half; ++i) y[d + half + i] = least + scale * float(q[i] >> 4);
+    }
+    return 1.f;
+  }
+
+  // The same for int8 and int4: numbers of int8 are exact in T, and logits are multiplied by the scales of their keys.
+  void fetch_rounded(const Tile& tile, int64_t head, int64_t begin, int64_t count, Memory<T>& m) const {
     runs(tile, head, begin, count, [&](int64_t run, int64_t j, const C* k, const C* v) {
       for (int64_t i = 0; i < run; ++i) {
         float* wide = &m.wide[i * n.width];
-        m.scales[j + i] = widen_int8(k + i * n.key_slot, n.width, wide);
+        m.scales[j + i] = widen_rounded(k + i * n.key_slot, n.width, wide);
         if (pairs()) narrow(wide, n.width, 1.f, &m.row[i * n.width]);
         float* to = &m.v[(j + i) * m.value_width];
-        const float scale = widen_int8(v + i * n.value_slot, n.value_width, to);
+        const float scale = widen_rounded(v + i * n.value_slot, n.value_width, to);
         for (int64_t d = 0; d < n.value_width; ++d) to[d] *= scale;
       }
       if (pairs())
@@ -250,7 +265,7 @@ struct Attention {
   // The keys and values of a block, the keys transposed. wide: whether the values, too, are copied.
   void fetch(const Tile& tile, int64_t head, int64_t begin, int64_t count, bool wide, Memory<T>& m) const {
     if constexpr (ROUNDED)
-      fetch_int8(tile, head, begin, count, m);
+      fetch_rounded(tile, head, begin, count, m);
     else
       fetch_stored(tile, head, begin, count, wide, m);
     for (int64_t d = 0; count < KEYS && d < m.depth; ++d) std::fill(&m.k[d * KEYS + count], &m.k[d * KEYS] + KEYS, 0.f);
@@ -400,15 +415,16 @@ void check_blocks(const at::Tensor& tables, const at::Tensor& starts, const at::
 
 at::Tensor integers(const at::Tensor& x) { return x.to(at::kInt).contiguous(); }
 
-// query is of float or BFloat16; keys and values are, too, or of int8 with a scale after each row.
+// query is of float or BFloat16; keys and values are, too, or of int8 with a scale after each row, or of int4 (kByte).
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                            const at::Tensor& tables, const at::Tensor& starts, const at::Tensor& lengths,
                            int64_t block, double scale, int64_t window, double softcap,
                            const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& bias, bool causal) {
-  const bool rounded = keys.scalar_type() == at::kChar;
+  const bool int4 = keys.scalar_type() == at::kByte, rounded = int4 || keys.scalar_type() == at::kChar;
   const at::Tensor q = aligned(query), k = rounded ? in_rows(keys) : aligned(keys);
   const at::Tensor v = rounded ? in_rows(values) : aligned(values);
-  const int64_t value_width = v.size(2) - (rounded ? SCALE : 0);
+  const int64_t groups = int4 ? (v.size(2) + GROUP / 2 + SCALE - 1) / (GROUP / 2 + SCALE) : 1;
+  const int64_t value_width = (v.size(2) - (rounded ? groups * SCALE : 0)) * (int4 ? 2 : 1);
   const at::Tensor t = integers(tables), s = integers(starts), l = integers(lengths);
   const at::Tensor sunk = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const at::Tensor added = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();
@@ -418,7 +434,8 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, cons
   check_blocks(t, s, l, block, std::min(k.size(0), v.size(0)), q.size(0), causal);
   const void* x[] = {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.data_ptr()};
   const bool half = q.scalar_type() == at::kBFloat16;
-  const auto f = rounded ? (half ? attend<BFloat16, int8_t> : attend<float, int8_t>)
+  const auto f = int4 ? (half ? attend<BFloat16, uint8_t> : attend<float, uint8_t>)
+                 : rounded ? (half ? attend<BFloat16, int8_t> : attend<float, int8_t>)
                          : (half ? attend<BFloat16, BFloat16> : attend<float, float>);
   f(x, sinks ? sunk.const_data_ptr<float>() : nullptr, bias ? added.const_data_ptr<float>() : nullptr,
     t.const_data_ptr<int32_t>(), s.const_data_ptr<int32_t>(), l.const_data_ptr<int32_t>(), n, scale, softcap);
@@ -436,7 +453,33 @@ void write_int8(const T* x, int64_t count, std::vector<float>& wide, int8_t* to)
   std::memcpy(to + count, &scale, sizeof scale);
 }
 
-// The same as `paged_write` below into a cache of int8, whose rows have a scale behind their numbers.
+template <class T>
+void write_int4(const T* x, int64_t count, std::vector<float>& wide, uint8_t* to) {
+  constexpr float MOST = 65504.f;  // of float16
+  wide.resize(count);
+  widen(x, count, wide.data());
+  for (int64_t d = 0; d < count; d += GROUP) {
+    const int64_t size = std::min(GROUP, count - d), half = size / 2;
+    const float* y = &wide[d];
+    float low = y[0], high = y[0];
+    for (int64_t i = 0; i < size; ++i) {
+      low = std::isnan(y[i]) ? y[i] : std::min(low, y[i]);
+      high = std::isnan(y[i]) ? y[i] : std::max(high, y[i]);
+    }
+    const c10::Half least(std::clamp(low, -MOST, MOST));
+    const c10::Half scale(std::clamp((high - float(least)) / 15.f, 0.f, MOST));
+    const float inverse = float(scale) > 0.f ? 1.f / float(scale) : 0.f;
+    const auto code = [&](float v) {
+      const float q = (v - float(least)) * inverse;
+      return std::isnan(q) ? 0 : int(std::nearbyint(std::clamp(q, 0.f, 15.f)));
+    };
+    for (int64_t i = 0; i < half; ++i) to[d / 2 + i] = code(y[i]) | code(y[half + i]) << 4;
+    const c10::Half of_group[] = {scale, least};
+    std::memcpy(to + count / 2 + d / GROUP * SCALE, of_group, sizeof of_group);
+  }
+}
+
+// The same as `paged_write` below into a cache of int8 or int4, whose rows have scales behind their numbers.
 template <class T>
 void write_rounded(const at::Tensor& cache, const at::Tensor& values, const int64_t* at) {
   const int64_t heads = values.size(1), width = values.size(2), size = heads * cache.size(2);
@@ -444,14 +487,19 @@ void write_rounded(const at::Tensor& cache, const at::Tensor& values, const int6
                    [&](int64_t i, int64_t end) {
     std::vector<float> wide;
     for (; i < end; ++i)
-      for (int64_t h = 0; at[i] >= 0 && h < heads; ++h)
-        write_int8(static_cast<const T*>(values.const_data_ptr()) + i * values.stride(0) + h * width, width, wide,
-                   static_cast<int8_t*>(cache.data_ptr()) + at[i] * cache.stride(0) + h * cache.size(2));
+      for (int64_t h = 0; at[i] >= 0 && h < heads; ++h) {
+        const T* from = static_cast<const T*>(values.const_data_ptr()) + i * values.stride(0) + h * width;
+        const auto to = static_cast<char*>(cache.data_ptr()) + at[i] * cache.stride(0) + h * cache.size(2);
+        if (cache.scalar_type() == at::kChar)
+          write_int8(from, width, wide, reinterpret_cast<int8_t*>(to));
+        else
+          write_int4(from, width, wide, reinterpret_cast<uint8_t*>(to));
+      }
   });
 }
 
 // Row i of values goes to slot slots[i] of the cache unless that is negative. Both are of one type, or the cache is of
-// int8 and values are of float or BFloat16; and a slot is contiguous.
+// int8 or int4 and values are of float or BFloat16; and a slot is contiguous.
 void paged_write(at::Tensor cache, const at::Tensor& given, const at::Tensor& places) {
   const auto is_contiguous = [&](const at::Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2); };
   TORCH_CHECK_VALUE(is_contiguous(cache), "paged_write: a slot of the cache has strides ", cache.strides());

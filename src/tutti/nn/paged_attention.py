@@ -20,7 +20,8 @@ Token i of sequence s has the position p = lengths[s] - (starts[s + 1] - i). It 
 which only the last `window`, if that is not 0; with `causal=False` all lengths[s] keys, without window and bias. Tokens
 from starts[-1] on are padding, and their results are zero.
 
-Keys and values may be of int8 as `tutti.nn.paged_write` rounds them, (slots, key_heads, width + 4).
+Keys and values may be of int8 or int4 as `tutti.nn.paged_write` rounds them, (slots, key_heads, `row_size(width)`) of
+int8 or uint8.
 
 On a CPU, float32 and bfloat16 are computed in float32 by `paged.cpp`, which is compiled at first use. The bits
 of a token's result depend on its query, the keys and values that it sees, and their positions only: not on other
@@ -40,7 +41,9 @@ from torch import Tensor
 from tutti.nn.compiled import has_triton, operators
 
 SOURCE = Path(__file__).with_name("paged.cpp")
-SCALE = 4  # bytes after the numbers of a row of int8
+SCALE = 4  # bytes of a scale after the numbers of a row of int8; of a scale and a least number of int4
+GROUP = 64  # numbers of a row of int4 that share these
+ROUNDED = torch.int8, torch.uint8  # dtypes of caches of int8 and int4
 KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -58,7 +61,7 @@ def reference(
     """The operator in plain PyTorch, a sequence at a time."""
     _check(query, keys, values, window, bias, causal)
     out = _made(query, keys, values).zero_()
-    if keys.dtype == torch.int8:
+    if keys.dtype in ROUNDED:
         keys, values = unrounded(keys), unrounded(values)
     wide = torch.promote_types(query.dtype, torch.float32)
     bounds = starts.tolist()
@@ -84,14 +87,39 @@ def reference(
 
 
 def unrounded(x: Tensor) -> Tensor:
-    """Rows of int8 with their scales (..., width + 4) as float32 (..., width)."""
-    scales = x[..., -SCALE:].contiguous().view(torch.float32)
-    return x[..., :-SCALE].float() * scales
+    """Rows of int8 or int4 with their scales (..., size) as float32 (..., width)."""
+    if x.dtype == torch.int8:
+        return x[..., :-SCALE].float() * x[..., -SCALE:].contiguous().view(torch.float32)
+    width = numbers(x.shape[-1], x.dtype)
+    of_groups = x[..., width // 2 :].contiguous().view(torch.float16).float().unflatten(-1, (-1, 2))
+    made = []
+    for g, codes in enumerate(x[..., : width // 2].split(GROUP // 2, -1)):
+        scale, least = of_groups[..., g, :1], of_groups[..., g, 1:]
+        made.append(torch.cat([codes & 15, codes >> 4], -1) * scale + least)
+    return torch.cat(made, -1)
+
+
+def row_size(width: int, dtype: torch.dtype) -> int:
+    """Elements of a row of a cache with so many numbers. Raises ValueError for odd rows of int4."""
+    if dtype == torch.uint8:
+        if width % 2:
+            raise ValueError(f"a cache of int4 has rows of {width} numbers; expected an even number: use int8")
+        return width // 2 + SCALE * -(-width // GROUP)
+    return width + (SCALE if dtype == torch.int8 else 0)
+
+
+def numbers(size: int, dtype: torch.dtype) -> int:
+    """The numbers of a row of a cache: the inverse of `row_size`; 0 if there is none."""
+    if dtype != torch.uint8:
+        return size - (SCALE if dtype == torch.int8 else 0)
+    groups = -(-size // (GROUP // 2 + SCALE))
+    width = 2 * (size - SCALE * groups)
+    return width if width > 0 and row_size(width, dtype) == size else 0
 
 
 def width_of(cache: Any) -> int:
     """The numbers of a row of a cache."""
-    return cache.shape[2] - (SCALE if cache.dtype == torch.int8 else 0)
+    return numbers(cache.shape[2], cache.dtype)
 
 
 def _check(query: Any, keys: Any, values: Any, window: int, bias: Any, causal: bool) -> None:
@@ -100,7 +128,7 @@ def _check(query: Any, keys: Any, values: Any, window: int, bias: Any, causal: b
         raise ValueError(
             f"paged_attention: query {tuple(query.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)}: "
             "expected (tokens, heads, width), (slots, key_heads, width) and (slots, key_heads, value_width), with "
-            f"heads a multiple of key_heads; of int8, widths and {SCALE} bytes of a scale"
+            "heads a multiple of key_heads; of int8 and int4, rows of `row_size` bytes"
         )
     if (window or bias is not None) and not causal:
         raise ValueError("paged_attention: a window and a bias need causal=True")
@@ -121,7 +149,7 @@ def compiled(
     softcap: float, sinks: Any, bias: Any, causal: bool,
 ) -> tuple | None:  # fmt: skip
     """The compiled operator and its arguments for tensors, or Specs; None if they do not fit."""
-    if keys.dtype != values.dtype or keys.dtype not in (query.dtype, torch.int8) or query.dtype not in KNOWN:
+    if keys.dtype != values.dtype or keys.dtype not in (query.dtype, *ROUNDED) or query.dtype not in KNOWN:
         return None
     _check(query, keys, values, window, bias, causal)
     args = query, keys, values, tables, starts, lengths, block, scale, window, softcap, sinks, bias, causal

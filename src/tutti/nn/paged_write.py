@@ -11,6 +11,10 @@
 A cache of int8 for floating values, (slots, heads, width + 4), has the nearest int8 numbers of each row, and behind
 them their scale as the bytes of a float32: the largest magnitude of the row is 127 scales.
 
+A cache of int4 is of uint8, (slots, heads, width / 2 + 4 ceil(width / 64)). Numbers of a row are in groups of 64, or
+fewer in the last, and each is least + scale q with q of 0 to 15. The first half of a group is the low halves of its
+bytes. Behind all numbers are scale and least of each group as the bytes of two float16.
+
 `tutti::paged_write` returns the new cache. Graphs contain it; where the cache is an input that the result replaces,
 `tutti.lower.inplace` makes it `tutti::paged_write_`, which writes in place.
 """
@@ -22,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.paged_attention import KNOWN, SCALE, kernels
+from tutti.nn.paged_attention import GROUP, KNOWN, ROUNDED, kernels, row_size
 from tutti.nn.rows import triton_kernels
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -30,12 +34,27 @@ _library.define("paged_write(Tensor cache, Tensor values, Tensor slots) -> Tenso
 _library.define("paged_write_(Tensor(a!) cache, Tensor values, Tensor slots) -> ()")
 
 
-def rounded(x: Tensor) -> Tensor:
-    """Rows (..., width) in int8 with their scales (..., width + 4)."""
+def rounded(x: Tensor, dtype: torch.dtype = torch.int8) -> Tensor:
+    """Rows (..., width) in int8, or with uint8 in int4, with their scales (..., `row_size(width)`)."""
     x = x.float()
+    if dtype == torch.uint8:
+        return _int4(x)
     most = x.abs().amax(-1, keepdim=True)
     q = (x * torch.where(most > 0, 127 / most, 0)).round().clamp(-127, 127).nan_to_num().to(torch.int8)
     return torch.cat([q, (most / 127).view(torch.int8)], -1)
+
+
+def _int4(x: Tensor) -> Tensor:
+    most, codes, of_groups = torch.finfo(torch.float16).max, [], []
+    for part in x.split(GROUP, -1):
+        low = part.amin(-1, keepdim=True).clamp(-most, most).half()
+        scale = ((part.amax(-1, keepdim=True) - low.float()) / 15).clamp(0, most).half()
+        inverse = torch.where(scale > 0, 1 / scale.float(), 0)
+        q = ((part - low.float()) * inverse).nan_to_num().round().clamp(0, 15).to(torch.uint8)
+        first, second = q.chunk(2, -1)
+        codes.append(first | second << 4)
+        of_groups += [scale, low]
+    return torch.cat([*codes, torch.cat(of_groups, -1).view(torch.uint8)], -1)
 
 
 def reference(cache: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -43,7 +62,7 @@ def reference(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     if not len(slots):
         return
     if _rounds(cache, values):
-        values = rounded(values)
+        values = rounded(values, cache.dtype)
     valid = slots >= 0
     other = valid.int().argmax()
     row = torch.where(valid[other], values[other].to(cache.dtype), cache[0])
@@ -52,18 +71,18 @@ def reference(cache: Tensor, values: Tensor, slots: Tensor) -> None:
 
 
 def _rounds(cache: Any, values: Any) -> bool:
-    """Whether floating numbers are written into a cache of int8."""
-    return cache.dtype == torch.int8 and values.dtype.is_floating_point
+    """Whether floating numbers are written into a cache of int8 or int4."""
+    return cache.dtype in ROUNDED and values.dtype.is_floating_point
 
 
 def _check(cache: Any, values: Any, slots: Any) -> None:
-    width = cache.shape[2] - (SCALE if _rounds(cache, values) else 0)
-    fits = (cache.shape[1], width) == tuple(values.shape[1:])
+    size = row_size(values.shape[2], cache.dtype) if _rounds(cache, values) else values.shape[2]
+    fits = tuple(cache.shape[1:]) == (values.shape[1], size)
     if not fits or slots.shape != values.shape[:1] or slots.dtype != torch.int64:
         raise ValueError(
             f"paged_write: values {tuple(values.shape)} at slots {tuple(slots.shape)} {slots.dtype} into a cache of "
             f"{tuple(cache.shape)} {cache.dtype}: expected (tokens, heads, width), (tokens) int64 and (slots, heads, "
-            f"width), or of int8 (slots, heads, width + {SCALE})"
+            "width), or of int8 or int4 (slots, heads, row_size(width))"
         )
 
 

@@ -36,10 +36,10 @@ class QuantizedEmbedding(nn.Module):
 
     def table(self) -> QuantizedLinear:
         """The table as a layer, which shares it."""
-        made = QuantizedLinear(self.embedding_dim, self.num_embeddings, self.scheme, dtype=self.dtype, device="meta")
-        made.q, made.scales = self.q, self.scales
-        made.register_parameter("zeros", self.zeros)
-        return made
+        layer = QuantizedLinear(self.embedding_dim, self.num_embeddings, self.scheme, dtype=self.dtype, device="meta")
+        layer.q, layer.scales = self.q, self.scales
+        layer.register_parameter("zeros", self.zeros)
+        return layer
 
     def parts(self) -> Parts:
         """The quantized table."""
@@ -49,8 +49,8 @@ class QuantizedEmbedding(nn.Module):
         at = ids.flatten()
         zeros = None if self.zeros is None else self.zeros[at]
         parts = unpacked(self.q[at], self.scales[at], zeros, self.scheme, self.embedding_dim)
-        made = self.scheme.dequantize(parts).to(self.dtype).unflatten(0, ids.shape)
-        return made if self.factor is None else made * self.factor
+        rows = self.scheme.dequantize(parts).to(self.dtype).unflatten(0, ids.shape)
+        return rows if self.factor is None else rows * self.factor
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.scheme}"

@@ -11,18 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn import linear_bits, linear_int4, linear_int8
+from tutti.nn import linear_bits, linear_codes, linear_int4, linear_int8
 
 
 def _save(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: Tensor) -> None:
     ctx.save_for_backward(*inputs[1:-1])
     ctx.options = {name: x for name, x in keyword_only_inputs.items() if name != "rounded"}
+    ctx.k = inputs[0].shape[1]
     ctx.count, ctx.biased = len(inputs), inputs[-1] is not None
 
 
 def _gradients(dequantize: Any) -> Any:
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        weight = dequantize(*ctx.saved_tensors, **ctx.options).to(g.dtype)
+        more = {"k": ctx.k} if dequantize is linear_codes.dequantize else {}
+        weight = dequantize(*ctx.saved_tensors, **ctx.options, **more).to(g.dtype)
         of_bias = g.sum(0) if ctx.biased and ctx.needs_input_grad[-1] else None
         return (g @ weight, *[None] * (ctx.count - 2), of_bias)
 
@@ -33,5 +35,6 @@ for _name, _dequantize in (
     ("linear_int8", linear_int8.dequantize_int8),
     ("linear_int4", linear_int4.dequantize_int4),
     ("linear_bits", linear_bits.dequantize),
+    ("linear_codes", linear_codes.dequantize),
 ):
     torch.library.register_autograd(f"tutti::{_name}", _gradients(_dequantize), setup_context=_save)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tutti.nn import linear_bits, linear_int4, quantized_gradients
+from tutti.nn import linear_bits, linear_codes, linear_int4, quantized_gradients
 from tutti.nn.scheme import FLOAT8, Parts, Scheme, pack_bits, unpack_bits
 
 ops = torch.ops.tutti
 Layout = Literal["int8", "int4", "low", "float8", "bits"]
-KERNELS = "int8", "int4", "low"  # layouts that are multiplied as they are; others are dequantized first
+KERNELS = "int8", "int4", "low"  # layouts that are multiplied as integers; others are dequantized at each call
 
 
 def layout(scheme: Scheme, k: int) -> Layout:
     """How a weight with rows of k numbers lies in memory: for the operator `linear_int8`, `linear_int4` or, "low",
-    `linear_bits`; as float8, or as a stream of bits (`pack_bits`), which are dequantized before they are multiplied."""
+    `linear_bits`; as float8, or as a stream of bits (`pack_bits`), for `linear_codes`."""
     if scheme.kind == "float8":
         return "float8"
     if scheme.bits == 8 and scheme.symmetric and scheme.group is None:
@@ -78,11 +77,11 @@ class QuantizedLinear(nn.Module):
         }
         size, of_q = sizes[self.layout], {"int8": torch.int8, "float8": FLOAT8}.get(self.layout, torch.uint8)
         static = scheme.activations == "int8-static"
-        made = {"q": torch.empty(n, size, dtype=of_q, device=device),
+        parameters = {"q": torch.empty(n, size, dtype=of_q, device=device),
                 "scales": torch.empty((n,) if self.layout == "int8" else (n, groups), device=device),
                 "zeros": None if scheme.symmetric else torch.empty(n, groups, dtype=torch.uint8, device=device),
                 "input_scale": torch.ones((), device=device) if static else None}  # fmt: skip
-        for name, x in made.items():
+        for name, x in parameters.items():
             self.register_parameter(name, None if x is None else nn.Parameter(x, requires_grad=False))
 
     @classmethod
@@ -102,9 +101,9 @@ class QuantizedLinear(nn.Module):
     ) -> QuantizedLinear:
         """A layer with a weight that is quantized already. dtype: in which it computes if it must widen its weight."""
         n, k = parts.codes.shape
-        made = cls(k, n, scheme, bias, dtype, parts.codes.device)
-        made.load_parts(parts, input_scale)
-        return made
+        layer = cls(k, n, scheme, bias, dtype, parts.codes.device)
+        layer.load_parts(parts, input_scale)
+        return layer
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -138,13 +137,13 @@ class QuantizedLinear(nn.Module):
         """What q, scales and zeros are for a quantized weight."""
         codes, scales, zeros = parts
         if self.layout == "int8":
-            made = {"q": (codes.to(torch.int16) - 128).to(torch.int8), "scales": scales.squeeze(1)}
+            tensors = {"q": (codes.to(torch.int16) - 128).to(torch.int8), "scales": scales.squeeze(1)}
         else:
             bits = self.scheme.bits
             pack = {"int4": linear_int4.pack, "low": lambda x: linear_bits.pack(x, bits), "float8": lambda x: x,
                     "bits": lambda x: pack_bits(x, bits)}  # fmt: skip
-            made = {"q": pack[self.layout](codes), "scales": scales}
-        return made if zeros is None else {**made, "zeros": zeros}
+            tensors = {"q": pack[self.layout](codes), "scales": scales}
+        return tensors if zeros is None else {**tensors, "zeros": zeros}
 
     def rounded(self, weight: Tensor) -> dict[str, Tensor]:
         """What q, scales and zeros are for the nearest quantized weight."""
@@ -166,14 +165,14 @@ class QuantizedLinear(nn.Module):
             rows = ((rows / self.input_scale).round().clamp(-128, 127) * self.input_scale).to(x.dtype)
         if self.layout == "int8":
             dynamic = self.scheme.activations == "int8"
-            made = ops.linear_int8(rows, self.q, self.scales, self.bias, rounded=dynamic)
+            y = ops.linear_int8(rows, self.q, self.scales, self.bias, rounded=dynamic)
         elif self.layout == "int4":
-            made = ops.linear_int4(rows, self.q, self.scales, self.zeros, self.bias)
+            y = ops.linear_int4(rows, self.q, self.scales, self.zeros, self.bias)
         elif self.layout == "low":
-            made = ops.linear_bits(rows, self.q, self.scales, self.zeros, self.bias, bits=self.scheme.bits)
+            y = ops.linear_bits(rows, self.q, self.scales, self.zeros, self.bias, bits=self.scheme.bits)
         else:
-            made = F.linear(rows, self.dequantize().to(x.dtype), self.bias)
-        return made.reshape(*x.shape[:-1], self.out_features)
+            y = ops.linear_codes(rows, self.q, self.scales, self.zeros, self.bias, bits=self.scheme.bits)
+        return y.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.scheme}"
@@ -194,4 +193,4 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     raise ValueError(f"{type(model).__name__} has no parameters")
 
 
-assert quantized_gradients  # registers the operators, too
+assert linear_codes and quantized_gradients  # they register operators

@@ -1,4 +1,4 @@
-"""Linear layers for few rows, with weights of floats, int8, int4 and fewer bits.
+"""Linear layers for few rows, with weights of floats, int8, int4, other bits and float8.
 
 Rows, outputs and the contracted dim can be split. Where rows are rounded to int8, the contracted dim cannot: a scale
 is that of a whole row.
@@ -6,12 +6,14 @@ is that of a whole row.
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, lcm, prod
 from typing import Any
 
 import torch
 
 import tutti.nn.linear_bits
+import tutti.nn.linear_codes
+import tutti.nn.linear_experts
 import tutti.nn.linear_int4
 import tutti.nn.linear_int8
 import tutti.nn.linear_rows  # noqa: F401  (registers the operators)
@@ -22,7 +24,8 @@ from tutti.ops.registry import named, operands, rules, shape_of
 
 ops = torch.ops.tutti
 ROWS, INT8, INT4 = ops.linear_rows.default, ops.linear_int8.default, ops.linear_int4.default
-BITS = ops.linear_bits.default
+BITS, CODES = ops.linear_bits.default, ops.linear_codes.default
+EXPERTS = ops.linear_experts.default
 
 
 def _rows(node: Call) -> str:
@@ -47,16 +50,45 @@ def _packed(node: Call):
     return f"m ({u} s!), n (u b!), n (u g!){zeros}{bias} -> m n | {linear}", {"u": units}
 
 
+def _codes(node: Call):
+    """Streams of bits, of which k is split in units of whole words and groups, or float8."""
+    given = named(node.target, node.args, node.kwargs)
+    k, groups = shape_of(given["x"])[1], shape_of(given["scales"])[1]
+    words = 32 // gcd(32, given["bits"]) if given["weight"].meta["val"].dtype == torch.uint8 else 1
+    unit = lcm(words, k // groups if groups > 1 else 1)
+    g = "(u g!)" if groups > 1 else "1"
+    zeros, bias = (f", n {g}" if given["zeros"] is not None else ""), (", +n" if given["bias"] is not None else "")
+    linear = _linear({"rounded": False}, str(3 + bool(zeros)) if bias else "")
+    return f"m (u s!), n (u b!), n {g}{zeros}{bias} -> m n | {linear}", {"u": 1 if k % unit else k // unit}
+
+
+def _experts(node: Call):
+    """As the operators of one expert. Experts are not split."""
+    given = named(node.target, node.args, node.kwargs)
+    k, of_scales, float8 = shape_of(given["x"])[1], shape_of(given["scales"]), given["layout"] == "float8"
+    groups = of_scales[2] if len(of_scales) > 2 else 1
+    words = 1 if float8 or given["layout"] == "int8" else 32 // gcd(32, given["bits"])
+    unit = lcm(BLOCK if given["layout"] in ("int4", "low") else words, k // groups if groups > 1 else 1)
+    u, g = "u!" if given["rounded"] else "u", "" if len(of_scales) == 2 else " (u g!)" if groups > 1 else " 1"
+    zeros = f", e! n{g}" if given["zeros"] is not None else ""
+    line = f"m ({u} s!), m, e! n (u b!), e! n{g}{zeros} -> m n | "
+    return line + ("~3" if given["rounded"] else "~0 ~3"), {"u": 1 if k % unit else k // unit}
+
+
 def _linear(given: dict[str, Any], bias: str) -> str:
     """Linear in the scales, and in x unless it is rounded, with the bias."""
     return f"~2{bias}" if given["rounded"] else f"~0{bias} ~2{bias}"
 
 
-rules({ROWS: _rows, INT8: _int8, INT4: _packed, BITS: _packed})
+rules({ROWS: _rows, INT8: _int8, INT4: _packed, BITS: _packed, CODES: _codes, EXPERTS: _experts})
 
 
 def _flops(node: Call) -> int:
     return 2 * prod(shape_of(node.args[0])) * shape_of(node.args[1])[0]
+
+
+def _flops_of_experts(node: Call) -> int:
+    return 2 * prod(shape_of(node.args[0])) * shape_of(node.args[2])[1]
 
 
 def _seconds(device: Any, call: Any) -> float:
@@ -65,5 +97,14 @@ def _seconds(device: Any, call: Any) -> float:
     return max(products, device.stream_seconds(call.bytes, "add", call.dtype))
 
 
-FLOPS |= dict.fromkeys((ROWS, INT8, INT4, BITS), _flops)
-SECONDS |= dict.fromkeys((ROWS, INT8, INT4, BITS), _seconds)
+def _seconds_of_experts(device: Any, call: Any) -> float:
+    """The products, or reading the weights of the chosen experts."""
+    rows, _, weight, *_ = call.shapes()
+    products = call.flops / device.rate(device.known(call.dtype))
+    share = min(1.0, rows[0] / weight[0])
+    return max(products, device.stream_seconds(share * call.bytes, "add", call.dtype))
+
+
+ALL = ROWS, INT8, INT4, BITS, CODES
+FLOPS |= {**dict.fromkeys(ALL, _flops), EXPERTS: _flops_of_experts}
+SECONDS |= {**dict.fromkeys(ALL, _seconds), EXPERTS: _seconds_of_experts}

@@ -13,6 +13,7 @@ import tutti.nn.paged_attention
 import tutti.nn.paged_write  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ir.step_graph import Call
+from tutti.nn.paged_attention import ROUNDED
 from tutti.ops.registry import named, rules, shape_of
 
 ops = torch.ops.tutti
@@ -24,7 +25,7 @@ def _attention(node: Call):
     added = "".join(
         f", {x}" for name, x in (("sinks", "(g r)"), ("bias", "(g r) k!")) if node.kwargs.get(name) is not None
     )
-    if node.args[1].meta["val"].dtype == torch.int8:  # a row has its scale in it
+    if node.args[1].meta["val"].dtype in ROUNDED:  # a row has its scale in it
         line = f"t! (g r) d!, n! g c!, n! g f!, s! b!, u!, s!{added} -> t! (g r) e!"
     else:
         line = f"t! (g r) d!, n! g d!, n! g e, s! b!, u!, s!{added} -> t! (g r) e | ~2"
@@ -33,7 +34,7 @@ def _attention(node: Call):
 
 def _write(node: Call) -> str:
     cache, values = (x.meta["val"].dtype for x in node.args[:2])
-    if cache != values:  # rows of int8, with their scales
+    if cache != values:  # rows of int8 or int4, with their scales
         return "n! h c!, t! h d!, t! -> n! h c!"
     return "n! h d, t! h d, t! -> n! h d | ~01"
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 import tutti.nn.paged_write  # noqa: F401  (registers the operators)
-from tutti.nn.paged_attention import SCALE
+from tutti.nn.paged_attention import row_size
 from tutti.serve.families import own_forwards
 from tutti.serve.rotary import by_span
 
 NAME = "tutti_paged"
-CacheDtype = Literal["", "int8"]  # "": that of the model
+CacheDtype = Literal["", "int8", "int4"]  # "": that of the model
 KINDS = ("full_attention", "sliding_attention")  # layer types of transformers that are supported
 STATES = ("mamba", "linear", "hybrid", "conv", "recurrent", "delta")  # parts of the names of others
 ops = torch.ops.tutti
@@ -286,11 +286,10 @@ def _unpaged(model: nn.Module, why: str, *values: Any) -> ValueError:
 
 
 def empty_cache(layers: Sequence[Layer], slots: int, dtype: torch.dtype, device: torch.device | str) -> Cache:
-    """A cache of so many slots. With int8, rows are rounded as `tutti::paged_write` does."""
-    more = SCALE if dtype == torch.int8 else 0
+    """A cache of so many slots. With int8, or uint8 for int4, rows are rounded as `tutti::paged_write` does."""
 
     def zeros(heads: int, width: int) -> Tensor:
-        return torch.zeros(slots, heads, width + more, dtype=dtype, device=device)
+        return torch.zeros(slots, heads, row_size(width, dtype), dtype=dtype, device=device)
 
     keys, values = [zeros(x.heads, x.width) for x in layers], [zeros(x.heads, x.value_width) for x in layers]
     return Cache(keys, values, layers[0].calls)
@@ -298,5 +297,5 @@ def empty_cache(layers: Sequence[Layer], slots: int, dtype: torch.dtype, device:
 
 def slot_bytes(layers: Sequence[Layer], dtype: torch.dtype) -> int:
     """Bytes of the cache for a token."""
-    more = SCALE if dtype == torch.int8 else 0
-    return sum(x.heads * (x.width + x.value_width + 2 * more) for x in layers) * dtype.itemsize
+    each = [x.heads * (row_size(x.width, dtype) + row_size(x.value_width, dtype)) for x in layers]
+    return sum(each) * dtype.itemsize

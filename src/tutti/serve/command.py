@@ -48,7 +48,7 @@ def serve(
     """Serve a model over HTTP, as the OpenAI API does. Open http://127.0.0.1:8000 to chat with it.
 
     Args:
-        model: Folder of a training run, of a checkpoint, or of a transformers model.
+        model: Folder of a training run, of a checkpoint, or of a transformers model; or a file in GGUF.
         host: Address to bind to. 0.0.0.0 lets other machines in: set `keys` then.
         port: Port to bind to.
         name: Name of the model in the API. By default the name of its folder.
@@ -57,7 +57,8 @@ def serve(
         cluster: The devices, such as cpu:2. By default those of this job.
         level: How steps are compiled.
         memory: GiB of the KV cache, of each worker.
-        cache_dtype: "int8" rounds keys and values of the cache, which then has room for about twice as many.
+        cache_dtype: "int8" rounds keys and values of the cache, which then has room for about twice as many; "int4" for
+            more than three times as many, with larger errors.
         budget: Tokens computed in a step.
         most: Sequences that run at once.
         longest: Tokens of a sequence, prompt included.

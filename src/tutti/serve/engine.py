@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from tutti.api.step import Step
 from tutti.checkpoint.model import model_folder, skeleton
+from tutti.compress.folder import GGUF
+from tutti.compress.formats import gguf
 from tutti.hardware import Cluster
 from tutti.keywords import names_nearest
 from tutti.launch.progress import progress
@@ -76,7 +78,8 @@ class Engine:
     """Serves requests to a model that generates.
 
     model: a causal language model of `transformers`, also one that sees images, or an encoder-decoder model; a folder
-        with one, a run or checkpoint of training, or a `tutti.Step` that trains one. It runs in its own dtype. A model
+        with one, a run or checkpoint of training, a file in GGUF, or a `tutti.Step` that trains one. It runs in its own
+        dtype; of GGUF in bfloat16, or float32 if the file has no smaller weights than float16. A model
         object is not changed and can be trained. Of a folder, each process reads only its parts.
     tokenizer: for prompts that are text, stop texts and constraints; or a processor of `transformers` with one, which
         reads images and sound. By default that of the folder, if it has one.
@@ -84,14 +87,14 @@ class Engine:
     block: tokens in a block of the cache. blocks: number of blocks; by default as many as `memory` bytes hold.
     memory: bytes of the KV cache on all devices together.
     cache_dtype: "int8" rounds keys and values, with a scale for each token and head: about half the bytes of bfloat16.
-        On CPUs only.
+        "int4": with two numbers for 64 of a head, a quarter. On CPUs only.
     host_memory: bytes on the host for the blocks of preempted sequences; without it they are computed again.
     budget: tokens of a step. most: sequences that run at once. longest: tokens of a sequence, prompt included; by
         default as many as the model has positions (2,048 if it has no limit), and the cache has room for.
     prefix_cache: whether prompts with the same beginning share its blocks.
     speculate: number of tokens to guess by prompt look-up, or an object that guesses, such as a `DraftModel`.
     adapters: folders of LoRA adapters of `peft` by name, which requests choose.
-    quantize: "int8" or "int4" rounds the weights of linear layers (`serve.quantize`); adapters need them unrounded.
+    quantize: "int8" or "int4" rounds the weights of linear layers (`serve.quantize`), not those of adapters.
     seed: of requests that have none.
     self_check: whether to compare the engine's logits with those of the model's own forward pass (`serve.self_check`).
 
@@ -123,20 +126,20 @@ class Engine:
         seed: int = 0,
         self_check: bool = True,
     ):
-        if quantize and adapters:
-            raise ValueError(f"quantize={quantize!r} with adapters: an adapter changes layers that are not rounded")
         folder, source = None, None
         if isinstance(model, Step):
             model, source = model.model, model
+        elif not isinstance(model, nn.Module) and Path(model).suffix == GGUF:
+            model, tokenizer = gguf.load(model, dtype=None, packed=True), tokenizer or _tokenizer_of(Path(model))
         elif not isinstance(model, nn.Module):
             folder = model_folder(model)
             model, tokenizer = skeleton(folder), tokenizer or _reader(folder)
             if compressed.is_compressed(model):
-                if quantize or adapters:
-                    advice = "serve it without quantize=" if quantize else "adapters need the model that it was made of"
-                    raise ValueError(f"{folder} is quantized already: {advice}")
+                if quantize:
+                    raise ValueError(f"{folder} is quantized already: serve it without quantize=")
                 compressed.prepare(model)
         assert isinstance(model, nn.Module)
+        model = compressed.served(model)
         if quantize:
             model = quantized(model, quantize, folder is None and source is None)
         self.processor = tokenizer if hasattr(tokenizer, "tokenizer") else None
@@ -654,6 +657,14 @@ def _reader(folder: Path) -> Any:
     try:
         return (AutoProcessor if processes else AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
+        return None
+
+
+def _tokenizer_of(path: Path) -> Any:
+    """The tokenizer of a file in GGUF, if it has one that is supported."""
+    try:
+        return gguf.load_tokenizer(path)
+    except ValueError:
         return None
 
 

@@ -2,6 +2,7 @@
 
 The low-rank factors of all adapters stand side by side: z = x A^T has a column for each of their ranks, columns of
 other adapters than a token's own become zero, and z B^T is added to the layer's output (Hu et al., "LoRA", 2021).
+Layers may be quantized: the factors are not (Dettmers et al., "QLoRA", 2023).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.nn.quantized_linear import QuantizedLinear
 from tutti.weight_files import opened
 
 KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.\w+)?\.weight")
@@ -38,17 +40,18 @@ class Adapters:
         self.owners: dict[str, Tensor] = {}  # the number of the adapter that each rank belongs to, from 1
         for path in sorted({path for factors in found for path in factors}):
             layer = layers.get(path)
-            if not isinstance(layer, nn.Linear):
+            if not isinstance(layer, nn.Linear | QuantizedLinear):
                 raise ValueError(f"an adapter changes {path!r}, which is {type(layer).__name__}, not a Linear layer")
             own = [(i, *factors[path]) for i, factors in enumerate(found, 1) if path in factors]
             for i, a, b in own:
                 if (a.shape[1], b.shape[0]) != (layer.in_features, layer.out_features):
                     raise ValueError(f"adapter {self.names[i - 1]!r} is of another model: {path} is "
                                      f"{layer.in_features} x {layer.out_features}")  # fmt: skip
-            weight = layer.weight
-            self.down[path] = torch.cat([a for _, a, _ in own]).to(weight.device, weight.dtype)
-            self.up[path] = torch.cat([b for _, _, b in own], 1).to(weight.device, weight.dtype)
-            self.owners[path] = torch.cat([torch.full((len(a),), i) for i, a, _ in own]).to(weight.device)
+            weight = layer.q if isinstance(layer, QuantizedLinear) else layer.weight
+            device, dtype = weight.device, layer.weight.dtype
+            self.down[path] = torch.cat([a for _, a, _ in own]).to(device, dtype)
+            self.up[path] = torch.cat([b for _, _, b in own], 1).to(device, dtype)
+            self.owners[path] = torch.cat([torch.full((len(a),), i) for i, a, _ in own]).to(device)
 
     def number(self, name: str) -> int:
         """The number that tokens of a request have; 0 without an adapter. Raises ValueError if it is unknown."""

@@ -37,6 +37,7 @@ from tutti.serve.scheduler import Batch, Move
 from tutti.serve.sequence import Sequence
 from tutti.serve.source import Encoder, Source, embedded, encoder_of
 
+CACHES = {"int8": torch.int8, "int4": torch.uint8}  # dtypes of rounded caches
 CACHE = "cache:cache."  # begins the names of keys and values in the store; adapters have other names
 
 
@@ -65,14 +66,14 @@ class Runner:
         self.model, self.block, self.budget, self.most = model, block, budget, most
         self.layers, self.scaling = layers_of(model), scaling_of(model)
         device, dtype = next(model.parameters()).device, dtype_of(model)
-        if cache_dtype not in ("", "int8"):
-            raise ValueError(f"cache_dtype={cache_dtype!r}; expected 'int8', or '' for that of the model")
+        if cache_dtype not in ("", *CACHES):
+            raise ValueError(f"cache_dtype={cache_dtype!r}; expected 'int8', 'int4', or '' for that of the model")
         if cache_dtype and (device.type != "cpu" or dtype not in KNOWN):
             raise ValueError(
-                f"cache_dtype='int8' with a model of {dtype} on {device.type}: attention reads int8 on CPUs only, for "
-                "models of float32 and bfloat16; leave cache_dtype out"
+                f"cache_dtype={cache_dtype!r} with a model of {dtype} on {device.type}: attention reads it on CPUs "
+                "only, for models of float32 and bfloat16; leave cache_dtype out"
             )
-        self.cache_dtype = torch.int8 if cache_dtype else dtype
+        self.cache_dtype = CACHES.get(cache_dtype, dtype)
         each = slot_bytes(self.layers, self.cache_dtype) * block
         self.blocks = memory // each if blocks is None else blocks
         self.host_blocks = host_memory // each

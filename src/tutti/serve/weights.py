@@ -65,7 +65,7 @@ def _groups(layers: Mapping[str, QuantizedLinear]) -> Iterator[dict[str, torch.T
 
 def _as_given(store: Store, layers: Container[str]) -> list[str]:
     """The names of parameters in the store that are not rounded."""
-    rounded = "q", "scales", "zeros"
+    rounded = "q", "scales", "zeros", "input_scale"
 
     def is_rounded(path: str, _: str, last: str) -> bool:
         return path in layers and last in rounded

@@ -5,6 +5,8 @@ import torch
 from tutti.check.samples.sample import Draw, samples
 from tutti.nn import linear_bits
 from tutti.nn.linear_int4 import pack
+from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.scheme import FLOAT8, Scheme, pack_bits
 
 ops = torch.ops.tutti
 
@@ -48,3 +50,29 @@ def few_bits(d: Draw):
     zeros = d.integers(*groups, below=2**bits).to(torch.uint8) if d.flag() else None
     bias = d.floats(n, dtype=dtype) if d.flag() else None
     return (d.floats(m, k, dtype=dtype), *weight, zeros, bias), {"bits": bits, "rounded": rounded}
+
+
+@samples(ops.linear_codes.default)
+def codes(d: Draw):
+    (m, n), k, dtype = d.sizes(2), d.pick([48, 64, 128]), d.pick([torch.float32, torch.bfloat16])
+    groups, bits = (n, d.pick([1, 2, 4])), d.pick([3, 5, 6, 8])
+    float8 = bits == 8 and d.flag()
+    codes = d.floats(n, k, dtype=torch.float32).to(FLOAT8) if float8 else d.integers(n, k, below=2**bits)
+    weight = codes if float8 else pack_bits(codes.to(torch.uint8), bits), 10 * d.floats(*groups, dtype=torch.float32)
+    zeros = None if float8 or d.flag() else d.integers(*groups, below=2**bits).to(torch.uint8)
+    bias = d.floats(n, dtype=dtype) if d.flag() else None
+    return (d.floats(m, k, dtype=dtype), *weight, zeros, bias), {"bits": bits}
+
+
+@samples(ops.linear_experts.default)
+def experts(d: Draw):
+    (m, n, count), k, (dtype, rounded) = d.sizes(3), d.pick([128, 256]), kinds(d)
+    scheme = d.pick([Scheme(8, None), Scheme(4, 32), Scheme(3, 64, False), Scheme(2, 64), Scheme(5, 64, False),
+                     Scheme(8, None, kind="float8")])  # fmt: skip
+    layer = QuantizedLinear(k, count * n, scheme)
+    layer.load(d.floats(count * n, k, dtype=torch.float32))
+    q, scales = (x.data.unflatten(0, (count, n)) for x in (layer.q, layer.scales))
+    zeros = None if layer.zeros is None else layer.zeros.data.unflatten(0, (count, n))
+    scales = 10 * d.floats(*scales.shape, dtype=torch.float32)
+    options = {"layout": layer.layout, "bits": scheme.bits, "rounded": rounded and layer.layout != "bits"}
+    return (d.floats(m, k, dtype=dtype), d.integers(m, below=count), q, scales, zeros), options

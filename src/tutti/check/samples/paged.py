@@ -21,7 +21,8 @@ def paged_attention(d: Draw):
     keys = d.floats(SLOTS, groups, width, dtype=dtype)
     values = d.floats(SLOTS, groups, value_width, dtype=dtype)
     if d.flag():
-        keys, values = rounded(keys), rounded(values)
+        stored = d.pick([torch.int8, torch.uint8])
+        keys, values = rounded(keys, stored), rounded(values, stored)
     options = {"block": BLOCK, "scale": 0.5, "window": d.pick([0, 3]) if causal else 0, "softcap": d.pick([0.0, 2.0]),
                "sinks": d.floats(groups * r, dtype=dtype) if d.flag() else None,
                "bias": d.floats(groups * r, 3, dtype=dtype) if causal and d.flag() else None, 
@@ -36,5 +37,5 @@ def paged_write(d: Draw):
     slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(d.between(0, 9)))[:tokens]
     slots = torch.where(d.booleans(tokens), slots, -1)
     cache = d.floats(SLOTS, heads, width, dtype=dtype)
-    cache = rounded(cache) if d.flag() else cache
+    cache = rounded(cache, d.pick([torch.int8, torch.uint8])) if width % 2 == 0 and d.flag() else cache
     return (cache, d.floats(tokens, heads, width, dtype=dtype), slots), {}

@@ -10,6 +10,13 @@ config.json has a "quantization_config", and the files of tensors have for a lay
 | int-quantized | X.weight (n, k) int8, X.weight_scale (n, 1) | with activations in int8 |
 | | X.input_scale (1) | where they are static |
 | float-quantized | X.weight (n, k) float8_e4m3fn, X.weight_scale (n, 1) or (n, groups) | |
+
+What that format cannot say makes the entry one of our own, which has no "quant_method", so that `transformers` refuses
+the folder and does not draw random weights; `tutti.compress.load` and `tutti serve` read it:
+
+- weights of "type" ternary, X.weight_packed (n, ceil(k / 5)) uint8, or binary, (n, ceil(k / 32)) int32
+- weights with "scales" int8: X.weight_scale (n, groups) int8, X.weight_scale_scale (ceil(n groups / 256)) float32
+- "low_rank": {path: rank} of layers with two weights, X.a and X.b (`LowRankLinear`), which may be quantized
 """
 
 from __future__ import annotations
@@ -28,12 +35,28 @@ from torch import Tensor, nn
 
 from tutti.compress.experts import ExpertLayers, is_experts
 from tutti.compress.modules import shapes
+from tutti.nn.low_rank_linear import LowRankLinear, low_rank_layers
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
 from tutti.nn.quantized_linear import QuantizedLinear
-from tutti.nn.scheme import SCALES, Parts, Scheme, pack_bits, unpack_bits
+from tutti.nn.scheme import (
+    BITS,
+    SCALES,
+    SHARED,
+    TRITS,
+    Parts,
+    Scheme,
+    of_scale_codes,
+    pack_bits,
+    pack_ternary,
+    scale_codes,
+    unpack_bits,
+    unpack_ternary,
+)  # fmt: skip
 
 METHOD = "compressed-tensors"
 VERSION = "0.15.0"  # of the package that reads what is written
+READERS = "tutti.compress.load and tutti serve"
+OWN = "tutti"  # the "format" of entries that only we read
 QuantizedModule = QuantizedLinear | QuantizedEmbedding
 
 
@@ -46,19 +69,38 @@ def tensors_of(layer: QuantizedModule) -> dict[str, Tensor]:
     """What a layer is in a file, by the ends of the names."""
     codes, scales, zeros = layer.parts()
     scheme, (n, k) = layer.scheme, layer.weight.shape
-    made = {"weight_scale": scales.to(SCALES.get(scheme.scales, layer.dtype))}
-    if scheme.kind == "float8":
-        made["weight"] = codes
-    elif scheme.activations:
-        made["weight"] = (codes.to(torch.int16) - 128).to(torch.int8)
-        if (scale := getattr(layer, "input_scale", None)) is not None:
-            made["input_scale"] = scale.data.reshape(1).to(layer.dtype)
+    tensors: dict[str, Tensor] = {}
+    if scheme.scales == "int8":
+        tensors["weight_scale"], tensors["weight_scale_scale"] = scale_codes(scales)
     else:
-        made["weight_packed"] = _words(codes, scheme.bits)
-        made["weight_shape"] = torch.tensor([n, k])
+        tensors["weight_scale"] = scales.to(SCALES.get(scheme.scales, layer.dtype))
+    if scheme.kind == "float8":
+        tensors["weight"] = codes
+    elif scheme.activations:
+        tensors["weight"] = (codes.to(torch.int16) - 128).to(torch.int8)
+        if (scale := getattr(layer, "input_scale", None)) is not None:
+            tensors["input_scale"] = scale.data.reshape(1).to(layer.dtype)
+    else:
+        tensors["weight_packed"] = _packed(codes, scheme)
+        tensors["weight_shape"] = torch.tensor([n, k])
         if zeros is not None:
-            made["weight_zero_point"] = _words(zeros.T, scheme.bits).T.contiguous()
-    return made
+            tensors["weight_zero_point"] = _words(zeros.T, scheme.bits).T.contiguous()
+    return tensors
+
+
+def _packed(codes: Tensor, scheme: Scheme) -> Tensor:
+    if scheme.kind == "ternary":
+        return pack_ternary(codes)
+    return _words(codes >> 1, 1) if scheme.kind == "binary" else _words(codes, scheme.bits)
+
+
+def _unpacked(get: Callable[[str], Tensor], scheme: Scheme, n: int, k: int) -> Tensor:
+    if scheme.kind == "ternary":
+        return unpack_ternary(_of(get, "weight_packed", (n, -(-k // TRITS)), torch.uint8), k)
+    bits = 1 if scheme.kind == "binary" else scheme.bits
+    packed = _of(get, "weight_packed", (n, -(-k * bits // 32)), torch.int32)
+    codes = unpack_bits(packed.contiguous().view(torch.uint8), bits, k)
+    return codes << 1 | 1 if scheme.kind == "binary" else codes
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
@@ -71,19 +113,22 @@ def read_parts(get: Callable[[str], Tensor], scheme: Scheme, n: int, k: int) -> 
     Raises ValueError for tensors of other shapes or dtypes.
     """
     groups, static = scheme.groups(k), None
-    scales = _of(get, "weight_scale", (n, groups)).float()
+    if scheme.scales == "int8":
+        units = _of(get, "weight_scale_scale", (-(-n * groups // SHARED),), torch.float32)
+        scales = of_scale_codes(_of(get, "weight_scale", (n, groups), torch.int8), units)
+    else:
+        scales = _of(get, "weight_scale", (n, groups)).float()
     if scheme.kind == "float8":
         return Parts(_of(get, "weight", (n, k), torch.float8_e4m3fn), scales), None
     if scheme.activations:
         if scheme.activations == "int8-static":
             static = _of(get, "input_scale", (1,)).float().squeeze(0)
         return Parts((_of(get, "weight", (n, k), torch.int8).to(torch.int16) + 128).to(torch.uint8), scales), static
-    packed = _of(get, "weight_packed", (n, -(-k * scheme.bits // 32)), torch.int32)
-    zeros = None
+    codes, zeros = _unpacked(get, scheme, n, k), None
     if not scheme.symmetric:
         words = _of(get, "weight_zero_point", (-(-n * scheme.bits // 32), groups), torch.int32)
         zeros = unpack_bits(words.T.contiguous().view(torch.uint8), scheme.bits, n).T.contiguous()
-    return Parts(unpack_bits(packed.contiguous().view(torch.uint8), scheme.bits, k), scales, zeros), None
+    return Parts(codes, scales, zeros), None
 
 
 def _of(get: Callable[[str], Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
@@ -97,45 +142,66 @@ def _of(get: Callable[[str], Tensor], name: str, shape: tuple[int, ...], dtype: 
 
 
 def config_of(
-    schemes: Mapping[str, tuple[Scheme, str]], others: Iterable[str], experts: bool = False
+    schemes: Mapping[str, tuple[Scheme, str]],
+    others: Iterable[str],
+    experts: bool = False,
+    ranks: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The "quantization_config" of a model.
 
     schemes: and the class ("Linear" or "Embedding"), by path. others: paths of linear layers that are not quantized.
-    experts: whether there are quantized experts of a mixture, which transformers must dequantize as it loads.
+    experts: whether there are quantized experts of a mixture, which transformers must dequantize as it loads. ranks:
+    of layers of lower rank, by path.
     """
     groups: dict[tuple[Scheme, str, bool], list[str]] = {}
     for path, key in schemes.items():
         groups.setdefault((*key, ".experts." in path), []).append(path)
-    made, formats = {}, {format_of(scheme) for scheme, _, _ in groups}
+    entries, formats = {}, {format_of(scheme) for scheme, _, _ in groups}
     most = max((x for (_, kind, _), x in groups.items() if kind == "Linear"), key=len, default=[])
     for (scheme, kind, inside), paths in sorted(groups.items(), key=lambda x: x[1] is most):  # the first match holds
         targets = [r"re:.*\.experts\..*"] if inside else [kind] if paths is most and not experts else paths
-        made[f"group_{len(made)}"] = {
+        entries[f"group_{len(entries)}"] = {
             "targets": targets,
             "weights": {
                 "num_bits": scheme.bits,
-                "type": "float" if scheme.kind == "float8" else "int",
+                "type": "float" if scheme.kind == "float8" else scheme.kind,
                 "symmetric": scheme.symmetric,
                 "strategy": "group" if scheme.group else "channel",
                 "group_size": scheme.group,
                 "dynamic": False,
+                **({"scales": "int8"} if scheme.scales == "int8" else {}),
             },
             "input_activations": _activations(scheme),
             "output_activations": None,
             "format": format_of(scheme),
         }
-    found = {
+    entry = {
         "quant_method": METHOD,
         "version": VERSION,
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "config_groups": made,
+        "config_groups": entries,
         "ignore": list(others),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
-    return {**found, "dequantize": True} if widened(schemes) else found
+    if own(schemes, ranks):
+        return {**own_entry(entry), "low_rank": dict(ranks or {})}
+    return {**entry, "dequantize": True} if widened(schemes) else entry
+
+
+def own(schemes: Mapping[str, tuple[Scheme, str]], ranks: Mapping[str, int] | None = None) -> list[str]:
+    """What of a model only our own entry can say."""
+    return (["layers of low rank"] if ranks else []) + sorted(
+        {f"{x.kind} weights" for x, _ in schemes.values() if x.kind in ("ternary", "binary")}
+        | {"scales in int8" for x, _ in schemes.values() if x.scales == "int8"}
+    )
+
+
+def own_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry that `transformers` refuses to read."""
+    return {**{key: x for key, x in entry.items() if key != "quant_method"}, "format": OWN,
+            "read_by": READERS}  # fmt: skip
 
 
 def widened(schemes: Mapping[str, tuple[Scheme, str]]) -> bool:
@@ -185,7 +251,7 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
 
     Raises ValueError, with a remedy, for what is not supported.
     """
-    if config.get("quant_method") != METHOD:
+    if config.get("quant_method") != METHOD and config.get("format") != OWN:
         raise ValueError(f"the model is quantized by {config.get('quant_method')!r}; only {METHOD} is read: load it "
                          "with transformers, dequantize and save it, and compress that")  # fmt: skip
 
@@ -197,23 +263,24 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
         ignored = list(config.get("ignore") or ())
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the quantization_config is damaged: {type(error).__name__} {error}") from None
-    found = {}
+    schemes = {}
     for path, kind in layers.items():
         if any(targeted(path, "", x) for x in ignored):
             continue
         for targets, scheme in groups:
             if any(targeted(path, kind, x) for x in targets):
-                found[path] = scheme
+                schemes[path] = scheme
                 break
-    return found
+    return schemes
 
 
 def _scheme_of(group: Mapping[str, Any]) -> Scheme:
     weights, activations = group["weights"], group.get("input_activations")
-    kind = {"int": "int", "float": "float8"}.get(weights["type"])
+    kind = {"int": "int", "float": "float8", "ternary": "ternary", "binary": "binary"}.get(weights["type"])
     strategy, size = weights["strategy"], weights.get("group_size")
+    bits = weights["num_bits"]
     known = (kind and strategy in ("group", "channel") and not weights.get("dynamic")
-             and not group.get("output_activations") and (kind == "int" or weights["num_bits"] == 8))  # fmt: skip
+             and not group.get("output_activations") and bits == BITS.get(kind, bits))  # fmt: skip
     if activations is not None:
         known = known and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (
             8,
@@ -228,28 +295,29 @@ def _scheme_of(group: Mapping[str, Any]) -> Scheme:
     if activations is not None:
         of_inputs = "int8" if activations.get("dynamic") else "int8-static"
     return Scheme(weights["num_bits"], size if strategy == "group" else None, weights.get("symmetric", True),
-                  of_inputs, kind)  # pyright: ignore[reportArgumentType]  # fmt: skip
+                  of_inputs, kind, weights.get("scales", ""))  # pyright: ignore[reportArgumentType]  # fmt: skip
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
 
 
-def file_tensors(model: nn.Module, kept: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-    """The tensors of a model as files have them, by name; tied ones are there once. kept: of the names in the model."""
-    made: dict[str, Tensor] = {}
+def file_tensors(model: nn.Module, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+    """The tensors of a model as files have them, by name; tied ones are there once. wanted: whether to take a name of
+    the model."""
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     taken: set[str] = set()
     for path, module in model.named_modules():
         if isinstance(module, QuantizedModule):
             taken |= {f"{path}.{name}" for name in ("q", "scales", "zeros", "input_scale")}
-            if kept(f"{path}.q") and id(module.q) not in seen:
-                made |= {f"{path}.{name}": x for name, x in tensors_of(module).items()}
+            if wanted(f"{path}.q") and id(module.q) not in seen:
+                tensors |= {f"{path}.{name}": x for name, x in tensors_of(module).items()}
             seen.add(id(module.q))
     for name, x in model.state_dict(keep_vars=True).items():
-        if name not in taken and id(x) not in seen and kept(name):
+        if name not in taken and id(x) not in seen and wanted(name):
             seen.add(id(x))
-            made[name] = x.detach().contiguous()
-    return {_file_name(name, model): x for name, x in made.items()}
+            tensors[name] = x.detach().contiguous()
+    return {_file_name(name, model): x for name, x in tensors.items()}
 
 
 def _file_name(name: str, model: nn.Module) -> str:
@@ -267,6 +335,18 @@ def known_name(name: str) -> str:
         for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
             name = name.replace(f".{theirs}.", f".{ours}.")
     return name.replace(".block_sparse_moe.gate.", ".mlp.gate.")
+
+
+def factor(model: Any) -> None:
+    """Put layers of lower rank, whose memory is not touched, in the place of a model's layers, as its config says."""
+    config = getattr(model.config, "quantization_config", None) or {}
+    ranks = config.get("low_rank", {}) if isinstance(config, Mapping) else {}
+    for path, rank in ranks.items():
+        try:
+            layer = model.get_submodule(path)
+        except AttributeError:
+            raise ValueError(f"the quantization_config is damaged: there is no layer {path!r}") from None
+        model.set_submodule(path, LowRankLinear.like(layer, rank))
 
 
 def prepare(model: Any, schemes: Mapping[str, Scheme]) -> None:
@@ -295,9 +375,9 @@ def prepare(model: Any, schemes: Mapping[str, Scheme]) -> None:
 
 def quantizable(model: nn.Module) -> dict[str, str]:
     """The layers of a model that may be quantized, "Linear" or "Embedding", by path."""
-    found = {path: "Linear" for path in shapes(model)}
-    found |= {path: "Embedding" for path, x in model.named_modules() if isinstance(x, nn.Embedding)}
-    return found
+    layers = {path: "Linear" for path in shapes(model)}
+    layers |= {path: "Embedding" for path, x in model.named_modules() if isinstance(x, nn.Embedding)}
+    return layers
 
 
 def load_layer(module: QuantizedModule, path: str, get: Callable[[str], Tensor]) -> None:
@@ -320,16 +400,19 @@ def config_json(model: Any) -> dict[str, Any]:
             others.append(path)
         elif is_experts(x):
             others.append(rf"re:{re.escape(path)}\..*")
-    made = model.config.to_dict()
-    made["architectures"] = [type(model).__name__]
-    if schemes:
+    config = model.config.to_dict()
+    config["architectures"] = [type(model).__name__]
+    ranks = {path: x.rank for path, x in low_rank_layers(model).items()}
+    if schemes or ranks:
         experts = any(".experts." in path for path in schemes)
-        if unread(schemes):
+        if reasons := own(schemes, ranks):
+            warnings.warn(f"transformers cannot load {', '.join(reasons)}; {READERS} can", stacklevel=2)
+        elif unread(schemes):
             warnings.warn(
                 "transformers cannot load embeddings or zeros with several schemes; tutti serve can", stacklevel=2
             )
-        made["quantization_config"] = config_of(schemes, others, experts)
-    return made
+        config["quantization_config"] = config_of(schemes, others, experts, ranks)
+    return config
 
 
 def save(model: Any, folder: Path, shard: int = 5 << 30, files: Path | None = None) -> Path:

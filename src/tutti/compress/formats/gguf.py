@@ -1,6 +1,7 @@
 """GGUF, the format of llama.cpp: `save` a causal language model of transformers, and `load` one.
 
-Supported are dense models of the families of Llama (Mistral among them), Qwen 2 and Qwen 3. A file has the weights, the
+Supported are models of the families of Llama (Mistral and Mixtral among them), Qwen 2 and Qwen 3, dense or mixtures of
+experts, whose weights a file has in tensors of three dims. A file has the weights, the
 config and, if it is byte-level BPE, the tokenizer. Weights are stored in one of the types of `gguf_blocks`; norms and
 biases are float32. A quantized layer keeps its numbers: int8 becomes q8_0, and 4 bits or fewer become q4_0 without
 zeros or q4_1 with zeros, exact up to the rounding of its scales to float16.
@@ -21,13 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tutti.compress.formats import gguf_file, gguf_tokenizer
+from tutti.compress.experts import ExpertLayers, is_experts
+from tutti.compress.formats import compressed_tensors, gguf_file, gguf_tokenizer
 from tutti.compress.formats.gguf_blocks import BY_NAME, BlockType, q4_0, q4_1, q8_0
 from tutti.compress.formats.gguf_file import File, Written
 from tutti.nn.quantized_embedding import QuantizedEmbedding
 from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.scheme import Parts, Scheme
 
-FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "mixtral": "llama",
+            "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # fmt: skip
 """The architecture of llama.cpp for a model type of transformers."""
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -43,11 +47,20 @@ _LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+_MODELS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}  # model types of transformers, where the names differ
+_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+_ROUTER, _SHARED_GATE = "ffn_gate_inp", "ffn_gate_inp_shexp"  # of float32; the second without its dim of size one
 _LAYER_OF = {own: name for name, own in _LAYER.items()}
 _FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q2_k": 10, "q3_k": 12, "q4_k": 15, "q5_k": 17,
                "q6_k": 18, "bf16": 32}  # fmt: skip
 BLOCK = 32  # numbers that share a scale in GGUF
+PACKED = "q8_0", "q4_0"
 QUANTIZED = QuantizedLinear, QuantizedEmbedding
 _PLAIN = "f32", "f16", "bf16"
 _FREQUENCIES = "rope_freqs.weight"
@@ -87,6 +100,7 @@ def save(
         _described(model, own, name, config, BY_NAME[embeddings if name.split(".")[0] in _TOP else kind])
         for own, name in _names(model).items()
     ]
+    tensors += _experts(model, BY_NAME[kind])
     if (factors := _rope_factors(config)) is not None:
         tensors.append(Written(_FREQUENCIES, BY_NAME["f32"], factors.shape, lambda: factors.view(np.uint8)[None]))
     gguf_file.write(Path(path), metadata, tensors)
@@ -106,7 +120,11 @@ def _names(model: Any) -> dict[str, str]:
     tied = model.config.tie_word_embeddings
     for own in [*model.state_dict(), *(f"{path}.weight" for path in quantized)]:
         path, _, kind = own.rpartition(".")
-        if (path in quantized and kind not in ("weight", "bias")) or (tied and path == "lm_head"):
+        if (
+            (path in quantized and kind not in ("weight", "bias"))
+            or (tied and path == "lm_head")
+            or (".mlp.experts." in own)
+        ):
             continue
         found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", path)
         name = f"blk.{found[1]}.{_LAYER_OF.get(found[2])}" if found else {y: x for x, y in _TOP.items()}.get(path)
@@ -121,6 +139,12 @@ def _described(model: Any, own: str, name: str, config: Any, kind: BlockType) ->
     path, _, part = own.rpartition(".")
     layer = model.get_submodule(path)
     heads = _permuted_heads(config, name)
+    if name.split(".")[2:] == [_SHARED_GATE, "weight"]:
+        gate = layer.dequantize() if isinstance(layer, QuantizedLinear) else layer.weight
+        numbers = gate.detach().float().cpu().numpy()
+        return Written(name, BY_NAME["f32"], numbers.shape[1:], lambda: BY_NAME["f32"].encode(numbers))
+    if name.split(".")[2:] == [_ROUTER, "weight"]:
+        kind = BY_NAME["f32"]
     if part == "weight" and isinstance(layer, QUANTIZED):
         kind, make = _of_parts(layer, path)
         return Written(name, kind, tuple(layer.weight.shape), lambda: _permute(make(), heads))
@@ -144,6 +168,42 @@ def _described(model: Any, own: str, name: str, config: Any, kind: BlockType) ->
             raise ValueError(f"{own}: {error}") from None
 
     return Written(name, kind, tuple(x.shape), rows)
+
+
+def _experts(model: Any, kind: BlockType) -> list[Written]:
+    """The weights of experts to write, (experts, n, k), those of a layer and name together."""
+    made = []
+    for path, module in model.named_modules():
+        if not isinstance(module, ExpertLayers) and not is_experts(module):
+            continue
+        of = module if isinstance(module, ExpertLayers) else ExpertLayers(module)
+        for own, name in _EXPERTS.items():
+            layers = {f"{path}.{i}.{own}": getattr(of[i], own) for i in range(of.count)}
+            made.append(_stacked(f"blk.{path.split('.')[2]}.{name}.weight", layers, kind))
+    return made
+
+
+def _stacked(name: str, layers: dict[str, Any], kind: BlockType) -> Written:
+    """One tensor of the layers of several experts, by path."""
+    parts: list[Callable[[], np.ndarray]] = []
+    kinds = set()
+    for path, x in layers.items():
+        if isinstance(x, QuantizedLinear):
+            found, rows = _of_parts(x, path)
+            kinds.add(found)
+            parts.append(rows)
+        else:
+            kinds.add(kind)
+            parts.append(lambda x=x: kind.encode(x.weight.detach().float().cpu().numpy()))
+        if x.bias is not None:
+            raise ValueError(f"{path}: GGUF export has no biases of experts")
+    (n, k), of_all = next(iter(layers.values())).weight.shape, kinds.pop()
+    if kinds:
+        raise ValueError(f"{name}: experts of a layer have one type in GGUF, not several")
+    if k % of_all.block:
+        raise ValueError(f"{name} has rows of {k} numbers, and {of_all.name} has blocks of {of_all.block}: choose a "
+                         "type with smaller blocks, such as q8_0 (32) or f16")  # fmt: skip
+    return Written(name, of_all, (len(parts), n, k), lambda: np.concatenate([make() for make in parts]))
 
 
 def _of_parts(layer: QuantizedLinear | QuantizedEmbedding, path: str) -> tuple[BlockType, Callable[[], np.ndarray]]:
@@ -208,7 +268,7 @@ def _metadata(config: Any, kind: str) -> dict[str, Any]:
         )
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"llama.cpp computes {family} with silu, not with {config.hidden_act}")
-    if getattr(config, "attention_bias", False) and family == "qwen3":
+    if getattr(config, "attention_bias", False) and family.startswith("qwen3"):
         raise ValueError("llama.cpp has no biases in the attention of qwen3")
     head = _head_dim(config)
     own = {
@@ -225,6 +285,7 @@ def _metadata(config: Any, kind: str) -> dict[str, Any]:
         "rope.freq_base": float(rope["rope_theta"]),
         "vocab_size": config.vocab_size,
     }
+    own |= _metadata_of_experts(config)
     if rope["rope_type"] == "linear":
         own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     if rope["rope_type"] == "llama3":
@@ -235,6 +296,23 @@ def _metadata(config: Any, kind: str) -> dict[str, Any]:
         "general.quantization_version": 2,
         **{f"{family}.{name}": value for name, value in own.items()},
     }
+
+
+def _metadata_of_experts(config: Any) -> dict[str, int]:
+    kind = config.model_type
+    if kind == "mixtral":
+        return {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    if kind not in _MODELS.values():
+        return {}
+    if config.mlp_only_layers or config.decoder_sparse_step != 1:
+        raise ValueError(f"llama.cpp has no layers without experts in {kind}")
+    if config.norm_topk_prob != (kind == "qwen3_moe"):
+        raise ValueError(f"llama.cpp computes {kind} with norm_topk_prob={not config.norm_topk_prob}")
+    made = {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size}  # fmt: skip
+    if kind == "qwen2_moe":
+        made["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    return made
 
 
 def _head_dim(config: Any) -> int:
@@ -256,16 +334,41 @@ def _rope_factors(config: Any) -> np.ndarray | None:
 # ---- loading --------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The transformers model of a GGUF file, its weights in `dtype`.
+def load(path: str | Path, dtype: torch.dtype | None = torch.float32, packed: bool = False) -> Any:
+    """The transformers model of a GGUF file.
+
+    dtype: of its weights. None: bfloat16, or float32 if all weights of the file are of float32 or float16. packed:
+    whether layers and embeddings of q8_0 and q4_0 keep their numbers, as quantized ones; other types are widened.
 
     Raises ValueError, naming the file, if it is damaged, or is of a family or type that is not supported.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.initialization import no_init_weights
 
-    config, state = read(path, dtype)
+    file = gguf_file.read(Path(path))
+    if dtype is None:
+        exact = all(x.type.name in ("f32", "f16") for x in file.tensors.values())
+        dtype = torch.float32 if exact else torch.bfloat16
+    config, state = read(path, dtype, packed, file)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
+    if not packed:
+        return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
+    with no_init_weights():
+        model = kind._from_config(config, dtype=dtype)
+    model.tie_weights()
+    schemes = {own.removesuffix(".weight"): x.scheme for own, x in state.items() if isinstance(x, QuantizedLinear)}
+    if config.tie_word_embeddings and (own := _TOP["token_embd"]) in schemes:
+        schemes = {_TOP["output"]: schemes[own], **schemes}
+    compressed_tensors.prepare(model, schemes)
+    with torch.no_grad():
+        for own, x in state.items():
+            path_of, _, name = own.rpartition(".")
+            module = model.get_submodule(path_of)
+            if isinstance(x, QuantizedLinear):
+                (module.table() if isinstance(module, QuantizedEmbedding) else module).load_parts(x.parts())
+            else:
+                getattr(module, name).copy_(x)
+    return model.eval()
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -273,13 +376,22 @@ def load_tokenizer(path: str | Path) -> Any:
     return gguf_tokenizer.from_metadata(gguf_file.read(Path(path)).metadata)
 
 
-def read(path: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Tensor]]:
-    """The transformers config and state dict of a GGUF file. Errors as of `load`."""
-    file = gguf_file.read(Path(path))
+def read(
+    path: str | Path, dtype: torch.dtype = torch.float32, packed: bool = False, file: File | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The transformers config and state dict of a GGUF file. packed: whether weights of q8_0 and q4_0 are
+    `QuantizedLinear`. file: its content, if that is known. Errors as of `load`."""
+    file = gguf_file.read(Path(path)) if file is None else file
     try:
         config = _config(file)
         names = _expected(config, file)
-        return config, {own: _tensor(file, name, config).to(dtype) for own, name in names.items()}
+        made: dict[str, Any] = {}
+        for own, name in names.items():
+            made[own] = (packed and _packed(file, name, config, dtype)) or _tensor(file, name, config).to(dtype)
+        for own in [x for x in made if x.endswith(".experts.gate_proj")]:
+            stem = own.removesuffix("gate_proj")
+            made[f"{stem}gate_up_proj"] = torch.cat([made.pop(own), made.pop(f"{stem}up_proj")], 1)
+        return config, made
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -329,13 +441,26 @@ def _config(file: File) -> Any:
         **{f"{x}_token_id": file.metadata.get(f"tokenizer.ggml.{x}_token_id") for x in ("bos", "eos")},
         pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
     )
-    if family == "llama":
+    kind = _MODELS.get(family, family)
+    if experts := number("expert_count") if f"{family}.expert_count" in file.metadata else 0:
+        kind = "mixtral" if family == "llama" else kind
+        sizes["num_experts_per_tok"] = number("expert_used_count", most=experts + 1)
+        sizes["num_local_experts" if kind == "mixtral" else "num_experts"] = experts
+    if family in _MODELS:
+        sizes["moe_intermediate_size"] = number("expert_feed_forward_length")
+        sizes["norm_topk_prob"] = family == "qwen3moe"
+    if family == "qwen2moe":
+        sizes["shared_expert_intermediate_size"] = number("expert_shared_feed_forward_length")
+        sizes["qkv_bias"] = biases
+    if kind == "llama":
         sizes |= dict(attention_bias=biases, mlp_bias=any(x.endswith("ffn_up.bias") for x in file.tensors))
     if _FREQUENCIES in file.tensors:
         given = file.tensors[_FREQUENCIES].numbers()
         of_llama3 = {name: number(f"rope.llama3.{name}", default, float) for name, default in _LLAMA3.items()}
         sizes["rope_parameters"] = {**rope, "rope_type": "llama3", "factor": float(given.max()), **of_llama3}
-    config = AutoConfig.for_model(family, **sizes)
+    if kind == "mixtral" and biases:
+        raise ValueError("a mixture of the family of Llama with biases in its attention is not supported")
+    config = AutoConfig.for_model(kind, **sizes)
     if _FREQUENCIES in file.tensors:
         made = _rope_factors(config)
         if made is None or made.shape != given.shape or not np.allclose(made, given, rtol=1e-3):
@@ -345,7 +470,7 @@ def _config(file: File) -> Any:
 
 def _expected(config: Any, file: File) -> dict[str, str]:
     """Names in the file by names of the state dict. All tensors are there, no others, and have the right shapes."""
-    d, hidden, wide = config.head_dim, config.hidden_size, config.intermediate_size
+    d, hidden, wide = _head_dim(config), config.hidden_size, config.intermediate_size
     q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
     family, vocab = config.model_type, config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {
@@ -353,15 +478,26 @@ def _expected(config: Any, file: File) -> dict[str, str]:
         "attn_v.weight": (kv, hidden), "attn_output.weight": (hidden, q), "ffn_norm.weight": (hidden,),
         "ffn_gate.weight": (wide, hidden), "ffn_up.weight": (wide, hidden), "ffn_down.weight": (hidden, wide),
     }  # fmt: skip
+    if count := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        for name in "ffn_gate", "ffn_up", "ffn_down":
+            n, k = shapes.pop(f"{name}.weight")
+            if family == "qwen2_moe":
+                own = config.shared_expert_intermediate_size
+                shapes[f"{name}_shexp.weight"] = _with(n, k, wide, own)
+            each = wide if family == "mixtral" else config.moe_intermediate_size
+            shapes[f"{name}_exps.weight"] = count, *_with(n, k, wide, each)
+        shapes[f"{_ROUTER}.weight"] = count, hidden
+        if family == "qwen2_moe":
+            shapes[f"{_SHARED_GATE}.weight"] = (hidden,)
     with_bias = []
-    if family == "qwen2" or getattr(config, "attention_bias", False):
+    if family == "qwen2" or getattr(config, "qkv_bias", False) or getattr(config, "attention_bias", False):
         with_bias += ["attn_q", "attn_k", "attn_v"]
     if getattr(config, "attention_bias", False):
         with_bias += ["attn_output"]
     if getattr(config, "mlp_bias", False):
         with_bias += ["ffn_gate", "ffn_up", "ffn_down"]
     shapes |= {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in with_bias}
-    if family == "qwen3":
+    if family.startswith("qwen3"):
         shapes |= {"attn_q_norm.weight": (d,), "attn_k_norm.weight": (d,)}
     expected = {f"blk.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in shapes.items()}
     expected |= {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
@@ -374,14 +510,40 @@ def _expected(config: Any, file: File) -> dict[str, str]:
     return {_own_name(name): name for name in expected}
 
 
+def _with(n: int, k: int, before: int, after: int) -> tuple[int, int]:
+    """The shape of a weight (n, k) of a feed-forward layer of another inner width."""
+    return (after, k) if n == before else (n, after)
+
+
 def _own_name(name: str) -> str:
     path, _, kind = name.rpartition(".")
     if path in _TOP:
         return f"{_TOP[path]}.{kind}"
     _, layer, inside = path.split(".")
+    if inside in _EXPERTS.values():
+        return f"model.layers.{layer}.mlp.experts.{next(own for own, x in _EXPERTS.items() if x == inside)}"
     return f"model.layers.{layer}.{_LAYER[inside]}.{kind}"
 
 
 def _tensor(file: File, name: str, config: Any) -> Tensor:
     rows = _permute(file.tensors[name].numbers(), _permuted_heads(config, name), back=True)
+    if f".{_SHARED_GATE}." in name:
+        rows = rows[None]
     return torch.from_numpy(rows)
+
+
+def _packed(file: File, name: str, config: Any, dtype: torch.dtype) -> QuantizedLinear | None:
+    """A weight that can stay as it is, as a layer; None for others."""
+    stored = file.tensors[name]
+    if stored.type.name not in PACKED or len(stored.shape) != 2:
+        return None
+    bits = 8 if stored.type.name == "q8_0" else 4
+    rows = _permute(stored.data, _permuted_heads(config, name), back=True)
+    blocks = np.ascontiguousarray(rows).reshape(-1, stored.type.size)
+    scales = blocks[:, :2].copy().view(np.float16).astype(np.float32).reshape(len(rows), -1)
+    if bits == 8:
+        codes = (blocks[:, 2:].view(np.int8).astype(np.int16) + 128).astype(np.uint8)
+    else:
+        codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], 1)
+    parts = Parts(torch.from_numpy(codes.reshape(len(rows), -1)), torch.from_numpy(scales))
+    return QuantizedLinear.from_parts(parts, Scheme(bits=bits, group=BLOCK), dtype=dtype)
