@@ -4,13 +4,18 @@ from tutti.extras import extra
 
 with extra("train"):
     from tutti.align.dpo import DPOConfig, DPOTrainer
+    from tutti.align.grpo import GRPOConfig, GRPOTrainer
     from tutti.align.kto import KTOConfig, KTOTrainer
     from tutti.align.orpo import ORPOConfig, ORPOTrainer
+    from tutti.align.ppo import PPOConfig, PPOTrainer
     from tutti.align.prm import PRMConfig, PRMTrainer
+    from tutti.align.reinforce import ReinforceConfig, ReinforceTrainer
     from tutti.align.reward import RewardConfig, RewardTrainer
+    from tutti.align.rloo import RLOOConfig, RLOOTrainer
     from tutti.align.sft import SFTConfig, SFTTrainer
 
 __all__ = [
-    "DPOConfig", "DPOTrainer", "KTOConfig", "KTOTrainer", "ORPOConfig", "ORPOTrainer", "PRMConfig", "PRMTrainer",
-    "RewardConfig", "RewardTrainer", "SFTConfig", "SFTTrainer",
+    "DPOConfig", "DPOTrainer", "GRPOConfig", "GRPOTrainer", "KTOConfig", "KTOTrainer", "ORPOConfig", "ORPOTrainer",
+    "PPOConfig", "PPOTrainer", "PRMConfig", "PRMTrainer", "RLOOConfig", "RLOOTrainer", "ReinforceConfig",
+    "ReinforceTrainer", "RewardConfig", "RewardTrainer", "SFTConfig", "SFTTrainer",
 ]  # fmt: skip

@@ -315,11 +315,12 @@ class PolicyTrainer(AlignTrainer):
         ended = torch.tensor([float(x.ended) for x in rollouts])
         groups = totals.view(-1, self.size)
         found = {f"rewards/{name}/mean": scored[:, i].nanmean() for i, name in enumerate(self.rewards.names)}
-        deviation = groups.std(1) if self.size > 1 else torch.zeros(len(groups))
-        found |= {"reward": totals.nanmean(), "reward_std": deviation.nanmean(),
-                  "frac_reward_zero_std": (deviation == 0).float().mean(),
-                  "rewards/without": totals.isnan().float().mean(), "completions/mean_length": lengths.mean(),
-                  "completions/max_length": lengths.max(), "completions/clipped_ratio": 1 - ended.mean(),
+        if self.size > 1:
+            deviation = groups.std(1)
+            found |= {"reward_std": deviation.nanmean(), "frac_reward_zero_std": (deviation == 0).float().mean()}
+        found |= {"reward": totals.nanmean(), "rewards/without": totals.isnan().float().mean(),
+                  "completions/mean_length": lengths.mean(), "completions/max_length": lengths.max(),
+                  "completions/clipped_ratio": 1 - ended.mean(),
                   "completions/empty": (lengths == 0).float().mean()}  # fmt: skip
         if "old_logprobs" in batch:
             sampled = torch.zeros_like(batch["old_logprobs"])
