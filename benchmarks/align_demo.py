@@ -159,19 +159,19 @@ def one(seed: int, quick: bool) -> dict[str, Any]:
         lines = [{"text": ";".join(f"{t}={v}" for t, v in (sums(draw) for _ in range(6)))} for _ in range(4000)]
         timed("pre-training", lambda: SFTTrainer(base, SFTConfig(**options(folder, 400 // part, 32, 2e-3, seed)),
               train_dataset=lines, processing_class=words))  # fmt: skip
-        tuned = timed("SFT", lambda: SFTTrainer(base, SFTConfig(**options(folder, 400 // part, 64, 1e-3, seed)),
-                      train_dataset=demonstrations(draw, 8000), processing_class=words)).model  # fmt: skip
-        rows = pairs(tuned, words, seed, 64)
+        tuned = timed("SFT", lambda: SFTTrainer(base, SFTConfig(**options(folder, 1000 // part, 64, 2e-3, seed)),
+                      train_dataset=demonstrations(draw, 20000), processing_class=words)).model  # fmt: skip
+        rows = pairs(tuned, words, seed, 128)
         scorer = LlamaForSequenceClassification(_with_one_output(config()))
         scorer.model.load_state_dict(tuned.model.state_dict())
         judge = timed("reward model", lambda: RewardTrainer(
-            scorer, RewardConfig(**options(folder, 400 // part, 64, 1e-3, seed)), train_dataset=rows[200:],
+            scorer, RewardConfig(**options(folder, 600 // part, 64, 1e-3, seed)), train_dataset=rows[200:],
             eval_dataset=rows[:200], processing_class=words), False)  # fmt: skip
         told["reward model"]["accuracy"] = judge.evaluate()["eval_accuracy"]
         shared = {"max_completion_length": LONGEST}
         ppo = timed("PPO", lambda: PPOTrainer(
             copy.deepcopy(tuned), scorer, PPOConfig(**options(folder, 240 // part, 96, 5e-4, seed), **shared,
-            num_ppo_epochs=2, kl_coef=0.05, missing_eos_penalty=1.0), train_dataset=prompts, processing_class=words,
+            num_ppo_epochs=2, kl_coef=0.3, missing_eos_penalty=1.0), train_dataset=prompts, processing_class=words,
         ))  # fmt: skip
         told["PPO"]["kl"] = statistics.mean(curve(ppo, "objective/kl")[-5:])
         told["PPO"]["curve"] = curve(ppo, "reward")

@@ -73,6 +73,11 @@ VERBS = {
         "quantize a model, block by block, so that it is smaller and faster",
         extra="train",
     ),
+    "align": Verb(
+        "tutti.align.command:command",
+        "align a model: fine-tune, train reward models, learn from preferences and rewards",
+        extra="train",
+    ),
     "plan": Verb(
         "tutti.cli.plan:plan",
         "plan for any cluster; explain and compare plans",
