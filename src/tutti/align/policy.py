@@ -315,6 +315,7 @@ class PolicyTrainer(AlignTrainer):
         ended = torch.tensor([float(x.ended) for x in rollouts])
         groups = totals.view(-1, self.size)
         found = {f"rewards/{name}/mean": scored[:, i].nanmean() for i, name in enumerate(self.rewards.names)}
+        found |= {name: torch.tensor(x) for name, x in self.rewards.measures().items()}
         deviation = groups.std(1) if self.size > 1 else torch.zeros(len(groups))
         found |= {"reward": totals.nanmean(), "reward_std": deviation.nanmean(),
                   "frac_reward_zero_std": (deviation == 0).float().mean(),
