@@ -32,6 +32,7 @@ import tutti
 from tutti.align import objectives
 from tutti.align.arguments import AlignArguments, is_adapted, without_dropout
 from tutti.align.chat import is_conversation
+from tutti.align.envs import BEGUN, REWARD, begun, play, with_environment
 from tutti.align.rollout import Rollout, Sampler
 from tutti.align.scoring import Completed, Rewards
 from tutti.align.sequences import IGNORED, batch_of, learned, token_logprobs
@@ -50,6 +51,9 @@ class PolicyConfig(AlignArguments):
     learning_rate: float = field(default=1e-6, metadata={"help": "Highest learning rate."})
     num_generations: int = field(default=8, metadata={"help": "Completions of each prompt."})
     max_completion_length: int = field(default=256, metadata={"help": "Longest completion in tokens."})
+    max_turn_length: int | None = field(
+        default=None, metadata={"help": "Longest turn with an environment in tokens; None: what is left."}
+    )
     generation_batch_size: int | None = field(
         default=None, metadata={"help": "Completions of a round; None: the rows of one step."}
     )
@@ -112,7 +116,8 @@ class PolicyTrainer(AlignTrainer):
 
     model: the policy. reward_funcs: see `scoring.Rewards`. train_dataset: rows with `prompt`, a text or messages, and
     whatever the rewards read. ref_model: the reference, if `beta` is above 0; None: the model before training, or
-    without its adapters.
+    without its adapters. env: makes an environment that the model converses with, beside or in place of rewards: see
+    `envs`.
     """
 
     equal_items, plans_first = False, True
@@ -121,11 +126,12 @@ class PolicyTrainer(AlignTrainer):
     prefix = ""  # of the policy's parameters in what is trained
 
     def __init__(self, model: nn.Module | str, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None,
-                 ref_model: nn.Module | None = None, **options: Any):  # fmt: skip
+                 ref_model: nn.Module | None = None, env: Any = None, **options: Any):  # fmt: skip
+        self.env: Any = env
         super().__init__(model, args, train_dataset, **options)
         args = self.args
         self.policy: Any = self.model
-        self.rewards = Rewards(reward_funcs or [], args.reward_weights, self.tokenizer)
+        self.rewards = Rewards(with_environment(reward_funcs, env), args.reward_weights, self.tokenizer)
         self.size = args.num_generations
         self.step_rows = rows_of_microbatch(args) * args.gradient_accumulation_steps
         self.round_rows = args.generation_batch_size or self.step_rows
@@ -168,6 +174,8 @@ class PolicyTrainer(AlignTrainer):
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row, and `prompt_ids`."""
+        if self.env is not None:
+            row = begun(self.env, row)
         if "prompt" not in row:
             raise ValueError(f"the row has {', '.join(row)}; it needs prompt")
         ids = self.encoder_of(row).prompt(row["prompt"])
@@ -217,6 +225,11 @@ class PolicyTrainer(AlignTrainer):
             self.sampler = Sampler(self.policy, self.tokenizer, self.args.sampling(), longest,
                                    min(self.round_rows, 64), **(self.args.engine or {}))  # fmt: skip
         self.sampler.update(self.policy_weights(), self.prefix)
+        if self.env is not None:
+            made = play(self.env, rows, count or self.size, self.sampler, self.encoder_of, seed,
+                        self.args.max_completion_length, self.args.max_turn_length)  # fmt: skip
+            self.policy.train(self.is_in_train)
+            return made
         groups = self.sampler.generate([x["prompt_ids"] for x in rows], count or self.size, seed)
         self.policy.train(self.is_in_train)
         return [x for group in groups for x in group]
@@ -260,7 +273,7 @@ class PolicyTrainer(AlignTrainer):
         rows = []
         for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
             counts = math.isfinite(reward) and (rollout.ended or not self.args.mask_truncated_completions)
-            labels = rollout.tokens if counts else [IGNORED] * len(rollout.tokens)
+            labels = rollout.labels if counts else [IGNORED] * len(rollout.tokens)
             rows.append({"input_ids": [*rollout.prompt, *rollout.tokens],
                          "labels": [IGNORED] * len(rollout.prompt) + labels})  # fmt: skip
         return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
@@ -322,6 +335,8 @@ class PolicyTrainer(AlignTrainer):
                   "rewards/without": totals.isnan().float().mean(), "completions/mean_length": lengths.mean(),
                   "completions/max_length": lengths.max(), "completions/clipped_ratio": 1 - ended.mean(),
                   "completions/empty": (lengths == 0).float().mean()}  # fmt: skip
+        if self.env is not None:
+            found["completions/mean_turns"] = torch.tensor([float(x.turns) for x in rollouts]).mean()
         if "old_logprobs" in batch:
             sampled = torch.zeros_like(batch["old_logprobs"])
             for i, x in enumerate(rollouts):
@@ -424,9 +439,11 @@ class Experience:
 def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]) -> Completed:
     """Rollouts as rewards read them: completions of conversations are messages."""
     prompts = [x["prompt"] for x in rows]
-    texts = [[{"role": "assistant", "content": x.text}] if is_conversation(p) else x.text
+    texts = [x.messages or [{"role": "assistant", "content": x.text}] if is_conversation(p) else x.text
              for x, p in zip(rollouts, prompts, strict=True)]  # fmt: skip
-    columns = [{k: v for k, v in x.items() if k not in ("prompt", "prompt_ids")} for x in rows]
+    columns = [{k: v for k, v in x.items() if k not in ("prompt", "prompt_ids", BEGUN)}
+               | ({} if rollout.reward is None else {REWARD: rollout.reward})
+               for x, rollout in zip(rows, rollouts, strict=True)]  # fmt: skip
     return Completed(prompts, texts, [x.prompt for x in rollouts], [x.tokens for x in rollouts], columns)
 
 

@@ -50,7 +50,7 @@ OF_OBJECTS: dict[str, Fits] = {
     ),
 }
 OF_ALL: dict[str, Fits] = {
-    "type": lambda x, kinds, *_: any(TYPES[k](x) for k in ([kinds] if isinstance(kinds, str) else kinds)),
+    "type": lambda x, kinds, *_: any(TYPES[k](x) for k in named(kinds)),
     "const": lambda x, value, *_: equal(x, value),
     "enum": lambda x, values, *_: any(equal(x, a) for a in values),
     "allOf": lambda x, each, _, root: all(fits(x, a, root) for a in each),
@@ -84,7 +84,7 @@ def check(schema: Any, root: Any = None, path: str = "#") -> None:
     for key, said in schema.items():
         if key not in KNOWN and key not in SAYS_NOTHING:
             raise ValueError(f"the schema has {key} at {path}; known are {', '.join(sorted(KNOWN))}")
-        if key == "type" and not {*([said] if isinstance(said, str) else said)} <= set(TYPES):
+        if key == "type" and not set(named(said)) <= set(TYPES):
             raise ValueError(f"type {said!r} at {path}; expected {', '.join(TYPES)}")
         if key == "pattern":
             re.compile(said)
@@ -92,13 +92,18 @@ def check(schema: Any, root: Any = None, path: str = "#") -> None:
             referred(said, root)
         within: Any = ()
         if key in ("properties", "$defs", "definitions"):
-            within = dict(said).items()
+            within = said.items()
         elif key in ("allOf", "anyOf", "oneOf", "prefixItems"):
             within = enumerate(said)
         for name, part in within:
             check(part, root, f"{path}/{key}/{name}")
         if key in ("not", "items", "additionalProperties"):
             check(said, root, f"{path}/{key}")
+
+
+def named(types: Any) -> list[str]:
+    """The names of one or several types."""
+    return [types] if isinstance(types, str) else list(types)
 
 
 def referred(name: str, root: Any) -> Any:
