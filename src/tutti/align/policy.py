@@ -123,6 +123,7 @@ class PolicyTrainer(AlignTrainer):
     equal_items, plans_first = False, True
     arguments: type[PolicyConfig] = PolicyConfig
     scores_old = False  # whether advantages or the loss need log-probabilities of the policy even in a single step
+    rewarded = True  # whether it has rewards
     prefix = ""  # of the policy's parameters in what is trained
 
     def __init__(self, model: nn.Module | str, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None,
@@ -131,9 +132,11 @@ class PolicyTrainer(AlignTrainer):
         super().__init__(model, args, train_dataset, **options)
         args = self.args
         self.policy: Any = self.model
-        self.rewards = Rewards(with_environment(reward_funcs, env), args.reward_weights, self.tokenizer)
+        self.rewards: Any = None
+        if self.rewarded:
+            self.rewards = Rewards(with_environment(reward_funcs, env), args.reward_weights, self.tokenizer)
         self.size = args.num_generations
-        self.step_rows = rows_of_microbatch(args) * args.gradient_accumulation_steps
+        self.step_rows = rows_of_microbatch(args) * args.gradient_accumulation_steps * self.completions_of_row
         self.round_rows = args.generation_batch_size or self.step_rows
         self._check_sizes()
         self.ref_model: Any = self._reference(ref_model) if args.beta else None
@@ -164,6 +167,11 @@ class PolicyTrainer(AlignTrainer):
             given = copy.deepcopy(self.policy)
         without_dropout(given)
         return given.eval().requires_grad_(False)
+
+    @property
+    def completions_of_row(self) -> int:
+        """Of how many completions `kept` makes a row of a step."""
+        return 1
 
     @property
     def needs_old(self) -> bool:
@@ -215,15 +223,16 @@ class PolicyTrainer(AlignTrainer):
         """`advantages` of all tokens of a round, and what else `losses` reads. rewards: (rows), nan for none."""
         raise NotImplementedError
 
+    def kept(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The rows that are trained on, of the completions of a round: all of them."""
+        return dict(batch)
+
     # -- a round ---------------------------------------------------------------------------------------------------
 
     def generate(self, rows: Sequence[Mapping[str, Any]], seed: int, count: int | None = None) -> list[Rollout]:
         """Completions of the prompts of some rows with the weights of the moment; those of a prompt are adjacent."""
         if self.sampler is None:
-            longest = max(len(x["prompt_ids"]) for x in rows) if self.longest is None else self.longest
-            longest = longest + self.args.max_completion_length if self.longest is None else longest
-            self.sampler = Sampler(self.policy, self.tokenizer, self.args.sampling(), longest,
-                                   min(self.round_rows, 64), **(self.args.engine or {}))  # fmt: skip
+            self.sampler = self.make_sampler(max(len(x["prompt_ids"]) for x in rows))
         self.sampler.update(self.policy_weights(), self.prefix)
         if self.env is not None:
             made = play(self.env, rows, count or self.size, self.sampler, self.encoder_of, seed,
@@ -233,6 +242,12 @@ class PolicyTrainer(AlignTrainer):
         groups = self.sampler.generate([x["prompt_ids"] for x in rows], count or self.size, seed)
         self.policy.train(self.is_in_train)
         return [x for group in groups for x in group]
+
+    def make_sampler(self, prompt: int) -> Sampler:
+        """What generates. prompt: tokens of the longest prompt, where sequences have no limit."""
+        longest = prompt + self.args.max_completion_length if self.longest is None else self.longest
+        return Sampler(self.policy, self.tokenizer, self.args.sampling(), longest, min(self.round_rows, 64),
+                       **(self.args.engine or {}))  # fmt: skip
 
     def policy_weights(self) -> Any:
         """Where the weights of the policy are: the step that trains it, or before training the model."""
@@ -261,11 +276,11 @@ class PolicyTrainer(AlignTrainer):
 
     def parts(self, batch: Mapping[str, Tensor], seed: int) -> list[dict[str, Tensor]]:
         """The batches of the steps of a round: its rows in a random order, and in another in each iteration."""
-        draw, found = torch.Generator().manual_seed(seed), []
+        draw, found, batch = torch.Generator().manual_seed(seed), [], self.kept(batch)
+        rows, size = len(batch["labels"]), self.step_rows // self.completions_of_row
         for _ in range(self.args.num_iterations):
-            alone = self.round_rows == self.step_rows
-            order = torch.arange(self.round_rows) if alone else torch.randperm(self.round_rows, generator=draw)
-            found += [{name: x[part] for name, x in batch.items()} for part in order.split(self.step_rows)]
+            order = torch.arange(rows) if rows == size else torch.randperm(rows, generator=draw)
+            found += [{name: x[part] for name, x in batch.items()} for part in order.split(size)]
         return found
 
     def batch_of_rollouts(self, rollouts: Sequence[Rollout], rewards: Tensor) -> dict[str, Tensor]:
@@ -329,11 +344,12 @@ class PolicyTrainer(AlignTrainer):
         groups = totals.view(-1, self.size)
         found = {f"rewards/{name}/mean": scored[:, i].nanmean() for i, name in enumerate(self.rewards.names)}
         found |= {name: torch.tensor(x) for name, x in self.rewards.measures().items()}
-        deviation = groups.std(1) if self.size > 1 else torch.zeros(len(groups))
-        found |= {"reward": totals.nanmean(), "reward_std": deviation.nanmean(),
-                  "frac_reward_zero_std": (deviation == 0).float().mean(),
-                  "rewards/without": totals.isnan().float().mean(), "completions/mean_length": lengths.mean(),
-                  "completions/max_length": lengths.max(), "completions/clipped_ratio": 1 - ended.mean(),
+        if self.size > 1:
+            deviation = groups.std(1)
+            found |= {"reward_std": deviation.nanmean(), "frac_reward_zero_std": (deviation == 0).float().mean()}
+        found |= {"reward": totals.nanmean(), "rewards/without": totals.isnan().float().mean(),
+                  "completions/mean_length": lengths.mean(), "completions/max_length": lengths.max(),
+                  "completions/clipped_ratio": 1 - ended.mean(),
                   "completions/empty": (lengths == 0).float().mean()}  # fmt: skip
         if self.env is not None:
             found["completions/mean_turns"] = torch.tensor([float(x.turns) for x in rollouts]).mean()
@@ -419,7 +435,7 @@ class Experience:
         trainer = self.trainer
         row = trainer.train_dataset[0]["prompt_ids"]
         rollout = Rollout(row, [trainer.pad] * min(8, trainer.args.max_completion_length), [0.0] * 8, True, "")
-        return [trainer.example_batch([rollout] * trainer.step_rows)]
+        return [trainer.kept(trainer.example_batch([rollout] * trainer.step_rows))]
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds that have begun, and what is left of the last. Numbers of JSON are exact for float32."""

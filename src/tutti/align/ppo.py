@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from tutti.align.policy import PolicyConfig, PolicyTrainer
 from tutti.align.reinforce import token_rewards
 from tutti.align.rollout import Rollout
 from tutti.align.sequences import learned, token_logprobs
+from tutti.train import checkpointing
 
 
 @dataclass
@@ -141,12 +143,7 @@ class PPOTrainer(PolicyTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy, without its value."""
-        head = self.model.value_head
-        del self.model.value_head
-        try:
-            super().save_model(output_dir, _internal_call)
-        finally:
-            self.model.value_head = head
+        checkpointing.save_model(self, Path(output_dir or self.args.output_dir), without="value_head.")
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:

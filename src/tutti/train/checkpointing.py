@@ -164,9 +164,12 @@ def _state_of(folder: Path) -> Path | None:
     return next(iter(folders.folders(folder / TRAINER_STATE)), None)
 
 
-def save_model(trainer: Any, folder: Path) -> None:
-    """Save the model and the processing class for `from_pretrained`. Every rank of a job calls it."""
-    values = _values(trainer)
+def save_model(trainer: Any, folder: Path, without: str = "") -> None:
+    """Save the model and the processing class for `from_pretrained`. Every rank of a job calls it.
+
+    without: the beginning of names of values that are left out.
+    """
+    values = {name: x for name, x in _values(trainer).items() if not (without and name.startswith(without))}
     if rank() == 0:
         _write_model(trainer, folder, values)
 

@@ -1,0 +1,248 @@
+"""Trainers on what the model writes: they learn, resume, say what they saw, and refuse what they cannot do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import align_models as small
+import pytest
+import torch
+
+from tutti.align import (
+    GRPOConfig,
+    GRPOTrainer,
+    PPOConfig,
+    PPOTrainer,
+    ReinforceConfig,
+    ReinforceTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+)
+from tutti.align.policy import completions_of
+from tutti.align.sequences import IGNORED
+
+PROMPTS = [{"prompt": f"{i}+{i}=", "target": "a"} for i in range(8)]
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "grpo": (GRPOTrainer, GRPOConfig, {"num_generations": 4}),
+    "gspo": (GRPOTrainer, GRPOConfig, {"num_generations": 4, "importance_sampling_level": "sequence", "beta": 0.01}),
+    "rloo": (RLOOTrainer, RLOOConfig, {"num_generations": 4}),
+    "reinforce": (ReinforceTrainer, ReinforceConfig, {}),
+    "ppo": (PPOTrainer, PPOConfig, {"num_ppo_epochs": 2}),
+}
+
+
+def vowels(completions: list[str]) -> list[float]:
+    """The share of characters that are vowels."""
+    return [sum(c in "aeiou" for c in x) / max(1, len(x)) for x in completions]
+
+
+def trainer(kind: str, path: Any, reward: Any = vowels, rows: Any = PROMPTS, **more: Any) -> Any:
+    made, config, own = KINDS[kind]
+    options = {"output_dir": str(path), "max_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 16,
+               "learning_rate": 1e-2, "report_to": "none", "disable_tqdm": True, "seed": 0, "save_strategy": "no",
+               "level": "O0", "plan": "single", "lr_scheduler_type": "constant", "max_completion_length": 8,
+               **own, **more}  # fmt: skip
+    model = options.pop("model", None) or small.model()
+    return made(model, reward, config(**options), train_dataset=rows, processing_class=small.tokenizer())
+
+
+def logs(made: Any, name: str = "loss") -> list[float]:
+    return [x[name] for x in made.state.log_history if name in x]
+
+
+def weights(made: Any) -> dict[str, torch.Tensor]:
+    return {name: x.detach().clone() for name, x in made.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_rise(kind, tmp_path):
+    made = trainer(kind, tmp_path, max_steps=16, learning_rate=2e-2, per_device_train_batch_size=32)
+    made.train()
+    rewards = logs(made, "reward")
+    assert sum(rewards[-3:]) / 3 > 2 * sum(rewards[:3]) / 3
+    assert all(x == x for x in logs(made))
+    if made.needs_old:
+        assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5
+    assert all(x >= 0 for x in logs(made, "kl"))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_devices_and_parts_change_nothing(kind, tmp_path):
+    whole = trainer(kind, tmp_path / "a")
+    whole.train()
+    for name, options in {
+        "dp": {"plan": "dp", "cluster": "cpu:2"},
+        "parts": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2},
+    }.items():
+        other = trainer(kind, tmp_path / name, **options)
+        other.train()
+        assert logs(other) == pytest.approx(logs(whole), abs=1e-5), name
+        assert logs(other, "reward") == pytest.approx(logs(whole, "reward"), abs=1e-6), "the engine wrote the same"
+
+
+@pytest.mark.parametrize("kind", ["gspo", "ppo"])
+def test_a_run_that_resumes_goes_on_bit_for_bit(kind, tmp_path):
+    """In the middle of a round: what is left of it, the weights, and what adapts are in the checkpoint."""
+    options = {"generation_batch_size": 32, "num_iterations": 2} if kind == "gspo" else {"kl_target": 0.1}
+    whole = trainer(kind, tmp_path / "whole", max_steps=6, **options)
+    whole.train()
+    trainer(kind, tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=3, **options).train()
+    resumed = trainer(kind, tmp_path / "run", max_steps=6, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert logs(resumed)[-3:] == logs(whole)[-3:]
+    after = weights(resumed)
+    assert all(torch.equal(x, after[name]) for name, x in weights(whole).items())
+
+
+def test_the_engine_has_the_weights_of_the_moment(tmp_path):
+    made = trainer("rloo", tmp_path, max_steps=3)
+    made.train()
+    engine = made.sampler.engine
+    made.sampler.update(made.policy_weights())
+    own = made.model.state_dict()
+    for name in engine.runner.store.names("param"):
+        assert torch.equal(engine.runner.store.whole(name), own[name.removeprefix("param:model.")]), name
+    assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5, "after each of the updates"
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.7}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.3, "temperature": 1.5}]
+)
+def test_log_probabilities_are_of_one_distribution(sampling, tmp_path):
+    """However tokens are chosen: a truncated distribution compared with a whole one would differ by what it keeps."""
+    made = trainer("rloo", tmp_path, max_steps=1, **sampling)
+    made.train()
+    assert logs(made, "sampling/logprob_difference/max")[0] < 1e-5
+
+
+def test_padding_and_prompts_are_not_learned(tmp_path):
+    made = trainer("grpo", tmp_path, rows=[{"prompt": "a" * (1 + 5 * i)} for i in range(4)])
+    rows = [made.train_dataset[i] for i in range(4)]
+    rollouts = made.generate(rows, 0)
+    batch = made.batch_of_rollouts(rollouts, torch.zeros(16))
+    for row, x in enumerate(rollouts):
+        labels = batch["labels"][row]
+        assert labels[labels != IGNORED].tolist() == x.tokens
+        assert batch["attention_mask"][row].sum() == len(x.prompt) + len(x.tokens)
+        assert batch["input_ids"][row, : len(x.prompt)].tolist() == x.prompt
+
+
+def test_truncated_completions_are_masked_where_asked(tmp_path):
+    made = trainer("grpo", tmp_path, mask_truncated_completions=True, max_completion_length=2)
+    rollouts = made.generate([made.train_dataset[i] for i in range(4)], 0)
+    labels = made.batch_of_rollouts(rollouts, torch.zeros(16))["labels"]
+    for row, x in enumerate(rollouts):
+        assert bool((labels[row] != IGNORED).any()) == x.ended
+    assert not all(x.ended for x in rollouts)
+    made.train()
+    assert all(x == x for x in logs(made))
+
+
+def test_rewards_that_are_no_numbers_are_counted_and_teach_nothing(tmp_path):
+    def some(completions: list[str]) -> list[float | None]:
+        return [None if i % 4 == 0 else float("nan") if i % 4 == 1 else float(i % 4) for i in range(len(completions))]
+
+    made = trainer("grpo", tmp_path, some)
+    made.train()
+    assert logs(made, "rewards/without") == [0.5, 0.5]
+    assert all(x == x for x in [*logs(made), *logs(made, "reward"), *logs(made, "grad_norm")])
+
+
+def test_equal_rewards_change_nothing(tmp_path):
+    made = trainer("grpo", tmp_path, lambda completions: [1.0] * len(completions))
+    before = weights(made)
+    made.train()
+    assert all(torch.equal(x, before[name]) for name, x in weights(made).items())
+    assert logs(made, "frac_reward_zero_std") == [1.0, 1.0]
+
+
+def test_several_rewards_are_weighted_and_logged(tmp_path):
+    def one(completions: list[str]) -> list[float]:
+        return [1.0] * len(completions)
+
+    def target(completions: list[str], target: list[str]) -> list[float]:
+        return [2.0 * (x == "a") for x in target]
+
+    made = trainer("grpo", tmp_path, [one, target], reward_weights=[0.5, 0.25], log_completions=True)
+    made.train()
+    assert logs(made, "rewards/one/mean") == [1, 1] and logs(made, "rewards/target/mean") == [2, 2]
+    assert logs(made, "reward") == [1, 1]
+    rows = [json.loads(x) for x in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert len(rows) == 32 and rows[0]["one"] == 1 and rows[0]["reward"] == 1 and rows[-1]["step"] == 1
+
+
+def test_a_model_as_reward(tmp_path):
+    from transformers import LlamaForSequenceClassification
+
+    torch.manual_seed(0)
+    config = small.model().config
+    config.num_labels = 1
+    reward = LlamaForSequenceClassification(config).eval()
+    made = trainer("grpo", tmp_path, reward)
+    rollouts = made.generate([made.train_dataset[i] for i in range(4)], 0)
+    rows = [PROMPTS[0]] * 16
+    found = made.rewards(completions_of(rollouts, rows))
+    for i, x in enumerate(rollouts):
+        with torch.no_grad():
+            expected = reward(torch.tensor([x.prompt + x.tokens])).logits
+        torch.testing.assert_close(found[i], expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_it_stops_where_the_divergence_is_too_large(tmp_path):
+    made = trainer("gspo", tmp_path, max_steps=20, learning_rate=0.1, target_kl=0.5)
+    made.train()
+    assert logs(made, "stopped_by_kl") and made.state.global_step < 20
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_adapters_alone_learn_and_the_reference_is_the_model_without_them(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    base = small.model()
+    before = {name: x.clone() for name, x in base.state_dict().items()}
+    torch.manual_seed(0)
+    tuned = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM"))
+    made = trainer("rloo", tmp_path, model=tuned, max_steps=4)
+    assert made.ref_model is None
+    made.train()
+    after = {name.replace("base_layer.", ""): x for name, x in tuned.get_base_model().state_dict().items()}
+    assert all(torch.equal(x, after[name]) for name, x in before.items())
+    assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5, "the engine has the adapters' weights"
+    kl = logs(made, "kl")
+    assert kl[0] < 1e-6 < kl[-1], "the reference has none of them"
+
+
+def test_a_saved_policy_is_a_plain_model(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    made = trainer("ppo", tmp_path)
+    made.train()
+    made.save_model(str(tmp_path / "model"))
+    found, about = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not about["unexpected_keys"] and not about["missing_keys"]
+    assert torch.equal(found.lm_head.weight, made.model.lm_head.weight)
+
+
+def message(kind: str, path: Any, *args: Any, **more: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        trainer(kind, path, *args, **more).train()
+    return str(caught.value)
+
+
+def test_errors(tmp_path):
+    assert "there is no reward" in message("grpo", tmp_path, [])
+    assert "a round of 16 completions; it must be a multiple of num_generations (3)" in message(
+        "grpo", tmp_path, num_generations=3
+    )
+    assert "num_generations must be at least 2" in message("grpo", tmp_path, num_generations=1)
+    assert "temperature is 0" in message("grpo", tmp_path, temperature=0)
+    assert "nothing is left for prompts" in message("grpo", tmp_path, max_completion_length=256)
+    long = [{"prompt": "a" * 300}]
+    assert "the prompt has 301 tokens; 248 fit" in message("grpo", tmp_path, rows=long)
+    assert "it needs prompt" in message("grpo", tmp_path, rows=[{"text": "a"}])
+    assert "returned 1 numbers for 16 completions" in message("grpo", tmp_path, lambda completions: [1.0])
+    assert "takes words, which is no column" in message("grpo", tmp_path, lambda words: words)
+    assert "2 reward_weights for 1 rewards" in message("grpo", tmp_path, reward_weights=[1, 2])
+    assert "target_kl measures the divergence" in message("grpo", tmp_path, target_kl=1.0)
+    assert "gamma is 2" in message("ppo", tmp_path, gamma=2.0)
