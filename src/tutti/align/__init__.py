@@ -3,9 +3,12 @@
 from tutti.extras import extra
 
 with extra("train"):
+    from tutti.align.best_of_n import BestOfNConfig, BestOfNTrainer, best_of_n
     from tutti.align.dpo import DPOConfig, DPOTrainer
+    from tutti.align.gkd import GKDConfig, GKDTrainer
     from tutti.align.grpo import GRPOConfig, GRPOTrainer
     from tutti.align.kto import KTOConfig, KTOTrainer
+    from tutti.align.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
     from tutti.align.orpo import ORPOConfig, ORPOTrainer
     from tutti.align.ppo import PPOConfig, PPOTrainer
     from tutti.align.prm import PRMConfig, PRMTrainer
@@ -15,7 +18,31 @@ with extra("train"):
     from tutti.align.sft import SFTConfig, SFTTrainer
 
 __all__ = [
-    "DPOConfig", "DPOTrainer", "GRPOConfig", "GRPOTrainer", "KTOConfig", "KTOTrainer", "ORPOConfig", "ORPOTrainer",
-    "PPOConfig", "PPOTrainer", "PRMConfig", "PRMTrainer", "RLOOConfig", "RLOOTrainer", "ReinforceConfig",
-    "ReinforceTrainer", "RewardConfig", "RewardTrainer", "SFTConfig", "SFTTrainer",
+    "BestOfNConfig",
+    "BestOfNTrainer",
+    "DPOConfig",
+    "DPOTrainer",
+    "GKDConfig",
+    "GKDTrainer",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "KTOConfig",
+    "KTOTrainer",
+    "ORPOConfig",
+    "ORPOTrainer",
+    "OnlineDPOConfig",
+    "OnlineDPOTrainer",
+    "PPOConfig",
+    "PPOTrainer",
+    "PRMConfig",
+    "PRMTrainer",
+    "RLOOConfig",
+    "RLOOTrainer",
+    "ReinforceConfig",
+    "ReinforceTrainer",
+    "RewardConfig",
+    "RewardTrainer",
+    "SFTConfig",
+    "SFTTrainer",
+    "best_of_n",
 ]  # fmt: skip

@@ -51,6 +51,15 @@ class Encoder:
             return list(self.tokenizer(prompt, verbose=False)["input_ids"])
         return self._ids(self._prompt_text(prompt))
 
+    def reply(self, reply: str | Messages) -> list[int]:
+        """The tokens between what a model has written and what it writes next: the end of its message as the template
+        writes it, and then messages, or a text."""
+        if isinstance(reply, str):
+            return list(self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"])
+        written = {"role": "assistant", "content": "ANSWER"}
+        text = self._render([{"role": "user", "content": "?"}, written, *reply], add_generation_prompt=True)
+        return self._ids(text[text.index("ANSWER") + len("ANSWER") :])
+
     def text(self, text: str) -> Tokens:
         """All of a text, and the end-of-text token."""
         ids = self._ended(list(self.tokenizer(text, verbose=False)["input_ids"]))

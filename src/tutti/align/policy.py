@@ -32,6 +32,7 @@ import tutti
 from tutti.align import objectives
 from tutti.align.arguments import AlignArguments, is_adapted, without_dropout
 from tutti.align.chat import is_conversation
+from tutti.align.envs import BEGUN, REWARD, begun, play, with_environment
 from tutti.align.rollout import Rollout, Sampler
 from tutti.align.scoring import Completed, Rewards
 from tutti.align.sequences import IGNORED, batch_of, learned, token_logprobs
@@ -50,6 +51,9 @@ class PolicyConfig(AlignArguments):
     learning_rate: float = field(default=1e-6, metadata={"help": "Highest learning rate."})
     num_generations: int = field(default=8, metadata={"help": "Completions of each prompt."})
     max_completion_length: int = field(default=256, metadata={"help": "Longest completion in tokens."})
+    max_turn_length: int | None = field(
+        default=None, metadata={"help": "Longest turn with an environment in tokens; None: what is left."}
+    )
     generation_batch_size: int | None = field(
         default=None, metadata={"help": "Completions of a round; None: the rows of one step."}
     )
@@ -112,22 +116,27 @@ class PolicyTrainer(AlignTrainer):
 
     model: the policy. reward_funcs: see `scoring.Rewards`. train_dataset: rows with `prompt`, a text or messages, and
     whatever the rewards read. ref_model: the reference, if `beta` is above 0; None: the model before training, or
-    without its adapters.
+    without its adapters. env: makes an environment that the model converses with, beside or in place of rewards: see
+    `envs`.
     """
 
     equal_items, plans_first = False, True
     arguments: type[PolicyConfig] = PolicyConfig
     scores_old = False  # whether advantages or the loss need log-probabilities of the policy even in a single step
+    rewarded = True  # whether it has rewards
     prefix = ""  # of the policy's parameters in what is trained
 
     def __init__(self, model: nn.Module | str, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None,
-                 ref_model: nn.Module | None = None, **options: Any):  # fmt: skip
+                 ref_model: nn.Module | None = None, env: Any = None, **options: Any):  # fmt: skip
+        self.env: Any = env
         super().__init__(model, args, train_dataset, **options)
         args = self.args
         self.policy: Any = self.model
-        self.rewards = Rewards(reward_funcs or [], args.reward_weights, self.tokenizer)
+        self.rewards: Any = None
+        if self.rewarded:
+            self.rewards = Rewards(with_environment(reward_funcs, env), args.reward_weights, self.tokenizer)
         self.size = args.num_generations
-        self.step_rows = rows_of_microbatch(args) * args.gradient_accumulation_steps
+        self.step_rows = rows_of_microbatch(args) * args.gradient_accumulation_steps * self.completions_of_row
         self.round_rows = args.generation_batch_size or self.step_rows
         self._check_sizes()
         self.ref_model: Any = self._reference(ref_model) if args.beta else None
@@ -160,6 +169,11 @@ class PolicyTrainer(AlignTrainer):
         return given.eval().requires_grad_(False)
 
     @property
+    def completions_of_row(self) -> int:
+        """Of how many completions `kept` makes a row of a step."""
+        return 1
+
+    @property
     def needs_old(self) -> bool:
         """Whether log-probabilities of the policy are computed before the steps of a round."""
         return self.scores_old or self.args.num_iterations > 1 or self.round_rows > self.step_rows
@@ -168,6 +182,8 @@ class PolicyTrainer(AlignTrainer):
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row, and `prompt_ids`."""
+        if self.env is not None:
+            row = begun(self.env, row)
         if "prompt" not in row:
             raise ValueError(f"the row has {', '.join(row)}; it needs prompt")
         ids = self.encoder_of(row).prompt(row["prompt"])
@@ -207,19 +223,31 @@ class PolicyTrainer(AlignTrainer):
         """`advantages` of all tokens of a round, and what else `losses` reads. rewards: (rows), nan for none."""
         raise NotImplementedError
 
+    def kept(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The rows that are trained on, of the completions of a round: all of them."""
+        return dict(batch)
+
     # -- a round ---------------------------------------------------------------------------------------------------
 
     def generate(self, rows: Sequence[Mapping[str, Any]], seed: int, count: int | None = None) -> list[Rollout]:
         """Completions of the prompts of some rows with the weights of the moment; those of a prompt are adjacent."""
         if self.sampler is None:
-            longest = max(len(x["prompt_ids"]) for x in rows) if self.longest is None else self.longest
-            longest = longest + self.args.max_completion_length if self.longest is None else longest
-            self.sampler = Sampler(self.policy, self.tokenizer, self.args.sampling(), longest,
-                                   min(self.round_rows, 64), **(self.args.engine or {}))  # fmt: skip
+            self.sampler = self.make_sampler(max(len(x["prompt_ids"]) for x in rows))
         self.sampler.update(self.policy_weights(), self.prefix)
+        if self.env is not None:
+            made = play(self.env, rows, count or self.size, self.sampler, self.encoder_of, seed,
+                        self.args.max_completion_length, self.args.max_turn_length)  # fmt: skip
+            self.policy.train(self.is_in_train)
+            return made
         groups = self.sampler.generate([x["prompt_ids"] for x in rows], count or self.size, seed)
         self.policy.train(self.is_in_train)
         return [x for group in groups for x in group]
+
+    def make_sampler(self, prompt: int) -> Sampler:
+        """What generates. prompt: tokens of the longest prompt, where sequences have no limit."""
+        longest = prompt + self.args.max_completion_length if self.longest is None else self.longest
+        return Sampler(self.policy, self.tokenizer, self.args.sampling(), longest, min(self.round_rows, 64),
+                       **(self.args.engine or {}))  # fmt: skip
 
     def policy_weights(self) -> Any:
         """Where the weights of the policy are: the step that trains it, or before training the model."""
@@ -248,11 +276,11 @@ class PolicyTrainer(AlignTrainer):
 
     def parts(self, batch: Mapping[str, Tensor], seed: int) -> list[dict[str, Tensor]]:
         """The batches of the steps of a round: its rows in a random order, and in another in each iteration."""
-        draw, found = torch.Generator().manual_seed(seed), []
+        draw, found, batch = torch.Generator().manual_seed(seed), [], self.kept(batch)
+        rows, size = len(batch["labels"]), self.step_rows // self.completions_of_row
         for _ in range(self.args.num_iterations):
-            alone = self.round_rows == self.step_rows
-            order = torch.arange(self.round_rows) if alone else torch.randperm(self.round_rows, generator=draw)
-            found += [{name: x[part] for name, x in batch.items()} for part in order.split(self.step_rows)]
+            order = torch.arange(rows) if rows == size else torch.randperm(rows, generator=draw)
+            found += [{name: x[part] for name, x in batch.items()} for part in order.split(size)]
         return found
 
     def batch_of_rollouts(self, rollouts: Sequence[Rollout], rewards: Tensor) -> dict[str, Tensor]:
@@ -260,7 +288,7 @@ class PolicyTrainer(AlignTrainer):
         rows = []
         for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
             counts = math.isfinite(reward) and (rollout.ended or not self.args.mask_truncated_completions)
-            labels = rollout.tokens if counts else [IGNORED] * len(rollout.tokens)
+            labels = rollout.labels if counts else [IGNORED] * len(rollout.tokens)
             rows.append({"input_ids": [*rollout.prompt, *rollout.tokens],
                          "labels": [IGNORED] * len(rollout.prompt) + labels})  # fmt: skip
         return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
@@ -315,6 +343,7 @@ class PolicyTrainer(AlignTrainer):
         ended = torch.tensor([float(x.ended) for x in rollouts])
         groups = totals.view(-1, self.size)
         found = {f"rewards/{name}/mean": scored[:, i].nanmean() for i, name in enumerate(self.rewards.names)}
+        found |= {name: torch.tensor(x) for name, x in self.rewards.measures().items()}
         if self.size > 1:
             deviation = groups.std(1)
             found |= {"reward_std": deviation.nanmean(), "frac_reward_zero_std": (deviation == 0).float().mean()}
@@ -322,6 +351,8 @@ class PolicyTrainer(AlignTrainer):
                   "completions/mean_length": lengths.mean(), "completions/max_length": lengths.max(),
                   "completions/clipped_ratio": 1 - ended.mean(),
                   "completions/empty": (lengths == 0).float().mean()}  # fmt: skip
+        if self.env is not None:
+            found["completions/mean_turns"] = torch.tensor([float(x.turns) for x in rollouts]).mean()
         if "old_logprobs" in batch:
             sampled = torch.zeros_like(batch["old_logprobs"])
             for i, x in enumerate(rollouts):
@@ -404,7 +435,7 @@ class Experience:
         trainer = self.trainer
         row = trainer.train_dataset[0]["prompt_ids"]
         rollout = Rollout(row, [trainer.pad] * min(8, trainer.args.max_completion_length), [0.0] * 8, True, "")
-        return [trainer.example_batch([rollout] * trainer.step_rows)]
+        return [trainer.kept(trainer.example_batch([rollout] * trainer.step_rows))]
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds that have begun, and what is left of the last. Numbers of JSON are exact for float32."""
@@ -424,9 +455,11 @@ class Experience:
 def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]) -> Completed:
     """Rollouts as rewards read them: completions of conversations are messages."""
     prompts = [x["prompt"] for x in rows]
-    texts = [[{"role": "assistant", "content": x.text}] if is_conversation(p) else x.text
+    texts = [x.messages or [{"role": "assistant", "content": x.text}] if is_conversation(p) else x.text
              for x, p in zip(rollouts, prompts, strict=True)]  # fmt: skip
-    columns = [{k: v for k, v in x.items() if k not in ("prompt", "prompt_ids")} for x in rows]
+    columns = [{k: v for k, v in x.items() if k not in ("prompt", "prompt_ids", BEGUN)}
+               | ({} if rollout.reward is None else {REWARD: rollout.reward})
+               for x, rollout in zip(rows, rollouts, strict=True)]  # fmt: skip
     return Completed(prompts, texts, [x.prompt for x in rollouts], [x.tokens for x in rollouts], columns)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.align.arguments import is_adapted
+from tutti.align.sequences import IGNORED
 from tutti.serve import Engine, Request, Sampling
 
 BLOCK = 16  # tokens in a block of the engine's cache
@@ -20,13 +21,30 @@ BLOCK = 16  # tokens in a block of the engine's cache
 @dataclass
 class Rollout:
     """A completion. prompt, tokens: their ids. logprobs: of each token at the temperature, among all tokens.
-    ended: whether the model ended it itself. text: of the tokens, without special ones."""
+    ended: whether the model ended it itself. text: of the tokens, without special ones.
+
+    Of one with an environment (`envs`): written, which tokens the model has written (None: all; the log-probabilities
+    of others are 0); reward, the environment's; messages, all behind the prompt, if that is a conversation; turns, how
+    often the model wrote."""
 
     prompt: list[int]
     tokens: list[int]
     logprobs: list[float]
     ended: bool
     text: str
+    written: list[bool] | None = None
+    reward: float | None = None
+    messages: list[dict[str, Any]] | None = None
+    turns: int = 1
+
+    @property
+    def labels(self) -> list[int]:
+        """The tokens that the model has written, elsewhere -100."""
+        return (
+            self.tokens
+            if self.written is None
+            else [x if on else IGNORED for x, on in zip(self.tokens, self.written, strict=True)]
+        )
 
 
 class Sampler:
@@ -55,7 +73,15 @@ class Sampler:
 
         seed: of this call; equal weights, prompts and seeds give equal completions.
         """
-        requests = [Request(list(x), self._sampling(count, seed + i)) for i, x in enumerate(prompts)]
+        return self._made([Request(list(x), self._sampling(count, seed + i)) for i, x in enumerate(prompts)])
+
+    def each(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], seed: int) -> list[Rollout]:
+        """A completion of each prompt, of at most so many tokens."""
+        requests = [Request(list(x), replace(self._sampling(1, seed + i), max_tokens=most))
+                    for i, (x, most) in enumerate(zip(prompts, limits, strict=True))]  # fmt: skip
+        return [x for (x,) in self._made(requests)]
+
+    def _made(self, requests: Sequence[Request]) -> list[list[Rollout]]:
         made = []
         for output in self.engine.generate(requests):
             if output.error:

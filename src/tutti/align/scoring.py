@@ -102,6 +102,11 @@ class Rewards:
             columns.append(torch.where(numbers.isfinite(), numbers, torch.nan))
         return torch.stack(columns, 1)
 
+    def measures(self) -> dict[str, float]:
+        """What rewards with a method `measures` say of the last completions, for the log."""
+        return {f"rewards/{name}": x for function in self.functions if hasattr(function, "measures")
+                for name, x in function.measures().items()}  # fmt: skip
+
     def total(self, rewards: Tensor) -> Tensor:
         """The weighted sum of those that apply, (rows); nan where none does."""
         found = (rewards * self.weights).nansum(1)

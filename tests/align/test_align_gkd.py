@@ -1,0 +1,88 @@
+"""Generalized knowledge distillation: its divergence, and a student that comes near its teacher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import align_models as small
+import pytest
+import torch
+
+from tutti.align.gkd import GKDConfig, GKDTrainer, jensen_shannon
+
+ROWS = [{"prompt": f"{i}+{i}=", "completion": f"{2 * i} is right"} for i in range(8)]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.8, 1.0])
+def test_divergence(beta):
+    draw = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(2, 3, 5, generator=draw, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    q, p = torch.softmax(student, -1), torch.softmax(teacher, -1)
+    m = beta * p + (1 - beta) * q
+
+    def kl(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a * (a / b).log()).sum(-1)
+
+    expected = beta * kl(p, m) + (1 - beta) * kl(q, m)
+    if beta in (0, 1):
+        expected = kl(p, q) if beta == 0 else kl(q, p)
+    found = jensen_shannon(student, teacher, beta)
+    torch.testing.assert_close(found, expected)
+    own, right = (torch.autograd.grad(x.sum(), student, retain_graph=True)[0] for x in (found, expected))
+    torch.testing.assert_close(own, right)
+    assert torch.autograd.gradcheck(lambda x: jensen_shannon(x, teacher, beta), (student,))
+    assert bool((found >= 0).all()) and float(jensen_shannon(teacher, teacher, beta).abs().max()) < 1e-12
+
+
+def test_divergence_of_certain_distributions_is_finite():
+    student = torch.tensor([[0.0, -200.0]], requires_grad=True)
+    for beta in (0.0, 0.5, 1.0):
+        (gradient,) = torch.autograd.grad(jensen_shannon(student, torch.tensor([[-200.0, 0.0]]), beta).sum(), student)
+        assert bool(gradient.isfinite().all())
+
+
+def trainer(path: Any, rows: Any = ROWS, **more: Any) -> Any:
+    options: dict[str, Any] = {
+        "max_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "seed": 0,
+        "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "level": "O0", "plan": "single",
+        "lr_scheduler_type": "constant", "max_completion_length": 12, **more,
+    }  # fmt: skip
+    return GKDTrainer(small.model(), small.model(seed=5), GKDConfig(str(path), **options), train_dataset=rows,
+                      processing_class=small.tokenizer())  # fmt: skip
+
+
+def logs(made: Any, name: str = "loss") -> list[float]:
+    return [x[name] for x in made.state.log_history if name in x]
+
+
+@pytest.mark.parametrize(("lmbda", "beta"), [(0.5, 0.5), (1.0, 1.0), (0.0, 0.0)])
+def test_a_student_comes_near_its_teacher(lmbda, beta, tmp_path):
+    made = trainer(tmp_path, lmbda=lmbda, beta=beta, max_steps=20)
+    teacher = {name: x.clone() for name, x in made.model.teacher.state_dict().items()}
+    made.train()
+    losses, own = logs(made), logs(made, "on_policy")
+    assert sum(losses[-4:]) < 0.7 * sum(losses[:4]), losses
+    assert sum(own) == 20 * lmbda if lmbda != 0.5 else 3 < sum(own) < 17
+    after = {name.removeprefix("teacher."): x for name, x in made.model.state_dict().items() if "teacher." in name}
+    assert all(torch.equal(x, after[name]) for name, x in teacher.items())
+    made.save_model(str(tmp_path / "saved"))
+    loaded = type(made.model).from_pretrained(tmp_path / "saved")
+    assert not [name for name in loaded.state_dict() if "teacher" in name] and hasattr(made.model, "teacher")
+
+
+def test_devices_change_nothing(tmp_path):
+    whole, other = trainer(tmp_path / "a"), trainer(tmp_path / "b", plan="dp", cluster="cpu:2")
+    whole.train()
+    other.train()
+    assert logs(other) == pytest.approx(logs(whole), abs=1e-5)
+
+
+def test_errors(tmp_path):
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        trainer(tmp_path, lmbda=1.5)
+    with pytest.raises(ValueError, match="needs completion"):
+        trainer(tmp_path, [{"prompt": "a"}]).train()
+    with pytest.raises(ValueError, match="share a vocabulary"):
+        GKDTrainer(small.model(), small.model(vocab_size=300), GKDConfig(str(tmp_path)), train_dataset=ROWS,
+                   processing_class=small.tokenizer())  # fmt: skip
