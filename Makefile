@@ -2,10 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test proofs lint install docs clean
+.PHONY: demo align-demo test proofs lint install docs clean
 
 demo: .venv/train.done
 	$(BIN)/tutti train runs/demo.toml
+
+align-demo: .venv/train.done
+	$(BIN)/python benchmarks/align_demo.py
 
 test: .venv/dev.done
 	$(BIN)/pytest -n 2 --dist worksteal

@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "tutti"
 ORDER = (
     "compat", "nn", "models", "compress", "ir", "ops", "tracing", "optim", "hardware", "plan", "launch", "lower",
     "analysis", "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "serve", "rl", "train",
-    "science", "cli",
+    "align", "science", "cli",
 )  # fmt: skip
 APART = {  # packages that know nothing of parallelism
     "nn": {"compat"}, "models": {"nn"}, "compress": {"compat", "nn", "models"}, "data": set(),

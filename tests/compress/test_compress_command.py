@@ -8,7 +8,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 import tutti
-from tutti.compress.command import command
+from tutti.cli.compress import command
 
 
 @pytest.fixture

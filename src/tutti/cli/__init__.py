@@ -69,8 +69,13 @@ VERBS = {
     ),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "compress": Verb(
-        "tutti.compress.command:command",
+        "tutti.cli.compress:command",
         "quantize a model, block by block, so that it is smaller and faster",
+        extra="train",
+    ),
+    "align": Verb(
+        "tutti.align.command:command",
+        "align a model: fine-tune, train reward models, learn from preferences and rewards",
         extra="train",
     ),
     "plan": Verb(

@@ -326,7 +326,7 @@ class Compression:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
         replacement = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
         if replacement.layout not in KERNELS:
-            note = "; ".join(x for x in (note, "no kernel: engines do not serve it") if x)
+            note = "; ".join(x for x in (note, "dequantized at each call, which is slower") if x)
         self.model.set_submodule(path, replacement)
         self._keep(path, weight)
         after, tokens = scheme.bytes(weight.shape, weight.dtype), statistics.count if statistics else 0

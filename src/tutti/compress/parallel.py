@@ -5,22 +5,25 @@ Statistics of inputs are summed over all processes, so all of them make the same
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from tutti.compress.statistics import Statistics
-from tutti.exec.runtime import in_job, join_job
 
 T = TypeVar("T")
 
 
+PATIENCE = timedelta(hours=12)  # a process may wait for another's largest layers
+
+
 def join() -> None:
-    """Meet the other processes of the job, if this process was started as one of several."""
-    if in_job():
-        join_job(torch.device("cpu"))
+    """Meet the other processes of the job, if this process was started as one of several (torchrun, `tutti run`)."""
+    if not dist.is_initialized() and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo", timeout=PATIENCE)
 
 
 def processes() -> int:

@@ -1,0 +1,82 @@
+"""`tutti align`: configs are run, resumed and checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import align_models as small
+import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from tutti.align.command import command
+
+OPTIONS = "max_steps = 2\nper_device_train_batch_size = 4\nlogging_steps = 1\nlearning_rate = 0.01\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    small.model().save_pretrained(tmp_path / "model")
+    small.tokenizer().save_pretrained(tmp_path / "model")
+    rows = [{"prompt": f"{i}+{i}=", "completion": str(2 * i), "chosen": str(2 * i), "rejected": "?"} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
+    (tmp_path / "rewards.py").write_text(
+        "def vowels(completions):\n    return [float('a' in x) for x in completions]\n"
+    )
+    return tmp_path
+
+
+def config(folder: Path, name: str = "run", options: str = "", tables: str = "", model: str = "model") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(f"model = '{folder / model}'\ndata = '{folder / 'rows.jsonl'}'\nout = '{folder / name}'\n"
+                    f"{tables if '=' in tables.partition('[')[0] else ''}[options]\n{OPTIONS}{options}"
+                    f"{'' if '=' in tables.partition('[')[0] else tables}")  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "orpo"])
+def test_a_run(kind, folder, capfd):
+    command(kind, config(folder))
+    assert f"model                          {folder / 'run' / 'model'}" in capfd.readouterr().out
+    AutoModelForCausalLM.from_pretrained(folder / "run" / "model")
+    command(kind, config(folder))  # nothing is left to do
+
+
+def test_a_reward_model_and_a_policy(folder):
+    command("reward", config(folder, "judge"))
+    AutoModelForSequenceClassification.from_pretrained(folder / "judge" / "model")
+    rewards = f"[[rewards]]\nmodel = '{folder / 'judge' / 'model'}'\nweight = 0.5\n"
+    options = "num_generations = 4\nmax_completion_length = 4\n"
+    command("grpo", config(folder, "policy", options, rewards), (f"{folder / 'rewards.py'}:vowels",))
+    state = json.loads((folder / "policy" / "trainer_state.json").read_text())
+    assert {"rewards/vowels/mean", "rewards/LlamaForSequenceClassification/mean"} <= state["log_history"][0].keys()
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_adapters(folder):
+    command("dpo", config(folder, tables="[lora]\nr = 2\ntarget_modules = ['q_proj']\n"))
+    assert (folder / "run" / "model" / "adapter_config.json").exists()
+
+
+def message(kind: str, path: Path, *reward: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        command(kind, path, reward)  # pyright: ignore[reportArgumentType]
+    return str(caught.value)
+
+
+def test_errors(folder):
+    assert "there is no file" in message("sft", folder / "nothing.toml")
+    assert "DPOConfig has no option 'betta'; did you mean 'beta'?" in message(
+        "dpo", config(folder, options="betta = 1\n")
+    )
+    assert "needs rewards: --reward FILE.py:NAME" in message("grpo", config(folder))
+    assert "sft takes no rewards" in message("sft", config(folder), "rewards.py:vowels")
+    assert "has no function 'consonants'" in message("ppo", config(folder), f"{folder / 'rewards.py'}:consonants")
+    assert "there is no file 'none.py'" in message("ppo", config(folder), "none.py:a")
+    assert "there is no key 'beta'" in message("dpo", config(folder, tables="beta = 0.1\n"))
+    assert "sft has no reference" in message("sft", config(folder, tables="reference = 'model'\n"))
+    bad = folder / "bad.toml"
+    bad.write_text("model = 3")
+    assert 'needs model = "..."' in message("sft", bad)
+    bad.write_text("[[rewards")
+    assert str(bad) in message("sft", bad)
