@@ -3,7 +3,7 @@
 from tutti.extras import extra
 
 with extra("train"):
-    from tutti.align.best_of_n import BestOfNConfig, BestOfNTrainer, best_of_n
+    from tutti.align.best_of_n import BestOfNConfig, BestOfNTrainer
     from tutti.align.dpo import DPOConfig, DPOTrainer
     from tutti.align.gkd import GKDConfig, GKDTrainer
     from tutti.align.grpo import GRPOConfig, GRPOTrainer
@@ -18,31 +18,8 @@ with extra("train"):
     from tutti.align.sft import SFTConfig, SFTTrainer
 
 __all__ = [
-    "BestOfNConfig",
-    "BestOfNTrainer",
-    "DPOConfig",
-    "DPOTrainer",
-    "GKDConfig",
-    "GKDTrainer",
-    "GRPOConfig",
-    "GRPOTrainer",
-    "KTOConfig",
-    "KTOTrainer",
-    "ORPOConfig",
-    "ORPOTrainer",
-    "OnlineDPOConfig",
-    "OnlineDPOTrainer",
-    "PPOConfig",
-    "PPOTrainer",
-    "PRMConfig",
-    "PRMTrainer",
-    "RLOOConfig",
-    "RLOOTrainer",
-    "ReinforceConfig",
-    "ReinforceTrainer",
-    "RewardConfig",
-    "RewardTrainer",
-    "SFTConfig",
-    "SFTTrainer",
-    "best_of_n",
+    "BestOfNConfig", "BestOfNTrainer", "DPOConfig", "DPOTrainer", "GKDConfig", "GKDTrainer", "GRPOConfig",
+    "GRPOTrainer", "KTOConfig", "KTOTrainer", "ORPOConfig", "ORPOTrainer", "OnlineDPOConfig",
+    "OnlineDPOTrainer", "PPOConfig", "PPOTrainer", "PRMConfig", "PRMTrainer", "RLOOConfig", "RLOOTrainer",
+    "ReinforceConfig", "ReinforceTrainer", "RewardConfig", "RewardTrainer", "SFTConfig", "SFTTrainer",
 ]  # fmt: skip

@@ -85,6 +85,7 @@ class BestOfNTrainer(PolicyTrainer):
     """
 
     arguments = BestOfNConfig
+    weighted = False
 
     @property
     def completions_of_row(self) -> int:

@@ -45,6 +45,8 @@ class GKDConfig(PolicyConfig):
         super().__post_init__()
         if not 0 <= self.lmbda <= 1 or not 0 <= self.beta <= 1:
             raise ValueError(f"lmbda is {self.lmbda} and beta {self.beta}; expected 0 to 1")
+        if self.staleness:
+            raise ValueError("staleness: completions of a student are learned as soon as they are written")
         if self.num_generations != 1:
             raise ValueError(f"num_generations is {self.num_generations}; a student writes one for each prompt")
 
@@ -61,7 +63,7 @@ class GKDTrainer(PolicyTrainer):
     """
 
     arguments = GKDConfig
-    rewarded = False
+    rewarded, weighted = False, False
 
     def __init__(self, model: nn.Module | str, teacher_model: Any, args: Any = None, **options: Any):
         super().__init__(model, None, args, **options)
@@ -76,10 +78,6 @@ class GKDTrainer(PolicyTrainer):
 
     def _reference(self, given: Any) -> nn.Module | None:
         return None  # beta is that of the divergence from the teacher
-
-    @property
-    def needs_old(self) -> bool:
-        return False
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
         if self.args.lmbda < 1 and "completion" not in row:

@@ -52,6 +52,7 @@ class OnlineDPOTrainer(PolicyTrainer):
 
     equal_items = True
     arguments = OnlineDPOConfig
+    weighted = False
 
     @property
     def completions_of_row(self) -> int:

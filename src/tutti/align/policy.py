@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from tutti.align import objectives
 from tutti.align.arguments import AlignArguments, is_adapted, without_dropout
 from tutti.align.chat import is_conversation
 from tutti.align.envs import BEGUN, REWARD, begun, play, with_environment
+from tutti.align.importance import MODES, importance_weights
 from tutti.align.rollout import Rollout, Sampler
 from tutti.align.scoring import Completed, Rewards
 from tutti.align.sequences import IGNORED, batch_of, learned, token_logprobs
@@ -56,6 +57,21 @@ class PolicyConfig(AlignArguments):
     )
     generation_batch_size: int | None = field(
         default=None, metadata={"help": "Completions of a round; None: the rows of one step."}
+    )
+    staleness: int = field(
+        default=0,
+        metadata={"help": "Rounds that are written ahead, with weights so many rounds older; 0: none."},
+    )
+    importance_sampling_correction: bool | None = field(
+        default=None,
+        metadata={"help": "Whether losses are weighted for weights that wrote differ; None: with staleness."},
+    )
+    importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={"help": "token_truncate, token_mask, sequence_truncate or sequence_mask: see `importance`."},
+    )
+    importance_sampling_clip_max: float | None = field(
+        default=3.0, metadata={"help": "Largest weight of that correction; None: no bound."}
     )
     num_iterations: int = field(default=1, metadata={"help": "How often the completions of a round are trained on."})
     temperature: float = field(default=1.0, metadata={"help": "Of sampling, and of all log-probabilities."})
@@ -95,6 +111,13 @@ class PolicyConfig(AlignArguments):
         if not 0 <= self.epsilon < 1 or (self.epsilon_high is not None and self.epsilon_high < 0):
             raise ValueError(f"epsilon is {self.epsilon} and epsilon_high {self.epsilon_high}; expected 0 to 1, and at "
                              "least 0")  # fmt: skip
+        if self.staleness < 0:
+            raise ValueError(f"staleness is {self.staleness}; it must be at least 0")
+        if self.importance_sampling_mode not in MODES:
+            raise ValueError(f"importance_sampling_mode {self.importance_sampling_mode!r}; expected one of "
+                             f"{', '.join(MODES)}")  # fmt: skip
+        if self.importance_sampling_clip_max is not None and not self.importance_sampling_clip_max > 0:
+            raise ValueError(f"importance_sampling_clip_max is {self.importance_sampling_clip_max}; it must be above 0")
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl measures the divergence from the reference: give beta above 0")
 
@@ -124,6 +147,7 @@ class PolicyTrainer(AlignTrainer):
     arguments: type[PolicyConfig] = PolicyConfig
     scores_old = False  # whether advantages or the loss need log-probabilities of the policy even in a single step
     rewarded = True  # whether it has rewards
+    weighted = True  # whether its gradient is an expectation under the policy, which importance weights can correct
     prefix = ""  # of the policy's parameters in what is trained
 
     def __init__(self, model: nn.Module | str, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None,
@@ -141,7 +165,10 @@ class PolicyTrainer(AlignTrainer):
         self._check_sizes()
         self.ref_model: Any = self._reference(ref_model) if args.beta else None
         self.sampler: Sampler | None = None
+        self.written: dict[int, Written] = {}  # rounds that are written ahead, by their seeds
+        self.ahead: list[tuple[Sequence[Mapping[str, Any]], int]] = []  # rows and seeds of those that are to be
         self.scorer: dict[str, Any] = {}  # functions of log-probabilities
+        self.rounds = 0  # before the one that is trained on
         self.kl = 0.0  # from the reference, in the last step
         if args.max_steps <= 0 and train_dataset is not None:
             rounds = math.ceil(args.num_train_epochs * len(self.train_dataset) * self.size / self.round_rows)
@@ -174,9 +201,15 @@ class PolicyTrainer(AlignTrainer):
         return 1
 
     @property
+    def corrects(self) -> bool:
+        """Whether losses are weighted for weights that wrote others than those that learn."""
+        asked = self.args.importance_sampling_correction
+        return self.weighted and (self.args.staleness > 0 if asked is None else asked)
+
+    @property
     def needs_old(self) -> bool:
         """Whether log-probabilities of the policy are computed before the steps of a round."""
-        return self.scores_old or self.args.num_iterations > 1 or self.round_rows > self.step_rows
+        return self.corrects or self.scores_old or self.args.num_iterations > 1 or self.round_rows > self.step_rows
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -257,7 +290,7 @@ class PolicyTrainer(AlignTrainer):
         """The batches of a round."""
         begin = time.perf_counter()
         with progress(f"writing {len(rows) * self.size} completions"):
-            rollouts = self.generate(rows, seed)
+            rollouts, age = self.write(rows, seed)
         generated = time.perf_counter()
         of_rows = [row for row in rows for _ in range(self.size)]
         completed = completions_of(rollouts, of_rows)
@@ -267,12 +300,33 @@ class PolicyTrainer(AlignTrainer):
         with torch.no_grad():
             batch |= self.score(batch)
             batch |= self.advantages(rollouts, totals, batch)
+            told = self.correct(rollouts, batch) if self.corrects else {}
+        if self.args.staleness:
+            told["sampling/staleness"] = torch.tensor(float(age))
         seconds = {"time/generation": generated - begin, "time/scoring": time.perf_counter() - generated}
-        told = self.measures(rollouts, scored, totals, batch)
+        told |= self.measures(rollouts, scored, totals, batch)
         self.measured.append(told | {name: torch.tensor(x) for name, x in seconds.items()})
         if self.args.log_completions and self.is_world_process_zero():
             self._write(completed, totals, scored)
         return self.parts(batch, seed)
+
+    def write(self, rows: Sequence[Mapping[str, Any]], seed: int) -> tuple[list[Rollout], int]:
+        """The completions of a round, and how many rounds have passed since they were written; write those ahead."""
+        found = self.written.pop(seed, None) or Written(self.rounds, self.generate(rows, seed))
+        for other, at in self.ahead:
+            self.written[at] = Written(self.rounds, self.generate(other, at))
+        return found.rollouts, self.rounds - found.rounds
+
+    def correct(self, rollouts: Sequence[Rollout], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weight the advantages of a round, as `importance` says. Returns measures."""
+        args, mask = self.args, learned(batch["labels"])
+        weights = importance_weights(batch["old_logprobs"], sampled_logprobs(rollouts, mask), mask,
+                                     args.importance_sampling_mode, args.importance_sampling_clip_max)  # fmt: skip
+        batch["advantages"] = batch["advantages"] * weights
+        counted, name = weights[mask > 0], "sampling/importance_sampling_ratio"
+        if not len(counted):
+            return {}
+        return {f"{name}/min": counted.min(), f"{name}/mean": counted.mean(), f"{name}/max": counted.max()}
 
     def parts(self, batch: Mapping[str, Tensor], seed: int) -> list[dict[str, Tensor]]:
         """The batches of the steps of a round: its rows in a random order, and in another in each iteration."""
@@ -354,11 +408,8 @@ class PolicyTrainer(AlignTrainer):
         if self.env is not None:
             found["completions/mean_turns"] = torch.tensor([float(x.turns) for x in rollouts]).mean()
         if "old_logprobs" in batch:
-            sampled = torch.zeros_like(batch["old_logprobs"])
-            for i, x in enumerate(rollouts):
-                at = len(x.prompt) - 1
-                sampled[i, at : at + len(x.tokens)] = torch.tensor(x.logprobs)
-            mask = (batch["labels"][:, 1:] != IGNORED).float()
+            sampled = sampled_logprobs(rollouts, batch["old_logprobs"])
+            mask = learned(batch["labels"])
             apart = ((batch["old_logprobs"] - sampled) * mask).abs()
             found["sampling/logprob_difference/max"] = apart.max()
         return found
@@ -401,6 +452,14 @@ class PolicyTrainer(AlignTrainer):
         """Take what `round_state` has given."""
 
 
+@dataclass
+class Written:
+    """Completions of a round that is to come. rounds: how many had been learned when they were written."""
+
+    rounds: int
+    rollouts: list[Rollout]
+
+
 class Experience:
     """Batches of steps, without end: the loader of a `PolicyTrainer`.
 
@@ -416,9 +475,18 @@ class Experience:
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         while True:
             if not self.left:
+                self.trainer.rounds, self.trainer.ahead = self.rounds, self.ahead()
                 self.left = self.trainer.round(self.rows(self.rounds), self.seed(self.rounds))
                 self.rounds += 1
             yield self.left.pop(0)
+
+    def ahead(self) -> list[tuple[Sequence[Mapping[str, Any]], int]]:
+        """Rows and seeds of the rounds that are to be written ahead now, as far as there are steps for them."""
+        trainer, args = self.trainer, self.trainer.args
+        steps = args.num_iterations * (trainer.round_rows // trainer.step_rows)
+        end = min(self.rounds + args.staleness + 1, math.ceil(args.max_steps / steps))
+        missing = [i for i in range(self.rounds + 1, end) if self.seed(i) not in trainer.written]
+        return [(self.rows(i), self.seed(i)) for i in missing]
 
     def rows(self, number: int) -> list[Mapping[str, Any]]:
         """The rows of a round: the dataset in a random order, and again in another."""
@@ -441,7 +509,9 @@ class Experience:
         """Rounds that have begun, and what is left of the last. Numbers of JSON are exact for float32."""
         batches = [{name: [str(x.dtype).removeprefix("torch."), x.tolist()] for name, x in batch.items()}
                    for batch in self.left]  # fmt: skip
-        return {"rounds": self.rounds, "left": batches, "trainer": self.trainer.round_state()}
+        written = [[seed, x.rounds, [asdict(rollout) for rollout in x.rollouts]]
+                   for seed, x in self.trainer.written.items()]  # fmt: skip
+        return {"rounds": self.rounds, "left": batches, "written": written, "trainer": self.trainer.round_state()}
 
     def go_on(self, folder: Path, step: int) -> None:
         """Continue after the last batch of a checkpoint."""
@@ -449,6 +519,8 @@ class Experience:
         self.rounds = state["rounds"]
         self.left = [{name: torch.tensor(x, dtype=getattr(torch, dtype)) for name, (dtype, x) in batch.items()}
                      for batch in state["left"]]  # fmt: skip
+        self.trainer.written = {seed: Written(rounds, [Rollout(**x) for x in rollouts])
+                                for seed, rounds, rollouts in state["written"]}  # fmt: skip
         self.trainer.load_round_state(state["trainer"])
 
 
@@ -461,6 +533,16 @@ def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]
                | ({} if rollout.reward is None else {REWARD: rollout.reward})
                for x, rollout in zip(rows, rollouts, strict=True)]  # fmt: skip
     return Completed(prompts, texts, [x.prompt for x in rollouts], [x.tokens for x in rollouts], columns)
+
+
+def sampled_logprobs(rollouts: Sequence[Rollout], like: Tensor) -> Tensor:
+    """Log-probabilities of the tokens of completions under the weights that wrote them, at the places of a batch's:
+    (rows, t - 1), elsewhere 0. like: of that shape."""
+    found = torch.zeros_like(like)
+    for i, x in enumerate(rollouts):
+        at = len(x.prompt) - 1
+        found[i, at : at + len(x.tokens)] = torch.tensor(x.logprobs)
+    return found
 
 
 def _number(x: Tensor) -> float | None:

@@ -30,8 +30,15 @@ class RLOOConfig(PolicyConfig):
     normalize_advantages: bool = field(default=False, metadata={"help": "Divide advantages by their deviation."})
     reward_clip_range: tuple[float, float] | None = field(default=None, metadata={"help": "Limits of rewards."})
 
+    importance_sampling_mode: str = field(
+        default="sequence_truncate", metadata={"help": "sequence_truncate or sequence_mask: see `importance`."}
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.importance_sampling_mode.startswith("sequence"):
+            raise ValueError(f"importance_sampling_mode {self.importance_sampling_mode!r}: a completion is one action, "
+                             "so it has one weight: expected sequence_truncate or sequence_mask")  # fmt: skip
         if self.num_generations < 2:
             raise ValueError("num_generations must be at least 2: one completion is compared with the others")
 

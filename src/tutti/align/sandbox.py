@@ -9,10 +9,13 @@ wall-clock time, its output is cut, and it and its process group are ended. On L
 - no other processes in sight, and `processes` of its own, which all end with it,
 - all files read-only, except its folder, which lies in memory and has a limited size.
 
-Root runs it as user 65534 without capabilities. What is not isolated: it reads whatever files its user may read, shares
-the kernel, the clock and the load of the machine, and up to `processes` times `memory_bytes` of memory. Without
-namespaces it has the network and its user's rights to write, and may start no process or thread; a process group cannot
-be ended as surely. Where that is not enough, run the whole job in a container or virtual machine.
+Root runs it as user 65534 without capabilities. Where Python lies in a folder that root alone may read, it keeps root's
+files instead, still without capabilities, and is refused if there are no namespaces.
+
+What is not isolated: it reads whatever files its user may read, shares the kernel, the clock and the load of the
+machine, and up to `processes` times `memory_bytes` of memory. Without namespaces it has the network and its user's
+rights to write, and may start no process or thread. Where that is not enough, run the whole job in a container or
+virtual machine.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ class Outcome:
 def run(code: str, tests: Sequence[str] = (), limits: Limits | None = None) -> Outcome:
     """Run code and then each test, in the names that the code has made. It returns within `seconds` and a few more.
 
-    Raises RuntimeError where the sandbox itself does not work, such as on a system other than POSIX.
+    Raises RuntimeError where the sandbox itself does not work or protects too little, and on other systems than POSIX.
     """
     if os.name != "posix":
         raise RuntimeError("code of models runs apart on POSIX systems only: use Linux, or leave the reward out")
@@ -95,6 +98,8 @@ def run(code: str, tests: Sequence[str] = (), limits: Limits | None = None) -> O
     if not made and process.returncode < 0:  # the code has ended what watches it
         return Outcome(["error"] * max(1, len(tests)), "", False)
     if not made:
-        raise RuntimeError(f"the sandbox does not work here: {errors.decode(errors='replace').strip()[-500:]}")
+        why = errors.decode(errors="replace").strip()[-500:]
+        raise RuntimeError(f"the sandbox does not work here ({why}): where code is to be trusted with less isolation, "
+                           "give Limits(namespaces=False)")  # fmt: skip
     found = json.loads(made)
     return Outcome(found["outcomes"], found["output"], found["isolated"])
