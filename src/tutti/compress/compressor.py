@@ -324,6 +324,7 @@ class Compression:
         scheme, weight, scale = self.schemes[path], layer.weight.data, None
         if scheme.activations == "int8-static" and statistics is not None:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
+            scale = scale.to(weight.dtype)  # as files have it
         replacement = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
         if replacement.layout not in KERNELS:
             note = "; ".join(x for x in (note, "dequantized at each call, which is slower") if x)
