@@ -179,6 +179,8 @@ class Compression:
         self.quantize: Quantize | None = recipe.find(Quantize)
         self.rotation: Rotate | None = recipe.find(Rotate)
         self.schemes = check(self.model, recipe)
+        if self.rotation:
+            rotate.check(self.model, self.rotation)
         self.stack = stack_of(self.model)
         if self.stack is None and (recipe.calibrated or self.rotation):
             raise ValueError(f"{type(self.model).__name__} has no single list of blocks, which gptq, awq, smooth, "

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tutti.compress import low_rank, parallel, sparsity
+from tutti.compress import low_rank, parallel, rotate, sparsity
 from tutti.compress.blocks import Batch, checked
 from tutti.compress.compressor import (
     Compressed,
@@ -118,6 +118,8 @@ class _Run:
         before: list[type] = []
         model: Any = self.model  # with the shapes that it has after these steps
         for step in self.recipe.steps:
+            if isinstance(step, Rotate):
+                rotate.check(model, step)
             if isinstance(step, Shrink):
                 check_shrink(model, step)
             if isinstance(step, Prune):
