@@ -203,3 +203,23 @@ def test_a_tensor_that_is_missing_or_has_another_shape(changed, source, tmp_path
     save_file({**whole, **({} if changed is None else {name: changed})}, path)
     with pytest.raises(ValueError, match=r"has no tensor 'model.layers.1|has \(3, 3\) in"):
         tutti.compress(source, "int4", out=tmp_path / "out")
+
+
+DAMAGED = {
+    "a pattern": lambda entry: {**entry, "ignore": ["re:("]},
+    "ignored numbers": lambda entry: {**entry, "ignore": [5]},
+    "a list of ranks": lambda entry: {**entry, "low_rank": ["model"]},
+    "a norm of low rank": lambda entry: {**entry, "low_rank": {"model.norm": 8}},
+    "a rank without end": lambda entry: {**entry, "low_rank": {"model.layers.0.mlp.up_proj": 10**12}},
+    "a rank that is no number": lambda entry: {**entry, "low_rank": {"model.layers.0.mlp.up_proj": "8"}},
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_entries_that_are_damaged_or_hostile(kind, source, tmp_path):
+    tutti.compress(source, "int4", out=tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "quantization_config": DAMAGED[kind](config["quantization_config"])}))
+    with pytest.raises(ValueError, match="the quantization_config is damaged"):
+        load(tmp_path / "out")

@@ -261,16 +261,16 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
     try:
         groups = [(x["targets"], _scheme_of(x)) for x in config["config_groups"].values()]
         ignored = list(config.get("ignore") or ())
-    except (KeyError, TypeError, AttributeError) as error:
+        schemes = {}
+        for path, kind in layers.items():
+            if any(targeted(path, "", x) for x in ignored):
+                continue
+            for targets, scheme in groups:
+                if any(targeted(path, kind, x) for x in targets):
+                    schemes[path] = scheme
+                    break
+    except (KeyError, TypeError, AttributeError, re.error) as error:
         raise ValueError(f"the quantization_config is damaged: {type(error).__name__} {error}") from None
-    schemes = {}
-    for path, kind in layers.items():
-        if any(targeted(path, "", x) for x in ignored):
-            continue
-        for targets, scheme in groups:
-            if any(targeted(path, kind, x) for x in targets):
-                schemes[path] = scheme
-                break
     return schemes
 
 
@@ -341,11 +341,14 @@ def factor(model: Any) -> None:
     """Put layers of lower rank, whose memory is not touched, in the place of a model's layers, as its config says."""
     config = getattr(model.config, "quantization_config", None) or {}
     ranks = config.get("low_rank", {}) if isinstance(config, Mapping) else {}
+    if not isinstance(ranks, Mapping):
+        raise ValueError(f"the quantization_config is damaged: low_rank is {ranks!r}")
+    layers = dict(model.named_modules())
     for path, rank in ranks.items():
-        try:
-            layer = model.get_submodule(path)
-        except AttributeError:
-            raise ValueError(f"the quantization_config is damaged: there is no layer {path!r}") from None
+        if type(layer := layers.get(path)) is not nn.Linear:
+            raise ValueError(f"the quantization_config is damaged: there is no linear layer {path!r}")
+        if type(rank) is not int or not 0 < rank < min(layer.weight.shape):
+            raise ValueError(f"the quantization_config is damaged: {path} has the rank {rank!r}")
         model.set_submodule(path, LowRankLinear.like(layer, rank))
 
 
