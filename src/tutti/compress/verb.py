@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tutti.compress import low_rank, parallel, rotate, sparsity
 from tutti.compress.blocks import Batch, checked
@@ -81,6 +81,8 @@ def compress(
     folder, out = checked_folders(model, out)
     if steps.block_by_block and out.suffix != GGUF:
         return compress_folder(folder, steps, calibration, out, tokenizer, progress)
+    if getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "quantization_config", None) is not None:
+        raise ValueError(f"{folder} is quantized already: compress the model that it was made of")
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False)
     if out.suffix == GGUF:
         gguf.check(loaded, own_tokenizer := AutoTokenizer.from_pretrained(folder, trust_remote_code=False))

@@ -420,6 +420,7 @@ def config_json(model: Any) -> dict[str, Any]:
 
 def save(model: Any, folder: Path, shard: int = 5 << 30, files: Path | None = None) -> Path:
     """Write a compressed model as a folder, which appears when it is complete. files: as for `finish`."""
+    folder = folder.resolve()
     check_out(folder)
     modules = {path: x for path, x in model.named_modules() if isinstance(x, QuantizedModule)}
     check(model, {path: x.scheme for path, x in modules.items()})
