@@ -152,6 +152,10 @@ def test_places_that_are_wrong(source, tmp_path):
     small.model("gpt-oss").save_pretrained(tmp_path / "oss")
     with pytest.raises(ValueError, match="no names for the experts"):
         tutti.compress(tmp_path / "oss", "int4", out=tmp_path / "out")
+    (tmp_path / "notes" / "inner").mkdir()
+    (tmp_path / "notes" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="has folders besides a model, such as inner"):
+        tutti.compress(source, "int4", out=tmp_path / "notes")
     (tmp_path / "some.gguf").mkdir()
     with pytest.raises(ValueError, match="gguf is a folder"):
         tutti.compress(source, "int4", out=tmp_path / "some.gguf")

@@ -455,6 +455,8 @@ def check_out(folder: Path) -> None:
         raise ValueError(f"{folder} is a file: choose a folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "config.json").exists():
         raise ValueError(f"{folder} already exists and is not a model: choose another folder")
+    if folder.exists() and (inner := [x.name for x in folder.iterdir() if x.is_dir()]):
+        raise ValueError(f"{folder} has folders besides a model, such as {inner[0]}: choose another folder")
     check_place(folder)
 
 
