@@ -1,5 +1,6 @@
 """The format compressed-tensors: what is saved is what transformers and Tutti load."""
 
+import copy
 import json
 from contextlib import nullcontext
 
@@ -45,6 +46,15 @@ def test_numbers_of_small_dtypes_are_those_of_the_file(recipe, dtype, tmp_path):
     with nullcontext() if "static" in recipe else pytest.warns(UserWarning, match="scales in int8"):
         made.save(tmp_path / "out")
     assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(made.model))
+
+
+def test_inputs_that_are_always_0_have_a_scale():
+    model = copy.deepcopy(small.llama())
+    model.model.layers[0].mlp.up_proj.weight.data.zero_()
+    made = tutti.compress(model, "int8-a8static", small.batches())
+    wanted = small.logits(model)
+    assert (small.logits(made.model) - wanted).norm() < 0.1 * wanted.norm()
+    assert all(x.error < 0.05 for x in made.report.layers)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3-moe"])
