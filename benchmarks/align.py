@@ -67,7 +67,7 @@ def rows(kind: str) -> list[dict[str, str]]:
         return [{"text": x} for x in texts(400, 24)]
     if kind == "GRPO":
         return [{"prompt": x} for x in texts(64, 3)]
-    pieces = texts(400, 16)
+    pieces = [x for x in texts(400, 12) if len(x) < 400]
     return [{"prompt": x[: len(x) // 2], "chosen": x[len(x) // 2 :], "rejected": y[len(y) // 2 :]}
             for x, y in pairwise(pieces)]  # fmt: skip
 

@@ -100,6 +100,15 @@ def test_what_cannot_be_rotated(kind):
         tutti.compress(small.model(kind), Recipe((Rotate(untie=kind == "opt"),)))
 
 
+@pytest.mark.parametrize("recipe", ["rotate+int4", "shrink-channels0.5+rotate+int4", "rotate+mixed-4"])
+def test_a_rotation_of_a_tied_output_layer_is_refused_before_anything_is_computed(recipe):
+    def progress(done, total, path):
+        raise AssertionError(path)
+
+    with pytest.raises(ValueError, match=r"tied to the embeddings.*rotate-untie"):
+        tutti.compress(small.model(tie_word_embeddings=True), recipe, small.batches(), progress=progress)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma", "mixtral", "qwen3-moe", "opt"])
 @pytest.mark.parametrize("method", ["awq", "smooth"])
 def test_folds_change_no_output_and_are_found(kind, method, monkeypatch):

@@ -152,10 +152,32 @@ def test_places_that_are_wrong(source, tmp_path):
     small.model("gpt-oss").save_pretrained(tmp_path / "oss")
     with pytest.raises(ValueError, match="no names for the experts"):
         tutti.compress(tmp_path / "oss", "int4", out=tmp_path / "out")
-    tutti.compress(source, "int4", out=tmp_path / "once")
-    with pytest.raises(ValueError, match="is quantized already"):
-        tutti.compress(tmp_path / "once", "int4", out=tmp_path / "out")
+    (tmp_path / "notes" / "inner").mkdir()
+    (tmp_path / "notes" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="has folders besides a model, such as inner"):
+        tutti.compress(source, "int4", out=tmp_path / "notes")
+    (tmp_path / "some.gguf").mkdir()
+    with pytest.raises(ValueError, match="gguf is a folder"):
+        tutti.compress(source, "int4", out=tmp_path / "some.gguf")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore:transformers cannot load")
+@pytest.mark.parametrize("once", ["int4", "int4-zeros", "int4-s8"])  # transformers reads, dequantizes and refuses
+def test_a_quantized_model_is_not_compressed_again(once, source, tmp_path):
+    tutti.compress(source, once, out=tmp_path / "once")
+    for recipe, out in (("int4", "out"), ("int4", "out.gguf"), ("prune-0.5-magnitude", "out")):
+        with pytest.raises(ValueError, match="is quantized already"):
+            tutti.compress(tmp_path / "once", recipe, out=tmp_path / out)
+
+
+@pytest.mark.parametrize("recipe", ["int4", "prune-0.5-magnitude"])
+def test_a_link_leads_to_the_folder_that_is_written(recipe, source, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    tutti.compress(source, recipe, out=tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / "config.json").exists()
+    assert {x.name for x in tmp_path.iterdir()} == {"source", "disk", "link"}
 
 
 def header(size=None, **offsets):
@@ -203,3 +225,23 @@ def test_a_tensor_that_is_missing_or_has_another_shape(changed, source, tmp_path
     save_file({**whole, **({} if changed is None else {name: changed})}, path)
     with pytest.raises(ValueError, match=r"has no tensor 'model.layers.1|has \(3, 3\) in"):
         tutti.compress(source, "int4", out=tmp_path / "out")
+
+
+DAMAGED = {
+    "a pattern": lambda entry: {**entry, "ignore": ["re:("]},
+    "ignored numbers": lambda entry: {**entry, "ignore": [5]},
+    "a list of ranks": lambda entry: {**entry, "low_rank": ["model"]},
+    "a norm of low rank": lambda entry: {**entry, "low_rank": {"model.norm": 8}},
+    "a rank without end": lambda entry: {**entry, "low_rank": {"model.layers.0.mlp.up_proj": 10**12}},
+    "a rank that is no number": lambda entry: {**entry, "low_rank": {"model.layers.0.mlp.up_proj": "8"}},
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_entries_that_are_damaged_or_hostile(kind, source, tmp_path):
+    tutti.compress(source, "int4", out=tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "quantization_config": DAMAGED[kind](config["quantization_config"])}))
+    with pytest.raises(ValueError, match="the quantization_config is damaged"):
+        load(tmp_path / "out")

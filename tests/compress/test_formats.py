@@ -1,6 +1,8 @@
 """The format compressed-tensors: what is saved is what transformers and Tutti load."""
 
+import copy
 import json
+from contextlib import nullcontext
 
 import compress_models as small
 import pytest
@@ -33,6 +35,26 @@ def test_transformers_loads_it(recipe, tmp_path):
     assert in_file - shapes == pytest.approx(bytes_of(made.model), rel=0.01) and made.report.after == bytes_of(
         made.model
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("recipe", ["int4-g32-s8-e4", "int8-a8static", "int8-a8static+distill-1"])
+def test_numbers_of_small_dtypes_are_those_of_the_file(recipe, dtype, tmp_path):
+    small.llama().save_pretrained(tmp_path / "source")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=dtype)
+    made = tutti.compress(model, recipe, small.batches())
+    with nullcontext() if "static" in recipe else pytest.warns(UserWarning, match="scales in int8"):
+        made.save(tmp_path / "out")
+    assert torch.equal(small.logits(load(tmp_path / "out")), small.logits(made.model))
+
+
+def test_inputs_that_are_always_0_have_a_scale():
+    model = copy.deepcopy(small.llama())
+    model.model.layers[0].mlp.up_proj.weight.data.zero_()
+    made = tutti.compress(model, "int8-a8static", small.batches())
+    wanted = small.logits(model)
+    assert (small.logits(made.model) - wanted).norm() < 0.1 * wanted.norm()
+    assert all(x.error < 0.05 for x in made.report.layers)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3-moe"])

@@ -44,7 +44,7 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4, sliding_window=None),
     "qwen2_moe": Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=96, norm_topk_prob=False),
-    "qwen3_moe": Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32, norm_topk_prob=True),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES | {"intermediate_size": 64}, **EXPERTS, head_dim=32, norm_topk_prob=True),
 }
 
 
@@ -295,6 +295,8 @@ def test_a_file_that_is_not_there_is_a_clear_error(tmp_path):
         ({"llama.attention.head_count": "many"}, "head_count is 'many'"),
         ({"llama.rope.scaling.type": "yarn"}, "'yarn'; expected 'linear'"),
         ({"general.architecture": "mamba"}, "'mamba'; expected one of"),
+        ({"tokenizer.ggml.bos_token_id": "first"}, "bos_token_id is 'first'; expected one of 300 tokens"),
+        ({"tokenizer.ggml.padding_token_id": 300}, "padding_token_id is 300; expected one of 300 tokens"),
     ],
 )
 def test_metadata_that_contradict_the_tensors_are_refused(change, message, tmp_path):

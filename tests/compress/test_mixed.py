@@ -156,6 +156,7 @@ def test_names():
     [
         ("mixtral", Mixed(5.0), r"experts.0.gate_proj is of experts, whose schemes are not searched"),
         ("llama", Mixed(0.5), r"the smallest schemes take .* bytes, more than the target"),
+        ("llama", Mixed(latency=1e-9), r"what is not searched takes .* ms of the 1e-06 ms of the target: quantize"),
         ("llama", Mixed(5.0, ignore=("*.down",)), r"ignore '\*.down' matches no layer"),
         ("llama", Mixed(5.0, schemes=(Scheme(2, 16), Scheme(4, 48))), "which groups of 48 do not divide"),
     ],

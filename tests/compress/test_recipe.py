@@ -72,6 +72,9 @@ damping = 0.05
         ("shrink-heads0.5-heads0.25", "gives heads twice"),
         ("int4-e4-e8", "gives embeddings twice"),
         ("int4-g0", "expected a positive number"),
+        ("distill-1.5", "'1.5' in recipe 'distill-1.5': expected a whole number"),
+        ("shrink-heads0.5.5", "'heads0.5.5' in recipe .*: expected a number"),
+        ("mixed-3GB-gptq", "'3GB' in recipe .*: expected bits of a weight, MB or ms"),
     ],
 )
 def test_names_that_are_wrong(text, message):
@@ -88,6 +91,13 @@ def test_names_that_are_wrong(text, message):
         ("[step]\nscheme = 'int4'", "expected tables"),
         ("scheme = 'int4'", "expected tables"),
         ("[[step]", "recipe.toml"),
+        ("[[step]]\nscheme = 4", "scheme is 4; expected a text"),
+        ("[[step]]\nignore = 'lm_head'", "ignore is 'lm_head'; expected a list"),
+        ("[[step]]\nlayers = [1]", "a part of layers is 1; expected a text"),
+        ("[[step]]\noverrides = [['*.down_proj']]", "expected a list of pairs of a pattern and a scheme"),
+        ("[[step]]\nkind = 'mixed'\nbits = '3'", "bits is '3'; expected a number"),
+        ("[[step]]\nkind = 'distill'\nsteps = true", "steps is True; expected a whole number"),
+        ("[[step]]\nkind = 'rotate'\nuntie = 1", "untie is 1; expected true or false"),
     ],
 )
 def test_files_that_are_wrong(text, message, tmp_path):

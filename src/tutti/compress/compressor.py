@@ -21,7 +21,7 @@ from tutti.compress.recipe import Quantize, Recipe, Rotate
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
 from tutti.nn.quantized_linear import KERNELS, QuantizedLinear, quantized_layers
-from tutti.nn.scheme import Parts, Scheme
+from tutti.nn.scheme import Parts, Scheme, nonzero
 
 Progress = Callable[[int, int, str], None]
 FORMATS = "compressed-tensors", "gguf"
@@ -179,6 +179,8 @@ class Compression:
         self.quantize: Quantize | None = recipe.find(Quantize)
         self.rotation: Rotate | None = recipe.find(Rotate)
         self.schemes = check(self.model, recipe)
+        if self.rotation:
+            rotate.check(self.model, self.rotation)
         self.stack = stack_of(self.model)
         if self.stack is None and (recipe.calibrated or self.rotation):
             raise ValueError(f"{type(self.model).__name__} has no single list of blocks, which gptq, awq, smooth, "
@@ -324,6 +326,7 @@ class Compression:
         scheme, weight, scale = self.schemes[path], layer.weight.data, None
         if scheme.activations == "int8-static" and statistics is not None:
             scale = statistics.most.max() / 127 if statistics.count else torch.ones(())
+            scale = nonzero(scale.to(weight.dtype))  # as files have it
         replacement = QuantizedLinear.from_parts(parts, scheme, layer.bias, weight.dtype, scale)
         if replacement.layout not in KERNELS:
             note = "; ".join(x for x in (note, "dequantized at each call, which is slower") if x)

@@ -285,14 +285,16 @@ def checked_folders(folder: str | Path, out: str | Path | None) -> tuple[Path, P
     is no model's, and OSError if nothing can be written there."""
     if out is None:
         raise ValueError("a model in a folder is compressed into another one: give out=")
-    folder, out = Path(folder), Path(out)
-    if out.resolve() == folder.resolve():
+    folder, out = Path(folder), Path(out).resolve()  # what a link leads to is replaced, not the link
+    if out == folder.resolve():
         raise ValueError(f"{out} is the model itself: choose another folder for out")
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give the folder of a model of transformers")
-    if folder.resolve().is_relative_to(out.resolve()):
+    if folder.resolve().is_relative_to(out):
         raise ValueError(f"{out} would be replaced, with the model in it: choose another folder for out")
     if out.suffix == GGUF:
+        if out.is_dir():
+            raise ValueError(f"{out} is a folder: choose another file")
         written.check_place(out)
     else:
         written.check_out(out)

@@ -34,6 +34,7 @@ from tutti.nn.quantized_linear import KERNELS, QuantizedLinear, dtype_of
 from tutti.nn.scheme import Scheme
 
 POINTS = 24  # targets of the curve
+LARGER = "quantize embeddings (e4, e8) and the output layer (head), or give a larger target"
 TOKENS = 8192  # of calibration data, after which sensitivities hardly change
 
 
@@ -119,8 +120,8 @@ class Sensitivity:
 
 def _check_target(least: int, target: float, weights: int) -> None:
     if least > target:
-        raise ValueError(f"the smallest schemes take {least:,} bytes, more than the target of {target:,.0f}: "
-                         f"{8 * least / weights:.2f} bits a weight")  # fmt: skip
+        raise ValueError(f"the smallest schemes take {least:,} bytes, more than the target of {target:,.0f} for the "
+                         f"layers that are searched: {8 * least / weights:.2f} bits a weight")  # fmt: skip
 
 
 def _check_seconds(least: float, target: float) -> None:
@@ -182,7 +183,7 @@ def check(model: Any, step: Mixed, before: Sequence[Step] = ()) -> None:
     if step.latency:
         tutti.Cluster.parse(step.cluster)
         least = sum(min(sum(seconds_of(x, *of, dtype, step.cluster) for x, of in y) for y in each) for each in parts)
-        _check_seconds(least, step.latency - rest_seconds(model, step, inside))
+        _check_seconds(least, target_seconds(model, step, inside))
     else:
         least = sum(min(sum(x.bytes(of, dtype) for x, of in y) for y in each) for each in parts)
         _check_target(least, target_bytes(model, step, inside), weights)
@@ -199,9 +200,16 @@ def target_bytes(model: Any, step: Mixed, searched: Iterable[str]) -> float:
         table = model.get_input_embeddings().weight
         rest += step.embeddings.bytes(table.shape, table.dtype) - table.nbytes
     if rest >= step.size:
-        raise ValueError(f"what is not searched takes {rest:,} bytes of the {step.size:,.0f} of the target: quantize "
-                         "embeddings (e4, e8) and the output layer (head), or give a larger target")  # fmt: skip
+        raise ValueError(f"what is not searched takes {rest:,} bytes of the {step.size:,.0f} of the target: {LARGER}")
     return step.size - rest
+
+
+def target_seconds(model: Any, step: Mixed, searched: Iterable[str]) -> float:
+    """The seconds that the searched layers may take. Raises ValueError if the rest takes longer than the target."""
+    if (rest := rest_seconds(model, step, searched)) >= step.latency:
+        raise ValueError(f"what is not searched takes {1e3 * rest:.3g} ms of the {1e3 * step.latency:.3g} ms of the "
+                         f"target: {LARGER}")  # fmt: skip
+    return step.latency - rest
 
 
 def rest_seconds(model: Any, step: Mixed, searched: Iterable[str]) -> float:
@@ -301,7 +309,7 @@ def search(
     table = sensitivity(model, choices_of(step), batches, lambda path: any(matches(path, x) for x in step.ignore),
                         progress, step.multiple, cluster)  # fmt: skip
     if step.latency:
-        chosen, _, _ = table.choose(step.latency - rest_seconds(model, step, table.losses), "seconds")
+        chosen, _, _ = table.choose(target_seconds(model, step, table.losses), "seconds")
     else:
         chosen, _, _ = table.choose(target_bytes(model, step, table.losses))
     most = max(step.schemes, key=lambda x: list(chosen.values()).count(x))

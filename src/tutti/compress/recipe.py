@@ -351,6 +351,9 @@ def _mixed(text: str, options: list[str]) -> Mixed:
     if options and (target := re.fullmatch(r"(\d+(?:\.\d+)?)(MB|ms|)", options[0])):
         name, unit = {"": ("bits", 1), "MB": ("size", 1e6), "ms": ("latency", 1e-3)}[target[2]]
         fields[name], options = float(target[1]) * unit, options[1:]
+    elif options and options[0][:1].isdigit():
+        raise ValueError(f"{options[0]!r} in recipe {text!r}: expected bits of a weight, MB or ms, such as mixed-3.5, "
+                         "mixed-8MB or mixed-2ms")  # fmt: skip
     ranks = [x for x in options if re.fullmatch(r"lowrank0\.\d+", x)]
     if ranks:
         fields["shares"] = tuple(float(x.removeprefix("lowrank")) for x in ranks)
@@ -386,7 +389,12 @@ def _named(kind: Callable[..., Step], names: Sequence[str], first: str = "") -> 
             name = (match[1] or first) if match else ""
             if match is None or name not in names:
                 raise _unknown(text, option, [f"{x}1" for x in names])
-            _once(fields, name, int(match[2]) if name in ("layers", "steps", "multiple") else float(match[2]), text)
+            whole = name in ("layers", "steps", "multiple")
+            try:
+                number = int(match[2]) if whole else float(match[2])
+            except ValueError:
+                raise ValueError(f"{option!r} in recipe {text!r}: expected a {'whole ' * whole}number") from None
+            _once(fields, name, number, text)
         return kind(**fields)
 
     return read
@@ -474,11 +482,12 @@ def _of_table(table: dict[str, Any]) -> Step:
     kind = STEPS.get(name := values.pop("kind", "quantize"))
     if kind is None:
         raise ValueError(f"kind {name!r}; expected one of {', '.join(STEPS)}")
-    known = [x.name for x in fields(kind)]
+    known = {x.name: str(x.type) for x in fields(kind)}
     for key, value in values.items():
         if key not in known:
             near = get_close_matches(key, known, 1)
             raise ValueError(f"{name} has no {key!r}; {f'did you mean {near[0]!r}?' if near else ', '.join(known)}")
+        _check_type(key, value, known[key])
         if key in ("scheme", "embeddings"):
             values[key] = scheme(value)
         elif key == "schemes":
@@ -488,3 +497,19 @@ def _of_table(table: dict[str, Any]) -> Step:
         elif isinstance(value, list):
             values[key] = tuple(value)
     return kind(**values)
+
+
+def _check_type(key: str, value: Any, annotation: str) -> None:
+    """Raise ValueError for a value of TOML that a field cannot be. annotation: of the field."""
+    pair = key == "overrides"
+    if annotation.startswith("tuple"):
+        inside = annotation.removeprefix("tuple[").partition(",")[0]
+        if not isinstance(value, list) or (pair and not all(isinstance(x, list) and len(x) == 2 for x in value)):
+            raise ValueError(f"{key} is {value!r}; expected a list{' of pairs of a pattern and a scheme' * pair}")
+        for x in [y for each in value for y in each] if pair else value:
+            _check_type(f"a part of {key}", x, "str" if pair else inside)
+        return
+    wanted, words = {"float": ((int, float), "a number"), "int": (int, "a whole number"),
+                     "bool": (bool, "true or false")}.get(annotation, (str, "a text"))  # fmt: skip
+    if not isinstance(value, wanted) or (isinstance(value, bool) and annotation != "bool"):
+        raise ValueError(f"{key} is {value!r}; expected {words}")

@@ -64,6 +64,14 @@ def fold_norm(norm: nn.Module, readers: list[nn.Module]) -> None:
     weight.fill_(1 - offset)
 
 
+def check(model: Any, step: Rotate) -> None:
+    """Raise ValueError for an output layer that is tied to the embeddings, unless a step unties it."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is not None and head.weight is embedding.weight and not step.untie:
+        raise ValueError("the output layer is tied to the embeddings, and a rotation changes them in two ways: use "
+                         "'rotate-untie', which makes it a layer of its own, or do not rotate")  # fmt: skip
+
+
 class Turn:
     """One rotation of a model, block by block. Raises ValueError where it cannot be folded."""
 
@@ -71,9 +79,6 @@ class Turn:
         self.model, self.step = model, step
         self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self.turn = rotation(self.embedding.weight.shape[1], step.seed)
-        if self.head is not None and self.head.weight is self.embedding.weight and not step.untie:
-            raise ValueError("the output layer is tied to the embeddings, and a rotation changes them in two ways: use "
-                             "'rotate-untie', which makes it a layer of its own, or do not rotate")  # fmt: skip
 
     def begin(self, walk: Walk) -> None:
         """Turn the embeddings."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tutti.compress import low_rank, parallel, sparsity
+from tutti.compress import low_rank, parallel, rotate, sparsity
 from tutti.compress.blocks import Batch, checked
 from tutti.compress.compressor import (
     Compressed,
@@ -81,6 +81,8 @@ def compress(
     folder, out = checked_folders(model, out)
     if steps.block_by_block and out.suffix != GGUF:
         return compress_folder(folder, steps, calibration, out, tokenizer, progress)
+    if getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "quantization_config", None) is not None:
+        raise ValueError(f"{folder} is quantized already: compress the model that it was made of")
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False)
     if out.suffix == GGUF:
         gguf.check(loaded, own_tokenizer := AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
@@ -118,6 +120,8 @@ class _Run:
         before: list[type] = []
         model: Any = self.model  # with the shapes that it has after these steps
         for step in self.recipe.steps:
+            if isinstance(step, Rotate):
+                rotate.check(model, step)
             if isinstance(step, Shrink):
                 check_shrink(model, step)
             if isinstance(step, Prune):

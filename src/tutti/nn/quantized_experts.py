@@ -32,7 +32,6 @@ class StackedLinear(nn.Module):
         if len(alike) > 1 or first.input_scale is not None:
             raise ValueError("experts have weights of several schemes or shapes, or inputs with calibrated scales")
         self.scheme, self.layout, self.dtype, self.shape = first.scheme, first.layout, first.dtype, first.shape
-        self.layers = [first]  # not a submodule
         self._layer = [first]  # not a submodule
         for name in ("q", "scales", "zeros", "bias"):
             parts = [getattr(x, name) for x in layers]

@@ -261,16 +261,16 @@ def schemes_of(config: Mapping[str, Any], layers: Mapping[str, str]) -> dict[str
     try:
         groups = [(x["targets"], _scheme_of(x)) for x in config["config_groups"].values()]
         ignored = list(config.get("ignore") or ())
-    except (KeyError, TypeError, AttributeError) as error:
+        schemes = {}
+        for path, kind in layers.items():
+            if any(targeted(path, "", x) for x in ignored):
+                continue
+            for targets, scheme in groups:
+                if any(targeted(path, kind, x) for x in targets):
+                    schemes[path] = scheme
+                    break
+    except (KeyError, TypeError, AttributeError, re.error) as error:
         raise ValueError(f"the quantization_config is damaged: {type(error).__name__} {error}") from None
-    schemes = {}
-    for path, kind in layers.items():
-        if any(targeted(path, "", x) for x in ignored):
-            continue
-        for targets, scheme in groups:
-            if any(targeted(path, kind, x) for x in targets):
-                schemes[path] = scheme
-                break
     return schemes
 
 
@@ -341,11 +341,14 @@ def factor(model: Any) -> None:
     """Put layers of lower rank, whose memory is not touched, in the place of a model's layers, as its config says."""
     config = getattr(model.config, "quantization_config", None) or {}
     ranks = config.get("low_rank", {}) if isinstance(config, Mapping) else {}
+    if not isinstance(ranks, Mapping):
+        raise ValueError(f"the quantization_config is damaged: low_rank is {ranks!r}")
+    layers = dict(model.named_modules())
     for path, rank in ranks.items():
-        try:
-            layer = model.get_submodule(path)
-        except AttributeError:
-            raise ValueError(f"the quantization_config is damaged: there is no layer {path!r}") from None
+        if type(layer := layers.get(path)) is not nn.Linear:
+            raise ValueError(f"the quantization_config is damaged: there is no linear layer {path!r}")
+        if type(rank) is not int or not 0 < rank < min(layer.weight.shape):
+            raise ValueError(f"the quantization_config is damaged: {path} has the rank {rank!r}")
         model.set_submodule(path, LowRankLinear.like(layer, rank))
 
 
@@ -417,6 +420,7 @@ def config_json(model: Any) -> dict[str, Any]:
 
 def save(model: Any, folder: Path, shard: int = 5 << 30, files: Path | None = None) -> Path:
     """Write a compressed model as a folder, which appears when it is complete. files: as for `finish`."""
+    folder = folder.resolve()
     check_out(folder)
     modules = {path: x for path, x in model.named_modules() if isinstance(x, QuantizedModule)}
     check(model, {path: x.scheme for path, x in modules.items()})
@@ -451,6 +455,8 @@ def check_out(folder: Path) -> None:
         raise ValueError(f"{folder} is a file: choose a folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "config.json").exists():
         raise ValueError(f"{folder} already exists and is not a model: choose another folder")
+    if folder.exists() and (inner := [x.name for x in folder.iterdir() if x.is_dir()]):
+        raise ValueError(f"{folder} has folders besides a model, such as {inner[0]}: choose another folder")
     check_place(folder)
 
 

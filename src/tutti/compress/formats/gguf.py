@@ -410,11 +410,18 @@ def _config(file: File) -> Any:
             raise ValueError(f"{family}.{name} is {found!r}; expected a number of more than 0 and less than {most}")
         return found
 
+    def token(name: str) -> int | None:
+        found = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if found is not None and (type(found) is not int or not 0 <= found < vocab):
+            raise ValueError(f"tokenizer.ggml.{name}_token_id is {found!r}; expected one of {vocab} tokens")
+        return found
+
     layers = {x.split(".")[1] for x in file.tensors if x.startswith("blk.")}
     if number("block_count") != len(layers):
         raise ValueError(f"{family}.block_count is {number('block_count')}, and the file has {len(layers)} layers")
     if "token_embd.weight" not in file.tensors:
         raise ValueError("it has no token_embd.weight")
+    vocab = file.tensors["token_embd.weight"].shape[0]
     hidden, heads = number("embedding_length"), number("attention.head_count")
     head = number("attention.key_length", hidden // heads)
     if number("attention.value_length", head) != head or number("rope.dimension_count", head) != head or head % 2:
@@ -427,7 +434,7 @@ def _config(file: File) -> Any:
         raise ValueError(f"{family}.rope.scaling.type is {scaling!r}; expected 'linear' or 'none'")
     biases = any(x.endswith("attn_q.bias") for x in file.tensors)
     sizes = dict(
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
+        vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=number("feed_forward_length"),
         num_hidden_layers=len(layers),
@@ -438,8 +445,9 @@ def _config(file: File) -> Any:
         rms_norm_eps=number("attention.layer_norm_rms_epsilon", None, float),
         rope_parameters=rope,
         tie_word_embeddings="output.weight" not in file.tensors,
-        **{f"{x}_token_id": file.metadata.get(f"tokenizer.ggml.{x}_token_id") for x in ("bos", "eos")},
-        pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
+        bos_token_id=token("bos"),
+        eos_token_id=token("eos"),
+        pad_token_id=token("padding"),
     )
     kind = _MODELS.get(family, family)
     if experts := number("expert_count") if f"{family}.expert_count" in file.metadata else 0:
@@ -479,13 +487,14 @@ def _expected(config: Any, file: File) -> dict[str, str]:
         "ffn_gate.weight": (wide, hidden), "ffn_up.weight": (wide, hidden), "ffn_down.weight": (hidden, wide),
     }  # fmt: skip
     if count := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        each = wide if family == "mixtral" else config.moe_intermediate_size
         for name in "ffn_gate", "ffn_up", "ffn_down":
-            n, k = shapes.pop(f"{name}.weight")
+            del shapes[f"{name}.weight"]
+            down = name == "ffn_down"
+            shapes[f"{name}_exps.weight"] = (count, hidden, each) if down else (count, each, hidden)
             if family == "qwen2_moe":
-                own = config.shared_expert_intermediate_size
-                shapes[f"{name}_shexp.weight"] = _with(n, k, wide, own)
-            each = wide if family == "mixtral" else config.moe_intermediate_size
-            shapes[f"{name}_exps.weight"] = count, *_with(n, k, wide, each)
+                shared = config.shared_expert_intermediate_size
+                shapes[f"{name}_shexp.weight"] = (hidden, shared) if down else (shared, hidden)
         shapes[f"{_ROUTER}.weight"] = count, hidden
         if family == "qwen2_moe":
             shapes[f"{_SHARED_GATE}.weight"] = (hidden,)
@@ -508,11 +517,6 @@ def _expected(config: Any, file: File) -> dict[str, str]:
         if expected.get(name) != found.get(name):
             raise ValueError(f"{name} has shape {found.get(name)}; expected {expected.get(name)} (None: absent)")
     return {_own_name(name): name for name in expected}
-
-
-def _with(n: int, k: int, before: int, after: int) -> tuple[int, int]:
-    """The shape of a weight (n, k) of a feed-forward layer of another inner width."""
-    return (after, k) if n == before else (n, after)
 
 
 def _own_name(name: str) -> str:
