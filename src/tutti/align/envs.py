@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from tutti.align.chat import Encoder, Messages, is_conversation
 from tutti.align.rollout import Rollout, Sampler
+from tutti.exec.runtime import from_rank_0
 
 BEGUN, REWARD = "environment_row", "environment_reward"  # columns: the row as it was, and the reward
 CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -89,12 +90,12 @@ class Episode:
         """All tokens so far."""
         return [*self.row["prompt_ids"], *self.tokens]
 
-    def take(self, turn: Rollout, room: int) -> None:
+    def take(self, turn: Rollout, answered: tuple[str | Messages, float, bool], room: int) -> None:
         """Add a turn of the model, and the answer of the environment, if it and one more token fit into the room."""
         self._add(turn.tokens, turn.logprobs, True)
         self.messages.append({"role": "assistant", "content": turn.text})
         self.turns += 1
-        answer, reward, self.done = self.env.step(turn.text)
+        answer, reward, self.done = answered
         self.reward += float(reward)
         if self.done:
             self.over = True
@@ -147,9 +148,15 @@ def play(make: Factory, rows: Sequence[Mapping[str, Any]], count: int, sampler: 
         limits = [min(room - len(x.tokens), turn or room) for x in live]
         made = sampler.each([x.ids for x in live], limits, begin)
         begin += len(live)
-        for episode, turn_of in zip(live, made, strict=True):
-            episode.take(turn_of, room)
+        answers = from_rank_0(partial(_answers, live, made))
+        for episode, written, answered in zip(live, made, answers, strict=True):
+            episode.take(written, answered, room)
     return [x.rollout() for x in episodes]
+
+
+def _answers(episodes: Sequence[Episode], turns: Sequence[Rollout]) -> list[tuple[str | Messages, float, bool]]:
+    """What environments answer; those of process 0 of a job alone take steps."""
+    return [x.env.step(turn.text) for x, turn in zip(episodes, turns, strict=True)]
 
 
 class Tools:

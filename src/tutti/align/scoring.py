@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.align.sequences import batch_of
+from tutti.exec.runtime import from_rank_0
 
 Reward = Callable[..., Sequence[float | None]]
 
@@ -74,7 +76,8 @@ class Rewards:
 
     functions: each is called with `prompts`, `completions`, `prompt_ids`, `completion_ids`, and the columns of the
     dataset, as far as it takes them, and returns a number for each completion, or None where it does not apply; or a
-    model, for `ModelReward`. weights: 1 by default.
+    model, for `ModelReward`. Functions are called by process 0 of a job, so that what differs from process to process,
+    such as a test whose time is over, does not. weights: 1 by default.
     """
 
     def __init__(self, functions: Any, weights: Sequence[float] | None = None, tokenizer: Any = None):
@@ -94,7 +97,8 @@ class Rewards:
         """
         columns = []
         for name, function in zip(self.names, self.functions, strict=True):
-            values = function(**_arguments(function, completed))
+            call = partial(function, **_arguments(function, completed))
+            values = call() if isinstance(function, ModelReward) else from_rank_0(call)
             if values is None or len(values) != len(completed.completions):
                 count = "nothing" if values is None else f"{len(values)} numbers"
                 raise ValueError(f"reward {name} returned {count} for {len(completed.completions)} completions")
