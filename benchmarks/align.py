@@ -62,14 +62,20 @@ def texts(count: int, size: int) -> list[str]:
     return found[:: max(1, len(found) // count)][:count]
 
 
-def rows(kind: str) -> list[dict[str, str]]:
+def rows(kind: str, words: Any) -> list[dict[str, str]]:
+    """Rows of a dataset. Tokens of a prompt and its completion are those of the prompt and more, as TRL takes them."""
     if kind == "SFT":
         return [{"text": x} for x in texts(400, 24)]
     if kind == "GRPO":
         return [{"prompt": x} for x in texts(64, 3)]
-    pieces = [x for x in texts(400, 12) if len(x) < 400]
-    return [{"prompt": x[: len(x) // 2], "chosen": x[len(x) // 2 :], "rejected": y[len(y) // 2 :]}
-            for x, y in pairwise(pieces)]  # fmt: skip
+    halves = [(x[: len(x) // 2], x[len(x) // 2 :]) for x in texts(800, 12) if len(x) < 400]
+    made = [{"prompt": x, "chosen": y, "rejected": z} for (x, y), (_, z) in pairwise(halves)]
+    return [x for x in made if all(_begins(words, x["prompt"], x[key]) for key in ("chosen", "rejected"))]
+
+
+def _begins(words: Any, prompt: str, completion: str) -> bool:
+    before = words(prompt)["input_ids"]
+    return words(prompt + completion)["input_ids"][: len(before)] == before
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
@@ -112,7 +118,8 @@ class Paced(TrainerCallback):
 def work(turns: harness.Turns, kind: str, steps: int, folder: str) -> None:
     from tutti import align
 
-    words, data = tokenizer(), rows(kind)
+    words = tokenizer()
+    data = rows(kind, words)
     turns_left = iter(range(steps))
     callbacks = [Paced(turns.wait, lambda told: turns.done(told, step=next(turns_left)))]
     given = {**options(kind, folder, steps), "plan": "single", "level": "O0"}

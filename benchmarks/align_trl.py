@@ -25,7 +25,7 @@ def main(kind: str, steps: str, folder: str) -> None:
 
     words = align.tokenizer()
     given = {**align.options(kind, folder, int(steps)), "bf16": False, "use_cpu": True, "gradient_checkpointing": False}
-    shared = {"train_dataset": Dataset.from_list(align.rows(kind)), "processing_class": words,
+    shared = {"train_dataset": Dataset.from_list(align.rows(kind, words)), "processing_class": words,
               "callbacks": [align.Paced(sys.stdin.readline, tell)]}  # fmt: skip
     if kind == "SFT":
         trainer = trl.SFTTrainer(align.model(), args=trl.SFTConfig(**given), **shared)
