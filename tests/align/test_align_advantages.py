@@ -51,11 +51,11 @@ def test_one_is_left_out():
 
 def test_generalized_advantages_are_sums_of_differences():
     torch.manual_seed(0)
-    rewards, values = torch.randn(3, 6), torch.randn(3, 6)
-    mask = torch.tensor([[0, 1, 1, 1, 1, 0], [1] * 6, [0, 0, 0, 0, 0, 0]]).float()
+    rewards, values = torch.randn(4, 6), torch.randn(4, 6)
+    mask = torch.tensor([[0, 1, 1, 1, 1, 0], [1] * 6, [0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 1, 1]]).float()  # turns, last
     gamma, lam = 0.9, 0.8
     found, returns = generalized_advantages(rewards, values, mask, gamma, lam)
-    for r in range(3):
+    for r in range(4):
         at = [i for i in range(6) if mask[r, i]]
         for k, t in enumerate(at):
             following = [*at[k:], None]

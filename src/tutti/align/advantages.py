@@ -79,15 +79,16 @@ def generalized_advantages(
 
         d_t = r_t + gamma v_(t+1) - v_t,      A_t = d_t + gamma lam A_(t+1),      R_t = A_t + v_t
 
-    rewards, values: (rows, t). mask: 1 at tokens of the completion, which follow one another; the value behind the last
-    of them is 0, as the episode ends there. Elsewhere the results are 0.
+    rewards, values: (rows, t). mask: 1 at tokens that the model has written; t + 1 is the next of those, so what an
+    environment writes in between is left out. The value behind the last of them is 0, as the episode ends there.
+    Elsewhere the results are 0.
     """
     mask = mask.to(values.dtype)
     values, rewards = values * mask, rewards * mask
-    found, last = torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    found, last, following = torch.zeros_like(values), torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
     for t in range(values.shape[1] - 1, -1, -1):
-        following = values[:, t + 1] if t + 1 < values.shape[1] else torch.zeros_like(last)
-        delta = rewards[:, t] + gamma * following - values[:, t]
-        last = (delta + gamma * lam * last) * mask[:, t]
+        on, delta = mask[:, t] > 0, rewards[:, t] + gamma * following - values[:, t]
+        last = torch.where(on, delta + gamma * lam * last, last)
+        following = torch.where(on, values[:, t], following)
         found[:, t] = last
-    return found, (found + values) * mask
+    return found * mask, (found + values) * mask
