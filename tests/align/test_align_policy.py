@@ -21,6 +21,7 @@ from tutti.align import (
 )
 from tutti.align.policy import completions_of
 from tutti.align.rollout import merged_weights, plain_model
+from tutti.align.scoring import ModelReward
 from tutti.align.sequences import IGNORED
 
 PROMPTS = [{"prompt": f"{i}+{i}=", "target": "a"} for i in range(8)]
@@ -188,6 +189,18 @@ def test_a_model_as_reward(tmp_path):
         with torch.no_grad():
             expected = reward(torch.tensor([x.prompt + x.tokens])).logits
         torch.testing.assert_close(found[i], expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_reward_model_pads_with_the_token_that_it_looks_for():
+    from transformers import LlamaForSequenceClassification
+
+    config = small.model().config
+    config.num_labels, config.pad_token_id = 1, 3  # the tokenizer has 0
+    model = LlamaForSequenceClassification(config)
+    reward = ModelReward(model, small.tokenizer())
+    found = reward([[5], [5, 6, 7]], [[8, 9], [8, 9, 10, 11, 12, 13]])
+    with torch.no_grad():
+        assert found[0] == pytest.approx(float(model(torch.tensor([[5, 8, 9]])).logits), abs=1e-5)
 
 
 def test_it_stops_where_the_divergence_is_too_large(tmp_path):
