@@ -34,6 +34,12 @@ def test_groups_are_compared_with_themselves():
         group_advantages(rewards, 3, "all")
 
 
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_large_equal_rewards_teach_nothing(scale):
+    found = group_advantages(torch.full((14,), 1000.1), 7, scale)
+    assert found.dtype == torch.float32 and found.abs().max() < 1e-6
+
+
 def test_rewards_that_are_missing_count_for_nothing():
     rewards = torch.tensor([1.0, NAN, 3.0, NAN, NAN, NAN, math.inf, 5.0, 5.0])
     found = group_advantages(rewards, 3)
@@ -51,11 +57,13 @@ def test_one_is_left_out():
 
 def test_generalized_advantages_are_sums_of_differences():
     torch.manual_seed(0)
-    rewards, values = torch.randn(3, 6), torch.randn(3, 6)
-    mask = torch.tensor([[0, 1, 1, 1, 1, 0], [1] * 6, [0, 0, 0, 0, 0, 0]]).float()
+    rewards, values = torch.randn(4, 6), torch.randn(4, 6)
+    mask = torch.tensor(
+        [[0, 1, 1, 1, 1, 0], [1] * 6, [0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 1, 1]]
+    ).float()  # the last row has two turns
     gamma, lam = 0.9, 0.8
     found, returns = generalized_advantages(rewards, values, mask, gamma, lam)
-    for r in range(3):
+    for r in range(4):
         at = [i for i in range(6) if mask[r, i]]
         for k, t in enumerate(at):
             following = [*at[k:], None]

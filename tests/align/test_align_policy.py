@@ -20,6 +20,8 @@ from tutti.align import (
     RLOOTrainer,
 )
 from tutti.align.policy import completions_of
+from tutti.align.rollout import merged_weights, plain_model
+from tutti.align.scoring import ModelReward
 from tutti.align.sequences import IGNORED
 
 PROMPTS = [{"prompt": f"{i}+{i}=", "target": "a"} for i in range(8)]
@@ -189,10 +191,40 @@ def test_a_model_as_reward(tmp_path):
         torch.testing.assert_close(found[i], expected[0], rtol=1e-4, atol=1e-5)
 
 
+def test_a_reward_model_pads_with_the_token_that_it_looks_for():
+    from transformers import LlamaForSequenceClassification
+
+    config = small.model().config
+    config.num_labels, config.pad_token_id = 1, 3  # the tokenizer has 0
+    model = LlamaForSequenceClassification(config)
+    reward = ModelReward(model, small.tokenizer())
+    found = reward([[5], [5, 6, 7]], [[8, 9], [8, 9, 10, 11, 12, 13]])
+    with torch.no_grad():
+        assert found[0] == pytest.approx(float(model(torch.tensor([[5, 8, 9]])).logits), abs=1e-5)
+
+
 def test_it_stops_where_the_divergence_is_too_large(tmp_path):
     made = trainer("gspo", tmp_path, max_steps=20, learning_rate=0.1, target_kl=0.5)
     made.train()
     assert logs(made, "stopped_by_kl") and made.state.global_step < 20
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
+def test_weights_with_adapters_give_what_the_adapted_model_does(kind):
+    from peft import IA3Config, LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], use_dora=kind == "dora")
+    ia3 = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+    tuned = get_peft_model(small.model(), ia3 if kind == "ia3" else lora).eval()
+    plain = plain_model(tuned)
+    with torch.no_grad():
+        for x in tuned.parameters():
+            if x.requires_grad:
+                x += 0.1 * torch.randn_like(x)
+    plain.load_state_dict({k: x for k, x in merged_weights(tuned).items() if k in plain.state_dict()})
+    ids = torch.arange(5, 25).unsqueeze(0)
+    torch.testing.assert_close(plain(ids).logits, tuned(ids).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")

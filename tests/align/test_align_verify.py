@@ -36,7 +36,8 @@ def test_exact_match():
 
 
 @pytest.mark.parametrize(("text", "expected"), [("+007.50", "7.5"), ("-0.0", "0"), ("-.5", "-0.5"), ("3.", "3"),
-                                                ("1e5", "1e5"), ("9" * 9999, "9" * 9999), ("-12%", "-12")])  # fmt: skip
+                                                ("1e5", "1e5"), ("9" * 9999, "9" * 9999), ("-12%", "-12"),
+                                                ("-1,234,567.8", "-1234567.8"), ("3,4", "3,4")])  # fmt: skip
 def test_numbers(text, expected):
     assert verify.number(text) == expected
 

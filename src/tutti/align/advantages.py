@@ -1,6 +1,6 @@
 """How much better an output is than was to be expected.
 
-All are computed in float32 on the host, from rewards of whole completions or of tokens.
+All are computed on the host and are float32, from rewards of whole completions or of tokens.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ def group_advantages(rewards: Tensor, size: int, scale: str = "group") -> Tensor
     0. scale: "group"; "batch", the deviation of all rows (Liu et al. 2025, arXiv:2508.08221); or "none", no division
     (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783). A group of equal rewards gets zeros.
     """
-    grid = rewards.float().view(-1, size)
+    grid = rewards.double().view(-1, size)  # the mean of equal large rewards in float32 differs from them
     valid = grid.isfinite()
     counts = valid.sum(1, keepdim=True).clamp(min=1)
     means = torch.where(valid, grid, 0).sum(1, keepdim=True) / counts
     centered = torch.where(valid, grid - means, 0)
     if scale == "group":
         deviation = (centered.square().sum(1, keepdim=True) / (counts - 1).clamp(min=1)).sqrt()
-        return (centered / (deviation + EPSILON)).flatten()
+        return (centered / (deviation + EPSILON)).flatten().float()
     if scale == "batch":
         present = grid[valid]
         deviation = present.std() if len(present) > 1 else torch.zeros(())
-        return (centered / (deviation + EPSILON)).flatten()
+        return (centered / (deviation + EPSILON)).flatten().float()
     if scale != "none":
         raise ValueError(f"scale {scale!r}; expected group, batch or none")
-    return centered.flatten()
+    return centered.flatten().float()
 
 
 def leave_one_out(rewards: Tensor, size: int) -> Tensor:
@@ -79,15 +79,16 @@ def generalized_advantages(
 
         d_t = r_t + gamma v_(t+1) - v_t,      A_t = d_t + gamma lam A_(t+1),      R_t = A_t + v_t
 
-    rewards, values: (rows, t). mask: 1 at tokens of the completion, which follow one another; the value behind the last
-    of them is 0, as the episode ends there. Elsewhere the results are 0.
+    rewards, values: (rows, t). mask: 1 at tokens that the model has written; t + 1 is the next of those, so what an
+    environment writes in between is left out. The value behind the last of them is 0, as the episode ends there.
+    Elsewhere the results are 0.
     """
     mask = mask.to(values.dtype)
     values, rewards = values * mask, rewards * mask
-    found, last = torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    found, last, following = torch.zeros_like(values), torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
     for t in range(values.shape[1] - 1, -1, -1):
-        following = values[:, t + 1] if t + 1 < values.shape[1] else torch.zeros_like(last)
-        delta = rewards[:, t] + gamma * following - values[:, t]
-        last = (delta + gamma * lam * last) * mask[:, t]
+        on, delta = mask[:, t] > 0, rewards[:, t] + gamma * following - values[:, t]
+        last = torch.where(on, delta + gamma * lam * last, last)
+        following = torch.where(on, values[:, t], following)
         found[:, t] = last
-    return found, (found + values) * mask
+    return found * mask, (found + values) * mask

@@ -101,14 +101,16 @@ def plain_model(model: Any) -> nn.Module:
 @torch.no_grad()
 def merged_weights(model: Any) -> dict[str, Tensor]:
     """The weights of a model of peft with its adapters added, under the names of the model without them."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     base = model.get_base_model()
     found: dict[str, Tensor] = {}
     changed: dict[str, Any] = {}
     for path, module in base.named_modules():
-        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
-            weight = module.base_layer.weight
-            delta = sum(module.get_delta_weight(x) for x in module.active_adapters)
-            changed[f"{path}.weight"] = weight + delta.to(weight.dtype)  # pyright: ignore
+        if isinstance(module, BaseTunerLayer):
+            added = copy.deepcopy(module)
+            added.merge()  # of all kinds: that of DoRA scales the weight, and that of IA3 multiplies it
+            changed |= {f"{path}.{name}": x for name, x in added.get_base_layer().state_dict().items()}
     for name, x in base.state_dict().items():
         own = name.replace(".base_layer.", ".")
         if "lora_" not in own:

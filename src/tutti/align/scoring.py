@@ -43,9 +43,10 @@ class ModelReward:
         if getattr(model.config, "num_labels", None) != 1:
             raise ValueError(f"a reward model has one output, and the model has {model.config.num_labels}")
         self.model, self.tokenizer, self.size = model.eval(), tokenizer, batch
-        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         if model.config.pad_token_id is None:
-            model.config.pad_token_id = self.pad
+            own = tokenizer.pad_token_id
+            model.config.pad_token_id = own if own is not None else tokenizer.eos_token_id
+        self.pad = model.config.pad_token_id  # by which the model finds the last token of a sequence
         self.__name__ = type(model).__name__
         self._function: Any = None
 

@@ -31,7 +31,9 @@ def plain(text: str) -> str:
 
 def number(text: str) -> str:
     """A number in its shortest form, as "1200.5" for "$1,200.50"; other text as `plain`."""
-    stripped = text.strip().strip("$%").replace(",", "").rstrip(".")
+    stripped = text.strip().strip("$%").rstrip(".")
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", stripped):  # other commas separate numbers: 3,4 is not 34
+        stripped = stripped.replace(",", "")
     if not re.fullmatch(r"[-+]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})", stripped):
         return plain(text)
     whole, _, part = stripped.lstrip("+").partition(".")
