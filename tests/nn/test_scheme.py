@@ -97,7 +97,7 @@ def test_bytes():
         (dict(group=0), "expected a positive number"),
         (dict(bits=8, group=None, symmetric=False, kind="float8"), "float8 has no zeros"),
         (dict(activations="int8"), "needs bits=8, group=None"),
-        (dict(scales="int8"), "expected one of float16"),
+        (dict(scales="int4"), "expected one of float16"),
     ],
 )
 def test_what_does_not_fit_together(options, message):
