@@ -117,3 +117,17 @@ def test_each_with_one_process_works_when_asked():
     for name, x in parallel.each(["a", "b"], lambda name: done.append(name) or name * 2, len):
         assert done[-1] == name and x == name * 2
     assert done == ["a", "b"]
+
+
+def refused(path: str) -> str:
+    made = tutti.compress(model("llama"), "int4-g32")
+    with pytest.raises(ValueError) as caught:
+        made.save(path)
+    return str(caught.value)
+
+
+def test_what_the_first_process_cannot_write_is_an_error_in_all(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    one, two = launch(refused, 2, str(tmp_path / "out"))
+    assert one == two and "is not a model: choose another folder" in one

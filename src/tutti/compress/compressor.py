@@ -95,9 +95,6 @@ class Compressed:
         """
         if format not in FORMATS:
             raise ValueError(f"format={format!r}; expected one of {', '.join(FORMATS)}")
-        if parallel.process() > 0:
-            parallel.of_first(None)  # the model is the same in all processes: the first one writes it
-            return Path(path)
         if self.model is None:
             raise ValueError(f"the model has been written to {self.folder} already")
         source = getattr(self.model, "name_or_path", "")
@@ -106,12 +103,11 @@ class Compressed:
         if format == "gguf":
             from tutti.compress.formats import gguf
 
-            gguf.save(self.model, path, **options)
+            parallel.by_first(lambda: gguf.save(self.model, path, **options))
         else:
             from tutti.compress.formats import compressed_tensors
 
-            compressed_tensors.save(self.model, Path(path), **options)
-        parallel.of_first(None)
+            parallel.by_first(lambda: compressed_tensors.save(self.model, Path(path), **options))
         return Path(path)
 
 

@@ -179,17 +179,21 @@ class Files:
         with torch.no_grad():
             for name, x in outside.named_parameters():
                 x.copy_(_whole(self.reader, name.replace("/", "."), x))
-        if parallel.process() == 0:
-            try:
-                before = json.loads((self.draft / STATE).read_text())
-                if {**before, "blocks": {}} == self.state:
-                    self.state = before
-            except (OSError, ValueError, TypeError):
-                pass
-            if not self.state["blocks"]:
-                shutil.rmtree(self.draft, ignore_errors=True)
-            self.draft.mkdir(parents=True, exist_ok=True)
-        self.state = parallel.of_first(self.state)
+        self.state = parallel.by_first(self._begun)
+
+    def _begun(self) -> dict[str, Any]:
+        """The state of an earlier run if it was the same, otherwise of one that begins; the draft is ready for it."""
+        state = self.state
+        try:
+            before = json.loads((self.draft / STATE).read_text())
+            if {**before, "blocks": {}} == state:
+                state = before
+        except (OSError, ValueError, TypeError):
+            pass
+        if not state["blocks"]:
+            shutil.rmtree(self.draft, ignore_errors=True)
+        self.draft.mkdir(parents=True, exist_ok=True)
+        return state
 
     def _inside(self, name: str) -> bool:
         return bool(self.stack) and name.startswith(f"{self.stack}.")
@@ -221,19 +225,22 @@ class Files:
     def done(self, path: str, reports: list[LayerReport]) -> None:
         """Write a block, and forget its weights."""
         block = self.model.get_submodule(path)
-        if path not in self.state["blocks"] and parallel.process() == 0:
-            tensors = written.file_tensors(self.model, lambda name: name.startswith(f"{path}."))
-            written.write(tensors, self._file(path))
+        if path not in self.state["blocks"]:
             self.state["blocks"][path] = reports
-            state = self.draft / f"{STATE}.unfinished"
-            state.write_text(json.dumps(self.state))
-            state.replace(self.draft / STATE)
-        parallel.of_first(None)
+            parallel.by_first(lambda: self._write(path))
         _to_meta(block)
+
+    def _write(self, path: str) -> None:
+        """Write a block, and that it is finished."""
+        tensors = written.file_tensors(self.model, lambda name: name.startswith(f"{path}."))
+        written.write(tensors, self._file(path))
+        state = self.draft / f"{STATE}.unfinished"
+        state.write_text(json.dumps(self.state))
+        state.replace(self.draft / STATE)
 
     def end(self) -> None:
         """Write what stands outside of blocks, and put the folder in its place."""
-        self.bytes = parallel.of_first(self._end() if parallel.process() == 0 else 0)
+        self.bytes = parallel.by_first(self._end)
 
     def _end(self) -> int:
         """Returns the bytes of the files."""

@@ -76,12 +76,19 @@ def gathered(value: T) -> list[T]:
     return values
 
 
-def of_first(value: T) -> T:
-    """The value of the first process, which the others wait for."""
+def by_first(work: Callable[[], T]) -> T:
+    """What the first process makes; the others wait for it. Its ValueError or OSError is raised in all of them."""
     if processes() == 1:
-        return value
-    box = [value]
+        return work()
+    box: list[Any] = [None]
+    if process() == 0:
+        try:
+            box = [work()]
+        except (ValueError, OSError) as error:
+            box = [error]
     dist.broadcast_object_list(box)
+    if isinstance(box[0], Exception):
+        raise box[0]
     return box[0]
 
 

@@ -87,11 +87,10 @@ def compress(
     if out.suffix == GGUF:
         gguf.check(loaded, own_tokenizer := AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     compressed = _Run(loaded, steps, calibration, training, tokenizer, progress).run()
-    if parallel.process() == 0 and out.suffix == GGUF:
-        gguf.save(compressed.model, out, tokenizer=own_tokenizer)
-    elif parallel.process() == 0:
-        save(compressed.model, out, files=folder)
-    parallel.of_first(None)
+    if out.suffix == GGUF:
+        parallel.by_first(lambda: gguf.save(compressed.model, out, tokenizer=own_tokenizer))
+    else:
+        parallel.by_first(lambda: save(compressed.model, out, files=folder))
     return Compressed(None, compressed.report, steps, out)
 
 
