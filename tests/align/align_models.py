@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -40,3 +43,36 @@ def model(seed: int = 0, **options: Any) -> Any:
                  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1,
                  eos_token_id=2, pad_token_id=0)  # fmt: skip
     return LlamaForCausalLM(LlamaConfig(**{**sizes, **options})).train()
+
+
+def policy_options(path: Any, **more: Any) -> dict[str, Any]:
+    """Options of a trainer that generates, for few and short completions."""
+    return {"output_dir": str(path), "max_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 16,
+            "learning_rate": 1e-2, "report_to": "none", "disable_tqdm": True, "seed": 0, "save_strategy": "no",
+            "level": "O0", "plan": "single", "lr_scheduler_type": "constant", "max_completion_length": 8,
+            **more}  # fmt: skip
+
+
+def vowels(completions: list[str]) -> list[float]:
+    """The share of characters that are vowels."""
+    return [sum(c in "aeiou" for c in x) / max(1, len(x)) for x in completions]
+
+
+def logs(trainer: Any, name: str = "loss") -> list[float]:
+    """What a trainer has logged under a name."""
+    return [x[name] for x in trainer.state.log_history if name in x]
+
+
+def check_devices_and_parts(make: Callable[..., Any], path: Path) -> None:
+    """Two virtual devices, and two microbatches, give the losses and the completions of one. make: a trainer for a
+    folder and options, with 16 rows in a step."""
+    whole = make(path / "a")
+    whole.train()
+    for name, options in {
+        "dp": {"plan": "dp", "cluster": "cpu:2"},
+        "parts": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2},
+    }.items():
+        other = make(path / name, **options)
+        other.train()
+        assert logs(other) == pytest.approx(logs(whole), abs=1e-5), name
+        assert logs(other, "reward") == pytest.approx(logs(whole, "reward"), abs=1e-6), "the engine wrote the same"

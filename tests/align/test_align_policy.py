@@ -8,6 +8,7 @@ from typing import Any
 import align_models as small
 import pytest
 import torch
+from align_models import logs, vowels
 
 from tutti.align import (
     GRPOConfig,
@@ -34,23 +35,11 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def vowels(completions: list[str]) -> list[float]:
-    """The share of characters that are vowels."""
-    return [sum(c in "aeiou" for c in x) / max(1, len(x)) for x in completions]
-
-
 def trainer(kind: str, path: Any, reward: Any = vowels, rows: Any = PROMPTS, **more: Any) -> Any:
     made, config, own = KINDS[kind]
-    options = {"output_dir": str(path), "max_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 16,
-               "learning_rate": 1e-2, "report_to": "none", "disable_tqdm": True, "seed": 0, "save_strategy": "no",
-               "level": "O0", "plan": "single", "lr_scheduler_type": "constant", "max_completion_length": 8,
-               **own, **more}  # fmt: skip
+    options = small.policy_options(path, **{**own, **more})
     model = options.pop("model", None) or small.model()
     return made(model, reward, config(**options), train_dataset=rows, processing_class=small.tokenizer())
-
-
-def logs(made: Any, name: str = "loss") -> list[float]:
-    return [x[name] for x in made.state.log_history if name in x]
 
 
 def weights(made: Any) -> dict[str, torch.Tensor]:
@@ -71,16 +60,7 @@ def test_rewards_rise(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
 def test_devices_and_parts_change_nothing(kind, tmp_path):
-    whole = trainer(kind, tmp_path / "a")
-    whole.train()
-    for name, options in {
-        "dp": {"plan": "dp", "cluster": "cpu:2"},
-        "parts": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2},
-    }.items():
-        other = trainer(kind, tmp_path / name, **options)
-        other.train()
-        assert logs(other) == pytest.approx(logs(whole), abs=1e-5), name
-        assert logs(other, "reward") == pytest.approx(logs(whole, "reward"), abs=1e-6), "the engine wrote the same"
+    small.check_devices_and_parts(lambda path, **options: trainer(kind, path, **options), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["gspo", "ppo"])

@@ -8,6 +8,7 @@ from typing import Any
 import align_models as small
 import pytest
 import torch
+from align_models import logs, vowels
 from torch import Tensor
 
 from tutti.align import (
@@ -36,21 +37,10 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def vowels(completions: list[str]) -> list[float]:
-    return [sum(c in "aeiou" for c in x) / max(1, len(x)) for x in completions]
-
-
 def trainer(kind: str, path: Any, **more: Any) -> Any:
     made, config, own = KINDS[kind]
-    options = {"output_dir": str(path), "max_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 16,
-               "learning_rate": 1e-2, "report_to": "none", "disable_tqdm": True, "seed": 0, "save_strategy": "no",
-               "level": "O0", "plan": "single", "lr_scheduler_type": "constant", "max_completion_length": 8,
-               **own, **more}  # fmt: skip
+    options = small.policy_options(path, **{"max_steps": 4, **own, **more})
     return made(small.model(), vowels, config(**options), train_dataset=PROMPTS, processing_class=small.tokenizer())
-
-
-def logs(made: Any, name: str = "loss") -> list[float]:
-    return [x[name] for x in made.state.log_history if name in x]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -62,8 +52,8 @@ def test_rounds_are_exactly_so_old(staleness, tmp_path):
     first = [made.generate(experience.rows(i), experience.seed(i)) for i in range(3)]  # with the weights of the model
     generate = made.generate
 
-    def recorded(rows: Any, seed: int, count: int | None = None) -> Any:
-        rollouts = generate(rows, seed, count)
+    def recorded(rows: Any, seed: int) -> Any:
+        rollouts = generate(rows, seed)
         written.append((seed, made.state.global_step, rollouts))
         return rollouts
 

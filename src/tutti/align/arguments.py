@@ -9,14 +9,6 @@ from torch import nn
 
 from tutti.train.arguments import TrainingArguments
 
-INSTEAD = {  # options of TRL that mean nothing here: what to use instead
-    "model_init_kwargs": "a model, or `from_pretrained` of transformers",
-    "trust_remote_code": "a model that is loaded: no code is downloaded",
-    "activation_offloading": 'memory="...", with which the plan offloads',
-    "padding_free": "packing=True",
-    "use_vllm": "nothing: rollouts come from tutti.serve.Engine in this job",
-}
-
 
 @dataclass
 class AlignArguments(TrainingArguments):

@@ -112,5 +112,4 @@ class BestOfNTrainer(PolicyTrainer):
         if self.args.beta:
             kl = objectives.divergence(logprobs, inputs["ref_logprobs"])
             each, measures["kl"] = each + self.args.beta * kl, objectives.mean_of_rows(kl, mask).detach()
-        count = mask.sum() if num_items_in_batch is None else num_items_in_batch
-        return (each * mask).sum() / count.clamp(min=1), measures
+        return objectives.mean_of_tokens(each, mask, num_items_in_batch), measures

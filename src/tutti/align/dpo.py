@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from tutti.align.arguments import AlignArguments
 from tutti.align.pairs import PairTrainer
-from tutti.align.reference import Referenced, sums
-from tutti.align.sequences import IGNORED, flat, model_logprobs
+from tutti.align.reference import Referenced, WithReference
+from tutti.align.sequences import IGNORED
 
 LOSSES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "nca_pair", "exo_pair", "sppo_hard", "apo_zero",
           "apo_down", "sft")  # fmt: skip
@@ -143,19 +143,14 @@ class DPOTrainer(Referenced, PairTrainer):
     def reference_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return super().collate(rows)
 
-    def reference_scores(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        return sums(model, flat(batch)).unflatten(0, (-1, 2))
-
     def referenced(self, rows: Any, name: str, resumes: bool) -> Any:
         if rows is None or not self.args.reference_free or isinstance(rows, dict):
             return super().referenced(rows, name, resumes)
-        from tutti.align.reference import WithReference
-
         return rows if isinstance(rows, WithReference) else WithReference(rows, torch.zeros(len(rows), 2))
 
     def losses(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         args = self.args
-        logprobs = model_logprobs(model, flat(batch)).sum(1).unflatten(0, (-1, 2))
+        logprobs = self.pair_logprobs(model, batch)
         ratios, lengths = logprobs - batch["reference"], (batch["labels"][..., 1:] != IGNORED).sum(2)
         weights = args.loss_weights or [1.0] * len(args.kinds)
         each = [w * pair_loss(kind, ratios, logprobs, lengths, args.beta, args.label_smoothing)

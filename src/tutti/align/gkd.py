@@ -16,18 +16,17 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tutti.align import objectives
 from tutti.align.arguments import without_dropout
 from tutti.align.policy import PolicyConfig, PolicyTrainer
 from tutti.align.rollout import Rollout, Sampler
 from tutti.align.sequences import batch_of, learned
 from tutti.launch.progress import progress
-from tutti.train import checkpointing
 
 
 @dataclass
@@ -63,7 +62,7 @@ class GKDTrainer(PolicyTrainer):
     """
 
     arguments = GKDConfig
-    rewarded, weighted = False, False
+    rewarded, weighted, apart = False, False, "teacher."
 
     def __init__(self, model: nn.Module | str, teacher_model: Any, args: Any = None, **options: Any):
         super().__init__(model, None, args, **options)
@@ -118,12 +117,7 @@ class GKDTrainer(PolicyTrainer):
         with torch.no_grad():
             target = model.teacher(**given).logits[:, :-1]
         each, mask = jensen_shannon(model(**given).logits[:, :-1], target, self.args.beta), learned(inputs["labels"])
-        count = mask.sum() if num_items_in_batch is None else num_items_in_batch
-        return (each * mask).sum() / count.clamp(min=1), {"divergence": (each.detach() * mask).sum(1)}
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the student."""
-        checkpointing.save_model(self, Path(output_dir or self.args.output_dir), without="teacher.")
+        return objectives.mean_of_tokens(each, mask, num_items_in_batch), {"divergence": (each.detach() * mask).sum(1)}
 
 
 def jensen_shannon(student: Tensor, teacher: Tensor, beta: float) -> Tensor:

@@ -88,11 +88,8 @@ class GRPOTrainer(PolicyTrainer):
 def reduced(each: Tensor, mask: Tensor, kind: str, items: Tensor | None, longest: int) -> Tensor:
     """The loss of a microbatch from those of its tokens (rows, t), as the table above says. items: the learned tokens
     of the step over the number of microbatches; None: those of this batch."""
-    each = each * mask
     if kind == "grpo":
-        return (each.sum(1) / mask.sum(1).clamp(min=1)).mean()
+        return objectives.mean_of_rows(each, mask).mean()
     if kind == "dr_grpo":
-        return each.sum() / (len(each) * longest)
-    if kind == "bnpo" or items is None:
-        return each.sum() / mask.sum().clamp(min=1)
-    return each.sum() / items.clamp(min=1)
+        return (each * mask).sum() / (len(each) * longest)
+    return objectives.mean_of_tokens(each, mask, None if kind == "bnpo" else items)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tutti.align.arguments import AlignArguments
-from tutti.align.reference import Referenced, sums
-from tutti.align.sequences import IGNORED, batch_of_pairs, flat, model_logprobs
+from tutti.align.reference import Referenced
+from tutti.align.sequences import IGNORED, batch_of_pairs
 from tutti.align.trainer import AlignTrainer
 from tutti.data.rows import Rows
 
@@ -91,16 +91,13 @@ class KTOTrainer(Referenced, AlignTrainer):
     def reference_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of)
 
-    def reference_scores(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        return sums(model, flat(batch)).unflatten(0, (-1, 2))
-
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return {**self.reference_batch(rows), "good": torch.tensor([x["label"] for x in rows]),
                 "reference": torch.stack([x["reference"] for x in rows])}  # fmt: skip
 
     def losses(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         args, good = self.args, batch["good"]
-        ratios = model_logprobs(model, flat(batch)).sum(1).unflatten(0, (-1, 2)) - batch["reference"]
+        ratios = self.pair_logprobs(model, batch) - batch["reference"]
         kl = ratios[:, 1].detach().mean().clamp(min=0)
         weights = args.desirable_weight, args.undesirable_weight
         loss, rewards = kto_loss(ratios[:, 0], good, kl, args.beta, weights), args.beta * ratios[:, 0].detach()

@@ -53,6 +53,12 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
+def mean_of_tokens(x: Tensor, mask: Tensor, items: Tensor | None) -> Tensor:
+    """The mean over the masked tokens of a step, 0-d. items: their number over that of microbatches; None: those of
+    this batch."""
+    return (x * mask).sum() / (mask.sum() if items is None else items).clamp(min=1)
+
+
 def mean_of_rows(x: Tensor, mask: Tensor) -> Tensor:
     """The mean over the masked tokens of each row, (rows); 0 for a row without any."""
     return (x * mask).sum(1) / mask.sum(1).clamp(min=1)

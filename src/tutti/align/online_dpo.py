@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tutti.align.dpo import pair_loss
 from tutti.align.policy import PolicyConfig, PolicyTrainer
+from tutti.align.ppo import penalized
 from tutti.align.rollout import Rollout
 from tutti.align.sequences import flat, learned
 
@@ -60,9 +61,7 @@ class OnlineDPOTrainer(PolicyTrainer):
 
     def advantages(self, rollouts: Sequence[Rollout], rewards: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The rewards, (rows)."""
-        if self.args.missing_eos_penalty is not None:
-            rewards = rewards - self.args.missing_eos_penalty * torch.tensor([float(not x.ended) for x in rollouts])
-        return {"rewards": rewards.float()}
+        return {"rewards": penalized(rewards, rollouts, self.args.missing_eos_penalty).float()}
 
     def kept(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Pairs (rows, 2, ...), the chosen first, and `weights` (rows): 1, or 0 for those that teach nothing."""

@@ -15,6 +15,7 @@ and min_p have left out while sampling. A comparison of one with the other would
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -41,8 +42,8 @@ from tutti.align.trainer import AlignTrainer
 from tutti.data.order import Order
 from tutti.launch.progress import progress
 from tutti.serve import Sampling
+from tutti.train import checkpointing
 from tutti.train.arguments import option, rows_of_microbatch
-from tutti.train.checkpointing import STREAM
 
 
 @dataclass
@@ -148,7 +149,7 @@ class PolicyTrainer(AlignTrainer):
     scores_old = False  # whether advantages or the loss need log-probabilities of the policy even in a single step
     rewarded = True  # whether it has rewards
     weighted = True  # whether its gradient is an expectation under the policy, which importance weights can correct
-    prefix = ""  # of the policy's parameters in what is trained
+    apart = ""  # beginning of the names of parameters that are trained and are none of the policy
 
     def __init__(self, model: nn.Module | str, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None,
                  ref_model: nn.Module | None = None, env: Any = None, **options: Any):  # fmt: skip
@@ -188,12 +189,9 @@ class PolicyTrainer(AlignTrainer):
         """Another model; None if the policy without its adapters is the reference."""
         if given is None and is_adapted(self.policy):
             return None
-        if given is None:
-            import copy
-
-            given = copy.deepcopy(self.policy)
-        without_dropout(given)
-        return given.eval().requires_grad_(False)
+        reference = copy.deepcopy(self.policy) if given is None else given
+        without_dropout(reference)
+        return reference.eval().requires_grad_(False)
 
     @property
     def completions_of_row(self) -> int:
@@ -262,19 +260,19 @@ class PolicyTrainer(AlignTrainer):
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def generate(self, rows: Sequence[Mapping[str, Any]], seed: int, count: int | None = None) -> list[Rollout]:
+    def generate(self, rows: Sequence[Mapping[str, Any]], seed: int) -> list[Rollout]:
         """Completions of the prompts of some rows with the weights of the moment; those of a prompt are adjacent."""
         if self.sampler is None:
             self.sampler = self.make_sampler(max(len(x["prompt_ids"]) for x in rows))
-        self.sampler.update(self.policy_weights(), self.prefix)
-        if self.env is not None:
-            made = play(self.env, rows, count or self.size, self.sampler, self.encoder_of, seed,
-                        self.args.max_completion_length, self.args.max_turn_length)  # fmt: skip
-            self.policy.train(self.is_in_train)
-            return made
-        groups = self.sampler.generate([x["prompt_ids"] for x in rows], count or self.size, seed)
+        self.sampler.update(self.policy_weights())
+        if self.env is None:
+            groups = self.sampler.generate([x["prompt_ids"] for x in rows], self.size, seed)
+            rollouts = [x for group in groups for x in group]
+        else:
+            rollouts = play(self.env, rows, self.size, self.sampler, self.encoder_of, seed,
+                            self.args.max_completion_length, self.args.max_turn_length)  # fmt: skip
         self.policy.train(self.is_in_train)
-        return [x for group in groups for x in group]
+        return rollouts
 
     def make_sampler(self, prompt: int) -> Sampler:
         """What generates. prompt: tokens of the longest prompt, where sequences have no limit."""
@@ -444,6 +442,10 @@ class PolicyTrainer(AlignTrainer):
             batch["ref_logprobs"] = empty
         return batch | {name: torch.zeros_like(x) for name, x in self.advantages(rollouts, rewards, batch).items()}
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the policy alone."""
+        checkpointing.save_model(self, Path(output_dir or self.args.output_dir), without=self.apart)
+
     def round_state(self) -> dict[str, Any]:
         """What else a run needs to go on, as JSON."""
         return {}
@@ -515,7 +517,7 @@ class Experience:
 
     def go_on(self, folder: Path, step: int) -> None:
         """Continue after the last batch of a checkpoint."""
-        state = json.loads((folder / STREAM).read_text())
+        state = json.loads((folder / checkpointing.STREAM).read_text())
         self.rounds = state["rounds"]
         self.left = [{name: torch.tensor(x, dtype=getattr(torch, dtype)) for name, (dtype, x) in batch.items()}
                      for batch in state["left"]]  # fmt: skip

@@ -17,18 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tutti.align import objectives
 from tutti.align.advantages import generalized_advantages, normalized
 from tutti.align.policy import PolicyConfig, PolicyTrainer
 from tutti.align.reinforce import token_rewards
 from tutti.align.rollout import Rollout
 from tutti.align.sequences import learned, token_logprobs
-from tutti.train import checkpointing
 
 
 @dataclass
@@ -70,7 +69,7 @@ class PPOTrainer(PolicyTrainer):
     """
 
     arguments = PPOConfig
-    scores_old = True
+    scores_old, apart = True, "value_head."
 
     def __init__(self, model: nn.Module | str, *args: Any, **options: Any):
         super().__init__(model, *args, **options)
@@ -99,8 +98,7 @@ class PPOTrainer(PolicyTrainer):
 
     def advantages(self, rollouts: Sequence[Rollout], rewards: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         args, mask = self.args, learned(batch["labels"])
-        if args.missing_eos_penalty is not None:
-            rewards = rewards - args.missing_eos_penalty * torch.tensor([float(not x.ended) for x in rollouts])
+        rewards = penalized(rewards, rollouts, args.missing_eos_penalty)
         tokens, values = token_rewards(rewards, mask), batch.get("old_values", torch.zeros_like(mask))
         kl = torch.zeros_like(mask)
         if args.beta:
@@ -131,9 +129,8 @@ class PPOTrainer(PolicyTrainer):
         logprobs, values, logits = self.outputs(model, inputs)
         each, _, measures = self.clipped(inputs, logprobs, logits)
         lost = value_loss(values, inputs["old_values"], inputs["returns"], args.cliprange_value)
-        count = (mask.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        measures["value/loss"] = (lost.detach() * mask).sum(1) / mask.sum(1).clamp(min=1)
-        return ((each + args.vf_coef * lost) * mask).sum() / count, measures
+        measures["value/loss"] = objectives.mean_of_rows(lost.detach(), mask)
+        return objectives.mean_of_tokens(each + args.vf_coef * lost, mask, num_items_in_batch), measures
 
     def round_state(self) -> dict[str, Any]:
         return {"kl_coef": self.kl_coef}
@@ -141,9 +138,10 @@ class PPOTrainer(PolicyTrainer):
     def load_round_state(self, state: Mapping[str, Any]) -> None:
         self.kl_coef = state["kl_coef"]
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, without its value."""
-        checkpointing.save_model(self, Path(output_dir or self.args.output_dir), without="value_head.")
+
+def penalized(rewards: Tensor, rollouts: Sequence[Rollout], penalty: float | None) -> Tensor:
+    """Rewards (rows), less a penalty for completions that did not end."""
+    return rewards if penalty is None else rewards - penalty * torch.tensor([float(not x.ended) for x in rollouts])
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:

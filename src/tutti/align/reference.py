@@ -8,7 +8,7 @@ that resumes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,11 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.align.arguments import is_adapted, without_dropout
-from tutti.align.sequences import model_logprobs
+from tutti.align.sequences import flat, model_logprobs
 from tutti.data.rows import Rows
 from tutti.launch.launch import rank
 from tutti.launch.progress import progress
 from tutti.train.arguments import option
-
-Score = Callable[[Any, Mapping[str, Tensor]], Tensor]
-
-
-def sums(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """The log-probability of what each sequence is learned of, (rows), float32."""
-    return model_logprobs(model, batch).sum(1)
 
 
 class WithReference(Rows):
@@ -50,10 +43,10 @@ class WithReference(Rows):
 
 
 class Referenced:
-    """A mixin of trainers: adds `reference` to rows before training begins.
+    """A mixin of trainers on pairs of sequences: adds `reference` to rows before training begins.
 
     ref_model: the reference; None: the model before training, without its adapters if it has some. Trainers define
-    `reference_batch(rows)`, which collates rows without a reference, and may define `reference_scores`.
+    `reference_batch(rows)`, which collates rows without a reference.
     """
 
     ref_model: nn.Module | None = None
@@ -66,9 +59,9 @@ class Referenced:
         """The batch of some features, without what the reference says."""
         raise NotImplementedError
 
-    def reference_scores(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """What the reference says of a batch: (rows) or (rows, ...)."""
-        raise NotImplementedError
+    def pair_logprobs(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """The log-probabilities of what is learned of both sequences of each row, (rows, 2) float32."""
+        return model_logprobs(model, flat(batch)).sum(1).unflatten(0, (-1, 2))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
         """Train. The reference is computed before: see `tutti.Trainer.train`."""
@@ -131,7 +124,7 @@ class Referenced:
             model.eval()
             first = self.reference_batch([rows[i] for i in range(min(size, len(rows)))])
             score = tutti.function(
-                lambda batch: self.reference_scores(model, batch), first, store=tutti.Store(model=model),
+                lambda batch: self.pair_logprobs(model, batch), first, store=tutti.Store(model=model),
                 plan=option(args, "plan"), cluster=option(args, "cluster"), seed=args.seed,
             )  # fmt: skip
             for at in range(0, len(rows), size):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.align import objectives
 from tutti.align.advantages import group_advantages, normalized, returns_to_go
 from tutti.align.policy import PolicyConfig, PolicyTrainer
 from tutti.align.rollout import Rollout
@@ -49,8 +50,7 @@ class ReinforceTrainer(PolicyTrainer):
         """The mean over the learned tokens of all microbatches, and measures of rows."""
         mask = learned(inputs["labels"])
         each, _, measures = self.clipped(inputs, *self.token_logprobs(model, inputs))
-        count = mask.sum() if num_items_in_batch is None else num_items_in_batch
-        return (each * mask).sum() / count.clamp(min=1), measures
+        return objectives.mean_of_tokens(each, mask, num_items_in_batch), measures
 
 
 def token_rewards(rewards: Tensor, mask: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class RewardTrainer(AlignTrainer):
     """
 
     arguments = RewardConfig
-    auto_class = "AutoModelForSequenceClassification"
+    auto_class, config_options = "AutoModelForSequenceClassification", {"num_labels": 1}
 
     def __init__(self, model: nn.Module | str, args: Any = None, *rest: Any, **options: Any):
         super().__init__(model, args, *rest, **options)
@@ -49,15 +49,6 @@ class RewardTrainer(AlignTrainer):
         if outputs != 1:
             raise ValueError(f"a reward model has one output, and the model has {outputs}: make it with num_labels=1")
         self.model.config.pad_token_id = self.pad  # which tells it where a sequence ends
-
-    def _loaded(self, model: nn.Module | str) -> nn.Module:
-        if not isinstance(model, str):
-            return model
-        from transformers import AutoModelForSequenceClassification
-
-        return AutoModelForSequenceClassification.from_pretrained(
-            model, num_labels=1, dtype="auto", trust_remote_code=False
-        )
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
         made: dict[str, Any] = {key: self.cut(self._whole(row, key)) for key in ("chosen", "rejected")}

@@ -40,15 +40,13 @@ class Rollout:
     @property
     def labels(self) -> list[int]:
         """The tokens that the model has written, elsewhere -100."""
-        return (
-            self.tokens
-            if self.written is None
-            else [x if on else IGNORED for x, on in zip(self.tokens, self.written, strict=True)]
-        )
+        if self.written is None:
+            return self.tokens
+        return [x if on else IGNORED for x, on in zip(self.tokens, self.written, strict=True)]
 
 
 class Sampler:
-    """Generates with the weights of a model, or of a part of one, that is trained.
+    """Generates with the weights of a model that is trained.
 
     model: the causal language model, maybe with adapters. tokenizer: of texts. sampling: of all completions;
     `max_tokens` says how long they may be. longest: tokens of a prompt and its completion. most: sequences at once.
@@ -62,11 +60,11 @@ class Sampler:
         self.engine = Engine(self.plain, tokenizer=tokenizer, block=BLOCK, blocks=blocks, most=most,
                              budget=max(512, most), longest=longest, **{**defaults, **options})  # fmt: skip
 
-    def update(self, weights: Any, prefix: str = "") -> int:
+    def update(self, weights: Any) -> int:
         """Take the weights of a step. Returns the bytes received."""
         if is_adapted(self.model):
             return self.engine.update(merged_weights(self.model))
-        return self.engine.update(weights, prefix)
+        return self.engine.update(weights)
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int, seed: int) -> list[list[Rollout]]:
         """`count` completions of each prompt, which share its cache. Every process of a job gets all of them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,8 +14,6 @@ from torch import Tensor, nn
 import tutti
 from tutti.align.sequences import batch_of
 from tutti.exec.runtime import from_rank_0
-
-Reward = Callable[..., Sequence[float | None]]
 
 
 @dataclass

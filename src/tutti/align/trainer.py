@@ -29,6 +29,7 @@ class AlignTrainer(Trainer):
     equal_items = True
     arguments: type[AlignArguments] = AlignArguments
     auto_class = "AutoModelForCausalLM"
+    config_options: Mapping[str, Any] = {}  # of the config of a model that is loaded
 
     def __init__(
         self,
@@ -65,7 +66,9 @@ class AlignTrainer(Trainer):
             return model
         import transformers
 
-        return getattr(transformers, self.auto_class).from_pretrained(model, dtype="auto", trust_remote_code=False)
+        return getattr(transformers, self.auto_class).from_pretrained(
+            model, dtype="auto", trust_remote_code=False, **self.config_options
+        )
 
     # -- to be defined ---------------------------------------------------------------------------------------------
 
@@ -100,13 +103,13 @@ class AlignTrainer(Trainer):
             return self.encoder
         return Encoder(self.tokenizer, row.get("tools"), row.get("chat_template_kwargs") or {})
 
-    def cut(self, tokens: Tokens, keep: str | None = None) -> dict[str, list[int]]:
+    def cut(self, tokens: Tokens) -> dict[str, list[int]]:
         """A row for `sequences.batch_of`, of at most the longest length. The first that is cut is said."""
         if self.longest is not None and len(tokens.ids) > self.longest and not self._told:
             self._told = True
             warnings.warn(f"a sequence of {len(tokens.ids)} tokens is cut to {self.longest}, as are others: raise "
                           "max_length, up to the model's positions, if that is not wanted", stacklevel=2)  # fmt: skip
-        return cut(tokens.ids, tokens.learned, self.longest, keep or self.args.keep)
+        return cut(tokens.ids, tokens.learned, self.longest, self.args.keep)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip

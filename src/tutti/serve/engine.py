@@ -172,10 +172,9 @@ class Engine:
             with progress("self-check: comparing logits with those of the model's own forward pass"):
                 self.checked = compare_logits(self.runner)
 
-    def update(self, weights: Weights, prefix: str = "") -> int:
+    def update(self, weights: Weights) -> int:
         """Take new weights, of a `tutti.Step` or `tutti.Store` that trains the model in this job or of a state dict.
 
-        prefix: of the model's parameters there, such as "policy." where the model is a part of what is trained.
 
         Requests that run are computed again with the new weights, from what they have. Returns the bytes received.
         Every rank of a job must call it. Raises ValueError if a parameter is missing or has another shape.
@@ -184,7 +183,7 @@ class Engine:
             self.scheduler.add(sequence)
         self.arriving = []
         self.scheduler.recompute()
-        received = update(self.runner.store, self.model, weights, prefix)
+        received = update(self.runner.store, self.model, weights)
         self.runner.check_recorded()
         return received
 

@@ -132,9 +132,8 @@ def _in_place(store: TensorStore, name: str) -> Iterator[str]:
                 held[name] = old.copy_(held[name])
 
 
-def update(store: Store, model: nn.Module, weights: Weights, prefix: str = "") -> int:
-    """Replace the parameters by those of a step or store in the same process, or of a state dict, where their names
-    begin with `prefix`.
+def update(store: Store, model: nn.Module, weights: Weights) -> int:
+    """Replace the parameters by those of a step or store in the same process, or of a state dict.
 
     Between layouts on as many devices, each rank receives only the blocks that it lacks. Returns the bytes received
     from other ranks, or placed where layouts cannot be moved (pipelines, other numbers of devices). Every rank of a job
@@ -147,7 +146,7 @@ def update(store: Store, model: nn.Module, weights: Weights, prefix: str = "") -
     layers = {f"{PREFIX}{path}.weight": (path, layer) for path, layer in _layers(store, model).items()}
     shapes = {name: store.tensors[name].spec.shape for name in _as_given(store, dict(layers.values()))}
     shapes |= {name: layer.shape for name, (_, layer) in layers.items()}
-    keys = {name: _key(name, known, prefix) for name in shapes}
+    keys = {name: _key(name, known) for name in shapes}
     for name, key in keys.items():  # before anything changes
         found = None if key is None else weights[key].shape if source is None else source.tensors[key].spec.shape  # pyright: ignore
         if found is None or tuple(found) != tuple(shapes[name]):
@@ -172,10 +171,10 @@ def update(store: Store, model: nn.Module, weights: Weights, prefix: str = "") -
     return count
 
 
-def _key(name: str, known: Container[str], prefix: str) -> str | None:
-    """The name of a parameter of the engine's store in other weights, where it begins with a prefix."""
-    own = f"{prefix}{name.removeprefix(PREFIX)}"
-    return next((x for x in (f"{PREFIX}{own}", f"param:{own}", own) if x in known), None)
+def _key(name: str, known: Container[str]) -> str | None:
+    """The name of a parameter of the engine's store in other weights."""
+    own = name.removeprefix(PREFIX)
+    return next((x for x in (name, f"param:{own}", own) if x in known), None)
 
 
 def _take(store: TensorStore, name: str, source: TensorStore, key: str) -> int:
