@@ -49,17 +49,17 @@ def tokenizer() -> Any:
     from tutti.data.tokenizer import train_tokenizer
 
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
-    made: Any = train_tokenizer((x.read_text(errors="replace") for x in files), 8192)
-    return made
+    tokens: Any = train_tokenizer((x.read_text(errors="replace") for x in files), 8192)
+    return tokens
 
 
 def texts(count: int, size: int) -> list[str]:
     """Pieces of the library, each from the beginning of a line."""
-    found = []
+    pieces = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         lines = path.read_text(errors="replace").splitlines(keepends=True)
-        found += ["".join(lines[i : i + size]) for i in range(0, len(lines) - size, 3 * size)]
-    return found[:: max(1, len(found) // count)][:count]
+        pieces += ["".join(lines[i : i + size]) for i in range(0, len(lines) - size, 3 * size)]
+    return pieces[:: max(1, len(pieces) // count)][:count]
 
 
 def rows(kind: str, words: Any) -> list[dict[str, str]]:
@@ -69,8 +69,8 @@ def rows(kind: str, words: Any) -> list[dict[str, str]]:
     if kind == "GRPO":
         return [{"prompt": x} for x in texts(64, 3)]
     halves = [(x[: len(x) // 2], x[len(x) // 2 :]) for x in texts(800, 12) if len(x) < 400]
-    made = [{"prompt": x, "chosen": y, "rejected": z} for (x, y), (_, z) in pairwise(halves)]
-    return [x for x in made if all(_begins(words, x["prompt"], x[key]) for key in ("chosen", "rejected"))]
+    pairs = [{"prompt": x, "chosen": y, "rejected": z} for (x, y), (_, z) in pairwise(halves)]
+    return [x for x in pairs if all(_begins(words, x["prompt"], x[key]) for key in ("chosen", "rejected"))]
 
 
 def _begins(words: Any, prompt: str, completion: str) -> bool:
@@ -121,15 +121,15 @@ def work(turns: harness.Turns, kind: str, steps: int, folder: str) -> None:
     words = tokenizer()
     data = rows(kind, words)
     turns_left = iter(range(steps))
-    callbacks = [Paced(turns.wait, lambda told: turns.done(told, step=next(turns_left)))]
-    given = {**options(kind, folder, steps), "plan": "single", "level": "O0"}
+    callbacks = [Paced(turns.wait, lambda measured: turns.done(measured, step=next(turns_left)))]
+    arguments = {**options(kind, folder, steps), "plan": "single", "level": "O0"}
     shared: dict[str, Any] = {"train_dataset": data, "processing_class": words, "callbacks": callbacks}
     if kind == "SFT":
-        trainer: Any = align.SFTTrainer(model(), align.SFTConfig(**given), **shared)
+        trainer: Any = align.SFTTrainer(model(), align.SFTConfig(**arguments), **shared)
     elif kind == "DPO":
-        trainer = align.DPOTrainer(model(), args=align.DPOConfig(**given), **shared)
+        trainer = align.DPOTrainer(model(), args=align.DPOConfig(**arguments), **shared)
     else:
-        trainer = align.GRPOTrainer(model(), reward, align.GRPOConfig(**given), **shared)
+        trainer = align.GRPOTrainer(model(), reward, align.GRPOConfig(**arguments), **shared)
     trainer.train()
     turns.wait()
 
@@ -139,8 +139,8 @@ class Peer(harness.Beside):
         super().__init__("trl", (TRL,), {}, "align_trl.py", kind, str(steps), folder)
 
     def turn(self, steps: int) -> list[float]:
-        *told, self.peak = self.ask(steps)
-        return told
+        *measured, self.peak = self.ask(steps)
+        return measured
 
 
 def compared(kind: str, steps: int) -> dict[str, Any]:
@@ -150,20 +150,20 @@ def compared(kind: str, steps: int) -> dict[str, Any]:
         peaks = [ours.facts["peak_rss_bytes"], theirs.peak]
         for x in (ours, theirs):
             x.close()
-    kept = both[min(FIRST, steps // 2) :]
+    steady = both[min(FIRST, steps // 2) :]
 
     def ratio(at: int) -> float:
-        return statistics.median(b[at] / a[at] for a, b in kept)
+        return statistics.median(b[at] / a[at] for a, b in steady)
 
-    told: dict[str, Any] = {"speed": ratio(1), "wall": ratio(0),
-                            "seconds": [statistics.median(x[i][0] for x in kept) for i in (0, 1)],
+    figures: dict[str, Any] = {"speed": ratio(1), "wall": ratio(0),
+                            "seconds": [statistics.median(x[i][0] for x in steady) for i in (0, 1)],
                             "peak memory": peaks[0] / peaks[1],
                             "megabytes": [round(x / 1e6) for x in peaks]}  # fmt: skip
     if kind != "GRPO":
-        told["largest difference"] = max(abs(a[2] - b[2]) for a, b in both[:COMPARED])
-        told["last loss"] = [x[2] for x in both[-1]]
-    harness.say(f"{kind}: {told}")
-    return told
+        figures["largest difference"] = max(abs(a[2] - b[2]) for a, b in both[:COMPARED])
+        figures["last loss"] = [x[2] for x in both[-1]]
+    harness.say(f"{kind}: {figures}")
+    return figures
 
 
 def run(quick: bool) -> dict[str, Any]:

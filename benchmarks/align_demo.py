@@ -56,10 +56,10 @@ RESULTS = range(1, 25)
 def tokenizer() -> Any:
     """Characters as tokens."""
     symbols = ["<pad>", "<s>", "</s>", *"0123456789+-*=:;"]
-    made = Tokenizer(models.WordLevel({x: i for i, x in enumerate(symbols)}, "<pad>"))
-    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore
-    made.decoder = decoders.Fuse()  # pyright: ignore
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    characters = Tokenizer(models.WordLevel({x: i for i, x in enumerate(symbols)}, "<pad>"))
+    characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore
+    characters.decoder = decoders.Fuse()  # pyright: ignore
+    return PreTrainedTokenizerFast(tokenizer_object=characters, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 
 
 def result(text: str) -> int | None:
@@ -140,7 +140,7 @@ def curve(trainer: Any, name: str) -> list[float]:
 
 def one(seed: int, quick: bool) -> dict[str, Any]:
     part = 8 if quick else 1
-    draw, words, told = random.Random(seed), tokenizer(), {}
+    draw, words, figures = random.Random(seed), tokenizer(), {}
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as name:
         folder, prompts = Path(name), [{"prompt": f"{x}:"} for x in RESULTS]
@@ -149,10 +149,10 @@ def one(seed: int, quick: bool) -> dict[str, Any]:
             begin = time.perf_counter()
             trainer = make()
             trainer.train()
-            told[step] = {"seconds": time.perf_counter() - begin}
+            figures[step] = {"seconds": time.perf_counter() - begin}
             if model is not False:
-                told[step]["true reward"] = measured(trainer.model, words, seed)
-            harness.say(f"seed {seed}, {step}: {told[step]}")
+                figures[step]["true reward"] = measured(trainer.model, words, seed)
+            harness.say(f"seed {seed}, {step}: {figures[step]}")
             return trainer
 
         base = LlamaForCausalLM(config())
@@ -167,24 +167,24 @@ def one(seed: int, quick: bool) -> dict[str, Any]:
         judge = timed("reward model", lambda: RewardTrainer(
             scorer, RewardConfig(**options(folder, 600 // part, 64, 1e-3, seed)), train_dataset=rows[200:],
             eval_dataset=rows[:200], processing_class=words), False)  # fmt: skip
-        told["reward model"]["accuracy"] = judge.evaluate()["eval_accuracy"]
+        figures["reward model"]["accuracy"] = judge.evaluate()["eval_accuracy"]
         shared = {"max_completion_length": LONGEST}
         ppo = timed("PPO", lambda: PPOTrainer(
             copy.deepcopy(tuned), scorer, PPOConfig(**options(folder, 240 // part, 96, 5e-4, seed), **shared,
             num_ppo_epochs=2, kl_coef=0.3, missing_eos_penalty=1.0), train_dataset=prompts, processing_class=words,
         ))  # fmt: skip
-        told["PPO"]["kl"] = statistics.mean(curve(ppo, "objective/kl")[-5:])
-        told["PPO"]["curve"] = curve(ppo, "reward")
+        figures["PPO"]["kl"] = statistics.mean(curve(ppo, "objective/kl")[-5:])
+        figures["PPO"]["curve"] = curve(ppo, "reward")
         dpo = timed("DPO", lambda: DPOTrainer(
             copy.deepcopy(tuned), args=DPOConfig(**options(folder, 200 // part, 64, 2e-4, seed), beta=0.1),
             train_dataset=rows, processing_class=words))  # fmt: skip
-        told["DPO"]["curve"] = curve(dpo, "rewards/accuracies")
+        figures["DPO"]["curve"] = curve(dpo, "rewards/accuracies")
         grpo = timed("GRPO", lambda: GRPOTrainer(
             copy.deepcopy(tuned), true_reward, GRPOConfig(**options(folder, 120 // part, 192, 5e-4, seed), **shared,
             num_generations=8, beta=0.02), train_dataset=prompts, processing_class=words))  # fmt: skip
-        told["GRPO"]["kl"] = statistics.mean(curve(grpo, "kl")[-5:])
-        told["GRPO"]["curve"] = curve(grpo, "reward")
-    return told
+        figures["GRPO"]["kl"] = statistics.mean(curve(grpo, "kl")[-5:])
+        figures["GRPO"]["curve"] = curve(grpo, "reward")
+    return figures
 
 
 def _with_one_output(config: Any) -> Any:

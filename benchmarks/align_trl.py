@@ -19,22 +19,23 @@ def main(kind: str, steps: str, folder: str) -> None:
 
     import align
 
-    def tell(told: list[float]) -> None:
+    def tell(measured: list[float]) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps([*told, peak]), file=answers, flush=True)
+        print(json.dumps([*measured, peak]), file=answers, flush=True)
 
     words = align.tokenizer()
-    given = {**align.options(kind, folder, int(steps)), "bf16": False, "use_cpu": True, "gradient_checkpointing": False}
+    plain = {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
+    arguments = {**align.options(kind, folder, int(steps)), **plain}
     shared = {"train_dataset": Dataset.from_list(align.rows(kind, words)), "processing_class": words,
               "callbacks": [align.Paced(sys.stdin.readline, tell)]}  # fmt: skip
     if kind == "SFT":
-        trainer = trl.SFTTrainer(align.model(), args=trl.SFTConfig(**given), **shared)
+        trainer = trl.SFTTrainer(align.model(), args=trl.SFTConfig(**arguments), **shared)
     elif kind == "DPO":
         trainer = trl.DPOTrainer(
-            align.model(), ref_model=align.model(), args=trl.DPOConfig(**given, loss_type=["sigmoid"]), **shared
+            align.model(), ref_model=align.model(), args=trl.DPOConfig(**arguments, loss_type=["sigmoid"]), **shared
         )
     else:
-        trainer = trl.GRPOTrainer(align.model(), align.reward, args=trl.GRPOConfig(**given), **shared)
+        trainer = trl.GRPOTrainer(align.model(), align.reward, args=trl.GRPOConfig(**arguments), **shared)
     trainer.train()
 
 

@@ -101,10 +101,12 @@ def run(quick: bool) -> dict[str, Any]:
                 continue
             begun, out = time.process_time(), Path(folder, "compressed")
             with torch.autocast("cpu", torch.bfloat16, enabled="distill" in recipe):
-                made = tutti.compress(model, recipe, calibration, training=training if "distill" in recipe else None)
+                compressed = tutti.compress(
+                    model, recipe, calibration, training=training if "distill" in recipe else None
+                )
             seconds = time.process_time() - begun
-            made.save(out)
-            again = load(out) if made.report.layers else AutoModelForCausalLM.from_pretrained(out)
+            compressed.save(out)
+            again = load(out) if compressed.report.layers else AutoModelForCausalLM.from_pretrained(out)
             found, tokens = measured(again.eval(), held_out)
             rows[recipe] = {
                 "bytes": size(out), "from float32": whole / size(out), "from bfloat16": half / size(out),

@@ -59,17 +59,17 @@ def normalized(x: Tensor, mask: Tensor | None = None, center: bool = True) -> Te
     count = mask.sum().clamp(min=1)
     mean = (x * mask).sum() / count
     variance = ((x - mean).square() * mask).sum() / count
-    made = (x - mean) * torch.rsqrt(variance + 1e-8)
-    return torch.where(mask > 0, made if center else made + mean, x)
+    scaled = (x - mean) * torch.rsqrt(variance + 1e-8)
+    return torch.where(mask > 0, scaled if center else scaled + mean, x)
 
 
 def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
     """The sum of gamma^i r_(t + i) from each token on, (rows, t). rewards: (rows, t)."""
-    found, total = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    returns, total = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in range(rewards.shape[1] - 1, -1, -1):
         total = rewards[:, t] + gamma * total
-        found[:, t] = total
-    return found
+        returns[:, t] = total
+    return returns
 
 
 def generalized_advantages(
@@ -85,10 +85,11 @@ def generalized_advantages(
     """
     mask = mask.to(values.dtype)
     values, rewards = values * mask, rewards * mask
-    found, last, following = torch.zeros_like(values), torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
+    advantages, last = torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    following = torch.zeros_like(last)
     for t in range(values.shape[1] - 1, -1, -1):
         on, delta = mask[:, t] > 0, rewards[:, t] + gamma * following - values[:, t]
         last = torch.where(on, delta + gamma * lam * last, last)
         following = torch.where(on, values[:, t], following)
-        found[:, t] = last
-    return found * mask, (found + values) * mask
+        advantages[:, t] = last
+    return advantages * mask, (advantages + values) * mask

@@ -52,14 +52,14 @@ class AlignArguments(TrainingArguments):
 def pad_of(args: AlignArguments, tokenizer: Any) -> int:
     """The id of the token that pads. Raises ValueError if there is none, or if `pad_token` is not known."""
     if args.pad_token is not None:
-        found = tokenizer.convert_tokens_to_ids(args.pad_token)
-        if found is None or found == tokenizer.unk_token_id:
+        pad = tokenizer.convert_tokens_to_ids(args.pad_token)
+        if pad is None or pad == tokenizer.unk_token_id:
             raise ValueError(f"pad_token {args.pad_token!r} is not a token of the tokenizer")
-        return int(found)
-    known = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    if known is None:
+        return int(pad)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if pad is None:
         raise ValueError("the tokenizer has neither a padding token nor an end-of-text token: give pad_token")
-    return int(known)
+    return int(pad)
 
 
 def without_dropout(model: nn.Module) -> None:

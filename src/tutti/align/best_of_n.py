@@ -53,13 +53,13 @@ def best_of_n(
     rewards, rollouts = Rewards(reward_funcs, args.reward_weights, tokenizer), [x for group in groups for x in group]
     completed = completions_of(rollouts, [row for row in rows for _ in range(args.num_generations)])
     totals = rewards.total(rewards(completed))
-    found = []
+    best = []
     for at in range(0, len(totals), args.num_generations):
         group = [i for i in range(at, at + args.num_generations) if bool(totals[i].isfinite())]
         group = [i for i in group if (rollouts[i].ended or not ended) and (least is None or totals[i] >= least)]
-        found += [{"prompt": completed.prompts[i], "completion": completed.completions[i], "reward": float(totals[i])}
+        best += [{"prompt": completed.prompts[i], "completion": completed.completions[i], "reward": float(totals[i])}
                   for i in sorted(group, key=lambda i: -totals[i])[:keep]]  # fmt: skip
-    return found
+    return best
 
 
 @dataclass

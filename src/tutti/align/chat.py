@@ -94,17 +94,18 @@ class Encoder:
             ids = self._ended(ids) if messages[-1].get("role") == "assistant" else ids
             return Tokens(ids, [True] * len(ids))
         if MARKER in self._template() or MARKER.replace("{% ", "{%- ") in self._template():
-            made = self.tokenizer.apply_chat_template(
+            encoded = self.tokenizer.apply_chat_template(
                 list(messages), tools=self.tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
                 **self.options,
             )  # fmt: skip
-            ids, learned = list(made["input_ids"]), [bool(x) for x in made["assistant_masks"]]
+            ids, learned = list(encoded["input_ids"]), [bool(x) for x in encoded["assistant_masks"]]
         else:
             text = self._render(messages)
             spans = self._spans(messages, text)
-            made = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            ids = list(made["input_ids"])
-            learned = [any(a <= begin < b for a, b in spans) and end > begin for begin, end in made["offset_mapping"]]
+            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            ids = list(encoded["input_ids"])
+            places = encoded["offset_mapping"]
+            learned = [any(a <= begin < b for a, b in spans) and end > begin for begin, end in places]
         if not any(learned):
             raise ValueError("the conversation has no message of role 'assistant', so there is nothing to learn")
         if learned[-1] and ids != (ended := self._ended(ids)):

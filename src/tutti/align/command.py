@@ -93,9 +93,9 @@ def read(path: Path, kind: str) -> Run:
         raise ValueError(f"there is no file {path}; `tutti align {kind}` reads a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    known = [x.name for x in fields(Run)]
+    sections = [x.name for x in fields(Run)]
     for key in table:
-        _known(key, known, f"{path}: there is no key {key!r}")
+        _known(key, sections, f"{path}: there is no key {key!r}")
     for name in ("model", "data", "out"):
         if not isinstance(table.get(name), str):
             raise ValueError(f'{path} needs {name} = "..."')
@@ -119,12 +119,12 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
     from tutti import align as algorithms
     from tutti.data import open_source
 
-    made, config = (getattr(algorithms, f"{NAMES[kind]}{x}") for x in ("Trainer", "Config"))
-    given = {"report_to": "none", "save_strategy": "steps", "save_steps": 100, **run.options}
-    known = [x.name for x in fields(config)]
-    for key in given:
-        _known(key, known, f"{config.__name__} has no option {key!r}")
-    out, args = Path(run.out), config(output_dir=run.out, **given)
+    trainer_class, config = (getattr(algorithms, f"{NAMES[kind]}{x}") for x in ("Trainer", "Config"))
+    values = {"report_to": "none", "save_strategy": "steps", "save_steps": 100, **run.options}
+    names = [x.name for x in fields(config)]
+    for key in values:
+        _known(key, names, f"{config.__name__} has no option {key!r}")
+    out, args = Path(run.out), config(output_dir=run.out, **values)
     tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
     options: dict[str, Any] = {"train_dataset": open_source(run.data), "processing_class": tokenizer}
     if run.held_out:
@@ -143,7 +143,7 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
             weights.append(float(each.get("weight", 1.0)))
         options["reward_funcs"] = functions
         args.reward_weights = args.reward_weights or weights
-    trainer = made(run.model, args=args, **options)
+    trainer = trainer_class(run.model, args=args, **options)
     trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*/trainer_state.json")))
     trainer.save_model(str(out / "model"))
     metrics = trainer.evaluate() if run.held_out else {}
@@ -159,16 +159,16 @@ def function_of(name: str) -> Any:
     path, _, own = name.rpartition(":")
     if not path or not Path(path).is_file():
         raise ValueError(f"--reward {name}: there is no file {path or name!r}; give FILE.py:NAME")
-    found = runpy.run_path(path).get(own)
-    if not callable(found):
+    function = runpy.run_path(path).get(own)
+    if not callable(function):
         raise ValueError(f"--reward {name}: {path} has no function {own!r}")
-    return found
+    return function
 
 
-def _known(name: str, known: Sequence[str] | Mapping[str, Any], what: str) -> None:
-    if name not in known:
-        near = get_close_matches(name, list(known), 1)
-        raise ValueError(f"{what}; {f'did you mean {near[0]!r}?' if near else 'there are ' + ', '.join(known)}")
+def _known(name: str, names: Sequence[str] | Mapping[str, Any], what: str) -> None:
+    if name not in names:
+        near = get_close_matches(name, list(names), 1)
+        raise ValueError(f"{what}; {f'did you mean {near[0]!r}?' if near else 'there are ' + ', '.join(names)}")
 
 
 assert set(NAMES) == set(get_args(Kind))

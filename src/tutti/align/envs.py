@@ -146,10 +146,10 @@ def play(make: Factory, rows: Sequence[Mapping[str, Any]], count: int, sampler: 
     begin = seed
     while live := [x for x in episodes if not x.over]:
         limits = [min(room - len(x.tokens), turn or room) for x in live]
-        made = sampler.each([x.ids for x in live], limits, begin)
+        turns = sampler.each([x.ids for x in live], limits, begin)
         begin += len(live)
-        answers = from_rank_0(partial(_answers, live, made))
-        for episode, written, answered in zip(live, made, answers, strict=True):
+        answers = from_rank_0(partial(_answers, live, turns))
+        for episode, written, answered in zip(live, turns, answers, strict=True):
             episode.take(written, answered, room)
     return [x.rollout() for x in episodes]
 
@@ -183,13 +183,13 @@ class Tools:
 
     def step(self, completion: str) -> tuple[str | Messages, float, bool]:
         """The results of the calls in a completion."""
-        found = CALL.findall(completion)
-        if not found and completion.lstrip()[:1] == "{":
-            found = [completion]
+        calls = CALL.findall(completion)
+        if not calls and completion.lstrip()[:1] == "{":
+            calls = [completion]
         self.left -= 1
-        if not found or self.left < 0:
+        if not calls or self.left < 0:
             return "", 0.0, True
-        results = [self._result(x) for x in found]
+        results = [self._result(x) for x in calls]
         if self.text:
             return "".join(f"\n<tool_response>{x}</tool_response>\n" for _, x in results), 0.0, False
         return [{"role": "tool", "name": name, "content": x} for name, x in results], 0.0, False
@@ -197,8 +197,8 @@ class Tools:
     def _result(self, call: str) -> tuple[str, str]:
         name = "unknown"
         try:
-            made = json.loads(call)
-            name, arguments = made["name"], made.get("arguments", {})
+            request = json.loads(call)
+            name, arguments = request["name"], request.get("arguments", {})
             function = self.functions[name]
             inspect.signature(function).bind(**arguments)
             result = function(**arguments)

@@ -75,7 +75,7 @@ class GKDTrainer(PolicyTrainer):
         without_dropout(teacher)
         self.model.teacher = teacher.eval().requires_grad_(False)
 
-    def _reference(self, given: Any) -> nn.Module | None:
+    def _reference(self, model: Any) -> nn.Module | None:
         return None  # beta is that of the divergence from the teacher
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,10 +113,10 @@ class GKDTrainer(PolicyTrainer):
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip
         """The mean over the learned tokens of all microbatches."""
-        given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        tokens = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
-            target = model.teacher(**given).logits[:, :-1]
-        each, mask = jensen_shannon(model(**given).logits[:, :-1], target, self.args.beta), learned(inputs["labels"])
+            target = model.teacher(**tokens).logits[:, :-1]
+        each, mask = jensen_shannon(model(**tokens).logits[:, :-1], target, self.args.beta), learned(inputs["labels"])
         return objectives.mean_of_tokens(each, mask, num_items_in_batch), {"divergence": (each.detach() * mask).sum(1)}
 
 

@@ -20,8 +20,8 @@ MOUNT_SETATTR, WHOLE_TREE, READ_ONLY = 442, 0x8000, 1
 
 
 def main() -> None:
-    given = json.loads(sys.stdin.buffer.read())
-    limits = given["limits"]
+    request = json.loads(sys.stdin.buffer.read())
+    limits = request["limits"]
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
     leave_root(libc)
     isolated = bool(libc) and limits["namespaces"] and enter_namespaces(libc, limits["files_bytes"])
@@ -29,7 +29,7 @@ def main() -> None:
         sys.exit("without user namespaces, code would run with root's rights, as Python lies where root alone reads")
     if libc:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    output, told = os.pipe(), os.pipe()
+    output, pipe = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
         try:
@@ -38,20 +38,20 @@ def main() -> None:
             os.dup2(output[1], 1)
             os.dup2(output[1], 2)
             give_up_rights(libc, limits, isolated)
-            run(given["code"], given["tests"], told[1], {*told, *output} - {told[1]})
+            run(request["code"], request["tests"], pipe[1], {*pipe, *output} - {pipe[1]})
         finally:
             os._exit(1)
     os.close(output[1])
-    os.close(told[1])
-    written, outcomes, status = watch(child, output[0], told[0], limits)
+    os.close(pipe[1])
+    written, outcomes, status = watch(child, output[0], pipe[0], limits)
     ended = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     # The first process of a namespace gets no SIGXCPU, and is killed a second later.
     late = ended == signal.SIGKILL and spent.ru_utime + spent.ru_stime > limits["cpu_seconds"]
     end = "timeout" if status is None or ended == signal.SIGXCPU or late else "error"
-    found = [x for x in outcomes.decode(errors="replace").split("\n") if x in ("passed", "failed", "memory", "error")]
-    found += [end] * (max(1, len(given["tests"])) - len(found))
-    answer = {"outcomes": found[: max(1, len(given["tests"]))], "output": written.decode(errors="replace"),
+    kinds = [x for x in outcomes.decode(errors="replace").split("\n") if x in ("passed", "failed", "memory", "error")]
+    kinds += [end] * (max(1, len(request["tests"])) - len(kinds))
+    answer = {"outcomes": kinds[: max(1, len(request["tests"]))], "output": written.decode(errors="replace"),
               "isolated": isolated}  # fmt: skip
     sys.stdout.write(json.dumps(answer))
     sys.stdout.flush()
@@ -109,13 +109,13 @@ def give_up_rights(libc, limits, isolated: bool) -> None:
         resource.setrlimit(which, (most, later))
 
 
-def run(code: str, tests, told: int, closed) -> None:
+def run(code: str, tests, pipe: int, closed) -> None:
     """Run the code, and then each test in its names; tell the outcome of each as a line."""
     for x in closed:
         os.close(x)
 
     def tell(outcome: str) -> None:
-        os.write(told, f"{outcome}\n".encode())
+        os.write(pipe, f"{outcome}\n".encode())
 
     names = {"__name__": "__main__", "__builtins__": __builtins__}
     try:
@@ -148,10 +148,10 @@ def show(error=None) -> None:
         return
 
 
-def watch(child: int, output: int, told: int, limits):
+def watch(child: int, output: int, pipe: int, limits):
     """What a child prints (the first part of it) and tells, and its status; None if its time was over."""
     written, outcomes, status = b"", b"", None
-    deadline, live = time.monotonic() + limits["seconds"], {output, told}
+    deadline, live = time.monotonic() + limits["seconds"], {output, pipe}
     while time.monotonic() < deadline:
         ready, _, _ = select.select(list(live), [], [], 0.01)
         for x in ready:
@@ -163,15 +163,15 @@ def watch(child: int, output: int, told: int, limits):
             else:
                 outcomes += part[: max(0, 65536 - len(outcomes))]
         if not ready or not live:
-            done, found = os.waitpid(child, os.WNOHANG)
+            done, ended = os.waitpid(child, os.WNOHANG)
             if done:
-                status = found
+                status = ended
                 break
             if not live:
                 time.sleep(0.01)
     if status is None:
-        done, found = os.waitpid(child, os.WNOHANG)
-        status = found if done else None
+        done, ended = os.waitpid(child, os.WNOHANG)
+        status = ended if done else None
         if not done:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

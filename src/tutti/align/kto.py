@@ -70,12 +70,12 @@ class KTOTrainer(Referenced, AlignTrainer):
         super().__init__(model, args, **options)
 
     def rows(self, dataset: Any, args: Any) -> Any:
-        made = super().rows(dataset, args)
-        if isinstance(made, dict):
-            return made
-        if len(made) < 2:
+        features = super().rows(dataset, args)
+        if isinstance(features, dict):
+            return features
+        if len(features) < 2:
             raise ValueError("the dataset has one row: the estimate of KL needs the completion of another")
-        return WithNext(made)
+        return WithNext(features)
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("prompt", "completion", "label"):

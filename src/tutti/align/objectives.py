@@ -17,12 +17,12 @@ def log_ratios(logprobs: Tensor, old: Tensor, mask: Tensor, level: str = "token"
     That of a sequence is the mean over its tokens (GSPO, Zheng et al. 2025, arXiv:2507.18071), so it does not grow with
     the length.
     """
-    found = (logprobs - old) * mask
+    ratios = (logprobs - old) * mask
     if level == "sequence":
-        found = found.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        ratios = ratios.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     elif level != "token":
         raise ValueError(f"level {level!r}; expected token or sequence")
-    return found.clamp(-LARGEST, LARGEST)
+    return ratios.clamp(-LARGEST, LARGEST)
 
 
 def clipped_loss(ratios: Tensor, advantages: Tensor, low: float, high: float, delta: float | None = None) -> Tensor:

@@ -36,18 +36,18 @@ class PairTrainer(AlignTrainer):
     """A trainer on rows of `with_prompt`."""
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        whole, encoder, made = with_prompt(row), self.encoder_of(row), {}
+        whole, encoder, pair = with_prompt(row), self.encoder_of(row), {}
         if not whole["prompt"]:
             raise ValueError("the row has no prompt, and chosen and rejected begin differently: give `prompt`")
         for key in ("chosen", "rejected"):
             completion = whole[key]
             if not completion and is_conversation(whole["prompt"]):
                 raise ValueError(f"{key} has no message behind the prompt")
-            made[key] = self.cut(encoder.pair(whole["prompt"], completion))
-            if all(x == IGNORED for x in made[key]["labels"]):
+            pair[key] = self.cut(encoder.pair(whole["prompt"], completion))
+            if all(x == IGNORED for x in pair[key]["labels"]):
                 raise ValueError(f"the prompt fills all {self.longest} tokens, so nothing is left of {key}: raise "
                                  "max_length, give truncation_mode='keep_end', or leave the row out")  # fmt: skip
-        return made
+        return pair
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of)

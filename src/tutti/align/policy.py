@@ -185,11 +185,11 @@ class PolicyTrainer(AlignTrainer):
             raise ValueError(f"max_completion_length is {self.args.max_completion_length}, and a sequence may have "
                              f"{self.longest} tokens: nothing is left for prompts")  # fmt: skip
 
-    def _reference(self, given: Any) -> nn.Module | None:
+    def _reference(self, model: Any) -> nn.Module | None:
         """Another model; None if the policy without its adapters is the reference."""
-        if given is None and is_adapted(self.policy):
+        if model is None and is_adapted(self.policy):
             return None
-        reference = copy.deepcopy(self.policy) if given is None else given
+        reference = copy.deepcopy(self.policy) if model is None else model
         without_dropout(reference)
         return reference.eval().requires_grad_(False)
 
@@ -298,22 +298,22 @@ class PolicyTrainer(AlignTrainer):
         with torch.no_grad():
             batch |= self.score(batch)
             batch |= self.advantages(rollouts, totals, batch)
-            told = self.correct(rollouts, batch) if self.corrects else {}
+            measures = self.correct(rollouts, batch) if self.corrects else {}
         if self.args.staleness:
-            told["sampling/staleness"] = torch.tensor(float(age))
+            measures["sampling/staleness"] = torch.tensor(float(age))
         seconds = {"time/generation": generated - begin, "time/scoring": time.perf_counter() - generated}
-        told |= self.measures(rollouts, scored, totals, batch)
-        self.measured.append(told | {name: torch.tensor(x) for name, x in seconds.items()})
+        measures |= self.measures(rollouts, scored, totals, batch)
+        self.measured.append(measures | {name: torch.tensor(x) for name, x in seconds.items()})
         if self.args.log_completions and self.is_world_process_zero():
             self._write(completed, totals, scored)
         return self.parts(batch, seed)
 
     def write(self, rows: Sequence[Mapping[str, Any]], seed: int) -> tuple[list[Rollout], int]:
         """The completions of a round, and how many rounds have passed since they were written; write those ahead."""
-        found = self.written.pop(seed, None) or Written(self.rounds, self.generate(rows, seed))
+        own = self.written.pop(seed, None) or Written(self.rounds, self.generate(rows, seed))
         for other, at in self.ahead:
             self.written[at] = Written(self.rounds, self.generate(other, at))
-        return found.rollouts, self.rounds - found.rounds
+        return own.rollouts, self.rounds - own.rounds
 
     def correct(self, rollouts: Sequence[Rollout], batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weight the advantages of a round, as `importance` says. Returns measures."""
@@ -328,12 +328,12 @@ class PolicyTrainer(AlignTrainer):
 
     def parts(self, batch: Mapping[str, Tensor], seed: int) -> list[dict[str, Tensor]]:
         """The batches of the steps of a round: its rows in a random order, and in another in each iteration."""
-        draw, found, batch = torch.Generator().manual_seed(seed), [], self.kept(batch)
+        draw, batches, batch = torch.Generator().manual_seed(seed), [], self.kept(batch)
         rows, size = len(batch["labels"]), self.step_rows // self.completions_of_row
         for _ in range(self.args.num_iterations):
             order = torch.arange(rows) if rows == size else torch.randperm(rows, generator=draw)
-            found += [{name: x[part] for name, x in batch.items()} for part in order.split(size)]
-        return found
+            batches += [{name: x[part] for name, x in batch.items()} for part in order.split(size)]
+        return batches
 
     def batch_of_rollouts(self, rollouts: Sequence[Rollout], rewards: Tensor) -> dict[str, Tensor]:
         """Prompts and completions; of completions without a reward, and of masked ones, no token is learned."""
@@ -347,12 +347,12 @@ class PolicyTrainer(AlignTrainer):
 
     def score(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What stays in a round: log-probabilities of the policy, where steps need them, and of the reference."""
-        found: dict[str, Tensor] = {}
+        scores: dict[str, Tensor] = {}
         if self.needs_old:
-            found["old_logprobs"] = self.logprobs("policy", batch)
+            scores["old_logprobs"] = self.logprobs("policy", batch)
         if self.args.beta:
-            found["ref_logprobs"] = self.logprobs("reference", batch)
-        return found
+            scores["ref_logprobs"] = self.logprobs("reference", batch)
+        return scores
 
     def logprobs(self, whose: str, batch: Mapping[str, Tensor]) -> Tensor:
         """Log-probabilities (rows, t - 1) under the weights of the policy of the moment, or of the reference."""
@@ -366,17 +366,17 @@ class PolicyTrainer(AlignTrainer):
 
         name: of the function, which is made once.
         """
-        given = {key: batch[key] for key in ("input_ids", "attention_mask", "labels")}
+        sequences = {key: batch[key] for key in ("input_ids", "attention_mask", "labels")}
         was = model.training
         model.eval()
         if name not in self.scorer:
             self.scorer[name] = tutti.function(
-                lambda batch: f(batch).detach(), {key: x[: self.step_rows] for key, x in given.items()},
+                lambda batch: f(batch).detach(), {key: x[: self.step_rows] for key, x in sequences.items()},
                 store=tutti.Store(model=model), plan=option(self.args, "plan"), cluster=option(self.args, "cluster"),
                 seed=self.args.seed,
             )  # fmt: skip
-        parts = [self.scorer[name]({key: x[at : at + self.step_rows] for key, x in given.items()})
-                 for at in range(0, len(given["labels"]), self.step_rows)]  # fmt: skip
+        parts = [self.scorer[name]({key: x[at : at + self.step_rows] for key, x in sequences.items()})
+                 for at in range(0, len(sequences["labels"]), self.step_rows)]  # fmt: skip
         model.train(was)
         return torch.cat(parts).float()
 
@@ -394,23 +394,23 @@ class PolicyTrainer(AlignTrainer):
         lengths = torch.tensor([float(len(x.tokens)) for x in rollouts])
         ended = torch.tensor([float(x.ended) for x in rollouts])
         groups = totals.view(-1, self.size)
-        found = {f"rewards/{name}/mean": scored[:, i].nanmean() for i, name in enumerate(self.rewards.names)}
-        found |= {name: torch.tensor(x) for name, x in self.rewards.measures().items()}
+        measures = {f"rewards/{name}/mean": scored[:, i].nanmean() for i, name in enumerate(self.rewards.names)}
+        measures |= {name: torch.tensor(x) for name, x in self.rewards.measures().items()}
         if self.size > 1:
             deviation = groups.std(1)
-            found |= {"reward_std": deviation.nanmean(), "frac_reward_zero_std": (deviation == 0).float().mean()}
-        found |= {"reward": totals.nanmean(), "rewards/without": totals.isnan().float().mean(),
+            measures |= {"reward_std": deviation.nanmean(), "frac_reward_zero_std": (deviation == 0).float().mean()}
+        measures |= {"reward": totals.nanmean(), "rewards/without": totals.isnan().float().mean(),
                   "completions/mean_length": lengths.mean(), "completions/max_length": lengths.max(),
                   "completions/clipped_ratio": 1 - ended.mean(),
                   "completions/empty": (lengths == 0).float().mean()}  # fmt: skip
         if self.env is not None:
-            found["completions/mean_turns"] = torch.tensor([float(x.turns) for x in rollouts]).mean()
+            measures["completions/mean_turns"] = torch.tensor([float(x.turns) for x in rollouts]).mean()
         if "old_logprobs" in batch:
             sampled = sampled_logprobs(rollouts, batch["old_logprobs"])
             mask = learned(batch["labels"])
             apart = ((batch["old_logprobs"] - sampled) * mask).abs()
-            found["sampling/logprob_difference/max"] = apart.max()
-        return found
+            measures["sampling/logprob_difference/max"] = apart.max()
+        return measures
 
     def _write(self, completed: Completed, totals: Tensor, scored: Tensor) -> None:
         with Path(self.args.output_dir, "completions.jsonl").open("a") as file:
@@ -540,11 +540,11 @@ def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]
 def sampled_logprobs(rollouts: Sequence[Rollout], like: Tensor) -> Tensor:
     """Log-probabilities of the tokens of completions under the weights that wrote them, at the places of a batch's:
     (rows, t - 1), elsewhere 0. like: of that shape."""
-    found = torch.zeros_like(like)
+    logprobs = torch.zeros_like(like)
     for i, x in enumerate(rollouts):
         at = len(x.prompt) - 1
-        found[i, at : at + len(x.tokens)] = torch.tensor(x.logprobs)
-    return found
+        logprobs[i, at : at + len(x.tokens)] = torch.tensor(x.logprobs)
+    return logprobs
 
 
 def _number(x: Tensor) -> float | None:

@@ -83,9 +83,9 @@ class PPOTrainer(PolicyTrainer):
 
     def outputs(self, model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities and values of tokens (rows, t - 1), and logits."""
-        made = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True)
-        logits = made.logits / self.args.temperature
-        values = model.value_head(made.hidden_states[-1][:, :-1]).squeeze(2).float()
+        output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True)
+        logits = output.logits / self.args.temperature
+        values = model.value_head(output.hidden_states[-1][:, :-1]).squeeze(2).float()
         return token_logprobs(logits, batch["labels"]), values, logits
 
     def score(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

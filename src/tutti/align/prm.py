@@ -61,8 +61,8 @@ class PRMTrainer(AlignTrainer):
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip
         """The mean over labelled steps of all microbatches, and the accuracy of each row."""
-        made: Any = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        labels, logits = inputs["labels"], made.logits.float()
+        output: Any = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        labels, logits = inputs["labels"], output.logits.float()
         lost = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=IGNORED)
         mask = labels != IGNORED
         loss = lost / (mask.sum() if num_items_in_batch is None else num_items_in_batch)

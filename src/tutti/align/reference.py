@@ -106,10 +106,10 @@ class Referenced:
 
     def _digest(self, rows: Any) -> str:
         """A digest of some rows, as they are tokenized: the first, the last, and how many there are."""
-        made = hashlib.sha256(f"{len(rows)}".encode())
+        digest = hashlib.sha256(f"{len(rows)}".encode())
         for i in {0, len(rows) // 2, len(rows) - 1}:
-            made.update(repr(sorted(rows[i].items())).encode())
-        return made.hexdigest()
+            digest.update(repr(sorted(rows[i].items())).encode())
+        return digest.hexdigest()
 
     @torch.no_grad()
     def _computed(self, rows: Any) -> Tensor:
@@ -117,7 +117,7 @@ class Referenced:
         args = self.args
         if self.ref_model is not None:
             without_dropout(self.ref_model)
-        size, found = args.per_device_eval_batch_size, []
+        size, logprobs = args.per_device_eval_batch_size, []
         without = model.disable_adapter() if self.ref_model is None and is_adapted(model) else nullcontext()
         was = model.training
         with without, progress("computing the reference") as tell:
@@ -129,7 +129,7 @@ class Referenced:
             )  # fmt: skip
             for at in range(0, len(rows), size):
                 chosen = [rows[i] for i in range(at, min(at + size, len(rows)))]
-                found.append(score(self.reference_batch(chosen)).float())
+                logprobs.append(score(self.reference_batch(chosen)).float())
                 tell(f"computing the reference: {at + len(chosen):,} of {len(rows):,}")
             model.train(was)
-        return torch.cat(found)
+        return torch.cat(logprobs)

@@ -51,10 +51,10 @@ class RewardTrainer(AlignTrainer):
         self.model.config.pad_token_id = self.pad  # which tells it where a sequence ends
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {key: self.cut(self._whole(row, key)) for key in ("chosen", "rejected")}
-        if made["chosen"]["input_ids"] == made["rejected"]["input_ids"]:
+        pair: dict[str, Any] = {key: self.cut(self._whole(row, key)) for key in ("chosen", "rejected")}
+        if pair["chosen"]["input_ids"] == pair["rejected"]["input_ids"]:
             raise ValueError("chosen and rejected are equal, or are once they are cut to max_length")
-        return made | {"margin": float(row.get("margin") or 0.0)}
+        return pair | {"margin": float(row.get("margin") or 0.0)}
 
     def _whole(self, row: Mapping[str, Any], key: str) -> Tokens:
         if key not in row:
@@ -70,8 +70,8 @@ class RewardTrainer(AlignTrainer):
 
     def losses(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         both = flat(batch)
-        made: Any = model(input_ids=both["input_ids"], attention_mask=both["attention_mask"])
-        rewards = made.logits.float().reshape(-1, 2)
+        output: Any = model(input_ids=both["input_ids"], attention_mask=both["attention_mask"])
+        rewards = output.logits.float().reshape(-1, 2)
         delta = rewards[:, 0] - rewards[:, 1]
         loss = -F.logsigmoid(delta - batch["margin"])
         if self.args.center_rewards_coefficient:

@@ -55,9 +55,9 @@ class RLOOTrainer(PolicyTrainer):
             rewards = rewards.clamp(*args.reward_clip_range)
         if args.beta:
             rewards = rewards - args.beta * ((batch["old_logprobs"] - batch["ref_logprobs"]) * mask).sum(1)
-        found = leave_one_out(rewards, self.size)
-        found = normalized(found) if args.normalize_advantages else found
-        return {"advantages": found.unsqueeze(1) * mask}
+        advantages = leave_one_out(rewards, self.size)
+        advantages = normalized(advantages) if args.normalize_advantages else advantages
+        return {"advantages": advantages.unsqueeze(1) * mask}
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip

@@ -80,12 +80,12 @@ class Sampler:
         return [x for (x,) in self._made(requests)]
 
     def _made(self, requests: Sequence[Request]) -> list[list[Rollout]]:
-        made = []
+        groups = []
         for output in self.engine.generate(requests):
             if output.error:
                 raise RuntimeError(f"a prompt of {len(output.prompt)} tokens was not completed: {output.error}")
-            made.append([_rollout(output.prompt, x) for x in output.completions])
-        return made
+            groups.append([_rollout(output.prompt, x) for x in output.completions])
+        return groups
 
     def _sampling(self, count: int, seed: int) -> Sampling:
         return replace(self.sampling, n=count, seed=seed, logprobs=0, scaled_logprobs=True)
@@ -102,7 +102,7 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     base = model.get_base_model()
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     changed: dict[str, Any] = {}
     for path, module in base.named_modules():
         if isinstance(module, BaseTunerLayer):
@@ -112,8 +112,8 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
     for name, x in base.state_dict().items():
         own = name.replace(".base_layer.", ".")
         if "lora_" not in own:
-            found[own] = changed.get(own, x)
-    return found
+            weights[own] = changed.get(own, x)
+    return weights
 
 
 def _rollout(prompt: list[int], completion: Any) -> Rollout:

@@ -83,23 +83,23 @@ def run(code: str, tests: Sequence[str] = (), limits: Limits | None = None) -> O
     if os.name != "posix":
         raise RuntimeError("code of models runs apart on POSIX systems only: use Linux, or leave the reward out")
     limits = limits or Limits()
-    given = json.dumps({"code": code, "tests": list(tests), "limits": asdict(limits)}).encode()
+    request = json.dumps({"code": code, "tests": list(tests), "limits": asdict(limits)}).encode()
     with tempfile.TemporaryDirectory(prefix="tutti-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen([sys.executable, "-I", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, env={}, cwd=folder, start_new_session=True)  # fmt: skip
         try:
-            made, errors = process.communicate(given, timeout=limits.seconds + 10)
+            printed, errors = process.communicate(request, timeout=limits.seconds + 10)
         except subprocess.TimeoutExpired:
-            made, errors = b"", b""
+            printed, errors = b"", b""
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if not made and process.returncode < 0:  # the code has ended what watches it
+    if not printed and process.returncode < 0:  # the code has ended what watches it
         return Outcome(["error"] * max(1, len(tests)), "", False)
-    if not made:
+    if not printed:
         why = errors.decode(errors="replace").strip()[-500:]
         raise RuntimeError(f"the sandbox does not work here ({why}): where code is to be trusted with less isolation, "
                            "give Limits(namespaces=False)")  # fmt: skip
-    found = json.loads(made)
-    return Outcome(found["outcomes"], found["output"], found["isolated"])
+    answer = json.loads(printed)
+    return Outcome(answer["outcomes"], answer["output"], answer["isolated"])

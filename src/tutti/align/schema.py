@@ -108,15 +108,15 @@ def named(types: Any) -> list[str]:
 
 def referred(name: str, root: Any) -> Any:
     """The part of the root that a reference such as "#/$defs/point" is to."""
-    found = root
+    place = root
     try:
         if name[:1] != "#":
             raise KeyError
         for part in name[1:].strip("/").split("/") if len(name) > 1 else ():
-            found = found[part.replace("~1", "/").replace("~0", "~")]
+            place = place[part.replace("~1", "/").replace("~0", "~")]
     except (KeyError, TypeError):
         raise ValueError(f"$ref {name!r} is to nothing within the schema") from None
-    return found
+    return place
 
 
 def equal(a: Any, b: Any) -> bool:

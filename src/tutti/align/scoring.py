@@ -55,15 +55,15 @@ class ModelReward:
             ids = [*prompt, *completion]
             rows.append({"input_ids": ids, "labels": ids})
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
-        found = torch.zeros(len(rows))
+        rewards = torch.zeros(len(rows))
         for at in range(0, len(order), self.size):
             part = order[at : at + self.size]
             batch = batch_of([rows[i] for i in part], self.pad)
             batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
             if self._function is None:
                 self._function = tutti.function(self._score, batch, store=tutti.Store(model=self.model), plan="dp")
-            found[part] = self._function(batch).float()
-        return found.tolist()
+            rewards[part] = self._function(batch).float()
+        return rewards.tolist()
 
     @torch.no_grad()
     def _score(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -112,24 +112,24 @@ class Rewards:
 
     def total(self, rewards: Tensor) -> Tensor:
         """The weighted sum of those that apply, (rows); nan where none does."""
-        found = (rewards * self.weights).nansum(1)
-        return torch.where(rewards.isnan().all(1), torch.nan, found)
+        total = (rewards * self.weights).nansum(1)
+        return torch.where(rewards.isnan().all(1), torch.nan, total)
 
 
 def _arguments(function: Any, completed: Completed) -> dict[str, Any]:
     """What a function takes of what there is."""
     columns = {key: [x.get(key) for x in completed.rows] for key in dict.fromkeys(k for x in completed.rows for k in x)}
-    given = {**columns, "prompts": completed.prompts, "completions": completed.completions,
+    arguments = {**columns, "prompts": completed.prompts, "completions": completed.completions,
              "prompt_ids": completed.prompt_ids, "completion_ids": completed.completion_ids}  # fmt: skip
     parameters = inspect.signature(function).parameters
     if any(x.kind is x.VAR_KEYWORD for x in parameters.values()):
-        given.pop("prompt", None)
-        return given
-    missing = [x.name for x in parameters.values() if x.name not in given and x.default is x.empty]
+        arguments.pop("prompt", None)
+        return arguments
+    missing = [x.name for x in parameters.values() if x.name not in arguments and x.default is x.empty]
     if missing:
         raise ValueError(f"reward {getattr(function, '__name__', function)} takes {', '.join(missing)}, which is no "
-                         f"column; there are {', '.join(sorted(given))}")  # fmt: skip
-    return {name: given[name] for name in parameters if name in given}
+                         f"column; there are {', '.join(sorted(arguments))}")  # fmt: skip
+    return {name: arguments[name] for name in parameters if name in arguments}
 
 
 def _unique(names: Sequence[str]) -> list[str]:

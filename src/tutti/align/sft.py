@@ -68,14 +68,14 @@ class SFTTrainer(AlignTrainer):
     arguments = SFTConfig
 
     def rows(self, dataset: Any, args: Any) -> Any:
-        made = super().rows(dataset, args)
+        features = super().rows(dataset, args)
         if not args.packing or isinstance(dataset, dict):
-            return made
+            return features
         with progress("tokenizing, to pack sequences") as tell:
             rows = []
-            for i in range(len(made)):
-                rows.append(made[i])
-                tell(f"tokenizing, to pack sequences: {i + 1:,} of {len(made):,}")
+            for i in range(len(features)):
+                rows.append(features[i])
+                tell(f"tokenizing, to pack sequences: {i + 1:,} of {len(features):,}")
         return Packs(rows, self.row_length(args))
 
     def row_length(self, args: Any) -> int:
@@ -106,11 +106,11 @@ class SFTTrainer(AlignTrainer):
         else:
             raise ValueError(f"the row has {', '.join(row)}; it needs {args.dataset_text_field}, "
                              "prompt and completion, messages, or input_ids")  # fmt: skip
-        made = self.cut(tokens)
-        if all(x == IGNORED for x in made["labels"][1:]):
+        feature = self.cut(tokens)
+        if all(x == IGNORED for x in feature["labels"][1:]):
             raise ValueError(f"nothing is left to learn of a row of {len(tokens.ids)} tokens, cut to {self.longest}: "
                              "raise max_length, or leave the row out")  # fmt: skip
-        return made
+        return feature
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if "sequences" in rows[0]:

@@ -135,8 +135,8 @@ class AlignTrainer(Trainer):
 
     def _means(self, prediction: Any) -> dict[str, float]:
         """The means of the measures of an evaluation."""
-        found = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
-        return {name: float(np.nanmean(x)) for name, x in zip(self.names, found, strict=True)}
+        measures = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
+        return {name: float(np.nanmean(x)) for name, x in zip(self.names, measures, strict=True)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log numbers, and the means of what was measured in the steps since the last log."""
@@ -148,19 +148,19 @@ class AlignTrainer(Trainer):
 
 def averages(measured: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """The mean of each measure over the steps that have it and where it is a number."""
-    found = {}
+    means = {}
     for name in dict.fromkeys(x for each in measured for x in each):
         values = torch.stack([x[name] for x in measured if name in x])
         values = values[values.isfinite()]
-        found[name] = float(values.mean()) if len(values) else float("nan")
-    return found
+        means[name] = float(values.mean()) if len(values) else float("nan")
+    return means
 
 
-def _tokenizer(given: Any, model: Any) -> Any:
+def _tokenizer(tokenizer: Any, model: Any) -> Any:
     from transformers import AutoTokenizer
 
-    if given is not None:
-        return given
+    if tokenizer is not None:
+        return tokenizer
     place = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
     if not place:
         raise ValueError("the model has no folder with a tokenizer: give processing_class")

@@ -75,8 +75,8 @@ def exact_match(
         values = []
         for completion, answer in zip(completions, _column(columns, column), strict=True):
             answers = answer if isinstance(answer, list | tuple) else [answer]
-            found = found_in(text_of(completion))
-            right = found is not None and any(_written(found, normalize) == _written(x, normalize) for x in answers)
+            text = found_in(text_of(completion))
+            right = text is not None and any(_written(text, normalize) == _written(x, normalize) for x in answers)
             values.append(None if answer is None else float(right))
         return values
 
@@ -222,8 +222,8 @@ def _extraction(extract: str | Text | None) -> Text:
     compiled = re.compile(extract, re.DOTALL)
 
     def last(text: str) -> str | None:
-        found = list(compiled.finditer(text))
-        return found[-1].group(1 if compiled.groups else 0) if found else None
+        matches = list(compiled.finditer(text))
+        return matches[-1].group(1 if compiled.groups else 0) if matches else None
 
     return last
 

@@ -291,20 +291,20 @@ class Compression:
             parallel.add_up({"": statistics})
             self._layers(own, {"down_proj": expert.down_proj}, {"down_proj": statistics})  # pyright: ignore
 
-    def _layers(self, prefix: str, layers: Mapping[str, Any], found: Mapping[str, Statistics]) -> None:
+    def _layers(self, prefix: str, layers: Mapping[str, Any], statistics: Mapping[str, Statistics]) -> None:
         """Quantize layers, and put the quantized ones in their places. prefix: of their paths in the model."""
         paths = {f"{prefix}.{name}" if prefix else name: name for name in layers}
         paths = {path: name for path, name in paths.items() if path in self.schemes}
 
         def work(path: str) -> tuple[Parts, float, str]:
-            return self._rounded(self.schemes[path], layers[paths[path]].weight.data, found.get(paths[path]))
+            return self._rounded(self.schemes[path], layers[paths[path]].weight.data, statistics.get(paths[path]))
 
         def cost(path: str) -> float:
             n, k = layers[paths[path]].weight.shape
             return (n + k) * k**2
 
         for path, rounded in parallel.each(list(paths), work, cost):
-            self._place(path, layers[paths[path]], found.get(paths[path]), *rounded)
+            self._place(path, layers[paths[path]], statistics.get(paths[path]), *rounded)
 
     def _rounded(self, scheme: Scheme, weight: Tensor, statistics: Statistics | None) -> tuple[Parts, float, str]:
         """A quantized weight, its error as in `LayerReport`, and a note."""

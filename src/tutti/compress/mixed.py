@@ -83,9 +83,9 @@ class Sensitivity:
             _check_seconds(least, target)
         one_each = np.kron(np.eye(len(paths)), np.ones(width))
         bounds = Bounds(0, able.ravel().astype(float))  # pyright: ignore[reportArgumentType]
-        known = np.where(able, losses, 0)
+        finite = np.where(able, losses, 0)
         solved = milp(
-            known.ravel() / max(known.max(), 1e-30), integrality=np.ones(losses.size), bounds=bounds,
+            finite.ravel() / max(finite.max(), 1e-30), integrality=np.ones(losses.size), bounds=bounds,
             constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs.ravel() / target, -np.inf, 1)],
         )  # fmt: skip
         taken = solved.x.reshape(losses.shape).argmax(1)
@@ -159,8 +159,8 @@ def seconds_of(scheme: Scheme | None, n: int, k: int, dtype: torch.dtype, cluste
     if scheme is not None:
         layer = QuantizedLinear(k, n, scheme, dtype=dtype, device="meta")
         count = sum(x.nbytes for x in layer.parameters()) + (2 * count if layer.layout not in KERNELS else 0)
-    known = device.known(dtype)
-    return max(2 * n * k / device.rate(known), device.stream_seconds(count, "add", known))
+    computed = device.known(dtype)
+    return max(2 * n * k / device.rate(computed), device.stream_seconds(count, "add", computed))
 
 
 def check(model: Any, step: Mixed, before: Sequence[Step] = ()) -> None:

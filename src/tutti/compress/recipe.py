@@ -482,12 +482,12 @@ def _of_table(table: dict[str, Any]) -> Step:
     kind = STEPS.get(name := values.pop("kind", "quantize"))
     if kind is None:
         raise ValueError(f"kind {name!r}; expected one of {', '.join(STEPS)}")
-    known = {x.name: str(x.type) for x in fields(kind)}
+    types = {x.name: str(x.type) for x in fields(kind)}
     for key, value in values.items():
-        if key not in known:
-            near = get_close_matches(key, known, 1)
-            raise ValueError(f"{name} has no {key!r}; {f'did you mean {near[0]!r}?' if near else ', '.join(known)}")
-        _check_type(key, value, known[key])
+        if key not in types:
+            near = get_close_matches(key, types, 1)
+            raise ValueError(f"{name} has no {key!r}; {f'did you mean {near[0]!r}?' if near else ', '.join(types)}")
+        _check_type(key, value, types[key])
         if key in ("scheme", "embeddings"):
             values[key] = scheme(value)
         elif key == "schemes":

@@ -71,8 +71,8 @@ def compiled(x: Any, weight: Any, scales: Any, zeros: Any = None, bias: Any = No
 
 def cpu(x, weight, scales, zeros=None, bias=None, *, bits):
     """The operator on a CPU."""
-    if made := compiled(x, weight, scales, zeros, bias, bits=bits):
-        op, args = made
+    if call := compiled(x, weight, scales, zeros, bias, bits=bits):
+        op, args = call
         return op(*args)
     return reference(x, weight, scales, zeros, bias, bits=bits)
 

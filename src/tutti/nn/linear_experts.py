@@ -83,10 +83,10 @@ def cpu(x, expert, weight, scales, zeros=None, *, layout, bits, rounded=False):
     group = 0 if layout == "int8" else x.shape[1] // scales.shape[2]
     exact = layout in ("bits", "float8")
     of_row, order = expert.sort(stable=True)
-    made = kernels().linear_groups(x[order], weight, scales, zeros, None, of_row, kind_of(layout, bits), group,
-                                   0 if exact else digits(x, rounded), tiles())  # fmt: skip
-    out = torch.empty_like(made)
-    out[order] = made
+    sorted_rows = kernels().linear_groups(x[order], weight, scales, zeros, None, of_row, kind_of(layout, bits), group,
+                                          0 if exact else digits(x, rounded), tiles())  # fmt: skip
+    out = torch.empty_like(sorted_rows)
+    out[order] = sorted_rows
     return out
 
 

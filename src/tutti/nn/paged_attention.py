@@ -92,11 +92,11 @@ def unrounded(x: Tensor) -> Tensor:
         return x[..., :-SCALE].float() * x[..., -SCALE:].contiguous().view(torch.float32)
     width = numbers(x.shape[-1], x.dtype)
     of_groups = x[..., width // 2 :].contiguous().view(torch.float16).float().unflatten(-1, (-1, 2))
-    made = []
+    groups = []
     for g, codes in enumerate(x[..., : width // 2].split(GROUP // 2, -1)):
         scale, least = of_groups[..., g, :1], of_groups[..., g, 1:]
-        made.append(torch.cat([codes & 15, codes >> 4], -1) * scale + least)
-    return torch.cat(made, -1)
+        groups.append(torch.cat([codes & 15, codes >> 4], -1) * scale + least)
+    return torch.cat(groups, -1)
 
 
 def row_size(width: int, dtype: torch.dtype) -> int:

@@ -35,11 +35,11 @@ class StackedLinear(nn.Module):
         self._layer = [first]  # not a submodule
         for name in ("q", "scales", "zeros", "bias"):
             parts = [getattr(x, name) for x in layers]
-            made = None
+            stacked = None
             if parts[0] is not None:
                 whole = torch.stack(parts) if load else parts[0].new_empty(len(parts), *parts[0].shape)
-                made = nn.Parameter(whole, requires_grad=False)
-            self.register_parameter(name, made)
+                stacked = nn.Parameter(whole, requires_grad=False)
+            self.register_parameter(name, stacked)
 
     @property
     def layer(self) -> QuantizedLinear:
@@ -48,9 +48,9 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor, expert: Tensor) -> Tensor:
         """x (m, k), expert (m) -> (m, n)."""
-        made = ops.linear_experts(x, expert, self.q, self.scales, self.zeros, layout=self.layout, bits=self.scheme.bits,
-                                  rounded=self.scheme.activations == "int8")  # fmt: skip
-        return made if self.bias is None else made + self.bias[expert]
+        y = ops.linear_experts(x, expert, self.q, self.scales, self.zeros, layout=self.layout, bits=self.scheme.bits,
+                               rounded=self.scheme.activations == "int8")  # fmt: skip
+        return y if self.bias is None else y + self.bias[expert]
 
 
 class QuantizedExperts(nn.Module):
@@ -70,8 +70,8 @@ class QuantizedExperts(nn.Module):
         (tokens, k), expert = top_k_index.shape, top_k_index.flatten()
         rows = hidden_states.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
         rows = self.gated[0](self.gate_proj(rows, expert), self.up_proj(rows, expert))
-        found = self.down_proj(rows, expert).unflatten(0, (tokens, k)) * top_k_weights.unsqueeze(2)
-        return found.sum(1).to(hidden_states.dtype)
+        y = self.down_proj(rows, expert).unflatten(0, (tokens, k)) * top_k_weights.unsqueeze(2)
+        return y.sum(1).to(hidden_states.dtype)
 
 
 assert linear_experts  # registers the operator

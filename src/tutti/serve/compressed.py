@@ -45,9 +45,9 @@ def served(model: nn.Module) -> nn.Module:
     """A model in memory as it is served: with its experts stacked if they are layers of their own, in a copy then."""
     if not any(isinstance(x, ExpertLayers) for x in model.modules()):
         return model
-    made = sharing_copy(model)
-    _stack(made, True)
-    return made
+    copy = sharing_copy(model)
+    _stack(copy, True)
+    return copy
 
 
 def _stack(model: nn.Module, load: bool) -> None:

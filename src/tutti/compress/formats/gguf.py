@@ -172,15 +172,15 @@ def _described(model: Any, own: str, name: str, config: Any, kind: BlockType) ->
 
 def _experts(model: Any, kind: BlockType) -> list[Written]:
     """The weights of experts to write, (experts, n, k), those of a layer and name together."""
-    made = []
+    tensors = []
     for path, module in model.named_modules():
         if not isinstance(module, ExpertLayers) and not is_experts(module):
             continue
         of = module if isinstance(module, ExpertLayers) else ExpertLayers(module)
         for own, name in _EXPERTS.items():
             layers = {f"{path}.{i}.{own}": getattr(of[i], own) for i in range(of.count)}
-            made.append(_stacked(f"blk.{path.split('.')[2]}.{name}.weight", layers, kind))
-    return made
+            tensors.append(_stacked(f"blk.{path.split('.')[2]}.{name}.weight", layers, kind))
+    return tensors
 
 
 def _stacked(name: str, layers: dict[str, Any], kind: BlockType) -> Written:
@@ -189,8 +189,8 @@ def _stacked(name: str, layers: dict[str, Any], kind: BlockType) -> Written:
     kinds = set()
     for path, x in layers.items():
         if isinstance(x, QuantizedLinear):
-            found, rows = _of_parts(x, path)
-            kinds.add(found)
+            own, rows = _of_parts(x, path)
+            kinds.add(own)
             parts.append(rows)
         else:
             kinds.add(kind)
@@ -308,11 +308,11 @@ def _metadata_of_experts(config: Any) -> dict[str, int]:
         raise ValueError(f"llama.cpp has no layers without experts in {kind}")
     if config.norm_topk_prob != (kind == "qwen3_moe"):
         raise ValueError(f"llama.cpp computes {kind} with norm_topk_prob={not config.norm_topk_prob}")
-    made = {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok,
-            "expert_feed_forward_length": config.moe_intermediate_size}  # fmt: skip
+    metadata = {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok,
+                "expert_feed_forward_length": config.moe_intermediate_size}  # fmt: skip
     if kind == "qwen2_moe":
-        made["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
-    return made
+        metadata["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    return metadata
 
 
 def _head_dim(config: Any) -> int:
@@ -385,13 +385,13 @@ def read(
     try:
         config = _config(file)
         names = _expected(config, file)
-        made: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for own, name in names.items():
-            made[own] = (packed and _packed(file, name, config, dtype)) or _tensor(file, name, config).to(dtype)
-        for own in [x for x in made if x.endswith(".experts.gate_proj")]:
+            tensors[own] = (packed and _packed(file, name, config, dtype)) or _tensor(file, name, config).to(dtype)
+        for own in [x for x in tensors if x.endswith(".experts.gate_proj")]:
             stem = own.removesuffix("gate_proj")
-            made[f"{stem}gate_up_proj"] = torch.cat([made.pop(own), made.pop(f"{stem}up_proj")], 1)
-        return config, made
+            tensors[f"{stem}gate_up_proj"] = torch.cat([tensors.pop(own), tensors.pop(f"{stem}up_proj")], 1)
+        return config, tensors
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -411,10 +411,10 @@ def _config(file: File) -> Any:
         return found
 
     def token(name: str) -> int | None:
-        found = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if found is not None and (type(found) is not int or not 0 <= found < vocab):
-            raise ValueError(f"tokenizer.ggml.{name}_token_id is {found!r}; expected one of {vocab} tokens")
-        return found
+        id = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if id is not None and (type(id) is not int or not 0 <= id < vocab):
+            raise ValueError(f"tokenizer.ggml.{name}_token_id is {id!r}; expected one of {vocab} tokens")
+        return id
 
     layers = {x.split(".")[1] for x in file.tensors if x.startswith("blk.")}
     if number("block_count") != len(layers):
