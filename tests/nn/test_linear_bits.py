@@ -82,6 +82,7 @@ def test_without_special_instructions_or_tiles(monkeypatch, dtype, bits):
     close(ops.linear_bits(x, *weight, bias, bits=bits, rounded=True), own[1], BOUND[dtype])
     general = compat.compile_operators("#define TUTTI_GENERIC\n" + source(linear_rows.SOURCE), "tutti_generic")
     monkeypatch.setattr(linear_bits, "kernels", lambda: general)
+    monkeypatch.setattr(linear_rows, "rounds", general.rounds)
     close(ops.linear_bits(x, *weight, bias, bits=bits), own[0], BOUND[dtype])
 
 

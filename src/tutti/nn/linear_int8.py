@@ -74,7 +74,8 @@ def compiled(x: Any, weight: Any, scales: Any, bias: Any = None, rounded: bool =
     if x.dtype not in KNOWN or (rounded and not rounds()):
         return None
     _check(x, weight, scales)
-    return kernels().linear_rows.default, (x, weight, scales, None, bias, INT8, 0, digits(x, rounded), tiles())
+    args = x, weight, scales, None, bias, INT8, 0, digits(x, rounded, packed=False), tiles()
+    return kernels().linear_rows.default, args
 
 
 def cpu(x, weight, scales, bias=None, *, rounded=False):

@@ -494,7 +494,9 @@ void linear_by_tiles(const Problem<BFloat16>&) {}  // never called
 // ---- rows of int8 ---------------------------------------------------------------------------------------------------
 
 // Rows as int8, their scales, and the totals of their groups. With two digits a row becomes two, whose second is what
-// is left of 254 times, so that their sum has 16 bits.
+// is left of FINER times, so that their sum has 16 bits.
+constexpr int FINER = 256;
+
 struct Rounded {
   int64_t digits, rows, stride, groups;
   std::vector<int8_t> x;
@@ -514,17 +516,17 @@ void round_row(const T* x, int64_t k, Rounded& to, int64_t row, std::vector<floa
   Floats top(0.f);
   for (int64_t i = 0; i < k; i += N) top = at::vec::maximum(top, Floats::loadu(&wide[i]).abs());
   const float most = greatest(top);
-  const Floats inverse(most > 0.f ? 127.f / most : 0.f), finer(254.f);
+  const Floats inverse(most > 0.f ? 127.f / most : 0.f), finer(FINER), highest(127.f);
   for (int64_t i = 0; i < k; i += N) {
     const Floats exact = Floats::loadu(&wide[i]) * inverse, near = exact.round();
     near.store(&wide[i]);
-    ((exact - near) * finer).round().store(&left[i]);
+    at::vec::minimum(((exact - near) * finer).round(), highest).store(&left[i]);
   }
   const int64_t each = k / to.groups;
   for (int64_t digit = 0; digit < to.digits; ++digit) {
     const int64_t at = row * to.digits + digit;
     const float* digits = digit ? left.data() : wide.data();
-    to.scales[at] = most / (digit ? 127.f * 254.f : 127.f);
+    to.scales[at] = most / (digit ? 127.f * FINER : 127.f);
     for (int64_t g = 0; g < to.groups; ++g)
       to.sums[at * to.groups + g] =
           at::vec::reduce_all<float>([](Floats p, Floats q) { return p + q; }, digits + g * each, each);
@@ -602,10 +604,12 @@ WITH_INT8 inline float of_zeros(const float* scales, const uint8_t* zeros, int n
   return _mm512_reduce_add_ps(all);
 }
 
-// The same of packed numbers, each 32 with a scale and a zero.
-template <Kind KIND, int ROWS, class T>
+// The same of packed numbers, each 32 with a scale and a zero. Of rows of two digits: products of FINER times the first
+// digits and the second ones together.
+template <Kind KIND, int DIGITS, int ROWS, class T>
 WITH_INT8 void multiply_packed(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead,
                                float* to) {
+  static_assert(FINER == 1 << 8);
   __m512 sum[ROWS][WIDE];
   const uint8_t* w[WIDE];
   const float* scales[WIDE];
@@ -619,13 +623,13 @@ WITH_INT8 void multiply_packed(const Problem<T>& p, const Rounded& x, int64_t ro
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) sum[r][i] = _mm512_setzero_ps();
-  const int8_t* const from = &x.x[row * x.stride];
+  const int8_t* const from = &x.x[row * DIGITS * x.stride];
   const int64_t stride = x.stride, count = p.k, group = p.w.group;
   for (int64_t k = 0; k < count; k += 64) {
     ahead.fetch(k);
-    __m512i a[ROWS];
-#pragma GCC unroll 3
-    for (int r = 0; r < ROWS; ++r) a[r] = _mm512_loadu_si512(from + r * stride + k);
+    __m512i a[ROWS * DIGITS];
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS * DIGITS; ++r) a[r] = _mm512_loadu_si512(from + r * stride + k);
     const int64_t at = k / group, next = (k + 32) / group;
 #pragma GCC unroll 8
     for (int i = 0; i < WIDE; ++i) {
@@ -633,9 +637,11 @@ WITH_INT8 void multiply_packed(const Problem<T>& p, const Rounded& x, int64_t ro
       __m512 scale = _mm512_set1_ps(scales[i][at]);
       if (next != at) scale = _mm512_insertf32x8(scale, _mm256_set1_ps(scales[i][next]), 1);
 #pragma GCC unroll 3
-      for (int r = 0; r < ROWS; ++r)
-        sum[r][i] = _mm512_fmadd_ps(
-            _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), b, a[r])), scale, sum[r][i]);
+      for (int r = 0; r < ROWS; ++r) {
+        __m512i product = _mm512_dpbusd_epi32(_mm512_setzero_si512(), b, a[r * DIGITS]);
+        if (DIGITS == 2) product = _mm512_dpbusd_epi32(_mm512_slli_epi32(product, 8), b, a[r * DIGITS + 1]);
+        sum[r][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scale, sum[r][i]);
+      }
     }
   }
 #pragma GCC unroll 3
@@ -646,29 +652,40 @@ WITH_INT8 void multiply_packed(const Problem<T>& p, const Rounded& x, int64_t ro
   for (int r = 0; r < ROWS; ++r)
     for (int64_t i = 0; i < std::min<int64_t>(WIDE, p.n - column); ++i) {
       const uint8_t* zeros = p.w.zeros ? p.w.zeros + (column + i) * groups : nullptr;
-      to[r * WIDE + i] -= of_zeros(scales[i], zeros, p.w.zero(0), &x.sums[(row + r) * groups], groups);
+      const float* sums = &x.sums[(row + r) * DIGITS * groups];
+      float offset = of_zeros(scales[i], zeros, p.w.zero(0), sums, groups);
+      if (DIGITS == 2) offset = FINER * offset + of_zeros(scales[i], zeros, p.w.zero(0), sums + groups, groups);
+      to[r * WIDE + i] -= offset;
     }
 }
 
 template <int ROWS, class T>
 void multiply_rounded(const Problem<T>& p, const Rounded& x, int64_t row, int64_t column, Ahead ahead, float* to) {
+  const auto packed = [&]<Kind KIND>() {
+    if (x.digits == 2)
+      multiply_packed<KIND, 2, ROWS, T>(p, x, row, column, ahead, to);
+    else
+      multiply_packed<KIND, 1, ROWS, T>(p, x, row, column, ahead, to);
+  };
   if (p.w.kind == INT8)
     multiply_int8<ROWS, T>(p, x, row, column, ahead, to);
   else if (p.w.kind == INT4)
-    multiply_packed<INT4, ROWS, T>(p, x, row, column, ahead, to);
+    packed.template operator()<INT4>();
   else if (p.w.kind == INT3)
-    multiply_packed<INT3, ROWS, T>(p, x, row, column, ahead, to);
+    packed.template operator()<INT3>();
   else
-    multiply_packed<INT2, ROWS, T>(p, x, row, column, ahead, to);
+    packed.template operator()<INT2>();
 }
 
 template <class T>
 void linear_by_vectors(const Problem<T>& p, const Rounded& x) {
   const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.k * WIDE));
   at::parallel_for(0, (p.n + WIDE - 1) / WIDE, grain, [&](int64_t i, int64_t end) {
-    std::vector<float> sums(x.rows * WIDE);
+    // Digits of packed numbers are added up already.
+    const int64_t parts = p.w.packed() ? 1 : x.digits;
+    std::vector<float> sums(p.m * parts * WIDE);
     for (; i < end; ++i) {
-      passes(p, x.rows, (i + 1) * WIDE, 0, [&](int64_t r, int64_t rows, Ahead ahead) {
+      passes(p, p.m * parts, (i + 1) * WIDE, 0, [&](int64_t r, int64_t rows, Ahead ahead) {
         float* to = &sums[r * WIDE];
         if (rows == 3)
           multiply_rounded<3>(p, x, r, i * WIDE, ahead, to);
@@ -679,8 +696,10 @@ void linear_by_vectors(const Problem<T>& p, const Rounded& x) {
       });
       for (int64_t r = 0; r < p.m; ++r) {
         float found[WIDE] = {};
-        for (int64_t at = r * x.digits; at < (r + 1) * x.digits; ++at)
-          for (int64_t j = 0; j < WIDE; ++j) found[j] += x.scales[at] * sums[at * WIDE + j];
+        for (int64_t part = 0; part < parts; ++part) {
+          const float scale = x.scales[(r + 1) * x.digits - parts + part];
+          for (int64_t j = 0; j < WIDE; ++j) found[j] += scale * sums[(r * parts + part) * WIDE + j];
+        }
         finish(p, r, i * WIDE, found);
       }
     }
