@@ -19,9 +19,10 @@ import copy
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ from tutti.align.arguments import AlignArguments, is_adapted, without_dropout
 from tutti.align.chat import is_conversation
 from tutti.align.envs import BEGUN, REWARD, begun, play, with_environment
 from tutti.align.importance import MODES, importance_weights
+from tutti.align.placement import PLACEMENTS, Apart, Replicas
 from tutti.align.rollout import Rollout, Sampler
 from tutti.align.scoring import Completed, Rewards
 from tutti.align.sequences import IGNORED, batch_of, learned, token_logprobs
 from tutti.align.trainer import AlignTrainer
 from tutti.data.order import Order
+from tutti.hardware import machine
 from tutti.launch.progress import progress
 from tutti.serve import Sampling
 from tutti.train import checkpointing
@@ -63,6 +66,10 @@ class PolicyConfig(AlignArguments):
         default=0,
         metadata={"help": "Rounds that are written ahead, with weights so many rounds older; 0: none."},
     )
+    rollout_placement: str = field(
+        default="together", metadata={"help": "Where engines are: together, replicas or apart; see `placement`."}
+    )
+    rollout_workers: int = field(default=1, metadata={"help": "Processes that write completions, if they are apart."})
     importance_sampling_correction: bool | None = field(
         default=None,
         metadata={"help": "Whether losses are weighted for weights that wrote differ; None: with staleness."},
@@ -114,6 +121,9 @@ class PolicyConfig(AlignArguments):
                              "least 0")  # fmt: skip
         if self.staleness < 0:
             raise ValueError(f"staleness is {self.staleness}; it must be at least 0")
+        if self.rollout_placement not in PLACEMENTS or self.rollout_workers < 1:
+            raise ValueError(f"rollout_placement {self.rollout_placement!r}, rollout_workers {self.rollout_workers}; "
+                             f"expected one of {', '.join(PLACEMENTS)}, and at least 1")  # fmt: skip
         if self.importance_sampling_mode not in MODES:
             raise ValueError(f"importance_sampling_mode {self.importance_sampling_mode!r}; expected one of "
                              f"{', '.join(MODES)}")  # fmt: skip
@@ -262,23 +272,31 @@ class PolicyTrainer(AlignTrainer):
 
     def generate(self, rows: Sequence[Mapping[str, Any]], seed: int) -> list[Rollout]:
         """Completions of the prompts of some rows with the weights of the moment; those of a prompt are adjacent."""
+        return self.begin(rows, seed)()
+
+    def begin(self, rows: Sequence[Mapping[str, Any]], seed: int) -> Callable[[], list[Rollout]]:
+        """Begin the completions of `generate`. Returns a function that gives them."""
         if self.sampler is None:
             self.sampler = self.make_sampler(max(len(x["prompt_ids"]) for x in rows))
         self.sampler.update(self.policy_weights())
         if self.env is None:
-            groups = self.sampler.generate([x["prompt_ids"] for x in rows], self.size, seed)
-            rollouts = [x for group in groups for x in group]
+            groups = self.sampler.begin(self.sampler.requests([x["prompt_ids"] for x in rows], self.size, seed))
         else:
-            rollouts = play(self.env, rows, self.size, self.sampler, self.encoder_of, seed,
+            episodes = play(self.env, rows, self.size, self.sampler, self.encoder_of, seed,
                             self.args.max_completion_length, self.args.max_turn_length)  # fmt: skip
+            groups = lambda: [episodes]  # noqa: E731
         self.policy.train(self.is_in_train)
-        return rollouts
+        return lambda: [x for group in groups() for x in group]
 
     def make_sampler(self, prompt: int) -> Sampler:
         """What generates. prompt: tokens of the longest prompt, where sequences have no limit."""
-        longest = prompt + self.args.max_completion_length if self.longest is None else self.longest
-        return Sampler(self.policy, self.tokenizer, self.args.sampling(), longest, min(self.round_rows, 64),
-                       **(self.args.engine or {}))  # fmt: skip
+        args, kind, options = self.args, self.args.rollout_placement, dict(self.args.engine or {})
+        longest = prompt + args.max_completion_length if self.longest is None else self.longest
+        if kind == "apart":
+            workers = args.rollout_workers
+            options |= {"workers": workers, "threads": max(1, machine.cores() // (workers + (args.staleness > 0)))}
+        makers = {"together": Sampler, "replicas": Replicas, "apart": Apart}
+        return makers[kind](self.policy, self.tokenizer, args.sampling(), longest, min(self.round_rows, 64), **options)
 
     def policy_weights(self) -> Any:
         """Where the weights of the policy are: the step that trains it, or before training the model."""
@@ -310,10 +328,11 @@ class PolicyTrainer(AlignTrainer):
 
     def write(self, rows: Sequence[Mapping[str, Any]], seed: int) -> tuple[list[Rollout], int]:
         """The completions of a round, and how many rounds have passed since they were written; write those ahead."""
-        own = self.written.pop(seed, None) or Written(self.rounds, self.generate(rows, seed))
+        own = self.written.pop(seed, None) or Written(self.rounds, self.begin(rows, seed))
+        rollouts = own.rollouts  # before weights of later rounds go to the engines
         for other, at in self.ahead:
-            self.written[at] = Written(self.rounds, self.generate(other, at))
-        return own.rollouts, self.rounds - own.rounds
+            self.written[at] = Written(self.rounds, self.begin(other, at))
+        return rollouts, self.rounds - own.rounds
 
     def correct(self, rollouts: Sequence[Rollout], batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weight the advantages of a round, as `importance` says. Returns measures."""
@@ -456,10 +475,16 @@ class PolicyTrainer(AlignTrainer):
 
 @dataclass
 class Written:
-    """Completions of a round that is to come. rounds: how many had been learned when they were written."""
+    """Completions of a round that is to come. rounds: how many had been learned when their writing began. result:
+    gives them, once they are written."""
 
     rounds: int
-    rollouts: list[Rollout]
+    result: Callable[[], list[Rollout]]
+
+    @cached_property
+    def rollouts(self) -> list[Rollout]:
+        """The completions; waits for them."""
+        return self.result()
 
 
 class Experience:
@@ -521,8 +546,10 @@ class Experience:
         self.rounds = state["rounds"]
         self.left = [{name: torch.tensor(x, dtype=getattr(torch, dtype)) for name, (dtype, x) in batch.items()}
                      for batch in state["left"]]  # fmt: skip
-        self.trainer.written = {seed: Written(rounds, [Rollout(**x) for x in rollouts])
-                                for seed, rounds, rollouts in state["written"]}  # fmt: skip
+        self.trainer.written = {}
+        for seed, rounds, written in state["written"]:
+            rollouts = [Rollout(**x) for x in written]
+            self.trainer.written[seed] = Written(rounds, partial(list, rollouts))
         self.trainer.load_round_state(state["trainer"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,9 @@ class Rollout:
         return [x if on else IGNORED for x, on in zip(self.tokens, self.written, strict=True)]
 
 
+Groups = list[list[Rollout]]  # of each request
+
+
 class Sampler:
     """Generates with the weights of a model that is trained.
 
@@ -66,26 +69,31 @@ class Sampler:
             return self.engine.update(merged_weights(self.model))
         return self.engine.update(weights)
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int, seed: int) -> list[list[Rollout]]:
+    def generate(self, prompts: Sequence[Sequence[int]], count: int, seed: int) -> Groups:
         """`count` completions of each prompt, which share its cache. Every process of a job gets all of them.
 
         seed: of this call; equal weights, prompts and seeds give equal completions.
         """
-        return self._made([Request(list(x), self._sampling(count, seed + i)) for i, x in enumerate(prompts)])
+        return self.begin(self.requests(prompts, count, seed))()
+
+    def requests(self, prompts: Sequence[Sequence[int]], count: int, seed: int) -> list[Request]:
+        """The requests of `generate`, for `begin`."""
+        return [Request(list(x), self._sampling(count, seed + i)) for i, x in enumerate(prompts)]
 
     def each(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], seed: int) -> list[Rollout]:
         """A completion of each prompt, of at most so many tokens."""
         requests = [Request(list(x), replace(self._sampling(1, seed + i), max_tokens=most))
                     for i, (x, most) in enumerate(zip(prompts, limits, strict=True))]  # fmt: skip
-        return [x for (x,) in self._made(requests)]
+        return [x for (x,) in self.begin(requests)()]
 
-    def _made(self, requests: Sequence[Request]) -> list[list[Rollout]]:
-        groups = []
+    def begin(self, requests: Sequence[Request]) -> Callable[[], Groups]:
+        """Begin the completions of requests with the weights of the moment. Returns a function that gives them."""
+        groups: Groups = []
         for output in self.engine.generate(requests):
             if output.error:
                 raise RuntimeError(f"a prompt of {len(output.prompt)} tokens was not completed: {output.error}")
             groups.append([_rollout(output.prompt, x) for x in output.completions])
-        return groups
+        return lambda: groups
 
     def _sampling(self, count: int, seed: int) -> Sampling:
         return replace(self.sampling, n=count, seed=seed, logprobs=0, scaled_logprobs=True)

@@ -304,11 +304,11 @@ class Runner:
     @property
     def leads(self) -> bool:
         """Whether this process schedules. In a job of several processes, rank 0 does."""
-        return not dist.is_initialized() or dist.get_rank() == 0
+        return not in_group() or dist.get_rank() == 0
 
     def _tell(self, *what: Any) -> None:
         """Make the other ranks do the same: the name of a method, and its arguments."""
-        if self.leads and dist.is_initialized() and dist.get_world_size() > 1:
+        if self.leads and in_group():
             with HEARTBEAT.within("broadcast", "the next step"):
                 dist.broadcast_object_list([what])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tutti.exec.sharded_tensor import ShardedTensor
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.weights import Wanted, load_weights, tensor_names
 from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.plan.layout import devices
 from tutti.serve import compressed
 
 PREFIX = "param:model."  # of parameters in the engine's store
@@ -171,6 +172,21 @@ def update(store: Store, model: nn.Module, weights: Weights) -> int:
     return count
 
 
+def whole_weights(weights: Weights, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The parameters of these names as whole tensors, those of a step or store on the CPU.
+
+    Every rank of a job must call it. Raises ValueError if one is missing.
+    """
+    if isinstance(weights, Step | Store):
+        weights.look()
+    source: Any = weights if isinstance(weights, Store) else getattr(weights, "store", None)
+    known: Any = weights if source is None else source.tensors
+    keys = {name: _key(f"{PREFIX}{name}", known) for name in names}
+    if missing := [name for name, key in keys.items() if key is None]:
+        raise ValueError(f"the weights have no parameter {missing[0]!r}")
+    return {name: known[key] if source is None else source.whole(key) for name, key in keys.items()}
+
+
 def _key(name: str, known: Container[str]) -> str | None:
     """The name of a parameter of the engine's store in other weights."""
     own = name.removeprefix(PREFIX)
@@ -181,7 +197,7 @@ def _take(store: TensorStore, name: str, source: TensorStore, key: str) -> int:
     """Replace a tensor by one of another store."""
     new, old = store.tensors[name], source.tensors[key]
     apart = new.device is not None or old.device is not None
-    if apart or old.spec.dtype != new.spec.dtype or len(store.runtime.ranks) != len(source.runtime.ranks):
+    if apart or old.spec.dtype != new.spec.dtype or devices(store.mesh) != devices(source.mesh):
         store.place(name, source.whole(key).to(new.spec.dtype))
         return new.spec.bytes
     places = Placed(old.layout, source.mesh), Placed(new.layout, store.mesh)
