@@ -83,7 +83,7 @@ VERBS = {
         "plan for any cluster; explain and compare plans",
         raw=True,
         extra="train",
-        modes=("show", "--compare", "--serve", "--rl"),
+        modes=("show", "--compare", "--serve", "--rl", "--align"),
     ),
     "dryrun": Verb("tutti.cli.dryrun:dryrun", "predict the time and memory of a step", extra="train"),
     "diagnose": Verb(

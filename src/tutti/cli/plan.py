@@ -28,7 +28,8 @@ from tutti.sim.planning import Simulator
 
 def plan(argv: list[str]) -> None:
     """`tutti plan --model ... --cluster ...`, `tutti plan show FILE`, `tutti plan --compare FILE FILE`,
-    `tutti plan --serve MODEL --cluster ...`, and `tutti plan --rl CONFIG --cluster ...`."""
+    `tutti plan --serve MODEL --cluster ...`, `tutti plan --rl CONFIG --cluster ...`, and `tutti plan --align ppo
+    --model MODEL --cluster ...`."""
     if argv[:1] == ["show"]:
         tyro.cli(show, prog="tutti plan show", args=argv[1:])
     elif argv[:1] == ["--compare"]:
@@ -41,6 +42,10 @@ def plan(argv: list[str]) -> None:
         from tutti.cli.plan_rl import plan_rl
 
         tyro.cli(plan_rl, prog="tutti plan --rl", args=argv[1:])
+    elif argv[:1] == ["--align"]:
+        from tutti.cli.plan_align import plan_align
+
+        tyro.cli(plan_align, prog="tutti plan --align", args=argv[1:])
     else:
         tyro.cli(make, prog="tutti plan", args=argv)
 
@@ -65,7 +70,8 @@ def make(
     Prints the fastest plans that fit into memory, each simulated, and explains the first: why it won, and what the
     runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare FILE FILE` shows how two
     plans differ. `tutti plan --serve FOLDER --cluster ...` plans how to serve a model (`tutti plan --serve --help`),
-    `tutti plan --rl CONFIG --cluster ...` where the fragments of an agent's training run (`tutti plan --rl --help`).
+    `tutti plan --rl CONFIG --cluster ...` where the fragments of an agent's training run (`tutti plan --rl --help`),
+    `tutti plan --align ppo --model FOLDER --cluster ...` where completions are written (`tutti plan --align --help`).
 
     Args:
         cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
