@@ -178,6 +178,43 @@ def test_what_is_cut_is_said(tmp_path):
         made.train_dataset[1]  # said once
 
 
+@pytest.mark.filterwarnings("ignore:a sequence of")
+@pytest.mark.parametrize(
+    ("mode", "whole"), [("keep_start", "<s>aaaa" + "b" * 15), ("keep_end", "aa" + "b" * 17 + "</s>")]
+)
+def test_completions_of_kto_keep_their_places_where_they_are_cut(mode, whole, tmp_path):
+    rows = [{"prompt": "a" * 4, "completion": "b" * 17, "label": True}, *LABELLED]
+    made = trainer("kto", tmp_path, rows, max_length=20, truncation_mode=mode)
+    row = made.train_dataset[0]["chosen"]
+    assert small.tokenizer().decode(row["input_ids"]) == whole
+    assert small.tokenizer().decode([x for x in row["labels"] if x != -100]) == whole.lstrip("<s>a")
+
+
+def test_how_many_sequences_the_reference_cuts_is_said_once(tmp_path):
+    rows = [*LABELLED, *({"prompt": f"{i}", "completion": "b" * 100, "label": True} for i in range(3))]
+    made = trainer("kto", tmp_path, rows, max_length=64, max_steps=1)
+    with pytest.warns(UserWarning, match="3 sequences of 19 rows are cut to 64 tokens") as caught:
+        made.train()
+        made.evaluate()
+    assert len([x for x in caught if "cut to" in str(x.message)]) == 1
+
+
+def test_the_divergence_of_kto_takes_completions_of_other_prompts(tmp_path):
+    rows = [{"prompt": f"p{i // 2}", "completion": f"c{i}", "label": i % 2 == 0} for i in range(6)]
+    made = trainer("kto", tmp_path, rows)
+    texts = [small.tokenizer().decode(made.train_dataset[i]["rejected"]["input_ids"][1:-1]) for i in range(6)]
+    assert texts == ["p0c2", "p0c2", "p1c4", "p1c4", "p2c0", "p2c0"]
+
+
+@pytest.mark.parametrize(("mode", "labels"), [("keep_start", [1]), ("keep_end", [0])])
+def test_steps_are_cut_as_sequences_are(mode, labels, tmp_path):
+    rows = [{"prompt": "a", "completions": ["b", "c" * 50], "labels": [1, 0]}] * 4
+    made = trainer("prm", tmp_path, rows, max_length=40, truncation_mode=mode)
+    with pytest.warns(UserWarning, match=r"a sequence of 55 tokens is cut to 40"):
+        row = made.train_dataset[0]
+    assert len(row["input_ids"]) == 40 and [x for x in row["labels"] if x != -100] == labels
+
+
 def message(kind: str, path: Any, rows: Any, **more: Any) -> str:
     with pytest.raises(ValueError) as caught:
         made = trainer(kind, path, rows, **more)
@@ -199,6 +236,11 @@ def test_errors(tmp_path):
     assert "label_smoothing is 0.5" in message("dpo", tmp_path, PAIRS, loss_type="robust", label_smoothing=0.5)
     assert "chosen and rejected are equal" in message("reward", tmp_path, [{"chosen": "a", "rejected": "a"}])
     assert "the dataset has one row" in message("kto", tmp_path, LABELLED[:1])
+    same = [{"prompt": "a", "completion": x, "label": x == "b"} for x in "bcd"]
+    assert "all rows of the dataset have one prompt" in message("kto", tmp_path, same)
+    assert "the prompt fills all 32 tokens" in message(
+        "kto", tmp_path, [{**long, "label": True}, *LABELLED], max_length=32
+    )
     fewer = {"prompt": "a", "completions": ["a", "b"], "labels": [1]}
     assert "2 steps and 1 labels" in message("prm", tmp_path, [fewer])
     with pytest.raises(ValueError, match="takes DPOConfig"):

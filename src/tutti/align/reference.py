@@ -120,16 +120,17 @@ class Referenced:
         size, logprobs = args.per_device_eval_batch_size, []
         without = model.disable_adapter() if self.ref_model is None and is_adapted(model) else nullcontext()
         was = model.training
-        with without, progress("computing the reference") as tell:
+        score: Any = None
+        with without, progress("computing the reference") as tell, self.counting_cuts(len(rows)):  # pyright: ignore
             model.eval()
-            first = self.reference_batch([rows[i] for i in range(min(size, len(rows)))])
-            score = tutti.function(
-                lambda batch: self.pair_logprobs(model, batch), first, store=tutti.Store(model=model),
-                plan=option(args, "plan"), cluster=option(args, "cluster"), seed=args.seed,
-            )  # fmt: skip
             for at in range(0, len(rows), size):
                 chosen = [rows[i] for i in range(at, min(at + size, len(rows)))]
-                logprobs.append(score(self.reference_batch(chosen)).float())
+                batch = self.reference_batch(chosen)
+                score = score or tutti.function(
+                    lambda batch: self.pair_logprobs(model, batch), batch, store=tutti.Store(model=model),
+                    plan=option(args, "plan"), cluster=option(args, "cluster"), seed=args.seed,
+                )  # fmt: skip
+                logprobs.append(score(batch).float())
                 tell(f"computing the reference: {at + len(chosen):,} of {len(rows):,}")
             model.train(was)
         return torch.cat(logprobs)

@@ -22,9 +22,14 @@ from tutti.train.tasks.text import stacked
 IGNORED = -100
 
 
+def remainder(count: int, length: int | None, keep: str = "start") -> slice:
+    """What is left of a sequence of `count` tokens: at most `length` at its start, or its end."""
+    return slice(None, length) if keep == "start" or length is None else slice(max(0, count - length), None)
+
+
 def cut(ids: Sequence[int], learned: Sequence[bool], length: int | None, keep: str = "start") -> dict[str, list[int]]:
     """A row of a dataset: `input_ids` and `labels`. Of sequences of more than `length` tokens, one end is kept."""
-    part = slice(None, length) if keep == "start" or length is None else slice(max(0, len(ids) - length), None)
+    part = remainder(len(ids), length, keep)
     ids, learned = list(ids)[part], list(learned)[part]
     return {"input_ids": ids, "labels": [x if on else IGNORED for x, on in zip(ids, learned, strict=True)]}
 
