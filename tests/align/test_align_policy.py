@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -231,7 +232,7 @@ def test_a_saved_policy_is_a_plain_model(tmp_path):
     made = trainer("ppo", tmp_path)
     made.train()
     made.save_model(str(tmp_path / "model"))
-    found, about = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    found, about = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)  # pyright: ignore
     assert not about["unexpected_keys"] and not about["missing_keys"]
     assert torch.equal(found.lm_head.weight, made.model.lm_head.weight)
 
@@ -258,3 +259,15 @@ def test_errors(tmp_path):
     assert "2 reward_weights for 1 rewards" in message("grpo", tmp_path, reward_weights=[1, 2])
     assert "target_kl measures the divergence" in message("grpo", tmp_path, target_kl=1.0)
     assert "gamma is 2" in message("ppo", tmp_path, gamma=2.0)
+
+
+def test_options_that_ppo_calls_otherwise_are_refused(tmp_path):
+    for name, value, own in (
+        ("beta", 0.0, "kl_coef"),
+        ("num_iterations", 1, "num_ppo_epochs"),
+        ("epsilon", 0.1, "cliprange"),
+    ):
+        assert f"{name}={value}: PPO calls it {own}: give {own}={value}" in message("ppo", tmp_path, **{name: value})
+    args = PPOConfig(str(tmp_path), kl_coef=0.1, num_ppo_epochs=3, cliprange=0.3)
+    assert (args.beta, args.num_iterations, args.epsilon) == (0.1, 3, 0.3)
+    assert dataclasses.replace(args, seed=1).beta == 0.1
