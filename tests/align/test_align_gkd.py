@@ -81,6 +81,8 @@ def test_devices_change_nothing(tmp_path):
 def test_errors(tmp_path):
     with pytest.raises(ValueError, match="expected 0 to 1"):
         trainer(tmp_path, lmbda=1.5)
+    with pytest.raises(ValueError, match="target_kl is of a divergence from a reference"):
+        trainer(tmp_path, target_kl=0.1)
     with pytest.raises(ValueError, match="needs completion"):
         trainer(tmp_path, [{"prompt": "a"}]).train()
     with pytest.raises(ValueError, match="share a vocabulary"):

@@ -41,6 +41,9 @@ class GKDConfig(PolicyConfig):
     beta: float = field(default=0.5, metadata={"help": "0: KL(teacher || student), 1: KL(student || teacher)."})
 
     def __post_init__(self) -> None:
+        if self.target_kl is not None:
+            raise ValueError("target_kl is of a divergence from a reference, and a student has none: leave it out, and "
+                             "give max_steps or num_train_epochs")  # fmt: skip
         super().__post_init__()
         if not 0 <= self.lmbda <= 1 or not 0 <= self.beta <= 1:
             raise ValueError(f"lmbda is {self.lmbda} and beta {self.beta}; expected 0 to 1")
