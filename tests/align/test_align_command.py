@@ -47,9 +47,11 @@ def test_a_reward_model_and_a_policy(folder):
     AutoModelForSequenceClassification.from_pretrained(folder / "judge" / "model")
     rewards = f"[[rewards]]\nmodel = '{folder / 'judge' / 'model'}'\nweight = 0.5\n"
     options = "num_generations = 4\nmax_completion_length = 4\n"
-    command("grpo", config(folder, "policy", options, rewards), (f"{folder / 'rewards.py'}:vowels",))
+    held_out = f"held_out = '{folder / 'rows.jsonl'}'\n"
+    command("grpo", config(folder, "policy", options, held_out + rewards), (f"{folder / 'rewards.py'}:vowels",))
     state = json.loads((folder / "policy" / "trainer_state.json").read_text())
     assert {"rewards/vowels/mean", "rewards/LlamaForSequenceClassification/mean"} <= state["log_history"][0].keys()
+    assert "eval_reward" in state["log_history"][-1]
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")

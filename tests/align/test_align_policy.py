@@ -39,8 +39,9 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def trainer(kind: str, path: Any, reward: Any = vowels, rows: Any = PROMPTS, **more: Any) -> Any:
     made, config, own = KINDS[kind]
     options = small.policy_options(path, **{**own, **more})
-    model = options.pop("model", None) or small.model()
-    return made(model, reward, config(**options), train_dataset=rows, processing_class=small.tokenizer())
+    model, held_out = options.pop("model", None) or small.model(), options.pop("eval_dataset", None)
+    return made(model, reward, config(**options), train_dataset=rows, eval_dataset=held_out,
+                processing_class=small.tokenizer())  # fmt: skip
 
 
 def weights(made: Any) -> dict[str, torch.Tensor]:
@@ -271,3 +272,20 @@ def test_options_that_ppo_calls_otherwise_are_refused(tmp_path):
     args = PPOConfig(str(tmp_path), kl_coef=0.1, num_ppo_epochs=3, cliprange=0.3)
     assert (args.beta, args.num_iterations, args.epsilon) == (0.1, 3, 0.3)
     assert dataclasses.replace(args, seed=1).beta == 0.1
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_completions_of_held_out_prompts_are_scored_and_change_nothing(kind, tmp_path):
+    plain = trainer(kind, tmp_path / "plain", learning_rate=0.1)
+    plain.train()
+    made = trainer(kind, tmp_path / "run", eval_dataset=PROMPTS[:4], eval_strategy="steps", eval_steps=1,
+                   learning_rate=0.1)  # fmt: skip
+    before = made.evaluate()
+    assert before["eval_reward"] == made.evaluate(PROMPTS[:4])["eval_reward"] == before["eval_rewards/vowels/mean"]
+    made.train()
+    assert logs(made) == logs(plain)
+    during, after = logs(made, "eval_reward"), made.evaluate()["eval_reward"]
+    assert len(during) == 2 and during[-1] == after != before["eval_reward"]
+    assert made.evaluate({"a": PROMPTS[:2]})["eval_a_completions/max_length"] <= 8
+    with pytest.raises(ValueError, match="use evaluate"):
+        made.predict(PROMPTS)

@@ -178,6 +178,26 @@ def test_what_is_cut_is_said(tmp_path):
         made.train_dataset[1]  # said once
 
 
+@pytest.mark.parametrize("kind", ["sft", "kto"])
+def test_rows_and_dicts_of_them_are_evaluated(kind, tmp_path):
+    made, rows = trainer(kind, tmp_path), KINDS[kind][2]
+    expected = made.evaluate()["eval_loss"]
+    assert made.evaluate(rows)["eval_loss"] == expected == made.evaluate(made.eval_dataset)["eval_loss"]
+    parts = made.evaluate({"a": rows, "b": rows[:4]})
+    assert parts["eval_a_loss"] == expected
+    assert parts["eval_b_loss"] == made.evaluate(rows[:4])["eval_loss"]
+    assert made.predict(rows[:4]).metrics["test_loss"] == parts["eval_b_loss"]
+    config, (others, _, _) = KINDS[kind][1], KINDS[kind]
+    named = others(model_for(kind), args=config(**options(tmp_path)), eval_dataset={"a": rows, "b": rows[:4]},
+                   processing_class=small.tokenizer())  # fmt: skip
+    assert {name: x for name, x in named.evaluate().items() if "loss" in name} == {
+        name: x for name, x in parts.items() if "loss" in name
+    }
+    assert named.evaluate("b")["eval_loss"] == parts["eval_b_loss"]
+    with pytest.raises(ValueError, match="eval_dataset has no dataset 'c'; it has a, b"):
+        named.evaluate("c")
+
+
 @pytest.mark.filterwarnings("ignore:a sequence of")
 @pytest.mark.parametrize(
     ("mode", "whole"), [("keep_start", "<s>aaaa" + "b" * 15), ("keep_end", "aa" + "b" * 17 + "</s>")]

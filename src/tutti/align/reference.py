@@ -70,13 +70,12 @@ class Referenced:
         self.eval_dataset = self.referenced(self.eval_dataset, "eval", resumes)
         return super().train(resume_from_checkpoint, **options)  # pyright: ignore
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> Any:
-        """Loss and metrics: see `tutti.Trainer.evaluate`."""
-        if eval_dataset is None:
+    def held_out(self, dataset: Any) -> Any:
+        """The features of a dataset to evaluate, with their reference: see `AlignTrainer.held_out`."""
+        dataset = None if dataset is self.eval_dataset else dataset
+        if dataset is None or isinstance(dataset, str):
             self.eval_dataset = self.referenced(self.eval_dataset, "eval", False)
-        elif not isinstance(eval_dataset, str):
-            eval_dataset = self.referenced(self.rows(eval_dataset, self.args), "more", False)  # pyright: ignore
-        return super().evaluate(eval_dataset, *args, **options)  # pyright: ignore
+        return self.referenced(super().held_out(dataset), "more", False)  # pyright: ignore
 
     def referenced(self, rows: Any, name: str, resumes: bool) -> Any:
         """Rows with `reference`. Raises ValueError if the reference is gone: the model has been trained since."""

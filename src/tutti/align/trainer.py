@@ -150,6 +150,40 @@ class AlignTrainer(Trainer):
             return loss, measures
         return loss
 
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: list[str] | None = None,
+                 metric_key_prefix: str = "eval") -> dict[str, float]:  # fmt: skip
+        """Loss and measures of `eval_dataset`, rows as those of the constructor; or of each of a dict of datasets."""
+        chosen, metrics = self.held_out(eval_dataset), {}
+        for name, rows in chosen.items() if isinstance(chosen, dict) else [("", chosen)]:
+            metrics |= self.evaluate_rows(rows, ignore_keys, f"{metric_key_prefix}_{name}".removesuffix("_"))
+        return metrics
+
+    def evaluate_rows(self, rows: Any, ignore_keys: list[str] | None, prefix: str) -> dict[str, float]:
+        """Loss and measures of the features of a dataset, under names that begin with a prefix."""
+        return super().evaluate(rows, ignore_keys, prefix)
+
+    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None,
+                metric_key_prefix: str = "test") -> Any:  # fmt: skip
+        """Measures of each row of a dataset, and their means."""
+        return super().predict(self.held_out(test_dataset), ignore_keys, metric_key_prefix)
+
+    def held_out(self, dataset: Any) -> Any:
+        """The features of a dataset to evaluate, or of each of a dict. None: `eval_dataset`; a text: one of its dict.
+
+        Raises ValueError if there is none.
+        """
+        own = self.eval_dataset
+        named = own if isinstance(own, dict) else {}
+        if isinstance(dataset, str) and dataset not in named:
+            raise ValueError(f"eval_dataset has no dataset {dataset!r}; it has {', '.join(named) or 'no names'}")
+        chosen = own if dataset is None else named[dataset] if isinstance(dataset, str) else dataset
+        if chosen is None:
+            raise ValueError(f"{type(self).__name__}: evaluation needs an eval_dataset")
+        prepared = any(chosen is x for x in (own, self.train_dataset, *named.values()))
+        return chosen if prepared else self.rows(chosen, self.args)
+
     def run_step(self, batch: dict[str, Any]) -> Tensor:
         """Train on the batch of a step. Its measures are averaged in the next log."""
         loss = super().run_step(batch)
