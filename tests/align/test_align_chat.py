@@ -84,6 +84,15 @@ def test_a_prompt_whose_last_message_is_continued():
     assert text(ids).endswith("<|assistant|>The answer")
 
 
+@pytest.mark.parametrize("word", ["ANSWER", "ANSWER0 ANSWER1"])
+def test_what_is_between_turns_does_not_depend_on_the_words_of_others(word):
+    other = copy.deepcopy(tokenizer())
+    other.chat_template = "{{ tools | tojson }}" + other.chat_template
+    reply = [{"role": "user", "content": f"Give the {word}."}]
+    encoder = Encoder(other, [{"name": word}])
+    assert text(encoder.reply(reply)) == f"<|end|>\n<|user|>Give the {word}.<|end|>\n<|assistant|>"
+
+
 def test_keys_that_datasets_adds_are_not_rendered():
     from datasets import Dataset
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 Messages = Sequence[Mapping[str, Any]]
@@ -64,9 +65,11 @@ class Encoder:
         writes it, and then messages, or a text."""
         if isinstance(reply, str):
             return list(self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"])
-        written = {"role": "assistant", "content": "ANSWER"}
-        text = self._render([{"role": "user", "content": "?"}, written, *reply], add_generation_prompt=True)
-        return self._ids(text[text.index("ANSWER") + len("ANSWER") :])
+        others = repr((reply, self.tools, self.options, self._template()))
+        answer = next(x for x in (f"ANSWER{i}" for i in count()) if x not in others)
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}, *reply]
+        text = self._render(messages, add_generation_prompt=True)
+        return self._ids(text[text.index(answer) + len(answer) :])
 
     def text(self, text: str) -> Tokens:
         """All of a text, and the end-of-text token."""
