@@ -138,6 +138,15 @@ def test_a_run_that_resumes_has_the_same_reference(tmp_path):
     assert losses(resumed)[-2:] == losses(whole)[-2:]
 
 
+def test_a_run_that_resumes_with_another_row_is_refused(tmp_path):
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+    trainer("dpo", tmp_path, max_steps=1, **saving).train()
+    rows = [{**x, "rejected": "?"} if i == 5 else x for i, x in enumerate(PAIRS)]
+    with pytest.raises(ValueError, match="has no log-probabilities of these rows"):
+        trainer("dpo", tmp_path, rows, max_steps=2, **saving).train(resume_from_checkpoint=True)
+    trainer("dpo", tmp_path, max_steps=2, **saving).train(resume_from_checkpoint=True)
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
 def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them(tmp_path):
     from peft import LoraConfig
