@@ -9,7 +9,7 @@ from typing import Any
 import align_models as small
 import pytest
 import torch
-from transformers import LlamaForSequenceClassification, LlamaForTokenClassification
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForSequenceClassification, LlamaForTokenClassification
 
 from tutti.align import (
     DPOConfig,
@@ -233,6 +233,17 @@ def test_the_divergence_of_kto_takes_completions_of_other_prompts(tmp_path):
     made = trainer("kto", tmp_path, rows)
     texts = [small.tokenizer().decode(made.train_dataset[i]["rejected"]["input_ids"][1:-1]) for i in range(6)]
     assert texts == ["p0c2", "p0c2", "p1c4", "p1c4", "p2c0", "p2c0"]
+
+
+@pytest.mark.parametrize("multiple", [None, 16])
+def test_batches_are_padded_to_no_more_positions_than_the_model_has(multiple, tmp_path):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(small.tokenizer()), n_embd=16, n_layer=1, n_head=2,
+                                       n_positions=21))  # fmt: skip
+    rows = [{"text": "a" * 19}] * 4
+    made = trainer("sft", tmp_path, rows, model, pad_to_multiple_of=multiple)
+    assert made.collate([made.train_dataset[0]])["input_ids"].shape == (1, 21)
+    assert made.evaluate()["eval_loss"] > 0
 
 
 @pytest.mark.parametrize(("mode", "labels"), [("keep_start", [1]), ("keep_end", [0])])

@@ -84,9 +84,13 @@ def without_dropout(model: nn.Module) -> None:
 
 def longest_of(args: AlignArguments, model: Any) -> int | None:
     """Tokens of the longest sequence: `max_length`, or the model's positions if they are fewer. None: no limit."""
+    return min((x for x in (args.max_length, positions_of(model)) if x is not None), default=None)
+
+
+def positions_of(model: Any) -> int | None:
+    """Positions that a model has embeddings for. None: it does not say."""
     config = getattr(model, "config", None)
-    positions = getattr(config.get_text_config() if config is not None else None, "max_position_embeddings", None)
-    return min((x for x in (args.max_length, positions) if x is not None), default=None)
+    return getattr(config.get_text_config() if config is not None else None, "max_position_embeddings", None)
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -91,7 +91,7 @@ class GKDTrainer(PolicyTrainer):
         if missing := [x for x in rows if "completion" not in x]:
             raise ValueError(f"the row has {', '.join(missing[0])}; evaluation needs completion")
         pairs = [self.encoder_of(x).pair(x["prompt"], x["completion"]) for x in rows]
-        return batch_of([self.cut(x) for x in pairs], self.pad, self.args.pad_to_multiple_of)
+        return batch_of([self.cut(x) for x in pairs], self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def make_sampler(self, prompt: int) -> Sampler:
         teacher = self.model.teacher

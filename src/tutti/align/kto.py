@@ -113,7 +113,7 @@ class KTOTrainer(Referenced, AlignTrainer):
         return {"prompt": tokens.ids[:begin], "completion": tokens.ids[begin:], "label": bool(row["label"])}
 
     def reference_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return {**self.reference_batch(rows), "good": torch.tensor([x["label"] for x in rows]),

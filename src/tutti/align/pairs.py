@@ -47,4 +47,4 @@ class PairTrainer(AlignTrainer):
         return pair
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of, self.positions)

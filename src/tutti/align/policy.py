@@ -365,7 +365,7 @@ class PolicyTrainer(AlignTrainer):
             labels = rollout.labels if counts else [IGNORED] * len(rollout.tokens)
             rows.append({"input_ids": [*rollout.prompt, *rollout.tokens],
                          "labels": [IGNORED] * len(rollout.prompt) + labels})  # fmt: skip
-        return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of(rows, self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def score(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What stays in a round: log-probabilities of the policy, where steps need them, and of the reference."""

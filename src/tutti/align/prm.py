@@ -57,7 +57,7 @@ class PRMTrainer(AlignTrainer):
         return {"input_ids": ids, "labels": targets}
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of(rows, self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip

@@ -34,14 +34,18 @@ def cut(ids: Sequence[int], learned: Sequence[bool], length: int | None, keep: s
     return {"input_ids": ids, "labels": [x if on else IGNORED for x, on in zip(ids, learned, strict=True)]}
 
 
-def batch_of(rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None = None) -> dict[str, Tensor]:
+def batch_of(
+    rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None = None, positions: int | None = None
+) -> dict[str, Tensor]:
     """A batch of rows with `input_ids` and `labels`.
 
-    They are padded to the longest, or a multiple of `multiple`, or to one of a few lengths (`tutti.data.buckets`).
+    They are padded to a multiple of `multiple`, or to one of a few lengths (`tutti.data.buckets`); but to no more than
+    `positions`, those of the model.
     """
     ids = [list(x["input_ids"]) for x in rows]
     longest = max(map(len, ids))
     length = -(-longest // multiple) * multiple if multiple else bucket(longest)
+    length = length if positions is None else max(longest, min(length, positions))
     fills = [[0] * (length - len(x)) for x in ids]
     return {
         "input_ids": stacked([x + [pad] * len(fill) for x, fill in zip(ids, fills, strict=True)], pad),
@@ -51,9 +55,11 @@ def batch_of(rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None =
     }  # fmt: skip
 
 
-def batch_of_pairs(rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None = None) -> dict[str, Tensor]:
+def batch_of_pairs(
+    rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None = None, positions: int | None = None
+) -> dict[str, Tensor]:
     """A batch of rows with two sequences each, `chosen` and `rejected`, which are rows of `batch_of`."""
-    both = batch_of([x[key] for x in rows for key in ("chosen", "rejected")], pad, multiple)
+    both = batch_of([x[key] for x in rows for key in ("chosen", "rejected")], pad, multiple, positions)
     return {name: x.unflatten(0, (-1, 2)) for name, x in both.items()}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tutti.align.arguments import AlignArguments, longest_of, pad_of, without_dropout
+from tutti.align.arguments import AlignArguments, longest_of, pad_of, positions_of, without_dropout
 from tutti.align.chat import Encoder, Tokens
 from tutti.align.sequences import IGNORED, cut, remainder
 from tutti.data import Mapped, StreamingSource, open_source
@@ -55,6 +55,7 @@ class AlignTrainer(Trainer):
             without_dropout(loaded)
         self.encoder = Encoder(self.tokenizer)
         self.pad, self.longest = pad_of(args, self.tokenizer), longest_of(args, loaded)
+        self.positions = positions_of(loaded)
         self.measured: list[dict[str, Tensor]] = []  # since the last log
         self.names: tuple[str, ...] = ()  # of the measures
         self.cuts, self.counts_cuts, self._told = 0, False, False  # sequences that were cut, and how that is reported
