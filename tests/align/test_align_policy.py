@@ -192,13 +192,20 @@ def test_it_stops_where_the_divergence_is_too_large(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
-@pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "module", "tokens", "tied", "tied module", "tied tokens"])
 def test_weights_with_adapters_give_what_the_adapted_model_does(kind):
     from peft import IA3Config, LoraConfig, get_peft_model
 
     lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], use_dora=kind == "dora")
     ia3 = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
-    tuned = get_peft_model(small.model(), ia3 if kind == "ia3" else lora).eval()
+    if "module" in kind:
+        lora.modules_to_save = ["embed_tokens" if "tied" in kind else "lm_head", "norm"]
+    if "tokens" in kind:
+        lora.trainable_token_indices = {"embed_tokens": [5, 7, 20]}
+    if kind == "tied":
+        lora.target_modules = ["embed_tokens", "q_proj"]
+    tuned = get_peft_model(small.model(tie_word_embeddings="tied" in kind), ia3 if kind == "ia3" else lora).eval()
     plain = plain_model(tuned)
     with torch.no_grad():
         for x in tuned.parameters():
@@ -225,6 +232,17 @@ def test_adapters_alone_learn_and_the_reference_is_the_model_without_them(tmp_pa
     assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5, "the engine has the adapters' weights"
     kl = logs(made, "kl")
     assert kl[0] < 1e-6 < kl[-1], "the reference has none of them"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`", "ignore:Model has `tie_word_embeddings=True`")
+def test_rollouts_have_adapters_of_one_of_two_tied_embeddings_and_modules_that_are_saved(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    lora = LoraConfig(r=4, target_modules=["embed_tokens"], modules_to_save=["norm"], task_type="CAUSAL_LM")
+    made = trainer("rloo", tmp_path, model=get_peft_model(small.model(tie_word_embeddings=True), lora), max_steps=3)
+    made.train()
+    assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5 and logs(made, "kl")[-1] > 1e-6
 
 
 def test_a_saved_policy_is_a_plain_model(tmp_path):
