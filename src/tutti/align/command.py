@@ -27,14 +27,14 @@ from __future__ import annotations
 
 import runpy
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from tutti.keywords import check_name
 from tutti.launch.launch import launch, rank, under_launcher
 
 Kind = Literal["sft", "reward", "prm", "dpo", "kto", "orpo", "ppo", "grpo", "rloo", "reinforce"]
@@ -95,15 +95,15 @@ def read(path: Path, kind: str) -> Run:
         raise ValueError(f"{path}: {error}") from None
     sections = [x.name for x in fields(Run)]
     for key in table:
-        _known(key, sections, f"{path}: there is no key {key!r}")
+        check_name(key, sections, f"{path}: there is no key {key!r}")
     for name in ("model", "data", "out"):
         if not isinstance(table.get(name), str):
             raise ValueError(f'{path} needs {name} = "..."')
     for key in table.get("parallel", {}):
-        _known(key, ("processes",), f"{path}: [parallel] has no key {key!r}")
+        check_name(key, ("processes",), f"{path}: [parallel] has no key {key!r}")
     for i, each in enumerate(table.get("rewards", [])):
         for key in each:
-            _known(key, ("model", "weight"), f"{path}: [[rewards]] {i + 1} has no key {key!r}")
+            check_name(key, ("model", "weight"), f"{path}: [[rewards]] {i + 1} has no key {key!r}")
         if "model" not in each:
             raise ValueError(f'{path}: [[rewards]] {i + 1} needs model = "..."')
     if table.get("reference") and kind not in REFERENCED:
@@ -123,7 +123,7 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
     values = {"report_to": "none", "save_strategy": "steps", "save_steps": 100, **run.options}
     names = [x.name for x in fields(config)]
     for key in values:
-        _known(key, names, f"{config.__name__} has no option {key!r}")
+        check_name(key, names, f"{config.__name__} has no option {key!r}")
     out, args = Path(run.out), config(output_dir=run.out, **values)
     tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
     options: dict[str, Any] = {"train_dataset": open_source(run.data), "processing_class": tokenizer}
@@ -163,12 +163,6 @@ def function_of(name: str) -> Any:
     if not callable(function):
         raise ValueError(f"--reward {name}: {path} has no function {own!r}")
     return function
-
-
-def _known(name: str, names: Sequence[str] | Mapping[str, Any], what: str) -> None:
-    if name not in names:
-        near = get_close_matches(name, list(names), 1)
-        raise ValueError(f"{what}; {f'did you mean {near[0]!r}?' if near else 'there are ' + ', '.join(names)}")
 
 
 assert set(NAMES) == set(get_args(Kind))
