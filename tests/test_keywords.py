@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tutti
-from tutti.keywords import names_nearest
+from tutti.keywords import check_name, names_nearest
 from tutti.science.em.fdtd import Simulation
 from tutti.serve import Engine
 
@@ -44,3 +44,11 @@ def test_a_step_takes_one_batch_and_a_loss_takes_the_model():
         step(x, x)
     with pytest.raises(ValueError, match=r"loss is CrossEntropyLoss, but it is called as loss\(model, batch\)"):
         tutti.parallelize(model, optimizer, (x, x), loss=torch.nn.CrossEntropyLoss(), level="O0")
+
+
+def test_names_of_keys():
+    check_name("beta", ("beta",), "no")
+    with pytest.raises(ValueError, match="no key betta; did you mean 'beta'"):
+        check_name("betta", {"beta": 1, "seed": 2}, "no key betta")
+    with pytest.raises(ValueError, match="no key x; there are beta, seed"):
+        check_name("x", ["beta", "seed"], "no key x")

@@ -1,9 +1,9 @@
-"""Misspelt keyword arguments: the error names the nearest argument that there is."""
+"""Misspelt names of arguments and keys: the error names the nearest one that there is."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -25,3 +25,16 @@ def names_nearest(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def check_name(name: str, names: Iterable[str], what: str) -> None:
+    """Raise ValueError for a name that is none of `names`: `what`, and the nearest one, or all of them.
+
+    >>> check_name("betta", ["beta", "seed"], "there is no key 'betta'")
+    Traceback (most recent call last):
+    ValueError: there is no key 'betta'; did you mean 'beta'?
+    """
+    names = list(names)
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        raise ValueError(f"{what}; {f'did you mean {near[0]!r}?' if near else 'there are ' + ', '.join(names)}")

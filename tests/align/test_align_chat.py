@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 from align_models import tokenizer
@@ -81,6 +82,31 @@ def test_a_template_without_an_end_of_turns_gets_the_end_of_text():
 def test_a_prompt_whose_last_message_is_continued():
     ids = Encoder(tokenizer()).prompt([*CHAT[:2], {"role": "assistant", "content": "The answer"}])
     assert text(ids).endswith("<|assistant|>The answer")
+
+
+@pytest.mark.parametrize("word", ["ANSWER", "ANSWER0 ANSWER1"])
+def test_what_is_between_turns_does_not_depend_on_the_words_of_others(word):
+    other = copy.deepcopy(tokenizer())
+    other.chat_template = "{{ tools | tojson }}" + other.chat_template
+    reply = [{"role": "user", "content": f"Give the {word}."}]
+    encoder = Encoder(other, [{"name": word}])
+    assert text(encoder.reply(reply)) == f"<|end|>\n<|user|>Give the {word}.<|end|>\n<|assistant|>"
+
+
+def test_keys_that_datasets_adds_are_not_rendered():
+    from datasets import Dataset
+
+    other = copy.deepcopy(tokenizer())
+    other.chat_template = "{{ tools | tojson if tools }}{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    rows: list[Any] = [
+        {"messages": CHAT[:1], "tools": [{"name": "f", "parameters": {"x": {"type": "string"}}}]},
+        {"messages": [{**CHAT[1], "name": "a"}], "tools": [{"name": "g", "parameters": {"y": {"type": "string"}}}]},
+    ]
+    table: Any = Dataset.from_list(rows)
+    for plain, row in zip(rows, table, strict=True):
+        assert row != plain
+        expected = Encoder(other, plain["tools"]).conversation(plain["messages"])
+        assert Encoder(other, row["tools"], {"enable_thinking": None}).conversation(row["messages"]) == expected
 
 
 def test_errors():

@@ -47,9 +47,41 @@ def test_a_reward_model_and_a_policy(folder):
     AutoModelForSequenceClassification.from_pretrained(folder / "judge" / "model")
     rewards = f"[[rewards]]\nmodel = '{folder / 'judge' / 'model'}'\nweight = 0.5\n"
     options = "num_generations = 4\nmax_completion_length = 4\n"
-    command("grpo", config(folder, "policy", options, rewards), (f"{folder / 'rewards.py'}:vowels",))
+    held_out = f"held_out = '{folder / 'rows.jsonl'}'\n"
+    command("grpo", config(folder, "policy", options, held_out + rewards), (f"{folder / 'rewards.py'}:vowels",))
     state = json.loads((folder / "policy" / "trainer_state.json").read_text())
     assert {"rewards/vowels/mean", "rewards/LlamaForSequenceClassification/mean"} <= state["log_history"][0].keys()
+    assert "eval_reward" in state["log_history"][-1]
+
+
+@pytest.mark.parametrize("kind", ["online_dpo", "best_of_n"])
+def test_rewards_that_verify(kind, folder):
+    rewards = "[[rewards]]\nverifier = 'regex'\npattern = '[aeiou]'\nweight = 2.0\n" + (
+        "[[rewards]]\nverifier = 'exact_match'\ncolumn = 'completion'\nextract = 'boxed'\nnormalize = 'number'\n"
+    )
+    options = f"max_completion_length = 4\nnum_generations = {2 if kind == 'online_dpo' else 4}\n"
+    command(kind, config(folder, options=options, tables=rewards))
+    log = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"][0]
+    assert log["rewards/exact_match/mean"] == 0 and log["reward"] == pytest.approx(2 * log["rewards/regex/mean"])
+
+
+def test_an_environment(folder):
+    (folder / "games.py").write_text(
+        "class Game:\n    def reset(self, row):\n        return row['prompt']\n\n"
+        "    def step(self, completion):\n        return '', 0.5, True\n"
+    )
+    options = "num_generations = 4\nmax_completion_length = 4\n"
+    command("grpo", config(folder, options=options, tables=f"env = '{folder / 'games.py'}:Game'\n"))
+    log = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"][0]
+    assert log["rewards/environment/mean"] == log["reward"] == 0.5
+
+
+def test_a_teacher(folder):
+    small.model(seed=5).save_pretrained(folder / "teacher")
+    tables = f"teacher = '{folder / 'teacher'}'\nheld_out = '{folder / 'rows.jsonl'}'\n"
+    command("gkd", config(folder, options="max_completion_length = 4\nlmbda = 0.0\n", tables=tables))
+    log = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
+    assert log[0]["loss"] > log[-1]["eval_loss"] > 0
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
@@ -75,6 +107,18 @@ def test_errors(folder):
     assert "there is no file 'none.py'" in message("ppo", config(folder), "none.py:a")
     assert "there is no key 'beta'" in message("dpo", config(folder, tables="beta = 0.1\n"))
     assert "sft has no reference" in message("sft", config(folder, tables="reference = 'model'\n"))
+    assert 'gkd needs teacher = "..."' in message("gkd", config(folder))
+    assert "dpo has no teacher" in message("dpo", config(folder, tables="teacher = 'model'\n"))
+    assert "sft takes no rewards and no env" in message("sft", config(folder, tables="env = 'games.py:Game'\n"))
+    assert "env none.py:a: there is no file" in message("grpo", config(folder, tables="env = 'none.py:a'\n"))
+    for text, said in {
+        "weight = 1": "[[rewards]] 1 needs model",
+        "verifier = 'regexp'": "no verifier 'regexp'; did you mean 'regex'",
+        "verifier = 'regex'\npatern = 'a'": "no key 'patern'; did you mean 'pattern'",
+        "verifier = 'regex'": "regex needs pattern",
+        "model = 'a'\ncolumn = 'b'": "no key 'column'",
+    }.items():
+        assert said in message("grpo", config(folder, tables=f"[[rewards]]\n{text}\n"))
     bad = folder / "bad.toml"
     bad.write_text("model = 3")
     assert 'needs model = "..."' in message("sft", bad)

@@ -78,9 +78,21 @@ def test_devices_change_nothing(tmp_path):
     assert logs(other) == pytest.approx(logs(whole), abs=1e-5)
 
 
+def test_the_divergence_of_completions_of_the_data_is_evaluated(tmp_path):
+    made = trainer(tmp_path, max_steps=4, lmbda=0.0)
+    before = made.evaluate(ROWS)
+    made.train()
+    after = made.evaluate(ROWS)
+    assert after["eval_loss"] < before["eval_loss"] and after["eval_divergence"] < before["eval_divergence"]
+    with pytest.raises(ValueError, match="evaluation needs completion"):
+        trainer(tmp_path, [{"prompt": "a"}], lmbda=1.0).evaluate([{"prompt": "a"}])
+
+
 def test_errors(tmp_path):
     with pytest.raises(ValueError, match="expected 0 to 1"):
         trainer(tmp_path, lmbda=1.5)
+    with pytest.raises(ValueError, match="target_kl is of a divergence from a reference"):
+        trainer(tmp_path, target_kl=0.1)
     with pytest.raises(ValueError, match="needs completion"):
         trainer(tmp_path, [{"prompt": "a"}]).train()
     with pytest.raises(ValueError, match="share a vocabulary"):

@@ -49,6 +49,13 @@ def test_devices_and_parts_change_nothing(kind, tmp_path):
     small.check_devices_and_parts(lambda path, **options: trainer(kind, path, **options), tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["online_dpo", "best_of_n near"])
+def test_it_stops_where_the_divergence_is_too_large(kind, tmp_path):
+    made = trainer(kind, tmp_path, max_steps=20, learning_rate=0.1, target_kl=0.5)
+    made.train()
+    assert logs(made, "stopped_by_kl")[0] > 0.5 and made.state.global_step < 20
+
+
 def made_batch(rewards: list[float], empty: int | None = None) -> dict[str, torch.Tensor]:
     ids = torch.arange(len(rewards) * 4).view(-1, 4)
     labels = ids.clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -38,8 +39,9 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def trainer(kind: str, path: Any, reward: Any = vowels, rows: Any = PROMPTS, **more: Any) -> Any:
     made, config, own = KINDS[kind]
     options = small.policy_options(path, **{**own, **more})
-    model = options.pop("model", None) or small.model()
-    return made(model, reward, config(**options), train_dataset=rows, processing_class=small.tokenizer())
+    model, held_out = options.pop("model", None) or small.model(), options.pop("eval_dataset", None)
+    return made(model, reward, config(**options), train_dataset=rows, eval_dataset=held_out,
+                processing_class=small.tokenizer())  # fmt: skip
 
 
 def weights(made: Any) -> dict[str, torch.Tensor]:
@@ -190,13 +192,20 @@ def test_it_stops_where_the_divergence_is_too_large(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
-@pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "module", "tokens", "tied", "tied module", "tied tokens"])
 def test_weights_with_adapters_give_what_the_adapted_model_does(kind):
     from peft import IA3Config, LoraConfig, get_peft_model
 
     lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], use_dora=kind == "dora")
     ia3 = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
-    tuned = get_peft_model(small.model(), ia3 if kind == "ia3" else lora).eval()
+    if "module" in kind:
+        lora.modules_to_save = ["embed_tokens" if "tied" in kind else "lm_head", "norm"]
+    if "tokens" in kind:
+        lora.trainable_token_indices = {"embed_tokens": [5, 7, 20]}
+    if kind == "tied":
+        lora.target_modules = ["embed_tokens", "q_proj"]
+    tuned = get_peft_model(small.model(tie_word_embeddings="tied" in kind), ia3 if kind == "ia3" else lora).eval()
     plain = plain_model(tuned)
     with torch.no_grad():
         for x in tuned.parameters():
@@ -225,13 +234,24 @@ def test_adapters_alone_learn_and_the_reference_is_the_model_without_them(tmp_pa
     assert kl[0] < 1e-6 < kl[-1], "the reference has none of them"
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`", "ignore:Model has `tie_word_embeddings=True`")
+def test_rollouts_have_adapters_of_one_of_two_tied_embeddings_and_modules_that_are_saved(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    lora = LoraConfig(r=4, target_modules=["embed_tokens"], modules_to_save=["norm"], task_type="CAUSAL_LM")
+    made = trainer("rloo", tmp_path, model=get_peft_model(small.model(tie_word_embeddings=True), lora), max_steps=3)
+    made.train()
+    assert max(logs(made, "sampling/logprob_difference/max")) < 1e-5 and logs(made, "kl")[-1] > 1e-6
+
+
 def test_a_saved_policy_is_a_plain_model(tmp_path):
     from transformers import AutoModelForCausalLM
 
     made = trainer("ppo", tmp_path)
     made.train()
     made.save_model(str(tmp_path / "model"))
-    found, about = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    found, about = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)  # pyright: ignore
     assert not about["unexpected_keys"] and not about["missing_keys"]
     assert torch.equal(found.lm_head.weight, made.model.lm_head.weight)
 
@@ -258,3 +278,32 @@ def test_errors(tmp_path):
     assert "2 reward_weights for 1 rewards" in message("grpo", tmp_path, reward_weights=[1, 2])
     assert "target_kl measures the divergence" in message("grpo", tmp_path, target_kl=1.0)
     assert "gamma is 2" in message("ppo", tmp_path, gamma=2.0)
+
+
+def test_options_that_ppo_calls_otherwise_are_refused(tmp_path):
+    for name, value, own in (
+        ("beta", 0.0, "kl_coef"),
+        ("num_iterations", 1, "num_ppo_epochs"),
+        ("epsilon", 0.1, "cliprange"),
+    ):
+        assert f"{name}={value}: PPO calls it {own}: give {own}={value}" in message("ppo", tmp_path, **{name: value})
+    args = PPOConfig(str(tmp_path), kl_coef=0.1, num_ppo_epochs=3, cliprange=0.3)
+    assert (args.beta, args.num_iterations, args.epsilon) == (0.1, 3, 0.3)
+    assert dataclasses.replace(args, seed=1).beta == 0.1
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_completions_of_held_out_prompts_are_scored_and_change_nothing(kind, tmp_path):
+    plain = trainer(kind, tmp_path / "plain", learning_rate=0.1)
+    plain.train()
+    made = trainer(kind, tmp_path / "run", eval_dataset=PROMPTS[:4], eval_strategy="steps", eval_steps=1,
+                   learning_rate=0.1)  # fmt: skip
+    before = made.evaluate()
+    assert before["eval_reward"] == made.evaluate(PROMPTS[:4])["eval_reward"] == before["eval_rewards/vowels/mean"]
+    made.train()
+    assert logs(made) == logs(plain)
+    during, after = logs(made, "eval_reward"), made.evaluate()["eval_reward"]
+    assert len(during) == 2 and during[-1] == after != before["eval_reward"]
+    assert made.evaluate({"a": PROMPTS[:2]})["eval_a_completions/max_length"] <= 8
+    with pytest.raises(ValueError, match="use evaluate"):
+        made.predict(PROMPTS)

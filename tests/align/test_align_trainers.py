@@ -9,7 +9,7 @@ from typing import Any
 import align_models as small
 import pytest
 import torch
-from transformers import LlamaForSequenceClassification, LlamaForTokenClassification
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForSequenceClassification, LlamaForTokenClassification
 
 from tutti.align import (
     DPOConfig,
@@ -138,6 +138,15 @@ def test_a_run_that_resumes_has_the_same_reference(tmp_path):
     assert losses(resumed)[-2:] == losses(whole)[-2:]
 
 
+def test_a_run_that_resumes_with_another_row_is_refused(tmp_path):
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+    trainer("dpo", tmp_path, max_steps=1, **saving).train()
+    rows = [{**x, "rejected": "?"} if i == 5 else x for i, x in enumerate(PAIRS)]
+    with pytest.raises(ValueError, match="has no log-probabilities of these rows"):
+        trainer("dpo", tmp_path, rows, max_steps=2, **saving).train(resume_from_checkpoint=True)
+    trainer("dpo", tmp_path, max_steps=2, **saving).train(resume_from_checkpoint=True)
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
 def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them(tmp_path):
     from peft import LoraConfig
@@ -178,6 +187,74 @@ def test_what_is_cut_is_said(tmp_path):
         made.train_dataset[1]  # said once
 
 
+@pytest.mark.parametrize("kind", ["sft", "kto"])
+def test_rows_and_dicts_of_them_are_evaluated(kind, tmp_path):
+    made, rows = trainer(kind, tmp_path), KINDS[kind][2]
+    expected = made.evaluate()["eval_loss"]
+    assert made.evaluate(rows)["eval_loss"] == expected == made.evaluate(made.eval_dataset)["eval_loss"]
+    parts = made.evaluate({"a": rows, "b": rows[:4]})
+    assert parts["eval_a_loss"] == expected
+    assert parts["eval_b_loss"] == made.evaluate(rows[:4])["eval_loss"]
+    assert made.predict(rows[:4]).metrics["test_loss"] == parts["eval_b_loss"]
+    config, (others, _, _) = KINDS[kind][1], KINDS[kind]
+    named = others(model_for(kind), args=config(**options(tmp_path)), eval_dataset={"a": rows, "b": rows[:4]},
+                   processing_class=small.tokenizer())  # fmt: skip
+    assert {name: x for name, x in named.evaluate().items() if "loss" in name} == {
+        name: x for name, x in parts.items() if "loss" in name
+    }
+    assert named.evaluate("b")["eval_loss"] == parts["eval_b_loss"]
+    with pytest.raises(ValueError, match="eval_dataset has no dataset 'c'; it has a, b"):
+        named.evaluate("c")
+
+
+@pytest.mark.filterwarnings("ignore:a sequence of")
+@pytest.mark.parametrize(
+    ("mode", "whole"), [("keep_start", "<s>aaaa" + "b" * 15), ("keep_end", "aa" + "b" * 17 + "</s>")]
+)
+def test_completions_of_kto_keep_their_places_where_they_are_cut(mode, whole, tmp_path):
+    rows = [{"prompt": "a" * 4, "completion": "b" * 17, "label": True}, *LABELLED]
+    made = trainer("kto", tmp_path, rows, max_length=20, truncation_mode=mode)
+    row = made.train_dataset[0]["chosen"]
+    assert small.tokenizer().decode(row["input_ids"]) == whole
+    assert small.tokenizer().decode([x for x in row["labels"] if x != -100]) == whole.lstrip("<s>a")
+
+
+def test_how_many_sequences_the_reference_cuts_is_said_once(tmp_path):
+    rows = [*LABELLED, *({"prompt": f"{i}", "completion": "b" * 100, "label": True} for i in range(3))]
+    made = trainer("kto", tmp_path, rows, max_length=64, max_steps=1)
+    with pytest.warns(UserWarning, match="3 sequences of 19 rows are cut to 64 tokens") as caught:
+        made.train()
+        made.evaluate()
+    assert len([x for x in caught if "cut to" in str(x.message)]) == 1
+
+
+def test_the_divergence_of_kto_takes_completions_of_other_prompts(tmp_path):
+    rows = [{"prompt": f"p{i // 2}", "completion": f"c{i}", "label": i % 2 == 0} for i in range(6)]
+    made = trainer("kto", tmp_path, rows)
+    texts = [small.tokenizer().decode(made.train_dataset[i]["rejected"]["input_ids"][1:-1]) for i in range(6)]
+    assert texts == ["p0c2", "p0c2", "p1c4", "p1c4", "p2c0", "p2c0"]
+
+
+@pytest.mark.parametrize("multiple", [None, 16])
+def test_batches_are_padded_to_no_more_positions_than_the_model_has(multiple, tmp_path):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(small.tokenizer()), n_embd=16, n_layer=1, n_head=2,
+                                       n_positions=21))  # fmt: skip
+    rows = [{"text": "a" * 19}] * 4
+    made = trainer("sft", tmp_path, rows, model, pad_to_multiple_of=multiple)
+    assert made.collate([made.train_dataset[0]])["input_ids"].shape == (1, 21)
+    assert made.evaluate()["eval_loss"] > 0
+
+
+@pytest.mark.parametrize(("mode", "labels"), [("keep_start", [1]), ("keep_end", [0])])
+def test_steps_are_cut_as_sequences_are(mode, labels, tmp_path):
+    rows = [{"prompt": "a", "completions": ["b", "c" * 50], "labels": [1, 0]}] * 4
+    made = trainer("prm", tmp_path, rows, max_length=40, truncation_mode=mode)
+    with pytest.warns(UserWarning, match=r"a sequence of 55 tokens is cut to 40"):
+        row = made.train_dataset[0]
+    assert len(row["input_ids"]) == 40 and [x for x in row["labels"] if x != -100] == labels
+
+
 def message(kind: str, path: Any, rows: Any, **more: Any) -> str:
     with pytest.raises(ValueError) as caught:
         made = trainer(kind, path, rows, **more)
@@ -199,6 +276,11 @@ def test_errors(tmp_path):
     assert "label_smoothing is 0.5" in message("dpo", tmp_path, PAIRS, loss_type="robust", label_smoothing=0.5)
     assert "chosen and rejected are equal" in message("reward", tmp_path, [{"chosen": "a", "rejected": "a"}])
     assert "the dataset has one row" in message("kto", tmp_path, LABELLED[:1])
+    same = [{"prompt": "a", "completion": x, "label": x == "b"} for x in "bcd"]
+    assert "all rows of the dataset have one prompt" in message("kto", tmp_path, same)
+    assert "the prompt fills all 32 tokens" in message(
+        "kto", tmp_path, [{**long, "label": True}, *LABELLED], max_length=32
+    )
     fewer = {"prompt": "a", "completions": ["a", "b"], "labels": [1]}
     assert "2 steps and 1 labels" in message("prm", tmp_path, [fewer])
     with pytest.raises(ValueError, match="takes DPOConfig"):

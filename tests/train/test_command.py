@@ -93,6 +93,6 @@ def test_a_mistake_in_the_config_file_names_file_and_key(tmp_path, capsys):
 def test_every_run_of_the_repository_is_a_valid_config():
     runs = (Path(__file__).parents[2] / "runs").glob("*.toml")
     files = sorted(f for f in runs if not f.name.startswith("mt_"))  # those are for `tutti mt`
-    assert [f.name for f in files] == ["code_lm.toml", "demo.toml"]
+    assert [f.name for f in files] == ["code_lm.toml", "code_lm_35m.toml", "demo.toml"]
     for file in files:
         check(load(file))

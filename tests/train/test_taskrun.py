@@ -82,7 +82,7 @@ def test_mistakes_are_named(base, tmp_path, capsys):
         assert main(["train", str(file)]) not in (0, None)
         return capsys.readouterr().err
 
-    assert "did you mean trainer" in said('task = "masked-lm"\n[trainr]\n')
+    assert "did you mean 'trainer'" in said('task = "masked-lm"\n[trainr]\n')
     assert "learning_rate" in said('include = "base.toml"\n[trainer]\nlearning_rat = 1.0\n')
     assert "masked-lm" in said('include = "base.toml"\ntask = "masked-lms"\n')
     assert "includes itself" in said('include = "wrong.toml"\n')

@@ -27,7 +27,8 @@ class AlignArguments(TrainingArguments):
     )
     pad_token: str | None = field(default=None, metadata={"help": "Token that pads; None: that of the tokenizer."})
     disable_dropout: bool = field(
-        default=True, metadata={"help": "Set all dropout of the model to 0, so that scores of one text are equal."}
+        default=True,
+        metadata={"help": "Set all dropout of the model and its config to 0, so that scores of one text are equal."},
     )
     dataset_num_proc: int | None = field(
         default=None, metadata={"help": "Ignored: rows are tokenized when they are read."}
@@ -62,21 +63,34 @@ def pad_of(args: AlignArguments, tokenizer: Any) -> int:
     return int(pad)
 
 
+DROPOUT = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+
+
 def without_dropout(model: nn.Module) -> None:
-    """Set the probability of all dropout to 0, also that in the attention of models of transformers."""
+    """Set the probabilities of all dropout to 0: of modules, and those that models of transformers apply as functions.
+
+    The latter are attributes of modules or of configs, such as attention_dropout, resid_pdrop and layerdrop: all
+    numbers with "drop" in their names.
+    """
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, DROPOUT):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        for owner in (module, getattr(module, "config", None)):
+            numbers = [name for name, x in getattr(owner, "__dict__", {}).items() if isinstance(x, float)]
+            for name in numbers:
+                if "drop" in name:
+                    setattr(owner, name, 0.0)
 
 
 def longest_of(args: AlignArguments, model: Any) -> int | None:
     """Tokens of the longest sequence: `max_length`, or the model's positions if they are fewer. None: no limit."""
+    return min((x for x in (args.max_length, positions_of(model)) if x is not None), default=None)
+
+
+def positions_of(model: Any) -> int | None:
+    """Positions that a model has embeddings for. None: it does not say."""
     config = getattr(model, "config", None)
-    positions = getattr(config.get_text_config() if config is not None else None, "max_position_embeddings", None)
-    return min((x for x in (args.max_length, positions) if x is not None), default=None)
+    return getattr(config.get_text_config() if config is not None else None, "max_position_embeddings", None)
 
 
 def is_adapted(model: nn.Module) -> bool:

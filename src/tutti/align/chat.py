@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 Messages = Sequence[Mapping[str, Any]]
@@ -26,12 +27,19 @@ def is_conversation(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
 
 
+def without_none(value: Any) -> Any:
+    """A value without the entries of mappings that are None: `datasets` adds such for the keys of other rows."""
+    if isinstance(value, Mapping):
+        return {key: without_none(x) for key, x in value.items() if x is not None}
+    return [without_none(x) for x in value] if isinstance(value, list | tuple) else value
+
+
 @dataclass
 class Encoder:
     """Makes tokens of texts and conversations.
 
     tokenizer: with a chat template, for conversations. tools: JSON schemas of functions, for templates that name them.
-    options: further arguments of the template.
+    options: further arguments of the template. Of messages, tools and options, entries that are None are left out.
 
     Raises ValueError for a tokenizer without an end-of-text token, which a model must learn to write.
     """
@@ -41,6 +49,7 @@ class Encoder:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.tools, self.options = without_none(self.tools), without_none(self.options)
         if self.tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no end-of-text token, which the model must learn to write: set "
                              "tokenizer.eos_token")  # fmt: skip
@@ -56,9 +65,11 @@ class Encoder:
         writes it, and then messages, or a text."""
         if isinstance(reply, str):
             return list(self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"])
-        written = {"role": "assistant", "content": "ANSWER"}
-        text = self._render([{"role": "user", "content": "?"}, written, *reply], add_generation_prompt=True)
-        return self._ids(text[text.index("ANSWER") + len("ANSWER") :])
+        others = repr((reply, self.tools, self.options, self._template()))
+        answer = next(x for x in (f"ANSWER{i}" for i in count()) if x not in others)
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}, *reply]
+        text = self._render(messages, add_generation_prompt=True)
+        return self._ids(text[text.index(answer) + len(answer) :])
 
     def text(self, text: str) -> Tokens:
         """All of a text, and the end-of-text token."""
@@ -95,8 +106,8 @@ class Encoder:
             return Tokens(ids, [True] * len(ids))
         if MARKER in self._template() or MARKER.replace("{% ", "{%- ") in self._template():
             encoded = self.tokenizer.apply_chat_template(
-                list(messages), tools=self.tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
-                **self.options,
+                without_none(list(messages)), tools=self.tools, tokenize=True, return_dict=True,
+                return_assistant_tokens_mask=True, **self.options,
             )  # fmt: skip
             ids, learned = list(encoded["input_ids"]), [bool(x) for x in encoded["assistant_masks"]]
         else:
@@ -124,7 +135,7 @@ class Encoder:
     def _render(self, messages: Messages, **options: Any) -> str:
         self._template()
         return self.tokenizer.apply_chat_template(
-            list(messages), tools=self.tools, tokenize=False, **{**self.options, **options}
+            without_none(list(messages)), tools=self.tools, tokenize=False, **{**self.options, **options}
         )
 
     def _prompt_text(self, messages: Messages) -> str:

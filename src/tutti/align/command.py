@@ -4,7 +4,9 @@
     data = "pairs.jsonl"                   # whatever tutti.data.open_source opens
     held_out = "held-out.jsonl"
     out = "out/dpo"
-    reference = "out/sft/model"            # of dpo, kto and trainers that generate; by default the model itself
+    reference = "out/sft/model"            # of dpo, kto and trainers with rewards; by default the model itself
+    teacher = "out/large/model"            # of gkd
+    env = "games.py:Guess"                 # what makes environments, for trainers with rewards; the file is run
 
     [options]                              # of the trainer's config, such as tutti.align.DPOConfig
     beta = 0.1
@@ -13,9 +15,15 @@
     [lora]                                 # of peft.LoraConfig: adapters alone are trained
     r = 16
 
-    [[rewards]]                            # of trainers that generate
+    [[rewards]]                            # of ppo, grpo, rloo, reinforce, online_dpo and best_of_n
     model = "out/reward/model"             # that `tutti align reward` has trained
     weight = 1.0
+
+    [[rewards]]
+    verifier = "exact_match"               # of tutti.align.verify, and its options
+    column = "answer"
+    extract = "boxed"                      # or a regular expression
+    normalize = "number"                   # or "plain"
 
     [parallel]
     processes = 2
@@ -29,19 +37,25 @@ import runpy
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from tutti.keywords import check_name
 from tutti.launch.launch import launch, rank, under_launcher
 
-Kind = Literal["sft", "reward", "prm", "dpo", "kto", "orpo", "ppo", "grpo", "rloo", "reinforce"]
-GENERATE = "ppo", "grpo", "rloo", "reinforce"
-REFERENCED = "dpo", "kto", *GENERATE
+Kind = Literal["sft", "reward", "prm", "dpo", "kto", "orpo", "ppo", "grpo", "rloo", "reinforce", "online_dpo",
+               "best_of_n", "gkd"]  # fmt: skip
+REWARDED = "ppo", "grpo", "rloo", "reinforce", "online_dpo", "best_of_n"
+REFERENCED = "dpo", "kto", *REWARDED
 NAMES = {"sft": "SFT", "reward": "Reward", "prm": "PRM", "dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "ppo": "PPO",
-         "grpo": "GRPO", "rloo": "RLOO", "reinforce": "Reinforce"}  # fmt: skip
+         "grpo": "GRPO", "rloo": "RLOO", "reinforce": "Reinforce", "online_dpo": "OnlineDPO", "best_of_n": "BestOfN",
+         "gkd": "GKD"}  # fmt: skip
+VERIFIERS = "exact_match", "regex", "json_schema", "unit_tests", "overlong", "length_penalty"
+FUNCTIONS = {"extract": ("boxed", "code_of"), "normalize": ("plain", "number")}
+"""Options of verifiers that are functions of `tutti.align.verify`, by their names."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,8 @@ class Run:
     out: str
     held_out: str = ""
     reference: str = ""
+    teacher: str = ""
+    env: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     lora: dict[str, Any] = field(default_factory=dict)
     rewards: list[dict[str, Any]] = field(default_factory=list)
@@ -67,17 +83,19 @@ def command(
     """Align a model: fine-tune it on texts or chats, train a reward model, learn from preferences or from rewards.
 
     Args:
-        kind: sft, reward (models of outcomes), prm (of steps), dpo, kto, orpo; ppo, grpo, rloo and reinforce generate.
+        kind: The algorithm. From ppo to best_of_n, models learn from rewards of what they write, by gkd from a teacher.
         config: A TOML file with model, data, out, [options], [lora], [[rewards]] and [parallel].
-        reward: Functions that score completions, as `rewards.py:score`, for algorithms that generate. The file is run.
+        reward: Functions that score completions, as `rewards.py:score`, for algorithms with rewards. The file is run.
     """
     run = read(config, kind)
-    if reward and kind not in GENERATE:
-        raise ValueError(f"{kind} takes no rewards; {', '.join(GENERATE)} do")
-    if kind in GENERATE and not (run.rewards or reward):
-        raise ValueError(f"{kind} needs rewards: --reward FILE.py:NAME, or [[rewards]] in {config}")
+    if kind in REWARDED and not (run.rewards or run.env or reward):
+        raise ValueError(f"{kind} needs rewards: --reward FILE.py:NAME, or [[rewards]] or env in {config}")
+    if kind not in REWARDED and (reward or run.rewards or run.env):
+        raise ValueError(f"{kind} takes no rewards and no env; {', '.join(REWARDED)} do")
     for name in reward:
         function_of(name)
+    if run.env:
+        function_of(run.env, "env")
     processes = run.parallel.get("processes", 1)
     if under_launcher() or processes == 1:
         align(kind, run, reward)
@@ -95,26 +113,59 @@ def read(path: Path, kind: str) -> Run:
         raise ValueError(f"{path}: {error}") from None
     sections = [x.name for x in fields(Run)]
     for key in table:
-        _known(key, sections, f"{path}: there is no key {key!r}")
+        check_name(key, sections, f"{path}: there is no key {key!r}")
     for name in ("model", "data", "out"):
         if not isinstance(table.get(name), str):
             raise ValueError(f'{path} needs {name} = "..."')
     for key in table.get("parallel", {}):
-        _known(key, ("processes",), f"{path}: [parallel] has no key {key!r}")
+        check_name(key, ("processes",), f"{path}: [parallel] has no key {key!r}")
     for i, each in enumerate(table.get("rewards", [])):
-        for key in each:
-            _known(key, ("model", "weight"), f"{path}: [[rewards]] {i + 1} has no key {key!r}")
-        if "model" not in each:
-            raise ValueError(f'{path}: [[rewards]] {i + 1} needs model = "..."')
+        _check_reward(each, f"{path}: [[rewards]] {i + 1}")
     if table.get("reference") and kind not in REFERENCED:
         raise ValueError(f"{path}: {kind} has no reference")
+    if bool(table.get("teacher")) != (kind == "gkd"):
+        raise ValueError(f'{path}: gkd needs teacher = "..."' if kind == "gkd" else f"{path}: {kind} has no teacher")
     return Run(**table)
+
+
+def _check_reward(table: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError, saying where, for a table that is none of a reward."""
+    from tutti.align import verify
+
+    if ("model" in table) == ("verifier" in table):
+        raise ValueError(f'{where} needs model = "..." or verifier = "{VERIFIERS[0]}"')
+    options: Mapping[str, Any] = {}
+    if "verifier" in table:
+        name = table["verifier"]
+        check_name(name, VERIFIERS, f"{where}: there is no verifier {name!r}")
+        options = signature(getattr(verify, name)).parameters
+    for key in table:
+        check_name(key, ("model", "verifier", "weight", *options), f"{where} has no key {key!r}")
+    if missing := [x for x in options if options[x].default is Parameter.empty and x not in table]:
+        raise ValueError(f"{where}: {table['verifier']} needs {', '.join(missing)}")
+
+
+def reward_of(table: Mapping[str, Any]) -> Any:
+    """The reward of a table of [[rewards]]: a model, or a verifier with its options."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    from tutti.align import sandbox, verify
+
+    if "model" in table:
+        return AutoModelForSequenceClassification.from_pretrained(table["model"], dtype=torch.float32)
+    options = {key: x for key, x in table.items() if key not in ("verifier", "weight")}
+    for key, names in FUNCTIONS.items():
+        if options.get(key) in names:
+            options[key] = getattr(verify, options[key])
+    if "limits" in options:
+        options["limits"] = sandbox.Limits(**options["limits"])
+    return getattr(verify, table["verifier"])(**options)
 
 
 def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
     """Build everything, train and save, as one rank of a job."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from tutti import align as algorithms
     from tutti.data import open_source
@@ -123,7 +174,7 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
     values = {"report_to": "none", "save_strategy": "steps", "save_steps": 100, **run.options}
     names = [x.name for x in fields(config)]
     for key in values:
-        _known(key, names, f"{config.__name__} has no option {key!r}")
+        check_name(key, names, f"{config.__name__} has no option {key!r}")
     out, args = Path(run.out), config(output_dir=run.out, **values)
     tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
     options: dict[str, Any] = {"train_dataset": open_source(run.data), "processing_class": tokenizer}
@@ -135,14 +186,14 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
         options["peft_config"] = LoraConfig(**run.lora)
     if run.reference:
         options["ref_model"] = AutoModelForCausalLM.from_pretrained(run.reference, dtype="auto")
-    if kind in GENERATE:
-        functions: list[Any] = [function_of(x) for x in reward]
-        weights = [1.0] * len(functions)
-        for each in run.rewards:
-            functions.append(AutoModelForSequenceClassification.from_pretrained(each["model"], dtype=torch.float32))
-            weights.append(float(each.get("weight", 1.0)))
-        options["reward_funcs"] = functions
-        args.reward_weights = args.reward_weights or weights
+    if run.teacher:
+        options["teacher_model"] = run.teacher
+    if run.env:
+        options["env"] = function_of(run.env, "env")
+    if kind in REWARDED:
+        options["reward_funcs"] = [*map(function_of, reward), *map(reward_of, run.rewards)]
+        weights = [1.0] * len(reward) + [float(x.get("weight", 1.0)) for x in run.rewards]
+        args.reward_weights = args.reward_weights or [*weights, *([1.0] if run.env else [])]
     trainer = trainer_class(run.model, args=args, **options)
     trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*/trainer_state.json")))
     trainer.save_model(str(out / "model"))
@@ -154,21 +205,15 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
         print(f"model                          {out / 'model'}", flush=True)
 
 
-def function_of(name: str) -> Any:
-    """The function that `FILE.py:NAME` names. The file is run. Raises ValueError if there is none."""
+def function_of(name: str, option: str = "--reward") -> Any:
+    """The function that `FILE.py:NAME` names. The file is run. Raises ValueError if there is none. option: its name."""
     path, _, own = name.rpartition(":")
     if not path or not Path(path).is_file():
-        raise ValueError(f"--reward {name}: there is no file {path or name!r}; give FILE.py:NAME")
+        raise ValueError(f"{option} {name}: there is no file {path or name!r}; give FILE.py:NAME")
     function = runpy.run_path(path).get(own)
     if not callable(function):
-        raise ValueError(f"--reward {name}: {path} has no function {own!r}")
+        raise ValueError(f"{option} {name}: {path} has no function {own!r}")
     return function
-
-
-def _known(name: str, names: Sequence[str] | Mapping[str, Any], what: str) -> None:
-    if name not in names:
-        near = get_close_matches(name, list(names), 1)
-        raise ValueError(f"{what}; {f'did you mean {near[0]!r}?' if near else 'there are ' + ', '.join(names)}")
 
 
 assert set(NAMES) == set(get_args(Kind))

@@ -41,6 +41,9 @@ class GKDConfig(PolicyConfig):
     beta: float = field(default=0.5, metadata={"help": "0: KL(teacher || student), 1: KL(student || teacher)."})
 
     def __post_init__(self) -> None:
+        if self.target_kl is not None:
+            raise ValueError("target_kl is of a divergence from a reference, and a student has none: leave it out, and "
+                             "give max_steps or num_train_epochs")  # fmt: skip
         super().__post_init__()
         if not 0 <= self.lmbda <= 1 or not 0 <= self.beta <= 1:
             raise ValueError(f"lmbda is {self.lmbda} and beta {self.beta}; expected 0 to 1")
@@ -83,6 +86,13 @@ class GKDTrainer(PolicyTrainer):
             raise ValueError(f"the row has {', '.join(row)}; it needs completion, or set lmbda=1")
         return super().features(row)
 
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch of completions of the data."""
+        if missing := [x for x in rows if "completion" not in x]:
+            raise ValueError(f"the row has {', '.join(missing[0])}; evaluation needs completion")
+        pairs = [self.encoder_of(x).pair(x["prompt"], x["completion"]) for x in rows]
+        return batch_of([self.cut(x) for x in pairs], self.pad, self.args.pad_to_multiple_of, self.positions)
+
     def make_sampler(self, prompt: int) -> Sampler:
         teacher = self.model.teacher
         del self.model.teacher  # the engine needs no memory for it
@@ -102,8 +112,7 @@ class GKDTrainer(PolicyTrainer):
             batch = self.batch_of_rollouts(rollouts, torch.zeros(len(rows)))
             measures["time/generation"] = torch.tensor(time.perf_counter() - begin)
         else:
-            pairs = [self.encoder_of(x).pair(x["prompt"], x["completion"]) for x in rows]
-            batch = batch_of([self.cut(x) for x in pairs], self.pad, self.args.pad_to_multiple_of)
+            batch = self.collate(rows)
         self.measured.append(measures)
         return self.parts(batch, seed)
 
@@ -117,7 +126,9 @@ class GKDTrainer(PolicyTrainer):
         with torch.no_grad():
             target = model.teacher(**tokens).logits[:, :-1]
         each, mask = jensen_shannon(model(**tokens).logits[:, :-1], target, self.args.beta), learned(inputs["labels"])
-        return objectives.mean_of_tokens(each, mask, num_items_in_batch), {"divergence": (each.detach() * mask).sum(1)}
+        self.names = ("divergence",)
+        loss = objectives.mean_of_tokens(each, mask, num_items_in_batch)
+        return (loss, {"divergence": (each.detach() * mask).sum(1)}) if model.training or return_outputs else loss
 
 
 def jensen_shannon(student: Tensor, teacher: Tensor, beta: float) -> Tensor:

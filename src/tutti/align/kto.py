@@ -5,7 +5,7 @@ With r = log p(y | x) - log p_ref(y | x), and z an estimate of KL(p || p_ref) th
     loss = w+ (1 - s(b (r - z)))   if y is good,      w- (1 - s(b (z - r)))   if it is bad
 
 where s is the logistic function. z is max(0, the mean of r over the prompts of a batch with completions of other
-prompts); here that is the completion of the next row of the dataset.
+prompts); here that is the completion of the next row of the dataset that has another prompt.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from tutti.align.arguments import AlignArguments
+from tutti.align.chat import Tokens
 from tutti.align.reference import Referenced
-from tutti.align.sequences import IGNORED, batch_of_pairs
+from tutti.align.sequences import batch_of_pairs, cut
 from tutti.align.trainer import AlignTrainer
-from tutti.data.rows import Rows
+from tutti.data.rows import Mapped, Rows, bad_row
 
 
 @dataclass
@@ -41,20 +42,44 @@ def kto_loss(ratios: Tensor, good: Tensor, kl: Tensor, beta: float, weights: tup
     return torch.where(good, wanted, unwanted)
 
 
-class WithNext(Rows):
-    """Rows, each with the completion of the next one, for the prompt of this one."""
+class WithOther(Rows):
+    """Rows, each also with the completion of the next one that has another prompt, for the prompt of this one.
 
-    def __init__(self, rows: Any):
-        self.rows = rows
+    features: rows of `KTOTrainer.features`, whose sequences have been cut by `trainer.cut_pair`.
+    """
+
+    def __init__(self, features: Mapped, trainer: AlignTrainer):
+        self.features, self.trainer = features, trainer
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.features)
 
     def row(self, i: int) -> dict[str, Any]:
-        row, following = self.rows[i], self.rows[(i + 1) % len(self.rows)]
-        other = {key: row["prompt"][key] + following["completion"][key] for key in ("input_ids", "labels")}
-        whole = {key: row["prompt"][key] + row["completion"][key] for key in ("input_ids", "labels")}
-        return {"chosen": whole, "rejected": other, "label": row["label"]}
+        row, other = self.features[i], self.features[self.other(i)]
+        try:
+            whole = self.trainer.cut_pair(joined(row["prompt"], row["completion"]), "the completion")
+        except ValueError as error:
+            raise bad_row(self.name(i), error) from error
+        mismatched = joined(row["prompt"], other["completion"])
+        return {"chosen": whole, "label": row["label"],
+                "rejected": cut(*mismatched, self.trainer.longest, self.trainer.args.keep)}  # fmt: skip
+
+    def other(self, i: int) -> int:
+        """The next row with another prompt. Raises ValueError if there is none."""
+        source, count = self.features.rows, len(self)
+        prompt = source[i]["prompt"]
+        for j in (*range(i + 1, count), *range(i)):
+            if source[j]["prompt"] != prompt:
+                return j
+        raise ValueError("all rows of the dataset have one prompt: the estimate of KL needs a completion of another")
+
+    def name(self, i: int) -> str:
+        return self.features.name(i)
+
+
+def joined(prompt: Sequence[int], completion: Sequence[int]) -> Tokens:
+    """The tokens of a prompt and a completion, of which the completion is learned."""
+    return Tokens([*prompt, *completion], [False] * len(prompt) + [True] * len(completion))
 
 
 class KTOTrainer(Referenced, AlignTrainer):
@@ -75,21 +100,20 @@ class KTOTrainer(Referenced, AlignTrainer):
             return features
         if len(features) < 2:
             raise ValueError("the dataset has one row: the estimate of KL needs the completion of another")
-        return WithNext(features)
+        return WithOther(features, self)
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("prompt", "completion", "label"):
             if name not in row:
                 raise ValueError(f"the row has {', '.join(row)}; it needs prompt, completion and label")
         tokens = self.encoder_of(row).pair(row["prompt"], row["completion"])
-        begin, half = tokens.learned.index(True), (self.longest or 2**30) // 2
-        prompt = tokens.ids[:begin][-half:]
-        completion = tokens.ids[begin:][: (self.longest or 2**30) - max(half, len(prompt))]
-        return {"prompt": {"input_ids": prompt, "labels": [IGNORED] * len(prompt)},
-                "completion": {"input_ids": completion, "labels": completion}, "label": bool(row["label"])}  # fmt: skip
+        begin = tokens.learned.count(False)
+        if begin == len(tokens.ids):
+            raise ValueError("the completion is empty")
+        return {"prompt": tokens.ids[:begin], "completion": tokens.ids[begin:], "label": bool(row["label"])}
 
     def reference_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return {**self.reference_batch(rows), "good": torch.tensor([x["label"] for x in rows]),

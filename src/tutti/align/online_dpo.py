@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.align import objectives
 from tutti.align.dpo import pair_loss
 from tutti.align.policy import PolicyConfig, PolicyTrainer
 from tutti.align.ppo import penalized
@@ -48,7 +49,7 @@ class OnlineDPOTrainer(PolicyTrainer):
     """Train a model to prefer the better of two completions that it writes. See `PolicyTrainer` for arguments.
 
     Logs have `rewards/chosen`, `rewards/rejected`, `rewards/margins` and `rewards/accuracies` of the implicit rewards
-    beta log p / p_ref, and `pairs/tied`, the share of pairs that teach nothing.
+    beta log p / p_ref, `kl`, and `pairs/tied`, the share of pairs that teach nothing.
     """
 
     equal_items = True
@@ -85,6 +86,9 @@ class OnlineDPOTrainer(PolicyTrainer):
         each = pair_loss(args.loss_type, ratios, logprobs, lengths, args.beta) * weights
         rewards = args.beta * ratios.detach()
         margins = rewards[:, 0] - rewards[:, 1]
+        with torch.no_grad():
+            kl = objectives.divergence(tokens, inputs["ref_logprobs"].flatten(0, 1))
+            kl = objectives.mean_of_rows(kl, learned(both["labels"])).unflatten(0, (-1, 2)).mean(1)
         measures = {"rewards/chosen": rewards[:, 0], "rewards/rejected": rewards[:, 1], "rewards/margins": margins,
-                    "rewards/accuracies": (margins > 0).float(), "pairs/tied": 1 - weights}  # fmt: skip
+                    "rewards/accuracies": (margins > 0).float(), "pairs/tied": 1 - weights, "kl": kl}  # fmt: skip
         return each.mean(), measures

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from tutti.align.chat import is_conversation
-from tutti.align.sequences import IGNORED, batch_of_pairs
+from tutti.align.sequences import batch_of_pairs
 from tutti.align.trainer import AlignTrainer
 
 
@@ -43,11 +43,8 @@ class PairTrainer(AlignTrainer):
             completion = whole[key]
             if not completion and is_conversation(whole["prompt"]):
                 raise ValueError(f"{key} has no message behind the prompt")
-            pair[key] = self.cut(encoder.pair(whole["prompt"], completion))
-            if all(x == IGNORED for x in pair[key]["labels"]):
-                raise ValueError(f"the prompt fills all {self.longest} tokens, so nothing is left of {key}: raise "
-                                 "max_length, give truncation_mode='keep_end', or leave the row out")  # fmt: skip
+            pair[key] = self.cut_pair(encoder.pair(whole["prompt"], completion), key)
         return pair
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of, self.positions)

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers.trainer_utils import speed_metrics
 
 import tutti
 from tutti.align import objectives
@@ -47,6 +48,8 @@ from tutti.launch.progress import progress
 from tutti.serve import Sampling
 from tutti.train import checkpointing
 from tutti.train.arguments import option, rows_of_microbatch
+
+HELD_OUT = 1_000_002  # the number of the round of an evaluation, for its seed
 
 
 @dataclass
@@ -149,9 +152,9 @@ class PolicyTrainer(AlignTrainer):
     """A trainer on completions that the model writes. Subclasses define `advantages` and `losses`.
 
     model: the policy. reward_funcs: see `scoring.Rewards`. train_dataset: rows with `prompt`, a text or messages, and
-    whatever the rewards read. ref_model: the reference, if `beta` is above 0; None: the model before training, or
-    without its adapters. env: makes an environment that the model converses with, beside or in place of rewards: see
-    `envs`.
+    whatever the rewards read. eval_dataset: such rows, of whose completions `evaluate` reports the rewards. ref_model:
+    the reference, if `beta` is above 0; None: the model before training, or without its adapters. env: makes an
+    environment that the model converses with, beside or in place of rewards: see `envs`.
     """
 
     equal_items, plans_first = False, True
@@ -258,6 +261,25 @@ class PolicyTrainer(AlignTrainer):
                 measures["kl"] = objectives.mean_of_rows(kl, mask)
         return each, ratios, measures
 
+    def evaluate_rows(self, rows: Any, ignore_keys: list[str] | None, prefix: str) -> dict[str, float]:
+        """Rewards and lengths of completions that are written for the prompts of some features. There is no loss."""
+        if not self.rewarded:
+            return super().evaluate_rows(rows, ignore_keys, prefix)
+        begin, prompts = time.time(), list(rows)
+        with self.averaged(), progress(f"writing {len(prompts) * self.size} completions, to evaluate"):
+            rollouts = self.generate(prompts, Experience(self).seed(HELD_OUT))
+        scored = self.rewards(completions_of(rollouts, [row for row in prompts for _ in range(self.size)]))
+        measures = self.measures(rollouts, scored, self.rewards.total(scored), {})
+        metrics = {f"{prefix}_{name}": float(x) for name, x in measures.items()}
+        metrics |= speed_metrics(prefix, begin, num_samples=len(rollouts))
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
+        """Refused: `evaluate` writes completions and scores them."""
+        raise ValueError(f"{type(self).__name__}.predict: predictions are completions: use evaluate, or tutti.serve")
+
     # -- to be defined ---------------------------------------------------------------------------------------------
 
     def advantages(self, rollouts: Sequence[Rollout], rewards: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -362,7 +384,7 @@ class PolicyTrainer(AlignTrainer):
             labels = rollout.labels if counts else [IGNORED] * len(rollout.tokens)
             rows.append({"input_ids": [*rollout.prompt, *rollout.tokens],
                          "labels": [IGNORED] * len(rollout.prompt) + labels})  # fmt: skip
-        return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of(rows, self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def score(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What stays in a round: log-probabilities of the policy, where steps need them, and of the reference."""

@@ -29,10 +29,16 @@ from tutti.align.reinforce import token_rewards
 from tutti.align.rollout import Rollout
 from tutti.align.sequences import learned, token_logprobs
 
+NAMES = {"beta": "kl_coef", "num_iterations": "num_ppo_epochs", "epsilon": "cliprange"}
+"""Options of other trainers that generate, and what they are called here."""
+
 
 @dataclass
 class PPOConfig(PolicyConfig):
-    """Options of `PPOTrainer`, with the names and defaults of TRL's."""
+    """Options of `PPOTrainer`, with the names and defaults of TRL's.
+
+    Raises ValueError for `beta`, `num_iterations` and `epsilon`, which have other names here.
+    """
 
     learning_rate: float = field(default=3e-6, metadata={"help": "Highest learning rate."})
     num_generations: int = field(default=1, metadata={"help": "Completions of each prompt."})
@@ -53,8 +59,16 @@ class PPOConfig(PolicyConfig):
         default=None, metadata={"help": "Taken from the rewards of completions that did not end."}
     )
 
+    beta: float = field(default=None, metadata={"help": "Is kl_coef."})  # pyright: ignore[reportAssignmentType]
+    num_iterations: int = field(default=None, metadata={"help": "Is num_ppo_epochs."})  # pyright: ignore
+    epsilon: float = field(default=None, metadata={"help": "Is cliprange."})  # pyright: ignore
+
     def __post_init__(self) -> None:
-        self.beta, self.num_iterations, self.epsilon = self.kl_coef, self.num_ppo_epochs, self.cliprange
+        for name, own in NAMES.items():
+            value = getattr(self, name)
+            if value is not None and value != getattr(self, own):
+                raise ValueError(f"{name}={value}: PPO calls it {own}: give {own}={value}")
+            setattr(self, name, getattr(self, own))
         super().__post_init__()
         if not 0 <= self.gamma <= 1 or not 0 <= self.lam <= 1:
             raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; expected 0 to 1")

@@ -50,13 +50,14 @@ class PRMTrainer(AlignTrainer):
                 raise ValueError(f"step {i} is empty")
             wanted = not self.args.train_on_last_step_only or i == len(steps) - 1
             ids, targets = ids + own, targets + [IGNORED] * (len(own) - 1) + [int(label) if wanted else IGNORED]
-        ids, targets = ids[: self.longest], targets[: self.longest]
+        part = self.remainder(len(ids))
+        ids, targets = ids[part], targets[part]
         if all(x == IGNORED for x in targets):
             raise ValueError(f"no step ends within {self.longest} tokens: raise max_length, or leave the row out")
         return {"input_ids": ids, "labels": targets}
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of(rows, self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip

@@ -70,13 +70,12 @@ class Referenced:
         self.eval_dataset = self.referenced(self.eval_dataset, "eval", resumes)
         return super().train(resume_from_checkpoint, **options)  # pyright: ignore
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> Any:
-        """Loss and metrics: see `tutti.Trainer.evaluate`."""
-        if eval_dataset is None:
+    def held_out(self, dataset: Any) -> Any:
+        """The features of a dataset to evaluate, with their reference: see `AlignTrainer.held_out`."""
+        dataset = None if dataset is self.eval_dataset else dataset
+        if dataset is None or isinstance(dataset, str):
             self.eval_dataset = self.referenced(self.eval_dataset, "eval", False)
-        elif not isinstance(eval_dataset, str):
-            eval_dataset = self.referenced(self.rows(eval_dataset, self.args), "more", False)  # pyright: ignore
-        return super().evaluate(eval_dataset, *args, **options)  # pyright: ignore
+        return self.referenced(super().held_out(dataset), "more", False)  # pyright: ignore
 
     def referenced(self, rows: Any, name: str, resumes: bool) -> Any:
         """Rows with `reference`. Raises ValueError if the reference is gone: the model has been trained since."""
@@ -88,10 +87,10 @@ class Referenced:
         trained = self.ref_model is None and not is_adapted(self.model) and (resumes or self.state.global_step > 0)  # pyright: ignore
         if trained:
             return WithReference(rows, self._read(path, rows))
-        values = self._computed(rows)
+        values, digest = self._computed(rows)
         if rank() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"values": values}, path, {"format": "pt", "rows": self._digest(rows)})
+            save_file({"values": values}, path, {"format": "pt", "rows": digest})
         return WithReference(rows, values)
 
     def _read(self, path: Path, rows: Any) -> Tensor:
@@ -105,14 +104,17 @@ class Referenced:
                          "log-probabilities of these rows: give ref_model")  # fmt: skip
 
     def _digest(self, rows: Any) -> str:
-        """A digest of some rows, as they are tokenized: the first, the last, and how many there are."""
-        digest = hashlib.sha256(f"{len(rows)}".encode())
-        for i in {0, len(rows) // 2, len(rows) - 1}:
-            digest.update(repr(sorted(rows[i].items())).encode())
+        """A digest of all rows, as they are tokenized."""
+        digest = hashlib.sha256()
+        with progress("comparing rows with those of the reference") as tell:
+            for i in range(len(rows)):
+                digest.update(_bytes(rows[i]))
+                tell(f"comparing rows with those of the reference: {i + 1:,} of {len(rows):,}")
         return digest.hexdigest()
 
     @torch.no_grad()
-    def _computed(self, rows: Any) -> Tensor:
+    def _computed(self, rows: Any) -> tuple[Tensor, str]:
+        """The log-probabilities of the reference, (rows, 2), and the digest of the rows."""
         model: Any = self.model if self.ref_model is None else self.ref_model
         args = self.args
         if self.ref_model is not None:
@@ -120,16 +122,23 @@ class Referenced:
         size, logprobs = args.per_device_eval_batch_size, []
         without = model.disable_adapter() if self.ref_model is None and is_adapted(model) else nullcontext()
         was = model.training
-        with without, progress("computing the reference") as tell:
+        score, digest = None, hashlib.sha256()
+        with without, progress("computing the reference") as tell, self.counting_cuts(len(rows)):  # pyright: ignore
             model.eval()
-            first = self.reference_batch([rows[i] for i in range(min(size, len(rows)))])
-            score = tutti.function(
-                lambda batch: self.pair_logprobs(model, batch), first, store=tutti.Store(model=model),
-                plan=option(args, "plan"), cluster=option(args, "cluster"), seed=args.seed,
-            )  # fmt: skip
             for at in range(0, len(rows), size):
                 chosen = [rows[i] for i in range(at, min(at + size, len(rows)))]
-                logprobs.append(score(self.reference_batch(chosen)).float())
+                batch = self.reference_batch(chosen)
+                score = score or tutti.function(
+                    lambda batch: self.pair_logprobs(model, batch), batch, store=tutti.Store(model=model),
+                    plan=option(args, "plan"), cluster=option(args, "cluster"), seed=args.seed,
+                )  # fmt: skip
+                logprobs.append(score(batch).float())
+                for row in chosen:
+                    digest.update(_bytes(row))
                 tell(f"computing the reference: {at + len(chosen):,} of {len(rows):,}")
             model.train(was)
-        return torch.cat(logprobs)
+        return torch.cat(logprobs), digest.hexdigest()
+
+
+def _bytes(row: Mapping[str, Any]) -> bytes:
+    return repr(sorted(row.items())).encode()

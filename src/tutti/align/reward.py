@@ -66,7 +66,7 @@ class RewardTrainer(AlignTrainer):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         margins = torch.tensor([x["margin"] for x in rows])
-        return {**batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of), "margin": margins}
+        return {**batch_of_pairs(rows, self.pad, self.args.pad_to_multiple_of, self.positions), "margin": margins}
 
     def losses(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         both = flat(batch)

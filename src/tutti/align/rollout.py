@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,27 +101,51 @@ class Sampler:
 
 
 def plain_model(model: Any) -> nn.Module:
-    """The model that adapters change, as a copy of its own without them, whose weights `merged_weights` gives."""
-    return copy.deepcopy(model).merge_and_unload()
+    """The model that adapters change, as a copy of its own without them, whose weights `merged_weights` gives.
+
+    If adapters change one of two tied embeddings, those of the copy are not tied.
+    """
+    with warnings.catch_warnings():
+        for what in ("Model with `tie_word_embeddings=True`", "Input and output embeddings are no longer tied"):
+            warnings.filterwarnings("ignore", what)  # of merging, after which the copy's are not tied
+        plain: Any = copy.deepcopy(model).merge_and_unload()
+    inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
+    embeddings = model.get_input_embeddings(), model.get_output_embeddings()
+    adapted = any(part is x for part in adapted_parts(model).values() for x in embeddings)
+    if adapted and outer is not None and outer.weight is inner.weight:
+        outer.weight = nn.Parameter(outer.weight.detach().clone(), outer.weight.requires_grad)
+        plain.config.tie_word_embeddings = plain.config.get_text_config().tie_word_embeddings = False
+    return plain
+
+
+def adapted_parts(model: Any) -> dict[str, Any]:
+    """The outermost modules of peft within a model of peft, by their names in the model without adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    parts: dict[str, Any] = {}
+    for path, module in model.get_base_model().named_modules():
+        within = any(path.startswith(f"{x}.") for x in parts)
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not within:
+            parts[path] = module
+    return parts
 
 
 @torch.no_grad()
 def merged_weights(model: Any) -> dict[str, Tensor]:
-    """The weights of a model of peft with its adapters added, under the names of the model without them."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    base = model.get_base_model()
-    weights: dict[str, Tensor] = {}
-    changed: dict[str, Any] = {}
-    for path, module in base.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            added = copy.deepcopy(module)
-            added.merge()  # of all kinds: that of DoRA scales the weight, and that of IA3 multiplies it
-            changed |= {f"{path}.{name}": x for name, x in added.get_base_layer().state_dict().items()}
-    for name, x in base.state_dict().items():
-        own = name.replace(".base_layer.", ".")
-        if "lora_" not in own:
-            weights[own] = changed.get(own, x)
+    """The weights of a model of peft with its adapters added, and with the modules and tokens that are trained beside
+    them, under the names of the model without them."""
+    parts = adapted_parts(model)
+    inside = tuple(f"{path}." for path in parts)
+    weights = {name: x for name, x in model.get_base_model().state_dict().items() if not name.startswith(inside)}
+    for path, part in parts.items():
+        merged = copy.deepcopy(part)
+        if hasattr(merged, "unload_and_optionally_merge_module"):
+            plain = merged.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        else:
+            merged.merge()  # of all kinds: that of DoRA scales the weight, and that of IA3 multiplies it
+            plain = merged.get_base_layer()
+        weights |= {f"{path}.{name}": x for name, x in plain.state_dict().items()}
     return weights
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tutti
+from tutti.align.arguments import positions_of
 from tutti.align.sequences import batch_of
 from tutti.exec.runtime import from_rank_0
 
@@ -58,7 +59,7 @@ class ModelReward:
         rewards = torch.zeros(len(rows))
         for at in range(0, len(order), self.size):
             part = order[at : at + self.size]
-            batch = batch_of([rows[i] for i in part], self.pad)
+            batch = batch_of([rows[i] for i in part], self.pad, positions=positions_of(self.model))
             batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
             if self._function is None:
                 self._function = tutti.function(self._score, batch, store=tutti.Store(model=self.model), plan="dp")

@@ -22,21 +22,30 @@ from tutti.train.tasks.text import stacked
 IGNORED = -100
 
 
+def remainder(count: int, length: int | None, keep: str = "start") -> slice:
+    """What is left of a sequence of `count` tokens: at most `length` at its start, or its end."""
+    return slice(None, length) if keep == "start" or length is None else slice(max(0, count - length), None)
+
+
 def cut(ids: Sequence[int], learned: Sequence[bool], length: int | None, keep: str = "start") -> dict[str, list[int]]:
     """A row of a dataset: `input_ids` and `labels`. Of sequences of more than `length` tokens, one end is kept."""
-    part = slice(None, length) if keep == "start" or length is None else slice(max(0, len(ids) - length), None)
+    part = remainder(len(ids), length, keep)
     ids, learned = list(ids)[part], list(learned)[part]
     return {"input_ids": ids, "labels": [x if on else IGNORED for x, on in zip(ids, learned, strict=True)]}
 
 
-def batch_of(rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None = None) -> dict[str, Tensor]:
+def batch_of(
+    rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None = None, positions: int | None = None
+) -> dict[str, Tensor]:
     """A batch of rows with `input_ids` and `labels`.
 
-    They are padded to the longest, or a multiple of `multiple`, or to one of a few lengths (`tutti.data.buckets`).
+    They are padded to a multiple of `multiple`, or to one of a few lengths (`tutti.data.buckets`); but to no more than
+    `positions`, those of the model.
     """
     ids = [list(x["input_ids"]) for x in rows]
     longest = max(map(len, ids))
     length = -(-longest // multiple) * multiple if multiple else bucket(longest)
+    length = length if positions is None else max(longest, min(length, positions))
     fills = [[0] * (length - len(x)) for x in ids]
     return {
         "input_ids": stacked([x + [pad] * len(fill) for x, fill in zip(ids, fills, strict=True)], pad),
@@ -46,9 +55,11 @@ def batch_of(rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None =
     }  # fmt: skip
 
 
-def batch_of_pairs(rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None = None) -> dict[str, Tensor]:
+def batch_of_pairs(
+    rows: Sequence[Mapping[str, Any]], pad: int, multiple: int | None = None, positions: int | None = None
+) -> dict[str, Tensor]:
     """A batch of rows with two sequences each, `chosen` and `rejected`, which are rows of `batch_of`."""
-    both = batch_of([x[key] for x in rows for key in ("chosen", "rejected")], pad, multiple)
+    both = batch_of([x[key] for x in rows for key in ("chosen", "rejected")], pad, multiple, positions)
     return {name: x.unflatten(0, (-1, 2)) for name, x in both.items()}
 
 

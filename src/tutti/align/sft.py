@@ -115,7 +115,7 @@ class SFTTrainer(AlignTrainer):
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if "sequences" in rows[0]:
             return packed_batch([dict(x) for x in rows], self.row_length(self.args), pad_id=self.pad)
-        return batch_of(rows, self.pad, self.args.pad_to_multiple_of)
+        return batch_of(rows, self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip

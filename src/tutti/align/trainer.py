@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tutti.align.arguments import AlignArguments, longest_of, pad_of, without_dropout
+from tutti.align.arguments import AlignArguments, longest_of, pad_of, positions_of, without_dropout
 from tutti.align.chat import Encoder, Tokens
-from tutti.align.sequences import cut
+from tutti.align.sequences import IGNORED, cut, remainder
 from tutti.data import Mapped, StreamingSource, open_source
 from tutti.train.trainer import Trainer
 
@@ -54,9 +55,10 @@ class AlignTrainer(Trainer):
             without_dropout(loaded)
         self.encoder = Encoder(self.tokenizer)
         self.pad, self.longest = pad_of(args, self.tokenizer), longest_of(args, loaded)
+        self.positions = positions_of(loaded)
         self.measured: list[dict[str, Tensor]] = []  # since the last log
         self.names: tuple[str, ...] = ()  # of the measures
-        self._told = False
+        self.cuts, self.counts_cuts, self._told = 0, False, False  # sequences that were cut, and how that is reported
         both = [None if x is None else self.rows(x, args) for x in (train_dataset, eval_dataset)]
         super().__init__(loaded, args, lambda rows: self.collate(rows), both[0], both[1], self.tokenizer, **others)
         self.compute_metrics = self.compute_metrics or self._means
@@ -103,13 +105,42 @@ class AlignTrainer(Trainer):
             return self.encoder
         return Encoder(self.tokenizer, row.get("tools"), row.get("chat_template_kwargs") or {})
 
-    def cut(self, tokens: Tokens) -> dict[str, list[int]]:
-        """A row for `sequences.batch_of`, of at most the longest length. The first that is cut is said."""
-        if self.longest is not None and len(tokens.ids) > self.longest and not self._told:
+    def remainder(self, count: int) -> slice:
+        """What is left of a sequence of `count` tokens. The first that is cut is warned of, unless they are counted."""
+        if self.longest is not None and count > self.longest:
+            self.cuts += 1
+            if not self.counts_cuts:
+                self._warn_of_cuts(f"a sequence of {count} tokens is cut to {self.longest}, as are others")
+        return remainder(count, self.longest, self.args.keep)
+
+    @contextmanager
+    def counting_cuts(self, rows: int) -> Iterator[None]:
+        """Within, each of some rows is read once; the warning has the number of sequences that are cut."""
+        self.cuts, self.counts_cuts = 0, True
+        try:
+            yield
+        finally:
+            self.counts_cuts = False
+        if self.cuts:
+            self._warn_of_cuts(f"{self.cuts} sequences of {rows} rows are cut to {self.longest} tokens")
+
+    def _warn_of_cuts(self, what: str) -> None:
+        if not self._told:
             self._told = True
-            warnings.warn(f"a sequence of {len(tokens.ids)} tokens is cut to {self.longest}, as are others: raise "
-                          "max_length, up to the model's positions, if that is not wanted", stacklevel=2)  # fmt: skip
+            warnings.warn(f"{what}: raise max_length, up to the model's positions, if that is not wanted", stacklevel=3)
+
+    def cut(self, tokens: Tokens) -> dict[str, list[int]]:
+        """A row for `sequences.batch_of`, of at most the longest length."""
+        self.remainder(len(tokens.ids))  # warns
         return cut(tokens.ids, tokens.learned, self.longest, self.args.keep)
+
+    def cut_pair(self, tokens: Tokens, completion: str) -> dict[str, list[int]]:
+        """A prompt and its completion as `cut` has it. Raises ValueError if nothing is left of the completion."""
+        row = self.cut(tokens)
+        if all(x == IGNORED for x in row["labels"]):
+            raise ValueError(f"the prompt fills all {self.longest} tokens, so nothing is left of {completion}: raise "
+                             "max_length, give truncation_mode='keep_end', or leave the row out")  # fmt: skip
+        return row
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip
@@ -119,6 +150,40 @@ class AlignTrainer(Trainer):
         if model.training or return_outputs:
             return loss, measures
         return loss
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: list[str] | None = None,
+                 metric_key_prefix: str = "eval") -> dict[str, float]:  # fmt: skip
+        """Loss and measures of `eval_dataset`, rows as those of the constructor; or of each of a dict of datasets."""
+        chosen, metrics = self.held_out(eval_dataset), {}
+        for name, rows in chosen.items() if isinstance(chosen, dict) else [("", chosen)]:
+            metrics |= self.evaluate_rows(rows, ignore_keys, f"{metric_key_prefix}_{name}".removesuffix("_"))
+        return metrics
+
+    def evaluate_rows(self, rows: Any, ignore_keys: list[str] | None, prefix: str) -> dict[str, float]:
+        """Loss and measures of the features of a dataset, under names that begin with a prefix."""
+        return super().evaluate(rows, ignore_keys, prefix)
+
+    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None,
+                metric_key_prefix: str = "test") -> Any:  # fmt: skip
+        """Measures of each row of a dataset, and their means."""
+        return super().predict(self.held_out(test_dataset), ignore_keys, metric_key_prefix)
+
+    def held_out(self, dataset: Any) -> Any:
+        """The features of a dataset to evaluate, or of each of a dict. None: `eval_dataset`; a text: one of its dict.
+
+        Raises ValueError if there is none.
+        """
+        own = self.eval_dataset
+        named = own if isinstance(own, dict) else {}
+        if isinstance(dataset, str) and dataset not in named:
+            raise ValueError(f"eval_dataset has no dataset {dataset!r}; it has {', '.join(named) or 'no names'}")
+        chosen = own if dataset is None else named[dataset] if isinstance(dataset, str) else dataset
+        if chosen is None:
+            raise ValueError(f"{type(self).__name__}: evaluation needs an eval_dataset")
+        prepared = any(chosen is x for x in (own, self.train_dataset, *named.values()))
+        return chosen if prepared else self.rows(chosen, self.args)
 
     def run_step(self, batch: dict[str, Any]) -> Tensor:
         """Train on the batch of a step. Its measures are averaged in the next log."""

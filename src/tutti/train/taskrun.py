@@ -33,12 +33,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tutti.exec.weights import check_weights
+from tutti.keywords import check_name
 from tutti.launch.launch import launch, rank, under_launcher
 
 TEXTS = 20_000  # rows that a tokenizer is learned from
@@ -63,14 +63,14 @@ class TaskRun:
     def of(cls, table: Mapping[str, Any], file: str) -> TaskRun:
         """The config of nested tables. Raises ValueError for unknown keys and missing data."""
         for key in table:
-            _known(key, [f.name for f in fields(cls)], f"{file}: there is no key {key!r}")
+            check_name(key, [f.name for f in fields(cls)], f"{file}: there is no key {key!r}")
         made = cls(**table)
         for section, known in {
             "data": ("train", "held_out", "streaming"), "parallel": ("processes", "restarts"),
             "tokenizer": ("kind", "vocab_size", "folder", "column"),
         }.items():  # fmt: skip
             for key in getattr(made, section):
-                _known(key, known, f"{file}: [{section}] has no key {key!r}")
+                check_name(key, known, f"{file}: [{section}] has no key {key!r}")
         if "train" not in made.data:
             raise ValueError(f'{file}: [data] needs train = "FILE", the rows to train on')
         return made
@@ -101,7 +101,7 @@ def train(config: TaskRun, file: str) -> None:
     options = {"report_to": "none", "seed": config.seed, "save_strategy": "epoch", **strategies, **config.trainer}
     for key in options:
         known = [f.name for f in fields(TrainingArguments)]
-        _known(key, known, f"{file}: tutti.TrainingArguments has no option {key!r} ([trainer])")
+        check_name(key, known, f"{file}: tutti.TrainingArguments has no option {key!r} ([trainer])")
     held_out = config.data.get("held_out")
     trainer = tutti.Trainer(model, TrainingArguments(str(out), **options), train_dataset=rows, task=task,
                             eval_dataset=None if held_out is None else open_source(held_out),
@@ -130,7 +130,7 @@ def _processor(config: TaskRun, task: Any, rows: Any) -> Any:
         if "folder" in config.tokenizer:
             raise ValueError(f"there is no tokenizer in {kept} ([tokenizer] folder)")
         kind = config.tokenizer.get("kind", "bytes")
-        _known(kind, ("bytes", "wordpiece"), f"[tokenizer] kind is {kind!r}")
+        check_name(kind, ("bytes", "wordpiece"), f"[tokenizer] kind is {kind!r}")
         learn = train_wordpiece if kind == "wordpiece" else train_tokenizer
         column = config.tokenizer.get("column", getattr(task, "text", "text"))
         if rank() == 0:
@@ -182,9 +182,3 @@ def _model(config: TaskRun, task: Any, processor: Any, file: str) -> Any:
         options = {key: x for key, x in usual.items() if x is not None or key == "pad_token_id"} | options
     torch.manual_seed(config.seed)
     return auto.from_config(transformers.AutoConfig.for_model(kind, **options))
-
-
-def _known(key: str, known: Any, said: str) -> None:
-    if key not in known:
-        near = get_close_matches(key, list(known), 1)
-        raise ValueError(said + (f"; did you mean {near[0]}?" if near else f"; it may be {', '.join(known)}"))
