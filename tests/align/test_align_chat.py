@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 import pytest
-from align_models import tokenizer
 
+from align_models import tokenizer
 from tutti.align.chat import Encoder, is_conversation
 
 CHAT = [
