@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 import pytest
-from align_models import tokenizer
 
+from align_models import tokenizer
 from tutti.align.chat import Encoder, is_conversation
 
 CHAT = [

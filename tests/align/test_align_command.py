@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import align_models as small
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+import align_models as small
 from tutti.align.command import command
 
 OPTIONS = "max_steps = 2\nper_device_train_batch_size = 4\nlogging_steps = 1\nlearning_rate = 0.01\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import align_models as small
 import pytest
 import torch
 
+import align_models as small
 from tutti.align.chat import Encoder
 from tutti.align.envs import begun, play, tools
 from tutti.align.grpo import GRPOConfig, GRPOTrainer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import align_models as small
 import pytest
 import torch
 
+import align_models as small
 from tutti.align.gkd import GKDConfig, GKDTrainer, jensen_shannon
 
 ROWS = [{"prompt": f"{i}+{i}=", "completion": f"{2 * i} is right"} for i in range(8)]

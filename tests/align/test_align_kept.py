@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import align_models as small
 import pytest
 import torch
-from align_models import logs, vowels
 
+import align_models as small
+from align_models import logs, vowels
 from tutti.align import GRPOConfig, SFTConfig, SFTTrainer
 from tutti.align.best_of_n import BestOfNConfig, BestOfNTrainer, best_of_n
 from tutti.align.online_dpo import OnlineDPOConfig, OnlineDPOTrainer

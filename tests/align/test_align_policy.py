@@ -6,11 +6,11 @@ import dataclasses
 import json
 from typing import Any
 
-import align_models as small
 import pytest
 import torch
-from align_models import logs, vowels
 
+import align_models as small
+from align_models import logs, vowels
 from tutti.align import (
     GRPOConfig,
     GRPOTrainer,

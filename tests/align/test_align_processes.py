@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import align_models as small
 import torch
 import torch.distributed as dist
 
+import align_models as small
 from tutti.align.chat import Encoder
 from tutti.align.envs import begun, play
 from tutti.align.rollout import Rollout

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import align_models as small
 import pytest
 import torch
-from align_models import logs, vowels
 from torch import Tensor
 
+import align_models as small
+from align_models import logs, vowels
 from tutti.align import (
     GKDConfig,
     GRPOConfig,

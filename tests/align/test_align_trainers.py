@@ -6,11 +6,11 @@ import copy
 import warnings
 from typing import Any
 
-import align_models as small
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForSequenceClassification, LlamaForTokenClassification
 
+import align_models as small
 from tutti.align import (
     DPOConfig,
     DPOTrainer,

@@ -102,3 +102,19 @@ def test_rows_of_an_embedding(name):
     assert torch.equal(made(ids), F.embedding(ids, table.dequantize()))
     assert torch.equal(QuantizedEmbedding(table, 2.0)(ids), 2 * made(ids))
     assert made.q is table.q, "an output layer can share it"
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "float8"])
+def test_another_dtype(name):
+    """What is stored stays, also where an embedding shares it; the layer computes in the dtype."""
+    _, layer = layer_of(SCHEMES[name])
+    model = nn.ModuleList([QuantizedEmbedding(layer), layer])
+    before = {key: x.clone() for key, x in model.state_dict().items()}
+    model.to(torch.bfloat16)
+    assert dtype_of(model) == layer.dtype == torch.bfloat16
+    assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items() if "bias" not in key)
+    assert layer.bias.dtype == torch.bfloat16  # pyright: ignore
+    assert model[0].q is layer.q and model[0].scales is layer.scales
+    x = torch.randn(3, 128)
+    close = layer(x.bfloat16()).float() - layer.float()(x)
+    assert close.norm() < 0.02 * layer(x).norm()

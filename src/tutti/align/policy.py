@@ -37,6 +37,7 @@ from tutti.align.arguments import AlignArguments, is_adapted, without_dropout
 from tutti.align.chat import is_conversation
 from tutti.align.envs import BEGUN, REWARD, begun, play, with_environment
 from tutti.align.importance import MODES, importance_weights
+from tutti.align.invariant import check_bits, check_invariant, invariant_logprobs
 from tutti.align.placement import PLACEMENTS, Apart, Replicas
 from tutti.align.rollout import Rollout, Sampler
 from tutti.align.scoring import Completed, Rewards
@@ -105,6 +106,10 @@ class PolicyConfig(AlignArguments):
     )
     log_completions: bool = field(
         default=False, metadata={"help": "Write the completions of each round into completions.jsonl in output_dir."}
+    )
+    batch_invariant: bool = field(
+        default=False,
+        metadata={"help": "Whether completions are scored with the bits that the engine reports: see `invariant`."},
     )
     engine: dict[str, Any] | None = field(
         default=None, metadata={"help": "Options of tutti.serve.Engine, such as level or cache_dtype."}
@@ -178,6 +183,8 @@ class PolicyTrainer(AlignTrainer):
         self.round_rows = args.generation_batch_size or self.step_rows
         self._check_sizes()
         self.ref_model: Any = self._reference(ref_model) if args.beta else None
+        if args.batch_invariant:
+            check_invariant(self.policy, args.engine or {})
         self.sampler: Sampler | None = None
         self.written: dict[int, Written] = {}  # rounds that are written ahead, by their seeds
         self.ahead: list[tuple[Sequence[Mapping[str, Any]], int]] = []  # rows and seeds of those that are to be
@@ -220,7 +227,8 @@ class PolicyTrainer(AlignTrainer):
     @property
     def needs_old(self) -> bool:
         """Whether log-probabilities of the policy are computed before the steps of a round."""
-        return self.corrects or self.scores_old or self.args.num_iterations > 1 or self.round_rows > self.step_rows
+        several = self.args.num_iterations > 1 or self.round_rows > self.step_rows
+        return self.corrects or self.scores_old or several or self.args.batch_invariant
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -337,6 +345,8 @@ class PolicyTrainer(AlignTrainer):
         batch = self.batch_of_rollouts(rollouts, totals)
         with torch.no_grad():
             batch |= self.score(batch)
+            if self.args.batch_invariant and not age:
+                self._check_bits(rollouts, batch)
             batch |= self.advantages(rollouts, totals, batch)
             measures = self.correct(rollouts, batch) if self.corrects else {}
         if self.args.staleness:
@@ -400,7 +410,18 @@ class PolicyTrainer(AlignTrainer):
         adapted = whose == "reference" and self.ref_model is None
         model: Any = self.policy if whose == "policy" or adapted else self.ref_model
         with model.disable_adapter() if adapted else nullcontext():
-            return self.computed(whose, model, lambda batch: self.token_logprobs(model, batch)[0], batch)
+            return self.computed(whose, model, lambda batch: self.round_logprobs(model, batch), batch)
+
+    def round_logprobs(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities before the steps of a round, which have no gradients."""
+        if self.args.batch_invariant:
+            return invariant_logprobs(model, batch, self.args.temperature)
+        return self.token_logprobs(model, batch)[0]
+
+    def _check_bits(self, rollouts: Sequence[Rollout], batch: Mapping[str, Tensor]) -> None:
+        """Raise RuntimeError if the engine has reported other bits for the weights of the moment."""
+        old, plans = batch["old_logprobs"], (option(self.args, "plan"), (self.args.engine or {}).get("plan", "auto"))
+        check_bits(old, sampled_logprobs(rollouts, old), batch["labels"], plans)
 
     def computed(self, name: str, model: Any, f: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """What a function makes of the sequences of a round with a model, (rows, ...) float32, without gradients.

@@ -28,6 +28,7 @@ from tutti.lower.regions import divide
 from tutti.nn import attention, experts_rows, linear_cross_entropy, linear_rows, linears_rows, rows
 
 PAGED = torch.ops.tutti.paged_attention.default
+SEQUENCES = torch.ops.tutti.sequence_attention.default  # with the bits of paged attention
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
         attention.use(graph)
         if on is CPU:
             linear_cross_entropy.use_kernels(graph)
-    if on is CPU and graph.find_nodes(op="call_function", target=PAGED):
+    if on is CPU and any(graph.find_nodes(op="call_function", target=x) for x in (PAGED, SEQUENCES)):
         linear_rows.use(graph, rows=inf)  # the bits of a request must not depend on the others
         experts_rows.use(graph)
         if level == "O0":  # the others compile them with what is around them

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.nn.quantized_linear import QuantizedLinear, unpacked
+from tutti.nn.quantized_linear import Quantized, QuantizedLinear, unpacked
 from tutti.nn.scheme import Parts
 
 
-class QuantizedEmbedding(nn.Module):
+class QuantizedEmbedding(Quantized):
     """Rows of a quantized table (n, k), in its dtype. An output layer may share the table.
 
     table: a quantized layer with the table as its weight. factor: that rows are multiplied by, as in Gemma.

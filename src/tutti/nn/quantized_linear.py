@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from tutti.nn.scheme import FLOAT8, Parts, Scheme, pack_bits, unpack_bits
 
 ops = torch.ops.tutti
 Layout = Literal["int8", "int4", "low", "float8", "bits"]
+STORED = "q", "scales", "input_scale"  # parameters whose dtypes stay
 KERNELS = "int8", "int4", "low"  # layouts that are multiplied as integers; others are dequantized at each call
 
 
@@ -41,7 +43,23 @@ def unpacked(q: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, k:
     return Parts(q, scales, zeros)
 
 
-class QuantizedLinear(nn.Module):
+class Quantized(nn.Module):
+    """A module with a quantized weight. `to(dtype)` changes the dtype in which it computes, not what it stores."""
+
+    dtype: torch.dtype
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantized:
+        stored = {name: (x, x.data) for name in STORED if (x := getattr(self, name, None)) is not None}
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=stored["q"][1].device)).dtype
+        super()._apply(fn, recurse)
+        for name, (parameter, before) in stored.items():
+            if getattr(self, name).dtype != before.dtype:
+                parameter.data = before.to(parameter.device)  # the same parameter: an embedding may share it
+                setattr(self, name, parameter)
+        return self
+
+
+class QuantizedLinear(Quantized):
     """A linear layer y = x W^T + bias with a quantized weight W (n, k). Its memory is not touched before it is loaded.
 
     scheme: how W is quantized. dtype: of the weight before it was rounded.

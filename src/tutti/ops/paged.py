@@ -1,4 +1,5 @@
-"""A paged cache: heads can be split, of queries and keys together, and the width of what is written.
+"""A paged cache: heads can be split, of queries and keys together, and the width of what is written. Attention of whole
+sequences can be split over these, too.
 
 With grouped queries, a split is over key heads, or within each group, whose key head is then on all ranks.
 """
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 
 import tutti.nn.paged_attention
-import tutti.nn.paged_write  # noqa: F401  (registers the operators)
+import tutti.nn.paged_write
+import tutti.nn.sequence_attention  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ir.step_graph import Call
 from tutti.nn.paged_attention import ROUNDED
@@ -18,17 +20,27 @@ from tutti.ops.registry import named, rules, shape_of
 
 ops = torch.ops.tutti
 ATTENTION, WRITE, WRITE_IN_PLACE = ops.paged_attention.default, ops.paged_write.default, ops.paged_write_.default
+SEQUENCES = ops.sequence_attention.default
+
+
+def _added(node: Call) -> str:
+    """Operands by head, where there are some."""
+    given = (("sinks", "(g r)"), ("bias", "(g r) k!"))
+    return "".join(f", {x}" for name, x in given if node.kwargs.get(name) is not None)
 
 
 def _attention(node: Call):
-    heads, groups = shape_of(node.args[0])[1], shape_of(node.args[1])[1]
-    added = "".join(
-        f", {x}" for name, x in (("sinks", "(g r)"), ("bias", "(g r) k!")) if node.kwargs.get(name) is not None
-    )
+    heads, groups, added = shape_of(node.args[0])[1], shape_of(node.args[1])[1], _added(node)
     if node.args[1].meta["val"].dtype in ROUNDED:  # a row has its scale in it
         line = f"t! (g r) d!, n! g c!, n! g f!, s! b!, u!, s!{added} -> t! (g r) e!"
     else:
         line = f"t! (g r) d!, n! g d!, n! g e, s! b!, u!, s!{added} -> t! (g r) e | ~2"
+    return line, {"g": groups, "r": heads // groups}
+
+
+def _sequences(node: Call):
+    heads, groups = shape_of(node.args[0])[2], shape_of(node.args[1])[2]
+    line = f"b t! (g r) d!, b t! g d!, b t! g e{_added(node)} -> b t! (g r) e | ~2"
     return line, {"g": groups, "r": heads // groups}
 
 
@@ -39,7 +51,7 @@ def _write(node: Call) -> str:
     return "n! h d, t! h d, t! -> n! h d | ~01"
 
 
-rules({ATTENTION: _attention, WRITE: _write})
+rules({ATTENTION: _attention, SEQUENCES: _sequences, WRITE: _write})
 
 
 def _seen(node: Call) -> int:
@@ -51,6 +63,13 @@ def _seen(node: Call) -> int:
 def _flops(node: Call) -> int:
     tokens, heads, width = shape_of(node.args[0])
     return 2 * tokens * heads * _seen(node) * (width + shape_of(node.args[2])[2])
+
+
+def _flops_of_sequences(node: Call) -> int:
+    """Each token sees half of the tokens, or the window."""
+    (rows, t, heads, width), value = shape_of(node.args[0]), shape_of(node.args[2])
+    seen = min(t / 2, named(node.target, node.args, node.kwargs)["window"] or t)
+    return int(2 * rows * t * heads * seen * (width + value[3]))
 
 
 def _seconds(device: Any, call: Any) -> float:
@@ -68,5 +87,5 @@ def _write_seconds(device: Any, call: Any) -> float:
     return device.stream_seconds(2 * tokens * heads * width * call.dtype.itemsize, "scatter", call.dtype)
 
 
-FLOPS[ATTENTION] = _flops
+FLOPS |= {ATTENTION: _flops, SEQUENCES: _flops_of_sequences}
 SECONDS |= {ATTENTION: _seconds, WRITE: _write_seconds, WRITE_IN_PLACE: _write_seconds}

@@ -17,7 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-import tutti.nn.paged_write  # noqa: F401  (registers the operators)
+import tutti.nn.paged_write
+import tutti.nn.sequence_attention  # noqa: F401  (registers the operators)
 from tutti.nn.paged_attention import row_size
 from tutti.serve.families import own_forwards
 from tutti.serve.rotary import by_span
@@ -141,6 +142,18 @@ class _Paged(Attention):
         )  # fmt: skip
 
 
+class Sequences(Attention):
+    """Attention of whole sequences, t tokens each, one behind the other, with the bits of a step of the engine."""
+
+    def __init__(self, t: int):
+        super().__init__()
+        self.reach = t
+
+    def __call__(self, place: Place, query: Tensor, key: Tensor, value: Tensor, scale: float, options: dict) -> Tensor:
+        rows = (x.unflatten(0, (-1, self.reach)) for x in (query, key, value))
+        return ops.sequence_attention(*rows, scale=scale, **options).flatten(0, 1)
+
+
 class Probe(Attention):
     """Notes what each call caches. Its results are zero."""
 
@@ -247,6 +260,19 @@ def logits(model: Any, tokens: Tensor, positions: Tensor, rows: Tensor | None = 
     if (attention := _current.get(None)) is not None:
         attention.positions = positions
     return model(**given, position_ids=positions[None], use_cache=False, **kept).logits[0]
+
+
+def sequence_logits(model: Any, ids: Tensor) -> Tensor:
+    """The logits (rows, t, vocabulary) after each token of sequences ids (rows, t), padded at the end, without
+    gradients. A Function of level O0 on a CPU gives them the bits of the engine's steps, if its plan splits the same
+    sums; not for rotary embeddings that depend on the length of a sequence.
+
+    Raises ValueError for attention that cannot be paged.
+    """
+    rows, t = ids.shape
+    positions = torch.arange(t, device=ids.device).repeat(rows)
+    with calling(model, Sequences(t)):
+        return logits(model, ids.flatten(), positions).unflatten(0, (rows, t))
 
 
 def layers_of(model: nn.Module) -> list[Layer]:

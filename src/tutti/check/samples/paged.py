@@ -1,4 +1,4 @@
-"""A paged cache: sequences of several lengths, some without tokens, and tokens of none."""
+"""A paged cache: sequences of several lengths, some without tokens, and tokens of none; and whole sequences."""
 
 import torch
 
@@ -28,6 +28,19 @@ def paged_attention(d: Draw):
                "bias": d.floats(groups * r, 3, dtype=dtype) if causal and d.flag() else None, 
                "causal": causal}  # fmt: skip
     return (query, keys, values, tables.view(2, -1)[:, :2].int().contiguous(), starts, lengths), options
+
+
+@samples(ops.sequence_attention.default)
+def sequence_attention(d: Draw):
+    rows, t, groups, r = d.size((1, 2, 4)), d.size((1, 3)), d.size((1, 2, 3)), d.size((1, 2))
+    width, value_width, dtype = d.size((2, 4)), d.size((2, 4)), d.dtype()
+    query = d.floats(rows, t, groups * r, width, dtype=dtype)
+    key = d.floats(rows, t, groups, width, dtype=dtype)
+    value = d.floats(rows, t, groups, value_width, dtype=dtype)
+    options = {"scale": 0.5, "window": d.pick([0, 2]), "softcap": d.pick([0.0, 2.0]),
+               "sinks": d.floats(groups * r, dtype=dtype) if d.flag() else None,
+               "bias": d.floats(groups * r, 3, dtype=dtype) if d.flag() else None}  # fmt: skip
+    return (query, key, value), options
 
 
 @samples(ops.paged_write.default)
