@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from tutti.align.arguments import is_adapted
 from tutti.align.sequences import IGNORED
@@ -48,22 +44,21 @@ class Rollout:
 class Sampler:
     """Generates with the weights of a model that is trained.
 
-    model: the causal language model, maybe with adapters. tokenizer: of texts. sampling: of all completions;
-    `max_tokens` says how long they may be. longest: tokens of a prompt and its completion. most: sequences at once.
+    model: the causal language model, maybe with adapters; the engine shares its frozen parameters. tokenizer: of texts.
+    sampling: of all completions; `max_tokens` says how long they may be. longest: tokens of a prompt and its
+    completion. most: sequences at once.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, longest: int, most: int, **options: Any):
-        self.model, self.sampling = model, sampling
-        self.plain = plain_model(model) if is_adapted(model) else model
+        self.sampling = sampling
+        served = model.get_base_model() if is_adapted(model) else model  # its layers have the adapters
         blocks = most * math.ceil((longest + 1) / BLOCK) + 8
-        defaults = {"plan": "auto", "self_check": False}
-        self.engine = Engine(self.plain, tokenizer=tokenizer, block=BLOCK, blocks=blocks, most=most,
+        defaults = {"plan": "auto", "self_check": False, "share_frozen": is_adapted(model)}
+        self.engine = Engine(served, tokenizer=tokenizer, block=BLOCK, blocks=blocks, most=most,
                              budget=max(512, most), longest=longest, **{**defaults, **options})  # fmt: skip
 
     def update(self, weights: Any) -> int:
         """Take the weights of a step. Returns the bytes received."""
-        if is_adapted(self.model):
-            return self.engine.update(merged_weights(self.model))
         return self.engine.update(weights)
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int, seed: int) -> list[list[Rollout]]:
@@ -89,31 +84,6 @@ class Sampler:
 
     def _sampling(self, count: int, seed: int) -> Sampling:
         return replace(self.sampling, n=count, seed=seed, logprobs=0, scaled_logprobs=True)
-
-
-def plain_model(model: Any) -> nn.Module:
-    """The model that adapters change, as a copy of its own without them, whose weights `merged_weights` gives."""
-    return copy.deepcopy(model).merge_and_unload()
-
-
-@torch.no_grad()
-def merged_weights(model: Any) -> dict[str, Tensor]:
-    """The weights of a model of peft with its adapters added, under the names of the model without them."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    base = model.get_base_model()
-    weights: dict[str, Tensor] = {}
-    changed: dict[str, Any] = {}
-    for path, module in base.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            added = copy.deepcopy(module)
-            added.merge()  # of all kinds: that of DoRA scales the weight, and that of IA3 multiplies it
-            changed |= {f"{path}.{name}": x for name, x in added.get_base_layer().state_dict().items()}
-    for name, x in base.state_dict().items():
-        own = name.replace(".base_layer.", ".")
-        if "lora_" not in own:
-            weights[own] = changed.get(own, x)
-    return weights
 
 
 def _rollout(prompt: list[int], completion: Any) -> Rollout:
