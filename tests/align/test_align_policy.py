@@ -274,7 +274,8 @@ def test_a_saved_policy_is_a_plain_model(tmp_path):
     made = trainer("ppo", tmp_path)
     made.train()
     made.save_model(str(tmp_path / "model"))
-    found, about = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    found, about = loaded
     assert not about["unexpected_keys"] and not about["missing_keys"]
     assert torch.equal(found.lm_head.weight, made.model.lm_head.weight)
 
