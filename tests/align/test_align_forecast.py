@@ -15,14 +15,14 @@ from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
 from tutti.plan.layout import Layout, Split
 
-SIZES = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=4)  # fmt: skip
+SIZES: dict[str, Any] = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                             num_attention_heads=4, num_key_value_heads=4)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: Any) -> str:
     path = str(tmp_path_factory.mktemp("model"))
-    LlamaConfig(**SIZES).save_pretrained(path)  # pyright: ignore
+    LlamaConfig(**SIZES).save_pretrained(path)
     return path
 
 
@@ -32,7 +32,7 @@ def captured(folder: str) -> Captured:
 
 
 def planner(captured: Captured, cluster: Cluster, **sizes: Any) -> Planner:
-    usual = dict(
+    usual: dict[str, Any] = dict(
         completions=8, generations=4, prompt=16, tokens=16, batch=8, epochs=1, reference=True, reward_model=True
     )
     return Planner(

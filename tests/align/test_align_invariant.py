@@ -37,6 +37,20 @@ def test_bits_are_equal_after_each_update(name, options, tmp_path):
     assert abs(kl[1]) > 1e-4 and logs(made, "grad_norm")[0] > 0
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_adapters_have_equal_bits(tmp_path):
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "down_proj", "lm_head"], task_type="CAUSAL_LM")
+    options = small.policy_options(tmp_path, batch_invariant=True, max_steps=3, num_ppo_epochs=1)
+    made = PPOTrainer(small.model(), vowels, PPOConfig(**options), train_dataset=PROMPTS,
+                      processing_class=small.tokenizer(), peft_config=lora)  # fmt: skip
+    made.train()
+    assert logs(made, "sampling/logprob_difference/max") == [0, 0, 0]
+    kl = logs(made, "objective/kl")
+    assert kl[0] == 0 and abs(kl[1]) > 1e-5
+
+
 def test_rounds_written_ahead_are_scored_with_the_weights_of_now(tmp_path):
     made = trainer(tmp_path, (GRPOTrainer, GRPOConfig), max_steps=3, staleness=1, num_generations=4)
     made.train()

@@ -22,9 +22,10 @@ from tutti.align import (
     RLOOTrainer,
 )
 from tutti.align.policy import completions_of
-from tutti.align.rollout import merged_weights, plain_model
+from tutti.align.rollout import Sampler
 from tutti.align.scoring import ModelReward
 from tutti.align.sequences import IGNORED
+from tutti.serve import Sampling
 
 PROMPTS = [{"prompt": f"{i}+{i}=", "target": "a"} for i in range(8)]
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -191,29 +192,69 @@ def test_it_stops_where_the_divergence_is_too_large(tmp_path):
     assert logs(made, "stopped_by_kl") and made.state.global_step < 20
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
-@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "module", "tokens", "tied", "tied module", "tied tokens"])
-def test_weights_with_adapters_give_what_the_adapted_model_does(kind):
+def adapted(kind: str) -> Any:
+    """A model with adapters that change it."""
     from peft import IA3Config, LoraConfig, get_peft_model
 
-    lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], use_dora=kind == "dora")
-    ia3 = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+    targets = {"embedding": ["embed_tokens", "q_proj"], "head": ["lm_head"]}.get(kind.removeprefix("tied "))
+    lora = LoraConfig(r=4, target_modules=targets or ["q_proj", "down_proj"], use_dora=kind == "dora")
     if "module" in kind:
         lora.modules_to_save = ["embed_tokens" if "tied" in kind else "lm_head", "norm"]
     if "tokens" in kind:
         lora.trainable_token_indices = {"embed_tokens": [5, 7, 20]}
-    if kind == "tied":
-        lora.target_modules = ["embed_tokens", "q_proj"]
-    tuned = get_peft_model(small.model(tie_word_embeddings="tied" in kind), ia3 if kind == "ia3" else lora).eval()
-    plain = plain_model(tuned)
+    ia3 = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+    return get_peft_model(small.model(tie_word_embeddings="tied" in kind), ia3 if kind == "ia3" else lora)
+
+
+def change(model: Any) -> None:
+    """Change the parameters that learn."""
     with torch.no_grad():
-        for x in tuned.parameters():
+        for x in model.parameters():
             if x.requires_grad:
                 x += 0.1 * torch.randn_like(x)
-    plain.load_state_dict({k: x for k, x in merged_weights(tuned).items() if k in plain.state_dict()})
-    ids = torch.arange(5, 25).unsqueeze(0)
-    torch.testing.assert_close(plain(ids).logits, tuned(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+@pytest.mark.parametrize("plan", ["single", "tp2"])
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "embedding", "head", "module", "tokens", "tied embedding",
+                                  "tied module", "tied tokens"])  # fmt: skip
+def test_the_engine_generates_with_the_adapters_of_the_moment(kind, plan):
+    tuned = adapted(kind)
+    sampler = Sampler(tuned, small.tokenizer(), Sampling(max_tokens=8), 32, 4, plan=plan,
+                      cluster="cpu:2" if plan == "tp2" else "cpu:1")  # fmt: skip
+    used = (x for name, x in tuned.named_parameters() if "original_module" not in name)
+    frozen = {x.data_ptr() for x in used if not x.requires_grad}
+    store = sampler.engine.runner.store
+    for _ in range(2):
+        change(tuned)
+        sampler.update(tuned.state_dict())
+        ((rollout,),) = sampler.generate([[5, 6, 7]], 1, seed=0)
+        with torch.no_grad():
+            logits = tuned.eval()(torch.tensor([rollout.prompt + rollout.tokens])).logits[0].log_softmax(-1)
+        expected = logits[2:-1].gather(1, torch.tensor(rollout.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(rollout.logprobs), expected, rtol=0, atol=1e-5)
+    held = {x.data_ptr() for parts in store.parts for x in parts.values()}
+    assert (plan == "tp2" and not frozen & held) or frozen <= held, "frozen parameters are not copied"
+    own = {x.data_ptr() for x in tuned.parameters() if x.requires_grad}
+    assert not own & held, "those that learn are: a step may change them while the engine generates"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_adapters_of_a_quantized_engine_are_not_rounded(quantize):
+    from peft import LoraConfig, get_peft_model
+
+    tuned = get_peft_model(small.model(hidden_size=64), LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+    sampler = Sampler(tuned, small.tokenizer(), Sampling(max_tokens=8), 32, 4, quantize=quantize)
+    change(tuned)
+    sampler.update(tuned.state_dict())
+    store, layer = sampler.engine.runner.store, "model.layers.0.self_attn.q_proj"
+    own = tuned.get_base_model().state_dict()
+    for name in (f"{layer}.lora_A.default.weight", f"{layer}.lora_B.default.weight"):
+        assert torch.equal(store.whole(f"param:model.{name}"), own[name])
+    assert store.whole(f"param:model.{layer}.base_layer.q").dtype != torch.float32
+    assert len(sampler.generate([[5, 6, 7]], 1, seed=0)[0][0].tokens) > 0
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
@@ -251,7 +292,8 @@ def test_a_saved_policy_is_a_plain_model(tmp_path):
     made = trainer("ppo", tmp_path)
     made.train()
     made.save_model(str(tmp_path / "model"))
-    found, about = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)  # pyright: ignore
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    found, about = loaded
     assert not about["unexpected_keys"] and not about["missing_keys"]
     assert torch.equal(found.lm_head.weight, made.model.lm_head.weight)
 

@@ -354,3 +354,23 @@ def test_the_same_id_twice_reports_the_whole_prompt():
     for _ in range(2):
         output = made.generate([Request(prompt, Sampling(max_tokens=1, prompt_logprobs=0), id="same")])[0]
         assert [x.token for x in output.prompt_logprobs] == prompt[1:]
+
+
+def test_frozen_parameters_are_shared_until_they_get_other_values():
+    model = tiny.model().requires_grad_(False)
+    model.lm_head.weight.requires_grad_(True)
+    made = Engine(model, plan="single", blocks=32, share_frozen=True)
+    held, before = made.runner.store.parts[0], {name: x.clone() for name, x in model.state_dict().items()}
+    for name, x in model.named_parameters():
+        assert (held[f"param:model.{name}"].data_ptr() == x.data_ptr()) == (not x.requires_grad), name
+    made.update(model.state_dict())
+    assert held["param:model.model.norm.weight"].data_ptr() == model.model.norm.weight.data_ptr()
+    made.update({name: x + 1 for name, x in before.items()})
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, before[name]), "the model is not written into"
+        if f"param:model.{name}" in held:
+            assert torch.equal(held[f"param:model.{name}"], before[name] + 1)
+    prompts, sampling = tiny.prompts(5, 9), Sampling(max_tokens=6, temperature=0)
+    model.load_state_dict({name: x + 1 for name, x in before.items()})
+    expected = Engine(model, plan="single", blocks=32).generate(prompts, sampling)
+    assert [x.tokens for x in made.generate(prompts, sampling)] == [x.tokens for x in expected]

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.align.arguments import is_adapted
 from tutti.align.sequences import IGNORED, learned
 from tutti.serve.attention import sequence_logits
 from tutti.serve.rotary import scaling_of
@@ -26,8 +25,6 @@ def check_invariant(model: Any, engine: Mapping[str, Any]) -> None:
     device = next(model.parameters()).device
     if device.type != "cpu":
         raise ValueError(f"batch_invariant needs the kernels of a CPU, and the model is on {device}")
-    if is_adapted(model):
-        raise ValueError("batch_invariant with adapters: the engine adds them to the weights, which rounds otherwise")
     if scaling_of(model) is not None:
         raise ValueError("batch_invariant with rotary embeddings that depend on the length of a sequence: a token of a "
                          "padded batch has other ones than in the engine")  # fmt: skip

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tutti.align.arguments import is_adapted
-from tutti.align.rollout import Groups, Sampler, merged_weights, plain_model
+from tutti.align.rollout import Groups, Sampler
 from tutti.exec.runtime import alone, from_rank_0, gathered, in_group
 from tutti.hardware import local
 from tutti.serve import Request
@@ -83,13 +83,13 @@ class Apart(Sampler):
     """
 
     def __init__(self, model: Any, *args: Any, workers: int, threads: int, **options: Any):
-        plain = plain_model(model) if is_adapted(model) else model
-        self.model, self.sampling = model, args[1]
-        self.entries = [Entry(name, x.shape, x.dtype) for name, x in plain.named_parameters()]
+        served = model.get_base_model() if is_adapted(model) else model
+        self.sampling = args[1]
+        self.entries = [Entry(name, x.shape, x.dtype) for name, x in served.named_parameters()]
         self.writers: list[Writer] = []
         self.asked, self.answered = 0, 0  # calls of `begin`
         self.answers: dict[int, Groups] = {}
-        from_rank_0(lambda: self._start(plain, workers, threads, args, options))
+        from_rank_0(lambda: self._start(model, workers, threads, args, options))
 
     def _start(self, model: Any, workers: int, threads: int, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -100,11 +100,7 @@ class Apart(Sampler):
 
     def update(self, weights: Any) -> int:
         """As `Sampler.update`. Returns the bytes of the weights, which all writers read from one block of memory."""
-        whole = (
-            merged_weights(self.model)
-            if is_adapted(self.model)
-            else whole_weights(weights, [x.name for x in self.entries])
-        )
+        whole = whole_weights(weights, [x.name for x in self.entries])
         from_rank_0(lambda: self._send_weights(whole))
         return sum(x.bytes for x in self.entries)
 
@@ -213,7 +209,7 @@ def _devices(first: torch.device, count: int) -> list[torch.device]:
 
 def _with_parameters(model: nn.Module, device: torch.device | str) -> nn.Module:
     """A copy of a model with zeros for parameters, or none on the meta device, and the model's buffers."""
-    zeros = {id(x): nn.Parameter(torch.zeros(x.shape, dtype=x.dtype, device=device), requires_grad=False)
+    zeros = {id(x): nn.Parameter(torch.zeros(x.shape, dtype=x.dtype, device=device), x.requires_grad)
              for x in model.parameters()}  # fmt: skip
     return copy.deepcopy(model, {**zeros, **{id(x): x for x in model.buffers()}})
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from tutti.align.arguments import is_adapted
 from tutti.align.sequences import IGNORED
@@ -52,22 +47,21 @@ Groups = list[list[Rollout]]  # of each request
 class Sampler:
     """Generates with the weights of a model that is trained.
 
-    model: the causal language model, maybe with adapters. tokenizer: of texts. sampling: of all completions;
-    `max_tokens` says how long they may be. longest: tokens of a prompt and its completion. most: sequences at once.
+    model: the causal language model, maybe with adapters; the engine shares its frozen parameters. tokenizer: of texts.
+    sampling: of all completions; `max_tokens` says how long they may be. longest: tokens of a prompt and its
+    completion. most: sequences at once.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, longest: int, most: int, **options: Any):
-        self.model, self.sampling = model, sampling
-        self.plain = plain_model(model) if is_adapted(model) else model
+        self.sampling = sampling
+        served = model.get_base_model() if is_adapted(model) else model  # its layers have the adapters
         blocks = most * math.ceil((longest + 1) / BLOCK) + 8
-        defaults = {"plan": "auto", "self_check": False}
-        self.engine = Engine(self.plain, tokenizer=tokenizer, block=BLOCK, blocks=blocks, most=most,
+        defaults = {"plan": "auto", "self_check": False, "share_frozen": is_adapted(model)}
+        self.engine = Engine(served, tokenizer=tokenizer, block=BLOCK, blocks=blocks, most=most,
                              budget=max(512, most), longest=longest, **{**defaults, **options})  # fmt: skip
 
     def update(self, weights: Any) -> int:
         """Take the weights of a step. Returns the bytes received."""
-        if is_adapted(self.model):
-            return self.engine.update(merged_weights(self.model))
         return self.engine.update(weights)
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int, seed: int) -> Groups:
@@ -98,55 +92,6 @@ class Sampler:
 
     def _sampling(self, count: int, seed: int) -> Sampling:
         return replace(self.sampling, n=count, seed=seed, logprobs=0, scaled_logprobs=True)
-
-
-def plain_model(model: Any) -> nn.Module:
-    """The model that adapters change, as a copy of its own without them, whose weights `merged_weights` gives.
-
-    If adapters change one of two tied embeddings, those of the copy are not tied.
-    """
-    with warnings.catch_warnings():
-        for what in ("Model with `tie_word_embeddings=True`", "Input and output embeddings are no longer tied"):
-            warnings.filterwarnings("ignore", what)  # of merging, after which the copy's are not tied
-        plain: Any = copy.deepcopy(model).merge_and_unload()
-    inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
-    embeddings = model.get_input_embeddings(), model.get_output_embeddings()
-    adapted = any(part is x for part in adapted_parts(model).values() for x in embeddings)
-    if adapted and outer is not None and outer.weight is inner.weight:
-        outer.weight = nn.Parameter(outer.weight.detach().clone(), outer.weight.requires_grad)
-        plain.config.tie_word_embeddings = plain.config.get_text_config().tie_word_embeddings = False
-    return plain
-
-
-def adapted_parts(model: Any) -> dict[str, Any]:
-    """The outermost modules of peft within a model of peft, by their names in the model without adapters."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
-    parts: dict[str, Any] = {}
-    for path, module in model.get_base_model().named_modules():
-        within = any(path.startswith(f"{x}.") for x in parts)
-        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not within:
-            parts[path] = module
-    return parts
-
-
-@torch.no_grad()
-def merged_weights(model: Any) -> dict[str, Tensor]:
-    """The weights of a model of peft with its adapters added, and with the modules and tokens that are trained beside
-    them, under the names of the model without them."""
-    parts = adapted_parts(model)
-    inside = tuple(f"{path}." for path in parts)
-    weights = {name: x for name, x in model.get_base_model().state_dict().items() if not name.startswith(inside)}
-    for path, part in parts.items():
-        merged = copy.deepcopy(part)
-        if hasattr(merged, "unload_and_optionally_merge_module"):
-            plain = merged.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
-        else:
-            merged.merge()  # of all kinds: that of DoRA scales the weight, and that of IA3 multiplies it
-            plain = merged.get_base_layer()
-        weights |= {f"{path}.{name}": x for name, x in plain.state_dict().items()}
-    return weights
 
 
 def _rollout(prompt: list[int], completion: Any) -> Rollout:

@@ -24,7 +24,7 @@ from tutti.tracing import optimizers
 from tutti.tracing.capture import device_of
 from tutti.tracing.function import Captured, capture_function
 from tutti.tracing.holdings import Holdings
-from tutti.tracing.remote import shaped
+from tutti.tracing.remote import home_of, shaped
 
 
 class Store(LiveStore):
@@ -38,15 +38,19 @@ class Store(LiveStore):
 
     live: the objects have the values that functions compute, and functions those that are written into the objects
         (docs/concepts/live.md). Without it the store begins with copies, and the objects stay as they are.
+    share_frozen: without `live`, parameters that require no gradients are not copied where a process holds them whole:
+        nobody may write into them.
 
     The first function of a store chooses the mesh. Each tensor gets its layout from the plan of the first function that
     uses it; `relayout` changes layouts. `save` and `load` are checkpoints.
     """
 
-    def __init__(self, *, fp32_master_weights: bool = False, live: bool = True, **objects: Any):
+    def __init__(
+        self, *, fp32_master_weights: bool = False, live: bool = True, share_frozen: bool = False, **objects: Any
+    ):
         self.holdings = Holdings(objects, fp32_master_weights)
         super().__init__(device_of(self.holdings.root))
-        self.is_live = live
+        self.is_live, self.share_frozen = live, share_frozen
         self.attributes: frozenset[str] = frozenset()
         self.arrangement: tuple = ()  # the mesh and the layouts, if `relayout` has changed them
         self._home: tuple[Mesh, dict[str, Layout]] = {}, {}  # as functions chose them
@@ -140,12 +144,19 @@ class Store(LiveStore):
             self.live.take(values)
             self.live.release()  # parameters that an optimizer's first state was made for
         else:
-            self.begin((name, x.detach()) for name, x in values)
+            self.begin((name, x.detach()) for name, x in values if not self._shares(name, x))
         self.begin((name, x) for name, x in self._given.items() if name in names)
         if self._loaded:
             held = self.held()
             known = names & self._loaded.tensors.keys()  # others were not used when it was saved
             self._loaded.load({name: held[name] for name in sorted(known) if held[name].spec.bytes})
+
+    def _shares(self, name: str, x: torch.Tensor) -> bool:
+        """Share the memory of a parameter, if that is wanted and possible."""
+        wanted = self.share_frozen and name.startswith("param:") and not x.requires_grad and home_of(x) is None
+        if wanted := wanted and x.device == self.device and self.can_share(name, x):
+            self.share(name, x.detach())
+        return wanted
 
     def stored(self, graph: StepGraph) -> dict[str, Layout]:
         """The layouts of a graph's inputs that are placed already, by label; their labels become those of the store."""

@@ -19,13 +19,14 @@ def pack(store: TensorStore, blank: str = "") -> None:
     """Move the stored tensors of each local rank into one block of memory with large pages.
 
     Tensors must be replaced in place from then on, or the block outlives them. blank: how the names of tensors begin
-    that are zero; their memory is not touched. Nothing changes for stores on other devices, stores with a budget of
-    memory, and systems without such pages.
+    that are zero; their memory is not touched. Shared tensors stay where they are. Nothing changes for stores on other
+    devices, stores with a budget of memory, and systems without such pages.
     """
     if store.device.type != "cpu" or store.budgets or not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     for held in store.parts:
-        sizes = {name: -(-x.nbytes // LINE) * LINE for name, x in held.items() if x.nbytes}
+        sizes = {name: -(-x.nbytes // LINE) * LINE for name, x in held.items()
+                 if x.nbytes and name not in store.shared}  # fmt: skip
         memory = mmap.mmap(-1, sum(sizes.values()) + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # the system has them disabled
             memory.madvise(mmap.MADV_HUGEPAGE)

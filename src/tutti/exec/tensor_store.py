@@ -110,6 +110,11 @@ class TensorStore:
         self.parts[0][name] = whole
         self.shared.add(name)
 
+    def unshare(self, name: str) -> None:
+        """Give a shared tensor memory of its own."""
+        self.shared.discard(name)
+        self.parts[0][name] = self.parts[0][name].clone()
+
     def drop(self, names: Iterable[str]) -> None:
         """Store some tensors no more."""
         for name in names:

@@ -96,6 +96,8 @@ class Engine:
     adapters: folders of LoRA adapters of `peft` by name, which requests choose.
     quantize: "int8" or "int4" rounds the weights of linear layers (`serve.quantize`), not those of adapters.
     seed: of requests that have none.
+    share_frozen: whether parameters of the model that require no gradients are not copied, where a process holds them
+        whole: nobody may write into them while the engine is used.
     self_check: whether to compare the engine's logits with those of the model's own forward pass (`serve.self_check`).
 
     Raises ValueError for models whose attention cannot be paged or that would be served wrongly, and for a cache that
@@ -125,6 +127,7 @@ class Engine:
         quantize: Quantize = "",
         seed: int = 0,
         self_check: bool = True,
+        share_frozen: bool = False,
     ):
         folder, source = None, None
         if isinstance(model, Step):
@@ -149,7 +152,7 @@ class Engine:
         self.adapters = Adapters(model, adapters) if adapters else None
         self.runner = Runner(model, block=block, blocks=blocks, memory=memory, host_memory=host_memory, budget=budget,
                              most=most, longest=longest or _positions(self.config), adapters=self.adapters,
-                             cache_dtype=cache_dtype,
+                             cache_dtype=cache_dtype, share_frozen=share_frozen,
                              options={"cluster": cluster, "plan": plan, "level": level})  # fmt: skip
         self.bytes = read(self.runner.store, model, folder) if folder else 0
         self.longest = self.runner.longest

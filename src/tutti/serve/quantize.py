@@ -16,11 +16,13 @@ from tutti.nn.quantized_linear import QuantizedLinear
 from tutti.nn.scheme import Scheme
 
 Quantize = Literal["", "int8", "int4"]
+FACTOR = ".lora_"  # in the paths of factors of adapters
 SCHEMES = {"int8": Scheme(bits=8, group=None), "int4": Scheme(bits=4, group=64)}
 
 
 def quantized(model: nn.Module, kind: str, load: bool) -> nn.Module:
-    """A copy of a causal language model with quantized linear layers. It shares all other tensors.
+    """A copy of a causal language model with quantized linear layers. It shares all other tensors, those of adapters of
+    `peft` among them.
 
     load: whether the model's weights are rounded now. Raises ValueError for an unknown kind, for layers that the kind
     cannot hold and for a model without linear layers.
@@ -29,7 +31,8 @@ def quantized(model: nn.Module, kind: str, load: bool) -> nn.Module:
         raise ValueError(f"quantize={kind!r}; expected {' or '.join(map(repr, SCHEMES))}")
     made = sharing_copy(model)
     output = made.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-    found = {path: x for path, x in made.named_modules() if type(x) is nn.Linear and x is not output}
+    found = {path: x for path, x in made.named_modules()
+             if type(x) is nn.Linear and x is not output and FACTOR not in path}  # fmt: skip
     if not found:
         raise ValueError(f"{type(model).__name__} has no linear layers to quantize")
     for path, layer in found.items():

@@ -56,12 +56,13 @@ class Runner:
 
     model: a model that generates. block: tokens of a block. blocks: number of blocks, or None: as many as `memory`
     bytes hold. host_memory: bytes for blocks on the host. budget, most: tokens and sequences of a step. longest: tokens
-    of a sequence, at most. options: those of `tutti.function`. adapters: of the requests.
+    of a sequence, at most. options: those of `tutti.function`. adapters: of the requests. share_frozen: as for the
+    engine.
     """
 
     def __init__(self, model: nn.Module, *, block: int, blocks: int | None, memory: int, host_memory: int, budget: int,
                  most: int, longest: int, options: dict[str, Any], adapters: Adapters | None = None,
-                 cache_dtype: CacheDtype = ""):  # fmt: skip
+                 cache_dtype: CacheDtype = "", share_frozen: bool = False):  # fmt: skip
         self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
         self.layers, self.scaling = layers_of(model), scaling_of(model)
@@ -83,7 +84,8 @@ class Runner:
         self.width = -(-self.longest // block)  # blocks of a sequence
         self.cache = empty_cache(self.layers, self.blocks * block, self.cache_dtype, device)
         objects: dict[str, Any] = {"model": model, "cache": self.cache} | ({"adapters": adapters} if adapters else {})
-        self.store = Store(live=False, **objects)  # it packs, rounds and updates them; the model can be trained
+        # it packs, rounds and updates them; the model can be trained
+        self.store = Store(live=False, share_frozen=share_frozen, **objects)
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
         self.sizes = buckets(budget, between=device.type == "cpu")  # a GPU computes few rows more in the same time
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape

@@ -24,6 +24,7 @@ from tutti.plan.layout import devices
 from tutti.serve import compressed
 
 PREFIX = "param:model."  # of parameters in the engine's store
+OF_PEFT = "base_model.model."  # begins the names of a model within one of peft
 AT_ONCE = 1 << 30  # bytes of weights in memory while they are rounded
 
 Weights = Step | Store | Mapping[str, torch.Tensor]
@@ -136,9 +137,10 @@ def _in_place(store: TensorStore, name: str) -> Iterator[str]:
 def update(store: Store, model: nn.Module, weights: Weights) -> int:
     """Replace the parameters by those of a step or store in the same process, or of a state dict.
 
-    Between layouts on as many devices, each rank receives only the blocks that it lacks. Returns the bytes received
-    from other ranks, or placed where layouts cannot be moved (pipelines, other numbers of devices). Every rank of a job
-    must call it. Raises ValueError if a parameter is missing or has another shape.
+    Between layouts on as many devices, each rank receives only the blocks that it lacks. Shared parameters stay so
+    unless they have other values. Returns the bytes received from other ranks, or placed where layouts cannot be moved
+    (pipelines, other numbers of devices). Every rank of a job must call it. Raises ValueError if a parameter is missing
+    or has another shape.
     """
     if isinstance(weights, Step | Store):
         weights.look()
@@ -156,6 +158,10 @@ def update(store: Store, model: nn.Module, weights: Weights) -> int:
     count = 0
     for name, key in keys.items():
         assert key is not None
+        if name in store.shared:
+            if _is_held(store.parts[0][name], source, key, weights):
+                continue
+            store.unshare(name)
         if name not in layers and source is not None:
             with _in_place(store, name):
                 count += _take(store, name, source, key)
@@ -188,9 +194,18 @@ def whole_weights(weights: Weights, names: Iterable[str]) -> dict[str, torch.Ten
 
 
 def _key(name: str, known: Container[str]) -> str | None:
-    """The name of a parameter of the engine's store in other weights."""
+    """The name of a parameter of the engine's store in other weights, which may be those of a model of `peft` around
+    the engine's."""
     own = name.removeprefix(PREFIX)
-    return next((x for x in (name, f"param:{own}", own) if x in known), None)
+    names = (name, f"param:{own}", own, f"param:{OF_PEFT}{own}", f"{OF_PEFT}{own}")
+    return next((x for x in names if x in known), None)
+
+
+def _is_held(held: torch.Tensor, source: TensorStore | None, key: str, weights: Any) -> bool:
+    """Whether a tensor has the values of other weights. Every rank of a job must call it."""
+    shared = source is not None and key in source.shared
+    value = weights[key] if source is None else source.parts[0][key] if shared else source.whole(key)
+    return value.data_ptr() == held.data_ptr() or torch.equal(value.to(held.device), held)
 
 
 def _take(store: TensorStore, name: str, source: TensorStore, key: str) -> int:
