@@ -10,8 +10,11 @@ A Llama of 0.2 million parameters with 24 tokens goes through four steps, and tw
 `DPOTrainer` learns from the pairs of step 3, and `GRPOTrainer` from the true reward. By seed and step:
 
 - `true reward`: the share of sampled completions that are a sum with the result that was asked for.
-- `kl`: nats a completion from the fine-tuned model, the mean of the last rounds.
+- `kl`: from the fine-tuned model, the mean of the last rounds, in nats a completion (PPO) or a token (GRPO).
 - `seconds`: of the wall clock.
+- `curve`: as logged each five steps: rewards of the reward model (PPO), accuracies of pairs (DPO), true rewards (GRPO).
+
+`results/align_demo.svg` draws the curves.
 """
 
 from __future__ import annotations
@@ -187,6 +190,23 @@ def one(seed: int, quick: bool) -> dict[str, Any]:
     return figures
 
 
+def draw(rows: dict[str, Any], to: Path) -> None:
+    """The learning curves, a panel for each algorithm and a line for each seed."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams["svg.hashsalt"] = "tutti"
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    titles = {"PPO": "reward of the reward model", "DPO": "accuracy of pairs", "GRPO": "true reward"}
+    for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+        for seed, row in rows.items():
+            curve = row[name]["curve"]
+            axes.plot(range(5, 5 * len(curve) + 1, 5), curve, label=seed)
+        axes.set(title=f"{name}: {title}", xlabel="step")
+        axes.legend()
+    figure.savefig(to, metadata={"Date": None})
+
+
 def _with_one_output(config: Any) -> Any:
     config.num_labels = 1
     return config
@@ -198,7 +218,9 @@ def run(quick: bool) -> dict[str, Any]:
     begin, rows = time.perf_counter(), {f"seed {x}": one(x, quick) for x in seeds}
     gain = {x: min(row[x]["true reward"] - row["SFT"]["true reward"] for row in rows.values())
             for x in ("PPO", "DPO", "GRPO")}  # fmt: skip
-    return {"rows": rows, "least gain over SFT": gain, "seconds": time.perf_counter() - begin}
+    if not quick:
+        draw(rows, harness.RESULTS / "align_demo.svg")
+    return {"rows": rows, "least gain": gain, "seconds": time.perf_counter() - begin}
 
 
 if __name__ == "__main__":
