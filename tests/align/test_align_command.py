@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import align_models as small
 from tutti.align.command import command
+from tutti.align.report import write_report
 
 OPTIONS = "max_steps = 2\nper_device_train_batch_size = 4\nlogging_steps = 1\nlearning_rate = 0.01\n"
 
@@ -52,6 +53,8 @@ def test_a_reward_model_and_a_policy(folder):
     state = json.loads((folder / "policy" / "trainer_state.json").read_text())
     assert {"rewards/vowels/mean", "rewards/LlamaForSequenceClassification/mean"} <= state["log_history"][0].keys()
     assert "eval_reward" in state["log_history"][-1]
+    page = (folder / "policy" / "report.html").read_text()
+    assert "<svg" in page and "<td>reward</td>" in page and "<h2>Completions</h2>" in page
 
 
 @pytest.mark.parametrize("kind", ["online_dpo", "best_of_n"])
@@ -124,3 +127,16 @@ def test_errors(folder):
     assert 'needs model = "..."' in message("sft", bad)
     bad.write_text("[[rewards")
     assert str(bad) in message("sft", bad)
+
+
+def test_a_report_escapes_what_models_write(tmp_path):
+    row = {
+        "step": 1,
+        "prompt": [{"role": "user", "content": "<b>"}],
+        "completion": "<script>x" + "y" * 999,
+        "reward": None,
+    }
+    (tmp_path / "completions.jsonl").write_text(json.dumps(row) + "\n")
+    page = write_report(tmp_path, "<run>", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "epoch": 1}]).read_text()
+    assert "<script>" not in page and "&lt;script&gt;" in page and "user: &lt;b&gt;" in page and "<run>" not in page
+    assert "y" * 600 not in page

@@ -43,6 +43,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from tutti.align.report import write_report
 from tutti.keywords import check_name
 from tutti.launch.launch import launch, rank, under_launcher
 
@@ -173,6 +174,8 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
     trainer_class, config = (getattr(algorithms, f"{NAMES[kind]}{x}") for x in ("Trainer", "Config"))
     values = {"report_to": "none", "save_strategy": "steps", "save_steps": 100, **run.options}
     names = [x.name for x in fields(config)]
+    if "log_completions" in names:
+        values = {"log_completions": True, **values}
     for key in values:
         check_name(key, names, f"{config.__name__} has no option {key!r}")
     out, args = Path(run.out), config(output_dir=run.out, **values)
@@ -202,6 +205,8 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
         trainer.save_state()
         for name, value in metrics.items():
             print(f"{name:30} {value:.6g}")
+        report = write_report(out, f"{out.name}: {kind}", trainer.state.log_history)
+        print(f"report                         {report}")
         print(f"model                          {out / 'model'}", flush=True)
 
 

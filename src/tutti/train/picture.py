@@ -35,7 +35,7 @@ def loss_curve(loss: tuple[list[int], list[float]], held_out: tuple[list[int], l
     axes.legend(frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def running_mean(values: list[float]) -> np.ndarray:
@@ -67,7 +67,7 @@ def plan_picture(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> str:
         where = " ".join(f"{axis} {place}" for axis, place in places)
         title = "optimizer state" if column % 2 else f"rank {column // 2}: {where}\nweight"
         axes.set_title(title, fontsize=8)
-    return _svg(figure)
+    return svg(figure)
 
 
 def coordinates(mesh: Mesh, rank: int) -> tuple[int, ...]:
@@ -138,9 +138,10 @@ def _runs(mask: np.ndarray) -> list[tuple[float, float]]:
     return runs
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """A figure as an SVG element of a page."""
     text = io.StringIO()
     with rc_context(_STYLE):
         figure.savefig(text, format="svg", transparent=True)
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :]
+    drawn = text.getvalue()
+    return drawn[drawn.index("<svg") :]

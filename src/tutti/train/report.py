@@ -15,15 +15,16 @@ from tutti.train.progress import clock
 Lines = list[dict[str, Any]]
 Rows = list[tuple[str, ...]]
 
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 2em auto; color: #222 }
+h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em } svg { max-width: 100% }
+table { border-collapse: collapse } th { font-weight: 600 }
+td, th { padding: .2em 1em .2em 0; text-align: left }
+tr { border-bottom: 1px solid #eee }
+pre { background: #f6f6f6; padding: 1em; font-size: 13px; white-space: pre-wrap }
+"""
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 2em auto; color: #222 }}
-h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin-top: 2em }} svg {{ max-width: 100% }}
-table {{ border-collapse: collapse }} th {{ font-weight: 600 }}
-td, th {{ padding: .2em 1em .2em 0; text-align: left }}
-tr {{ border-bottom: 1px solid #eee }}
-pre {{ background: #f6f6f6; padding: 1em; font-size: 13px; white-space: pre-wrap }}
-</style></head><body>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style></head><body>
 <h1>{title}</h1>
 {summary}
 <h2>Loss</h2>
@@ -49,15 +50,16 @@ def write_report(folder: Path, sample: str) -> Path:
     plan = Plan.load(folder / "plan.json")
     shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
     page = _PAGE.format(
+        style=STYLE,
         title=escape(f"{folder.name}: {config['model']['type']}, {facts['parameters'] / 1e6:.1f} M parameters"),
-        summary=_table(summary(lines, facts, config)),
+        summary=table(summary(lines, facts, config)),
         loss=loss_curve(history.series(lines, "loss"), history.series(lines, "held_out_loss")),
-        costs=_table(costs(lines, plan), header=("", "expected", "measured", "measured / expected")),
+        costs=table(costs(lines, plan), header=("", "expected", "measured", "measured / expected")),
         picture=plan_picture(plan, shapes),
         plan=escape(facts["plan"]),
         explain=f"<pre>{escape(facts['explain'])}</pre>" if facts["explain"] else "",
         sample=escape(sample),
-        config=_table([(key, str(value)) for key, value in flatten(config).items()]),
+        config=table([(key, str(value)) for key, value in flatten(config).items()]),
     )
     path = folder / "report.html"
     scratch = path.with_suffix(".tmp")
@@ -102,7 +104,7 @@ def _compare(expected: float | None, measured: float | None, scale: float, unit:
     return (*cells, f"{measured / expected:.2f}" if expected and measured else "")
 
 
-def _table(rows: Rows, header: tuple[str, ...] = ()) -> str:
+def table(rows: Rows, header: tuple[str, ...] = ()) -> str:
     if not rows:
         return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
