@@ -10,6 +10,8 @@ import align_models as small
 import pytest
 
 from tutti.align import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer
+from tutti.align.placement import Replicas
+from tutti.serve import Sampling
 
 PROMPTS = [{"prompt": x} for x in ("one", "two", "three", "four", "and five")]
 
@@ -94,6 +96,17 @@ def test_unknown_placements(tmp_path):
         GRPOConfig(str(tmp_path), rollout_placement="apart", rollout_workers=0)
 
 
+def _written() -> list[list[int]]:
+    sampler = Replicas(small.model(), small.tokenizer(), Sampling(max_tokens=4), 32, 8)
+    return [x.tokens for group in sampler.generate([[5, 6], [7], [8, 9]], 2, seed=3) for x in group]
+
+
+def test_replicas(pool):
+    """Four processes share three prompts; all of them get all completions, which are those of one process."""
+    alone = _written()
+    assert pool.run(_written) == [alone] * 4
+
+
 def _ppo(path: str, **options: Any) -> tuple[list[float], float]:
     args = PPOConfig(**small.policy_options(path, **options))
     trainer = PPOTrainer(small.model(), small.vowels, args, PROMPTS, processing_class=small.tokenizer())
@@ -106,9 +119,9 @@ def _ppo(path: str, **options: Any) -> tuple[list[float], float]:
 def _task(path: str) -> list[tuple[list[float], float]]:
     multiprocessing.current_process()._config["daemon"] = False  # pyright: ignore  # it may start processes
     placements: list[dict[str, Any]] = [
-        {"plan": "dp4", "engine": {"plan": "tp4"}},
+        {"plan": "dp2xtp2", "engine": {"plan": "tp4"}},
         {"plan": "dp2xtp2", "rollout_placement": "replicas"},
-        {"plan": "tp2xzero2", "rollout_placement": "apart", "rollout_workers": 2},
+        {"plan": "dp2xtp2", "rollout_placement": "apart", "rollout_workers": 2},
     ]
 
     return [_ppo(f"{path}/{i}", per_device_train_batch_size=4, **x) for i, x in enumerate(placements)]
