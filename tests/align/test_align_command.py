@@ -99,6 +99,26 @@ def message(kind: str, path: Path, *reward: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_adapters_are_merged_in_further_runs(folder):
+    """A policy of adapters is trained further, and a reward model of adapters gives rewards."""
+    command("sft", config(folder, "tuned", tables="\n[lora]\nr = 2\ntarget_modules = ['q_proj']\n"))
+    lora = "\n[lora]\nr = 2\ntarget_modules = ['q_proj']\ntask_type = 'SEQ_CLS'\n"
+    command("reward", config(folder, "judge", tables=lora))
+    rewards = f"\n[[rewards]]\nmodel = '{folder / 'judge' / 'model'}'\n"
+    options = "num_generations = 4\nmax_completion_length = 4\n"
+    command("grpo", config(folder, "policy", options, rewards, model="tuned/model"))
+    from peft import PeftModel
+
+    merged = PeftModel.from_pretrained(small.model(), folder / "tuned" / "model").merge_and_unload()  # pyright: ignore
+    policy = AutoModelForCausalLM.from_pretrained(folder / "policy" / "model")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    close = [(policy.get_parameter(name) - x.get_parameter(name)).norm() for x in (merged, small.model())]
+    assert close[0] < close[1], "it began from the merged weights"
+    with pytest.raises(ValueError, match="has adapters of a model, and new ones cannot stand on them"):
+        command("sft", config(folder, "more", tables=lora, model="tuned/model"))
+
+
 def test_errors(folder):
     assert "there is no file" in message("sft", folder / "nothing.toml")
     assert "DPOConfig has no option 'betta'; did you mean 'beta'?" in message(

@@ -87,6 +87,8 @@ def test_sizes():
         Round(12, 8, 4, 4, 1, 1, 1)
     with pytest.raises(ValueError, match="no multiple of the 5 rows of a step"):
         Round.of("ppo", 12, 1, 4, 4, 5, 1, True, True)
+    with pytest.raises(ValueError, match="completions is 0"):
+        Round.of("ppo", 0, 1, 4, 4, 0, 1, True, True)
     assert Round.of("ppo", 8, 1, 4, 4, 8, 4, True, True).scored == 3
     assert Round.of("grpo", 8, 4, 4, 4, 8, 1, False, False).scored == 0
 
@@ -104,4 +106,8 @@ def test_the_command(folder, tmp_path, capsys):
     main(["plan", "--align", "ppo", "--model", folder, "--cluster", "cpu:2", "--completions", "8", "--prompt", "16",
           "--tokens", "16", "--dtype", "float32", "--save", str(tmp_path / "plan.json")])  # fmt: skip
     told = capsys.readouterr().out
+    assert "options: rollout_placement = " in told
+    with pytest.raises(SystemExit):
+        main(["plan", "--align", "ppo", "--model", folder, "--cluster", "cpu:2", "--prompt", "4096"])
+    assert "more than the model's 2048 positions" in capsys.readouterr().err
     assert "chosen: " in told and "replicas" in told and (tmp_path / "plan.json").exists()

@@ -6,9 +6,9 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
-import align_models as small
 import pytest
 
+import align_models as small
 from tutti.align import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer
 from tutti.align.placement import Replicas
 from tutti.serve import Sampling

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -91,6 +93,18 @@ def positions_of(model: Any) -> int | None:
     """Positions that a model has embeddings for. None: it does not say."""
     config = getattr(model, "config", None)
     return getattr(config.get_text_config() if config is not None else None, "max_position_embeddings", None)
+
+
+def pretrained(auto_class: Any, name: str, **options: Any) -> Any:
+    """A model of an auto class by its name or folder. Adapters of peft in a folder are merged into their base."""
+    file = Path(name) / "adapter_config.json"
+    if not file.is_file():
+        return auto_class.from_pretrained(name, trust_remote_code=False, **options)
+    from peft import PeftModel
+
+    base = json.loads(file.read_text())["base_model_name_or_path"]
+    model = auto_class.from_pretrained(base, trust_remote_code=False, **options)
+    return PeftModel.from_pretrained(model, name).merge_and_unload().requires_grad_(True)  # pyright: ignore[reportCallIssue]
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -43,6 +43,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from tutti.align.arguments import pretrained
 from tutti.align.report import write_report
 from tutti.keywords import check_name
 from tutti.launch.launch import launch, rank, under_launcher
@@ -154,7 +155,7 @@ def reward_of(table: Mapping[str, Any]) -> Any:
     from tutti.align import sandbox, verify
 
     if "model" in table:
-        return AutoModelForSequenceClassification.from_pretrained(table["model"], dtype=torch.float32)
+        return pretrained(AutoModelForSequenceClassification, table["model"], dtype=torch.float32, num_labels=1)
     options = {key: x for key, x in table.items() if key not in ("verifier", "weight")}
     for key, names in FUNCTIONS.items():
         if options.get(key) in names:
@@ -188,7 +189,7 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
 
         options["peft_config"] = LoraConfig(**run.lora)
     if run.reference:
-        options["ref_model"] = AutoModelForCausalLM.from_pretrained(run.reference, dtype="auto")
+        options["ref_model"] = pretrained(AutoModelForCausalLM, run.reference, dtype="auto")
     if run.teacher:
         options["teacher_model"] = run.teacher
     if run.env:

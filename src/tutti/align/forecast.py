@@ -63,6 +63,8 @@ class Round:
     def of(cls, algorithm: str, completions: int, generations: int, prompt: int, tokens: int, batch: int, epochs: int,
            reference: bool, reward_model: bool) -> Round:  # fmt: skip
         """A round of "ppo" or of "grpo" (as RLOO and REINFORCE++). batch: rows of a step. epochs: passes over them."""
+        if min(completions, batch, epochs) < 1:
+            raise ValueError(f"completions is {completions}, batch {batch} and epochs {epochs}; expected at least 1")
         if completions % batch:
             raise ValueError(f"{completions} completions are no multiple of the {batch} rows of a step")
         steps = completions // batch * epochs
@@ -260,7 +262,10 @@ def chosen(ranked: list[Forecast]) -> Forecast:
 def why(ranked: list[Forecast], best: Forecast) -> str:
     """The choice and the two that are next, with the parts of their rounds."""
     share = getattr(best, best.bottleneck) / best.seconds
-    lines = [f"chosen: {_described(best)}; {best.bottleneck} takes {share:.0%} of it"]
+    options = f"rollout_placement = {best.placement!r}"
+    if best.placement == "apart":
+        options += f", rollout_workers = {best.engines.split()[0]}" + (", staleness = 1" if best.ahead else "")
+    lines = [f"chosen: {_described(best)}; {best.bottleneck} takes {share:.0%} of it", f"options: {options}"]
     for other in [x for x in ranked if (x.placement, x.ahead) != (best.placement, best.ahead)][:2]:
         older = "" if other.seconds >= best.seconds else f", but learns from older weights, for less than {OLDER} x"
         lines.append(f"next: {_described(other)}{older}")

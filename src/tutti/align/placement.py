@@ -162,7 +162,10 @@ class Writer:
 
     def _ended(self) -> ChildProcessError:
         self.process.join(5)
-        return ChildProcessError(f"a process that writes completions has ended, with exit code {self.process.exitcode}")
+        code = self.process.exitcode
+        hint = "; its error is above. A script must do what it does under `if __name__ == '__main__':`"
+        return ChildProcessError(f"a process that writes completions has ended, with exit code {code}"
+                                 + (hint if code == 1 else ""))  # fmt: skip
 
 
 def _write(pipe: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ import copy
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -240,10 +241,12 @@ class PolicyTrainer(AlignTrainer):
             raise ValueError(f"the row has {', '.join(row)}; it needs prompt")
         ids = self.encoder_of(row).prompt(row["prompt"])
         room = (self.longest or 2**30) - self.args.max_completion_length
-        if not ids or len(ids) > room:
+        if not ids:
+            raise ValueError("the prompt is empty, and the tokenizer begins texts with no token: leave the row out")
+        if len(ids) > room:
             raise ValueError(f"the prompt has {len(ids)} tokens; {room} fit beside a completion of "
-                             f"{self.args.max_completion_length}: raise max_length, lower max_completion_length, or "
-                             "leave the row out")  # fmt: skip
+                             f"{self.args.max_completion_length}: lower max_completion_length, raise max_length up to "
+                             "the model's positions, or leave the row out")  # fmt: skip
         return {**row, "prompt_ids": ids}
 
     def get_train_dataloader(self) -> Any:
@@ -342,6 +345,9 @@ class PolicyTrainer(AlignTrainer):
         completed = completions_of(rollouts, of_rows)
         scored = self.rewards(completed)
         totals = self.rewards.total(scored)
+        if totals.isnan().all():
+            warnings.warn("no completion of a round has a reward, so nothing is learned from it: rewards are None, NaN "
+                          "or infinite", stacklevel=2)  # fmt: skip
         batch = self.batch_of_rollouts(rollouts, totals)
         with torch.no_grad():
             batch |= self.score(batch)

@@ -102,7 +102,10 @@ class Rewards:
             if values is None or len(values) != len(completed.completions):
                 count = "nothing" if values is None else f"{len(values)} numbers"
                 raise ValueError(f"reward {name} returned {count} for {len(completed.completions)} completions")
-            numbers = torch.tensor([float("nan") if x is None else float(x) for x in values])
+            try:
+                numbers = torch.tensor([float("nan") if x is None else float(x) for x in values])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"reward {name} returned what is no number: {error}") from None
             columns.append(torch.where(numbers.isfinite(), numbers, torch.nan))
         return torch.stack(columns, 1)
 

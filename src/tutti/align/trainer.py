@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tutti.align.arguments import AlignArguments, longest_of, pad_of, positions_of, without_dropout
+from tutti.align.arguments import AlignArguments, longest_of, pad_of, positions_of, pretrained, without_dropout
 from tutti.align.chat import Encoder, Tokens
 from tutti.align.sequences import IGNORED, cut, remainder
 from tutti.data import Mapped, StreamingSource, open_source
@@ -48,6 +49,10 @@ class AlignTrainer(Trainer):
         self.args, loaded = args, self._loaded(model)
         self.tokenizer = _tokenizer(processing_class, model if isinstance(model, str) else loaded)
         if peft_config is not None:
+            if isinstance(model, str) and (Path(model) / "adapter_config.json").is_file():
+                raise ValueError(f"{model} has adapters of a model, and new ones cannot stand on them: no file has their "
+                                 "base. Train without peft_config ([lora]), which merges them, or save the merged "
+                                 "model (merge_and_unload of peft)")  # fmt: skip
             from peft import get_peft_model
 
             loaded = get_peft_model(loaded, peft_config)  # pyright: ignore[reportArgumentType]
@@ -68,9 +73,7 @@ class AlignTrainer(Trainer):
             return model
         import transformers
 
-        return getattr(transformers, self.auto_class).from_pretrained(
-            model, dtype="auto", trust_remote_code=False, **self.config_options
-        )
+        return pretrained(getattr(transformers, self.auto_class), model, dtype="auto", **self.config_options)
 
     # -- to be defined ---------------------------------------------------------------------------------------------
 

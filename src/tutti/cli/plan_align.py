@@ -65,12 +65,14 @@ def plan_align(
     sizes = Round.of(algorithm, completions, generations or (1 if ppo else 8), prompt, tokens, rows,
                      epochs or (4 if ppo else 1), ppo if reference is None else reference,
                      ppo if reward_model is None else reward_model)  # fmt: skip
-    target = Cluster.parse(cluster)
+    target, config = Cluster.parse(cluster), AutoConfig.from_pretrained(model)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and prompt + tokens > positions:
+        raise ValueError(f"--prompt {prompt} and --tokens {tokens} are more than the model's {positions} positions")
     console, progress = consoles()
     with progress.status("reading the model") as status:
         workload = Workload(model, rows, prompt + tokens, optimizer, dtype, masters=dtype == "bfloat16")
         captured = Captured(workload, status.update)
-        config = AutoConfig.from_pretrained(model)
         planner = Planner(captured.graph, captured.batch, config, DTYPES[dtype], target, sizes, level, status.update)
         ranked = planner.forecasts()
     best = chosen(ranked)
