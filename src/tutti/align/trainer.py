@@ -50,9 +50,9 @@ class AlignTrainer(Trainer):
         self.tokenizer = _tokenizer(processing_class, model if isinstance(model, str) else loaded)
         if peft_config is not None:
             if isinstance(model, str) and (Path(model) / "adapter_config.json").is_file():
-                raise ValueError(f"{model} has adapters of a model, and new ones cannot stand on them: no file has "
-                                 "their base. Train without peft_config ([lora]), which merges them, or save the merged "
-                                 "model (merge_and_unload of peft)")  # fmt: skip
+                raise ValueError(f"{model} has adapters, and new ones cannot stand on them, as no file has their base: "
+                                 "train without peft_config ([lora]), which merges them, or save the merged model "
+                                 "(merge_and_unload of peft)")  # fmt: skip
             from peft import get_peft_model
 
             loaded = get_peft_model(loaded, peft_config)  # pyright: ignore[reportArgumentType]
