@@ -122,7 +122,7 @@ def work(turns: harness.Turns, kind: str, steps: int, folder: str) -> None:
     data = rows(kind, words)
     turns_left = iter(range(steps))
     callbacks = [Paced(turns.wait, lambda measured: turns.done(measured, step=next(turns_left)))]
-    arguments = {**options(kind, folder, steps), "plan": "single", "level": "O0"}
+    arguments = {**options(kind, folder, steps), "plan": "single", "level": "O2"}
     shared: dict[str, Any] = {"train_dataset": data, "processing_class": words, "callbacks": callbacks}
     if kind == "SFT":
         trainer: Any = align.SFTTrainer(model(), align.SFTConfig(**arguments), **shared)
