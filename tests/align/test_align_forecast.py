@@ -51,7 +51,9 @@ def test_placements(captured):
     apart = {x.ahead: x for x in ranked if x.placement == "apart"}
     parts = apart[False]
     assert parts.seconds == pytest.approx(parts.writing + parts.scoring + parts.learning + parts.moving)
-    assert apart[True].seconds == pytest.approx(max(parts.writing, parts.scoring + parts.learning) + parts.moving)
+    assert apart[True].scoring == pytest.approx(1.5 * parts.scoring), "the policy scores, too, beside two models"
+    ahead = apart[True]
+    assert ahead.seconds == pytest.approx(max(ahead.writing, ahead.scoring + ahead.learning) + ahead.moving)
     more = planner(captured, cluster, completions=16, epochs=2).forecasts()
     for x in more:
         before = next(y for y in ranked if (y.placement, y.engines, y.ahead) == (x.placement, x.engines, x.ahead))
@@ -91,6 +93,11 @@ def test_sizes():
         Round.of("ppo", 0, 1, 4, 4, 0, 1, True, True)
     assert Round.of("ppo", 8, 1, 4, 4, 8, 4, True, True).scored == 3
     assert Round.of("grpo", 8, 4, 4, 4, 8, 1, False, False).scored == 0
+
+
+def test_all_completions_of_a_prompt_are_written_by_one_engine(captured):
+    made = planner(captured, Cluster.parse("cpu:4"), completions=16, generations=8)
+    assert [made._share(n) for n in (1, 2, 4)] == [16, 8, 8]
 
 
 def test_a_placement_with_older_weights_must_be_worth_it():

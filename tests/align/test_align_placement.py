@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 
 import align_models as small
-from tutti.align import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer
+from tutti.align import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer, placement
 from tutti.align.placement import Replicas
 from tutti.serve import Sampling
 
@@ -55,6 +57,30 @@ def test_answers_are_taken_in_any_order(tmp_path):
     later = second()
     assert [x.tokens for x in later] == [x.tokens for x in trainer.generate(rows[:1], 5)]
     assert len(first()) == 12
+
+
+def test_messages_and_answers_larger_than_a_pipe_holds(monkeypatch):
+    """Requests are sent before the answers to earlier ones are read, and neither waits for the other."""
+    large, answers, (ours, theirs) = ["x" * 1000] * 1000, [], multiprocessing.Pipe()
+
+    class Large:
+        def begin(self, requests: Any) -> Any:
+            return lambda: requests
+
+    def train() -> None:
+        for _ in range(3):
+            ours.send(("generate", large))
+        answers.extend(ours.recv() for _ in range(3))
+        ours.close()
+
+    monkeypatch.setattr(placement, "Sampler", lambda *_, **__: Large())
+    monkeypatch.setattr(placement.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(placement, "JOB", ())
+    thread = Thread(target=train, daemon=True)
+    thread.start()
+    placement._write(theirs, (torch.device("cpu"), torch.get_num_threads(), [], torch.nn.Linear(1, 1)), {})
+    thread.join(10)
+    assert answers == [large] * 3
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")

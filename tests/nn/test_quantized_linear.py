@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tutti.nn.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized_experts import StackedLinear
 from tutti.nn.quantized_linear import QuantizedLinear, dtype_of, layout
 from tutti.nn.scheme import Scheme
 
@@ -115,6 +116,10 @@ def test_another_dtype(name):
     assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items() if "bias" not in key)
     assert layer.bias.dtype == torch.bfloat16  # pyright: ignore
     assert model[0].q is layer.q and model[0].scales is layer.scales
+    stacked = StackedLinear([layer_of(SCHEMES[name])[1]] * 2, True)
+    codes = stacked.q.clone()
+    stacked.to(torch.bfloat16)
+    assert torch.equal(stacked.q, codes) and stacked.scales.dtype == torch.float32
     x = torch.randn(3, 128)
     close = layer(x.bfloat16()).float() - layer.float()(x)
     assert close.norm() < 0.02 * layer(x).norm()

@@ -96,13 +96,20 @@ def positions_of(model: Any) -> int | None:
 
 
 def pretrained(auto_class: Any, name: str, **options: Any) -> Any:
-    """A model of an auto class by its name or folder. Adapters of peft in a folder are merged into their base."""
+    """A model of an auto class by its name or folder. Adapters of peft in a folder are merged into their base.
+
+    Raises ValueError if these do not name their base.
+    """
     file = Path(name) / "adapter_config.json"
     if not file.is_file():
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)
     from peft import PeftModel
 
-    base = json.loads(file.read_text())["base_model_name_or_path"]
+    base = json.loads(file.read_text()).get("base_model_name_or_path")
+    if not base:
+        raise ValueError(
+            f"{file} does not say of which model it has adapters: save the merged model (merge_and_unload)"
+        )
     model = auto_class.from_pretrained(base, trust_remote_code=False, **options)
     return PeftModel.from_pretrained(model, name).merge_and_unload().requires_grad_(True)  # pyright: ignore[reportCallIssue]
 

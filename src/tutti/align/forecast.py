@@ -52,6 +52,7 @@ class Round:
     steps: int
     scored: int
     models: int
+    scores_old: bool = True  # whether the policy is among what scores, also if weights that wrote are those that learn
 
     def __post_init__(self) -> None:
         if min(self.completions, self.generations, self.prompt, self.tokens, self.steps) < 1:
@@ -70,7 +71,7 @@ class Round:
         steps = completions // batch * epochs
         old = algorithm == "ppo" or steps > 1
         return cls(completions, generations, prompt, tokens, steps, old + reference + reward_model,
-                   reference + reward_model)  # fmt: skip
+                   reference + reward_model, old)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Planner:
             self.progress(f"{label}: engines")
             served = self._engine(name, writers // engines)
             scorer = self._scorer(served)
-            slots = (r.prompt + r.tokens) * min(MOST, math.ceil(r.completions / engines)) * served.slot_bytes
+            slots = (r.prompt + r.tokens) * min(MOST, self._share(engines)) * served.slot_bytes
             of_engine = served.weights + slots * engines / writers
             beside = r.models * self.parameter_bytes / trainers + (0 if placement == "apart" else of_engine)
             self.progress(f"{label}: training on {trainers}")
@@ -163,8 +164,8 @@ class Planner:
         moved = self.moved(plan, served.plan) if placement == "together" else self.parameter_bytes
         moving = self.cluster.time("all_gather", moved, 1, self.cluster.size) if self.cluster.size > 1 else 0.0
         yield Forecast(
-            placement, plan.name, f"{engines} x {name}", self.writing(served, engines), self.scoring(scorer, trainers),
-            plan.prediction.step_seconds * r.steps, moving, moved, memory, ahead,
+            placement, plan.name, f"{engines} x {name}", self.writing(served, engines),
+            self.scoring(scorer, trainers, ahead), plan.prediction.step_seconds * r.steps, moving, moved, memory, ahead,
         )  # fmt: skip
 
     def _training(self, size: int, beside: float) -> Plan:
@@ -234,10 +235,15 @@ class Planner:
             received = [a + b for a, b in zip(received, sizes[key], strict=True)]
         return max(received)
 
+    def _share(self, engines: int) -> int:
+        """The most completions that one of the engines writes: all of a prompt are written by one."""
+        r = self.round
+        return math.ceil(r.completions // r.generations / engines) * r.generations
+
     def writing(self, served: Served, engines: int) -> float:
         """Seconds until so many engines have written the completions of a round, each an equal share."""
         r = self.round
-        share = math.ceil(r.completions / engines)
+        share = self._share(engines)
         active = min(MOST, share, max(1, served.slots // (r.prompt + r.tokens)))
         waves = math.ceil(share / active)
         prompts = math.ceil(active / r.generations)
@@ -246,11 +252,13 @@ class Planner:
             wave += min(EVERY, r.tokens - begin) * served.costs([(1, r.prompt + begin)] * active)
         return waves * wave
 
-    def scoring(self, served: Served, trainers: int) -> float:
-        """Seconds to score the sequences of a round on the devices that train, each group with an equal share."""
+    def scoring(self, served: Served, trainers: int, ahead: bool = False) -> float:
+        """Seconds to score the sequences of a round on the devices that train, each group with an equal share. Those
+        written ahead are scored by the policy in any case, to correct for older weights."""
         r, length = self.round, self.round.prompt + self.round.tokens
         groups = max(1, trainers // devices(served.plan.mesh))
-        return r.scored * served.costs([(length, length)] * math.ceil(r.completions / groups))
+        times = r.scored + (ahead and not r.scores_old)
+        return times * served.costs([(length, length)] * math.ceil(r.completions / groups))
 
 
 def chosen(ranked: list[Forecast]) -> Forecast:

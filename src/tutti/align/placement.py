@@ -19,6 +19,8 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -55,8 +57,8 @@ class Replicas(Sampler):
         try:
             with alone():
                 own = super().begin(requests[rank::count])()
-        except RuntimeError as error:  # the other processes wait for this one
-            own = f"process {rank}: {error}"
+        except Exception as error:  # the other processes wait for this one
+            own = f"process {rank}: {type(error).__name__}: {error}"
         groups = _interleaved(gathered(own, "completions"))
         return lambda: groups
 
@@ -89,6 +91,7 @@ class Apart(Sampler):
         self.writers: list[Writer] = []
         self.asked, self.answered = 0, 0  # calls of `begin`
         self.answers: dict[int, Groups] = {}
+        self.block, self.parts = torch.empty(0, dtype=torch.uint8), dict[str, Tensor]()
         from_rank_0(lambda: self._start(model, workers, threads, args, options))
 
     def _start(self, model: Any, workers: int, threads: int, args: Sequence[Any], options: Mapping[str, Any]) -> None:
@@ -100,16 +103,21 @@ class Apart(Sampler):
 
     def update(self, weights: Any) -> int:
         """As `Sampler.update`. Returns the bytes of the weights, which all writers read from one block of memory."""
-        whole = whole_weights(weights, [x.name for x in self.entries])
-        from_rank_0(lambda: self._send_weights(whole))
+        from_rank_0(self._make_block)
+        for name, x in whole_weights(weights, [x.name for x in self.entries]):
+            if self.writers:
+                self.parts[name].copy_(x)
+        from_rank_0(self._send_weights)
         return sum(x.bytes for x in self.entries)
 
-    def _send_weights(self, whole: Mapping[str, Tensor]) -> None:
-        block = torch.empty(sum(x.bytes for x in self.entries), dtype=torch.uint8).share_memory_()
-        for name, part in _tensors(block, self.entries).items():
-            part.copy_(whole[name])
+    def _make_block(self) -> None:
+        """Memory for the weights of a round; writers may still read that of the round before."""
+        self.block = torch.empty(sum(x.bytes for x in self.entries), dtype=torch.uint8).share_memory_()
+        self.parts = _tensors(self.block, self.entries)
+
+    def _send_weights(self) -> None:
         for writer in self.writers:
-            writer.send("update", block)
+            writer.send("update", self.block)
 
     def begin(self, requests: Sequence[Request]) -> Callable[[], Groups]:
         """As `Sampler.begin`: the writers begin at once, and the function that is returned waits for them."""
@@ -182,11 +190,10 @@ def _write(pipe: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         sampler = Sampler(_with_parameters(skeleton, device).to(device), *others, **{**options, "plan": "single"})
     except Exception:
         error = traceback.format_exc()
-    while True:
-        try:
-            name, what = pipe.recv()
-        except EOFError:
-            return
+    messages: SimpleQueue[Any] = SimpleQueue()  # read at once: who sends the next must not wait for an answer's reader
+    Thread(target=_read, args=(pipe, messages), daemon=True).start()
+    while (message := messages.get()) is not None:
+        name, what = message
         answer = None
         try:
             if sampler and name == "update":
@@ -197,6 +204,15 @@ def _write(pipe: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
             error = error or traceback.format_exc()
         if name == "generate":
             pipe.send(error or answer)
+
+
+def _read(pipe: Any, messages: SimpleQueue[Any]) -> None:
+    """Move the messages of a pipe into a queue, with None at the end."""
+    try:
+        while True:
+            messages.put(pipe.recv())
+    except (EOFError, OSError):
+        messages.put(None)
 
 
 def _devices(first: torch.device, count: int) -> list[torch.device]:

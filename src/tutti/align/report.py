@@ -81,10 +81,18 @@ def _completions(path: Path) -> str:
     if not path.exists():
         return ""
     with path.open() as file:
-        rows = [json.loads(line) for line in deque(file, SHOWN)]
+        rows = [x for line in deque(file, SHOWN) if (x := _parsed(line))]
     cells = [(str(x["step"]), "" if x["reward"] is None else f"{x['reward']:.4g}", _text(x["prompt"]),
               _text(x["completion"])) for x in rows]  # fmt: skip
     return f"<h2>Completions</h2>\n{table(cells, ('step', 'reward', 'prompt', 'completion'))}"
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """The row of a line; None for one that a killed run has left unfinished."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
 
 
 def _text(x: Any) -> str:

@@ -61,7 +61,8 @@ def same_everywhere(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_rank_0(make: Callable[[], Any]) -> Any:
-    """The result of rank 0 on every rank of a job. Its ValueError or OSError is raised on every rank."""
+    """The result of rank 0 on every rank of a job. Its error is raised on every rank, as RuntimeError if it is neither
+    ValueError nor OSError."""
     if not in_group():
         return make()
     box: list = [None]
@@ -71,6 +72,8 @@ def from_rank_0(make: Callable[[], Any]) -> Any:
                 box[0] = make()
         except (ValueError, OSError) as error:
             box[0] = error
+        except Exception as error:  # it may hold what cannot be sent
+            box[0] = RuntimeError(f"{type(error).__name__}: {error}")
     with HEARTBEAT.within("broadcast", "the plan"):
         dist.broadcast_object_list(box)
     if isinstance(box[0], Exception):

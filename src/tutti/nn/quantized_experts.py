@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from tutti.nn import linear_experts
-from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.quantized_linear import Quantized, QuantizedLinear
 
 ops = torch.ops.tutti
 
 
-class StackedLinear(nn.Module):
+class StackedLinear(Quantized):
     """Linear layers of several experts with weights of one scheme and shape, stacked.
 
     layers: quantized layers, of which none is changed. load: whether to copy their weights. Raises ValueError for

@@ -178,8 +178,8 @@ def update(store: Store, model: nn.Module, weights: Weights) -> int:
     return count
 
 
-def whole_weights(weights: Weights, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """The parameters of these names as whole tensors, those of a step or store on the CPU.
+def whole_weights(weights: Weights, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters of these names as whole tensors, one after the other, those of a step or store on the CPU.
 
     Every rank of a job must call it. Raises ValueError if one is missing.
     """
@@ -190,7 +190,8 @@ def whole_weights(weights: Weights, names: Iterable[str]) -> dict[str, torch.Ten
     keys = {name: _key(f"{PREFIX}{name}", known) for name in names}
     if missing := [name for name, key in keys.items() if key is None]:
         raise ValueError(f"the weights have no parameter {missing[0]!r}")
-    return {name: known[key] if source is None else source.whole(key) for name, key in keys.items()}
+    for name, key in keys.items():
+        yield name, known[key] if source is None else source.whole(key)
 
 
 def _key(name: str, known: Container[str]) -> str | None:
