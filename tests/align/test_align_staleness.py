@@ -50,14 +50,14 @@ def test_rounds_are_exactly_so_old(staleness, tmp_path):
     made = trainer("grpo", tmp_path, max_steps=10, num_iterations=2, staleness=staleness)
     experience, written = made.get_train_dataloader(), []
     first = [made.generate(experience.rows(i), experience.seed(i)) for i in range(3)]  # with the weights of the model
-    generate = made.generate
+    begin = made.begin
 
     def recorded(rows: Any, seed: int) -> Any:
-        rollouts = generate(rows, seed)
+        rollouts = begin(rows, seed)()
         written.append((seed, made.state.global_step, rollouts))
-        return rollouts
+        return lambda: rollouts
 
-    made.generate = recorded
+    made.begin = recorded
     made.train()
     assert [(seed, step) for seed, step, _ in written] == [(experience.seed(i), 2 * max(0, i - staleness))
                                                            for i in range(5)]  # fmt: skip
@@ -99,15 +99,14 @@ def test_advantages_are_weighted(tmp_path):
         correction = {"importance_sampling_correction": mode != "none"}
         correction |= {"importance_sampling_mode": mode} if mode != "none" else {}
         made = trainer("grpo", tmp_path, **correction)
-        generate = made.generate
 
-        def likelier(rows: Any, seed: int, generate: Any = generate) -> Any:
-            rollouts = generate(rows, seed)
+        def likelier(rows: Any, seed: int, begin: Any = made.begin) -> Any:
+            rollouts = begin(rows, seed)()
             for x in rollouts:
                 x.logprobs = [logprob + 0.5 for logprob in x.logprobs]
-            return rollouts
+            return lambda: rollouts
 
-        made.generate = likelier
+        made.begin = likelier
         (batch,) = made.round([made.train_dataset[i] for i in range(4)], 3)
         found[mode] = batch["advantages"]
         lengths = (batch["labels"] != -100).sum(1, keepdim=True)
