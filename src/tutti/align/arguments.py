@@ -95,13 +95,19 @@ def positions_of(model: Any) -> int | None:
     return getattr(config.get_text_config() if config is not None else None, "max_position_embeddings", None)
 
 
+def adapters_in(name: str) -> Path | None:
+    """The config of the adapters in a folder; None if it has none."""
+    file = Path(name) / "adapter_config.json"
+    return file if file.is_file() else None
+
+
 def pretrained(auto_class: Any, name: str, **options: Any) -> Any:
     """A model of an auto class by its name or folder. Adapters of peft in a folder are merged into their base.
 
     Raises ValueError if these do not name their base.
     """
-    file = Path(name) / "adapter_config.json"
-    if not file.is_file():
+    file = adapters_in(name)
+    if file is None:
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)
     from peft import PeftModel
 

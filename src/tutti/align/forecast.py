@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tutti.align.rollout import MOST
 from tutti.exec.relayout import Placed, pieces
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import Spec, StepGraph
@@ -32,7 +33,6 @@ from tutti.serve.planning import plans
 from tutti.sim.planning import Simulator
 
 EVERY = 16  # tokens between the steps of an engine whose cost is computed
-MOST = 64  # sequences that an engine writes at once, as in `PolicyTrainer`
 SHARES = (1 / 4, 1 / 2, 3 / 4)  # of the devices that write, if they are apart
 OLDER = 1.1  # how many times as fast a placement must be that learns from older weights
 PARTS = 16  # of a device's memory, to which what is in it beside training is rounded up
@@ -139,12 +139,13 @@ class Planner:
     def _apart(self) -> Iterator[Forecast]:
         size = self.cluster.size
         for writers in sorted({round(size * share) for share in SHARES} - {0, size}):
-            for ahead in (False, True):
-                yield from self._on("apart", "single", size - writers, writers, writers, ahead)
+            yield from self._on("apart", "single", size - writers, writers, writers)
 
-    def _on(self, placement: str, name: str, trainers: int, engines: int, writers: int,
-            ahead: bool = False) -> Iterator[Forecast]:  # fmt: skip
-        """The forecast if it fits. trainers: devices that train. engines: how many, on `writers` devices together."""
+    def _on(self, placement: str, name: str, trainers: int, engines: int, writers: int) -> Iterator[Forecast]:
+        """The forecast if it fits, for engines apart also of rounds that are written ahead.
+
+        trainers: devices that train. engines: how many, on `writers` devices together.
+        """
         r = self.round
         label = f"{placement}, {engines} x {name}" + (f", {trainers} train" if placement == "apart" else "")
         try:
@@ -163,10 +164,12 @@ class Planner:
         memory = max(plan.prediction.peak_bytes + beside, of_engine)
         moved = self.moved(plan, served.plan) if placement == "together" else self.parameter_bytes
         moving = self.cluster.time("all_gather", moved, 1, self.cluster.size) if self.cluster.size > 1 else 0.0
-        yield Forecast(
-            placement, plan.name, f"{engines} x {name}", self.writing(served, engines),
-            self.scoring(scorer, trainers, ahead), plan.prediction.step_seconds * r.steps, moving, moved, memory, ahead,
-        )  # fmt: skip
+        for ahead in (False, True) if placement == "apart" else (False,):
+            yield Forecast(
+                placement, plan.name, f"{engines} x {name}", self.writing(served, engines),
+                self.scoring(scorer, trainers, ahead), plan.prediction.step_seconds * r.steps, moving, moved, memory,
+                ahead,
+            )  # fmt: skip
 
     def _training(self, size: int, beside: float) -> Plan:
         """The fastest plan of a step on so many devices whose memory holds `beside` bytes, too.

@@ -40,7 +40,7 @@ from tutti.align.envs import BEGUN, REWARD, begun, play, with_environment
 from tutti.align.importance import MODES, importance_weights
 from tutti.align.invariant import check_bits, check_invariant, invariant_logprobs
 from tutti.align.placement import PLACEMENTS, Apart, Replicas
-from tutti.align.rollout import Rollout, Sampler
+from tutti.align.rollout import MOST, Rollout, Sampler
 from tutti.align.scoring import Completed, Rewards
 from tutti.align.sequences import IGNORED, batch_of, learned, token_logprobs
 from tutti.align.trainer import AlignTrainer
@@ -52,6 +52,9 @@ from tutti.train import checkpointing
 from tutti.train.arguments import option, rows_of_microbatch
 
 HELD_OUT = 1_000_002  # the number of the round of an evaluation, for its seed
+
+
+COMPLETIONS = "completions.jsonl"  # in output_dir
 
 
 @dataclass
@@ -329,7 +332,9 @@ class PolicyTrainer(AlignTrainer):
             workers = args.rollout_workers
             options |= {"workers": workers, "threads": max(1, machine.cores() // (workers + (args.staleness > 0)))}
         makers = {"together": Sampler, "replicas": Replicas, "apart": Apart}
-        return makers[kind](self.policy, self.tokenizer, args.sampling(), longest, min(self.round_rows, 64), **options)
+        return makers[kind](
+            self.policy, self.tokenizer, args.sampling(), longest, min(self.round_rows, MOST), **options
+        )
 
     def policy_weights(self) -> Any:
         """Where the weights of the policy are: the step that trains it, or before training the model."""
@@ -481,7 +486,7 @@ class PolicyTrainer(AlignTrainer):
         return measures
 
     def _write(self, completed: Completed, totals: Tensor, scored: Tensor) -> None:
-        with Path(self.args.output_dir, "completions.jsonl").open("a") as file:
+        with Path(self.args.output_dir, COMPLETIONS).open("a") as file:
             for i, (prompt, completion) in enumerate(zip(completed.prompts, completed.completions, strict=True)):
                 each = dict(zip(self.rewards.names, map(_number, scored[i]), strict=True))
                 row = {"step": self.state.global_step, "prompt": prompt, "completion": completion,

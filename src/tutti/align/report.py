@@ -11,10 +11,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from tutti.align.policy import COMPLETIONS
 from tutti.train.picture import svg
-from tutti.train.report import STYLE, table
+from tutti.train.report import STYLE, save, table
 
-COMPLETIONS = "completions.jsonl"
 SHOWN, LONGEST = 32, 600  # completions in the page, and characters of each
 FIRST = (
     "reward", "loss", "eval_reward", "objective/kl", "kl", "entropy", "clip_ratio", "rewards/accuracies",
@@ -40,11 +40,7 @@ def write_report(folder: Path, title: str, log: Sequence[Mapping[str, Any]]) -> 
         title=escape(title), style=STYLE, last=table(last, ("", "first", "last")),
         curves=picture(curves) if curves else "", completions=_completions(folder / COMPLETIONS),
     )  # fmt: skip
-    path = folder / "report.html"
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(page, "utf-8")
-    scratch.replace(path)
-    return path
+    return save(folder, page)
 
 
 def curves_of(log: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:

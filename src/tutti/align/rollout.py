@@ -12,6 +12,7 @@ from tutti.align.sequences import IGNORED
 from tutti.serve import Engine, Request, Sampling
 
 BLOCK = 16  # tokens in a block of the engine's cache
+MOST = 64  # sequences that an engine writes at once
 
 
 @dataclass

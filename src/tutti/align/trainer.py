@@ -5,14 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tutti.align.arguments import AlignArguments, longest_of, pad_of, positions_of, pretrained, without_dropout
+from tutti.align.arguments import (
+    AlignArguments,
+    adapters_in,
+    longest_of,
+    pad_of,
+    positions_of,
+    pretrained,
+    without_dropout,
+)
 from tutti.align.chat import Encoder, Tokens
 from tutti.align.sequences import IGNORED, cut, remainder
 from tutti.data import Mapped, StreamingSource, open_source
@@ -49,7 +56,7 @@ class AlignTrainer(Trainer):
         self.args, loaded = args, self._loaded(model)
         self.tokenizer = _tokenizer(processing_class, model if isinstance(model, str) else loaded)
         if peft_config is not None:
-            if isinstance(model, str) and (Path(model) / "adapter_config.json").is_file():
+            if isinstance(model, str) and adapters_in(model):
                 raise ValueError(f"{model} has adapters, and new ones cannot stand on them, as no file has their base: "
                                  "train without peft_config ([lora]), which merges them, or save the merged model "
                                  "(merge_and_unload of peft)")  # fmt: skip

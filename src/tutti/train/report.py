@@ -61,6 +61,11 @@ def write_report(folder: Path, sample: str) -> Path:
         sample=escape(sample),
         config=table([(key, str(value)) for key, value in flatten(config).items()]),
     )
+    return save(folder, page)
+
+
+def save(folder: Path, page: str) -> Path:
+    """Write the page of a report at once: a reader sees the old one or the new one."""
     path = folder / "report.html"
     scratch = path.with_suffix(".tmp")
     scratch.write_text(page, "utf-8")
