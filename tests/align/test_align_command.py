@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import align_models as small
+from tutti.align.arguments import pretrained
 from tutti.align.command import command
 from tutti.align.report import write_report
 
@@ -160,3 +161,10 @@ def test_a_report_escapes_what_models_write(tmp_path):
     page = write_report(tmp_path, "<run>", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "epoch": 1}]).read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page and "user: &lt;b&gt;" in page and "<run>" not in page
     assert "y" * 600 not in page
+
+
+def test_adapters_are_read_from_safetensors_alone(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base", "peft_type": "LORA"}')
+    (tmp_path / "adapter_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ValueError, match="no adapter_model.safetensors"):
+        pretrained(AutoModelForCausalLM, str(tmp_path))

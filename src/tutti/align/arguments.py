@@ -104,11 +104,13 @@ def adapters_in(name: str) -> Path | None:
 def pretrained(auto_class: Any, name: str, **options: Any) -> Any:
     """A model of an auto class by its name or folder. Adapters of peft in a folder are merged into their base.
 
-    Raises ValueError if these do not name their base.
+    Raises ValueError if these do not name their base, or are no safetensors: other files are pickled.
     """
     file = adapters_in(name)
     if file is None:
         return auto_class.from_pretrained(name, trust_remote_code=False, **options)
+    if not file.with_name("adapter_model.safetensors").is_file():
+        raise ValueError(f"{file.parent} has no adapter_model.safetensors, and adapters are read from no other file")
     from peft import PeftModel
 
     base = json.loads(file.read_text()).get("base_model_name_or_path")
