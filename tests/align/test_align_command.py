@@ -166,5 +166,5 @@ def test_a_report_escapes_what_models_write(tmp_path):
 def test_adapters_are_read_from_safetensors_alone(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base", "peft_type": "LORA"}')
     (tmp_path / "adapter_model.bin").write_bytes(b"cos\nsystem\n")
-    with pytest.raises(ValueError, match="no adapter_model.safetensors"):
+    with pytest.raises(ValueError, match=r"no adapter_model\.safetensors"):
         pretrained(AutoModelForCausalLM, str(tmp_path))
