@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import harness
 import tutti
 from tutti.compress.folder import load
-from tutti.data.corpus import STDLIB, Document, read_corpus
+from tutti.data.text_folder import STDLIB, Document, read_corpus
 from tutti.serve import Engine, Sampling
 
 MODELS = {"8M": "code_lm", "36M": "code_lm_35m"}

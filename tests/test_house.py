@@ -17,7 +17,7 @@ ORDER = (
     "align", "science", "cli",
 )  # fmt: skip
 APART = {  # packages that know nothing of parallelism
-    "nn": {"compat"}, "models": {"nn"}, "compress": {"compat", "nn", "models"}, "data": set(),
+    "nn": {"compat"}, "models": {"nn"}, "compress": {"compat", "nn", "models"}, "data": {"compat"},
     "sim": set(ORDER) - {"exec"},
 }  # fmt: skip
 

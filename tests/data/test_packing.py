@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from tutti.data import packing
-from tutti.data.corpus import read_corpus
 from tutti.data.packing import open_packed, pack
+from tutti.data.text_folder import read_corpus
 from tutti.data.tokenizer import train_tokenizer
 
 

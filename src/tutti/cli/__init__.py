@@ -78,6 +78,13 @@ VERBS = {
         "align a model: fine-tune, train reward models, learn from preferences and rewards",
         extra="train",
     ),
+    "corpus": Verb(
+        "tutti.cli.corpus:corpus",
+        "prepare a corpus: extract, clean, filter, deduplicate; and show what was dropped and why",
+        raw=True,
+        extra="corpus,train",
+        verbs=("run", "show", "steps", "model"),
+    ),
     "plan": Verb(
         "tutti.cli.plan:plan",
         "plan for any cluster; explain and compare plans",

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from tutti.data.corpus import Document
+from tutti.data.text_folder import Document
 from tutti.data.tokenizer import encode
 
 _CHUNK = 64  # documents between two records of progress

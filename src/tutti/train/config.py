@@ -13,7 +13,8 @@ class Data:
     """The training text."""
 
     source: str = "stdlib"
-    """Folder of text files, read with its subfolders; "stdlib" is the source code of Python's own library."""
+    """Folder of text files, read with its subfolders; "stdlib" is the source code of Python's own library. Or a
+    config of `tutti corpus`, ending in .toml: that corpus is prepared first, and its documents are the text."""
     patterns: tuple[str, ...] = ("*.py",)
     """File names to read, with * and ? as in a shell."""
     held_out: float = 0.02

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from tutti.data.corpus import Corpus, Document, read_corpus
 from tutti.data.packing import Packed, pack
+from tutti.data.text_folder import Corpus, Document, read_corpus
 from tutti.data.tokenizer import load_tokenizer, train_tokenizer
 from tutti.train.config import Config
 from tutti.train.progress import Display, Stage
@@ -35,6 +35,8 @@ def prepare(config: Config, display: Display) -> Prepared:
     Of several processes with the same text, one does it and the others wait.
     """
     cache = Path(config.data.cache)
+    if config.data.source.endswith((".toml", ".yaml")):
+        return _of_corpus(config, cache, display)
     with display.stage("read") as stage:
         corpus = read_corpus(config.data.source, config.data.patterns, config.data.held_out, stage.update)
         stage.result(corpus.summary())
@@ -62,9 +64,39 @@ def _pack(folder: Path, corpus: Corpus, cache: Path, stage: Stage) -> Prepared:
     packed = cache / f"tokens-{_key(corpus.key, folder.name)}"
     train = pack(packed, "train", tokenizer, corpus.train, stage.update)
     held_out = pack(packed, "held_out", tokenizer, corpus.held_out)
+    return _prepared(folder, train, held_out, stage)
+
+
+def _of_corpus(config: Config, cache: Path, display: Display) -> Prepared:
+    """The tokens of the corpus that `tutti corpus run` prepares from a config."""
+    from tutti.data.corpus.pool import Processes
+    from tutti.data.corpus.tokens import learn_tokenizer, tokenize, tokens_key
+    from tutti.launch.launch import cores
+    from tutti.train.corpus import load_pipeline
+
+    pool = Processes(cores())
+    with _one_at_a_time(cache):
+        with display.stage("corpus") as stage:
+            corpus = load_pipeline(Path(config.data.source)).run(pool=pool, show=stage.phase)
+            read, size = corpus.accounts[0].documents_in, corpus.manifest["bytes"]
+            stage.result(f"{corpus.documents} documents of {read}, {size / 1e6:.1f} MB; {corpus.folder}/report.html")
+        with display.stage("tokenizer") as stage:
+            megabytes = config.tokenizer.sample_mb
+            folder = cache / f"tokenizer-{_key(corpus.key, megabytes, config.tokenizer.vocab_size)}"
+            if not folder.exists():
+                learn_tokenizer(corpus, config.tokenizer.vocab_size, megabytes * 1e6, folder)
+            stage.result(f"{config.tokenizer.vocab_size} tokens, learned from at most {megabytes:.1f} MB")
+        with display.stage("tokenize") as stage:
+            tokens = cache / f"tokens-{tokens_key(corpus, folder, config.data.held_out)}"
+            packed = tokenize(corpus, folder, tokens, config.data.held_out, pool, stage.phase)
+            pool.close()
+            return _prepared(folder, packed["train"], packed["held_out"], stage)
+
+
+def _prepared(tokenizer: Path, train: Packed, held_out: Packed, stage: Stage) -> Prepared:
     counts = f"{train.tokens / 1e6:.2f} M tokens to train on, {held_out.tokens / 1e6:.2f} M held out"
-    stage.result(f"{counts}; {train.text_bytes / train.tokens:.2f} bytes a token")
-    return Prepared(folder, len(tokenizer), train, held_out)
+    stage.result(f"{counts}; {train.text_bytes / max(train.tokens, 1):.2f} bytes a token")
+    return Prepared(tokenizer, len(load_tokenizer(tokenizer)), train, held_out)
 
 
 def _first(documents: tuple[Document, ...], size: float) -> list[Document]:

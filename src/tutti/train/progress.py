@@ -3,7 +3,7 @@
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -104,6 +104,11 @@ class Stage:
         if not self._display.live and time.perf_counter() - self._spoke > _PLAIN_SECONDS:
             self._spoke = time.perf_counter()
             self._display.say(f"{self._name:{_NAME}} {done / max(1, total):.0%}")
+
+    def phase(self, name: str) -> Callable[[int, int, int, int], None]:
+        """Begin a phase of the preparation of a corpus: a function that shows its progress in tasks."""
+        self.tell(name)
+        return lambda done, total, documents, size: self.update(done, total)
 
     def tell(self, what: str) -> None:
         """Show what is being done in the stage."""

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from tutti.data.corpus import STDLIB, read_corpus
+from tutti.data.text_folder import STDLIB, read_corpus
 
 
 @pytest.fixture

@@ -1,0 +1,194 @@
+"""The verb `tutti corpus`: prepare a corpus, show what became of its documents, train models of quality."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tutti.data.corpus import STEPS, Corpus, CorpusError, Source
+from tutti.data.corpus.pipeline import finished
+from tutti.data.corpus.report import HEAD, amount, rows
+
+First = tyro.conf.Positional
+
+
+def run(
+    config: First[Path],
+    out: str | None = None,
+    workers: int | None = None,
+    memory: str | None = None,
+    ray: bool = False,
+) -> int:
+    """Prepare the corpus that a config describes. The same command goes on where it was interrupted.
+
+    Started on several machines by `tutti launch` or `tutti run`, all ranks share the work; --out must be a folder
+    that all of them see. The exit code is 1 if files could not be read or tasks failed.
+
+    Args:
+        config: A TOML file; runs/corpus.toml is one.
+        out: Folder of the result, instead of the config's.
+        workers: Processes on this machine; by default one for each core. 0 works in this process.
+        memory: What all workers may take for looking at hashes, such as "4 GB".
+        ray: Do the work on a Ray cluster: that of RAY_ADDRESS, or a new one on this machine.
+    """
+    from tutti.launch.launch import rank, under_launcher
+    from tutti.train.corpus import load_pipeline
+
+    console = Console(highlight=False, quiet=rank() > 0)
+    pipeline = load_pipeline(config, out=out, memory=memory)
+    pool = None
+    if ray and under_launcher():
+        raise ValueError(
+            "--ray is for a process of its own, which gives tasks to Ray; ranks of a job share them already"
+        )
+    if ray or under_launcher():
+        from tutti.train.corpus_pools import Ranks, RayTasks
+
+        pool = RayTasks() if ray else Ranks()
+    begin = time.perf_counter()
+    try:
+        with _shown(console) as show:
+            corpus = pipeline.run(workers, pool, show)
+    except CorpusError as error:
+        print(f"tutti corpus: {error}", file=sys.stderr)
+        return 1
+    _show(corpus, console)
+    console.print(f"{time.perf_counter() - begin:.0f} s; {corpus.folder}/report.html shows samples of what was dropped")
+    return _faults(corpus)
+
+
+def show(folder: First[Path]) -> int:
+    """Show what each step of a finished corpus took in, gave out, and dropped and why.
+
+    Args:
+        folder: The folder of the corpus.
+    """
+    corpus = finished(folder)
+    if corpus is None:
+        raise ValueError(f"{folder} has no finished corpus; run `tutti corpus run CONFIG`")
+    _show(corpus, Console(highlight=False))
+    return _faults(corpus)
+
+
+def steps() -> None:
+    """List the steps of pipelines and their options."""
+    console = Console(highlight=False)
+    for name, step in STEPS.items():
+        console.print(f"[bold]{name}[/bold]  {(step.__doc__ or '').strip().splitlines()[0]}")
+        for field in fields(step):
+            console.print(f"    {field.name} = {_default(field)}", markup=False)
+
+
+def model(
+    kind: First[Literal["perplexity", "quality"]],
+    out: Path,
+    good: tuple[str, ...],
+    bad: tuple[str, ...] = (),
+    order: int = 3,
+    text: str = "text",
+) -> None:
+    """Train a model of quality on examples of your own, for the steps `perplexity` and `quality`.
+
+    Args:
+        kind: perplexity: n-grams of good text. quality: a classifier of good and bad text.
+        out: Folder of the model.
+        good: Files, folders or patterns with good text.
+        bad: Files, folders or patterns with bad text, for a classifier.
+        order: Words of the longest n-gram.
+        text: The field of records that has the text.
+    """
+    import pyarrow as pa
+
+    from tutti.data.corpus.steps.perplexity import train_perplexity
+    from tutti.data.corpus.steps.quality import train_quality
+
+    console = Console(highlight=False)
+    if kind == "perplexity":
+        if bad:
+            raise ValueError("--bad has no effect on a model of perplexity; give --good alone")
+        info = train_perplexity((pa.array(t, pa.string()) for t in _texts(good, text)), out, order).info
+        console.print(f"{out}: {', '.join(f'{n:,} {m + 1}-grams' for m, n in enumerate(info['n_grams']))}")
+        return
+    if not bad:
+        raise ValueError("a classifier needs --bad, files with examples of bad text")
+    examples = [[t for part in _texts(paths, text) for t in part] for paths in (good, bad)]
+    scores = train_quality(examples[0], examples[1], out)
+    console.print(
+        f"{out}: on a tenth held out, accuracy {scores['accuracy']:.3f}, area under the ROC curve {scores['auc']:.3f}"
+    )
+
+
+def corpus(argv: list[str]) -> int | None:
+    """Run `tutti corpus`."""
+    verbs = {"run": run, "show": show, "steps": steps, "model": model}
+    return tyro.extras.subcommand_cli_from_dict(verbs, prog="tutti corpus", description="Corpora.", args=argv)
+
+
+def _texts(paths: tuple[str, ...], field: str) -> Iterator[list[str]]:
+    from tutti.data.corpus.reading import read
+    from tutti.data.corpus.reading.splits import splits_of
+
+    for path in paths:
+        for split in splits_of(Source(path, text=field), 1 << 40):
+            for batch, _, _ in read(split, 1 << 26):
+                yield batch.column("text").to_pylist()
+
+
+def _show(corpus: Corpus, console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    for k, name in enumerate(HEAD):
+        table.add_column(name, justify="right" if 0 < k < 5 else "left", overflow="fold")
+    for row in rows(corpus.accounts):
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"{corpus.documents:,} documents, {amount(corpus.manifest['bytes'])}, in {corpus.folder}/documents")
+
+
+def _faults(corpus: Corpus) -> int:
+    for fault in corpus.faults[:20]:
+        print(f"{fault['file']}: {fault['reason']}: {fault['detail']}", file=sys.stderr)
+    if len(corpus.faults) > 20:
+        print(f"and {len(corpus.faults) - 20} more in {corpus.folder}/report.json", file=sys.stderr)
+    return 1 if corpus.faults else 0
+
+
+def _default(field: Any) -> str:
+    from dataclasses import MISSING
+
+    value = field.default if field.default is not MISSING else field.default_factory()
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Any]:
+    """A function that shows the progress of a phase: live on a terminal, else a line at its end."""
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+
+        def show(phase: str) -> Any:
+            task, begin, spoken = bar.add_task(phase, total=None, rate=""), time.perf_counter(), [time.perf_counter()]
+
+            def progress(done: int, total: int, documents: int, size: int) -> None:
+                seconds = max(time.perf_counter() - begin, 1e-9)
+                rate = f"{documents:,} documents, {amount(int(size / seconds))}/s" if documents else ""
+                bar.update(task, completed=done, total=total, rate=rate)
+                if not console.is_terminal and (done == total or time.perf_counter() - spoken[0] > 10):
+                    spoken[0] = time.perf_counter()
+                    console.print(f"{phase}: {done} of {total} {rate}".rstrip())
+
+            return progress
+
+        yield show

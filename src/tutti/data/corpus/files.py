@@ -1,0 +1,95 @@
+"""Files that are complete or not there: written beside, flushed to disk, renamed; a manifest says what is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any
+
+
+class Checked:
+    """A file that is written once, from its beginning, with the checksum of its content."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._hash, self.size, self.closed = file, blake2b(digest_size=16), 0, False
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        count = memoryview(data).nbytes
+        self.size += count
+        self._file.write(data)
+        return count
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self.size
+
+    def close(self) -> None: ...
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Its size in bytes and its checksum, blake2b of 16 bytes."""
+        return {"size": self.size, "blake2b": self._hash.hexdigest()}
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Checked]:
+    """A file that gets its name when the block ends without an error. An error of the disk (full, say) is raised and
+    leaves nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with open(scratch, "wb") as file:
+            checked = Checked(file)
+            yield checked
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    with atomic(path) as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True).encode())
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def digest(path: Path) -> str:
+    """The checksum of a file, as in `Checked.entry`."""
+    h = blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while data := file.read(1 << 22):
+            h.update(data)
+    return h.hexdigest()
+
+
+def complete(folder: Path, manifest: Path) -> dict[str, Any] | None:
+    """A task's manifest if all its files are there with their sizes; None if the task is to be done."""
+    try:
+        value = read_json(manifest)
+        if all((folder / name).stat().st_size == entry["size"] for name, entry in value["files"].items()):
+            return value
+    except (FileNotFoundError, ValueError, KeyError):
+        pass
+    return None

@@ -1,0 +1,221 @@
+"""From sources through steps to a clean corpus, restartable at any point, with every document accounted for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+
+from tutti.data.corpus.accounts import Account
+from tutti.data.corpus.files import complete, read_json, write_json
+from tutti.data.corpus.finish import FinishTask
+from tutti.data.corpus.native.tables import version
+from tutti.data.corpus.pool import Failure, Here, Processes, Progress, nothing
+from tutti.data.corpus.reading.splits import Source, splits_of
+from tutti.data.corpus.segments import Segment
+from tutti.data.corpus.sketches import BYTES
+from tutti.data.corpus.steps.duplicates import Meeting
+from tutti.data.corpus.steps.mix import Mix
+from tutti.data.corpus.steps.step import Step
+from tutti.data.corpus.tasks import ConnectTask, RepeatTask, ShardTask, SumTask
+
+FORMAT = 1
+"""Changes when the same pipeline would write other bytes."""
+
+
+class Pool(Protocol):
+    """Where tasks are done. `run` returns when every task is done or has failed."""
+
+    def run(self, tasks: Sequence[Any], progress: Progress = nothing) -> list[Failure]: ...
+
+    def close(self) -> None: ...
+
+
+class CorpusError(RuntimeError):
+    """Tasks failed. What was done stays: the same call does the rest."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A finished corpus: the files of documents in `folder`, and the accounts of all steps."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def documents(self) -> int:
+        return self.manifest["documents"]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of documents, in order."""
+        return [self.folder / "documents" / name for name in self.manifest["files"]]
+
+    @property
+    def accounts(self) -> list[Account]:
+        return [Account(**a) for a in read_json(self.folder / "report.json")["steps"]]
+
+    @property
+    def faults(self) -> list[dict[str, str]]:
+        """What was wrong with files of the input: file, reason, detail."""
+        return read_json(self.folder / "report.json")["faults"]
+
+    @property
+    def key(self) -> str:
+        """A hash of the content of all files."""
+        entries = sorted((name, e["blake2b"]) for name, e in self.manifest["files"].items())
+        return blake2b(repr(entries).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Steps over the documents of sources.
+
+    out: the folder of the result: `documents/` (a file for each shard), `dropped/`, `manifest.json`, `report.json`,
+        `report.html`, and `work/` until it is finished.
+    split: bytes of input of a shard. memory: bytes that all workers together may take for looking at hashes; batches of
+        documents take about 200 MB a worker. longest: bytes of a record; longer ones are dropped.
+    format: of the result, "parquet" or "jsonl" (compressed by Zstandard).
+    keep_work: keep `work/`, so that a run with other later steps begins after the steps that are the same.
+    """
+
+    steps: Sequence[Step]
+    sources: Sequence[Source] = ()
+    out: str | Path = "out/corpus"
+    split: int = 64 << 20
+    memory: int = 2 << 30
+    longest: int = 64 << 20
+    format: str = "parquet"
+    keep_work: bool = False
+
+    def __post_init__(self):
+        if not self.sources:
+            raise ValueError("a corpus needs at least one source of documents")
+        if self.format not in ("parquet", "jsonl"):
+            raise ValueError(f"format is {self.format!r}; give parquet or jsonl")
+        for name, least in (("split", 1), ("memory", 1 << 20), ("longest", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least {least} bytes")
+        for step in self.steps:
+            if not isinstance(step, Step):
+                raise ValueError(f"{step!r} is not a step; wrap a function as Function(function=...)")
+
+    def run(
+        self, workers: int | None = None, pool: Pool | None = None, show: Callable[[str], Progress] | None = None
+    ) -> Corpus:
+        """Do what is not done yet, and return the corpus.
+
+        workers: processes; None: one for each core; 0: this process. pool: another pool, as of Ray. show(phase):
+        gives a
+        function that shows the progress of a phase. Raises CorpusError if tasks failed, ValueError for a wrong config.
+        """
+        out = Path(self.out)
+        show = show or (lambda phase: nothing)
+        splits = [split for source in self.sources for split in splits_of(source, self.split)]
+        key = _key(
+            {"splits": [s.key() for s in splits], "longest": self.longest, "format": FORMAT, "python": version()}
+        )
+        segments = self._segments(out / "work", key)
+        if (corpus := finished(out)) and corpus.manifest["key"] == segments[-1].folder.name:
+            return corpus
+        pool = pool or (Here() if workers == 0 else Processes(workers or _cores()))
+        write_splits(out / "work" / "splits.json", splits)
+        try:
+            for at, segment in enumerate(segments):
+                self._run_segment(segment, pool, show, f"{at + 1} of {len(segments)}")
+            do([FinishTask(self, tuple(segments))], pool, show("result"))
+        finally:
+            pool.close()
+        corpus = finished(out)
+        assert corpus is not None
+        return corpus
+
+    def _segments(self, work: Path, key: str) -> list[Segment]:
+        """The segments of the pipeline, which end with a step that needs all documents, or with the last step."""
+        segments: list[Segment] = []
+        steps: list[Step] = []
+        names: list[str] = []
+        before: Segment | None = None
+        for step, name in zip([*self.steps, None], [*unique_names(self.steps), ""], strict=True):
+            if step is None or isinstance(step, Meeting | Mix):
+                after = [s.key() for s in steps] + ([step.key()] if step else [self.format])
+                key = _key([key, after])
+                before = Segment(
+                    work / f"{len(segments)}-{key}",
+                    tuple(steps),
+                    tuple(names),
+                    step,
+                    name,
+                    before,
+                    self.longest,
+                    self.format,
+                )
+                segments.append(before)
+                steps, names = [], []
+            else:
+                steps.append(step)
+                names.append(name)
+        return segments
+
+    def _run_segment(self, segment: Segment, pool: Pool, show: Callable[[str], Progress], at: str) -> None:
+        list(segment._older)  # a wrong index is an error before the work
+        do([ShardTask(segment, k) for k in range(segment.shards)], pool, show(f"documents, pass {at}"))
+        do([SumTask(segment)], pool, nothing)
+        if isinstance(segment.meeting, Mix):
+            segment.meeting.fractions(segment.domains)
+        if isinstance(segment.meeting, Meeting):
+            hashes = sum(sum(s.runs) for s in segment.sketched)
+            parts = max(1, -(-hashes * BYTES * 6 // (self.memory // 4)))
+            write_json(segment.folder / "repeats" / "parts.json", parts)
+            do([RepeatTask(segment, k, parts) for k in range(parts)], pool, show(segment.meeting_name))
+            if segment.meeting.connects:
+                do([ConnectTask(segment, parts)], pool, show(f"{segment.meeting_name}: sets"))
+
+
+def do(tasks: Sequence[Any], pool: Pool, progress: Progress) -> None:
+    """Do the tasks that are not done. Raises CorpusError that names those that failed."""
+    failures = pool.run(tasks, progress)
+    failed = {f.task for f in failures}
+    failures += [
+        Failure(t.name, "it left no complete files") for t in tasks if t.name not in failed and t.done() is None
+    ]
+    if failures:
+        first = "\n".join(f"  {f.task}: {f.why}" for f in failures[:10])
+        more = f"\n  and {len(failures) - 10} more" if len(failures) > 10 else ""
+        raise CorpusError(
+            f"{len(failures)} of {len(tasks)} tasks failed; the others are done, and the same command does the rest:\n"
+            f"{first}{more}"
+        )
+
+
+def finished(out: Path) -> Corpus | None:
+    """The finished corpus in a folder, if there is one with all its files."""
+    manifest = complete(out / "documents", out / "manifest.json")
+    return Corpus(out, manifest) if manifest is not None else None
+
+
+def unique_names(steps: Sequence[Step]) -> list[str]:
+    """The names of steps, numbered where they are equal."""
+    names: list[str] = []
+    for step in steps:
+        count = sum(name == step.name or name.startswith(f"{step.name} ") for name in names)
+        names.append(step.name if not count else f"{step.name} {count + 1}")
+    return names
+
+
+def write_splits(path: Path, splits: list[Any]) -> None:
+    rows = [{"source": asdict(s.source), "parts": [list(p) for p in s.parts]} for s in splits]
+    if not path.exists() or read_json(path) != rows:
+        write_json(path, rows)
+
+
+def _key(value: Any) -> str:
+    return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

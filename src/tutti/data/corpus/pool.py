@@ -1,0 +1,264 @@
+"""Worker processes of one machine that do tasks, survive crashes and hangs, and tell progress."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from tutti.data.corpus.tasks import Context, Task
+
+ATTEMPTS = 6
+START = 300.0  # seconds that a worker may take to begin: it imports torch
+Progress = Callable[[int, int, int, int], None]
+"""progress(tasks done, tasks, documents, bytes) of a phase."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A task that was not done, and why."""
+
+    task: str
+    why: str
+
+
+def nothing(done: int, total: int, documents: int, size: int) -> None: ...
+
+
+class Here:
+    """Does tasks in this process, one after the other: for tests and debuggers."""
+
+    def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
+        failures: list[Failure] = []
+        context = _Counting()
+        for done, task in enumerate(tasks):
+            progress(done, len(tasks), context.documents, context.size)
+            if task.done() is not None:
+                continue
+            try:
+                task.run(context)
+            except Exception as error:
+                failures.append(Failure(task.name, described(error)))
+                if is_full(error):
+                    break
+        progress(len(tasks), len(tasks), context.documents, context.size)
+        return failures
+
+    def close(self) -> None: ...
+
+
+class _Counting(Context):
+    def __init__(self) -> None:
+        self.documents = self.size = 0
+
+    def tick(self, documents: int, size: int) -> None:
+        self.documents += documents
+        self.size += size
+
+
+class Processes:
+    """Does tasks in `workers` processes.
+
+    A worker that dies (of memory, or of a fault in a library) or makes no progress for `stall` seconds costs its task
+    only: the
+    task starts again in a new process, document by document, so that a document that ends its process is found and
+    left out. After ATTEMPTS the task has failed.
+    """
+
+    def __init__(self, workers: int, stall: float = 900.0):
+        if workers < 1:
+            raise ValueError(f"workers is {workers}; give 1 or more")
+        self.limit, self.stall = workers, stall
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["tutti.data.corpus.tasks"])
+        self._workers: list[_Worker] = []
+
+    def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
+        run = _Run([task for task in tasks if task.done() is None])
+        while run.waiting or self._busy:
+            self._give(run)
+            self._hear(run)
+            progress(run.done, len(run.tasks), run.documents, run.size)
+        return run.failures
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+
+    @property
+    def _busy(self) -> list[_Worker]:
+        return [w for w in self._workers if w.task is not None]
+
+    def _give(self, run: _Run) -> None:
+        from tutti.data.corpus import native
+
+        while run.waiting and len(self._busy) < self.limit:
+            idle = next((w for w in self._workers if w.task is None), None)
+            if idle is None:
+                self._workers.append(idle := _Worker(self._context, native.library_path()))
+            index = run.waiting.pop()
+            run.attempts[index] += 1
+            try:
+                idle.give(index, run.tasks[index], run.attempts[index] > 1)
+            except (BrokenPipeError, ConnectionResetError):  # it was ended while idle
+                run.attempts[index] -= 1
+                run.waiting.append(index)
+                self._remove(idle)
+
+    def _hear(self, run: _Run) -> None:
+        busy = {w.connection: w for w in self._busy}
+        for connection in wait(list(busy), timeout=0.5):
+            worker = busy[connection]  # pyright: ignore[reportArgumentType]
+            try:
+                kind, value = worker.connection.recv()
+            except (EOFError, ConnectionResetError):
+                worker.process.join()
+                self._again(run, worker, _death(worker.process.exitcode))
+                continue
+            worker.heard = time.monotonic()
+            if kind == "ready":
+                worker.ready = True
+            elif kind == "tick":
+                run.documents += value[0]
+                run.size += value[1]
+            elif kind == "done":
+                run.done, worker.task = run.done + 1, None
+            else:
+                run.fail(worker, *value)
+        for worker in self._busy:
+            if time.monotonic() - worker.heard > (self.stall if worker.ready else max(self.stall, START)):
+                self._again(run, worker, f"it made no progress for {self.stall:.0f} s")
+
+    def _again(self, run: _Run, worker: _Worker, why: str) -> None:
+        index = worker.task
+        assert index is not None
+        self._remove(worker)
+        if run.attempts[index] < ATTEMPTS:
+            run.waiting.append(index)
+        else:
+            run.failures.append(Failure(run.tasks[index].name, f"{why}, {ATTEMPTS} times"))
+
+    def _remove(self, worker: _Worker) -> None:
+        worker.end()
+        self._workers.remove(worker)
+
+
+class _Worker:
+    def __init__(self, context: Any, library: str):
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, library, os.getpid()), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.task: int | None = None
+        self.ready, self.heard = False, time.monotonic()
+
+    def give(self, index: int, task: Task, careful: bool) -> None:
+        self.task, self.heard = index, time.monotonic()
+        self.connection.send((task, careful))
+
+    def end(self, how: int = signal.SIGKILL) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, how)
+        self.process.join()
+        self.connection.close()
+
+
+class _Run:
+    """What is known of the tasks of one call of Processes.run."""
+
+    def __init__(self, tasks: Sequence[Task]):
+        self.tasks = tasks
+        self.waiting = list(range(len(tasks)))[::-1]
+        self.attempts = [0] * len(tasks)
+        self.failures: list[Failure] = []
+        self.done = self.documents = self.size = 0
+
+    def fail(self, worker: _Worker, why: str, full: bool) -> None:
+        assert worker.task is not None
+        self.failures.append(Failure(self.tasks[worker.task].name, why))
+        worker.task = None
+        if full:
+            self.waiting.clear()
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        hint = "; out of memory is the usual reason" if -code == signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-code).name}{hint}"
+    return f"its process ended with code {code}"
+
+
+def described(error: BaseException) -> str:
+    """An error in one line, with the line of code that raised it unless it is about a file."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} ({frame.filename}:{frame.lineno})"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a disk is full, so that no other task can write either."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class _Telling(Context):
+    def __init__(self, connection: Connection, careful: bool):
+        self.connection, self.careful = connection, careful
+
+    def tick(self, documents: int, size: int) -> None:
+        self.connection.send(("tick", (documents, size)))
+
+
+def _work(connection: Connection, library: str, parent: int) -> None:
+    """The main loop of a worker process."""
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    import pyarrow as pa
+
+    from tutti.data.corpus import native
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    native.use(library)
+    native.library()
+    connection.send(("ready", None))
+    while True:
+        try:
+            task, careful = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            task.run(_Telling(connection, careful))
+            connection.send(("done", None))
+        except Exception as error:
+            connection.send(("error", (described(error), is_full(error))))
+
+
+def _die_with(parent: int) -> None:
+    """End this process when the one that gives tasks is gone. Its parent is the fork server."""
+    if sys.platform != "linux":
+        return
+    import threading
+
+    def watch() -> None:
+        try:
+            descriptor = os.pidfd_open(parent)
+        except (OSError, AttributeError):
+            return
+        import select
+
+        select.select([descriptor], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,245 @@
+"""Pipelines: the same bytes for any number of workers and after any interruption; nothing is lost without a reason."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from data.corpus.corpus_batches import hang_on_poison, kill_on_poison, write_jsonl
+from tutti.data.corpus import CorpusError, Function, Pipeline, Source, files, read_documents
+from tutti.data.corpus.accounts import Account
+from tutti.data.corpus.pipeline import finished
+from tutti.data.corpus.pool import Here, Processes
+from tutti.data.corpus.steps import Duplicates, Language, Lines, Mix, NearDuplicates, Repair, Rules, Words
+
+
+@pytest.fixture
+def raw(tmp_path) -> Path:
+    """Documents of two domains with repeats, and files with faults."""
+    rng = random.Random(0)
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    sentences = [" ".join(f"w{rng.randrange(3000)}" for _ in range(12)).capitalize() + "." for _ in range(400)]
+    texts = [" ".join(rng.sample(sentences, 8)) for _ in range(150)]
+    write_jsonl(folder / "a.jsonl", texts + texts[:30])
+    write_jsonl(folder / "b.jsonl", [t.replace("w1", "w2") for t in texts[:40]], 1000)
+    (folder / "c.jsonl").write_text('{"text": "broken"\n')
+    (folder / "empty.jsonl").write_text("")
+    return folder
+
+
+STEPS = (Repair(), Duplicates(), NearDuplicates(ngram=1, bands=8, rows=8), Duplicates(unit="line", least=5))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a result."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+            and p.name not in ("report.html", "report.json")}  # fmt: skip
+
+
+def pipeline(raw: Path, out: Path, steps=STEPS, **options) -> Pipeline:
+    return Pipeline(steps, [Source(str(raw), domain="web")], out, split=8000, **options)
+
+
+def test_any_number_of_workers_writes_the_same_bytes(raw, tmp_path):
+    one = pipeline(raw, tmp_path / "one").run(workers=0)
+    two = pipeline(raw, tmp_path / "two").run(workers=2)
+    assert one.key == two.key and 100 < one.documents < 190
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert not (tmp_path / "one/work").exists() and finished(tmp_path / "one") is not None
+
+
+def test_everything_that_comes_in_goes_out_or_has_a_reason(raw, tmp_path):
+    corpus = pipeline(raw, tmp_path / "out").run(workers=0)
+    accounts = corpus.accounts
+    assert [a.step for a in accounts] == ["read", "repair", "duplicate_documents", "near_duplicates", "duplicate_lines"]
+    for before, after in pairwise(accounts):
+        assert (before.documents_out, before.bytes_out) == (after.documents_in, after.bytes_in)
+    for account in accounts:
+        account.balance()
+    assert accounts[0].documents_in == 221 and accounts[0].dropped == {"malformed_json": [1, 17]}
+    assert accounts[2].dropped["duplicate"][0] == 30
+    rows = [r for p in (tmp_path / "out/dropped").iterdir() for r in pq.read_table(p).to_pylist()]
+    assert len(rows) + corpus.documents == 221 and all(r["reason"] for r in rows)
+    ids = {i for p in corpus.files for b in read_documents(p, ["id"]) for i in b.column("id").to_pylist()}
+    assert ids | {r["id"] for r in rows} >= {f"d{i}" for i in range(180)}
+    text = (tmp_path / "out/report.html").read_text()
+    assert "duplicate_documents" in text and "malformed_json" in text and "<script" not in text
+
+
+def test_text_of_documents_is_escaped_in_reports(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", ["<script>alert(1)</script>"] * 2)
+    Pipeline([Duplicates()], [Source(str(tmp_path / "a.jsonl"))], tmp_path / "out").run(workers=0)
+    assert "<script" not in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_run_goes_on_where_it_was_interrupted(raw, tmp_path, monkeypatch):
+    whole = pipeline(raw, tmp_path / "whole").run(workers=0)
+
+    class Interrupted(Here):
+        def __init__(self, tasks: int):
+            self.left, self.done = tasks, 0
+
+        def run(self, tasks, progress=lambda *_: None):
+            for task in tasks:
+                if task.done() is None:
+                    if self.left == 0:
+                        raise KeyboardInterrupt
+                    self.left -= 1
+                    self.done += 1
+                    task.run(_context())
+            return []
+
+    total, at = 0, 1
+    while True:
+        pool = Interrupted(at)
+        try:
+            corpus = pipeline(raw, tmp_path / "parts").run(pool=pool)
+            break
+        except KeyboardInterrupt:
+            total += pool.done
+            at = at % 5 + 1
+    total += pool.done
+    assert corpus.key == whole.key and content(tmp_path / "parts") == content(tmp_path / "whole")
+    again = pipeline(raw, tmp_path / "parts").run(pool=Interrupted(0))
+    assert again.key == whole.key, "a finished corpus is not made again"
+    shards = len(whole.files)
+    assert total == 4 * shards + 4 + 3 + 1 + 1, "no task was done twice"
+
+
+def _context():
+    from tutti.data.corpus.tasks import Context
+
+    return Context()
+
+
+def test_other_later_steps_use_the_segments_before_again(raw, tmp_path):
+    pipeline(raw, tmp_path / "out", keep_work=True).run(workers=0)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/work").glob("0-*/*.arrows")}
+    pipeline(raw, tmp_path / "out", steps=(*STEPS, Rules(("gopher_quality",))), keep_work=True).run(workers=0)
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "out/work").glob("0-*/*.arrows")}
+    write_jsonl(raw / "b.jsonl", ["other text"])
+    pipeline(raw, tmp_path / "out", keep_work=True).run(workers=0)
+    assert len(list((tmp_path / "out/work").glob("0-*"))) == 2, "another input is another segment"
+
+
+def test_a_full_disk_leaves_no_file_that_looks_complete(raw, tmp_path, monkeypatch):
+    """datatrove marks such a task as completed, and its file breaks the next stage."""
+    whole = pipeline(raw, tmp_path / "whole").run(workers=0)
+    real, room = files.Checked.write, [20_000]
+
+    def write(self, data):
+        room[0] -= memoryview(data).nbytes
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, data)
+
+    monkeypatch.setattr(files.Checked, "write", write)
+    with pytest.raises(CorpusError, match="No space left on device"):
+        pipeline(raw, tmp_path / "out").run(workers=0)
+    assert not list((tmp_path / "out").rglob("*.part")) and finished(tmp_path / "out") is None
+    room[0] = 1 << 40
+    assert pipeline(raw, tmp_path / "out").run(workers=0).key == whole.key
+
+
+def test_a_file_that_was_damaged_is_made_again(raw, tmp_path):
+    whole = pipeline(raw, tmp_path / "out", keep_work=True).run(workers=0)
+    damaged = sorted((tmp_path / "out/work").glob("1-*/*.arrows"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    (tmp_path / "out/manifest.json").unlink()
+    assert pipeline(raw, tmp_path / "out", keep_work=True).run(workers=0).key == whole.key
+
+
+@pytest.mark.parametrize("function", [kill_on_poison, hang_on_poison])
+def test_a_document_that_ends_its_process_or_hangs_is_left_out_alone(tmp_path, function):
+    texts = [f"document number {i} is fine" for i in range(30)]
+    texts[11] = "poison one"
+    texts[17] = "poison two"
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    source = [Source(str(tmp_path / "a.jsonl"))]
+    pool = Processes(2, stall=1.0)
+    corpus = Pipeline([Function(function), Duplicates()], source, tmp_path / "out", split=600).run(pool=pool)
+    assert corpus.documents == 28
+    account = next(a for a in corpus.accounts if a.step == function.__name__)
+    assert account.dropped["crashed"][0] == 2
+    assert {s["id"] for s in account.samples["crashed"]} == {"d11", "d17"}
+    clean = Pipeline([Duplicates()], source, tmp_path / "clean", split=600).run(workers=0)
+    rows = [[r for p in c.files for b in read_documents(p) for r in b.to_pylist()] for c in (corpus, clean)]
+    assert rows[0] == [r for r in rows[1] if "poison" not in r["text"]]
+
+
+def test_an_error_in_a_step_names_the_shard(raw, tmp_path):
+    def fails(batch):
+        raise RuntimeError("of my own")
+
+    with pytest.raises(CorpusError, match=r"shard 0 of \d+ \(a\.jsonl, bytes 0 to 8000\): RuntimeError: of my own"):
+        pipeline(raw, tmp_path / "out", steps=(Function(fails),)).run(workers=0)
+
+
+def test_a_step_may_not_lose_documents(raw, tmp_path):
+    with pytest.raises(CorpusError, match=r"documents went in and .* came out; give reasons"):
+        pipeline(raw, tmp_path / "out", steps=(Function(_first_only),)).run(workers=0)
+
+
+def _first_only(batch):
+    return batch.slice(0, 1)
+
+
+def test_a_mixture(tmp_path):
+    rng = random.Random(0)
+    for name in ("a", "b"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [" ".join(str(rng.random()) for _ in range(20)) for _ in range(400)])
+    sources = [Source(str(tmp_path / f"{n}.jsonl"), domain=n) for n in "ab"]
+    steps = [Mix({"a": 3, "b": 1}), Duplicates()]
+    corpus = Pipeline(steps, sources, tmp_path / "out", split=20_000).run(workers=0)
+    domains = json.loads((tmp_path / "out/report.json").read_text())["domains"]
+    assert domains["a"] / domains["b"] == pytest.approx(3, rel=0.15)
+    assert corpus.accounts[1].dropped["not_sampled"][0] == 800 - corpus.documents
+
+
+def test_json_lines_as_the_result(raw, tmp_path):
+    corpus = pipeline(raw, tmp_path / "out", format="jsonl").run(workers=0)
+    rows = [r for p in corpus.files for b in read_documents(p, ["id", "text"]) for r in b.to_pylist()]
+    other = pipeline(raw, tmp_path / "other").run(workers=0)
+    assert rows == [r for p in other.files for b in read_documents(p, ["id", "text"]) for r in b.to_pylist()]
+    again = Pipeline([Duplicates()], [Source(str(tmp_path / "out/documents"))], tmp_path / "again").run(workers=0)
+    assert again.documents == corpus.documents
+
+
+def test_steps_of_one_kind_have_names_of_their_own(raw, tmp_path):
+    steps = (
+        Rules(("gopher_quality",)),
+        Lines(punctuation=False, sentences=1),
+        Rules(("fineweb",)),
+        Language(score=0.0),
+    )
+    corpus = pipeline(raw, tmp_path / "out", steps=steps).run(workers=0)
+    assert [a.step for a in corpus.accounts] == ["read", "rules", "lines", "rules 2", "language"]
+
+
+def test_accounts_add_up():
+    a, b = Account("x", 3, 30, 2, 20, {"r": [1, 10]}), Account("x", 1, 5, 0, 0, {"r": [1, 5]})
+    a.merge(b)
+    assert (a.documents_in, a.bytes_in, a.documents_out, a.dropped) == (4, 35, 2, {"r": [2, 15]})
+    a.documents_in += 1
+    with pytest.raises(AssertionError):
+        a.balance()
+
+
+def test_what_a_pipeline_refuses(tmp_path):
+    with pytest.raises(ValueError, match="at least one source"):
+        Pipeline([])
+    with pytest.raises(ValueError, match="is not a step; wrap a function as Function"):
+        Pipeline([print], [Source("x")])  # pyright: ignore
+    with pytest.raises(ValueError, match="format is 'csv'"):
+        Pipeline([], [Source("x")], format="csv")
+    with pytest.raises(ValueError, match="there is no file none"):
+        Words(("none.txt",))
+    with pytest.raises(ValueError, match="workers is -1"):
+        Processes(-1)
