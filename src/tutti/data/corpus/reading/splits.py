@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from tutti.data.text_folder import STDLIB
 
 FORMATS = {
     "jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".jsonl.zst", ".ndjson.zst"),
@@ -23,7 +26,8 @@ FORMATS = {
 class Source:
     """A part of the input: files, and how to read them.
 
-    path: a file, a folder, or a pattern ("raw/*.jsonl.gz", "**" for all folders below).
+    path: a file, a folder, or a pattern ("raw/*.jsonl.gz", "**" for all folders below); "stdlib" is the folder of the
+        source code of Python's own library, of which the files that end in .py are read.
     domain: what reports and mixtures call it; "": the name of the file or folder.
     format: one of FORMATS or "code"; "": by the ends of names.
     text, id, url: names of the fields of records.
@@ -43,9 +47,13 @@ class Source:
             raise ValueError(f"source {self.path}: no format {self.format!r}; give {', '.join([*FORMATS, 'code'])}")
 
     @property
+    def _path(self) -> Path:
+        return Path(sysconfig.get_path("stdlib")) if self.path == STDLIB else Path(self.path).expanduser()
+
+    @property
     def root(self) -> Path:
         """The folder that names of files are relative to."""
-        path = Path(self.path).expanduser()
+        path = self._path
         parts = path.parts
         fixed = next((k for k, part in enumerate(parts) if glob.has_magic(part)), None)
         if fixed is not None:
@@ -55,9 +63,9 @@ class Source:
     def files(self) -> list[tuple[Path, str]]:
         """The files and their formats, in the order of their names. Raises ValueError if there are none, or one's
         format is not known."""
-        path = Path(self.path).expanduser()
+        path = self._path
         if path.is_dir():
-            paths = list(_below(path))
+            paths = [p for p in _below(path) if self.path != STDLIB or p.suffix == ".py"]
         elif path.is_file():
             paths = [path]
         else:
@@ -158,7 +166,7 @@ def format_of(name: str) -> str:
     return max(ends)[1] if ends else ""
 
 
-_SKIPPED = {".git", "__pycache__", "node_modules", ".svn", ".hg"}
+_SKIPPED = {".git", "__pycache__", "node_modules", "site-packages", ".svn", ".hg"}
 
 
 def _below(folder: Path, report: Callable[[OSError], None] | None = None) -> Iterator[Path]:

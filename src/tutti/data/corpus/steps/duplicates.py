@@ -127,7 +127,7 @@ class NearDuplicates(Meeting):
 
     Documents are sets of `ngram` words that follow each other. Two with Jaccard similarity s become a pair with
     probability
-    1 - (1 - s^rows)^bands (Broder 1997; Indyk and Motwani 1998). The defaults are FineWeb's: 0.92 at s = 0.8, 0.52 at
+    1 - (1 - s^rows)^bands (Broder 1997; Indyk and Motwani 1998). The defaults are FineWeb's: 0.92 at s = 0.8, 0.56 at
     0.7.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class Decontaminate(Step):
     Words are compared in lower case without punctuation. An evaluation text with fewer words counts as a whole if it
     has at least `least` of them.
 
-    against: text files (a text for each line), or JSON Lines and Parquet, of which all string fields count.
+    against: files or patterns: text (a text for each line), or JSON Lines and Parquet, of which all string fields count.
     """
 
     kind: ClassVar[str] = "decontaminate"
@@ -37,10 +38,10 @@ class Decontaminate(Step):
     def __post_init__(self):
         if not self.against:
             raise ValueError("decontaminate: give the files of the evaluation sets as `against`")
-        _check_files(self.kind, self.against)
+        files_of(self.kind, self.against)
 
     def __call__(self, batch: pa.RecordBatch) -> Outcome:
-        sizes, hashes = phrases(self.against, _mtimes(self.against), self.ngram, self.least)
+        sizes, hashes = phrases(files_of(self.kind, self.against), self.ngram, self.least)
         places, passages = find(texts(batch), sizes, hashes)
         reasons = ["contaminated" if count else None for count in places]
         details = [
@@ -49,14 +50,14 @@ class Decontaminate(Step):
         return Outcome(batch, reasons, details)
 
     def key(self) -> dict[str, Any]:
-        return {**super().key(), "digests": [_digest(p) for p in self.against]}
+        return {**super().key(), "digests": [_digest(p) for p in files_of(self.kind, self.against)]}
 
 
 @dataclass(frozen=True)
 class Words(Step):
     """Drop documents with words or phrases of a list: toxicity lists, names.
 
-    files: a word or phrase for each line; "#" begins a comment. most: how many a document may have. name: of the
+    files: files or patterns; a word or phrase for each line; "#" begins a comment. most: how many a document may have. name: of the
         reason.
     """
 
@@ -68,17 +69,17 @@ class Words(Step):
     def __post_init__(self):
         if not self.files:
             raise ValueError("words: give the files of the lists as `files`")
-        _check_files(self.kind, self.files)
+        files_of(self.kind, self.files)
 
     def __call__(self, batch: pa.RecordBatch) -> Outcome:
-        sizes, hashes = word_list(self.files, _mtimes(self.files))
+        sizes, hashes = word_list(files_of(self.kind, self.files))
         places, passages = find(texts(batch), sizes, hashes)
         reasons = [self.reason if count > self.most else None for count in places]
         details = [f"{c} places: {p}" if c > self.most else None for c, p in zip(places, passages, strict=True)]
         return Outcome(batch, reasons, details)
 
     def key(self) -> dict[str, Any]:
-        return {**super().key(), "digests": [_digest(p) for p in self.files]}
+        return {**super().key(), "digests": [_digest(p) for p in files_of(self.kind, self.files)]}
 
 
 def find(documents: pa.StringArray, sizes: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -101,16 +102,16 @@ def hashes_of(documents: pa.StringArray, size: int) -> np.ndarray:
 
 
 @cache
-def phrases(files: tuple[str, ...], times: tuple[int, ...], ngram: int, least: int) -> tuple[np.ndarray, np.ndarray]:
+def phrases(files: tuple[str, ...], ngram: int, least: int) -> tuple[np.ndarray, np.ndarray]:
     """The sizes and the sorted hashes of the runs of words of evaluation texts."""
-    every = [text for path in files for text in _texts(Path(path).expanduser())]
+    every = [text for path in files for text in _texts(Path(path))]
     return _grouped(every, ngram, least)
 
 
 @cache
-def word_list(files: tuple[str, ...], times: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def word_list(files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     lines = [
-        line.partition("#")[0] for path in files for line in Path(path).expanduser().read_text("utf-8").splitlines()
+        line.partition("#")[0] for path in files for line in Path(path).read_text("utf-8").splitlines()
     ]
     return _grouped([line for line in lines if line.strip()], 64, 1)
 
@@ -156,15 +157,16 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _check_files(kind: str, files: tuple[str, ...]) -> None:
-    for file in files:
-        if not Path(file).expanduser().is_file():
-            raise ValueError(f"{kind}: there is no file {file}")
-
-
-def _mtimes(files: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(Path(f).expanduser().stat().st_mtime_ns for f in files)
+def files_of(kind: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The files that patterns match, in the order of their names. Raises ValueError for a pattern without any."""
+    found: list[str] = []
+    for pattern in patterns:
+        paths = sorted(p for p in glob.glob(str(Path(pattern).expanduser()), recursive=True) if Path(p).is_file())
+        if not paths:
+            raise ValueError(f"{kind}: there is no file {pattern}")
+        found += paths
+    return tuple(found)
 
 
 def _digest(path: str) -> str:
-    return hashlib.blake2b(Path(path).expanduser().read_bytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
