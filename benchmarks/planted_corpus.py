@@ -8,7 +8,7 @@ Equal seeds, sizes and versions of the packages that text is taken from give equ
 and its number alone, but for links of chains, which follow the one before. A line of the truth has `id`, `kind` and
 
 - `exact`, `normalized` (`form`), `near`, `chain`: `of`, the document that it is a copy of, always an earlier one, and
-  `jaccard`, their exact similarity (planted_text.jaccard: sets of five words). `root` of a chain is what it begins with.
+  `jaccard`, their exact similarity (planted_text.jaccard: sets of five words). A chain begins with its `root`.
 - `language`: `language`. `garbage`: `rule`, which must remove it. `lines`: `lines`, which `rule` must remove, the rest
   of the document staying. `boilerplate`: `lines`, which many documents share.
 - `private`: `private`, pairs of a kind and a string. `lookalike`: `lookalikes`, pairs likewise, none to be masked.
@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate, count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import planted_kinds as kinds
 from planted_private import LOOKALIKES, PRIVATE, sentence
@@ -42,8 +42,8 @@ SHARES = {
 SIMILARITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 CHAIN, CHAIN_SIMILARITY = 3, 0.82  # links after the first document; of each to the one before
 EVALUATION = 100
-DOMAINS = [f"{x}.example.{y}" for x in ("docs", "news", "blog", "wiki", "shop", "forum", "lab", "city", "press", "notes")
-           for y in ("com", "org", "net", "de", "io")]  # fmt: skip
+SITES = ("docs", "news", "blog", "wiki", "shop", "forum", "lab", "city", "press", "notes")
+DOMAINS = [f"{x}.example.{y}" for x in SITES for y in ("com", "org", "net", "de", "io")]
 
 Record = tuple[dict[str, str], dict[str, Any] | None]
 
@@ -211,7 +211,7 @@ def write(folder: str | Path, size: int, seed: int = 0, compression: str = "none
     corpus = Corpus(text or pool(), seed, shares)
     found: Counter[str] = Counter()
     total = filled = number = 0
-    file: IO[bytes] | None = None
+    file: Any = None
     with open(folder / "truth.jsonl", "w") as truths:
         for record, truth in corpus:
             if file is None:
@@ -236,7 +236,7 @@ def write(folder: str | Path, size: int, seed: int = 0, compression: str = "none
     return {**manifest, "seconds": time.perf_counter() - begin}
 
 
-def _opened(path: Path, compression: str) -> IO[bytes]:
+def _opened(path: Path, compression: str) -> Any:
     if compression == "none":
         return open(path, "wb")
     if compression == "gz":

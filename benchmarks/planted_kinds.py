@@ -1,4 +1,4 @@
-"""What is planted in a corpus: texts that each published rule of quality must catch, faults of encoding, changed copies.
+"""What is planted in a corpus: texts that each published rule must catch, faults of encoding, changed copies.
 
 A rule's name is `paper/what`. The papers: C4 (Raffel et al., 2020), Gopher (Rae et al., 2021, appendix A1; its rules of
 quality and of repetition), FineWeb (Penedo et al., 2024).
@@ -173,6 +173,7 @@ RULES: dict[str, Callable[[Pool, random.Random], str]] = {
     "fineweb/repeated_characters": _repeated_characters,
     "fineweb/list": _list,
 }
+NOTICE_WORDS = ("JavaScript", "privacy policy", "terms of use", "use cookies")
 NOTICES = (
     "Please enable JavaScript in the settings of your browser to see this page.",
     "This page uses cookies to give you the best experience that it can.",
