@@ -8,6 +8,7 @@ Each contender reads the same JSONL files and says which documents it keeps. By 
 - `peak memory`: the largest sum of the resident memory of its processes, sampled. `disk`: what it wrote in its folder.
 - `caught`: the share that it removed of each kind that was planted. Of copies, those pairs count of which it removed
   one; `near` is split by their exact similarity. `lost`: documents that it removed and that nothing was planted in.
+  `groups lost`: documents of which it left no copy at all.
 
 datatrove has FineWeb's recipe on text (its filters, MinHash of 14 bands of 8, masking), with two workers and the number
 of tasks that is best here; the others deduplicate alone. They have a virtual environment of their own.
@@ -161,13 +162,20 @@ def score(folder: Path, kept: set[str], documents: int) -> dict[str, Any]:
         else:
             count(kind, name not in kept)
     alone = {f"{i:09d}" for i in range(documents)} - truth.keys() - copied
-    count_lost = len(alone - kept)
-    removed = documents - len(kept)
-    planted = sum(x not in kept for x in truth)
-    both_gone = sum(f["kind"] in COPIES and n not in kept and f["of"] not in kept for n, f in truth.items())
     return {"caught": {x: a / b for x, (a, b) in sorted(found.items())}, "of": {x: b for x, (_, b) in found.items()},
-            "lost": count_lost, "alone": len(alone), "removed": removed, "removed planted": planted,
-            "pairs gone whole": both_gone}  # fmt: skip
+            "lost": len(alone - kept), "alone": len(alone), "removed": documents - len(kept),
+            "groups": len(groups := _groups(truth)), "groups lost": sum(not x & kept for x in groups)}  # fmt: skip
+
+
+def _groups(truth: dict[str, dict[str, Any]]) -> list[set[str]]:
+    """Documents with all copies of them and copies of those."""
+    groups: dict[str, set[str]] = {}
+    for name, fact in truth.items():  # a copy stands after what it was made of
+        if fact["kind"] in COPIES:
+            group = groups.setdefault(fact["of"], {fact["of"]})
+            group.add(name)
+            groups[name] = group
+    return list({id(x): x for x in groups.values()}.values())
 
 
 def figures(run: Run, folder: Path) -> dict[str, Any]:
