@@ -1,9 +1,9 @@
 """Web pages around planted documents, in WARC files: what an extractor must give, and what it must leave out.
 
 `write` makes FOLDER/NNNNN.warc.gz (one gzip member a record, as Common Crawl's), FOLDER/html/ID.html for the first of
-them and FOLDER/truth.jsonl, one line for each record: `id`, `url`, `type` (that of the record), `inside` (paragraphs that
-must be in the text, in order), `outside` (strings that must not be), `variant` (of VARIANTS), `charset`. Records with
-nothing inside must give no document.
+them and FOLDER/truth.jsonl, one line for each record: `id`, `url`, `type` (that of the record), `inside` (paragraphs
+that must be in the text, in order), `outside` (strings that must not be), `variant` (of VARIANTS), `charset`. Records
+with nothing inside must give no document.
 """
 
 from __future__ import annotations

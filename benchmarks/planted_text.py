@@ -70,9 +70,12 @@ def pool(packages: Iterable[str] = PACKAGES, size: int = 200_000) -> Pool:
 
     size: of sentences in the end. Raises ValueError if a package is not installed.
     """
-    packages = tuple(packages)
-    natural = _cached(packages)
-    rng = random.Random(0)
+    return pool_of(_cached(tuple(packages)), size)
+
+
+def pool_of(natural: Iterable[str], size: int, foreign: int = 3000) -> Pool:
+    """A pool of `size` sentences that come from natural ones, and of `foreign` in each other language."""
+    natural, rng = list(natural), random.Random(0)
     rng.shuffle(natural)
     cut = max(200, len(natural) // HELD_OUT)
     held_out, kept = natural[:cut], natural[cut:]
@@ -80,7 +83,7 @@ def pool(packages: Iterable[str] = PACKAGES, size: int = 200_000) -> Pool:
     held_out = _apart(held_out, sentences)
     counts = Counter(word for sentence in kept for word in sentence[1:].split() if word.isalpha() and word.islower())
     common = [word for word, _ in counts.most_common(5000) if len(word) > 2]
-    languages = {code: _chained(code, 3000, rng) for code in LANGUAGES}
+    languages = {code: _chained(code, foreign, rng) for code in LANGUAGES}
     digest = hashlib.sha256("\n".join([*sentences, *held_out, *(x for y in languages.values() for x in y)]).encode())
     return Pool(sentences, held_out, common, languages, digest.hexdigest()[:16])
 
@@ -116,10 +119,11 @@ def _documented(folder: Path, library: bool) -> Iterator[str]:
                 continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) > 60:
-                yield from _sentences(node.value)
+                yield from sentences_of(node.value)
 
 
-def _sentences(text: str) -> Iterator[str]:
+def sentences_of(text: str) -> Iterator[str]:
+    """Whole sentences of plain words."""
     for paragraph in re.split(r"\n\s*\n", text):
         for sentence in re.split(r"(?<=[.?!]) (?=[A-Z])", " ".join(paragraph.split())):
             if SENTENCE.fullmatch(sentence) and not FORBIDDEN.search(sentence):

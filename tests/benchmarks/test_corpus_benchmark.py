@@ -1,0 +1,67 @@
+"""The corpus benchmark: what it measures of a command, and how it holds the documents kept against the truth."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    sys.path.insert(0, str(PATH))
+    try:
+        yield importlib.import_module("corpus")
+    finally:
+        sys.path.remove(str(PATH))
+
+
+def test_kept_documents_are_held_against_the_truth(corpus, tmp_path):
+    truth = [
+        {"id": "000000002", "kind": "exact", "of": "000000000", "jaccard": 1.0},
+        {"id": "000000003", "kind": "near", "of": "000000001", "jaccard": 0.82},
+        {"id": "000000004", "kind": "near", "of": "000000001", "jaccard": 0.31},
+        {"id": "000000005", "kind": "garbage", "rule": "gopher/hashes"},
+        {"id": "000000006", "kind": "lookalike"},
+    ]
+    (tmp_path / "truth.jsonl").write_text("".join(json.dumps(x) + "\n" for x in truth))
+    kept = {"000000001", "000000004", "000000006", "000000008"}
+    score = corpus.score(tmp_path, kept, documents=9)
+    assert score["caught"] == {"exact": 1.0, "near 0.80": 1.0, "near 0.30": 0.0, "garbage gopher/hashes": 1.0,
+                               "garbage": 1.0, "lookalike": 0.0}  # fmt: skip
+    assert (score["lost"], score["alone"], score["removed"]) == (1, 2, 5)
+    assert (score["groups"], score["groups lost"]) == (2, 1), "both documents of the exact copy are gone"
+
+
+@pytest.mark.starts
+def test_processes_that_outlive_their_parent_count(corpus, tmp_path):
+    """As those of a fork server do: the child begins to work when its parent has ended."""
+    script = """
+import os, sys, time
+if os.fork() == 0:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        pass
+    block = bytearray(150_000_000)
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        pass
+    os._exit(0)
+open(sys.argv[1] + "/kept.txt", "w").write("000000000\\n000000001\\n")
+"""
+    run = corpus.measured("test", [sys.executable, "-c", script, str(tmp_path / "out")], tmp_path / "out", documents=5)
+    assert run.kept == {"000000000", "000000001"} and run.documents == 5
+    assert run.cpu >= 0.4 and run.peak > 150_000_000 and run.disk == 20
+
+
+@pytest.mark.starts
+def test_a_command_that_fails_says_where_its_output_is(corpus, tmp_path):
+    with pytest.raises(RuntimeError, match=r"(?s)a peer ended with 3; its output is in .*log.txt:\nno such model"):
+        command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
+        corpus.measured("a peer", command, tmp_path / "out", documents=1)
+    with pytest.raises(RuntimeError, match="ended with a timeout"):
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        corpus.measured("a peer", command, tmp_path / "again", documents=1, limit=0.3)
