@@ -6,8 +6,8 @@ Each contender reads the same JSONL files and says which documents it keeps. By 
 
 - `documents a CPU second`: documents read by user and system time of all its processes. `seconds`: of the wall clock.
 - `peak memory`: the largest sum of the resident memory of its processes, sampled. `disk`: what it wrote in its folder.
-- `caught`: the share that it removed of each kind that was planted. Of copies, those pairs count of which it removed
-  one; `near` is split by their exact similarity. `lost`: documents that it removed and that nothing was planted in.
+- `caught`: the share that it removed of each kind that was planted; of a copy and its original, one of the two. `near`
+  is split by the exact similarity. `lost`: documents that it removed and that nothing was planted in.
   `groups lost`: documents of which it left no copy at all.
 
 datatrove has FineWeb's recipe on text (its filters, MinHash of 14 bands of 8, masking), with two workers and the number

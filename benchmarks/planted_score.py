@@ -32,15 +32,19 @@ def score_kept(folder: Path, kept: set[str], documents: int) -> dict[str, Any]:
     """What of the planted was caught, by kind, and what was lost.
 
     kept: ids. documents: how many there are. `caught`: the share removed of a kind; of copies, of pairs of which one is
-    removed, those of `near` by their exact similarity in steps of 0.05. `of`: how many there are. `lost`: documents
-    removed that nothing was planted in, of `alone`. `groups lost`: documents that no copy was left of, of `groups`.
+    removed, those of `near` by their exact similarity in steps of 0.05. Pairs count that have no other copy, which
+    might be what one was removed for, and all those of chains. `of`: how many count. `lost`: documents removed that
+    nothing was planted in, of `alone`. `groups lost`: documents that no copy was left of, of `groups`.
     """
     truth = planted_corpus.read_truth(folder)
-    caught, copied = _Shares(), set()
+    groups, caught = _groups(truth), _Shares()
+    copied = set().union(*groups)
+    pairs = set().union(*(x for x in groups if len(x) == 2))
     for name, fact in truth.items():
         kind, gone = fact["kind"], name not in kept
         if kind in COPIES:
-            copied |= {fact["of"], name}
+            if name not in pairs and kind != "chain":
+                continue
             label = f"near {int(fact['jaccard'] * 20 + 1e-9) / 20:.2f}" if kind == "near" else kind
             caught.count(f"{label} {fact['form']}" if "form" in fact else label, gone or fact["of"] not in kept)
         else:
@@ -48,7 +52,6 @@ def score_kept(folder: Path, kept: set[str], documents: int) -> dict[str, Any]:
             if kind == "garbage":
                 caught.count(f"garbage {fact['rule']}", gone)
     alone = {f"{i:09d}" for i in range(documents)} - truth.keys() - copied
-    groups = _groups(truth)
     return {"caught": caught.shares(), "of": caught.numbers(), "lost": len(alone - kept), "alone": len(alone),
             "removed": documents - len(kept), "groups": len(groups),
             "groups lost": sum(not x & kept for x in groups)}  # fmt: skip

@@ -23,17 +23,19 @@ def test_kept_documents_are_held_against_the_truth(corpus, tmp_path):
     truth = [
         {"id": "000000002", "kind": "exact", "of": "000000000", "jaccard": 1.0},
         {"id": "000000003", "kind": "near", "of": "000000001", "jaccard": 0.82},
-        {"id": "000000004", "kind": "near", "of": "000000001", "jaccard": 0.31},
+        {"id": "000000004", "kind": "chain", "of": "000000003", "jaccard": 0.85, "root": "000000001"},
+        {"id": "000000009", "kind": "near", "of": "000000007", "jaccard": 0.31},
         {"id": "000000005", "kind": "garbage", "rule": "gopher/hashes"},
         {"id": "000000006", "kind": "lookalike"},
     ]
     (tmp_path / "truth.jsonl").write_text("".join(json.dumps(x) + "\n" for x in truth))
-    kept = {"000000001", "000000004", "000000006", "000000008"}
-    score = corpus.planted_score.score_kept(tmp_path, kept, documents=9)
-    assert score["caught"] == {"exact": 1.0, "near 0.80": 1.0, "near 0.30": 0.0, "garbage gopher/hashes": 1.0,
+    kept = {"000000001", "000000006", "000000007", "000000009"}
+    score = corpus.planted_score.score_kept(tmp_path, kept, documents=10)
+    assert score["caught"] == {"exact": 1.0, "chain": 1.0, "near 0.30": 0.0, "garbage gopher/hashes": 1.0,
                                "garbage": 1.0, "lookalike": 0.0}  # fmt: skip
-    assert (score["lost"], score["alone"], score["removed"]) == (1, 2, 5)
-    assert (score["groups"], score["groups lost"]) == (2, 1), "both documents of the exact copy are gone"
+    assert score["of"]["chain"] == 1 and "near 0.80" not in score["of"], "of a near copy with a copy of its own"
+    assert (score["lost"], score["alone"], score["removed"]) == (1, 1, 6)
+    assert (score["groups"], score["groups lost"]) == (3, 1), "both documents of the exact copy are gone"
 
 
 def test_texts_are_held_against_the_truth(corpus, tmp_path):
