@@ -69,7 +69,9 @@ if os.fork() == 0:
     os._exit(0)
 open(sys.argv[1] + "/kept.txt", "w").write("000000000\\n000000001\\n")
 """
-    run = corpus.measured("test", [sys.executable, "-c", script, str(tmp_path / "out")], tmp_path / "out", documents=5)
+    run = corpus.measured(
+        "test", [sys.executable, "-c", script, str(tmp_path / "out")], tmp_path / "out", documents=5, limit=60
+    )
     assert run.kept == {"000000000", "000000001"} and run.documents == 5
     assert run.cpu >= 0.4 and run.peak > 150_000_000 and run.disk == 20
 
@@ -78,7 +80,7 @@ open(sys.argv[1] + "/kept.txt", "w").write("000000000\\n000000001\\n")
 def test_a_command_that_fails_says_where_its_output_is(corpus, tmp_path):
     with pytest.raises(RuntimeError, match=r"(?s)a peer ended with 3; its output is in .*log.txt:\nno such model"):
         command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
-        corpus.measured("a peer", command, tmp_path / "out", documents=1)
+        corpus.measured("a peer", command, tmp_path / "out", documents=1, limit=60)
     with pytest.raises(RuntimeError, match="ended with a timeout"):
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
         corpus.measured("a peer", command, tmp_path / "again", documents=1, limit=0.3)
