@@ -99,7 +99,7 @@ class Peer:
 
     def __init__(self, name: str, requirements: Sequence[str], script: str, *args: str) -> None:
         self.name, self.facts = name, {}
-        python = _environment_of(name.split()[0], requirements) if requirements else sys.executable
+        python = environment_of(name.split()[0], requirements) if requirements else sys.executable
         self._process = subprocess.Popen([python, Path(__file__).with_name(script), *args], stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, text=True)  # fmt: skip
 
@@ -152,12 +152,12 @@ class Beside(Peer):
 PEERS = Path.home() / ".cache" / "tutti" / "peers"
 
 
-def _environment_of(name: str, requirements: Sequence[str]) -> Path:
-    """The Python of a virtual environment with these packages."""
+def environment_of(name: str, requirements: Sequence[str], python: str | Path = sys.executable) -> Path:
+    """The Python of a virtual environment with these packages, made once with this Python."""
     folder = PEERS / name
     if not (folder / "ready").exists():
         say(f"installing {', '.join(requirements)} in {folder}")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
         subprocess.run([folder / "bin" / "pip", "install", "-q", *requirements], check=True, stdout=sys.stderr)
         (folder / "ready").touch()
     return folder / "bin" / "python"
