@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.connection import Pipe, wait
 
 from tutti.data.corpus.tasks import Context, Task
 
@@ -77,8 +76,6 @@ class Processes:
         if workers < 1:
             raise ValueError(f"workers is {workers}; give 1 or more")
         self.limit, self.stall = workers, stall
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tutti.data.corpus.tasks"])
         self._workers: list[_Worker] = []
 
     def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
@@ -105,7 +102,7 @@ class Processes:
         while run.waiting and len(self._busy) < self.limit:
             idle = next((w for w in self._workers if w.task is None), None)
             if idle is None:
-                self._workers.append(idle := _Worker(self._context, native.library_path()))
+                self._workers.append(idle := _Worker(native.library_path()))
             index = run.waiting.pop()
             run.attempts[index] += 1
             try:
@@ -122,8 +119,7 @@ class Processes:
             try:
                 kind, value = worker.connection.recv()
             except (EOFError, ConnectionResetError):
-                worker.process.join()
-                self._again(run, worker, _death(worker.process.exitcode))
+                self._again(run, worker, _death(worker.process.wait()))
                 continue
             worker.heard = time.monotonic()
             if kind == "ready":
@@ -154,10 +150,14 @@ class Processes:
 
 
 class _Worker:
-    def __init__(self, context: Any, library: str):
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, library, os.getpid()), daemon=True)
-        self.process.start()
+    """A process of `worker.py`, which imports no module of the caller: scripts without a main guard, notebooks and
+    standard input are no trouble."""
+
+    def __init__(self, library: str):
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-m", "tutti.data.corpus.worker", str(theirs.fileno()), library, str(os.getpid())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self.task: int | None = None
         self.ready, self.heard = False, time.monotonic()
@@ -166,10 +166,9 @@ class _Worker:
         self.task, self.heard = index, time.monotonic()
         self.connection.send((task, careful))
 
-    def end(self, how: int = signal.SIGKILL) -> None:
-        if self.process.pid is not None and self.process.is_alive():
-            os.kill(self.process.pid, how)
-        self.process.join()
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
         self.connection.close()
 
 
@@ -210,55 +209,3 @@ def described(error: BaseException) -> str:
 def is_full(error: BaseException) -> bool:
     """Whether a disk is full, so that no other task can write either."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-class _Telling(Context):
-    def __init__(self, connection: Connection, careful: bool):
-        self.connection, self.careful = connection, careful
-
-    def tick(self, documents: int, size: int) -> None:
-        self.connection.send(("tick", (documents, size)))
-
-
-def _work(connection: Connection, library: str, parent: int) -> None:
-    """The main loop of a worker process."""
-    _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    import pyarrow as pa
-
-    from tutti.data.corpus import native
-
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
-    native.use(library)
-    native.library()
-    connection.send(("ready", None))
-    while True:
-        try:
-            task, careful = connection.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        try:
-            task.run(_Telling(connection, careful))
-            connection.send(("done", None))
-        except Exception as error:
-            connection.send(("error", (described(error), is_full(error))))
-
-
-def _die_with(parent: int) -> None:
-    """End this process when the one that gives tasks is gone. Its parent is the fork server."""
-    if sys.platform != "linux":
-        return
-    import threading
-
-    def watch() -> None:
-        try:
-            descriptor = os.pidfd_open(parent)
-        except (OSError, AttributeError):
-            return
-        import select
-
-        select.select([descriptor], [], [])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

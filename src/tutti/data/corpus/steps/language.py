@@ -28,7 +28,7 @@ class Language(Step):
     kind: ClassVar[str] = "language"
     keep: tuple[str, ...] = ()
     score: float = 0.65
-    characters: int = 2000
+    characters: int = 1000
     model: str = ""
 
     def __post_init__(self):

@@ -52,6 +52,12 @@ def is_iban(text: str) -> bool:
     return 15 <= len(letters) <= 34 and int("".join(str(int(c, 36)) for c in moved)) % 97 == 1
 
 
+def _is_ssn(text: str) -> bool:
+    """Whether a social security number of the United States may have been given out (SSA, rules since 2011)."""
+    area, group, serial = text.split("-")
+    return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
+
+
 _EDGE = r"(?<![\w.+@/:-])(?<!\d )"
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _HEX = r"[0-9A-Fa-f]{1,4}"
@@ -76,6 +82,9 @@ KINDS: dict[str, Kind] = {
         "<ACCOUNT>", r"[A-Z]{2}\d{2} ?[A-Z0-9]{4}",
         re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"), is_iban,
     ),
+    "ssn": Kind(
+        "<ID>", r"\d{3}-\d{2}-\d{4}", re.compile(r"(?<![\w.-])\d{3}-\d{2}-\d{4}(?![\w-]|\.\d)"), _is_ssn,
+    ),
     "card": Kind(
         "<CARD>", r"\d{4}[ -]?\d{4,6}[ -]?\d{4,5}",
         re.compile(r"(?<![\w.-])\d{4}(?:[ -]?\d{4,6}){2}(?:[ -]?\d{1,4})?(?![\w-]|\.\d)"), is_card,
@@ -97,14 +106,15 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class MaskPii(Step):
-    """Replace personal data by the names of their kinds: `<EMAIL>`, `<IP>`, `<PHONE>`, `<CARD>`, `<ACCOUNT>`, `<KEY>`.
+    """Replace personal data by the names of their kinds: `<EMAIL>`, `<IP>`, `<PHONE>`, `<CARD>`, `<ACCOUNT>`, `<ID>`,
+    `<KEY>`.
 
     IP addresses are masked if they are public; card and account numbers if their check digits are right; keys are
-    those of secrets.py. kinds: email, ip, iban, card, phone, key.
+    those of secrets.py. kinds: key, email, ip, iban, ssn (of the United States), card, phone.
     """
 
     kind: ClassVar[str] = "mask_pii"
-    kinds: tuple[str, ...] = ("key", "email", "ip", "iban", "card", "phone")
+    kinds: tuple[str, ...] = ("key", "email", "ip", "iban", "ssn", "card", "phone")
 
     def __post_init__(self):
         if unknown := set(self.kinds) - set(KINDS) - {"key"}:
