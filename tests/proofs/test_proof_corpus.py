@@ -1,5 +1,5 @@
-"""Claims about corpora: what is planted is found; kills, workers, ranks and Ray leave the bytes as they are; bad input and
-a full disk lose nothing and say what they cost."""
+"""Claims about corpora: what is planted is found; kills, workers, ranks and Ray leave the bytes as they are; bad
+input and a full disk lose nothing and say what they cost."""
 
 from __future__ import annotations
 
