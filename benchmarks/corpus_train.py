@@ -121,9 +121,8 @@ def main() -> None:
         folder = Path(temporary)
         planted_corpus.write(folder / "planted", 30_000_000)
         planted_corpus.write(folder / "other", 1_000_000, seed=99, shares={"clean": 1.0})
-        texts = [
-            json.loads(line)["text"] for path in sorted((folder / "other/documents").iterdir()) for line in open(path)
-        ]
+        paths = sorted((folder / "other/documents").iterdir())
+        texts = [json.loads(line)["text"] for path in paths for line in path.read_text().splitlines()]
         for seed in range(seeds):
             for name, recipe in (("raw", RAW), ("clean", CLEAN)):
                 out, seconds = trained(folder, name, recipe, folder / "planted/documents", seed, steps)

@@ -19,9 +19,11 @@ FINEWEB: tuple[Step, ...] = (
 )
 """What datatrove does in `corpus_peers.py`: FineWeb's recipe on text."""
 
+MEMORY = 256 << 20  # bytes for looking at hashes
 RECIPES: dict[str, tuple[Step, ...]] = {
     "fineweb": FINEWEB,
     "repaired": (Repair(), Duplicates(equal="words"), *FINEWEB),
+    "all": (Repair(), Duplicates(), *FINEWEB, Duplicates(unit="line"), Duplicates(unit="span")),
     "minhash": (NearDuplicates(),),
     "exact": (Duplicates(),),
 }
@@ -30,7 +32,9 @@ RECIPES: dict[str, tuple[Step, ...]] = {
 def main() -> None:
     recipe, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     workers = int(sys.argv[4]) if len(sys.argv) > 4 else 2
-    corpus = Pipeline(RECIPES[recipe], [Source(str(folder))], out / "corpus", split=16 << 20).run(workers)
+    corpus = Pipeline(RECIPES[recipe], [Source(str(folder))], out / "corpus", split=16 << 20, memory=MEMORY).run(
+        workers
+    )
     ids = (b.column("id").to_pylist() for path in corpus.files for b in read_documents(path, ["id"]))
     (out / "kept.txt").write_text("\n".join(x for part in ids for x in part))
 

@@ -110,7 +110,7 @@ def test_a_run_goes_on_where_it_was_interrupted(raw, tmp_path, monkeypatch):
     again = pipeline(raw, tmp_path / "parts").run(pool=Interrupted(0))
     assert again.key == whole.key, "a finished corpus is not made again"
     shards = len(whole.files)
-    assert total == 4 * shards + 4 + 3 + 1 + 1, "no task was done twice"
+    assert total == 4 * shards + 4 + 3 + 3 + 1 + 1, "no task was done twice"
 
 
 def _context():
@@ -127,6 +127,20 @@ def test_other_later_steps_use_the_segments_before_again(raw, tmp_path):
     write_jsonl(raw / "b.jsonl", ["other text"])
     pipeline(raw, tmp_path / "out", keep_work=True).run(workers=0)
     assert len(list((tmp_path / "out/work").glob("0-*"))) == 2, "another input is another segment"
+
+
+def test_segments_are_removed_when_the_next_one_is_whole(raw, tmp_path):
+    """What is on disk at a time is two segments, however many steps need all documents."""
+    most: list[int] = []
+
+    class Watching(Here):
+        def run(self, tasks, progress=lambda *_: None):
+            failures = super().run(tasks)
+            most.append(len({p.parent for p in (tmp_path / "out/work").rglob("*.arrows")}))
+            return failures
+
+    pipeline(raw, tmp_path / "out", steps=(*STEPS, Duplicates(unit="span"))).run(pool=Watching())
+    assert max(most) == 2
 
 
 def test_a_full_disk_leaves_no_file_that_looks_complete(raw, tmp_path, monkeypatch):

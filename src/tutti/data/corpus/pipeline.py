@@ -21,7 +21,7 @@ from tutti.data.corpus.sketches import BYTES
 from tutti.data.corpus.steps.duplicates import Meeting
 from tutti.data.corpus.steps.mix import Mix
 from tutti.data.corpus.steps.step import Step
-from tutti.data.corpus.tasks import ConnectTask, RepeatTask, ShardTask, SumTask
+from tutti.data.corpus.tasks import ConnectTask, FreeTask, RepeatTask, ShardTask, SumTask
 
 FORMAT = 1
 """Changes when the same pipeline would write other bytes."""
@@ -125,7 +125,8 @@ class Pipeline:
         pool = pool or (Here() if workers == 0 else Processes(workers or _cores()))
         write_splits(out / "work" / "splits.json", splits)
         try:
-            for at, segment in enumerate(segments):
+            first = max((k for k, segment in enumerate(segments) if whole(segment)), default=0)
+            for at, segment in list(enumerate(segments))[first:]:
                 self._run_segment(segment, pool, show, f"{at + 1} of {len(segments)}")
             do([FinishTask(self, tuple(segments))], pool, show("result"))
         finally:
@@ -165,6 +166,8 @@ class Pipeline:
         list(segment._older)  # a wrong index is an error before the work
         do([ShardTask(segment, k) for k in range(segment.shards)], pool, show(f"documents, pass {at}"))
         do([SumTask(segment)], pool, nothing)
+        if segment.before is not None and not self.keep_work:
+            do([FreeTask(segment.before)], pool, nothing)
         if isinstance(segment.meeting, Mix):
             segment.meeting.fractions(segment.domains)
         if isinstance(segment.meeting, Meeting):
@@ -174,6 +177,13 @@ class Pipeline:
             do([RepeatTask(segment, k, parts) for k in range(parts)], pool, show(segment.meeting_name))
             if segment.meeting.connects:
                 do([ConnectTask(segment, parts)], pool, show(f"{segment.meeting_name}: sets"))
+
+
+def whole(segment: Segment) -> bool:
+    """Whether all shards of a segment are done, so that those before it are not needed."""
+    return SumTask(segment).done() is not None and all(
+        ShardTask(segment, k).done() is not None for k in range(segment.shards)
+    )
 
 
 def do(tasks: Sequence[Any], pool: Pool, progress: Progress) -> None:

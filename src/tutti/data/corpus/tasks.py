@@ -91,6 +91,27 @@ class SumTask(Task):
 
 
 @dataclass(frozen=True)
+class FreeTask(Task):
+    """Remove the documents of a segment, which the next one has taken up, and their hashes if no index needs them."""
+
+    @property
+    def name(self) -> str:
+        return f"space of {self.segment.folder.name}"
+
+    def done(self) -> dict[str, Any] | None:
+        return None if self._files() else {}
+
+    def run(self, context: Context) -> None:
+        for path in self._files():
+            path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        index = isinstance(self.segment.meeting, Meeting) and self.segment.meeting.index
+        ends = (self.segment.suffix,) if index else (self.segment.suffix, ".sketch", ".ids")
+        return [p for p in self.segment.folder.iterdir() if p.name.endswith(ends)]
+
+
+@dataclass(frozen=True)
 class RepeatTask(Task):
     """Find what repeats in one of `parts` parts of the range of hashes of a meeting."""
 
