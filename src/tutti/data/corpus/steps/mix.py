@@ -19,8 +19,8 @@ class Mix(Step):
 
     weights: the share of each domain, relative; a domain that is not named is dropped. size: bytes of the result; 0:
     as many
-    as there are without taking a document twice. The document with the lowest hashes are taken, so a larger sample
-    contains a smaller one. seed: of the hashes.
+    as there are without taking a document twice. Documents with the lowest hashes are taken, so a larger sample contains a
+    smaller one. seed: of the hashes.
     """
 
     kind: ClassVar[str] = "mix"
