@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe, wait
 
-from tutti.data.corpus.tasks import Context, Task
+from tutti.data.corpus.shard import Context
+from tutti.data.corpus.tasks import Task, carry_out
 
 ATTEMPTS = 6
 START = 300.0  # seconds that a worker may take to begin: it imports torch
@@ -35,6 +36,8 @@ def nothing(done: int, total: int, documents: int, size: int) -> None: ...
 class Here:
     """Does tasks in this process, one after the other: for tests and debuggers."""
 
+    workers, first = 1, True
+
     def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
         failures: list[Failure] = []
         context = _Counting()
@@ -43,7 +46,7 @@ class Here:
             if task.done() is not None:
                 continue
             try:
-                task.run(context)
+                carry_out(task, context)
             except Exception as error:
                 failures.append(Failure(task.name, described(error)))
                 if is_full(error):
@@ -72,11 +75,13 @@ class Processes:
     left out. After ATTEMPTS the task has failed.
     """
 
+    first = True
+
     def __init__(self, workers: int, stall: float = 900.0):
         if workers < 1:
             raise ValueError(f"workers is {workers}; give 1 or more")
-        self.limit, self.stall = workers, stall
-        self._workers: list[_Worker] = []
+        self.workers, self.stall = workers, stall
+        self._processes: list[_Worker] = []
 
     def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
         run = _Run([task for task in tasks if task.done() is None])
@@ -88,21 +93,21 @@ class Processes:
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._workers:
+        for worker in self._processes:
             worker.end()
-        self._workers.clear()
+        self._processes.clear()
 
     @property
     def _busy(self) -> list[_Worker]:
-        return [w for w in self._workers if w.task is not None]
+        return [w for w in self._processes if w.task is not None]
 
     def _give(self, run: _Run) -> None:
         from tutti.data.corpus import native
 
-        while run.waiting and len(self._busy) < self.limit:
-            idle = next((w for w in self._workers if w.task is None), None)
+        while run.waiting and len(self._busy) < self.workers:
+            idle = next((w for w in self._processes if w.task is None), None)
             if idle is None:
-                self._workers.append(idle := _Worker(native.library_path()))
+                self._processes.append(idle := _Worker(native.library_path()))
             index = run.waiting.pop()
             run.attempts[index] += 1
             try:
@@ -132,13 +137,19 @@ class Processes:
             else:
                 run.fail(worker, *value)
         for worker in self._busy:
-            if time.monotonic() - worker.heard > (self.stall if worker.ready else max(self.stall, START)):
+            task = run.tasks[worker.task or 0]
+            if task.ticks and time.monotonic() - worker.heard > (
+                self.stall if worker.ready else max(self.stall, START)
+            ):
                 self._again(run, worker, f"it made no progress for {self.stall:.0f} s")
 
     def _again(self, run: _Run, worker: _Worker, why: str) -> None:
         index = worker.task
         assert index is not None
         self._remove(worker)
+        notes = run.tasks[index].notes()
+        if notes > run.notes[index]:  # a document was found that ends its process: so many cost no attempt
+            run.notes[index], run.attempts[index] = notes, 1
         if run.attempts[index] < ATTEMPTS:
             run.waiting.append(index)
         else:
@@ -146,7 +157,7 @@ class Processes:
 
     def _remove(self, worker: _Worker) -> None:
         worker.end()
-        self._workers.remove(worker)
+        self._processes.remove(worker)
 
 
 class _Worker:
@@ -179,6 +190,7 @@ class _Run:
         self.tasks = tasks
         self.waiting = list(range(len(tasks)))[::-1]
         self.attempts = [0] * len(tasks)
+        self.notes = [0] * len(tasks)
         self.failures: list[Failure] = []
         self.done = self.documents = self.size = 0
 

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from tutti.data.corpus import native
 from tutti.data.corpus.pool import described, is_full
-from tutti.data.corpus.tasks import Context
+from tutti.data.corpus.shard import Context
+from tutti.data.corpus.tasks import carry_out
 
 
 class _Telling(Context):
@@ -46,7 +47,7 @@ def main(descriptor: int, library: str, parent: int) -> None:
             connection.send(("error", (f"{described(error)}; put functions of steps into a module", False)))
             continue
         try:
-            task.run(_Telling(connection, careful))
+            carry_out(task, _Telling(connection, careful))
             connection.send(("done", None))
         except Exception as error:
             connection.send(("error", (described(error), is_full(error))))

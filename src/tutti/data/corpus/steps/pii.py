@@ -33,7 +33,7 @@ def _is_public(text: str) -> bool:
 def _is_phone(text: str) -> bool:
     """7 to 15 digits (ITU-T E.164), not a date, not a range of years, no ISBN."""
     digits = re.sub(r"\D", "", text)
-    dated = re.fullmatch(r"(\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}|\d{1,2}[-./ ]\d{1,2}[-./ ]\d{2,4})", text)
+    dated = re.match(r"(\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./](19|20)?\d{2})(?!\d)", text)
     isbn = len(digits) == 13 and digits.startswith(("978", "979"))
     return 7 <= len(digits) <= 15 and not dated and not isbn
 
@@ -90,13 +90,13 @@ KINDS: dict[str, Kind] = {
         re.compile(r"(?<![\w.-])\d{4}(?:[ -]?\d{4,6}){2}(?:[ -]?\d{1,4})?(?![\w-]|\.\d)"), is_card,
     ),
     "phone": Kind(
-        "<PHONE>", r"\+\d|\(\d{2,5}\) ?\d|\d{3}[ .-]\d{3,4}|\d{2,5}[ /-]\d{5,}|00\d{2}",
+        "<PHONE>", r"\+\d|\(\d{2,5}\) ?\d|\d{3}[ .-]\d{3,4}|\b0\d{1,4}[ /-]\d{2}|\b00[1-9]",
         re.compile(
             _EDGE + r"(?:"
             r"(?:\+|00)[1-9]\d{0,2}(?:[ .-]?\(?\d{1,4}\)?){2,5}"  # international
             r"|(?:1[ .-])?\(\d{3}\) ?\d{3}[ .-]?\d{4}|(?:1[ .-])?[2-9]\d{2}[ .-][2-9]\d{2}[ .-]\d{4}"  # North America
-            r"|\(0\d{1,4}\)(?:[ -]?\d{2,4}){2,4}|0\d{1,4}[ /-]\d{2,4}(?:[ -]?\d{2,4}){1,3}"  # with a trunk prefix
-            r")(?![\w/@-]|\.\d)"
+            r"|\(0\d{1,4}\)(?:[ -]?\d{2,4}){2,4}|0[1-9]\d{0,3}[ /-]\d{2,4}(?:[ -]?\d{2,4}){1,3}"  # with a trunk prefix
+            r")(?![\w/@:-]|\.\d| \d)"
         ),
         _is_phone,
     ),

@@ -56,6 +56,7 @@ class Repair(Step):
     """
 
     kind: ClassVar[str] = "repair"
+    packages: ClassVar[tuple[str, ...]] = ("ftfy",)
     mojibake: bool = True
     form: str = "NFC"
     quotes: bool = False
