@@ -221,8 +221,8 @@ def main() -> None:
             shutil.copy(out / "kept.txt", options.out / f"{out.name}.kept.txt")
             rows.append({**figures(run, folder), **planted_score.score_texts(folder, _texts(out)), "tasks": tasks})
             harness.say("\n" + table([x for x in rows if "error" not in x]))
-    result = {"benchmark": "corpus", "bytes": size, **harness.environment(), "load": load,
-              "rows": {x["name"] if options.only != ["sweep"] else f"{x['name']} {x['tasks']}": x for x in rows}}  # fmt: skip
+    named = {f"{x['name']} {x['tasks']}" if options.only == ["sweep"] else x["name"]: x for x in rows}
+    result = {"benchmark": "corpus", "bytes": size, **harness.environment(), "load": load, "rows": named}
     (options.out / "corpus.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 
