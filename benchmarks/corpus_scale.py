@@ -22,7 +22,7 @@ import corpus
 import harness
 import planted_corpus
 
-SIZES = (100_000_000, 200_000_000, 500_000_000, 1_000_000_000)
+SIZES = (100_000_000, 300_000_000, 1_000_000_000)
 
 
 def measured(folder: Path, size: int) -> dict[str, Any]:
