@@ -105,11 +105,11 @@ def rl(argv: list[str]) -> None:
         near = " or ".join(get_close_matches(argv[0], VERBS, 2, 0.0)[:1])
         raise ValueError(f"there is no verb {argv[0]!r}; did you mean {near}? There are {', '.join(VERBS)}")
     if argv and argv[0] in VERBS:
-        _check_options(argv[0], argv[1:])
+        check_verb_options(argv[0], argv[1:])
     tyro.extras.subcommand_cli_from_dict(VERBS, prog="tutti rl", description="Reinforcement learning.", args=argv)
 
 
-def _check_options(verb: str, words: list[str]) -> None:
+def check_verb_options(verb: str, words: list[str]) -> None:
     """Raise ValueError for an option that a verb does not have, with the nearest of its own or of the algorithms'."""
     own = {name.replace("_", "-"): x.annotation for name, x in inspect.signature(VERBS[verb]).parameters.items()
            if not str(x.annotation).startswith("First")}  # fmt: skip
