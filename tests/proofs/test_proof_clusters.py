@@ -17,6 +17,11 @@ from jobs import PATIENCE, TINY, places
 from slurm_cluster import SlurmCluster, missing
 from tutti.train.history import read, series
 
+try:
+    from ray.cluster_utils import Cluster
+except ModuleNotFoundError:
+    Cluster = None
+
 STEPS = 240
 TRAIN = [
     *TINY,
@@ -102,3 +107,81 @@ def test_slurm(text, alone, tmp_path):
     for name in NAMES:
         assert series(read(out), name) == series(read(alone), name), said()
     assert series(read(out), "loss")[0] == list(range(1, STEPS + 1))
+
+
+class RayNodes:
+    """A cluster of Ray with two nodes of one core each, both on this machine, and a head without cores."""
+
+    def __enter__(self) -> RayNodes:
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cluster.shutdown()
+
+    def launch(self, log: Path, *words: str) -> subprocess.Popen[bytes]:
+        line = [sys.executable, "-m", "tutti.cli", "launch", "--ray", "--address", self.cluster.address, *words]
+        with open(log, "w") as file:
+            return subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **CPU})
+
+
+def parent(process: int) -> int:
+    """The number of the process that started a process."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture
+def ray_nodes():
+    with RayNodes() as nodes:
+        yield nodes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Cluster is None, reason="ray is not installed: pip install 'tutti[ray]'")
+def test_ray(text, alone, tmp_path, ray_nodes):
+    """An actor is killed, then the process of a rank, then the launcher is interrupted and called again."""
+    out, log, folder = tmp_path / "a run", tmp_path / "log.txt", tmp_path / "job"
+    words = ["--nodes", "2", "--folder", str(folder), "--", "train", *places(text, out), *TRAIN]
+    job = ray_nodes.launch(log, *words)
+    try:
+        wait_for(lambda: steps(out) >= 60, "it trains", log.read_text)
+        os.kill(parent(processes_of(1, out)[0]), signal.SIGKILL)
+        wait_for(lambda: "its actor or its node is gone" in log.read_text(), "the loss is noticed", log.read_text)
+        lost = steps(out)
+        wait_for(lambda: steps(out) >= max(lost, 75) + 20, "it goes on", log.read_text)
+        os.kill(processes_of(0, out)[0], signal.SIGKILL)
+        wait_for(lambda: "rank 0 of 2 was killed by SIGKILL" in log.read_text(), "it is named", log.read_text)
+        killed = steps(out)
+        wait_for(lambda: steps(out) >= killed + 20, "it goes on", log.read_text)
+        job.terminate()
+        assert job.wait(PATIENCE) == 128 + signal.SIGTERM, log.read_text()
+        stopped = steps(out)
+        assert (out / "checkpoints" / f"step-{stopped:08d}" / "manifest.json").exists()
+        job = ray_nodes.launch(log, *words)
+        assert job.wait(PATIENCE) == 0, log.read_text()
+    finally:
+        job.kill()
+        job.wait()
+    for name in NAMES:
+        assert series(read(out), name) == series(read(alone), name)
+    assert len(list(folder.glob("logs/*/attempt-*/rank-1*.txt"))) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Cluster is None, reason="ray is not installed: pip install 'tutti[ray]'")
+def test_ray_goes_on_with_fewer_nodes(text, alone, tmp_path, ray_nodes):
+    out, log = tmp_path / "run", tmp_path / "log.txt"
+    words = ["--nodes", "2", "--min-nodes", "1", "--folder", str(tmp_path / "job")]
+    job = ray_nodes.launch(log, *words, "--", "train", *places(text, out), *TRAIN)
+    try:
+        wait_for(lambda: steps(out) >= 60, "it trains", log.read_text)
+        ray_nodes.cluster.remove_node(ray_nodes.nodes[1], allow_graceful=False)
+        assert job.wait(PATIENCE) == 0, log.read_text()
+    finally:
+        job.kill()
+        job.wait()
+    assert "on 1 of 2 nodes" in log.read_text()
+    for name in NAMES:
+        (found_steps, found), (expected_steps, expected) = series(read(out), name), series(read(alone), name)
+        assert found_steps == expected_steps and found == pytest.approx(expected, rel=1e-4)

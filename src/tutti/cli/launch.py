@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import MISSING, dataclass, field, fields
+import time
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -40,6 +40,15 @@ class Options:
         partition: Slurm: partition.
         account: Slurm: account.
         sbatch: Slurm: another option of sbatch, as in --sbatch=--constraint=a100; may be repeated.
+        image: Kubernetes: a container image with tutti.
+        namespace: Kubernetes: namespace.
+        mount: Kubernetes: a PersistentVolumeClaim and where it is mounted, as in --mount data:/data; may be repeated.
+            Logs of ranks are written to the first one.
+        env: Kubernetes: a variable, as in --env HF_HOME=/data/hub; may be repeated.
+        workdir: Kubernetes: the folder in the container that ranks run in.
+        pod: Kubernetes: a YAML file with further fields of the pods, such as nodeSelector and tolerations.
+        address: Ray: of the cluster; by default what RAY_ADDRESS names, or a new one on this machine.
+        wait: Ray: seconds for the cluster to have room.
         setup: Slurm: a line of shell before the ranks start, such as "module load cuda"; may be repeated.
     """
 
@@ -65,25 +74,42 @@ class Options:
     account: str = ""
     sbatch: Annotated[tuple[str, ...], Each] = field(default=())
     setup: Annotated[tuple[str, ...], Each] = field(default=())
+    image: str = ""
+    namespace: str = "default"
+    mount: Annotated[tuple[str, ...], Each] = field(default=())
+    env: Annotated[tuple[str, ...], Each] = field(default=())
+    workdir: str = ""
+    pod: Path | None = None
+    address: str = ""
+    wait: float = 600.0
 
 
 CLUSTERS = {  # and the options that only they have
     "slurm": ("time", "partition", "account", "sbatch", "setup"),
-    "ray": (),
-    "kubernetes": (),
+    "ray": ("address", "wait"),
+    "kubernetes": ("image", "namespace", "mount", "env", "workdir", "pod"),
 }
 
 
 def launch(argv: list[str]) -> int | None:
     """Run `tutti launch`."""
     own, words = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
-    options = tyro.cli(Options, prog="tutti launch", args=own)
+    options = tyro.cli(Options, prog="tutti launch", args=own, config=(tyro.conf.FlagCreatePairsOff,))
     cluster = chosen(options)
     job = job_of(options, words)
-    from tutti.cli.launch_check import check_verb
+    from tutti.cli.launch_check import check_verb, parsed
 
-    check_verb(words)
-    return RUN[cluster](options, job)
+    check_verb(words, here=cluster != "kubernetes")
+    if bool(options.replicas) != (job.verb == "serve"):
+        raise ValueError("serve needs --replicas, such as --replicas 1" if job.verb == "serve" else
+                         f"--replicas is for serve, not for {job.verb}")  # fmt: skip
+    served: dict[str, Any] = {}
+    if job.verb == "serve":
+        from tutti.serve.command import arguments_of_router, arguments_of_worker, serve
+
+        served = parsed(serve, "tutti serve", words[1:])
+        job = replace(job, words=("serve", *arguments_of_worker(served)), router=tuple(arguments_of_router(served)))
+    return RUN[cluster](options, job, served)
 
 
 def chosen(options: Options) -> str:
@@ -117,11 +143,11 @@ def job_of(options: Options, words: list[str]) -> Job:
         restarts=options.restarts,
         requeues=options.requeues,
         grace=options.grace,
-        python=options.python or sys.executable,
+        python=options.python,
     )
 
 
-def on_slurm(options: Options, job: Job) -> None:
+def on_slurm(options: Options, job: Job, served: dict[str, Any]) -> None:
     from tutti.launch.cluster import slurm
 
     own = slurm.Slurm(options.time, options.partition, options.account, options.sbatch, options.setup)
@@ -136,4 +162,49 @@ def on_slurm(options: Options, job: Job) -> None:
     print(f"cancel  scancel {number}")
 
 
-RUN = {"slurm": on_slurm}
+def on_ray(options: Options, job: Job, served: dict[str, Any]) -> None:
+    from tutti.launch.cluster import ray_job
+
+    if options.dry_run:
+        raise ValueError("--dry-run has no effect with --ray: nothing is written, and the job runs from here")
+    own = ray_job.Ray(options.address, options.wait)
+    logs = job.folder / "logs" / time.strftime("%Y%m%d-%H%M%S")
+    if served:
+        from tutti.serve.server import ray_replica
+
+        return ray_replica.serve(job, own, Path.cwd(), logs, served)
+    ray_job.run(job, own, Path.cwd(), logs)
+
+
+def on_kubernetes(options: Options, job: Job, served: dict[str, Any]) -> None:
+    from tutti.launch.cluster import kubernetes
+
+    pod = {}
+    if options.pod:
+        from tutti.train.configfile import read
+
+        if options.pod.suffix not in (".yaml", ".yml"):
+            raise ValueError(f"--pod {options.pod}: give a YAML file with fields of a pod's spec")
+        pod = read(options.pod)
+    own = kubernetes.Kubernetes(options.image, options.namespace, options.mount, options.env, options.workdir, pod)
+    documents = (
+        kubernetes.servers(job, own, job.words[1:], served["port"]) if served else kubernetes.manifests(job, own)
+    )
+    if options.dry_run:
+        print(kubernetes.text(documents), end="")
+        return
+    path = kubernetes.write(job, documents)
+    print(kubernetes.submit(path, job), end="")
+    label = f"--namespace {own.namespace} --selector app.kubernetes.io/name={job.name}"
+    if served:
+        print(f"forward   kubectl port-forward --namespace {own.namespace} service/{job.name} {served['port']}")
+    print(f"pods      kubectl get pods {label}")
+    print(f"launcher  kubectl logs --prefix --follow {label}")
+    if options.mount and not served:
+        print(
+            f"ranks     {kubernetes.logs(job, own)}/POD/rank-*.txt, on the volume {options.mount[0].partition(':')[0]}"
+        )
+    print(f"delete    kubectl delete -f {path}")
+
+
+RUN = {"slurm": on_slurm, "ray": on_ray, "kubernetes": on_kubernetes}

@@ -10,19 +10,23 @@ from typing import Any
 NOT_THERE = {"launch": "it submits jobs", "chat": "it needs a terminal", "calibrate": "it measures this machine alone"}
 
 
-def check_verb(words: Sequence[str]) -> None:
-    """Raise ValueError (or SystemExit 2, with the parser's message) for a verb, an option or a file that is wrong."""
+def check_verb(words: Sequence[str], here: bool = True) -> None:
+    """Raise ValueError (or SystemExit 2, with the parser's message) for a verb, an option or a file that is wrong.
+
+    here: whether the files are those of this machine, and not those of a container.
+    """
     from tutti import cli
 
     verb, rest = words[0], list(words[1:])
     if verb == "run":
-        return _check_script(rest)
+        return _check_script(rest, here)
     cli.check_name(verb)
     if verb in NOT_THERE:
         raise ValueError(f"{verb} cannot be launched: {NOT_THERE[verb]}")
     cli.check_options(verb, rest)
     if verb in CHECKS:
-        CHECKS[verb](rest)
+        if here:
+            CHECKS[verb](rest)
     elif not cli.VERBS[verb].raw:
         parsed(cli.VERBS[verb].load(), f"tutti {verb}", rest)
 
@@ -44,12 +48,12 @@ def _recorder(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return record
 
 
-def _check_script(words: Sequence[str]) -> None:
+def _check_script(words: Sequence[str], here: bool) -> None:
     if not words or (words[0] == "-m" and len(words) == 1):
         raise ValueError("run needs a script, as in `tutti launch --slurm -- run script.py`")
     if words[0].startswith("-") and words[0] != "-m":
         raise ValueError(f"run {words[0]}: options of `tutti run` are options of `tutti launch`; write only the script")
-    if words[0] != "-m" and not Path(words[0]).is_file():
+    if here and words[0] != "-m" and not Path(words[0]).is_file():
         raise ValueError(f"no file {words[0]}")
 
 

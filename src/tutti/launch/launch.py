@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_HANG = "TUTTI_HANG"  # in the environment of ranks: seconds without progress
-_LOGS = "TUTTI_LOGS"  # in the environment of ranks: folder for what they print
+HANG_VARIABLE = "TUTTI_HANG"  # in the environment of ranks: seconds without progress
+LOGS_VARIABLE = "TUTTI_LOGS"  # in the environment of ranks: folder for what they print
+ORPHANS = "TUTTI_ORPHANS"  # in the environment of ranks: the signal they get when their launcher has died
 LAST_CALL = 3  # seconds to wait for more machines, once --min are there
 HANG = 1800.0  # seconds without progress after which a job of `tutti run` ends
 GRACE = 30  # seconds that ranks have after SIGTERM before they are killed
@@ -84,7 +85,7 @@ class Failure:
     def describe(self, world_size: int) -> str:
         who = f"rank {self.rank} of {world_size}"
         if self.error is not None:
-            return f"{who} failed: {self.error['type']}: {self.error['text']}\n  {self.error['frame']}"
+            return f"{who} failed: {self.error['type']}: {self.error['text']}\n  {self.error['frame']}".rstrip()
         if self.exit_code < 0:
             name = signal.Signals(-self.exit_code).name
             hint = "; out of memory is the usual reason" if self.exit_code == -signal.SIGKILL else ""
@@ -238,15 +239,15 @@ def machine_memory() -> Path:
 
 def log_file() -> Path | None:
     """The file for what this rank prints, another one after each restart; or None for the launcher's output."""
-    if not os.environ.get(_LOGS):
+    if not os.environ.get(LOGS_VARIABLE):
         return None
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Path(os.environ[_LOGS], f"rank-{rank()}{f'.restart-{restart}' if restart != '0' else ''}.txt")
+    return Path(os.environ[LOGS_VARIABLE], f"rank-{rank()}{f'.restart-{restart}' if restart != '0' else ''}.txt")
 
 
 def hang() -> float | None:
     """Seconds without progress after which this job ends, or None to wait forever."""
-    return float(os.environ[_HANG]) if os.environ.get(_HANG) else None
+    return float(os.environ[HANG_VARIABLE]) if os.environ.get(HANG_VARIABLE) else None
 
 
 def is_plain(e: BaseException) -> bool:
@@ -312,7 +313,7 @@ def _start(
             codes = {rank: failure.exitcode for rank, failure in e.failures.items()}
             errors = _errors(Path(logs))
             ranks = max((error["ranks"] for error in errors.values()), default=processes)  # of all machines
-            raise _failure(codes, errors, ranks) from None
+            raise failure(codes, errors, ranks) from None
         except SignalException as e:
             raise Interrupted(e.sigval) from None
 
@@ -325,7 +326,8 @@ def _errors(logs: Path) -> dict[int, dict[str, Any]]:
     return {error["rank"]: error for error in errors}
 
 
-def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_size: int) -> LaunchError:
+def failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_size: int) -> LaunchError:
+    """The error of a job, from exit codes and recorded errors of its ranks."""
     ranks = sorted(codes.keys() | errors.keys())
     cause = min((Failure(r, codes.get(r, 1), errors.get(r)) for r in ranks), key=lambda f: f.order)
     error = cause.error or {}
@@ -347,11 +349,11 @@ def _environment(
     if machines.here and "lo" in [name for _, name in socket.if_nameindex()]:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here; host names need not resolve
     if hang is not None:
-        defaults[_HANG] = str(hang)
+        defaults[HANG_VARIABLE] = str(hang)
     if grace != GRACE:
         defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(grace)
     if logs is not None:
-        defaults[_LOGS] = str(logs)
+        defaults[LOGS_VARIABLE] = str(logs)
     added = {k: v for k, v in defaults.items() if k not in os.environ}
     os.environ.update(added)
     try:

@@ -20,14 +20,14 @@ import sys
 import time
 from pathlib import Path
 
-from tutti.launch.launch import Interrupted, log_file, rank, world_size
+from tutti.launch.launch import ORPHANS, Interrupted, log_file, rank, world_size
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to send SIGTERM when the launcher dies. Does nothing on other systems."""
+    """Ask Linux to send SIGTERM, or the signal that the launcher chose, when it dies. Does nothing on other systems."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, int(os.environ.get(ORPHANS, signal.SIGTERM)))
         if os.getppid() == 1 and os.environ.get("TORCHELASTIC_RUN_ID"):  # it is gone already
             os._exit(128 + signal.SIGTERM)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +17,11 @@ class Job:
 
     words: the verb and its arguments. nodes, min_nodes: it starts with at most so many nodes, and goes on with as few
     (0: all). processes: of each node. cpus, gpus, memory: of each node; memory such as 64G, or "". replicas: servers
-    behind one port instead of one job; 0 for a job.
+    behind one port instead of one job; 0 for a job. router: the arguments of their router, where it is a server, too.
     restarts: how often all ranks start again when one fails. requeues: how often the cluster starts the job again after
     it was stopped. grace: seconds that ranks have to save a checkpoint when the job is stopped.
-    folder: for the script and the logs. python: the interpreter on the cluster's machines.
+    folder: for the script and the logs. python: the interpreter there; by default this one, or that of
+    the cluster's processes.
     """
 
     words: tuple[str, ...]
@@ -31,13 +31,14 @@ class Job:
     min_nodes: int = 0
     processes: int = 1
     replicas: int = 0
+    router: tuple[str, ...] = ()
     cpus: int = 0
     gpus: int = 0
     memory: str = ""
     restarts: int = 3
     requeues: int = 20
     grace: int = 120
-    python: str = sys.executable
+    python: str = ""
 
     def __post_init__(self):
         if not self.words:

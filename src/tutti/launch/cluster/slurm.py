@@ -1,8 +1,8 @@
 """A job of Slurm: a batch script, and its submission.
 
 One task on each node runs `tutti run`, and the nodes meet at the first one. Some time before the limit Slurm signals
-the script, which sends SIGTERM to the ranks. They save a checkpoint and end, and the script requeues the job, which goes
-on from there. The same happens when a preempted job's tasks get SIGTERM. `tutti run` restarts ranks that fail.
+the script, which sends SIGTERM to the ranks. They save a checkpoint and end, and the script requeues the job, which
+goes on from there. The same happens when a preempted job's tasks get SIGTERM. `tutti run` restarts ranks that fail.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,12 @@ class Slurm:
 
 def script(job: Job, slurm: Slurm, where: Path) -> str:
     """The batch script. where: the folder that it runs in."""
+    if job.replicas % job.nodes:
+        raise ValueError(
+            f"--replicas {job.replicas} on --nodes {job.nodes}: each node gets as many, so give a multiple"
+        )
+    if job.replicas and job.elastic:
+        raise ValueError("--min-nodes is for ranks: replicas need all nodes, and are started again where they end")
     body = _replicas(job) if job.replicas else _ranks(job)
     return "\n".join([*_head(job, slurm, where), "", *_begin(job), *_setup(slurm), "", *body, *_end(job)]) + "\n"
 
@@ -140,7 +147,7 @@ def _ranks(job: Job) -> list[str]:
     return [
         f"port=$(({PORTS} + SLURM_JOB_ID % {PORTS}))  # where the nodes meet, on the first of them",
         "command=(",
-        f"  {shlex.quote(job.python)} -m tutti.cli run {' '.join(options)}",
+        f"  {shlex.quote(job.python or sys.executable)} -m tutti.cli run {' '.join(options)}",
         f"  {' '.join(map(shlex.quote, job.target()))}",
         ")",
         "",
@@ -188,5 +195,30 @@ def _end(job: Job) -> list[str]:
 
 
 def _replicas(job: Job) -> list[str]:
-    """Servers on all nodes, and a router to them on the first."""
-    raise ValueError("--replicas on Slurm is not there yet")
+    """Servers on all nodes, each started again when it ends, and a router to them on the first."""
+    each = job.replicas // job.nodes
+    words = [job.python or sys.executable, "-m", "tutti.cli", "serve"]
+    return [
+        f"port=$(({PORTS} + SLURM_JOB_ID % {PORTS}))  # of the first replica",
+        "replicas=()",
+        f"for ((i = 0; i < {job.replicas}; i++)); do",
+        f'  replicas+=("http://${{nodes[i / {each}]}}:$((port + i))")',
+        "done",
+        f"command=({shlex.join([*words, *job.words[1:], '--host', '0.0.0.0', '--port'])})",
+        f'router=({shlex.join([*words, *job.router, "--replicas"])} "${{replicas[@]}}")',
+        "",
+        *_trap("servers finish what they have"),
+        "export port logs",
+        'srun --label --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c \'',
+        "  trap stopped=yes TERM",
+        '  until [ -n "$stopped" ]; do',
+        '    "$@" $((port + SLURM_PROCID)) >>"$logs/replica-$SLURM_PROCID.txt" 2>&1 &',
+        "    wait $!; wait $!  # the second time for its end after a signal",
+        '    echo "replica $SLURM_PROCID has ended"; sleep 1',
+        "  done",
+        '\' replica "${command[@]}" &',
+        'srun --overlap --label --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" "${router[@]}" &',
+        "step=$!",
+        *WAITING,
+        '[ "$status" -eq 0 ] && status=143  # a router ends well after SIGTERM',
+    ]
