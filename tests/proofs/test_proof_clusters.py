@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from jobs import PATIENCE, TINY, places
+from serve import tiny
 from slurm_cluster import SlurmCluster, missing
 from tutti.train.history import read, series
 
@@ -59,17 +64,26 @@ def wait_for(true: Callable[[], bool], what: str, said: Callable[[], str] = str)
         time.sleep(0.05)
 
 
+def words_of(process: int) -> list[str]:
+    """The command line of a process."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def processes_with(word: str) -> list[int]:
+    """The Python processes with a word in their command line, except launchers."""
+    numbers = [int(x.name) for x in Path("/proc").glob("[0-9]*")]
+    lines = {number: words_of(number) for number in numbers}
+    return [number for number, words in lines.items()
+            if word in words and "python" in words[0] and "launch" not in words]  # fmt: skip
+
+
 def processes_of(rank: int, out: Path) -> list[int]:
     """The processes of a rank of the run that writes into a folder."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if str(out).encode() in words and f"RANK={rank}".encode() in variables:
-            found.append(int(folder.name))
-    return found
+    found = processes_with(str(out))
+    return [x for x in found if f"RANK={rank}".encode() in Path(f"/proc/{x}/environ").read_bytes().split(b"\0")]
 
 
 @pytest.mark.slow
@@ -185,3 +199,109 @@ def test_ray_goes_on_with_fewer_nodes(text, alone, tmp_path, ray_nodes):
     for name in NAMES:
         (found_steps, found), (expected_steps, expected) = series(read(out), name), series(read(alone), name)
         assert found_steps == expected_steps and found == pytest.approx(expected, rel=1e-4)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def health(port: int) -> dict[str, Any]:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).json()
+    except httpx.HTTPError:
+        return {"ready": 0, "restarts": 0}
+
+
+class Asking:
+    """Asks a server without a pause while the block runs. failures: of requests, and answers unlike the first."""
+
+    def __init__(self, port: int, model: str):
+        self.body = {"model": model, "prompt": "hello", "max_tokens": 4, "temperature": 0}
+        self.url, self.over = f"http://127.0.0.1:{port}/v1/completions", threading.Event()
+        self.texts: list[str] = []
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Asking:
+        self.thread = threading.Thread(target=self._ask)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def _ask(self) -> None:
+        while not self.over.is_set():
+            answer = httpx.post(self.url, json=self.body, timeout=120)
+            if answer.status_code == 200:
+                self.texts.append(answer.json()["choices"][0]["text"])
+            else:
+                self.failures.append(answer.text)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+SERVE = ["--most", "2", "--budget", "16", "--memory", "0.01"]
+
+
+def answers_while_one_is_killed(port: int, model: Path, said: Callable[[], str]) -> None:
+    """Of two replicas one is killed, and comes back; all requests are answered, with the same text."""
+    wait_for(lambda: health(port)["ready"] == 2, "two replicas are ready", said)
+    with Asking(port, model.name) as asking:
+        wait_for(lambda: len(asking.texts) >= 5, "answers", said)
+        servers = [x for x in processes_with(str(model)) if "0.0.0.0" in words_of(x)]
+        assert len(servers) == 2, said()
+        os.kill(servers[0], signal.SIGKILL)
+        wait_for(lambda: health(port)["ready"] == 1, "one is gone", said)
+        count = len(asking.texts)
+        wait_for(lambda: len(asking.texts) >= count + 5, "the other one answers", said)
+        wait_for(lambda: health(port)["ready"] == 2, "it has come back", said)
+    assert len(asking.failures) <= 1, asking.failures  # one that the killed replica had begun to answer
+    assert len(set(asking.texts)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Cluster is None, reason="ray is not installed: pip install 'tutti[ray]'")
+def test_replicas_on_ray(model, tmp_path, ray_nodes):
+    log, port = tmp_path / "log.txt", free_port()
+    job = ray_nodes.launch(log, "--replicas", "2", "--folder", str(tmp_path / "job"), "--", "serve", str(model),
+                           "--port", str(port), *SERVE)  # fmt: skip
+
+    def said() -> str:
+        return log.read_text() + "\n".join(x.read_text() for x in tmp_path.glob("job/logs/**/*.txt"))
+
+    try:
+        answers_while_one_is_killed(port, model, said)
+        job.terminate()
+        assert job.wait(PATIENCE) == -signal.SIGTERM
+    finally:
+        job.kill()
+        job.wait()
+    assert not processes_with(str(model))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_replicas_on_slurm(model, tmp_path):
+    folder, port = tmp_path / "job", free_port()
+    with SlurmCluster(tmp_path / "slurm") as cluster:
+        options = ["--slurm", "--nodes", "2", "--replicas", "2", "--folder", str(folder)]
+        words = ["serve", str(model), "--port", str(port), *SERVE]
+        done = tutti("launch", *options, "--", *words, environment=cluster.environment)
+        job = done.stdout.split()[1].rstrip(",")
+
+        def said() -> str:
+            return "\n".join([*(x.read_text() for x in folder.glob("logs/**/*.txt")), cluster.logs()])
+
+        answers_while_one_is_killed(port, model, said)
+        cluster.call("scancel", job)
+        wait_for(lambda: cluster.state(job) == "CANCELLED", "the end", said)
+        wait_for(lambda: not processes_with(str(model)), "the end of the servers", said)

@@ -36,7 +36,8 @@ class Run:
     algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
     threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
     checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of
-    data that our agents make (`tutti.rl.offline_data`). placement, ranks: where it runs (`tutti.rl.placement`).
+    data that our agents make (`tutti.rl.offline_data`). placement, ranks: where it runs (`tutti.rl.placement`). workers: of
+    environments, "processes" or "ray".
     """
 
     algorithm: str
@@ -51,6 +52,7 @@ class Run:
     data: str = ""
     placement: str = "fused"
     ranks: int = 1
+    workers: str = "processes"
     options: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -178,12 +180,12 @@ def placed_run(run: Run) -> None:
 
 def _placed(run: Run) -> Placed:
     options = options_of(run)
-    return Placed(run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, **options)
+    return Placed(run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, workers=run.workers, **options)
 
 
 def _check_folder(run: Run, folder: Path) -> dict[str, Any]:
     """What the folder's config says. Raises ValueError if it is of another run."""
-    free = {"steps", "out", "threshold"} | ({"placement", "ranks"} if run.placement == "fused" else set())
+    free = {"steps", "out", "threshold", "workers"} | ({"placement", "ranks"} if run.placement == "fused" else set())
     made = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in free}))
     path = folder / CONFIG
     if path.exists() and (before := _json(path, dict)) != made:

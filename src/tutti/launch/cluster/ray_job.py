@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -77,10 +78,13 @@ def connect(address: str) -> None:
         raise ValueError("there is no package ray: pip install 'tutti[ray]'") from None
     if ray.is_initialized():
         return
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address or None, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError) as error:
         raise ValueError(f"there is no cluster of Ray at --address {address}: {error}") from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # ray.init replaces it
 
 
 @contextmanager
