@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tutti.launch.cluster.job import MARGIN, Job
 from tutti.launch.cluster.rank_actor import Ended, RankActor
 from tutti.launch.cluster.ranks import environments, on_one_machine, order
+from tutti.launch.interrupt import noted
 from tutti.launch.launch import HANG, HANG_VARIABLE, LOGS_VARIABLE, Interrupted, LaunchError, failure
 
 FEWER = 20.0  # seconds to wait for all nodes before an elastic job takes fewer
@@ -47,7 +47,7 @@ def run(job: Job, ray: Ray, where: Path, logs: Path) -> None:
     """
     connect(ray.address)
     failed = lost = 0
-    with _signals() as received:
+    with noted(signal.SIGTERM, signal.SIGINT) as received:
         while True:
             attempt = failed + lost
             with _actors(job, ray.wait, attempt) as actors:
@@ -215,19 +215,3 @@ def _lost(error: Exception) -> Ended:
     text = next((x for x in str(error).splitlines() if x.strip()), type(error).__name__)
     record = {"type": LOST, "text": f"its actor or its node is gone: {text}", "frame": "", "time_ns": 0}
     return Ended(128 + signal.SIGKILL, record)
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The signals SIGTERM and SIGINT that this process received."""
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    before = {n: signal.signal(n, note) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
