@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -106,6 +107,28 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+    def lose(self, number: int) -> None:
+        """Kill the daemon of a node, and all that jobs have started there."""
+        name = self.nodes[number].encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            on_it = (
+                b"SLURMD_NODENAME=" + name in variables and f"SLURM_CONF={self.folder}/slurm.conf".encode() in variables
+            )
+            daemon = self.daemons[-len(self.nodes) + number].pid == int(folder.name)
+            step = (
+                words.startswith(b"slurmstepd") and self._parent(folder) == self.daemons[-len(self.nodes) + number].pid
+            )
+            if on_it or daemon or step:
+                os.kill(int(folder.name), signal.SIGKILL)
+
+    @staticmethod
+    def _parent(folder: Path) -> int:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
 
     def states(self) -> list[str]:
         """The states of the nodes."""

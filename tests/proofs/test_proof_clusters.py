@@ -20,6 +20,8 @@ import pytest
 from jobs import PATIENCE, TINY, places
 from serve import tiny
 from slurm_cluster import SlurmCluster, missing
+from tutti.launch.cluster.job import Job
+from tutti.launch.cluster.kubernetes import STOPPED, Kubernetes, manifests
 from tutti.train.history import read, series
 
 try:
@@ -305,3 +307,78 @@ def test_replicas_on_slurm(model, tmp_path):
         cluster.call("scancel", job)
         wait_for(lambda: cluster.state(job) == "CANCELLED", "the end", said)
         wait_for(lambda: not processes_with(str(model)), "the end of the servers", said)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_slurm_goes_on_with_fewer_nodes(text, alone, tmp_path):
+    """A node of an elastic job is lost, with its daemon and all processes of the job there."""
+    out, folder = tmp_path / "run", tmp_path / "job"
+    with SlurmCluster(tmp_path / "slurm") as cluster:
+        options = ["--slurm", "--nodes", "2", "--min-nodes", "1", "--folder", str(folder)]
+        done = tutti("launch", *options, "--", "train", *places(text, out), *TRAIN, environment=cluster.environment)
+        job = done.stdout.split()[1].rstrip(",")
+
+        def said() -> str:
+            return "\n".join([*(x.read_text() for x in sorted(folder.glob("logs/**/*.txt"))), cluster.logs()])
+
+        wait_for(lambda: steps(out) >= 60, "it trains", said)
+        cluster.lose(1)
+        lost = steps(out)
+        wait_for(lambda: steps(out) >= lost + 20, "it goes on", said)
+        wait_for(lambda: steps(out) == STEPS, "it ends", said)
+        cluster.call("scancel", job)
+    for name in NAMES:
+        (found_steps, found), (expected_steps, expected) = series(read(out), name), series(read(alone), name)
+        assert found_steps == expected_steps and found == pytest.approx(expected, rel=1e-4)
+
+
+class Pods:
+    """The pods of a job of Kubernetes, as processes of this machine: a pod's command, where they meet here."""
+
+    def __init__(self, folder: Path, job: Job):
+        (_, manifest) = manifests(job, Kubernetes("tutti", mounts=(f"data:{folder}",)))
+        words = manifest["spec"]["template"]["spec"]["containers"][0]["command"]
+        self.folder, meet = folder, f"--meet=localhost:{free_port()}"
+        self.words = [meet if x.startswith("--meet=") else x.replace("$$", "$") for x in words]
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        name = f"pod-{len(self.processes)}"
+        line = [sys.executable, *(x.replace("$(POD)", name) for x in self.words[1:])]
+        with open(self.folder / f"{name}.txt", "w") as log:
+            made = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **CPU})
+        self.processes.append(made)
+        return made
+
+    def said(self) -> str:
+        return "\n".join(x.read_text() for x in sorted(self.folder.glob("**/*.txt")))
+
+    def __enter__(self) -> Pods:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_pods(text, alone, tmp_path):
+    """A pod is evicted, and another one replaces it; then one is killed."""
+    out = tmp_path / "a run"
+    words = ("train", *places(text, out), *TRAIN)
+    with Pods(tmp_path, Job(words=words, name="demo", folder=tmp_path, nodes=2)) as pods:
+        first, second = pods.start(), pods.start()
+        wait_for(lambda: steps(out) >= 60, "it trains", pods.said)
+        second.terminate()
+        assert second.wait(PATIENCE) == STOPPED, pods.said()
+        stopped = steps(out)
+        third = pods.start()
+        wait_for(lambda: steps(out) >= stopped + 20, "it goes on", pods.said)
+        third.kill()
+        pods.start()
+        assert first.wait(PATIENCE) == 0, pods.said()
+        assert f"continuing after step {stopped}," in pods.said(), "all that the evicted pod did was saved"
+    for name in NAMES:
+        assert series(read(out), name) == series(read(alone), name)

@@ -35,7 +35,7 @@ class Options:
         name: Of the job; by default that of the verb and its config file.
         folder: For what is written, and for logs: by default launch/NAME. All nodes must see it.
         python: The Python on the cluster's machines; by default this one, and with Kubernetes `python`.
-        dry_run: Write and print what would be submitted, and stop.
+        dry_run: Print what would be submitted, and stop.
         time: Slurm: time limit, such as 4:00:00 or 2-12 (days and hours).
         partition: Slurm: partition.
         account: Slurm: account.

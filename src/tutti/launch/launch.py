@@ -241,8 +241,12 @@ def log_file() -> Path | None:
     """The file for what this rank prints, another one after each restart; or None for the launcher's output."""
     if not os.environ.get(LOGS_VARIABLE):
         return None
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Path(os.environ[LOGS_VARIABLE], f"rank-{rank()}{f'.restart-{restart}' if restart != '0' else ''}.txt")
+    return log_of(Path(os.environ[LOGS_VARIABLE]), rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+
+
+def log_of(folder: Path, rank: int, restart: int) -> Path:
+    """The file for what a rank prints after so many restarts."""
+    return folder / f"rank-{rank}{f'.restart-{restart}' if restart else ''}.txt"
 
 
 def hang() -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tutti.checkpoint.folder import write_whole
 from tutti.launch.interrupt import noted
-from tutti.launch.launch import Interrupted, launch, under_launcher
+from tutti.launch.launch import Interrupted, launch, under_launcher, world_size
 from tutti.rl import job
 from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
@@ -108,6 +108,9 @@ def train(config: str, given: dict[str, Any], option: Sequence[str], processes: 
             raise ValueError(f"--plan {plan} says the placement, ranks and processes: leave out those options")
         place = Place.load(plan)
         run, processes = replace(run, placement=place.placement, ranks=place.ranks), place.processes
+    if run.placement == "fused" and world_size() > 1:
+        raise ValueError(f"this job has {world_size()} processes, and without a placement one trains: give --placement "
+                         f"learners --ranks {world_size()}, or start one process")  # fmt: skip
     if run.placement != "fused" or run.ranks != 1:
         return _train_placed(run, processes, restarts)
     folder = Path(run.out)

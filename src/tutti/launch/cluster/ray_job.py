@@ -22,7 +22,7 @@ from tutti.launch.cluster.job import MARGIN, Job
 from tutti.launch.cluster.rank_actor import Ended, RankActor
 from tutti.launch.cluster.ranks import environments, on_one_machine, order
 from tutti.launch.interrupt import noted
-from tutti.launch.launch import HANG, HANG_VARIABLE, LOGS_VARIABLE, Interrupted, LaunchError, failure
+from tutti.launch.launch import HANG, HANG_VARIABLE, LOGS_VARIABLE, Interrupted, LaunchError, failure, log_of
 
 FEWER = 20.0  # seconds to wait for all nodes before an elastic job takes fewer
 SETTLE = 2.0  # seconds in which other ranks' errors arrive: one of them may be the cause
@@ -112,7 +112,8 @@ def _actors(job: Job, wait: float, attempt: int) -> Iterator[list[Any]]:
 
 def resources(job: Job) -> dict[str, float]:
     """Resources of an actor that has a process of a node to itself."""
-    return {"num_cpus": job.cores / job.processes, "num_gpus": job.gpus / job.processes}
+    made = {"num_cpus": job.cores / job.processes, "num_gpus": job.gpus / job.processes}
+    return made | ({"memory": _bytes(job.memory) / job.processes} if job.memory else {})
 
 
 def released(actors: Sequence[Any]) -> None:
@@ -170,7 +171,8 @@ def _attempt(job: Job, actors: list[Any], where: Path, logs: Path, attempt: int,
         port: Any = ray.get(ranks[0].free_port.remote())
         variables = environments(places, port, attempt, job.restarts + job.requeues, job.name)
         threads = os.environ.get("OMP_NUM_THREADS", str(max(1, job.cores // job.processes)))
-        more = {LOGS_VARIABLE: str(logs), HANG_VARIABLE: str(HANG), "OMP_NUM_THREADS": threads}
+        more = {LOGS_VARIABLE: str(logs), HANG_VARIABLE: str(HANG), "OMP_NUM_THREADS": threads,
+                "RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # fmt: skip
         words = ["-m", "tutti.launch.worker", *job.target()]
         ray.get([x.start.remote(job.python, words, str(where), {**v, **more})
                  for x, v in zip(ranks, variables, strict=True)])  # fmt: skip
@@ -178,12 +180,14 @@ def _attempt(job: Job, actors: list[Any], where: Path, logs: Path, attempt: int,
         return {0: _lost(error)}
     addresses = list(dict.fromkeys(x.address for x in places))
     print(f"attempt {attempt}: {len(ranks)} ranks on {', '.join(addresses)}; logs in {logs}/rank-*.txt", flush=True)
+    tail = Tail(log_of(logs, 0, attempt))
     waiting = {x.wait.remote(): rank for rank, x in enumerate(ranks)}
     ended: dict[int, Ended] = {}
     end: float | None = None  # of waiting, once a rank has failed
     asked = False
     while waiting and (end is None or time.monotonic() < end):
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=0.2)
+        tail.show()
         for ref in done:
             rank = waiting.pop(ref)
             try:
@@ -198,7 +202,23 @@ def _attempt(job: Job, actors: list[Any], where: Path, logs: Path, attempt: int,
             _stop(ranks, signal.SIGTERM, seconds, wait=False)
     if waiting:
         _stop([ranks[rank] for rank in waiting.values()], signal.SIGTERM, KILL, wait=True)
+    tail.show()
     return ended
+
+
+class Tail:
+    """Prints what is appended to a file, if this machine sees it."""
+
+    def __init__(self, path: Path):
+        self.path, self.position = path, 0
+
+    def show(self) -> None:
+        with suppress(OSError), open(self.path, "rb") as file:
+            file.seek(self.position)
+            text = file.read()
+            self.position += len(text)
+            sys.stdout.buffer.write(text)
+            sys.stdout.flush()
 
 
 def _stop(actors: Sequence[Any], number: int, seconds: float, wait: bool) -> None:

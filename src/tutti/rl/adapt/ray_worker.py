@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+import warnings
 from typing import Any
 
 import cloudpickle
@@ -17,6 +18,7 @@ from tutti.rl.adapt.checked import StepError
 from tutti.rl.adapt.shared import Path, Shapes, Shared
 from tutti.rl.adapt.worker import COMMANDS, Arrays, describe
 
+PATIENCE = 30.0  # s, for an actor to start, after which the user is told that it waits
 OF_LAST = "last", "last_masks", "last_overview"  # written in steps in which an episode ends
 
 
@@ -93,6 +95,9 @@ class RayConnection:
         import ray
         from ray.exceptions import RayError
 
+        if not self.mine and not self.poll(PATIENCE):
+            warnings.warn(f"an environment worker waits for a core of the Ray cluster; {ray.available_resources()} are "
+                          "free", RuntimeWarning, stacklevel=2)  # fmt: skip
         try:
             answer: Any = ray.get(self.pending)
         except RayError:
