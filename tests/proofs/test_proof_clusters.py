@@ -3,6 +3,7 @@ Slurm and on Ray, and ends with the losses of a run that was left alone, bit for
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -382,3 +383,40 @@ def test_pods(text, alone, tmp_path):
         assert f"continuing after step {stopped}," in pods.said(), "all that the evicted pod did was saved"
     for name in NAMES:
         assert series(read(out), name) == series(read(alone), name)
+
+
+AGENT = """
+algorithm = "PPO"
+env = "CartPole-v1"
+steps = 512
+level = "eager"
+evaluate = 256
+
+[options]
+n_envs = 4
+n_steps = 16
+batch_size = 32
+n_epochs = 2
+hidden = [16]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Cluster is None, reason="ray is not installed: pip install 'tutti[ray]'")
+def test_environments_on_ray(tmp_path, ray_nodes):
+    """A launched run of reinforcement learning, whose environments are actors of the same cluster."""
+    config, log = tmp_path / "agent.toml", tmp_path / "log.txt"
+    config.write_text(AGENT)
+    words = ["rl", "train", str(config), "--placement", "environments", "--ranks", "2"]
+    tutti(*words, "--out", str(tmp_path / "here"))
+    ray_nodes.cluster.add_node(num_cpus=2)
+    job = ray_nodes.launch(log, "--folder", str(tmp_path / "job"), "--", *words, "--workers", "ray",
+                           "--out", str(tmp_path / "there"))  # fmt: skip
+    try:
+        assert job.wait(PATIENCE) == 0, log.read_text()
+    finally:
+        job.kill()
+        job.wait()
+    curves = [json.loads((tmp_path / x / "curve.json").read_text()) for x in ("here", "there")]
+    assert curves[0] == curves[1] and curves[0][-1][0] == 512
+    assert "saved in" in log.read_text(), "what rank 0 prints is shown"
