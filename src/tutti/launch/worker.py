@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from tutti.launch.launch import ORPHANS, Interrupted, log_file, rank, world_size
@@ -100,6 +101,8 @@ def main(argv: list[str]) -> None:
             print(e.code, file=sys.stderr)
     except Exception:
         code = 1
+        if log_file():  # the launcher prints it elsewhere
+            traceback.print_exc()
     if code:
         sys.stdout.flush()
         sys.stderr.flush()
