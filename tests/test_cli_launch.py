@@ -26,6 +26,7 @@ def here(tmp_path, monkeypatch):
         ("--slurm -- align sft nowhere.toml", "there is no file nowhere.toml"),
         ("--slurm -- rl train nowhere", "there is no preset 'nowhere'"),
         ("--slurm -- rl trian x", "there is no verb 'trian' of rl"),
+        ("--slurm -- corpus run nowhere.toml", "no file nowhere.toml"),
         ("--slurm -- run nowhere.py", "no file nowhere.py"),
         ("--slurm -- run --restarts 3 script.py", "options of `tutti run` are options of `tutti launch`"),
         ("--kubernetes --partition gpu -- run script.py", "--partition is an option of --slurm, not of --kubernetes"),

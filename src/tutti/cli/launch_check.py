@@ -88,4 +88,13 @@ def _rl(words: list[str]) -> None:
         Run.of(given["config"])
 
 
-CHECKS: dict[str, Callable[[list[str]], None]] = {"train": _train, "align": _align, "rl": _rl}
+def _corpus(words: list[str]) -> None:
+    from tutti.cli.corpus import run
+    from tutti.train.corpus import load_pipeline
+
+    if words[:1] == ["run"]:
+        given = parsed(run, "tutti corpus run", words[1:])
+        load_pipeline(given["config"], out=given.get("out"), memory=given.get("memory"))
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {"train": _train, "align": _align, "rl": _rl, "corpus": _corpus}
