@@ -25,6 +25,7 @@ from tutti.launch.interrupt import noted
 from tutti.launch.launch import HANG, HANG_VARIABLE, LOGS_VARIABLE, Interrupted, LaunchError, failure, log_of
 
 FEWER = 20.0  # seconds to wait for all nodes before an elastic job takes fewer
+BAD_INPUT = 2  # exit code of a command line that cannot work
 SETTLE = 2.0  # seconds in which other ranks' errors arrive: one of them may be the cause
 KILL = 5.0  # seconds that ranks have to end after one has failed
 LOST = "ActorLost"  # the kind of error of a rank whose actor is gone
@@ -50,7 +51,7 @@ def run(job: Job, ray: Ray, where: Path, logs: Path) -> None:
     with noted(signal.SIGTERM, signal.SIGINT) as received:
         while True:
             attempt = failed + lost
-            with _actors(job, ray.wait, attempt) as actors:
+            with _actors(job, ray.wait, received) as actors:
                 folder = logs / f"attempt-{attempt}"
                 ended = _attempt(job, actors, where, folder, attempt, received)
             if received:
@@ -63,7 +64,7 @@ def run(job: Job, ray: Ray, where: Path, logs: Path) -> None:
             is_lost = any(x.error and x.error["type"] == LOST for x in ended.values())
             failed, lost = failed + (not is_lost), lost + is_lost
             print(f"tutti launch: {error}\n  log: {folder}/rank-{error.rank}*.txt", file=sys.stderr, flush=True)
-            if failed > job.restarts or lost > job.requeues:
+            if failed > job.restarts or lost > job.requeues or error.exit_code == BAD_INPUT:
                 raise LaunchError(f"given up after {attempt + 1} attempts; the last error is above", error.rank,
                                   error.kind, plain=True, exit_code=error.exit_code)  # fmt: skip
             print(f"tutti launch: all ranks start again, from the newest checkpoint (attempt {attempt + 1})",
@@ -88,13 +89,13 @@ def connect(address: str) -> None:
 
 
 @contextmanager
-def _actors(job: Job, wait: float, attempt: int) -> Iterator[list[Any]]:
+def _actors(job: Job, wait: float, received: Sequence[int]) -> Iterator[list[Any]]:
     """Actors for all ranks, in no order, on as many nodes as there are."""
     import ray
     from ray.util.placement_group import remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    group = place(job, wait)
+    group = place(job, wait, received)
     actors = []
     try:
         kind: Any = ray.remote(RankActor)
@@ -125,8 +126,9 @@ def released(actors: Sequence[Any]) -> None:
             ray.kill(actor)
 
 
-def place(job: Job, wait: float) -> Any:
-    """A placement group with a bundle for each node. Raises ValueError if there is no room in time."""
+def place(job: Job, wait: float, received: Sequence[int]) -> Any:
+    """A placement group with a bundle for each node. Raises ValueError if there is no room in time, and Interrupted
+    once a signal is received."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -136,14 +138,18 @@ def place(job: Job, wait: float) -> Any:
     while True:
         for count in range(job.nodes, job.least - 1, -1):
             group = placement_group([bundle] * count, strategy="SPREAD")
-            patience = min(FEWER, wait) if count == job.nodes else 1.0
-            if group.wait(patience):
+            end_of_patience = time.monotonic() + (min(FEWER, wait) if count == job.nodes else 1.0)
+            while not (there := group.wait(1)) and time.monotonic() < end_of_patience and not received:
+                pass
+            if received:
+                remove_placement_group(group)
+                raise Interrupted(received[0])
+            if there:
                 if count < job.nodes:
                     print(f"tutti launch: on {count} of {job.nodes} nodes", file=sys.stderr, flush=True)
                 return group
             remove_placement_group(group)
-        there = {key: ray.available_resources().get(key, 0) for key in bundle}
-        free = ", ".join(f"{value:g} {key}" for key, value in there.items())
+        free = ", ".join(f"{ray.available_resources().get(key, 0):g} {key}" for key in bundle)
         need = ", ".join(f"{value:g} {key}" for key, value in bundle.items())
         if time.monotonic() >= end:
             raise ValueError(f"the cluster has no room for {job.least} nodes with {need} each after {wait:g} s (--wait)"
