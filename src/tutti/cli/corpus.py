@@ -46,7 +46,7 @@ def run(
 
     console = Console(highlight=False, quiet=rank() > 0)
     pipeline = load_pipeline(config, out=out, memory=memory)
-    pool = None
+    pool: Any = None
     if ray and under_launcher():
         raise ValueError(
             "--ray is for a process of its own, which gives tasks to Ray; ranks of a job share them already"

@@ -65,7 +65,7 @@ def size_of(value: Any, where: str) -> int:
     number, _, unit = str(value).strip().partition(" ")
     try:
         return int(float(number) * units[unit.strip()])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         raise ValueError(f'{where} is {value!r}; give bytes, or a number and a unit such as "64 MB"') from None
 
 

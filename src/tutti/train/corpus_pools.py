@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 from tutti.data.corpus.pool import ATTEMPTS, Failure, Here, Progress, nothing
-from tutti.data.corpus.tasks import Context, Task
+from tutti.data.corpus.shard import Context
+from tutti.data.corpus.tasks import Task, carry_out
 from tutti.launch.launch import rank, world_size
 
 WAIT = 0.2  # seconds between two looks at the counter of finished tasks
@@ -35,6 +36,7 @@ class Ranks:
         name = f"tasks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._store: Any = distributed.PrefixStore(name, store)  # pyright: ignore
         self._phase = 0
+        self.workers, self.first = world_size(), rank() == 0
 
     def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
         """Do tasks until none is left, and wait for the other ranks. All ranks get the failures of all."""
@@ -44,6 +46,8 @@ class Ranks:
             failures += Here().run([tasks[index]])
             progress(self._add("done", 1), len(tasks), 0, 0)
         while (done := self._add("done", 0)) < len(tasks):
+            if self._store.add("closed", 0):
+                raise RuntimeError("another rank has ended with an error")
             progress(done, len(tasks), 0, 0)
             time.sleep(WAIT)
         self._store.set(f"{self._phase}/failures/{rank()}", json.dumps([[f.task, f.why] for f in failures]))
@@ -51,8 +55,12 @@ class Ranks:
         return [Failure(*pair) for text in every for pair in json.loads(text)]
 
     def close(self) -> None:
-        """Wait for all ranks: rank 0 may be the one that has the store."""
-        self.run([])
+        """Wait for all ranks, for at most a minute: rank 0 may be the one that has the store, and a rank may be
+        gone."""
+        self._store.add("closed", 1)
+        end = time.monotonic() + 60
+        while self._store.add("closed", 0) < world_size() and time.monotonic() < end:
+            time.sleep(WAIT)
 
     def _add(self, name: str, count: int) -> int:
         return self._store.add(f"{self._phase}/{name}", count)
@@ -64,6 +72,8 @@ class RayTasks:
     A task whose worker dies starts again elsewhere, document by document, up to ATTEMPTS times.
     """
 
+    first = True
+
     def __init__(self, address: str | None = None):
         import ray
         from ray.exceptions import RayError
@@ -74,6 +84,10 @@ class RayTasks:
         if self._started:
             self._ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level="warning")
 
+    @property
+    def workers(self) -> int:
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
     def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
         ray = self._ray
         remote = ray.remote(num_cpus=1, max_retries=0)(_done_by_ray)
@@ -81,7 +95,7 @@ class RayTasks:
         attempts = [0] * len(tasks)
         failures: list[Failure] = []
         done, total, running = 0, len(waiting), {}
-        most = max(1, 2 * int(ray.cluster_resources().get("CPU", 1)))
+        most = 2 * self.workers
         while waiting or running:
             while waiting and len(running) < most:
                 index = waiting.pop(0)
@@ -117,7 +131,7 @@ def _done_by_ray(task: Task, careful: bool) -> str:
     context = Context()
     context.careful = careful
     try:
-        task.run(context)
+        carry_out(task, context)
     except Exception as error:
         return described(error)
     return ""

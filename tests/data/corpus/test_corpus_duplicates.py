@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
@@ -9,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from data.corpus.corpus_batches import batch_of, write_jsonl
-from tutti.data.corpus import Pipeline, Source, native
-from tutti.data.corpus.steps import Duplicates, NearDuplicates
+from tutti.data.corpus import Pipeline, Source, native, read_documents
+from tutti.data.corpus.steps import Duplicates, NearDuplicates, Rules
 from tutti.data.corpus.steps.duplicates import multipliers
 
 
@@ -173,3 +174,40 @@ def test_hashes_of_rows_of_a_batch_do_not_depend_on_the_batch():
     parts = [NearDuplicates().sketch(batch.slice(k, 1), k) for k in range(4)]
     assert np.array_equal(whole.hash, np.concatenate([p.hash for p in parts]))
     assert np.array_equal(whole.row, np.concatenate([p.row for p in parts]))
+
+
+def test_an_index_has_the_documents_that_are_left_at_the_end_and_no_others(tmp_path):
+    """Two documents with one id, of which a later step drops one; two indexes of one unit; an index that changed."""
+    rows = [{"id": "1", "text": "short"}, {"id": "1", "text": "a text that is long enough"}]
+    (tmp_path / "old.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "rules.toml").write_text('[[rule]]\nname = "few"\nfeature = "words"\nmin = 3\n')
+    steps = [Duplicates(index=True), Duplicates(equal="words", index=True), Rules((str(tmp_path / "rules.toml"),))]
+    Pipeline(steps, [Source(str(tmp_path / "old.jsonl"))], tmp_path / "old").run(workers=0)
+    assert len(list((tmp_path / "old/index").iterdir())) == 2
+
+    def new():
+        (tmp_path / "new.jsonl").write_text("".join(json.dumps(r | {"id": "n"}) + "\n" for r in rows))
+        step = Duplicates(against=(str(tmp_path / "old"),))
+        corpus = Pipeline([step], [Source(str(tmp_path / "new.jsonl"))], tmp_path / "new").run(workers=0)
+        return [t for p in corpus.files for b in read_documents(p) for t in b.column("text").to_pylist()]
+
+    assert new() == ["short"]
+    (tmp_path / "old.jsonl").write_text(json.dumps({"id": "1", "text": "some other text entirely"}) + "\n")
+    Pipeline(steps, [Source(str(tmp_path / "old.jsonl"))], tmp_path / "old").run(workers=0)
+    assert new() == [r["text"] for r in rows], "the index is part of what a result depends on"
+
+
+@pytest.mark.parametrize("text", ["ha " * 200, "one two three four five six seven " * 30])
+def test_a_run_that_repeats_itself_keeps_its_first_window(tmp_path, text):
+    kept, _ = clean(tmp_path, [text], Duplicates(unit="span", words=50))
+    assert kept["d0"].split() == text.split()[:50]
+
+
+def test_two_runs_in_one_folder_do_not_disturb_each_other(tmp_path):
+    import fcntl
+
+    (tmp_path / "out").mkdir()
+    with open(tmp_path / "out/.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another run is preparing a corpus"):
+            clean(tmp_path, ["a"], Duplicates())

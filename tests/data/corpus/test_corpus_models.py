@@ -93,6 +93,7 @@ def test_perplexity_tells_like_from_unlike(tmp_path):
     outcome = step(batch_of([*good[50:], "zebra quagga", "..."]))
     assert outcome.reasons == [None] * 10 + ["perplexity_high"] * 2
     assert outcome.batch.column("perplexity")[11].as_py() == float("inf")
+    assert train_perplexity([pa.array(["hello"])], tmp_path / "short", order=6).log2(pa.array(["hello"]))[1][0] == 2
     with pytest.raises(ValueError, match="no words"):
         train_perplexity([pa.array(["..."])], tmp_path / "n")
     with pytest.raises(ValueError, match="is not a model"):

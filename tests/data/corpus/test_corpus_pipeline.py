@@ -16,7 +16,7 @@ from tutti.data.corpus import CorpusError, Function, Pipeline, Source, files, re
 from tutti.data.corpus.accounts import Account
 from tutti.data.corpus.pipeline import finished
 from tutti.data.corpus.pool import Here, Processes
-from tutti.data.corpus.steps import Duplicates, Language, Lines, Mix, NearDuplicates, Repair, Rules, Words
+from tutti.data.corpus.steps import Duplicates, Language, Licence, Lines, Mix, NearDuplicates, Repair, Rules, Words
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def test_a_run_goes_on_where_it_was_interrupted(raw, tmp_path, monkeypatch):
     again = pipeline(raw, tmp_path / "parts").run(pool=Interrupted(0))
     assert again.key == whole.key, "a finished corpus is not made again"
     shards = len(whole.files)
-    assert total == 4 * shards + 4 + 3 + 1 + 1, "no task was done twice"
+    assert total == 4 * shards + 4 + 3 + 3 + 1 + 1, "no task was done twice"
 
 
 def _context():
-    from tutti.data.corpus.tasks import Context
+    from tutti.data.corpus.shard import Context
 
     return Context()
 
@@ -129,6 +129,20 @@ def test_other_later_steps_use_the_segments_before_again(raw, tmp_path):
     assert len(list((tmp_path / "out/work").glob("0-*"))) == 2, "another input is another segment"
 
 
+def test_segments_are_removed_when_the_next_one_is_whole(raw, tmp_path):
+    """What is on disk at a time is two segments, however many steps need all documents."""
+    most: list[int] = []
+
+    class Watching(Here):
+        def run(self, tasks, progress=lambda *_: None):
+            failures = super().run(tasks)
+            most.append(len({p.parent for p in (tmp_path / "out/work").rglob("*.arrows")}))
+            return failures
+
+    pipeline(raw, tmp_path / "out", steps=(*STEPS, Duplicates(unit="span"))).run(pool=Watching())
+    assert max(most) == 2
+
+
 def test_a_full_disk_leaves_no_file_that_looks_complete(raw, tmp_path, monkeypatch):
     """datatrove marks such a task as completed, and its file breaks the next stage."""
     whole = pipeline(raw, tmp_path / "whole").run(workers=0)
@@ -136,7 +150,7 @@ def test_a_full_disk_leaves_no_file_that_looks_complete(raw, tmp_path, monkeypat
 
     def write(self, data):
         room[0] -= memoryview(data).nbytes
-        if room[0] < 0:
+        if room[0] < 0 and not self.abandoned:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(self, data)
 
@@ -243,3 +257,79 @@ def test_what_a_pipeline_refuses(tmp_path):
         Words(("none.txt",))
     with pytest.raises(ValueError, match="workers is -1"):
         Processes(-1)
+
+
+def test_batches_of_which_nothing_is_left(tmp_path):
+    """4,096 documents fill a batch; the steps after the rules have no documents for it."""
+    long = (
+        "This is a document with all the words that the rules of Gopher want to see in it, and that have meaning. " * 4
+    )
+    texts = ["short"] * 4096 + [f"{long} {i}" for i in range(5)]
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    steps = [Rules(("gopher_quality",)), Language(score=0.0), Licence(), Duplicates()]
+    source = [Source(str(tmp_path / "a.jsonl"))]
+    corpus = Pipeline(steps, source, tmp_path / "out").run(workers=0)
+    columns = pq.read_schema(corpus.files[0]).names
+    assert corpus.documents == 5 and {"language", "language_score", "licence"} <= set(columns)
+    nothing = Pipeline([Words((str(write(tmp_path / "w.txt", "words\nshort")),)), *steps], source, tmp_path / "none")
+    corpus = nothing.run(workers=0)
+    assert corpus.documents == 0 and pq.read_schema(corpus.files[0]).names == columns
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_document_that_ends_its_process_may_share_its_id(tmp_path):
+    rows = [{"id": f"same\u2028{i % 2}", "text": "poison" if i == 3 else f"text {i}"} for i in range(6)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    source = [Source(str(tmp_path / "a.jsonl"))]
+    corpus = Pipeline([Function(kill_on_poison), Licence()], source, tmp_path / "out").run(workers=1)
+    texts = [t for p in corpus.files for b in read_documents(p) for t in b.column("text").to_pylist()]
+    assert texts == [f"text {i}" for i in range(6) if i != 3]
+
+
+def test_a_step_that_changes_the_type_of_text_is_refused(raw, tmp_path):
+    with pytest.raises(CorpusError, match="_as_large: text has type large_string"):
+        pipeline(raw, tmp_path / "out", steps=(Function(_as_large), Rules())).run(workers=0)
+
+
+def _as_large(batch):
+    import pyarrow as pa
+
+    return batch.set_column(1, "text", batch.column("text").cast(pa.large_string()))
+
+
+def test_a_result_that_was_being_replaced_is_made_again(tmp_path, monkeypatch):
+    from tutti.data.corpus import finish
+
+    source = [Source(str(write_jsonl(tmp_path / "a.jsonl", ["one", "two"])))]
+    first = Pipeline([Licence()], source, tmp_path / "out").run(workers=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, "write_report", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Pipeline([Function(_upper)], source, tmp_path / "out").run(workers=0)
+    again = Pipeline([Licence()], source, tmp_path / "out").run(workers=0)
+    assert again.key == first.key
+    assert [t for p in again.files for b in read_documents(p) for t in b.column("text").to_pylist()] == ["one", "two"]
+
+
+def _interrupted(*args):
+    raise KeyboardInterrupt
+
+
+def _upper(batch):
+    import pyarrow.compute as pc
+
+    return batch.set_column(1, "text", pc.utf8_upper(batch.column("text")))
+
+
+def test_a_step_called_read_has_an_account_of_its_own(tmp_path):
+    source = [Source(str(write_jsonl(tmp_path / "a.jsonl", ["one", "two"])))]
+    corpus = Pipeline([Function(read)], source, tmp_path / "out").run(workers=0)
+    assert [(a.step, a.documents_in) for a in corpus.accounts] == [("read", 2), ("read 2", 2)]
+
+
+def read(batch):
+    return batch

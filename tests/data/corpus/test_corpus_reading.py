@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import uuid
 
@@ -15,6 +16,7 @@ import pytest
 
 from tutti.data.corpus import Source
 from tutti.data.corpus.reading import read
+from tutti.data.corpus.reading.lines import chunks, lines
 from tutti.data.corpus.reading.splits import format_of, splits_of
 
 
@@ -176,3 +178,43 @@ def test_sources_that_are_wrong(tmp_path):
     with pytest.raises(ValueError, match="no format 'pdf'"):
         Source(str(tmp_path), format="pdf")
     assert format_of("x.jsonl.gz") == "jsonl" and format_of("x.WARC.GZ") == "warc" and format_of("README") == ""
+
+
+def test_records_that_json_can_spell_and_others_cannot_write(tmp_path):
+    deep = "[" * 300 + "]" * 300
+    lines = ['{"text": "a", "x": "\\ud800"}', '{"text": "b", "id": "\\ud800"}', '{"\\ud800": 1}', f'{{"text": "c", "x": {deep}}}',
+             '{"text": "d", "x": 123456789012345678901234567890, "y": NaN}', '{"text": "e", "id": 12345678901234567890123}']  # fmt: skip
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    texts, lost, _ = everything(Source(str(tmp_path)))
+    assert {"a", "b", "d", "e"} <= set(texts.values()) and len(texts) + len(lost) == 6
+
+
+def test_compressed_bombs_and_padding(tmp_path):
+    """A small file that becomes gigabytes is read in bounded memory; zeros behind a member are padding."""
+    zstandard = pytest.importorskip("zstandard")
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.ZstdCompressor(19).compress(b"x" * (1 << 28)))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n') + b"\0" * 70_000)
+    largest = max(len(c) for c in chunks(str(tmp_path / "a.jsonl.zst")) if isinstance(c, bytes))
+    assert largest < 100 << 20
+    texts, lost, faults = everything(Source(str(tmp_path)))
+    assert list(texts.values()) == ["one"] and [r for _, r in lost] == ["record_too_long"] and not faults
+
+
+def test_links_pipes_and_names(tmp_path):
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "me").symlink_to(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    with open(os.fsencode(tmp_path) + b"/b\xff.txt", "w") as file:
+        file.write("b")
+    texts, _, faults = everything(Source(str(tmp_path)))
+    assert sorted(texts.values()) == ["a", "b"] and "b\\xff.txt" in texts
+    assert sorted(faults) == [("gone.txt", "not_readable"), ("pipe.txt", "not_readable")]
+    assert len(Source(f"{tmp_path}/**/*.txt").files()) == 4
+
+
+def test_a_long_line_is_not_read_by_every_split(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' + b"x" * 100_000 + b'\n{"text": "b"}\n')
+    source = Source(str(tmp_path / "a.jsonl"))
+    assert everything(source, 1000, most=5000) == everything(source, most=5000)
+    assert len([*lines(str(tmp_path / "a.jsonl"), 50_000, 51_000)]) == 0

@@ -210,7 +210,7 @@ PERSONAL = {
 ORDINARY = [
     "user at example dot com", "@handle", "192.168.1.1", "127.0.0.1", "version 1.2.3.4.5", "10:30:45", "std::vector a::b",
     "2024-01-15", "12.05.2023", "1999-2004", "ISBN 978-3-16-148410-0", "4111 1111 1111 1112", "3.14159265358979",
-    "x = 1234567890123", "DE89 3704 0044 0532 0130 01", "AKIA", "pages 100-200", "the 2020 census: 331449281",
+    "x = 1234567890123", "DE89 3704 0044 0532 0130 01", "AKIA", "pages 100-200", "the 2020 census: 331449281", "01-12-2023 10:30 start and +1 of it", "0010 0020 0030 and (415) 1",
 ]  # fmt: skip
 
 
@@ -247,6 +247,13 @@ def test_licences():
         licence_of("// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception\n") == "Apache-2.0 WITH LLVM-exception"
     )
     assert allowed("GPL-2.0 OR MIT", ("MIT",)) and not allowed("GPL-2.0 AND MIT", ("MIT",))
+    assert not allowed("(MIT OR GPL-2.0) AND LicenseRef-Own", ("MIT",)) and allowed(
+        "(MIT OR GPL-2.0) AND ISC", ("MIT", "ISC")
+    )
+    assert allowed("Apache-2.0 WITH LLVM-exception", ("Apache-2.0",)) and not allowed("(MIT", ("MIT",))
+    isc = "Permission to use, copy, modify, and/or distribute this software for any purpose with or without fee"
+    zlib = "This software is provided 'as-is', without any express or implied\nwarranty."
+    assert licence_of(isc) == "ISC" and licence_of(zlib) == "Zlib"
     texts = [mit, "/* GNU GENERAL PUBLIC LICENSE */", "x = 1"]
     assert Licence(unknown=False)(batch_of(texts)).reasons == [None, "licence_not_allowed", "licence_unknown"]
 

@@ -49,6 +49,12 @@ class Account:
             raise ValueError(
                 f"step {self.step}: {len(before)} documents went in and {len(after)} came out; give reasons"
             )
+        text, raw = after.column("text"), after.column("raw")
+        if text.type != pa.string() or text.null_count or raw.type != pa.binary():
+            raise ValueError(
+                f"step {self.step}: text has type {text.type} with {text.null_count} nulls and raw {raw.type}; "
+                "they must be string without nulls and binary"
+            )
         sizes_in, sizes_out = sizes(before), sizes(after)
         self.documents_in += len(before)
         self.bytes_in += int(sizes_in.sum())

@@ -53,12 +53,16 @@ def repeats(shards: Sequence[Sketched], part: int, parts: int) -> np.ndarray:
     order = np.lexsort((every.begin, document, every.hash))
     hashes, document = every.hash[order], document[order]
     starts = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]])
-    twins = document[np.repeat(starts, np.diff(np.r_[starts, len(hashes)]))]
+    first_of = np.repeat(starts, np.diff(np.r_[starts, len(hashes)]))
+    twins = document[first_of]
+    begin, end = every.begin[order], every.end[order]
+    # A run that repeats itself, "ha ha ha", keeps its first window.
+    begin = np.where(document == twins, np.minimum(np.maximum(begin, end[first_of]), end), begin)
     later = np.ones(len(hashes), bool)
     later[starts] = False
     out = np.empty(int(later.sum()), REPEAT)
     out["document"], out["twin"] = document[later], twins[later]
-    out["begin"], out["end"] = every.begin[order][later], every.end[order][later]
+    out["begin"], out["end"] = begin[later], end[later]
     return out[np.lexsort((out["begin"], out["document"]))]
 
 

@@ -17,10 +17,13 @@ class Checked:
 
     def __init__(self, file: IO[bytes]):
         self._file, self._hash, self.size, self.closed = file, blake2b(digest_size=16), 0, False
+        self.abandoned = False  # after an error, writers that are collected may still write their ends
 
     def write(self, data: Any) -> int:
-        self._hash.update(data)
         count = memoryview(data).nbytes
+        if self.abandoned:
+            return count
+        self._hash.update(data)
         self.size += count
         self._file.write(data)
         return count
@@ -57,7 +60,11 @@ def atomic(path: Path) -> Iterator[Checked]:
     try:
         with open(scratch, "wb") as file:
             checked = Checked(file)
-            yield checked
+            try:
+                yield checked
+            except BaseException:
+                checked.abandoned = True
+                raise
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)

@@ -7,19 +7,18 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from tutti.data.corpus.accounts import Account, total
 from tutti.data.corpus.files import atomic, complete, read_json, write_json
-from tutti.data.corpus.reading.documents import read_documents
 from tutti.data.corpus.report import write_report
 from tutti.data.corpus.segments import Segment
+from tutti.data.corpus.shard import Context
 from tutti.data.corpus.sketches import Ids, IdWriter, SketchWriter, joined, open_sketch
 from tutti.data.corpus.steps.duplicates import Meeting
-from tutti.data.corpus.tasks import Context
 
 if TYPE_CHECKING:
     from tutti.data.corpus.pipeline import Pipeline
@@ -29,9 +28,13 @@ if TYPE_CHECKING:
 class FinishTask:
     """Make the folder of the result from the files of all segments. An interrupted one begins again."""
 
+    ticks: ClassVar[bool] = False
     pipeline: Pipeline
     segments: tuple[Segment, ...]
     name: str = "the result"
+
+    def notes(self) -> int:
+        return 0
 
     def done(self) -> dict[str, Any] | None:
         out = Path(self.pipeline.out)
@@ -61,12 +64,13 @@ class FinishTask:
                     files[name] = {**manifest["files"][name], "documents": manifest["documents"]}
                     documents += manifest["documents"]
                     _link(segment.folder / name, out / ".documents" / name)
+        (out / "manifest.json").unlink(missing_ok=True)  # it is of other documents
         for folder in ("documents", "dropped"):
             shutil.rmtree(out / folder, ignore_errors=True)
             (out / f".{folder}").rename(out / folder)
         for segment in self.segments:
             if isinstance(segment.meeting, Meeting) and segment.meeting.index:
-                write_index(out / "index" / segment.meeting.name, segment, last)
+                write_index(out / "index" / segment.meeting_name, segment, last)
         accounts = total(shards)
         write_report(out, accounts, faults, last.domains)
         manifest = {
@@ -84,12 +88,10 @@ def write_index(folder: Path, segment: Segment, last: Segment) -> None:
     shards = []
     for shard, sketched in enumerate(segment.sketched[segment.older :]):
         ids, stem = Ids(sketched.ids), segment.stem(shard)
-        kept = {
-            id
-            for batch in read_documents(last.folder / f"{stem}{last.suffix}", ["id"])
-            for id in batch.column("id").to_pylist()
-        }
-        rows = np.array([ids[k] in kept for k in range(len(ids))], bool)
+        rows = np.zeros(len(ids), bool)
+        kept = last.folder / f"{stem}.{segment.meeting_name}.npy"
+        if kept.exists():
+            rows[np.load(kept)] = True
         every = joined(open_sketch(sketched.path, sketched.runs))
         every = every.take(np.flatnonzero(rows[every.row]) if len(every) else np.empty(0, np.int64))
         with atomic(folder / f"{stem}.sketch") as file, atomic(folder / f"{stem}.ids") as names:
@@ -98,7 +100,8 @@ def write_index(folder: Path, segment: Segment, last: Segment) -> None:
             writer.flush()
             ids_writer.add(pa.array([ids[k] for k in range(len(ids))], pa.string()))
             ids_writer.close()
-        shards.append({"stem": stem, "runs": writer.runs, "documents": len(ids)})
+        entries = {"sketch": file.entry, "ids": names.entry}
+        shards.append({"stem": stem, "runs": writer.runs, "documents": len(ids), "files": entries})
     write_json(folder / "index.json", {"key": segment.meeting.sketch_key(), "shards": shards})
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +24,7 @@ from tutti.data.corpus.sketches import BYTES
 from tutti.data.corpus.steps.duplicates import Meeting
 from tutti.data.corpus.steps.mix import Mix
 from tutti.data.corpus.steps.step import Step
-from tutti.data.corpus.tasks import ConnectTask, RepeatTask, ShardTask, SumTask
+from tutti.data.corpus.tasks import ConnectTask, FreeTask, RepeatTask, ShardTask, SumTask
 
 FORMAT = 1
 """Changes when the same pipeline would write other bytes."""
@@ -29,6 +32,9 @@ FORMAT = 1
 
 class Pool(Protocol):
     """Where tasks are done. `run` returns when every task is done or has failed."""
+
+    workers: int  # processes of all machines
+    first: bool  # whether this process is the one, or the first of those that call `run`
 
     def run(self, tasks: Sequence[Any], progress: Progress = nothing) -> list[Failure]: ...
 
@@ -100,6 +106,8 @@ class Pipeline:
         for name, least in (("split", 1), ("memory", 1 << 20), ("longest", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least {least} bytes")
+        if self.longest > 1 << 30:
+            raise ValueError(f"longest is {self.longest}; give at most {1 << 30} bytes, as Arrow's batches have 2 GiB")
         for step in self.steps:
             if not isinstance(step, Step):
                 raise ValueError(f"{step!r} is not a step; wrap a function as Function(function=...)")
@@ -114,18 +122,29 @@ class Pipeline:
         function that shows the progress of a phase. Raises CorpusError if tasks failed, ValueError for a wrong config.
         """
         out = Path(self.out)
-        show = show or (lambda phase: nothing)
+        out.mkdir(parents=True, exist_ok=True)
+        pool = pool or (Here() if workers == 0 else Processes(_cores() if workers is None else workers))
+        with _alone(out) if pool.first else nullcontext():
+            return self._run(out, pool, show or (lambda phase: nothing))
+
+    def _run(self, out: Path, pool: Pool, show: Callable[[str], Progress]) -> Corpus:
         splits = [split for source in self.sources for split in splits_of(source, self.split)]
         key = _key(
-            {"splits": [s.key() for s in splits], "longest": self.longest, "format": FORMAT, "python": version()}
+            {
+                "splits": [s.key() for s in splits],
+                "longest": self.longest,
+                "format": FORMAT,
+                "python": version(),
+                "reader": _version("fastwarc"),
+            }
         )
         segments = self._segments(out / "work", key)
         if (corpus := finished(out)) and corpus.manifest["key"] == segments[-1].folder.name:
             return corpus
-        pool = pool or (Here() if workers == 0 else Processes(workers or _cores()))
         write_splits(out / "work" / "splits.json", splits)
         try:
-            for at, segment in enumerate(segments):
+            first = max((k for k, segment in enumerate(segments) if whole(segment)), default=0)
+            for at, segment in list(enumerate(segments))[first:]:
                 self._run_segment(segment, pool, show, f"{at + 1} of {len(segments)}")
             do([FinishTask(self, tuple(segments))], pool, show("result"))
         finally:
@@ -162,27 +181,45 @@ class Pipeline:
         return segments
 
     def _run_segment(self, segment: Segment, pool: Pool, show: Callable[[str], Progress], at: str) -> None:
-        list(segment._older)  # a wrong index is an error before the work
+        list(segment.older_sketches)  # a wrong index is an error before the work
         do([ShardTask(segment, k) for k in range(segment.shards)], pool, show(f"documents, pass {at}"))
         do([SumTask(segment)], pool, nothing)
+        if segment.before is not None and not self.keep_work:
+            do([FreeTask(segment.before)], pool, nothing)
         if isinstance(segment.meeting, Mix):
             segment.meeting.fractions(segment.domains)
         if isinstance(segment.meeting, Meeting):
             hashes = sum(sum(s.runs) for s in segment.sketched)
-            parts = max(1, -(-hashes * BYTES * 6 // (self.memory // 4)))
+            parts = max(1, -(-hashes * BYTES * 6 // max(1, self.memory // pool.workers)))
             write_json(segment.folder / "repeats" / "parts.json", parts)
             do([RepeatTask(segment, k, parts) for k in range(parts)], pool, show(segment.meeting_name))
             if segment.meeting.connects:
                 do([ConnectTask(segment, parts)], pool, show(f"{segment.meeting_name}: sets"))
 
 
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """While the block lasts, no other run may prepare a corpus in this folder: it would remove its work."""
+    with open(out / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another run is preparing a corpus in {out}; wait for it, or give another folder"
+            ) from None
+        yield
+
+
+def whole(segment: Segment) -> bool:
+    """Whether all shards of a segment are done, so that those before it are not needed."""
+    return SumTask(segment).done() is not None and all(
+        ShardTask(segment, k).done() is not None for k in range(segment.shards)
+    )
+
+
 def do(tasks: Sequence[Any], pool: Pool, progress: Progress) -> None:
     """Do the tasks that are not done. Raises CorpusError that names those that failed."""
     failures = pool.run(tasks, progress)
-    failed = {f.task for f in failures}
-    failures += [
-        Failure(t.name, "it left no complete files") for t in tasks if t.name not in failed and t.done() is None
-    ]
     if failures:
         first = "\n".join(f"  {f.task}: {f.why}" for f in failures[:10])
         more = f"\n  and {len(failures) - 10} more" if len(failures) > 10 else ""
@@ -200,11 +237,11 @@ def finished(out: Path) -> Corpus | None:
 
 def unique_names(steps: Sequence[Step]) -> list[str]:
     """The names of steps, numbered where they are equal."""
-    names: list[str] = []
+    names = ["read"]
     for step in steps:
         count = sum(name == step.name or name.startswith(f"{step.name} ") for name in names)
         names.append(step.name if not count else f"{step.name} {count + 1}")
-    return names
+    return names[1:]
 
 
 def write_splits(path: Path, splits: list[Any]) -> None:
@@ -215,6 +252,14 @@ def write_splits(path: Path, splits: list[Any]) -> None:
 
 def _key(value: Any) -> str:
     return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _version(package: str) -> str:
+    """The version of an installed package, or ""."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _cores() -> int:

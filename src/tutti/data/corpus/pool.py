@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.connection import Pipe, wait
 
-from tutti.data.corpus.tasks import Context, Task
+from tutti.data.corpus.shard import Context
+from tutti.data.corpus.tasks import Task, carry_out
 
 ATTEMPTS = 6
 START = 300.0  # seconds that a worker may take to begin: it imports torch
@@ -36,6 +36,8 @@ def nothing(done: int, total: int, documents: int, size: int) -> None: ...
 class Here:
     """Does tasks in this process, one after the other: for tests and debuggers."""
 
+    workers, first = 1, True
+
     def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
         failures: list[Failure] = []
         context = _Counting()
@@ -44,7 +46,7 @@ class Here:
             if task.done() is not None:
                 continue
             try:
-                task.run(context)
+                carry_out(task, context)
             except Exception as error:
                 failures.append(Failure(task.name, described(error)))
                 if is_full(error):
@@ -73,13 +75,13 @@ class Processes:
     left out. After ATTEMPTS the task has failed.
     """
 
+    first = True
+
     def __init__(self, workers: int, stall: float = 900.0):
         if workers < 1:
             raise ValueError(f"workers is {workers}; give 1 or more")
-        self.limit, self.stall = workers, stall
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tutti.data.corpus.tasks"])
-        self._workers: list[_Worker] = []
+        self.workers, self.stall = workers, stall
+        self._processes: list[_Worker] = []
 
     def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
         run = _Run([task for task in tasks if task.done() is None])
@@ -91,21 +93,21 @@ class Processes:
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._workers:
+        for worker in self._processes:
             worker.end()
-        self._workers.clear()
+        self._processes.clear()
 
     @property
     def _busy(self) -> list[_Worker]:
-        return [w for w in self._workers if w.task is not None]
+        return [w for w in self._processes if w.task is not None]
 
     def _give(self, run: _Run) -> None:
         from tutti.data.corpus import native
 
-        while run.waiting and len(self._busy) < self.limit:
-            idle = next((w for w in self._workers if w.task is None), None)
+        while run.waiting and len(self._busy) < self.workers:
+            idle = next((w for w in self._processes if w.task is None), None)
             if idle is None:
-                self._workers.append(idle := _Worker(self._context, native.library_path()))
+                self._processes.append(idle := _Worker(native.library_path()))
             index = run.waiting.pop()
             run.attempts[index] += 1
             try:
@@ -122,8 +124,7 @@ class Processes:
             try:
                 kind, value = worker.connection.recv()
             except (EOFError, ConnectionResetError):
-                worker.process.join()
-                self._again(run, worker, _death(worker.process.exitcode))
+                self._again(run, worker, _death(worker.process.wait()))
                 continue
             worker.heard = time.monotonic()
             if kind == "ready":
@@ -136,13 +137,19 @@ class Processes:
             else:
                 run.fail(worker, *value)
         for worker in self._busy:
-            if time.monotonic() - worker.heard > (self.stall if worker.ready else max(self.stall, START)):
+            task = run.tasks[worker.task or 0]
+            if task.ticks and time.monotonic() - worker.heard > (
+                self.stall if worker.ready else max(self.stall, START)
+            ):
                 self._again(run, worker, f"it made no progress for {self.stall:.0f} s")
 
     def _again(self, run: _Run, worker: _Worker, why: str) -> None:
         index = worker.task
         assert index is not None
         self._remove(worker)
+        notes = run.tasks[index].notes()
+        if notes > run.notes[index]:  # a document was found that ends its process: so many cost no attempt
+            run.notes[index], run.attempts[index] = notes, 1
         if run.attempts[index] < ATTEMPTS:
             run.waiting.append(index)
         else:
@@ -150,14 +157,18 @@ class Processes:
 
     def _remove(self, worker: _Worker) -> None:
         worker.end()
-        self._workers.remove(worker)
+        self._processes.remove(worker)
 
 
 class _Worker:
-    def __init__(self, context: Any, library: str):
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, library, os.getpid()), daemon=True)
-        self.process.start()
+    """A process of `worker.py`, which imports no module of the caller: scripts without a main guard, notebooks and
+    standard input are no trouble."""
+
+    def __init__(self, library: str):
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-m", "tutti.data.corpus.worker", str(theirs.fileno()), library, str(os.getpid())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self.task: int | None = None
         self.ready, self.heard = False, time.monotonic()
@@ -166,10 +177,9 @@ class _Worker:
         self.task, self.heard = index, time.monotonic()
         self.connection.send((task, careful))
 
-    def end(self, how: int = signal.SIGKILL) -> None:
-        if self.process.pid is not None and self.process.is_alive():
-            os.kill(self.process.pid, how)
-        self.process.join()
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
         self.connection.close()
 
 
@@ -180,6 +190,7 @@ class _Run:
         self.tasks = tasks
         self.waiting = list(range(len(tasks)))[::-1]
         self.attempts = [0] * len(tasks)
+        self.notes = [0] * len(tasks)
         self.failures: list[Failure] = []
         self.done = self.documents = self.size = 0
 
@@ -210,55 +221,3 @@ def described(error: BaseException) -> str:
 def is_full(error: BaseException) -> bool:
     """Whether a disk is full, so that no other task can write either."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-class _Telling(Context):
-    def __init__(self, connection: Connection, careful: bool):
-        self.connection, self.careful = connection, careful
-
-    def tick(self, documents: int, size: int) -> None:
-        self.connection.send(("tick", (documents, size)))
-
-
-def _work(connection: Connection, library: str, parent: int) -> None:
-    """The main loop of a worker process."""
-    _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    import pyarrow as pa
-
-    from tutti.data.corpus import native
-
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
-    native.use(library)
-    native.library()
-    connection.send(("ready", None))
-    while True:
-        try:
-            task, careful = connection.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        try:
-            task.run(_Telling(connection, careful))
-            connection.send(("done", None))
-        except Exception as error:
-            connection.send(("error", (described(error), is_full(error))))
-
-
-def _die_with(parent: int) -> None:
-    """End this process when the one that gives tasks is gone. Its parent is the fork server."""
-    if sys.platform != "linux":
-        return
-    import threading
-
-    def watch() -> None:
-        try:
-            descriptor = os.pidfd_open(parent)
-        except (OSError, AttributeError):
-            return
-        import select
-
-        select.select([descriptor], [], [])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ class Segment:
     before: Segment | None
     most: int
     format: str
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is read from files when it is used: tasks are sent to other processes."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -87,18 +91,18 @@ class Segment:
             )
             for k, s in enumerate(self.summary)
         ]
-        return [*self._older, *here]
+        return [*self.older_sketches, *here]
 
     @property
     def older(self) -> int:
         """The number of shards of older corpora."""
-        return len(self._older)
+        return len(self.older_sketches)
 
     @cached_property
-    def _older(self) -> list[Sketched]:
+    def older_sketches(self) -> list[Sketched]:
         if not isinstance(self.meeting, Meeting):
             return []
-        return [s for folder in self.meeting.against for s in read_index(Path(folder), self.meeting)]
+        return [s for path in self.meeting.indexes() for s in read_index(path, self.meeting)]
 
     @property
     def verdicts(self) -> list[Path]:
@@ -168,18 +172,12 @@ def read_splits(path: Path, time: int) -> tuple[Split, ...]:
     )
 
 
-def read_index(folder: Path, meeting: Meeting) -> Iterator[Sketched]:
-    """The sketches of an older corpus. Raises ValueError if there are none, or they were made with other options."""
-    for name in (folder, folder / "index" / meeting.name):
-        if (name / "index.json").exists():
-            break
-    else:
-        raise ValueError(f"{meeting.name}: {folder} has no index; run that corpus with index = true in this step")
-    index = read_json(name / "index.json")
-    if index["key"] != json.loads(json.dumps(meeting.sketch_key())):
-        differing = [k for k, v in meeting.sketch_key().items() if index["key"].get(k) != json.loads(json.dumps(v))]
-        raise ValueError(f"{meeting.name}: the index {name} was made with other {', '.join(differing) or 'options'}")
+def read_index(path: Path, meeting: Meeting) -> Iterator[Sketched]:
+    """The sketches of an older corpus, from its index.json. Raises ValueError if they were made with other options."""
+    index, key = read_json(path), json.loads(json.dumps(meeting.sketch_key()))
+    if index["key"] != key:
+        differing = [k for k, v in key.items() if index["key"].get(k) != v]
+        raise ValueError(f"{meeting.name}: the index {path} was made with other {', '.join(differing) or 'options'}")
     for shard in index["shards"]:
-        yield Sketched(
-            name / f"{shard['stem']}.sketch", tuple(shard["runs"]), name / f"{shard['stem']}.ids", shard["documents"]
-        )
+        sketch, ids = (path.with_name(f"{shard['stem']}.{end}") for end in ("sketch", "ids"))
+        yield Sketched(sketch, tuple(shard["runs"]), ids, shard["documents"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from tutti.data.corpus.files import atomic, complete, read_json, write_json
 from tutti.data.corpus.pipeline import Corpus, Pool, do
 from tutti.data.corpus.pool import Progress
 from tutti.data.corpus.reading.documents import read_documents
-from tutti.data.corpus.tasks import Context
+from tutti.data.corpus.shard import Context
 from tutti.data.packing import Packed, open_packed
 from tutti.data.tokenizer import encode, load_tokenizer, train_tokenizer
 
@@ -30,6 +30,7 @@ NAMES = ("train", "held_out")
 class TokenTask:
     """Tokenize one file of documents into `folder`: those to train on and those held out."""
 
+    ticks: ClassVar[bool] = True
     documents: Path
     tokenizer: Path
     folder: Path
@@ -43,6 +44,9 @@ class TokenTask:
     @property
     def name(self) -> str:
         return f"tokens of {self.documents.name}"
+
+    def notes(self) -> int:
+        return 0
 
     def done(self) -> dict[str, Any] | None:
         return complete(self.folder, self.manifest)

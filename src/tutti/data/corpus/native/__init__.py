@@ -7,7 +7,11 @@ that the others wait for a compiler.
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
+from contextlib import suppress
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +31,41 @@ def use(path: str) -> None:
 
 
 def library_path() -> str:
-    """The compiled library. Compiles it at first use; needs a C++ compiler."""
+    """The compiled library. Compiles it at first use, which needs torch and a C++ compiler.
+
+    A note in the user's cache says where the library of these sources for this processor is, so that later processes
+    need not import torch.
+    """
     global _path
     if _path is None:
-        from tutti import compat  # imports torch
+        source = "\n".join((Path(__file__).parent / name).read_text() for name in FILES)
+        note = _cache() / f"corpus-{blake2b((source + _processor()).encode(), digest_size=12).hexdigest()}"
+        with suppress(OSError):
+            known = note.read_text()
+            if Path(known).is_file():
+                _path = known
+                return known
+        from tutti import compat
 
-        folder = Path(__file__).parent
-        _path = compat.compile_cpp("\n".join((folder / name).read_text() for name in FILES))._name
+        _path = compat.compile_cpp(source)._name
+        with suppress(OSError):  # a home that cannot be written to
+            note.parent.mkdir(parents=True, exist_ok=True)
+            scratch = note.with_name(f"{note.name}.{os.getpid()}")
+            scratch.write_text(_path)
+            scratch.replace(note)
     return _path
+
+
+def _cache() -> Path:
+    return Path.home() / ".cache" / "tutti" / "native"
+
+
+def _processor() -> str:
+    """What a library that was compiled for this processor depends on."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return f"{platform.platform()} {platform.processor()}"
 
 
 @cache

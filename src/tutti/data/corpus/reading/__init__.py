@@ -10,7 +10,7 @@ import pyarrow as pa
 from tutti.data.corpus.documents import Dropped
 from tutti.data.corpus.reading.files import read_file
 from tutti.data.corpus.reading.records import Fault, Item, Record, batches
-from tutti.data.corpus.reading.splits import Split
+from tutti.data.corpus.reading.splits import UNREADABLE, Split
 
 
 def read(split: Split, most: int) -> Iterator[tuple[pa.RecordBatch, list[Dropped], list[Fault]]]:
@@ -24,7 +24,7 @@ def read(split: Split, most: int) -> Iterator[tuple[pa.RecordBatch, list[Dropped
 
 def _all(split: Split, most: int) -> Iterator[Item]:
     for path, kind, begin, end in split.parts:
-        name = os.path.relpath(path, split.source.root)
+        name = os.fsencode(os.path.relpath(path, split.source.root)).decode("utf-8", "backslashreplace")
         for item in _items(split, path, kind, begin, end, name, most):
             if isinstance(item, Record):
                 item.source = name
@@ -44,4 +44,6 @@ def _items(split: Split, path: str, kind: str, begin: int, end: int, name: str, 
         from tutti.data.corpus.reading.warc import read_warc
 
         return read_warc(path, split.source, name, most)
+    if kind == UNREADABLE:
+        return iter([Fault(name, "not_readable", "it is a broken link, or no regular file")])
     return read_file(path, kind, split.source, name, most)

@@ -16,17 +16,23 @@ def read_documents(path: Path, columns: list[str] | None = None) -> Iterator[Any
             yield from pq.ParquetFile(path).iter_batches(4096, columns=columns)
         return
     import orjson
-    import pyarrow as pa
 
     from tutti.data.corpus.reading.lines import Line, lines
 
     rows: list[dict[str, Any]] = []
-    for line in lines(str(path)):
+    for line in lines(str(path), most=1 << 31):
         if not isinstance(line, Line):
             raise ValueError(f"{path} is {line.reason}: {line.detail}")
         rows.append(orjson.loads(line.content))
         if len(rows) == 4096:
-            yield pa.RecordBatch.from_pylist([{c: r.get(c) for c in columns} if columns else r for r in rows])
+            yield _batch(rows, columns)
             rows = []
     if rows:
-        yield pa.RecordBatch.from_pylist([{c: r.get(c) for c in columns} if columns else r for r in rows])
+        yield _batch(rows, columns)
+
+
+def _batch(rows: list[dict[str, Any]], columns: list[str] | None) -> Any:
+    import pyarrow as pa
+
+    names = columns or list(dict.fromkeys(name for row in rows for name in row))
+    return pa.RecordBatch.from_pylist([{name: row.get(name) for name in names} for row in rows])

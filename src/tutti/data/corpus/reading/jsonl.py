@@ -10,7 +10,7 @@ import orjson
 
 from tutti.data.corpus.documents import Dropped
 from tutti.data.corpus.reading.lines import Line, lines
-from tutti.data.corpus.reading.records import Item, Record, dropped
+from tutti.data.corpus.reading.records import Item, Record, dropped, encodable
 from tutti.data.corpus.reading.splits import Source
 
 
@@ -48,10 +48,21 @@ def record_of(fields: Any, place: str, source: Source, content: bytes) -> Record
     if not isinstance(text, str):
         return dropped(place, "text_not_a_string", f"{source.text} is a {type(text).__name__}", content)
     own, url = fields.pop(source.id, None), fields.pop(source.url, None)
-    meta = orjson.dumps(fields, default=str, option=orjson.OPT_NON_STR_KEYS).decode() if fields else None
-    return Record(
-        str(own) if own is not None else place, _encodable(text), None, str(url) if url is not None else None, meta
-    )
+    try:
+        meta = _dumped(fields) if fields else None
+    except (ValueError, RecursionError, TypeError) as error:
+        return dropped(place, "fields_not_writable", f"{type(error).__name__}: {error}", content)
+    id = place if own is None else encodable(str(own))
+    return Record(id, encodable(text), None, None if url is None else encodable(str(url)), meta)
+
+
+def _dumped(fields: dict[str, Any]) -> str:
+    """The fields as JSON; what orjson does not write (whole numbers of more than 64 bits, lone surrogates), Python
+    does."""
+    try:
+        return orjson.dumps(fields, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        return json.dumps(fields, default=str, ensure_ascii=True)
 
 
 def _why_not(content: bytes, error: ValueError) -> tuple[str, str]:
@@ -64,12 +75,3 @@ def _why_not(content: bytes, error: ValueError) -> tuple[str, str]:
     except (ValueError, RecursionError):
         return "malformed_json", str(error)
     return "", ""
-
-
-def _encodable(text: str) -> str:
-    """Without lone surrogates, which JSON can spell and UTF-8 cannot."""
-    try:
-        text.encode("utf-8")
-        return text
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -10,7 +10,8 @@ from pathlib import Path
 from tutti.data.corpus.reading.records import Fault
 
 CHUNK = 1 << 20
-COMPRESSED = 1 << 16  # bytes of a compressed file at a time: a hostile one becomes a thousand times as many
+# Bytes of a compressed file at a time. Hostile ones become 1,000 (gzip) or 33,000 (Zstandard) times as many.
+COMPRESSED = {".gz": 1 << 16, ".zst": 1 << 10}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def _decompressed(path: str) -> Iterator[bytes | Fault]:
         start, wrong = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj, zstandard.ZstdError
     name, member, begun = Path(path).name, start(), False
     with open(path, "rb") as file:
-        while data := file.read(COMPRESSED):
+        while data := file.read(COMPRESSED[Path(path).suffix]):
+            data = data if begun else data.lstrip(b"\0")  # padding of zeros may stand between members
             while data:
                 try:
                     plain = member.decompress(data)
@@ -58,7 +60,7 @@ def _decompressed(path: str) -> Iterator[bytes | Fault]:
                 if plain:
                     yield plain
                 data = b""
-                if member.eof:  # padding of zeros may stand between members
+                if member.eof:
                     data, member, begun = member.unused_data.lstrip(b"\0"), start(), False
     if begun:
         yield Fault(name, "truncated", "the compressed data end before their end mark")
@@ -87,6 +89,8 @@ def lines(path: str, begin: int = 0, end: int = -1, most: int = 1 << 26) -> Iter
             if not skip and len(rest) < most:
                 rest += piece[: most - len(rest)]
             if stop < 0:
+                if skip and 0 <= end <= start + size:  # a line goes on that began in an earlier split
+                    return
                 break
             if not skip:
                 yield Line(start, rest, size)

@@ -46,7 +46,16 @@ def dropped(id: str, reason: str, detail: str, content: bytes | str, size: int |
     """A record that is no document."""
     size = len(content) if size is None else size
     text = content[: 4 * SAMPLE].decode("utf-8", "replace") if isinstance(content, bytes) else content
-    return Dropped(id, reason, detail, size, text[:SAMPLE])
+    return Dropped(encodable(id), reason, encodable(detail[:1000]), size, encodable(text[:SAMPLE]))
+
+
+def encodable(text: str) -> str:
+    """Without lone surrogates, which JSON and names of files can have and UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def batches(

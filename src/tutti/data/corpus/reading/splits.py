@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ FORMATS = {
     "text": (".txt", ".md", ".rst", ".text", ".txt.gz"),
 }
 """Formats by the ends of file names. The format "code" takes any file."""
+
+UNREADABLE = "unreadable"
+"""The format of a broken link, a pipe or a device: its reader says so."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Source:
         elif path.is_file():
             paths = [path]
         else:
-            paths = [Path(p) for p in glob.glob(str(path), recursive=True) if os.path.isfile(p)]
+            found = sorted(p for p in glob.glob(str(path), recursive=True) if not os.path.isdir(p))
+            paths = [Path(p) for p in {os.path.realpath(p): p for p in reversed(found)}.values()]  # links make loops
         if not paths:
             raise ValueError(f"source {self.path}: there is no such file, folder, or pattern with files")
         formats = [(p, self.format or format_of(p.name)) for p in sorted(paths)]
@@ -91,11 +95,11 @@ class Split:
 
     def key(self) -> dict[str, Any]:
         """What it reads: names, sizes and times of change of its files."""
-        stats = [os.stat(path) for path, *_ in self.parts]
+        stats = [_stat(path) for path, *_ in self.parts]
         return {
             "source": asdict(self.source),
             "parts": [
-                [os.path.relpath(path, self.source.root), kind, begin, end, s.st_size, s.st_mtime_ns]
+                [os.path.relpath(path, self.source.root), kind, begin, end, *s]
                 for (path, kind, begin, end), s in zip(self.parts, stats, strict=True)
             ],
         }
@@ -138,15 +142,10 @@ def splits_of(source: Source, size: int) -> list[Split]:
 
 
 def _parts(path: Path, kind: str, size: int) -> Iterator[tuple[tuple[str, str, int, int], int]]:
-    length = path.stat().st_size
-    if kind == "parquet" and length > size:
-        import pyarrow.parquet as pq
-
-        try:
-            meta = pq.ParquetFile(path).metadata
-        except Exception:  # the reader will tell
-            yield (str(path), kind, 0, -1), length
-            return
+    length, _ = _stat(path)
+    if not path.is_file():
+        yield (str(path), UNREADABLE, 0, -1), 0
+    elif kind == "parquet" and length > size and (meta := _metadata(path)) is not None:
         begin = total = 0
         for group in range(meta.num_row_groups):
             total += meta.row_group(group).total_byte_size
@@ -160,6 +159,25 @@ def _parts(path: Path, kind: str, size: int) -> Iterator[tuple[tuple[str, str, i
         yield (str(path), kind, 0, -1), length
 
 
+def _stat(path: str | Path) -> tuple[int, int]:
+    """The size of a file and the time of its last change; zeros if it cannot be told."""
+    try:
+        stat = os.stat(path)
+        return stat.st_size, stat.st_mtime_ns
+    except OSError:
+        return 0, 0
+
+
+def _metadata(path: Path) -> Any:
+    """The metadata of a Parquet file; None if it has none: the reader will say so."""
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path).metadata
+    except Exception:
+        return None
+
+
 def format_of(name: str) -> str:
     """The format of a file by the end of its name, or ""."""
     ends = [(len(end), kind) for kind, those in FORMATS.items() for end in those if name.lower().endswith(end)]
@@ -169,7 +187,10 @@ def format_of(name: str) -> str:
 _SKIPPED = {".git", "__pycache__", "node_modules", "site-packages", ".svn", ".hg"}
 
 
-def _below(folder: Path, report: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    for at, folders, names in os.walk(folder, onerror=report):
+def _below(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise ValueError(f"the folder {error.filename} cannot be read: {error.strerror}")
+
+    for at, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(set(folders) - _SKIPPED)
         yield from (Path(at, name) for name in sorted(names) if not name.startswith("."))

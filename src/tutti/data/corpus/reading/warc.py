@@ -9,6 +9,7 @@ from tutti.data.corpus.reading.records import Fault, Item, Record, dropped
 from tutti.data.corpus.reading.splits import Source
 
 _PAGES = ("text/html", "application/xhtml+xml")
+_CODED = ("Content-Encoding", "Transfer-Encoding")  # the length of what they decode to is not known
 
 
 def read_warc(path: str, source: Source, name: str, most: int) -> Iterator[Item]:
@@ -18,7 +19,7 @@ def read_warc(path: str, source: Source, name: str, most: int) -> Iterator[Item]
     place, records = 0, 0
     try:
         with open(path, "rb") as file:
-            for record in ArchiveIterator(file, record_types=kinds, parse_http=True):
+            for record in ArchiveIterator(file, record_types=kinds, parse_http=True, auto_decode="all"):
                 place = record.stream_pos
                 item = _record(record, f"{name}@{place}", most)
                 if item is None:
@@ -41,7 +42,8 @@ def _record(record: Any, place: str, most: int) -> Item | None:
     url = record.headers.get("WARC-Target-URI")
     size = record.content_length
     content = record.reader.read(most + 1)
-    if len(content) < min(size, most + 1) or not record.headers.get("Content-Length"):
+    coded = record.http_headers is not None and any(map(record.http_headers.get, _CODED))
+    if not record.headers.get("Content-Length") or (not coded and len(content) < min(size, most + 1)):
         return None
     if len(content) > most:
         return dropped(id, "record_too_long", f"more than {most} bytes", content[:4096], len(content))

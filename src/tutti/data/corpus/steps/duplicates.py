@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +14,7 @@ import pyarrow as pa
 from tutti.data.corpus import native
 from tutti.data.corpus.documents import Outcome, pc, replace, texts
 from tutti.data.corpus.duplicates import Verdict
+from tutti.data.corpus.native.tables import version
 from tutti.data.corpus.sketches import Hashes
 from tutti.data.corpus.steps.step import Step
 
@@ -45,9 +48,25 @@ class Meeting(Step):
 
     reason: ClassVar[str] = ""
 
+    def key(self) -> dict[str, Any]:
+        return {**super().key(), "indexes": [hashlib.blake2b(p.read_bytes()).hexdigest() for p in self.indexes()]}
+
     def sketch_key(self) -> dict[str, Any]:
         """What an index must share with this step to be compared with."""
-        return {k: v for k, v in self.key().items() if k not in ("against", "index", "class")}
+        return {
+            **{k: v for k, v in super().key().items() if k not in ("against", "index", "class")},
+            "python": version(),
+        }
+
+    def indexes(self) -> list[Path]:
+        """The files that describe the indexes of older corpora. Raises ValueError for a folder without one."""
+        found = []
+        for folder in map(Path, self.against):
+            paths = [p for p in (folder / "index.json", folder / "index" / self.name / "index.json") if p.exists()]
+            if not paths:
+                raise ValueError(f"{self.name}: {folder} has no index; run that corpus with index = true in this step")
+            found.append(paths[0])
+        return found
 
 
 @dataclass(frozen=True)

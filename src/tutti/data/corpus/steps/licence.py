@@ -38,7 +38,6 @@ _SENTENCES = (
     ("This software is provided 'as-is', without any express or implied warranty", "Zlib"),
     ("All rights reserved", "proprietary"),
 )
-_FOLDED = tuple((sentence.lower(), name) for sentence, name in _SENTENCES)
 _SPDX = re.compile(r"SPDX-License-Identifier:\s*([^\n*#/]+)")
 _HEAD = 4000  # characters that may state a licence
 
@@ -73,14 +72,42 @@ def licence_of(text: str) -> str | None:
     head = text[:_HEAD]
     if found := _SPDX.search(head):
         return found.group(1).strip().removesuffix("-->").strip()
-    plain = " ".join(re.sub(r"[#*/;!%-]+", " ", head).lower().split())
-    return next((name for sentence, name in _FOLDED if sentence in plain), None)
+    plain = _folded(head)
+    return next((name for sentence, name in _SENTENCES if _folded(sentence) in plain), None)
+
+
+def _folded(text: str) -> str:
+    """In lower case, without signs of comments, with single spaces."""
+    return " ".join(re.sub(r"[#*/;!%-]+", " ", text).lower().split())
 
 
 def allowed(expression: str, names: tuple[str, ...]) -> bool:
-    """Whether an SPDX expression can be met with the licences `names`."""
+    """Whether an SPDX expression can be met with the licences `names` (SPDX 2.3, annex D: AND binds tighter than OR).
+    One that cannot be read is not allowed."""
     wanted = {name.lower() for name in names}
-    return any(
-        all(part.partition(" WITH ")[0].strip(" ()").lower() in wanted for part in either.split(" AND "))
-        for either in expression.split(" OR ")
-    )
+    tokens = re.findall(r"[()]|[^\s()]+", expression)[::-1]
+
+    def either() -> bool:
+        met = both()
+        while tokens and tokens[-1].upper() == "OR":
+            tokens.pop()
+            met |= both()
+        return met
+
+    def both() -> bool:
+        met = single()
+        while tokens and tokens[-1].upper() == "AND":
+            tokens.pop()
+            met &= single()
+        return met
+
+    def single() -> bool:
+        token = tokens.pop() if tokens else ")"
+        if token == "(":
+            met = either()
+            return bool(tokens) and tokens.pop() == ")" and met
+        if len(tokens) >= 2 and tokens[-1].upper() == "WITH":  # an exception only allows more
+            del tokens[-2:]
+        return token.lower() in wanted
+
+    return either() and not tokens

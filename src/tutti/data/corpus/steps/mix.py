@@ -17,10 +17,9 @@ from tutti.data.corpus.steps.step import Step
 class Mix(Step):
     """Sample documents so that domains have given shares of the bytes of text.
 
-    weights: the share of each domain, relative; a domain that is not named is dropped. size: bytes of the result; 0:
-    as many
-    as there are without taking a document twice. The document with the lowest hashes are taken, so a larger sample
-    contains a smaller one. seed: of the hashes.
+    weights: the share of each domain, relative; a domain that is not named is dropped.
+    size: bytes of the result; 0: as many as there are without taking a document twice.
+    seed: of the hashes of documents. Those with the lowest are taken, so a larger sample contains a smaller one.
     """
 
     kind: ClassVar[str] = "mix"

@@ -171,7 +171,7 @@ def _adjusted(levels: list[_Level], m: int) -> np.ndarray:
     """Counts of the longest n-grams; of shorter ones, how many different words come before, or their counts where
     none can (they begin a sentence)."""
     level = levels[m]
-    if m == len(levels) - 1:
+    if m == len(levels) - 1 or not len(levels[m + 1].grams):
         return level.counts
     suffixes, before = np.unique(levels[m + 1].suffixes, return_counts=True)
     at = np.minimum(np.searchsorted(suffixes, level.grams), len(suffixes) - 1)

@@ -27,7 +27,8 @@ class Decontaminate(Step):
     Words are compared in lower case without punctuation. An evaluation text with fewer words counts as a whole if it
     has at least `least` of them.
 
-    against: files or patterns: text (a text for each line), or JSON Lines and Parquet, of which all string fields count.
+    against: files or patterns: text (a text for each line), or JSON Lines and Parquet, of which all string fields
+        count.
     """
 
     kind: ClassVar[str] = "decontaminate"
@@ -57,8 +58,8 @@ class Decontaminate(Step):
 class Words(Step):
     """Drop documents with words or phrases of a list: toxicity lists, names.
 
-    files: files or patterns; a word or phrase for each line; "#" begins a comment. most: how many a document may have. name: of the
-        reason.
+    files: files or patterns; a word or phrase for each line; "#" begins a comment. most: how many a document may
+        have. name: of the reason.
     """
 
     kind: ClassVar[str] = "words"
@@ -110,9 +111,7 @@ def phrases(files: tuple[str, ...], ngram: int, least: int) -> tuple[np.ndarray,
 
 @cache
 def word_list(files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    lines = [
-        line.partition("#")[0] for path in files for line in Path(path).read_text("utf-8").splitlines()
-    ]
+    lines = [line.partition("#")[0] for path in files for line in Path(path).read_text("utf-8").splitlines()]
     return _grouped([line for line in lines if line.strip()], 64, 1)
 
 

@@ -33,7 +33,7 @@ def _is_public(text: str) -> bool:
 def _is_phone(text: str) -> bool:
     """7 to 15 digits (ITU-T E.164), not a date, not a range of years, no ISBN."""
     digits = re.sub(r"\D", "", text)
-    dated = re.fullmatch(r"(\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}|\d{1,2}[-./ ]\d{1,2}[-./ ]\d{2,4})", text)
+    dated = re.match(r"(\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./](19|20)?\d{2})(?!\d)", text)
     isbn = len(digits) == 13 and digits.startswith(("978", "979"))
     return 7 <= len(digits) <= 15 and not dated and not isbn
 
@@ -50,6 +50,12 @@ def is_iban(text: str) -> bool:
     letters = text.replace(" ", "").upper()
     moved = letters[4:] + letters[:4]
     return 15 <= len(letters) <= 34 and int("".join(str(int(c, 36)) for c in moved)) % 97 == 1
+
+
+def _is_ssn(text: str) -> bool:
+    """Whether a social security number of the United States may have been given out (SSA, rules since 2011)."""
+    area, group, serial = text.split("-")
+    return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
 
 
 _EDGE = r"(?<![\w.+@/:-])(?<!\d )"
@@ -76,18 +82,21 @@ KINDS: dict[str, Kind] = {
         "<ACCOUNT>", r"[A-Z]{2}\d{2} ?[A-Z0-9]{4}",
         re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"), is_iban,
     ),
+    "ssn": Kind(
+        "<ID>", r"\d{3}-\d{2}-\d{4}", re.compile(r"(?<![\w.-])\d{3}-\d{2}-\d{4}(?![\w-]|\.\d)"), _is_ssn,
+    ),
     "card": Kind(
         "<CARD>", r"\d{4}[ -]?\d{4,6}[ -]?\d{4,5}",
         re.compile(r"(?<![\w.-])\d{4}(?:[ -]?\d{4,6}){2}(?:[ -]?\d{1,4})?(?![\w-]|\.\d)"), is_card,
     ),
     "phone": Kind(
-        "<PHONE>", r"\+\d|\(\d{2,5}\) ?\d|\d{3}[ .-]\d{3,4}|\d{2,5}[ /-]\d{5,}|00\d{2}",
+        "<PHONE>", r"\+\d|\(\d{2,5}\) ?\d|\d{3}[ .-]\d{3,4}|\b0\d{1,4}[ /-]\d{2}|\b00[1-9]",
         re.compile(
             _EDGE + r"(?:"
             r"(?:\+|00)[1-9]\d{0,2}(?:[ .-]?\(?\d{1,4}\)?){2,5}"  # international
             r"|(?:1[ .-])?\(\d{3}\) ?\d{3}[ .-]?\d{4}|(?:1[ .-])?[2-9]\d{2}[ .-][2-9]\d{2}[ .-]\d{4}"  # North America
-            r"|\(0\d{1,4}\)(?:[ -]?\d{2,4}){2,4}|0\d{1,4}[ /-]\d{2,4}(?:[ -]?\d{2,4}){1,3}"  # with a trunk prefix
-            r")(?![\w/@-]|\.\d)"
+            r"|\(0\d{1,4}\)(?:[ -]?\d{2,4}){2,4}|0[1-9]\d{0,3}[ /-]\d{2,4}(?:[ -]?\d{2,4}){1,3}"  # with a trunk prefix
+            r")(?![\w/@:-]|\.\d| \d)"
         ),
         _is_phone,
     ),
@@ -97,14 +106,15 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class MaskPii(Step):
-    """Replace personal data by the names of their kinds: `<EMAIL>`, `<IP>`, `<PHONE>`, `<CARD>`, `<ACCOUNT>`, `<KEY>`.
+    """Replace personal data by the names of their kinds: `<EMAIL>`, `<IP>`, `<PHONE>`, `<CARD>`, `<ACCOUNT>`, `<ID>`,
+    `<KEY>`.
 
     IP addresses are masked if they are public; card and account numbers if their check digits are right; keys are
-    those of secrets.py. kinds: email, ip, iban, card, phone, key.
+    those of secrets.py. kinds: key, email, ip, iban, ssn (of the United States), card, phone.
     """
 
     kind: ClassVar[str] = "mask_pii"
-    kinds: tuple[str, ...] = ("key", "email", "ip", "iban", "card", "phone")
+    kinds: tuple[str, ...] = ("key", "email", "ip", "iban", "ssn", "card", "phone")
 
     def __post_init__(self):
         if unknown := set(self.kinds) - set(KINDS) - {"key"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +33,7 @@ def _suspicious() -> str:
         spaced = _characters(_BEFORE_SPACE, encoding)  # a no-break space, the byte A0, may have become a space
         pairs += [f"{first}{more}", f"{spaced} ", f"{first} {more}"]
     others = (
-        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\x{ad}\x{200b}\x{2028}\x{2029}\x{2060}\x{206a}-\x{206f}\x{feff}"
+        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\x{ad}\x{200b}-\x{200d}\x{2028}\x{2029}\x{2060}\x{206a}-\x{206f}\x{feff}"
         r"\x{fff9}-\x{fffd}\x{3000}\x{ff01}-\x{ffef}]|&[A-Za-z#][A-Za-z0-9]{1,30};"
     )
     return "|".join([*pairs, others])
@@ -55,6 +56,7 @@ class Repair(Step):
     """
 
     kind: ClassVar[str] = "repair"
+    packages: ClassVar[tuple[str, ...]] = ("ftfy",)
     mojibake: bool = True
     form: str = "NFC"
     quotes: bool = False
@@ -89,8 +91,10 @@ class Repair(Step):
         return pa.array(values, pa.string())
 
 
-_INVISIBLE = dict.fromkeys([0x200B, 0x2060, 0xFEFF, 0xAD])  # not joiners: they spell words in some scripts
+_INVISIBLE = dict.fromkeys([0x200B, 0x2060, 0xFEFF, 0xAD])
+# Joiners spell words in some scripts and pictures in emojis, but nothing beside letters of Latin.
+_JOINERS = re.compile("(?<=[\0-\u024f])[\u200c\u200d]+|[\u200c\u200d]+(?=[\0-\u024f])")
 
 
 def _without_invisible(text: str) -> str:
-    return text.translate(_INVISIBLE)
+    return _JOINERS.sub("", text.translate(_INVISIBLE))

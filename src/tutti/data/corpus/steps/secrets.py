@@ -64,7 +64,7 @@ KEYS: tuple[Kind, ...] = (
         re.compile(rf"(?<![A-Za-z0-9_-])(?:{'|'.join(_PUBLISHED.values())})(?![A-Za-z0-9_-])"), _always,
     ),
     Kind(
-        "<KEY>", rf"(?i){_NAME}",
+        "<KEY>", rf"(?i){_NAME}\w{{0,20}}[\"']?\s{{0,3}}(?:[:=]|=>)\s{{0,3}}[\"']",
         re.compile(
             rf"(?<![A-Za-z]){_NAME}\w{{0,20}}[\"']?\s{{0,3}}(?:[:=]|=>)\s{{0,3}}[\"'][A-Za-z0-9_\-+/=.]{{16,200}}[\"']",
             re.IGNORECASE,

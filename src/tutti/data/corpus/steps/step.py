@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, fields
+from importlib import metadata
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ class Step:
     """
 
     kind: ClassVar[str] = ""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Packages whose versions its results depend on."""
 
     @property
     def name(self) -> str:
@@ -32,7 +35,8 @@ class Step:
     def key(self) -> dict[str, Any]:
         """What its results depend on, as JSON. Steps that read a file add the file's digest."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"kind": self.name, "class": f"{type(self).__module__}.{type(self).__qualname__}", **values}
+        versions = {package: metadata.version(package) for package in self.packages}
+        return {"kind": self.name, "class": f"{type(self).__module__}.{type(self).__qualname__}", **values, **versions}
 
 
 def needs(*packages: str) -> None:
