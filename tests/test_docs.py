@@ -90,7 +90,8 @@ def commands(path: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=name_of)
 def test_commands_exist(page):
-    for verb, *rest in commands(page):
+    launched = [words[words.index("--") + 1 :] for words in commands(page) if words[0] == "launch"]
+    for verb, *rest in [*commands(page), *launched]:
         assert verb in cli.VERBS or verb == "--help", f"{name_of(page)}: tutti {verb}"
         if verb in cli.VERBS:
             known = set(re.findall(r"(?<![\w-])(--?[\w.-]+)", help_of(verb)))
@@ -99,7 +100,9 @@ def test_commands_exist(page):
 
 
 def _own(verb: str, words: list[str]) -> list[str]:
-    """Options of the verb itself: those after the script of `tutti run` are the script's."""
+    """Options of the verb itself: those after the script of `tutti run` are the script's, those after -- another's."""
+    if verb == "launch":
+        return words[: words.index("--")]
     if verb != "run":
         return words
     ends = [i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import align_models as small
 from tutti.align.arguments import pretrained
 from tutti.align.command import command
 from tutti.align.report import write_report
+from tutti.align.trainer import AlignTrainer
+from tutti.launch.launch import Interrupted
 
 OPTIONS = "max_steps = 2\nper_device_train_batch_size = 4\nlogging_steps = 1\nlearning_rate = 0.01\n"
 
@@ -168,3 +171,29 @@ def test_adapters_are_read_from_safetensors_alone(tmp_path):
     (tmp_path / "adapter_model.bin").write_bytes(b"cos\nsystem\n")
     with pytest.raises(ValueError, match=r"no adapter_model\.safetensors"):
         pretrained(AutoModelForCausalLM, str(tmp_path))
+
+
+def test_a_signal_stops_it_with_a_checkpoint(folder, monkeypatch, capfd):
+    """And the same command goes on, with the losses of a run that was left alone."""
+    more = "max_steps = 4\n"
+    files = [config(folder, name) for name in ("alone", "stopped")]
+    for file in files:
+        file.write_text(file.read_text().replace("max_steps = 2\n", more))
+    command("sft", files[0])
+    run_step, count = AlignTrainer.run_step, 0
+
+    def stopped(self, batch):
+        nonlocal count
+        count += 1
+        if count == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return run_step(self, batch)
+
+    monkeypatch.setattr(AlignTrainer, "run_step", stopped)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+        command("sft", files[1])
+    assert "saved step 2" in capfd.readouterr().out and (folder / "stopped/checkpoint-2").is_dir()
+    command("sft", files[1])
+    logs = [json.loads((folder / x / "trainer_state.json").read_text())["log_history"] for x in ("alone", "stopped")]
+    losses = [[row["loss"] for row in rows if "loss" in row] for rows in logs]
+    assert len(losses[0]) == 4 and losses[0] == losses[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 
@@ -201,6 +202,30 @@ def test_what_is_interrupted_is_said_and_saved(config, tmp_path, capsys, monkeyp
         cli.main(["rl", "train", str(config), "--out", str(tmp_path)])
     assert "stopped after 0 steps; the same command continues" in capsys.readouterr().out
     assert (tmp_path / "agent.safetensors").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--placement", "actors", "--ranks", "2", "--processes", "1"]])
+def test_sigterm_ends_it_after_an_iteration_with_its_state(config, tmp_path, capsys, monkeypatch, more):
+    """And the same command goes on, to the agent of a run that was left alone."""
+    words = ["rl", "train", str(config), *more, "--out"]
+    assert cli.main([*words, str(tmp_path / "alone")]) == 0
+    note, count = Agent._note, 0
+
+    def stopped(self, metrics, start):
+        nonlocal count
+        count += 1
+        if count == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return note(self, metrics, start)
+
+    monkeypatch.setattr(Agent, "_note", stopped)
+    assert cli.main([*words, str(tmp_path / "run")]) == 128 + signal.SIGTERM
+    monkeypatch.setattr(Agent, "_note", note)
+    capsys.readouterr()
+    assert cli.main([*words, str(tmp_path / "run")]) == 0
+    assert "continuing after 128 steps" in capsys.readouterr().out
+    points = [json.loads((tmp_path / x / "curve.json").read_text()) for x in ("alone", "run")]
+    assert points[0] == points[1]
 
 
 def test_presets_are_known_by_name(capsys):

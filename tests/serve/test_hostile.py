@@ -23,7 +23,7 @@ from tutti.serve.server.errors import Refused
 from tutti.serve.server.hosts import Hosts, name_of
 from tutti.serve.server.limits import Access
 from tutti.serve.server.prompts import Prompts
-from tutti.serve.server.router import Router
+from tutti.serve.server.router import Router, processes
 from tutti.serve.service import Full
 
 USER = {"role": "user", "content": "x"}
@@ -167,7 +167,7 @@ def ask(app: Any, headers: list[tuple[bytes, bytes]], path: str = "/v1/models", 
 @pytest.mark.parametrize("key", ODD)
 def test_an_odd_key_is_401(running, key):
     access, request = Access(("schl\u00fcssel",)), [(b"authorization", key)]
-    router = Router([], 2, 1000, access).application()
+    router = Router(processes([], 2), 1000, access).application()
     expected = 503 if key == ODD[1] else 401  # no worker is ready
     assert ask(router, request).status_code == expected
     head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: " + key + b"\r\n"
@@ -177,7 +177,7 @@ def test_an_odd_key_is_401(running, key):
 @pytest.fixture
 def router(running) -> Router:
     """A router whose worker is the shared server."""
-    router = Router([], 1, 20_000, Access())
+    router = Router(processes([], 1), 20_000, Access())
     worker = router.workers[0]
     worker.port, worker.ready, worker.process = running.port, True, SimpleNamespace(poll=lambda: None)
     return router
@@ -240,8 +240,11 @@ def test_a_server_without_keys_refuses_other_hosts(running):
     for path in ("/", "/health", "/live", "/metrics", "/v1/models", "/docs", "/nothing"):
         answer = httpx.get(running.url + path, headers={"Host": "evil.example"})
         assert answer.status_code == 400 and "--allowed-hosts" in answer.json()["error"]["message"]
-    assert "evil" in ask(Router([], 1, 1000, Access()).application(), [(b"host", b"evil.example")], "/health").text
-    with_keys = Router([], 1, 1000, Access(("k",))).application()
+    assert (
+        "evil"
+        in ask(Router(processes([], 1), 1000, Access()).application(), [(b"host", b"evil.example")], "/health").text
+    )
+    with_keys = Router(processes([], 1), 1000, Access(("k",))).application()
     assert ask(with_keys, [(b"host", b"any.example")], "/health").json()["status"] == "starting"
 
 

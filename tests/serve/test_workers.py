@@ -17,14 +17,14 @@ import pytest
 import tiny
 
 from tutti.serve import command
-from tutti.serve.server.router import Worker, _labelled, chunks_of
+from tutti.serve.server.router import Process, _labelled, chunks_of
 
 
 def test_chunks_are_of_the_beginning():
     a = chunks_of(b'{"prompt": "' + b"x" * 200 + b'"}')
     b = chunks_of(b'{"prompt": "' + b"x" * 130 + b'y"}')
     assert len(a) == 3 and a[:2] == b[:2] and chunks_of(b"{") == [] and chunks_of(b"[1]") == []
-    worker = Worker([], 1)
+    worker = Process([], 1)
     worker.remember(b)
     assert worker.known(a) == 2 and worker.known(chunks_of(b'{"prompt": "' + b"z" * 200 + b'"}')) == 0
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 import transformers
 
 from tutti.cli import main
 from tutti.data.reviews import Reviews
+from tutti.train.trainer import Trainer
 
 BASE = """
 out = "OUT"
@@ -89,3 +91,28 @@ def test_mistakes_are_named(base, tmp_path, capsys):
     assert "no file" in said('include = "nothing.toml"\n')
     assert "needs train" in said('task = "masked-lm"\n')
     assert main(["train", str(base), "--seed", "1"]) not in (0, None)
+
+
+def test_a_signal_stops_it_with_a_checkpoint(base, tmp_path, monkeypatch, capsys):
+    """And the same command goes on, with the losses of a run that was left alone."""
+    base.write_text(base.read_text().replace("max_steps = 3", "max_steps = 5\nlogging_steps = 1"))
+    alone = tmp_path / "alone.toml"
+    alone.write_text(base.read_text().replace(str(tmp_path / "out"), str(tmp_path / "alone")))
+    assert main(["train", str(alone)]) in (0, None)
+    run_step, count = Trainer.run_step, 0
+
+    def stopped(self, batch):
+        nonlocal count
+        count += 1
+        if count == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return run_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "run_step", stopped)
+    assert main(["train", str(base)]) == 128 + signal.SIGTERM
+    assert "saved step 2; the same command again continues" in capsys.readouterr().out
+    assert count == 2 and (tmp_path / "out/checkpoint-2").is_dir() and not (tmp_path / "out/model").exists()
+    assert main(["train", str(base)]) in (0, None)
+    logs = [json.loads((tmp_path / x / "trainer_state.json").read_text())["log_history"] for x in ("alone", "out")]
+    losses = [[row["loss"] for row in rows if "loss" in row] for rows in logs]
+    assert len(losses[0]) == 5 and losses[0] == losses[1]

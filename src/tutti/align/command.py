@@ -171,6 +171,7 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
 
     from tutti import align as algorithms
     from tutti.data import open_source
+    from tutti.train.stop import train_until_stopped
 
     trainer_class, config = (getattr(algorithms, f"{NAMES[kind]}{x}") for x in ("Trainer", "Config"))
     values = {"report_to": "none", "save_strategy": "steps", "save_steps": 100, **run.options}
@@ -199,7 +200,7 @@ def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
         weights = [1.0] * len(reward) + [float(x.get("weight", 1.0)) for x in run.rewards]
         args.reward_weights = args.reward_weights or [*weights, *([1.0] if run.env else [])]
     trainer = trainer_class(run.model, args=args, **options)
-    trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*/trainer_state.json")))
+    train_until_stopped(trainer, resume=any(out.glob("checkpoint-*/trainer_state.json")))
     trainer.save_model(str(out / "model"))
     metrics = trainer.evaluate() if run.held_out else {}
     if rank() == 0:

@@ -105,6 +105,7 @@ VERBS = {
     "checkpoint": Verb("tutti.cli.checkpoint:checkpoint", "show, verify and compare checkpoints", raw=True),
     "reshard": Verb("tutti.cli.checkpoint:reshard", "rewrite a checkpoint for another plan"),
     "run": Verb("tutti.launch.launch:run", "run a script in several processes", raw=True),
+    "launch": Verb("tutti.cli.launch:launch", "run a verb on a cluster: Slurm, Ray or Kubernetes", raw=True),
 }
 
 
@@ -139,15 +140,16 @@ def _run(argv: list[str] | None) -> int:
         print(f"tutti {tutti.__version__}")
         return 0
     name, rest = argv[0], argv[1:]
-    if name not in VERBS:
-        near = get_close_matches(name, VERBS, 1)
-        print(f"tutti: no verb {name!r}; {f'did you mean {near[0]}?' if near else usage()}", file=sys.stderr)
+    try:
+        check_name(name)
+    except ValueError as error:
+        print(f"tutti: {error}", file=sys.stderr)
         return 2
     if (text := _help(name, rest)) is not None:
         print(text, end="")
         return 0
     try:
-        _check_options(name, rest)
+        check_options(name, rest)
         with interrupt.told(f"tutti {name}"):
             result = call(name, rest)
     except ModuleNotFoundError as e:
@@ -172,6 +174,13 @@ def _run(argv: list[str] | None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def check_name(verb: str) -> None:
+    """Raise ValueError for a verb that is not there."""
+    if verb not in VERBS:
+        near = get_close_matches(verb, VERBS, 1)
+        raise ValueError(f"no verb {verb!r}; {f'did you mean {near[0]}?' if near else usage()}")
+
+
 def usage() -> str:
     width = max(map(len, VERBS))
     lines = [f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items()]
@@ -188,7 +197,7 @@ def _help(verb: str, rest: list[str]) -> str | None:
     return json.loads(HELP.read_text()).get(" ".join([verb, *rest[:-1]])) if HELP.exists() else None
 
 
-def _check_options(verb: str, rest: list[str]) -> None:
+def check_options(verb: str, rest: list[str]) -> None:
     """Raise ValueError for an option that is not in the help, but resembles one that is."""
     if verb == "run":  # options of the script follow, and its own parser checks the others
         return

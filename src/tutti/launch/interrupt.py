@@ -33,3 +33,23 @@ def told(name: str) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
         received = False
+
+
+@contextmanager
+def noted(*numbers: int) -> Iterator[list[int]]:
+    """Within the block, signals with these numbers are appended to a list and do nothing else. Does nothing outside the
+    main thread."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,9 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_HANG = "TUTTI_HANG"  # in the environment of ranks: seconds without progress
+HANG_VARIABLE = "TUTTI_HANG"  # in the environment of ranks: seconds without progress
+LOGS_VARIABLE = "TUTTI_LOGS"  # in the environment of ranks: folder for what they print
+ORPHANS = "TUTTI_ORPHANS"  # in the environment of ranks: the signal they get when their launcher has died
 LAST_CALL = 3  # seconds to wait for more machines, once --min are there
 HANG = 1800.0  # seconds without progress after which a job of `tutti run` ends
+GRACE = 30  # seconds that ranks have after SIGTERM before they are killed
 
 # Errors of ranks that only lost a peer.
 _LOST_PEER = re.compile(r"gloo/transport|Connection (closed|reset) by peer|NCCL error|ncclRemoteError")
@@ -81,7 +85,7 @@ class Failure:
     def describe(self, world_size: int) -> str:
         who = f"rank {self.rank} of {world_size}"
         if self.error is not None:
-            return f"{who} failed: {self.error['type']}: {self.error['text']}\n  {self.error['frame']}"
+            return f"{who} failed: {self.error['type']}: {self.error['text']}\n  {self.error['frame']}".rstrip()
         if self.exit_code < 0:
             name = signal.Signals(-self.exit_code).name
             hint = "; out of memory is the usual reason" if self.exit_code == -signal.SIGKILL else ""
@@ -103,18 +107,24 @@ class Machines:
         if self.most > 1 and not re.fullmatch(r"[^:]+:[0-9]+", self.meet):
             raise ValueError("several machines need a meeting point: add --meet host:port, the same on each machine")
 
-    def check_host(self) -> None:
-        """Raise ValueError if the name of the host where machines meet has no address, or the port is none: a rank
-        would try for minutes."""
+    def check_host(self, wait: float = 0) -> None:
+        """Raise ValueError if the name of the host where machines meet has no address within `wait` seconds, or the
+        port is none: a rank would try for minutes."""
         host, _, port = self.meet.rpartition(":")
-        if host:
-            if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) >= 1 << 16:
-                raise ValueError(f"--meet {self.meet}: the port must be a number up to {(1 << 16) - 1}")
+        if not host:
+            return
+        if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) >= 1 << 16:
+            raise ValueError(f"--meet {self.meet}: the port must be a number up to {(1 << 16) - 1}")
+        end = time.monotonic() + wait
+        while True:
             try:
                 socket.getaddrinfo(host.strip("[]"), int(port))
+                return
             except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or error
-                raise ValueError(f"--meet {self.meet}: the host {host} cannot be found ({why})") from None
+                if isinstance(error, ValueError) or time.monotonic() >= end:
+                    why = getattr(error, "strerror", None) or error
+                    raise ValueError(f"--meet {self.meet}: the host {host} cannot be found ({why})") from None
+            time.sleep(1)
 
     @property
     def here(self) -> bool:
@@ -165,6 +175,16 @@ def run(argv: list[str]) -> int:
         help="maximum number of machines; when one is lost or added, all ranks restart (default: as --min)",
     )
     parser.add_argument("--meet", default="", help="host:port of one machine for rendezvous, the same on each")
+    parser.add_argument(
+        "--wait", type=float, default=0, help="seconds to wait for the host of --meet to have an address (default: 0)"
+    )
+    parser.add_argument(
+        "--grace", type=int, default=GRACE,
+        help=f"seconds that ranks have to save a checkpoint after SIGTERM, before they are killed (default: {GRACE})"
+    )  # fmt: skip
+    parser.add_argument(
+        "--logs", type=Path, help="folder for what each rank prints, rank-0.txt and so on, instead of this terminal"
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module name, as in python -m")
     parser.add_argument("script", help="the Python file to run in each process")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
@@ -175,13 +195,19 @@ def run(argv: list[str]) -> int:
         raise ValueError(f"--restarts is {given.restarts}; it must be 0 or more")
     if not given.hang >= 0:
         raise ValueError(f"--hang is {given.hang}; it must be more than 0 seconds, or 0 to wait forever")
+    if given.grace < 0 or not given.wait >= 0:
+        raise ValueError(f"--grace is {given.grace} and --wait is {given.wait}; both must be 0 seconds or more")
     machines = Machines(given.min, given.min if given.max is None else given.max, given.meet)
-    machines.check_host()
+    machines.check_host(given.wait)
+    if given.logs:
+        given.logs.mkdir(parents=True, exist_ok=True)
     try:
         _start([*(["-m"] if given.module else []), given.script, *given.args], given.processes, given.restarts,
-               machines, given.hang or None)  # fmt: skip
+               machines, given.hang or None, given.grace, given.logs)  # fmt: skip
     except LaunchError as e:
         print(f"{e.trace}tutti run: {e}", file=sys.stderr)
+        if given.logs:
+            print(f"log: {given.logs}/rank-{e.rank}*.txt", file=sys.stderr)
         return e.exit_code
     return 0
 
@@ -211,9 +237,21 @@ def machine_memory() -> Path:
     return Path(os.environ.get("TUTTI_MEMORY", "/dev/shm"))
 
 
+def log_file() -> Path | None:
+    """The file for what this rank prints, another one after each restart; or None for the launcher's output."""
+    if not os.environ.get(LOGS_VARIABLE):
+        return None
+    return log_of(Path(os.environ[LOGS_VARIABLE]), rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+
+
+def log_of(folder: Path, rank: int, restart: int) -> Path:
+    """The file for what a rank prints after so many restarts."""
+    return folder / f"rank-{rank}{f'.restart-{restart}' if restart else ''}.txt"
+
+
 def hang() -> float | None:
     """Seconds without progress after which this job ends, or None to wait forever."""
-    return float(os.environ[_HANG]) if os.environ.get(_HANG) else None
+    return float(os.environ[HANG_VARIABLE]) if os.environ.get(HANG_VARIABLE) else None
 
 
 def is_plain(e: BaseException) -> bool:
@@ -238,6 +276,8 @@ def _start(
     restarts: int = 0,
     machines: Machines = Machines(),
     hang: float | None = None,
+    grace: int = GRACE,
+    logs_of_ranks: Path | None = None,
 ) -> None:
     """Run `python -m tutti.launch.worker WORKER_ARGS` in every process and wait.
 
@@ -255,7 +295,7 @@ def _start(
         tempfile.TemporaryDirectory(prefix="tutti-") as logs,
         _quiet(),
         _signals_restored(),
-        _environment(processes, machines, hang),
+        _environment(processes, machines, hang, grace, logs_of_ranks),
     ):
         config = LaunchConfig(
             min_nodes=machines.least,
@@ -277,7 +317,7 @@ def _start(
             codes = {rank: failure.exitcode for rank, failure in e.failures.items()}
             errors = _errors(Path(logs))
             ranks = max((error["ranks"] for error in errors.values()), default=processes)  # of all machines
-            raise _failure(codes, errors, ranks) from None
+            raise failure(codes, errors, ranks) from None
         except SignalException as e:
             raise Interrupted(e.sigval) from None
 
@@ -290,7 +330,8 @@ def _errors(logs: Path) -> dict[int, dict[str, Any]]:
     return {error["rank"]: error for error in errors}
 
 
-def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_size: int) -> LaunchError:
+def failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_size: int) -> LaunchError:
+    """The error of a job, from exit codes and recorded errors of its ranks."""
     ranks = sorted(codes.keys() | errors.keys())
     cause = min((Failure(r, codes.get(r, 1), errors.get(r)) for r in ranks), key=lambda f: f.order)
     error = cause.error or {}
@@ -301,7 +342,9 @@ def _failure(codes: dict[int, int], errors: dict[int, dict[str, Any]], world_siz
 
 
 @contextmanager
-def _environment(processes: int, machines: Machines, hang: float | None) -> Iterator[None]:
+def _environment(
+    processes: int, machines: Machines, hang: float | None, grace: int, logs: Path | None
+) -> Iterator[None]:
     """Set the environment variables of the processes. Variables that the user set are kept."""
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
@@ -310,7 +353,11 @@ def _environment(processes: int, machines: Machines, hang: float | None) -> Iter
     if machines.here and "lo" in [name for _, name in socket.if_nameindex()]:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here; host names need not resolve
     if hang is not None:
-        defaults[_HANG] = str(hang)
+        defaults[HANG_VARIABLE] = str(hang)
+    if grace != GRACE:
+        defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(grace)
+    if logs is not None:
+        defaults[LOGS_VARIABLE] = str(logs)
     added = {k: v for k, v in defaults.items() if k not in os.environ}
     os.environ.update(added)
     try:

@@ -15,15 +15,20 @@ import os
 import pickle
 import runpy
 import signal
+import socket
 import sys
+import time
+import traceback
 from pathlib import Path
+
+from tutti.launch.launch import ORPHANS, Interrupted, log_file, rank, world_size
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to send SIGTERM when the launcher dies. Does nothing on other systems."""
+    """Ask Linux to send SIGTERM, or the signal that the launcher chose, when it dies. Does nothing on other systems."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, int(os.environ.get(ORPHANS, signal.SIGTERM)))
         if os.getppid() == 1 and os.environ.get("TORCHELASTIC_RUN_ID"):  # it is gone already
             os._exit(128 + signal.SIGTERM)
 
@@ -48,6 +53,18 @@ def _execute(argv: list[str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
+def _print_to_log() -> None:
+    """Send what this process and its children print to the log of this rank, if there is one."""
+    if path := log_file():
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        print(f"-- {time.ctime()}: rank {rank()} of {world_size()} on {socket.gethostname()}", flush=True)
+
+
 def _tell_of_restart() -> None:
     count, most = (int(os.environ.get(f"TORCHELASTIC_{what}", "0")) for what in ("RESTART_COUNT", "MAX_RESTARTS"))
     if count and os.environ.get("RANK") == "0":
@@ -57,6 +74,7 @@ def _tell_of_restart() -> None:
 
 def main(argv: list[str]) -> None:
     _die_with_parent()
+    _print_to_log()
     _tell_of_restart()
 
     import torch.distributed as dist
@@ -73,6 +91,8 @@ def main(argv: list[str]) -> None:
         watchdog.done()
         if dist.is_initialized():  # else threads of its store may end the process with an error
             dist.destroy_process_group()
+    except Interrupted as e:
+        code = 128 + e.signal
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except SystemExit as e:
@@ -81,6 +101,8 @@ def main(argv: list[str]) -> None:
             print(e.code, file=sys.stderr)
     except Exception:
         code = 1
+        if log_file():  # the launcher prints it elsewhere
+            traceback.print_exc()
     if code:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -25,6 +25,7 @@ def train(
     ranks: int | None = None,
     processes: int | None = None,
     plan: Path | None = None,
+    workers: Literal["processes", "ray"] | None = None,
     restarts: int = 3,
 ) -> None:
     """Train an agent. The same command continues a run that was interrupted.
@@ -45,12 +46,14 @@ def train(
         processes: that the ranks are shared out among; by default one for each rank, and 1 with environments, whose
             ranks are worker processes. 1 runs ranks as threads.
         plan: a placement that `tutti plan --rl ... --save` wrote, instead of the three above.
+        workers: of the placement environments: processes of this machine, or actors of Ray, on the cluster that
+            RAY_ADDRESS names or a new one here.
         restarts: how often all processes start again, from the last state, when one of them is killed or fails.
     """
     from tutti.rl import run
 
     given = {"steps": steps, "seed": seed, "level": level, "out": out, "threshold": threshold,
-             "placement": placement, "ranks": ranks}  # fmt: skip
+             "placement": placement, "ranks": ranks, "workers": workers}  # fmt: skip
     run.train(config, {k: v for k, v in given.items() if v is not None}, option, processes, plan, restarts)
 
 
@@ -105,11 +108,11 @@ def rl(argv: list[str]) -> None:
         near = " or ".join(get_close_matches(argv[0], VERBS, 2, 0.0)[:1])
         raise ValueError(f"there is no verb {argv[0]!r}; did you mean {near}? There are {', '.join(VERBS)}")
     if argv and argv[0] in VERBS:
-        _check_options(argv[0], argv[1:])
+        check_verb_options(argv[0], argv[1:])
     tyro.extras.subcommand_cli_from_dict(VERBS, prog="tutti rl", description="Reinforcement learning.", args=argv)
 
 
-def _check_options(verb: str, words: list[str]) -> None:
+def check_verb_options(verb: str, words: list[str]) -> None:
     """Raise ValueError for an option that a verb does not have, with the nearest of its own or of the algorithms'."""
     own = {name.replace("_", "-"): x.annotation for name, x in inspect.signature(VERBS[verb]).parameters.items()
            if not str(x.annotation).startswith("First")}  # fmt: skip

@@ -69,12 +69,12 @@ class Place:
 
 
 def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
-          callbacks: Sequence[Callable[[Agent], Any]]) -> None:  # fmt: skip
+          callbacks: Sequence[Callable[[Agent], Any]], stops: Callable[[], bool] = lambda: False) -> None:  # fmt: skip
     """Learn up to `steps`, from the last state in the folder if there is one.
 
     every: intervals, in steps. At each multiple of one the state is saved, and then the callbacks are called, in
     process 0; after a restart they are called for a state whose report was not complete. Learning ends when one returns
-    False.
+    False, and at such a multiple when `stops` is true in process 0.
     """
     resume(placed, folder)
     told = folder / REPORTED
@@ -92,6 +92,8 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
             reported = placed.num_timesteps
             if process() == 0:
                 told.write_text(str(reported))
+            if _of_first(torch.tensor(stops())):
+                return
         if placed.num_timesteps >= steps:
             return
         end = min(steps, *((placed.num_timesteps // each + 1) * each for each in every))

@@ -61,6 +61,7 @@ from tutti.rl.ranks import Ranks, mean_of_ranks, own_ranks, process, processes
 from tutti.rl.vector import VectorEnv
 
 PLACEMENTS = ("fused", "learners", "actors", "async", "environments", "server")
+WORKERS = ("processes", "ray")  # of environments
 SPLIT = ("learners", "actors", "async", "server")  # may run in several processes
 SHARED = ("batch_size", "buffer_size", "learning_starts")  # options of all ranks together, where all learn together
 
@@ -70,12 +71,14 @@ class Placed:
 
     kind: the algorithm, or its name. env: a name, or a pure environment. ranks: of the placement. n_envs of the options
     are those of all ranks together; so are the batches and replays of `learners`, which make as many updates as one
-    learner would. bound: chunks that may wait for the learner of `async`. Every process of a job makes one, and calls
-    `learn`. agent: in process 0 the agent that has learned.
+    learner would. bound: chunks that may wait for the learner of `async`. workers: what the ranks of `environments`
+    are, "processes" here or actors of "ray". Every process of a job makes one, and calls `learn`. agent: in process 0
+    the agent that has learned.
     """
 
     def __init__(self, kind: str | type[Agent], env: str | Env, placement: str = "fused", ranks: int = 1, *,
-                 seed: int = 0, level: str = "O2", bound: int = 1, **options: Any):  # fmt: skip
+                 seed: int = 0, level: str = "O2", bound: int = 1, workers: str = "processes",
+                 **options: Any):  # fmt: skip
         if placement not in PLACEMENTS:
             raise ValueError(f"placement {placement!r} is not one of {', '.join(PLACEMENTS)}")
         if in_job():
@@ -93,13 +96,16 @@ class Placed:
             )
         if n % ranks:
             raise ValueError(f"n_envs is {n}, which {ranks} ranks cannot share equally")
+        if workers not in WORKERS or (workers != WORKERS[0] and placement != "environments"):
+            raise ValueError(f"workers={workers!r} with placement {placement}: environments has workers, which are "
+                             f"{' or '.join(WORKERS)}")  # fmt: skip
         split = placement in SPLIT
         if not split and processes() > 1:
             raise ValueError(f"{placement} runs in one process, and this job has {processes()}")
         self.own = own_ranks(ranks) if split else range(1)
         self.part = n // ranks if split else n
         if placement == "environments":
-            self.env = _in_workers(env, n, ranks)
+            self.env = _in_workers(env, n, ranks, "ray" if workers == "ray" else "forkserver")
         if placement == "learners":
             self.options = {**options, **shared_out(self.kind, options, ranks)}
         whole = placement == "actors"
@@ -333,14 +339,14 @@ def shared_out(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[s
     return found
 
 
-def _in_workers(env: str | Env, n: int, workers: int) -> VectorEnv:
-    """Environments in worker processes."""
+def _in_workers(env: str | Env, n: int, workers: int, start: str) -> VectorEnv:
+    """Environments in worker processes. start: of `Workers`."""
     from tutti.rl.adapt.pure import in_workers
     from tutti.rl.by_name import make
     from tutti.rl.envs.registry import ENVS
 
     if isinstance(env, str) and env not in ENVS:
-        made = make(env, n, processes=workers)
+        made = make(env, n, processes=workers, start=start)
         assert isinstance(made, VectorEnv)
         return made
-    return in_workers(env, n, workers)
+    return in_workers(env, n, workers, start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti.checkpoint.folder import write_whole
-from tutti.launch.launch import launch, under_launcher
+from tutti.launch.interrupt import noted
+from tutti.launch.launch import Interrupted, launch, under_launcher, world_size
 from tutti.rl import job
 from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
@@ -36,7 +38,8 @@ class Run:
     algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
     threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
     checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of
-    data that our agents make (`tutti.rl.offline_data`). placement, ranks: where it runs (`tutti.rl.placement`).
+    data that our agents make (`tutti.rl.offline_data`). placement, ranks, workers: where it runs
+    (`tutti.rl.placement`).
     """
 
     algorithm: str
@@ -51,6 +54,7 @@ class Run:
     data: str = ""
     placement: str = "fused"
     ranks: int = 1
+    workers: str = "processes"
     options: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -104,6 +108,9 @@ def train(config: str, given: dict[str, Any], option: Sequence[str], processes: 
             raise ValueError(f"--plan {plan} says the placement, ranks and processes: leave out those options")
         place = Place.load(plan)
         run, processes = replace(run, placement=place.placement, ranks=place.ranks), place.processes
+    if run.placement == "fused" and world_size() > 1:
+        raise ValueError(f"this job has {world_size()} processes, and without a placement one trains: give --placement "
+                         f"learners --ranks {world_size()}, or start one process")  # fmt: skip
     if run.placement != "fused" or run.ranks != 1:
         return _train_placed(run, processes, restarts)
     folder = Path(run.out)
@@ -114,13 +121,17 @@ def train(config: str, given: dict[str, Any], option: Sequence[str], processes: 
     curve.points.extend(_points(folder))
     written = CurveFile(curve, folder, run.checkpoint)  # before the checkpoint: a killed run loses no points
     callbacks = [curve, scores, written, CheckpointCallback(folder, run.checkpoint), TensorBoard(folder), _says(scores)]
-    try:
-        agent.learn(max(run.steps - agent.num_timesteps, 0), callbacks, progress_bar=True)
-    finally:
-        written.run(agent)
-        agent.save(folder / FINAL)
-        if agent.num_timesteps < run.steps and sys.exc_info()[0] is KeyboardInterrupt:
-            print(f"stopped after {agent.num_timesteps:,} steps; the same command continues")
+    with noted(signal.SIGTERM) as received:
+        try:
+            callbacks.append(lambda agent: not received)
+            agent.learn(max(run.steps - agent.num_timesteps, 0), callbacks, progress_bar=True)
+        finally:
+            written.run(agent)
+            agent.save(folder / FINAL)
+            if agent.num_timesteps < run.steps and (received or sys.exc_info()[0] is KeyboardInterrupt):
+                print(f"stopped after {agent.num_timesteps:,} steps; the same command continues", flush=True)
+    if received:
+        raise Interrupted(signal.SIGTERM)
     _draw(curve.points, folder / "curve.svg", run)
     print(f"{agent.evaluate(20)}; saved in {folder}")
 
@@ -166,7 +177,12 @@ def placed_run(run: Run) -> None:
         curve.points.extend(_points(folder))
         written = CurveFile(curve, folder, every=1)
         callbacks = [curve, written, scores, TensorBoard(folder), _says(scores)]
-    job.train(placed, run.steps, (run.evaluate, run.checkpoint), folder, callbacks)
+    with noted(signal.SIGTERM) as received:  # the state is saved at multiples of the two intervals
+        job.train(placed, run.steps, (run.evaluate, run.checkpoint), folder, callbacks, lambda: bool(received))
+    if received:
+        if isinstance(placed.agent.env, VectorEnv):
+            placed.agent.env.close()
+        raise Interrupted(signal.SIGTERM)
     if process() == 0:
         written.run(placed.agent)
         placed.agent.save(folder / FINAL)
@@ -178,12 +194,14 @@ def placed_run(run: Run) -> None:
 
 def _placed(run: Run) -> Placed:
     options = options_of(run)
-    return Placed(run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, **options)
+    return Placed(
+        run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, workers=run.workers, **options
+    )
 
 
 def _check_folder(run: Run, folder: Path) -> dict[str, Any]:
     """What the folder's config says. Raises ValueError if it is of another run."""
-    free = {"steps", "out", "threshold"} | ({"placement", "ranks"} if run.placement == "fused" else set())
+    free = {"steps", "out", "threshold", "workers"} | ({"placement", "ranks"} if run.placement == "fused" else set())
     made = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in free}))
     path = folder / CONFIG
     if path.exists() and (before := _json(path, dict)) != made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,6 +45,7 @@ def serve(
     max_logprobs: int = 20,
     trust_request_chat_template: bool = False,
     self_check: bool = True,
+    replicas: tuple[str, ...] = (),
 ) -> None:
     """Serve a model over HTTP, as the OpenAI API does. Open http://127.0.0.1:8000 to chat with it.
 
@@ -73,6 +75,8 @@ def serve(
         max_logprobs: Most likely tokens that a request may have reported with each token.
         trust_request_chat_template: Let requests give a chat template, which is a program that the server runs.
         self_check: Compare the engine's logits with those of the model's own forward pass before serving.
+        replicas: Servers of the same model that run elsewhere, such as http://node-1:8001: requests are shared out
+            among them, and the model is not loaded here.
     """
     given = dict(locals())
     import uvicorn
@@ -85,15 +89,15 @@ def serve(
             raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
     from tutti.serve.server.app import Options, application
-    from tutti.serve.server.limits import Access
-    from tutti.serve.server.router import Router, end_with_the_router, worker_command
+    from tutti.serve.server.router import Remote, Worker, end_with_the_router, processes, worker_command
 
     name = name or Path(model).resolve().name
-    if workers > 1:
-        apart = ("model", "host", "port", "name", "workers", "rate", "allowed_hosts")
-        command = worker_command([model, "--name", name, *_arguments(given, apart)])
-        app = Router(command, workers, body, Access(keys, rate), host, allowed_hosts).application()
-        _listen(uvicorn, app, host, port, f"{name} by {workers} workers")
+    if workers > 1 and replicas:
+        raise ValueError("--workers are processes here, and --replicas are elsewhere: give one of them")
+    if workers > 1 or replicas:
+        behind: Sequence[Worker] = [Remote(url) for url in replicas]
+        behind = behind or processes(worker_command(arguments_of_worker(given)), workers)
+        route_to(behind, given, f"{name} by {len(behind)} {'replicas' if replicas else 'workers'}")
         return
     end_with_the_router()
     with told_by(_stages()), progress(f"loading {model}"):
@@ -111,6 +115,34 @@ def serve(
         _listen(uvicorn, application(engine, options), host, port, name)
     finally:
         engine.runner.release(None)
+
+
+def arguments_of_worker(given: dict[str, Any]) -> list[str]:
+    """The arguments of a server behind a router. given: those of `serve`, of the router and its workers together."""
+    name = given["name"] or Path(given["model"]).resolve().name
+    return [given["model"], "--name", name, *_arguments(given, OF_ROUTER)]
+
+
+def arguments_of_router(given: dict[str, Any]) -> list[str]:
+    """The arguments of a router, to be followed by --replicas."""
+    model, name = given["model"], given["name"] or Path(given["model"]).resolve().name
+    more = ("host", "port", "keys", "rate", "body", "allowed_hosts")
+    return [model, "--name", name, *_arguments({key: given[key] for key in more}, ())]
+
+
+OF_ROUTER = "model", "host", "port", "name", "workers", "rate", "allowed_hosts", "replicas"
+
+
+def route_to(workers: Sequence[Any], given: dict[str, Any], what: str) -> None:
+    """Serve with workers behind one port, until SIGTERM or Ctrl-C. given: the arguments of `serve`."""
+    import uvicorn
+
+    from tutti.serve.server.limits import Access
+    from tutti.serve.server.router import Router
+
+    access = Access(given["keys"], given["rate"])
+    app = Router(workers, given["body"], access, given["host"], given["allowed_hosts"]).application()
+    _listen(uvicorn, app, given["host"], given["port"], what)
 
 
 def _stages() -> Callable[[str], None]:
@@ -135,12 +167,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:
-    """Options as arguments of the command line, except some."""
+    """Options as arguments of the command line, except some and those that have their default."""
     made = []
     for key, value in given.items():
+        if key in apart or value == signature(serve).parameters[key].default:
+            continue
         if isinstance(value, bool):
             made += [f"--{key}" if value else f"--no-{key.replace('_', '-')}"]
-        elif key not in apart and value not in (None, (), ""):
+        elif value not in (None, (), ""):
             made += [f"--{key}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return made
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers import TrainerCallback
 
 from tutti.launch import interrupt
 from tutti.launch.heartbeat import HEARTBEAT
+from tutti.launch.launch import Interrupted, rank
 
 
 class StopSignal:
@@ -47,3 +49,27 @@ class StopSignal:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number
+
+
+class StopAtSignal(TrainerCallback):
+    """Stops a Trainer after the step in which some rank gets SIGINT or SIGTERM, with a checkpoint."""
+
+    def __init__(self, stop: StopSignal):
+        self.stop, self.signal = stop, 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.signal = self.stop.agreed()
+        if self.signal:
+            control.should_save = control.should_training_stop = True
+
+
+def train_until_stopped(trainer: Any, resume: bool) -> None:
+    """Call `trainer.train`. Raises Interrupted after a signal, once a checkpoint is saved."""
+    with StopSignal() as stop:
+        callback = StopAtSignal(stop)
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=resume)
+    if callback.signal:
+        if rank() == 0:
+            print(f"saved step {trainer.state.global_step}; the same command again continues from here", flush=True)
+        raise Interrupted(callback.signal)

@@ -90,6 +90,7 @@ def train(config: TaskRun, file: str) -> None:
     import tutti
     from tutti.data import Mixture, open_source
     from tutti.train.arguments import TrainingArguments
+    from tutti.train.stop import train_until_stopped
     from tutti.train.tasks import get_task
 
     out, task = Path(config.out), get_task(config.task, **config.options)
@@ -106,7 +107,7 @@ def train(config: TaskRun, file: str) -> None:
     trainer = tutti.Trainer(model, TrainingArguments(str(out), **options), train_dataset=rows, task=task,
                             eval_dataset=None if held_out is None else open_source(held_out),
                             processing_class=processor)  # fmt: skip
-    trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*/trainer_state.json")))
+    train_until_stopped(trainer, resume=any(out.glob("checkpoint-*/trainer_state.json")))
     trainer.save_model(str(out / "model"))
     metrics = trainer.evaluate() if held_out is not None else {}
     if rank() == 0:

@@ -78,11 +78,11 @@ class Pure(VectorEnv):
         return _arrays(self.obs)
 
 
-def in_workers(env: str | Env, n: int, workers: int) -> VectorEnv:
-    """n instances in worker processes."""
+def in_workers(env: str | Env, n: int, workers: int, start: str = "forkserver") -> VectorEnv:
+    """n instances in worker processes. start: of `Workers`."""
     from tutti.rl.adapt.workers import Workers
 
-    return Workers(partial(_made, env), n, workers)
+    return Workers(partial(_made, env), n, workers, start=start)
 
 
 def _made(env: str | Env, n: int) -> Pure:

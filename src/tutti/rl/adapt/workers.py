@@ -34,7 +34,8 @@ class Workers(VectorEnv):
     factory: called in each worker with its number of instances; returns a `VectorEnv`. Sent with cloudpickle.
     timeout: seconds after which a worker that does not answer counts as crashed; to start it has a minute, if that is
         more. None: never.
-    start: how processes start ("forkserver", "spawn" or "fork"). "fork" is unsafe in a process with threads.
+    start: how processes start ("forkserver", "spawn" or "fork"). "fork" is unsafe in a process with threads. "ray":
+        workers are actors of Ray, each with a core of the cluster.
 
     `send` gives the workers their actions and returns at once, `recv` waits for the result; `step` is both. See
     `tutti.rl.adapt.halves.Halves` for computing actions of some instances while others step.
@@ -56,7 +57,7 @@ class Workers(VectorEnv):
         if not 1 <= processes <= n:
             raise ValueError(f"{processes} processes for {n} instances: each process has at least one instance")
         self.n, self.timeout, self.restarts, self.steps, self.seed = n, timeout, 0, 0, None
-        self.context = multiprocessing.get_context(start)
+        self.context = None if start == "ray" else multiprocessing.get_context(start)
         self.factory = cloudpickle.dumps(factory)
         bounds = [k * n // processes for k in range(processes + 1)]
         self.workers = [_Worker(k, *bounds[k : k + 2]) for k in range(processes)]
@@ -195,8 +196,7 @@ class Workers(VectorEnv):
 
     def _tell(self, worker: _Worker) -> None:
         """Tell a new worker where its arrays are."""
-        shared = self._shared()
-        worker.send((shared.shapes, shared.name))
+        worker.attach(self._shared())
 
     def _copy(self, name: str) -> layout.Batch:
         return layout.tree({path: x.copy() for path, x in self._shared().group(name).items()})
@@ -266,18 +266,31 @@ class _Worker:
 
     def __init__(self, k: int, lo: int, hi: int):
         self.k, self.lo, self.hi, self.failures = k, lo, hi, 0
-        self.process: Any = None
+        self.process: Any = None  # of an actor of Ray, and before it is started
+        self.connection: Any = None
 
     def __str__(self) -> str:
         of = f"instance {self.lo}" if self.hi - self.lo == 1 else f"instances {self.lo} to {self.hi - 1}"
         return f"worker {self.k} ({of})"
 
     def start(self, context: Any, factory: bytes) -> None:
+        """Start it. context: of multiprocessing, or None for an actor of Ray."""
+        if context is None:
+            from tutti.rl.adapt.ray_worker import RayConnection
+
+            self.connection = RayConnection(factory, self.lo, self.hi)
+            return
         self.connection, theirs = context.Pipe()
         arguments = (theirs, factory, self.hi - self.lo, self.lo)
         self.process = context.Process(target=serve, args=arguments, daemon=True, name=str(self))
         self.process.start()
         theirs.close()
+
+    def attach(self, shared: Shared) -> None:
+        if self.process is None:
+            self.connection.attach(shared)
+        else:
+            self.send((shared.shapes, shared.name))
 
     def ask(self, command: str, argument: Any = None) -> None:
         self.send((command, argument))
@@ -292,6 +305,8 @@ class _Worker:
                 raise _Failed(self, f"no answer in {timeout} s")
             answer = self.connection.recv()
         except (EOFError, OSError):
+            if self.process is None:
+                raise _Failed(self, "its actor or its node is gone") from None
             self.process.join(PATIENCE)
             code = self.process.exitcode
             how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
@@ -308,7 +323,11 @@ class _Worker:
         raise _Failed(self, f"{answer[1]}\n\n{answer[2]}")
 
     def stop(self) -> None:
-        if self.process is not None:
+        if self.process is None:
+            if self.connection is not None:
+                self.connection.close()
+                self.connection = None
+        else:
             self.connection.close()
             if self.process.pid is not None:  # it was started
                 self.process.kill()
@@ -329,10 +348,9 @@ def _end(workers: list[_Worker], shared: Shared | None) -> None:
             worker.ask("close")
     until = time.monotonic() + PATIENCE
     for worker in workers:
-        if worker.process is not None:
-            if worker.process.pid is not None:
-                worker.process.join(max(0.0, until - time.monotonic()))
-            worker.stop()
+        if worker.process is not None and worker.process.pid is not None:
+            worker.process.join(max(0.0, until - time.monotonic()))
+        worker.stop()
     if shared is not None:
         shared.close()
 

@@ -1,8 +1,9 @@
 """The router: several workers behind one port.
 
-Each worker is a process with a server and an engine of its own. A request goes to the worker that has seen most of its
-prompt before, unless that one is much busier than another (`replicas.route`). A worker that ends is started again; what
-it had not begun to answer is sent to another.
+Each worker is a server with an engine of its own: a process that the router starts (`Process`), a server that runs
+elsewhere (`Remote`), or an actor of Ray (`ray_replica`). A request goes to the worker that has seen most of its prompt
+before, unless that one is much busier than another (`replicas.route`). A worker that ends is started again; what it had
+not begun to answer is sent to another.
 """
 
 from __future__ import annotations
@@ -43,37 +44,39 @@ HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "host"
 
 
 class Worker:
-    """A worker process. command: starts it; "{port}" in it is replaced."""
+    """What a router knows of a worker. Subclasses define `begin`, `url`, `alive`, `ask_to_end` and `end`."""
 
-    def __init__(self, command: Sequence[str], threads: int):
-        self.command, self.threads = command, threads
+    def __init__(self):
         self.seen: OrderedDict[bytes, None] = OrderedDict()
         self.load = self.starts = 0
-        self.ready = False
-        self.process: subprocess.Popen[bytes] | None = None
-        self.port, self.next_start = 0, 0.0
+        self.ready, self.next_start = False, 0.0
 
     def start(self) -> None:
-        """Start the process. What it had cached is gone."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        environment = {"OMP_NUM_THREADS": str(self.threads), **os.environ, PARENT: str(os.getpid())}
-        command = [x.replace("{port}", str(self.port)) for x in self.command]
-        self.process = subprocess.Popen(command, env=environment)
+        """Start it. What it had cached is gone."""
+        self.begin()
         self.seen.clear()
         self.ready, self.starts = False, self.starts + 1
         self.next_start = time.monotonic() + min(60, 2**self.starts)  # one that cannot start is tried less and less
 
+    def begin(self) -> None:
+        """Start what it consists of. Returns at once."""
+        raise NotImplementedError
+
     @property
     def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
+        """Where it listens, or "" if that is not known yet."""
+        raise NotImplementedError
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.process.poll() is None
+        """Whether it runs, as far as is known."""
+        raise NotImplementedError
+
+    def ask_to_end(self) -> None:
+        """Let it finish what it has and end. Returns at once."""
+
+    def end(self, seconds: float) -> None:
+        """Wait for its end so many seconds, then end it."""
 
     def known(self, chunks: Sequence[bytes]) -> int:
         """Number of leading chunks of a prompt that it has seen."""
@@ -86,6 +89,71 @@ class Worker:
             self.seen.move_to_end(x)
         while len(self.seen) > REMEMBERED:
             self.seen.popitem(last=False)
+
+
+class Process(Worker):
+    """A worker process. command: starts it; "{port}" in it is replaced."""
+
+    def __init__(self, command: Sequence[str], threads: int):
+        super().__init__()
+        self.command, self.threads = command, threads
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def begin(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        environment = {"OMP_NUM_THREADS": str(self.threads), **os.environ, PARENT: str(os.getpid())}
+        command = [x.replace("{port}", str(self.port)) for x in self.command]
+        self.process = subprocess.Popen(command, env=environment)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def ask_to_end(self) -> None:
+        if self.process and self.alive:
+            self.process.send_signal(signal.SIGTERM)
+
+    def end(self, seconds: float) -> None:
+        if self.process:
+            try:
+                self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+class Remote(Worker):
+    """A server that somebody else starts, and starts again when it ends."""
+
+    def __init__(self, url: str):
+        super().__init__()
+        parts = httpx.URL(url)
+        if parts.scheme not in ("http", "https") or not parts.host or parts.path not in ("", "/"):
+            raise ValueError(f"the replica {url!r} is not the address of a server, such as http://node-1:8001")
+        self.address = url.rstrip("/")
+
+    def begin(self) -> None:
+        pass
+
+    @property
+    def url(self) -> str:
+        return self.address
+
+    @property
+    def alive(self) -> bool:
+        return self.starts > 0
+
+
+def processes(command: Sequence[str], count: int) -> list[Process]:
+    """So many worker processes, which share the cores of this machine."""
+    threads = max(1, (os.cpu_count() or 1) // count)
+    return [Process(command, threads) for _ in range(count)]
 
 
 def chunks_of(body: bytes) -> list[bytes]:
@@ -105,16 +173,15 @@ def chunks_of(body: bytes) -> list[bytes]:
 class Router:
     """Forwards requests to workers.
 
-    command: starts a worker; "{port}" in it is replaced. count: number of workers. most: largest body in bytes. access:
-    checks keys and rates. host, hosts: the address that it binds to and further names, which are checked without keys.
+    most: largest body in bytes. access: checks keys and rates. host, hosts: the address that it binds to and further
+    names, which are checked without keys.
     """
 
-    def __init__(self, command: Sequence[str], count: int, most: int, access: Access, host: str = "127.0.0.1",
+    def __init__(self, workers: Sequence[Worker], most: int, access: Access, host: str = "127.0.0.1",
                  hosts: Sequence[str] = ()):  # fmt: skip
         self.access = access
         self.middleware = [] if access.keys else [Middleware(Hosts, bound=host, allowed=hosts)]
-        threads = max(1, (os.cpu_count() or 1) // count)
-        self.workers = [Worker(command, threads) for _ in range(count)]
+        self.workers = list(workers)
         self.most, self.draining = most, False
         self.client: httpx.AsyncClient | None = None
 
@@ -151,25 +218,23 @@ class Router:
                     if time.monotonic() >= worker.next_start:
                         worker.start()
                 else:
-                    try:
-                        answer = await self.client.get(f"{worker.url}/health", timeout=5)
-                        worker.ready = answer.status_code == 200
-                    except httpx.HTTPError:
-                        worker.ready = False
+                    worker.ready = bool(worker.url) and await self._is_healthy(worker.url)
             await asyncio.sleep(0.2)
+
+    async def _is_healthy(self, url: str) -> bool:
+        assert self.client
+        try:
+            return (await self.client.get(f"{url}/health", timeout=5)).status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def _end(self, seconds: float = 60) -> None:
         """Let workers finish what they have."""
         for worker in self.workers:
-            if worker.alive:
-                worker.process.send_signal(signal.SIGTERM)  # pyright: ignore[reportOptionalMemberAccess]
+            worker.ask_to_end()
         end = time.monotonic() + seconds
         for worker in self.workers:
-            if worker.process:
-                try:
-                    worker.process.wait(max(0.1, end - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    worker.process.kill()
+            worker.end(max(0.1, end - time.monotonic()))
 
     # -- routes ---------------------------------------------------------------------------------------------------
 
@@ -178,7 +243,7 @@ class Router:
         ready = sum(x.ready and x.alive for x in self.workers)
         state = "draining" if self.draining else "ok" if ready else "starting"
         told = {"status": state, "workers": len(self.workers), "ready": ready,
-                "restarts": sum(x.starts - 1 for x in self.workers)}  # fmt: skip
+                "restarts": sum(max(0, x.starts - 1) for x in self.workers)}  # fmt: skip
         return JSONResponse(told, 200 if state == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:

@@ -1,0 +1,1 @@
+"""Jobs on clusters: `tutti launch` writes and submits them."""
