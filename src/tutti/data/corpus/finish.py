@@ -92,7 +92,7 @@ def write_index(folder: Path, segment: Segment, last: Segment) -> None:
         kept = last.folder / f"{stem}.{segment.meeting_name}.npy"
         if kept.exists():
             rows[np.load(kept)] = True
-        every = joined(open_sketch(sketched.path, sketched.runs))
+        every = joined([run.range() for run in open_sketch(sketched.path, sketched.runs)])
         every = every.take(np.flatnonzero(rows[every.row]) if len(every) else np.empty(0, np.int64))
         with atomic(folder / f"{stem}.sketch") as file, atomic(folder / f"{stem}.ids") as names:
             writer, ids_writer = SketchWriter(file), IdWriter(names)

@@ -7,6 +7,8 @@ the documents' own ids and can be read at any row.
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +44,6 @@ class Hashes:
     def take(self, order: np.ndarray) -> Hashes:
         return Hashes(self.hash[order], self.row[order], self.begin[order], self.end[order])
 
-    def range(self, first: int, last: int) -> Hashes:
-        """Those of a sorted run with first <= hash <= last."""
-        begin = np.searchsorted(self.hash, np.uint64(first), "left")
-        end = np.searchsorted(self.hash, np.uint64(last), "right")
-        return Hashes(self.hash[begin:end], self.row[begin:end], self.begin[begin:end], self.end[begin:end])
-
 
 def joined(parts: Sequence[Hashes]) -> Hashes:
     return Hashes(*(
@@ -77,20 +73,35 @@ class SketchWriter:
             self.runs.append(len(run))
 
 
-def open_sketch(path: Path, runs: Sequence[int]) -> list[Hashes]:
-    """The runs of a sketch, mapped from its file."""
-    if not sum(runs):
-        return []
-    data = np.memmap(path, np.uint8, "r")
-    opened, at = [], 0
-    for count in runs:
-        columns = []
-        for _, kind in COLUMNS:
-            size = count * np.dtype(kind).itemsize
-            columns.append(data[at : at + size].view(kind))
-            at += size
-        opened.append(Hashes(*columns))
-    return opened
+@dataclass(frozen=True)
+class Run:
+    """A run of a sketch on disk, from byte `at`. It is read, not mapped: pages of a mapped file count as memory."""
+
+    path: Path
+    at: int
+    count: int
+
+    def range(self, first: int = 0, last: int = (1 << 64) - 1) -> Hashes:
+        """The hashes in [first, last], with their columns."""
+        with open(self.path, "rb", buffering=0) as file:
+
+            def hash_at(row: int) -> int:
+                return int.from_bytes(os.pread(file.fileno(), 8, self.at + 8 * row), "little")
+
+            begin = bisect_left(range(self.count), first, key=hash_at)
+            end = bisect_right(range(self.count), last, lo=begin, key=hash_at)
+            columns, at = [], self.at
+            for _, kind in COLUMNS:
+                width = np.dtype(kind).itemsize
+                data = os.pread(file.fileno(), width * (end - begin), at + width * begin)
+                columns.append(np.frombuffer(data, kind))
+                at += width * self.count
+        return Hashes(*columns)
+
+
+def open_sketch(path: Path, runs: Sequence[int]) -> list[Run]:
+    """The runs of a sketch."""
+    return [Run(path, BYTES * sum(runs[:k]), count) for k, count in enumerate(runs)]
 
 
 class IdWriter:
