@@ -19,11 +19,13 @@ import httpx
 import pytest
 
 from jobs import PATIENCE, TINY, places
-from serve import tiny
 from slurm_cluster import SlurmCluster, missing
 from tutti.launch.cluster.job import Job
 from tutti.launch.cluster.kubernetes import STOPPED, Kubernetes, manifests
 from tutti.train.history import read, series
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+import tiny
 
 try:
     from ray.cluster_utils import Cluster

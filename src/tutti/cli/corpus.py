@@ -35,7 +35,7 @@ def run(
     that all of them see. The exit code is 1 if files could not be read or tasks failed.
 
     Args:
-        config: A TOML file; runs/corpus.toml is one.
+        config: A TOML file; runs/code_corpus.toml is one.
         out: Folder of the result, instead of the config's.
         workers: Processes on this machine; by default one for each core. 0 works in this process.
         memory: What all workers may take for looking at hashes, such as "4 GB".
@@ -138,10 +138,15 @@ def _texts(paths: tuple[str, ...], field: str) -> Iterator[list[str]]:
     from tutti.data.corpus.reading import read
     from tutti.data.corpus.reading.splits import splits_of
 
+    documents, lost = 0, []
     for path in paths:
         for split in splits_of(Source(path, text=field), 1 << 40):
-            for batch, _, _ in read(split, 1 << 26):
+            for batch, dropped, _ in read(split, 1 << 26):
+                documents += len(batch)
+                lost += dropped[: max(0, 1 - len(lost))]
                 yield batch.column("text").to_pylist()
+    why = f"; others are none, such as {lost[0].id}: {lost[0].reason}, {lost[0].detail}" if lost else ""
+    print(f"{', '.join(paths)}: {documents:,} documents{why}", file=sys.stderr)
 
 
 def _show(corpus: Corpus, console: Console) -> None:
@@ -155,6 +160,19 @@ def _show(corpus: Corpus, console: Console) -> None:
 
 
 def _faults(corpus: Corpus) -> int:
+    """Tell what was wrong with the input. Returns the exit code."""
+    read = corpus.accounts[0]
+    lost = read.documents_in - read.documents_out
+    if lost > read.documents_out:
+        reason = max(read.dropped, key=lambda r: read.dropped[r][0])
+        detail = read.samples[reason][0]["detail"]
+        print(
+            f"tutti corpus: {lost:,} of {read.documents_in:,} records are no documents: {reason}, {detail}",
+            file=sys.stderr,
+        )
+    if not corpus.documents:
+        print("tutti corpus: no document is left", file=sys.stderr)
+        return 1
     for fault in corpus.faults[:20]:
         print(f"{fault['file']}: {fault['reason']}: {fault['detail']}", file=sys.stderr)
     if len(corpus.faults) > 20:

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
+from corpus_batches import batch_of, write_jsonl
 
-from data.corpus.corpus_batches import batch_of, write_jsonl
 from tutti.data.corpus import Pipeline, Source, native, read_documents
 from tutti.data.corpus.steps import Duplicates, NearDuplicates, Rules
 from tutti.data.corpus.steps.duplicates import multipliers

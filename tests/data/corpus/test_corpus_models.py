@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pyarrow as pa
 import pytest
+from corpus_batches import batch_of
 
-from data.corpus.corpus_batches import batch_of
 from tutti.data.corpus.steps import Perplexity, Quality
 from tutti.data.corpus.steps.perplexity import train_perplexity
 from tutti.data.corpus.steps.quality import area, train_quality

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from corpus_batches import hang_on_poison, kill_on_poison, write_jsonl
 
-from data.corpus.corpus_batches import hang_on_poison, kill_on_poison, write_jsonl
 from tutti.data.corpus import CorpusError, Function, Pipeline, Source, files, read_documents
 from tutti.data.corpus.accounts import Account
 from tutti.data.corpus.pipeline import finished
@@ -333,3 +333,11 @@ def test_a_step_called_read_has_an_account_of_its_own(tmp_path):
 
 def read(batch):
     return batch
+
+
+def test_folders_of_others_are_not_replaced(raw, tmp_path):
+    (tmp_path / "out/documents").mkdir(parents=True)
+    (tmp_path / "out/documents/keep.me").write_text("mine")
+    with pytest.raises(ValueError, match="was not written by a preparation of a corpus"):
+        pipeline(raw, tmp_path / "out").run(workers=0)
+    assert (tmp_path / "out/documents/keep.me").read_text() == "mine"

@@ -12,8 +12,8 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
+from corpus_batches import batch_of, texts_of
 
-from data.corpus.corpus_batches import batch_of, texts_of
 from tutti.data.corpus import native
 from tutti.data.corpus.steps import Extract, Language, Licence, Lines, MaskPii, Mix, Repair, Rules, Secrets, Words
 from tutti.data.corpus.steps.licence import allowed, licence_of

@@ -122,6 +122,7 @@ class Pipeline:
         function that shows the progress of a phase. Raises CorpusError if tasks failed, ValueError for a wrong config.
         """
         out = Path(self.out)
+        _check_folder(out)
         out.mkdir(parents=True, exist_ok=True)
         pool = pool or (Here() if workers == 0 else Processes(_cores() if workers is None else workers))
         with _alone(out) if pool.first else nullcontext():
@@ -195,6 +196,14 @@ class Pipeline:
             do([RepeatTask(segment, k, parts) for k in range(parts)], pool, show(segment.meeting_name))
             if segment.meeting.connects:
                 do([ConnectTask(segment, parts)], pool, show(f"{segment.meeting_name}: sets"))
+
+
+def _check_folder(out: Path) -> None:
+    """Raise ValueError if folders in `out` that a run would replace are not those of a corpus."""
+    ours = (out / ".lock").exists() or not out.exists()
+    for name in ("documents", "dropped", "work", "index"):
+        if not ours and (out / name).exists():
+            raise ValueError(f"{out / name} was not written by a preparation of a corpus; choose another folder")
 
 
 @contextmanager

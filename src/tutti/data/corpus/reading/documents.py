@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 
-def read_documents(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
+def read_documents(path: str | Path, columns: list[str] | None = None) -> Iterator[Any]:
     """The batches of a file of documents, as record batches."""
+    path = Path(path)
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 

@@ -35,6 +35,13 @@ class Rule:
     min: float = -np.inf
     max: float = np.inf
 
+    def __post_init__(self):
+        for bound in (self.min, self.max):
+            if isinstance(bound, bool) or not isinstance(bound, int | float):
+                raise ValueError(f"rule {self.name}: {bound!r} is not a number")
+        if self.min == -np.inf and self.max == np.inf:
+            raise ValueError(f"rule {self.name} has neither min nor max")
+
 
 @dataclass(frozen=True)
 class Rules(Step):
@@ -108,8 +115,12 @@ def read_table(table: str) -> tuple[Rule, ...]:
     """The rules of a table. Raises ValueError for one that names no feature."""
     path = path_of(table)
     try:
-        rules = tuple(Rule(**row) for row in tomllib.loads(path.read_text("utf-8")).get("rule", ()))
-    except (TypeError, ValueError) as error:
+        rows = tomllib.loads(path.read_text("utf-8")).get("rule", ())
+        wrong = [key for row in rows for key in row if key not in ("name", "feature", "min", "max")]
+        if wrong or not all("name" in row and "feature" in row for row in rows):
+            raise ValueError(f"there is no key {wrong[0]}" if wrong else "a rule has no name or no feature")
+        rules = tuple(Rule(**row) for row in rows)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}; a [[rule]] has name, feature, and min, max or both") from None
     for rule in rules:
         if rule.feature not in FEATURES:

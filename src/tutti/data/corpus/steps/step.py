@@ -61,6 +61,10 @@ class Function(Step):
 
     def __call__(self, batch: pa.RecordBatch) -> Outcome:
         result = self.function(batch)
+        if not isinstance(result, Outcome | pa.RecordBatch):
+            raise ValueError(
+                f"step {self.name} returned a {type(result).__name__}; return a record batch or an Outcome"
+            )
         return result if isinstance(result, Outcome) else Outcome(result)
 
     def key(self) -> dict[str, Any]:
