@@ -341,3 +341,8 @@ def test_folders_of_others_are_not_replaced(raw, tmp_path):
     with pytest.raises(ValueError, match="was not written by a preparation of a corpus"):
         pipeline(raw, tmp_path / "out").run(workers=0)
     assert (tmp_path / "out/documents/keep.me").read_text() == "mine"
+
+
+def test_weights_of_domains_that_no_source_has(tmp_path):
+    with pytest.raises(ValueError, match="no source has the domain wep; there are books, web"):
+        Pipeline([Mix({"wep": 1, "books": 1})], [Source("x", domain="web"), Source("y", domain="books")])

@@ -109,6 +109,9 @@ class Pipeline:
         if self.longest > 1 << 30:
             raise ValueError(f"longest is {self.longest}; give at most {1 << 30} bytes, as Arrow's batches have 2 GiB")
         for step in self.steps:
+            if isinstance(step, Mix) and (unknown := step.weights.keys() - {s.name for s in self.sources}):
+                names = ", ".join(sorted({s.name for s in self.sources}))
+                raise ValueError(f"mix: no source has the domain {min(unknown)}; there are {names}")
             if not isinstance(step, Step):
                 raise ValueError(f"{step!r} is not a step; wrap a function as Function(function=...)")
 

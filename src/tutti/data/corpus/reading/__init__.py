@@ -18,8 +18,7 @@ def read(split: Split, most: int) -> Iterator[tuple[pa.RecordBatch, list[Dropped
 
     most: bytes of a record; longer ones are dropped without taking the memory.
     """
-    domain = split.source.domain or os.path.basename(os.path.normpath(split.source.root))
-    return batches(_all(split, most), domain)
+    return batches(_all(split, most), split.source.name)
 
 
 def _all(split: Split, most: int) -> Iterator[Item]:

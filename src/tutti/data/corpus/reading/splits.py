@@ -54,6 +54,11 @@ class Source:
         return Path(sysconfig.get_path("stdlib")) if self.path == STDLIB else Path(self.path).expanduser()
 
     @property
+    def name(self) -> str:
+        """The domain of its documents."""
+        return self.domain or os.path.basename(os.path.normpath(self.root))
+
+    @property
     def root(self) -> Path:
         """The folder that names of files are relative to."""
         path = self._path
