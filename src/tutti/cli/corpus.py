@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +57,7 @@ def run(
         pool = RayTasks() if ray else Ranks()
     begin = time.perf_counter()
     try:
-        with _shown(console) as show:
+        with _shown(console) as show, closing(pool) if pool else nullcontext():
             corpus = pipeline.run(workers, pool, show)
     except CorpusError as error:
         print(f"tutti corpus: {error}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -74,8 +74,7 @@ def _of_corpus(config: Config, cache: Path, display: Display) -> Prepared:
     from tutti.launch.launch import cores
     from tutti.train.corpus import load_pipeline
 
-    pool = Processes(cores())
-    with _one_at_a_time(cache):
+    with closing(Processes(cores())) as pool, _one_at_a_time(cache):
         with display.stage("corpus") as stage:
             corpus = load_pipeline(Path(config.data.source)).run(pool=pool, show=stage.phase)
             read, size = corpus.accounts[0].documents_in, corpus.manifest["bytes"]
@@ -89,7 +88,6 @@ def _of_corpus(config: Config, cache: Path, display: Display) -> Prepared:
         with display.stage("tokenize") as stage:
             tokens = cache / f"tokens-{tokens_key(corpus, folder, config.data.held_out)}"
             packed = tokenize(corpus, folder, tokens, config.data.held_out, pool, stage.phase)
-            pool.close()
             return _prepared(folder, packed["train"], packed["held_out"], stage)
 
 

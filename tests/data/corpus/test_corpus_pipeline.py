@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -177,8 +178,8 @@ def test_a_document_that_ends_its_process_or_hangs_is_left_out_alone(tmp_path, f
     texts[17] = "poison two"
     write_jsonl(tmp_path / "a.jsonl", texts)
     source = [Source(str(tmp_path / "a.jsonl"))]
-    pool = Processes(2, stall=1.0)
-    corpus = Pipeline([Function(function), Duplicates()], source, tmp_path / "out", split=600).run(pool=pool)
+    with closing(Processes(2, stall=1.0)) as pool:
+        corpus = Pipeline([Function(function), Duplicates()], source, tmp_path / "out", split=600).run(pool=pool)
     assert corpus.documents == 28
     account = next(a for a in corpus.accounts if a.step == function.__name__)
     assert account.dropped["crashed"][0] == 2

@@ -130,14 +130,14 @@ class Verdict:
             every = np.load(path, mmap_mode="r")
             begin, end = np.searchsorted(every["document"], [first, last])
             parts.append(np.array(every[begin:end]))
-        found = np.concatenate(parts) if parts else np.empty(0, REPEAT)
-        found = found[np.lexsort((found["begin"], found["document"]))]
-        self.rows, self._found = (found["document"] & np.uint64(0xFFFFFFFF)).astype(np.int64), found
+        repeats = np.concatenate(parts) if parts else np.empty(0, REPEAT)
+        repeats = repeats[np.lexsort((repeats["begin"], repeats["document"]))]
+        self.rows, self._repeats = (repeats["document"] & np.uint64(0xFFFFFFFF)).astype(np.int64), repeats
 
     def between(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Of rows [first, last): their places from 0, and their REPEATs."""
         begin, end = np.searchsorted(self.rows, [first, last])
-        return self.rows[begin:end] - first, self._found[begin:end]
+        return self.rows[begin:end] - first, self._repeats[begin:end]
 
     def id_of(self, document: int) -> str:
         shard, row = int(document) >> 32, int(document) & 0xFFFFFFFF

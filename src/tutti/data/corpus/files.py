@@ -91,6 +91,11 @@ def digest(path: Path) -> str:
     return h.hexdigest()
 
 
+def fraction(text: str) -> float:
+    """A number in [0, 1) by the hash of a text: equal texts are on the same side of any limit."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64
+
+
 def complete(folder: Path, manifest: Path) -> dict[str, Any] | None:
     """A task's manifest if all its files are there with their sizes; None if the task is to be done."""
     try:

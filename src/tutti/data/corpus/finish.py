@@ -7,7 +7,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,26 +19,25 @@ from tutti.data.corpus.segments import Segment
 from tutti.data.corpus.shard import Context
 from tutti.data.corpus.sketches import Ids, IdWriter, SketchWriter, joined, open_sketch
 from tutti.data.corpus.steps.duplicates import Meeting
+from tutti.data.corpus.tasks import Task
 
 if TYPE_CHECKING:
     from tutti.data.corpus.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
-class FinishTask:
+class FinishTask(Task):
     """Make the folder of the result from the files of all segments. An interrupted one begins again."""
 
-    ticks: ClassVar[bool] = False
     pipeline: Pipeline
     segments: tuple[Segment, ...]
-    name: str = "the result"
 
-    def notes(self) -> int:
-        return 0
+    @property
+    def name(self) -> str:
+        return "the result"
 
     def done(self) -> dict[str, Any] | None:
-        out = Path(self.pipeline.out)
-        manifest = complete(out / "documents", out / "manifest.json")
+        manifest = manifest_of(Path(self.pipeline.out))
         return manifest if manifest and manifest["key"] == self.segments[-1].folder.name else None
 
     def run(self, context: Context) -> None:
@@ -81,6 +80,11 @@ class FinishTask:
         write_json(out / "manifest.json", json.loads(json.dumps(manifest, default=str)))
         if not self.pipeline.keep_work:
             shutil.rmtree(out / "work")
+
+
+def manifest_of(out: Path) -> dict[str, Any] | None:
+    """The manifest of the finished corpus in a folder, if there is one with all its files."""
+    return complete(out / "documents", out / "manifest.json")
 
 
 def write_index(folder: Path, segment: Segment, last: Segment) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib import metadata
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tutti.data.corpus.accounts import Account
-from tutti.data.corpus.files import complete, read_json, write_json
-from tutti.data.corpus.finish import FinishTask
+from tutti.data.corpus.files import read_json, write_json
+from tutti.data.corpus.finish import FinishTask, manifest_of
 from tutti.data.corpus.native.tables import version
 from tutti.data.corpus.pool import Failure, Here, Processes, Progress, nothing
 from tutti.data.corpus.reading.splits import Source, splits_of
@@ -24,7 +25,7 @@ from tutti.data.corpus.sketches import BYTES
 from tutti.data.corpus.steps.duplicates import Meeting
 from tutti.data.corpus.steps.mix import Mix
 from tutti.data.corpus.steps.step import Step
-from tutti.data.corpus.tasks import ConnectTask, FreeTask, RepeatTask, ShardTask, SumTask
+from tutti.data.corpus.tasks import ConnectTask, FreeTask, RepeatTask, ShardTask, SumTask, Task
 
 FORMAT = 1
 """Changes when the same pipeline would write other bytes."""
@@ -36,7 +37,7 @@ class Pool(Protocol):
     workers: int  # processes of all machines
     first: bool  # whether this process is the one, or the first of those that call `run`
 
-    def run(self, tasks: Sequence[Any], progress: Progress = nothing) -> list[Failure]: ...
+    def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]: ...
 
     def close(self) -> None: ...
 
@@ -120,16 +121,16 @@ class Pipeline:
     ) -> Corpus:
         """Do what is not done yet, and return the corpus.
 
-        workers: processes; None: one for each core; 0: this process. pool: another pool, as of Ray. show(phase):
-        gives a
-        function that shows the progress of a phase. Raises CorpusError if tasks failed, ValueError for a wrong config.
+        workers: processes; None: one for each core; 0: this process. pool: another pool, as of Ray, which the caller
+        closes. show(phase): gives a function that shows the progress of a phase.
+        Raises CorpusError if tasks failed, ValueError for a wrong config.
         """
         out = Path(self.out)
         _check_folder(out)
         out.mkdir(parents=True, exist_ok=True)
-        pool = pool or (Here() if workers == 0 else Processes(_cores() if workers is None else workers))
-        with _alone(out) if pool.first else nullcontext():
-            return self._run(out, pool, show or (lambda phase: nothing))
+        own = Here() if workers == 0 else Processes(_cores() if workers is None else workers)
+        with closing(own), _alone(out) if pool is None or pool.first else nullcontext():
+            return self._run(out, pool or own, show or (lambda phase: nothing))
 
     def _run(self, out: Path, pool: Pool, show: Callable[[str], Progress]) -> Corpus:
         splits = [split for source in self.sources for split in splits_of(source, self.split)]
@@ -143,19 +144,17 @@ class Pipeline:
             }
         )
         segments = self._segments(out / "work", key)
-        if (corpus := finished(out)) and corpus.manifest["key"] == segments[-1].folder.name:
-            return corpus
+        finish = FinishTask(self, tuple(segments))
+        if (manifest := finish.done()) is not None:
+            return Corpus(out, manifest)
         write_splits(out / "work" / "splits.json", splits)
-        try:
-            first = max((k for k, segment in enumerate(segments) if whole(segment)), default=0)
-            for at, segment in list(enumerate(segments))[first:]:
-                self._run_segment(segment, pool, show, f"{at + 1} of {len(segments)}")
-            do([FinishTask(self, tuple(segments))], pool, show("result"))
-        finally:
-            pool.close()
-        corpus = finished(out)
-        assert corpus is not None
-        return corpus
+        first = max((k for k, segment in enumerate(segments) if whole(segment)), default=0)
+        for at, segment in list(enumerate(segments))[first:]:
+            self._run_segment(segment, pool, show, f"{at + 1} of {len(segments)}")
+        do([finish], pool, show("result"))
+        manifest = finish.done()
+        assert manifest is not None
+        return Corpus(out, manifest)
 
     def _segments(self, work: Path, key: str) -> list[Segment]:
         """The segments of the pipeline, which end with a step that needs all documents, or with the last step."""
@@ -202,11 +201,20 @@ class Pipeline:
 
 
 def _check_folder(out: Path) -> None:
-    """Raise ValueError if folders in `out` that a run would replace are not those of a corpus."""
-    ours = (out / ".lock").exists() or not out.exists()
-    for name in ("documents", "dropped", "work", "index"):
-        if not ours and (out / name).exists():
-            raise ValueError(f"{out / name} was not written by a preparation of a corpus; choose another folder")
+    """Raise ValueError if folders in `out` that a run would replace are not those of a corpus.
+
+    `work` is told by its content: another rank of this job may have begun it, before there is a lock.
+    """
+    if (out / ".lock").exists():
+        return
+    others = [out / name for name in ("documents", "dropped", "index") if (out / name).exists()]
+    if (out / "work").exists():
+        others += [p for p in (out / "work").iterdir() if not re.fullmatch(_WORK, p.name)]
+    if others:
+        raise ValueError(f"{others[0]} was not written by a preparation of a corpus; choose another folder")
+
+
+_WORK = r"\.?splits\.json.*|\d+-[0-9a-f]{16}"  # names in `work`
 
 
 @contextmanager
@@ -229,7 +237,7 @@ def whole(segment: Segment) -> bool:
     )
 
 
-def do(tasks: Sequence[Any], pool: Pool, progress: Progress) -> None:
+def do(tasks: Sequence[Task], pool: Pool, progress: Progress) -> None:
     """Do the tasks that are not done. Raises CorpusError that names those that failed."""
     failures = pool.run(tasks, progress)
     if failures:
@@ -243,7 +251,7 @@ def do(tasks: Sequence[Any], pool: Pool, progress: Progress) -> None:
 
 def finished(out: Path) -> Corpus | None:
     """The finished corpus in a folder, if there is one with all its files."""
-    manifest = complete(out / "documents", out / "manifest.json")
+    manifest = manifest_of(out)
     return Corpus(out, manifest) if manifest is not None else None
 
 

@@ -20,12 +20,12 @@ def write_report(out: Path, accounts: list[Account], faults: list[dict[str, str]
 
 def rows(accounts: list[Account]) -> list[tuple[str, ...]]:
     """A table: for each step documents and bytes in and out, what was dropped by reason, what was cut."""
-    made = []
+    lines = []
     for a in accounts:
         reasons = sorted(a.dropped.items(), key=lambda x: -x[1][0])
         why = ", ".join(f"{reason} {count:,}" for reason, (count, _) in reasons) or "-"
         cut = ", ".join(f"{reason} {count:,}" for reason, (count, _) in sorted(a.cut.items(), key=lambda x: -x[1][1]))
-        made.append(
+        lines.append(
             (
                 a.step,
                 f"{a.documents_in:,}",
@@ -36,7 +36,7 @@ def rows(accounts: list[Account]) -> list[tuple[str, ...]]:
                 cut or "-",
             )
         )
-    return made
+    return lines
 
 
 HEAD = ("step", "documents in", "out", "bytes in", "out", "dropped", "cut out of documents")

@@ -45,7 +45,8 @@ class Segment:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        return read_splits(self.folder.parent / "splits.json", (self.folder.parent / "splits.json").stat().st_mtime_ns)
+        path = self.folder.parent / "splits.json"
+        return read_splits(path, path.stat().st_mtime_ns)
 
     @property
     def shards(self) -> int:
@@ -157,11 +158,7 @@ class Writer:
 def _fields(row: dict[str, Any]) -> dict[str, Any]:
     """A row as JSON: its own fields again, and what steps added."""
     meta = json.loads(row.pop("meta") or "{}")
-    return (
-        {k: v for k, v in row.items() if v is not None} | {"meta": meta}
-        if meta
-        else {k: v for k, v in row.items() if v is not None}
-    )
+    return {k: v for k, v in row.items() if v is not None} | ({"meta": meta} if meta else {})
 
 
 @cache

@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from tutti.data.corpus.segments import Segment
 
 
-@dataclass(frozen=True)
 class Task:
-    """A unit of work. `segment` says where its files are."""
-
-    segment: Segment
+    """A unit of work, whose files a manifest lists."""
 
     ticks: ClassVar[bool] = False
     """Whether it tells its progress, so that one that is silent for long hangs."""
@@ -45,13 +42,21 @@ class Task:
         raise NotImplementedError
 
     def done(self) -> dict[str, Any] | None:
+        """Its manifest, if it and all its files are there."""
         return complete(self.manifest.parent, self.manifest)
 
     def run(self, context: Context) -> None:
         raise NotImplementedError
 
 
-def carry_out(task: Any, context: Context) -> None:
+@dataclass(frozen=True)
+class SegmentTask(Task):
+    """A task of a segment, which says where its files are."""
+
+    segment: Segment
+
+
+def carry_out(task: Task, context: Context) -> None:
     """Do a task, and see that its files are there. Whoever has done the last task of a phase may begin the next one, so
     nobody else looks."""
     task.run(context)
@@ -60,7 +65,7 @@ def carry_out(task: Any, context: Context) -> None:
 
 
 @dataclass(frozen=True)
-class SumTask(Task):
+class SumTask(SegmentTask):
     """Sum up the manifests of all shards of a segment in one file."""
 
     @property
@@ -80,7 +85,7 @@ class SumTask(Task):
 
 
 @dataclass(frozen=True)
-class FreeTask(Task):
+class FreeTask(SegmentTask):
     """Remove the documents of a segment, which the next one has taken up, and their hashes if no index needs them."""
 
     @property
@@ -101,7 +106,7 @@ class FreeTask(Task):
 
 
 @dataclass(frozen=True)
-class RepeatTask(Task):
+class RepeatTask(SegmentTask):
     """Find what repeats in one of `parts` parts of the range of hashes of a meeting."""
 
     part: int = 0
@@ -116,12 +121,12 @@ class RepeatTask(Task):
         return f"{self.segment.meeting.name}, part {self.part} of {self.parts}"
 
     def run(self, context: Context) -> None:
-        found = duplicates.repeats(self.segment.sketched, self.part, self.parts)
-        _save(self.manifest, duplicates.without_self(found) if self.segment.meeting.connects else found)
+        repeats = duplicates.repeats(self.segment.sketched, self.part, self.parts)
+        _save(self.manifest, duplicates.without_self(repeats) if self.segment.meeting.connects else repeats)
 
 
 @dataclass(frozen=True)
-class ConnectTask(Task):
+class ConnectTask(SegmentTask):
     """Join the pairs of near duplicates into sets."""
 
     parts: int = 1
@@ -141,7 +146,7 @@ class ConnectTask(Task):
 
 
 @dataclass(frozen=True)
-class ShardTask(Task):
+class ShardTask(SegmentTask):
     """Take one shard's documents through the steps of a segment."""
 
     ticks: ClassVar[bool] = True

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tutti.data.corpus.files import atomic, complete, read_json, write_json
+from tutti.data.corpus.files import atomic, fraction, read_json, write_json
 from tutti.data.corpus.pipeline import Corpus, Pool, do
 from tutti.data.corpus.pool import Progress
 from tutti.data.corpus.reading.documents import read_documents
 from tutti.data.corpus.shard import Context
+from tutti.data.corpus.tasks import Task
 from tutti.data.packing import Packed, open_packed
 from tutti.data.tokenizer import encode, load_tokenizer, train_tokenizer
 
@@ -27,7 +28,7 @@ NAMES = ("train", "held_out")
 
 
 @dataclass(frozen=True)
-class TokenTask:
+class TokenTask(Task):
     """Tokenize one file of documents into `folder`: those to train on and those held out."""
 
     ticks: ClassVar[bool] = True
@@ -45,12 +46,6 @@ class TokenTask:
     def name(self) -> str:
         return f"tokens of {self.documents.name}"
 
-    def notes(self) -> int:
-        return 0
-
-    def done(self) -> dict[str, Any] | None:
-        return complete(self.folder, self.manifest)
-
     def run(self, context: Context) -> None:
         tokenizer = load_tokenizer(self.tokenizer)
         paths = [self.folder / f"{self.manifest.stem}.{name}.bin" for name in NAMES]
@@ -67,11 +62,6 @@ class TokenTask:
                 context.tick(len(texts), sum(map(len, texts)))
         entries = {path.name: files[name].entry for path, name in zip(paths, NAMES, strict=True)}
         write_json(self.manifest, {"files": entries, "counts": counts})
-
-
-def fraction(text: str) -> float:
-    """A number in [0, 1) by the hash of a text: equal texts are on the same side of any limit."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64
 
 
 def sample(corpus: Corpus, size: float) -> Iterator[str]:

@@ -31,7 +31,7 @@ def environments(places: Sequence[Place], port: int, restart: int, restarts: int
     nodes: dict[str, list[int]] = {}
     for rank, place in enumerate(places):
         nodes.setdefault(place.node, []).append(rank)
-    made = []
+    environments_of_ranks = []
     for rank, place in enumerate(places):
         here = nodes[place.node]
         variables = {
@@ -49,8 +49,8 @@ def environments(places: Sequence[Place], port: int, restart: int, restarts: int
         }
         if gpus := [gpu for other in here for gpu in places[other].gpus]:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        made.append({key: str(value) for key, value in variables.items()})
-    return made
+        environments_of_ranks.append({key: str(value) for key, value in variables.items()})
+    return environments_of_ranks
 
 
 def on_one_machine(places: Sequence[Place]) -> list[Place]:

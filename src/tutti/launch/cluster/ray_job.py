@@ -134,7 +134,7 @@ def place(job: Job, wait: float, received: Sequence[int]) -> Any:
 
     bundle = {"CPU": float(job.cores), **({"GPU": float(job.gpus)} if job.gpus else {}),
               **({"memory": float(_bytes(job.memory))} if job.memory else {})}  # fmt: skip
-    end, told = time.monotonic() + wait, False
+    end, announced = time.monotonic() + wait, False
     while True:
         for count in range(job.nodes, job.least - 1, -1):
             group = placement_group([bundle] * count, strategy="SPREAD")
@@ -154,10 +154,10 @@ def place(job: Job, wait: float, received: Sequence[int]) -> Any:
         if time.monotonic() >= end:
             raise ValueError(f"the cluster has no room for {job.least} nodes with {need} each after {wait:g} s (--wait)"
                              f"; free are {free} in all")  # fmt: skip
-        if not told:
+        if not announced:
             print(f"tutti launch: waiting for {job.least} nodes with {need} each; free are {free} in all",
                   file=sys.stderr, flush=True)  # fmt: skip
-            told = True
+            announced = True
 
 
 def _bytes(memory: str) -> int:

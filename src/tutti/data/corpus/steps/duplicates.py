@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow as pa
 from tutti.data.corpus import native
 from tutti.data.corpus.documents import Outcome, pc, replace, texts
 from tutti.data.corpus.duplicates import Verdict
+from tutti.data.corpus.files import digest
 from tutti.data.corpus.native.tables import version
 from tutti.data.corpus.sketches import Hashes
 from tutti.data.corpus.steps.step import Step
@@ -49,7 +49,7 @@ class Meeting(Step):
     reason: ClassVar[str] = ""
 
     def key(self) -> dict[str, Any]:
-        return {**super().key(), "indexes": [hashlib.blake2b(p.read_bytes()).hexdigest() for p in self.indexes()]}
+        return {**super().key(), "indexes": [digest(p) for p in self.indexes()]}
 
     def sketch_key(self) -> dict[str, Any]:
         """What an index must share with this step to be compared with."""
@@ -60,13 +60,13 @@ class Meeting(Step):
 
     def indexes(self) -> list[Path]:
         """The files that describe the indexes of older corpora. Raises ValueError for a folder without one."""
-        found = []
+        indexes = []
         for folder in map(Path, self.against):
             paths = [p for p in (folder / "index.json", folder / "index" / self.name / "index.json") if p.exists()]
             if not paths:
                 raise ValueError(f"{self.name}: {folder} has no index; run that corpus with index = true in this step")
-            found.append(paths[0])
-        return found
+            indexes.append(paths[0])
+        return indexes
 
 
 @dataclass(frozen=True)

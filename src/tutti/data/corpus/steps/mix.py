@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from tutti.data.corpus.documents import Outcome
+from tutti.data.corpus.files import fraction
 from tutti.data.corpus.steps.step import Step
 
 
@@ -50,20 +50,15 @@ class Mix(Step):
     def apply(self, batch: pa.RecordBatch, fractions: dict[str, float]) -> Outcome:
         reasons: list[str | None] = []
         for id, source, domain in zip(*(batch.column(c).to_pylist() for c in ("id", "source", "domain")), strict=True):
-            fraction = fractions.get(domain)
-            if fraction is None:
+            share = fractions.get(domain)
+            if share is None:
                 reasons.append("domain_not_in_mix")
             else:
-                reasons.append(None if _uniform(f"{self.seed}\n{source}\n{id}") < fraction else "not_sampled")
+                reasons.append(None if fraction(f"{self.seed}\n{source}\n{id}") < share else "not_sampled")
         return Outcome(batch, reasons)
 
     def key(self) -> dict[str, Any]:
         return {**super().key(), "weights": sorted(self.weights.items())}
-
-
-def _uniform(text: str) -> float:
-    """A number in [0, 1) by the hash of a text."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64
 
 
 def domain_bytes(batch: pa.RecordBatch, sizes: np.ndarray) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from tutti.data.corpus import native
 from tutti.data.corpus.documents import Outcome, texts
+from tutti.data.corpus.files import digest
 from tutti.data.corpus.steps.step import Step
 
 
@@ -51,7 +51,7 @@ class Decontaminate(Step):
         return Outcome(batch, reasons, details)
 
     def key(self) -> dict[str, Any]:
-        return {**super().key(), "digests": [_digest(p) for p in files_of(self.kind, self.against)]}
+        return {**super().key(), "digests": [digest(Path(p)) for p in files_of(self.kind, self.against)]}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Words(Step):
         return Outcome(batch, reasons, details)
 
     def key(self) -> dict[str, Any]:
-        return {**super().key(), "digests": [_digest(p) for p in files_of(self.kind, self.files)]}
+        return {**super().key(), "digests": [digest(Path(p)) for p in files_of(self.kind, self.files)]}
 
 
 def find(documents: pa.StringArray, sizes: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -158,14 +158,10 @@ def _strings(value: Any) -> Iterator[str]:
 
 def files_of(kind: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
     """The files that patterns match, in the order of their names. Raises ValueError for a pattern without any."""
-    found: list[str] = []
+    files: list[str] = []
     for pattern in patterns:
         paths = sorted(p for p in glob.glob(str(Path(pattern).expanduser()), recursive=True) if Path(p).is_file())
         if not paths:
             raise ValueError(f"{kind}: there is no file {pattern}")
-        found += paths
-    return tuple(found)
-
-
-def _digest(path: str) -> str:
-    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+        files += paths
+    return tuple(files)

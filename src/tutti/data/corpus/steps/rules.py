@@ -9,7 +9,6 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from tutti.data.corpus import native
 from tutti.data.corpus.documents import Outcome, texts
+from tutti.data.corpus.files import digest
 from tutti.data.corpus.steps.step import Step
 
 FOLDER = Path(__file__).parents[1] / "tables"
@@ -77,7 +77,7 @@ class Rules(Step):
         return Outcome(batch, reasons, details)
 
     def key(self) -> dict[str, Any]:
-        digests = [blake2b(path_of(x).read_bytes(), digest_size=8).hexdigest() for x in self.tables]
+        digests = [digest(path_of(x)) for x in self.tables]
         return {**super().key(), "digests": digests}
 
 
