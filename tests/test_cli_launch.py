@@ -27,6 +27,8 @@ def here(tmp_path, monkeypatch):
         ("--slurm -- rl train nowhere", "there is no preset 'nowhere'"),
         ("--slurm -- rl trian x", "there is no verb 'trian' of rl"),
         ("--slurm -- corpus run nowhere.toml", "no file nowhere.toml"),
+        ("--slurm -- corpus run nowhere.toml --ray", "leave --ray out"),
+        ("--slurm -- corpus run .", ". is a folder"),
         ("--slurm -- run nowhere.py", "no file nowhere.py"),
         ("--slurm -- run --restarts 3 script.py", "options of `tutti run` are options of `tutti launch`"),
         ("--kubernetes --partition gpu -- run script.py", "--partition is an option of --slurm, not of --kubernetes"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -12,8 +14,10 @@ from typing import Any, Literal
 
 import tyro
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from tutti.data.corpus import STEPS, Corpus, CorpusError, Source
 from tutti.data.corpus.pipeline import finished
@@ -56,12 +60,17 @@ def run(
 
         pool = RayTasks() if ray else Ranks()
     begin = time.perf_counter()
+    if pipeline.replaces:
+        console.print(f"{pipeline.out} has a corpus of other sources or steps; this one replaces it when it is done")
     try:
         with _shown(console) as show, closing(pool) if pool else nullcontext():
             corpus = pipeline.run(workers, pool, show)
     except CorpusError as error:
         print(f"tutti corpus: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("tutti corpus: interrupted; the same command goes on from here", file=sys.stderr)
+        raise
     _show(corpus, console)
     console.print(f"{time.perf_counter() - begin:.0f} s; {corpus.folder}/report.html shows samples of what was dropped")
     return _faults(corpus)
@@ -84,9 +93,9 @@ def steps() -> None:
     """List the steps of pipelines and their options."""
     console = Console(highlight=False)
     for name, step in STEPS.items():
-        console.print(f"[bold]{name}[/bold]  {(step.__doc__ or '').strip().splitlines()[0]}")
-        for field in fields(step):
-            console.print(f"    {field.name} = {_default(field)}", markup=False)
+        console.print(f"[bold]{name}[/bold]  {' '.join(f'{f.name}={_default(f)}' for f in fields(step))}")
+        text = re.sub(r"(?<!\n)\n(?!\n|\w+: )", " ", inspect.cleandoc(step.__doc__ or ""))  # a line for each option
+        console.print(Padding(Text(re.sub(" +", " ", text)), (0, 0, 1, 4)))
 
 
 def model(
@@ -151,10 +160,11 @@ def _texts(paths: tuple[str, ...], field: str) -> Iterator[list[str]]:
 
 def _show(corpus: Corpus, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    for k, name in enumerate(HEAD):
-        table.add_column(name, justify="right" if 0 < k < 5 else "left", overflow="fold")
+    columns = HEAD if any(a.cut for a in corpus.accounts) else HEAD[:-1]
+    for k, name in enumerate(columns):
+        table.add_column(name, justify="right" if 0 < k < 5 else "left", no_wrap=k == 0)
     for row in rows(corpus.accounts):
-        table.add_row(*row)
+        table.add_row(*(cell.replace(", ", "\n") if k > 4 else cell for k, cell in enumerate(row[: len(columns)])))
     console.print(table)
     console.print(f"{corpus.documents:,} documents, {amount(corpus.manifest['bytes'])}, in {corpus.folder}/documents")
 

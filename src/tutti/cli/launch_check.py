@@ -94,6 +94,8 @@ def _corpus(words: list[str]) -> None:
 
     if words[:1] == ["run"]:
         given = parsed(run, "tutti corpus run", words[1:])
+        if given.get("ray"):
+            raise ValueError("corpus run --ray gives its tasks to Ray itself; leave --ray out: ranks share the tasks")
         load_pipeline(given["config"], out=given.get("out"), memory=given.get("memory"))
 
 

@@ -52,6 +52,8 @@ def read(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
     except FileNotFoundError:
         near = get_close_matches(str(file), [str(x) for x in file.parent.glob("*.*ml")], 1, 0.5)
         raise ValueError(f"no file {file}{f'; did you mean {near[0]}?' if near else ''}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{file} is a folder; give a TOML or YAML file") from None
     except (ValueError, UnicodeDecodeError) as e:
         raise ValueError(f"{file}: {e}") from None
     others = table.pop("include", [])

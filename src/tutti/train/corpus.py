@@ -59,7 +59,7 @@ def load_pipeline(file: Path, **over: Any) -> Pipeline:
 
 def size_of(value: Any, where: str) -> int:
     """Bytes of a number, or of a string such as "64 MB" or "2 GiB"."""
-    units = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    units = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     number, _, unit = str(value).strip().partition(" ")
@@ -83,4 +83,6 @@ def _step(row: dict[str, Any], place: int, file: Path) -> Step:
         near = get_close_matches(str(kind), STEPS, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(STEPS)}"
         raise ValueError(f"{file}: [[step]] number {place + 1} has type {kind!r}; {hint}")
+    if kind == "mix" and "size" in values:
+        values["size"] = size_of(values["size"], f"{file}: step.mix.size")
     return build(STEPS[kind], values, str(file), f"step.{kind}", STEPS[kind])

@@ -218,6 +218,16 @@ def test_a_mixture(tmp_path):
     assert corpus.accounts[1].dropped["not_sampled"][0] == 800 - corpus.documents
 
 
+def test_another_mixture_uses_the_documents_before_it_again(raw, tmp_path):
+    steps = (Repair(), Mix({"web": 1}))
+    first = pipeline(raw, tmp_path / "out", steps, keep_work=True).run(workers=0)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/work").glob("0-*/*.arrows")}
+    smaller = pipeline(raw, tmp_path / "out", (Repair(), Mix({"web": 1}, size=20_000)), keep_work=True)
+    assert smaller.replaces and not pipeline(raw, tmp_path / "out", steps, keep_work=True).replaces
+    assert smaller.run(workers=0).documents < first.documents and not smaller.replaces
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "out/work").glob("0-*/*.arrows")}
+
+
 def test_json_lines_as_the_result(raw, tmp_path):
     corpus = pipeline(raw, tmp_path / "out", format="jsonl").run(workers=0)
     rows = [r for p in corpus.files for b in read_documents(p, ["id", "text"]) for r in b.to_pylist()]
@@ -256,8 +266,12 @@ def test_what_a_pipeline_refuses(tmp_path):
         Pipeline([], [Source("x")], format="csv")
     with pytest.raises(ValueError, match="there is no file none"):
         Words(("none.txt",))
-    with pytest.raises(ValueError, match="workers is -1"):
+    with pytest.raises(ValueError, match="workers is -1; give 1 or more, or 0 to work in this process"):
         Processes(-1)
+    with pytest.raises(ValueError, match="source x: no encoding 'utf8x'"):
+        Source("x", encoding="utf8x")
+    with pytest.raises(ValueError, match="keep has 'english'; give ISO 639 codes"):
+        Language(keep=("en", "english"))
 
 
 def test_batches_of_which_nothing_is_left(tmp_path):

