@@ -169,6 +169,7 @@ def test_ranks_of_a_job_share_the_work(tmp_path, raw, whole):
 def test_two_workers_of_ray_equal_one_process(tmp_path, raw, whole, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # not a cluster that another test has started
     assert same(prepared(tmp_path, raw, "--ray"), whole)
 
 

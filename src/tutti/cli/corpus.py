@@ -43,7 +43,7 @@ def run(
         out: Folder of the result, instead of the config's.
         workers: Processes on this machine; by default one for each core. 0 works in this process.
         memory: What all workers may take for looking at hashes, such as "4 GB".
-        ray: Do the work on a Ray cluster: that of RAY_ADDRESS, or a new one on this machine.
+        ray: Do the work on a Ray cluster: that of RAY_ADDRESS, that which runs on this machine, or a new one.
     """
     from tutti.launch.launch import rank, under_launcher
     from tutti.train.corpus import load_pipeline

@@ -1,6 +1,8 @@
 """Where the tasks of a corpus are done beyond one machine: by the ranks of a job, or by Ray.
 
 Tasks are independent and their files lie in a folder that all machines see. What is done stays when a machine is lost.
+Each rank and each worker of Ray does its tasks in a process of its own: a document that ends it or hangs is found and
+left out, as on one machine.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
-from tutti.data.corpus.pool import ATTEMPTS, Failure, Here, Progress, nothing
-from tutti.data.corpus.shard import Context
-from tutti.data.corpus.tasks import Task, carry_out
+from tutti.data.corpus.pool import ATTEMPTS, Failure, Processes, Progress, nothing
+from tutti.data.corpus.tasks import Task
 from tutti.launch.launch import rank, world_size
 
 WAIT = 0.2  # seconds between two looks at the counter of finished tasks
@@ -31,11 +33,12 @@ class Ranks:
         from torch import distributed
 
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        hosts = rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = distributed.TCPStore(host, port, world_size(), hosts, timedelta(minutes=30))  # pyright: ignore
+        self._hosts = rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = distributed.TCPStore(host, port, world_size(), self._hosts, timedelta(minutes=30))  # pyright: ignore
         name = f"tasks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._store: Any = distributed.PrefixStore(name, store)  # pyright: ignore
         self._phase = 0
+        self._process = Processes(1)
         self.workers, self.first = world_size(), rank() == 0
 
     def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
@@ -43,7 +46,7 @@ class Ranks:
         self._phase += 1
         failures: list[Failure] = []
         while (index := self._add("next", 1) - 1) < len(tasks):
-            failures += Here().run([tasks[index]])
+            failures += self._process.run([tasks[index]])
             progress(self._add("done", 1), len(tasks), 0, 0)
         while (done := self._add("done", 0)) < len(tasks):
             if self._store.add("closed", 0):
@@ -55,11 +58,12 @@ class Ranks:
         return [Failure(*pair) for text in every for pair in json.loads(text)]
 
     def close(self) -> None:
-        """Wait for all ranks, for at most a minute: rank 0 may be the one that has the store, and a rank may be
-        gone."""
+        """End the process of this rank. The rank that has the store waits for the others, for at most a minute: one may
+        be gone."""
+        self._process.close()
         self._store.add("closed", 1)
         end = time.monotonic() + 60
-        while self._store.add("closed", 0) < world_size() and time.monotonic() < end:
+        while self._hosts and self._store.add("closed", 0) < self.workers and time.monotonic() < end:
             time.sleep(WAIT)
 
     def _add(self, name: str, count: int) -> int:
@@ -67,9 +71,10 @@ class Ranks:
 
 
 class RayTasks:
-    """A Ray cluster, the one of RAY_ADDRESS or a new one on this machine, does tasks as Ray tasks of one core each.
+    """A Ray cluster does tasks as Ray tasks of one core each: the cluster of RAY_ADDRESS, that which runs on this
+    machine, or a new one.
 
-    A task whose worker dies starts again elsewhere, document by document, up to ATTEMPTS times.
+    A task whose worker of Ray is lost, with its machine perhaps, starts again elsewhere, up to ATTEMPTS times.
     """
 
     first = True
@@ -100,7 +105,7 @@ class RayTasks:
             while waiting and len(running) < most:
                 index = waiting.pop(0)
                 attempts[index] += 1
-                running[remote.remote(tasks[index], attempts[index] > 1)] = index
+                running[remote.remote(tasks[index])] = index
             (first,), _ = ray.wait(list(running), num_returns=1)
             index = running.pop(first)
             try:
@@ -121,17 +126,12 @@ class RayTasks:
             self._ray.shutdown()
 
 
-def _done_by_ray(task: Task, careful: bool) -> str:
+@cache
+def _process() -> Processes:
+    return Processes(1)
+
+
+def _done_by_ray(task: Task) -> str:
     """Do a task in a worker of Ray. Returns why it failed, or an empty string."""
-    import pyarrow as pa
-
-    from tutti.data.corpus.pool import described
-
-    pa.set_cpu_count(1)
-    context = Context()
-    context.careful = careful
-    try:
-        carry_out(task, context)
-    except Exception as error:
-        return described(error)
-    return ""
+    failures = _process().run([task])
+    return failures[0].why if failures else ""

@@ -70,9 +70,8 @@ class Processes:
     """Does tasks in `workers` processes.
 
     A worker that dies (of memory, or of a fault in a library) or makes no progress for `stall` seconds costs its task
-    only: the
-    task starts again in a new process, document by document, so that a document that ends its process is found and
-    left out. After ATTEMPTS the task has failed.
+    only: the task starts again in a new process, document by document, so that a document that ends its process is
+    found and left out. After ATTEMPTS the task has failed.
     """
 
     first = True
