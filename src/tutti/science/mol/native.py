@@ -1,0 +1,31 @@
+"""The C++ files of this package as one library, compiled at first use and called through ctypes.
+
+Tensors are passed by address; the callers see to it that they are contiguous float64 or int64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from tutti import compat
+
+FILES = ("simd.h", "neighbors.cpp")
+P, N, D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "neighbors_new": (P, [D, D, N, N, N, N, P, P]),
+    "neighbors_delete": (None, [P]),
+    "neighbors_update": (N, [P, P, P, N]),
+    "neighbors_count": (N, [P]),
+    "neighbors_copy": (None, [P, P, P, P, P]),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    loaded = compat.compile_cpp("".join(Path(__file__).with_name(name).read_text() for name in FILES))
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
