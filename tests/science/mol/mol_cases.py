@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -92,3 +93,13 @@ def finite_difference_virial(potential, positions: Tensor, cell: Tensor | None, 
             ends.append(potential.energy(positions @ F, None if cell is None else cell @ F, pairs)[0])
         virial[a, b] = -(ends[0] - ends[1]) / (2 * h)
     return virial
+
+
+def nist(name: str) -> tuple[Tensor, Tensor, list[str]]:
+    """Positions (N, 3), edges (3) and elements of a configuration of NIST's."""
+    lines = (Path(__file__).parent / "nist" / name).read_text().split("\n")
+    rows = [line.split() for line in lines[2:] if line.strip()]
+    x = torch.tensor([[float(v) for v in row[1:4]] for row in rows], dtype=torch.float64)
+    edges = torch.tensor([float(v) for v in lines[1].split()[1:]], dtype=torch.float64)
+    assert len(x) == int(lines[0])
+    return x, edges, [row[4] for row in rows if len(row) > 4]

@@ -1,7 +1,7 @@
 """Potentials: an energy of positions in torch operators is the definition; `evaluate` is what simulations call.
 
 Conventions: forces are -dU/dx. The virial is W = -sum over pairs of r (x) dU/dr = -dU/d(strain), so that the pressure
-is (2 KE + tr W) / (3 V). What NIST's tables for Lennard-Jones call the virial is -tr W.
+is (2 KE + tr W) / (3 V). NIST's tables for Lennard-Jones list tr W.
 """
 
 from __future__ import annotations
