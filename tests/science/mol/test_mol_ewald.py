@@ -136,5 +136,5 @@ def test_errors_name_what_is_wrong():
         Coulomb(system.charges, 1.0, "direct")
     periodic = System(system.positions, cell=9.0)
     wrong = Ewald([1.0, 0, -1], 1.0, 1.0, 3)
-    with pytest.raises(ValueError, match="3 charges for 2 atoms"):
+    with pytest.raises(ValueError, match="charges for 3 atoms, but there are 2"):
         wrong.evaluate(periodic.positions, periodic.cell, wrong.neighbors(periodic))

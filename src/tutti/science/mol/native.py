@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tutti import compat
 
-FILES = ("simd.h", "neighbors.cpp")
+FILES = ("simd.h", "vector_math.h", "neighbors.cpp", "pairwise.cpp", "tuples.cpp")
 P, N, D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "neighbors_new": (P, [D, D, N, N, N, N, P, P]),
@@ -19,6 +19,8 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "neighbors_update": (N, [P, P, P, N]),
     "neighbors_count": (N, [P]),
     "neighbors_copy": (None, [P, P, P, P, P]),
+    "pairwise_add": (None, [P, P, P, P, P, P, P, N]),
+    "tuples_add": (None, [N, P, N, N, N, P, P, P, P, P]),
 }
 
 

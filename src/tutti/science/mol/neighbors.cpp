@@ -186,33 +186,57 @@ struct Bins {
   int64_t of(const double* s) const { return (along(0, s[0]) * n[1] + along(1, s[1])) * n[2] + along(2, s[2]); }
 };
 
-// Candidates j of [from, to) within the range of (x, y, z), appended to `out`; at most to - from + LANES are written.
-inline int64_t within(const List& list, int64_t from, int64_t to, double x, double y, double z, double r2, int32_t* out) {
-  int64_t found = 0;
+// Candidates for the neighbours of the atoms of a bin: copies of their positions, and their packed indices.
+struct Candidates {
+  std::vector<double> x, y, z;
+  std::vector<int32_t> index;
+  int64_t count = 0;
+
+  void reserve(int64_t n) {
+    if (int64_t(index.size()) >= n + 2 * LANES) return;
+    for (auto* v : {&x, &y, &z}) v->resize(2 * n + 2 * LANES);
+    index.resize(2 * n + 2 * LANES);
+  }
+
+  void append(const List& list, int64_t from, int64_t to) {  // packed arrays may be read LANES beyond their end
+    if (from >= to) return;
+    reserve(count + to - from);
+    for (int64_t j = from, k = count; j < to; j += LANES, k += LANES) {
+      std::memcpy(&x[k], &list.x[0][j], LANES * sizeof(double));
+      std::memcpy(&y[k], &list.x[1][j], LANES * sizeof(double));
+      std::memcpy(&z[k], &list.x[2][j], LANES * sizeof(double));
+      for (int d = 0; d < LANES; ++d) index[k + d] = int32_t(j + d);
+    }
+    count += to - from;
+  }
+
+  // Those from number `from` on that are near a point, written to `out`, which has room for all and LANES more.
+  int64_t within(int64_t from, double px, double py, double pz, double r2, int32_t* out) const {
+    int64_t found = 0;
 #ifdef WIDE
-  const __m512d px = _mm512_set1_pd(x), py = _mm512_set1_pd(y), pz = _mm512_set1_pd(z), limit = _mm512_set1_pd(r2);
-  __m256i index = _mm256_add_epi32(_mm256_set1_epi32(int32_t(from)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  for (int64_t j = from; j < to; j += LANES) {
-    const __mmask8 valid = to - j >= LANES ? 0xff : __mmask8((1u << (to - j)) - 1);
-    const __m512d dx = _mm512_sub_pd(_mm512_maskz_loadu_pd(valid, list.x[0].data + j), px);
-    const __m512d dy = _mm512_sub_pd(_mm512_maskz_loadu_pd(valid, list.x[1].data + j), py);
-    const __m512d dz = _mm512_sub_pd(_mm512_maskz_loadu_pd(valid, list.x[2].data + j), pz);
-    const __m512d d2 = _mm512_fmadd_pd(dz, dz, _mm512_fmadd_pd(dy, dy, _mm512_mul_pd(dx, dx)));
-    const __mmask8 near = _mm512_mask_cmp_pd_mask(valid, d2, limit, _CMP_LT_OQ);
-    const __m512i packed = _mm512_maskz_compress_epi32(near, _mm512_castsi256_si512(index));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + found), _mm512_castsi512_si256(packed));
-    found += __builtin_popcount(near);
-    index = _mm256_add_epi32(index, _mm256_set1_epi32(LANES));
-  }
+    const __m512d vx = _mm512_set1_pd(px), vy = _mm512_set1_pd(py), vz = _mm512_set1_pd(pz), limit = _mm512_set1_pd(r2);
+    for (int64_t j = from; j < count; j += LANES) {
+      const __mmask8 valid = count - j >= LANES ? 0xff : __mmask8((1u << (count - j)) - 1);
+      const __m512d dx = _mm512_sub_pd(_mm512_loadu_pd(&x[j]), vx);
+      const __m512d dy = _mm512_sub_pd(_mm512_loadu_pd(&y[j]), vy);
+      const __m512d dz = _mm512_sub_pd(_mm512_loadu_pd(&z[j]), vz);
+      const __m512d d2 = _mm512_fmadd_pd(dz, dz, _mm512_fmadd_pd(dy, dy, _mm512_mul_pd(dx, dx)));
+      const __mmask8 near = _mm512_mask_cmp_pd_mask(valid, d2, limit, _CMP_LT_OQ);
+      const __m512i numbers = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(&index[j])));
+      const __m512i packed = _mm512_maskz_compress_epi32(near, numbers);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + found), _mm512_castsi512_si256(packed));
+      found += __builtin_popcount(near);
+    }
 #else
-  for (int64_t j = from; j < to; ++j) {
-    const double dx = list.x[0][j] - x, dy = list.x[1][j] - y, dz = list.x[2][j] - z;
-    out[found] = int32_t(j);
-    found += dx * dx + dy * dy + dz * dz < r2;
-  }
+    for (int64_t j = from; j < count; ++j) {
+      const double dx = x[j] - px, dy = y[j] - py, dz = z[j] - pz;
+      out[found] = index[j];
+      found += dx * dx + dy * dy + dz * dz < r2;
+    }
 #endif
-  return found;
-}
+    return found;
+  }
+};
 
 // Leave out pairs of atom `i` that are excluded; returns how many stay.
 int64_t keep_allowed(const List& list, int64_t i, const std::vector<std::vector<Excluded>>& excluded, int32_t* row, int64_t count) {
@@ -268,12 +292,9 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
       from[k] = std::min(from[k], s[3 * i + k]), to[k] = std::max(to[k], s[3 * i + k]);
     }
   }
-  int64_t images[3];
-  for (int k = 0; k < 3; ++k) {
-    images[k] = frame.repeats[k] ? int64_t(std::ceil(range / frame.width[k] * (1 + 1e-9))) : 0;
-    if (!frame.repeats[k]) continue;
-    // ghosts farther than the range from all atoms have no neighbours
-    from[k] -= range / frame.width[k] * (1 + 1e-9), to[k] += range / frame.width[k] * (1 + 1e-9);
+  for (int k = 0; k < 3; ++k) {  // images farther than the range from all atoms have no neighbours
+    const double reach = frame.repeats[k] ? range / frame.width[k] * (1 + 1e-9) : 0;
+    from[k] -= reach, to[k] += reach;
   }
   struct Ghost {
     int32_t origin;
@@ -281,14 +302,17 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
     double s[3];
   };
   std::vector<Ghost> ghosts;
-  for (int64_t a = 0; a <= images[0]; ++a)
-    for (int64_t b = a ? -images[1] : 0; b <= images[1]; ++b)
-      for (int64_t c = a || b ? -images[2] : 1; c <= images[2]; ++c)
-        for (int64_t i = 0; i < atoms; ++i) {
-          const double t[3] = {s[3 * i] + a, s[3 * i + 1] + b, s[3 * i + 2] + c};
-          if (t[0] < from[0] || t[0] > to[0] || t[1] < from[1] || t[1] > to[1] || t[2] < from[2] || t[2] > to[2]) continue;
-          ghosts.push_back({int32_t(i), {a, b, c}, {t[0], t[1], t[2]}});
-        }
+  for (int64_t i = 0; i < atoms; ++i) {
+    int64_t low[3], high[3];
+    for (int k = 0; k < 3; ++k) {
+      low[k] = frame.repeats[k] ? int64_t(std::ceil(from[k] - s[3 * i + k])) : 0;
+      high[k] = frame.repeats[k] ? int64_t(std::floor(to[k] - s[3 * i + k])) : 0;
+    }
+    for (int64_t a = 0; a <= high[0]; ++a)
+      for (int64_t b = a ? low[1] : 0; b <= high[1]; ++b)
+        for (int64_t c = a || b ? low[2] : 1; c <= high[2]; ++c)
+          ghosts.push_back({int32_t(i), {a, b, c}, {s[3 * i] + a, s[3 * i + 1] + b, s[3 * i + 2] + c}});
+  }
   list.ghosts = int64_t(ghosts.size());
   const int64_t n = list.packed();
 
@@ -301,29 +325,22 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
   for (int64_t b = 0; b < bins.total(); ++b) locals[b + 1] += locals[b], others[b + 1] += others[b];
 
   list.origin.resize(n), list.shift.resize(n), list.offset.resize(3 * n);
-  std::vector<double> packed(3 * n);  // fractional coordinates in the order of packing
-  std::vector<int32_t> bin(atoms);
-  const auto put = [&](int64_t k, int64_t i, const std::array<int64_t, 3>& image, const double* t) {
+  const auto put = [&](int64_t k, int64_t i, const std::array<int64_t, 3>& image) {
     const int64_t m[3] = {image[0] - fold[i][0], image[1] - fold[i][1], image[2] - fold[i][2]};
     list.origin[k] = int32_t(i);
     list.shift[k] = in_cell(frame, m);
     for (int d = 0; d < 3; ++d) {
-      packed[3 * k + d] = t[d];
       list.offset[d * n + k] = 0;
       for (int e = 0; cell && e < 3; ++e) list.offset[d * n + k] += list.shift[k][e] * cell[3 * e + d];
     }
   };
   {
     std::vector<int64_t> next(locals.begin(), locals.end() - 1);
-    for (int64_t i = 0; i < atoms; ++i) {
-      const int64_t k = next[of_atom[i]]++;
-      bin[k] = of_atom[i];
-      put(k, i, {0, 0, 0}, &s[3 * i]);
-    }
+    for (int64_t i = 0; i < atoms; ++i) put(next[of_atom[i]]++, i, {0, 0, 0});
     next.assign(others.begin(), others.end() - 1);
-    for (size_t g = 0; g < ghosts.size(); ++g) put(next[of_ghost[g]]++, ghosts[g].origin, ghosts[g].n, ghosts[g].s);
+    for (size_t g = 0; g < ghosts.size(); ++g) put(next[of_ghost[g]]++, ghosts[g].origin, ghosts[g].n);
   }
-  for (int d = 0; d < 3; ++d) list.x[d].resize(n + 1), list.f[d].resize(n + 1), list.x[d][n] = 1e60;
+  for (int d = 0; d < 3; ++d) list.x[d].resize(n + 1 + LANES), list.f[d].resize(n + 1), list.x[d][n] = 1e60;
   place(list, positions, cell);
 
   const auto excluded = exclusions(all, frame, positions);
@@ -331,51 +348,50 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
   int64_t length = 0;
   list.pairs = 0;
   std::vector<int32_t> found;
-  for (int64_t i = 0; i < atoms; ++i) {
-    const double x = list.x[0][i], y = list.x[1][i], z = list.x[2][i];
-    const int64_t b = bin[i], at[3] = {b / (bins.n[1] * bins.n[2]), b / bins.n[2] % bins.n[1], b % bins.n[2]};
-    int64_t count = 0;
-    const auto scan = [&](int64_t begin, int64_t end) {
-      if (begin >= end) return;
-      if (int64_t(found.size()) < count + end - begin + LANES) found.resize(2 * (count + end - begin + LANES));
-      count += within(list, begin, end, x, y, z, range * range, found.data() + count);
-    };
-    double gap[2] = {0, 0};  // from the atom to the bins' row
-    const auto distance = [&](int k, int64_t c) {
-      const double t = (packed[3 * i + k] - bins.low[k]) / bins.size[k] - c;
-      return bins.size[k] > 0 ? std::max({-t, t - 1, 0.0}) * bins.width[k] * (1 - 1e-9) : 0;
-    };
-    for (int64_t c0 = std::max<int64_t>(at[0] - bins.reach[0], 0); c0 <= std::min(at[0] + bins.reach[0], bins.n[0] - 1); ++c0) {
-      gap[0] = distance(0, c0);
-      if (gap[0] >= range) continue;
-      for (int64_t c1 = std::max<int64_t>(at[1] - bins.reach[1], 0); c1 <= std::min(at[1] + bins.reach[1], bins.n[1] - 1); ++c1) {
-        gap[1] = distance(1, c1);
-        if (gap[1] >= range) continue;
-        int64_t z0 = std::max<int64_t>(at[2] - bins.reach[2], 0), z1 = std::min(at[2] + bins.reach[2], bins.n[2] - 1);
-        if (frame.orthogonal && bins.size[2] > 0) {
-          const double left = range * range - gap[0] * gap[0] - gap[1] * gap[1];
+  Candidates near;
+  const auto gap = [&](int k, int64_t bins_apart) { return std::max<int64_t>(std::abs(bins_apart) - 1, 0) * bins.width[k] * (1 - 1e-9); };
+  for (int64_t b = 0; b < bins.total(); ++b) {
+    if (locals[b] == locals[b + 1]) continue;
+    const int64_t at[3] = {b / (bins.n[1] * bins.n[2]), b / bins.n[2] % bins.n[1], b % bins.n[2]};
+    int64_t from[3], to[3];
+    for (int k = 0; k < 3; ++k) from[k] = std::max<int64_t>(at[k] - bins.reach[k], 0), to[k] = std::min(at[k] + bins.reach[k], bins.n[k] - 1);
+    near.count = 0;
+    near.append(list, locals[b], locals[b - at[2] + to[2] + 1]);  // first those of this bin
+    for (int64_t c0 = from[0]; c0 <= to[0]; ++c0) {
+      const double g0 = gap(0, c0 - at[0]);
+      if (g0 >= range) continue;
+      for (int64_t c1 = from[1]; c1 <= to[1]; ++c1) {
+        const double g1 = gap(1, c1 - at[1]);
+        if (g1 >= range) continue;
+        int64_t z0 = from[2], z1 = to[2];
+        if (frame.orthogonal && bins.width[2] > 0) {
+          const double left = range * range - g0 * g0 - g1 * g1;
           if (left <= 0) continue;
-          const double reach = std::sqrt(left) / frame.width[2] * (1 + 1e-9) + 1e-12;
-          z0 = std::max(z0, bins.along(2, packed[3 * i + 2] - reach)), z1 = std::min(z1, bins.along(2, packed[3 * i + 2] + reach));
+          const int64_t reach = int64_t(std::min(std::sqrt(left) / bins.width[2] * (1 + 1e-9), 1e9)) + 1;
+          z0 = std::max(z0, at[2] - reach), z1 = std::min(z1, at[2] + reach);
         }
         const int64_t line = (c0 * bins.n[1] + c1) * bins.n[2];
-        scan(std::max(locals[line + z0], i + 1), locals[line + z1 + 1]);
-        scan(others[line + z0], others[line + z1 + 1]);
+        if (line > b) near.append(list, locals[line + z0], locals[line + z1 + 1]);  // later atoms only
+        near.append(list, others[line + z0], others[line + z1 + 1]);
       }
     }
-    if (all.excluded) count = keep_allowed(list, i, excluded, found.data(), count);
-    const int64_t whole = (count + LANES - 1) / LANES * LANES;
-    if (length + whole > list.capacity) {
-      const Aligned<int32_t> before = std::move(list.row);
-      list.capacity = std::max(length + whole, list.capacity + list.capacity / 2 + 1024);
-      list.row = {};
-      list.row.resize(list.capacity);
-      if (length) std::copy_n(before.data, length, list.row.data);
+    if (int64_t(found.size()) < near.count + LANES) found.resize(2 * near.count + LANES);
+    for (int64_t i = locals[b]; i < locals[b + 1]; ++i) {
+      int64_t count = near.within(i - locals[b] + 1, list.x[0][i], list.x[1][i], list.x[2][i], range * range, found.data());
+      if (all.excluded) count = keep_allowed(list, i, excluded, found.data(), count);
+      const int64_t whole = (count + LANES - 1) / LANES * LANES;
+      if (length + whole > list.capacity) {
+        const Aligned<int32_t> before = std::move(list.row);
+        list.capacity = std::max(length + whole, list.capacity + list.capacity / 2 + 1024);
+        list.row = {};
+        list.row.resize(list.capacity);
+        if (length) std::copy_n(before.data, length, list.row.data);
+      }
+      list.first[i] = length, list.count[i] = int32_t(count);
+      std::copy_n(found.data(), count, list.row.data + length);
+      std::fill_n(list.row.data + length + count, whole - count, int32_t(n));
+      length += whole, list.pairs += count;
     }
-    list.first[i] = length, list.count[i] = int32_t(count);
-    std::copy_n(found.data(), count, list.row.data + length);
-    std::fill_n(list.row.data + length + count, whole - count, int32_t(n));
-    length += whole, list.pairs += count;
   }
   list.first[atoms] = length;
 }

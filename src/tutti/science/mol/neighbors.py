@@ -85,6 +85,7 @@ class NeighborList:
         self.cutoff, self.skin, self.half = float(cutoff), float(skin), half
         self.exclusions = unique_pairs(exclusions)
         self.builds = 0  # how often a replica's list was built
+        self.suits: object = None  # the potential that was last found to want this list
         self._pbc = pbc
         self._key: tuple[Any, ...] | None = None
         self._handle: int | None = None

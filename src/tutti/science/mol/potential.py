@@ -56,12 +56,30 @@ class Potential:
         self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, virial: bool = False
     ) -> Evaluation:
         """Energy and forces, and the virial if wanted. The neighbour list must be up to date."""
+        if neighbors.suits is not self:
+            self._check(neighbors)
         with torch.no_grad():
             forces = torch.zeros_like(positions, memory_format=torch.contiguous_format)
             w = positions.new_zeros(positions.shape[0], 3, 3) if virial else None
             terms = self.accumulate(positions, cell, neighbors, forces, w)
             energy = sum(terms.values(), start=positions.new_zeros(positions.shape[0]))
         return Evaluation(energy, forces, w, terms)
+
+    def _check(self, neighbors: NeighborList) -> None:
+        if neighbors.cutoff < self.cutoff:
+            raise ValueError(
+                f"{self.name} needs pairs within {self.cutoff}, but the neighbor list has a cutoff of"
+                f" {neighbors.cutoff}; take the list from .neighbors(system)"
+            )
+        if self.exclusions is not None and not torch.equal(unique_pairs(self.exclusions), neighbors.exclusions):
+            raise ValueError(
+                f"{self.name} excludes other pairs than the neighbor list; take the list from .neighbors(system)"
+            )
+        neighbors.suits = self
+
+    def join(self, other: Potential) -> Potential | None:
+        """One potential that computes this term and another together, if there is such a kernel."""
+        return None
 
     def neighbors(self, system: System, skin: float = 0.0) -> NeighborList:
         """The list that `evaluate` wants, up to date."""
@@ -108,6 +126,7 @@ class Sum(Potential):
             raise ValueError("some terms want each pair once and some twice; evaluate them with a list of each kind")
         self.half = halves.pop() if halves else True
         self.exclusions = _shared_exclusions(self.terms)
+        self.computed = _joined(self.terms)  # what is evaluated: some terms together
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         zero = positions.new_zeros(positions.shape[0])
@@ -117,7 +136,7 @@ class Sum(Potential):
         self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
     ) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
-        for term in self.terms:
+        for term in self.computed:
             for name, energy in term.accumulate(positions, cell, neighbors, forces, virial).items():
                 terms[name] = terms[name] + energy if name in terms else energy
         return terms
@@ -135,3 +154,16 @@ def _shared_exclusions(terms: Sequence[Potential]) -> Tensor | None:
             )
         chosen = term
     return None if chosen is None else chosen.exclusions
+
+
+def _joined(terms: Sequence[Potential]) -> list[Potential]:
+    """Each term with the first that it can be computed together with."""
+    result: list[Potential] = []
+    for term in terms:
+        for k, other in enumerate(result):
+            if (both := other.join(term) or term.join(other)) is not None:
+                result[k] = both
+                break
+        else:
+            result.append(term)
+    return result

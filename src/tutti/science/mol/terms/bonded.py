@@ -5,15 +5,18 @@ Stiffnesses follow E = k x^2 / 2 (OpenMM, GROMACS); those of Amber and CHARMM fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tutti.science.mol import cell as cells
-from tutti.science.mol.neighbors import Pairs
+from tutti.science.mol.neighbors import NeighborList, Pairs
 from tutti.science.mol.potential import Potential
 from tutti.science.mol.system import check_atoms
+from tutti.science.mol.terms.tuples import TupleKernel, add, pointers
 
 
 def distance(a: Tensor) -> Tensor:
@@ -41,6 +44,8 @@ class Bonded(Potential):
 
     size: int
     parameters: tuple[str, ...]
+    kind: str  # for the kernel
+    energies: tuple[str, ...]  # names of what the kernel gives
 
     def __init__(self, atoms: Any, **parameters: Any) -> None:
         self.atoms = torch.as_tensor(atoms, dtype=torch.int64).reshape(-1, self.size)
@@ -54,8 +59,25 @@ class Bonded(Potential):
                 )
             setattr(self, name, values.expand(len(self.atoms)).contiguous())
 
+        self.energies = (self.name,)
+
     def __len__(self) -> int:
         return len(self.atoms)
+
+    @cached_property
+    def kernel(self) -> TupleKernel:
+        return TupleKernel(self.kind, self.atoms, self.kernel_parameters())
+
+    def kernel_parameters(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.parameters]
+
+    def join(self, other: Potential) -> Potential | None:
+        return BondedTerms([self, other]) if isinstance(other, Bonded) else None
+
+    def accumulate(
+        self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
+    ) -> dict[str, Tensor]:
+        return BondedTerms([self]).accumulate(positions, cell, neighbors, forces, virial)
 
     def form(self, d: list[Tensor]) -> Tensor:
         raise NotImplementedError
@@ -77,6 +99,7 @@ class HarmonicBonds(Bonded):
     """k (r - r0)^2 / 2 of atoms (B, 2)."""
 
     name, size, parameters = "bonds", 2, ("length", "stiffness")
+    kind = "bonds"
     length: Tensor
     stiffness: Tensor
 
@@ -97,6 +120,7 @@ class HarmonicAngles(Bonded):
     """k (theta - theta0)^2 / 2 of atoms (B, 3), the vertex in the middle; radians."""
 
     name, size, parameters = "angles", 3, ("angle", "stiffness")
+    kind = "angles"
     angle: Tensor
     stiffness: Tensor
 
@@ -111,6 +135,7 @@ class PeriodicTorsions(Bonded):
     """k (1 + cos(n phi - phase)) of atoms (B, 4). Amber's impropers have this form too."""
 
     name, size, parameters = "torsions", 4, ("periodicity", "phase", "stiffness")
+    kind = "torsions"
     periodicity: Tensor
     phase: Tensor
     stiffness: Tensor
@@ -128,6 +153,7 @@ class HarmonicImpropers(Bonded):
     """k (xi - xi0)^2 / 2 of the dihedral xi of atoms (B, 4), by the shorter way round (CHARMM, GROMACS)."""
 
     name, size, parameters = "impropers", 4, ("angle", "stiffness")
+    kind = "impropers"
     angle: Tensor
     stiffness: Tensor
 
@@ -143,6 +169,7 @@ class RyckaertBellemansTorsions(Bonded):
     """sum of c_n cos(phi - pi)^n, n = 0..5, of atoms (B, 4)."""
 
     name, size, parameters = "ryckaert_bellemans", 4, ("c0", "c1", "c2", "c3", "c4", "c5")
+    kind = "ryckaert_bellemans"
 
     def __init__(self, atoms: Any, coefficients: Any) -> None:
         c = torch.as_tensor(coefficients, dtype=torch.float64)
@@ -156,3 +183,31 @@ class RyckaertBellemansTorsions(Bonded):
         for n in range(5, -1, -1):
             total = total * x + getattr(self, f"c{n}")
         return total
+
+
+class BondedTerms(Potential):
+    """Bonded terms that the kernel computes in one call."""
+
+    name = "bonded"
+
+    def __init__(self, terms: Sequence[Bonded]) -> None:
+        self.terms = list(terms)
+        self.kernels = [term.kernel for term in self.terms]
+        self.pointers = pointers(self.kernels)
+
+    def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
+        zero = positions.new_zeros(len(positions))
+        return sum((term.energy(positions, cell, pairs) for term in self.terms), start=zero)
+
+    def join(self, other: Potential) -> Potential | None:
+        return BondedTerms([*self.terms, other]) if isinstance(other, Bonded) else None
+
+    def accumulate(
+        self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
+    ) -> dict[str, Tensor]:
+        found = add(self.kernels, self.pointers, positions, cell, neighbors, forces, virial)
+        result: dict[str, Tensor] = {}
+        for k, term in enumerate(self.terms):
+            for name, energy in zip(term.energies, found[:, k].unbind(-1), strict=False):
+                result[name] = result[name] + energy if name in result else energy
+        return result

@@ -13,13 +13,15 @@ Excluded pairs feel no reaction field either, as in OpenMM.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tutti.science.mol.neighbors import Pairs, unique_pairs
+from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
 from tutti.science.mol.potential import Potential
+from tutti.science.mol.terms.nonbonded import PairKernel
 from tutti.science.mol.units import MD
 
 METHODS = ("cut", "shift", "reaction_field")
@@ -65,3 +67,20 @@ class Coulomb(Potential):
         qq = self.coulomb * self.charges[pairs.i] * self.charges[pairs.j]
         u = torch.where(r < self.cutoff, qq * (1 / r + self.quadratic * r**2 - self.constant), 0.0)
         return pairs.sum(u, positions.shape[0]) * (1 if pairs.half else 0.5)
+
+    @cached_property
+    def kernel(self) -> PairKernel:
+        return PairKernel(None, self)
+
+    def accumulate(
+        self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
+    ) -> dict[str, Tensor]:
+        _, energy = self.kernel.add(positions, cell, neighbors, forces, virial)
+        return self.add_rest(energy, positions, cell, neighbors, forces, virial)
+
+    def add_rest(
+        self, pair_energy: Tensor, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor,
+        virial: Tensor | None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """What there is besides pairs: nothing."""
+        return {self.name: pair_energy}

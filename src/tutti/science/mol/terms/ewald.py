@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from torch import Tensor
 
 from tutti.science.mol import cell as cells
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
-from tutti.science.mol.potential import Potential, differentiate
+from tutti.science.mol.potential import Potential
+from tutti.science.mol.terms.nonbonded import PairKernel
+from tutti.science.mol.terms.tuples import TupleKernel
 from tutti.science.mol.units import MD
 
 
@@ -107,17 +110,48 @@ class Electrostatics(Potential):
                 " use Coulomb(method='reaction_field' or 'cut') otherwise"
             )
         if len(self.charges) != positions.shape[1]:
-            raise ValueError(f"Ewald's sum has {len(self.charges)} charges for {positions.shape[1]} atoms")
+            raise ValueError(f"there are charges for {len(self.charges)} atoms, but there are {positions.shape[1]}")
         return cell
+
+    @cached_property
+    def kernel(self) -> PairKernel:
+        return PairKernel(None, self)
 
     def accumulate(
         self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
     ) -> dict[str, Tensor]:
-        _, of_positions, of_strain = differentiate(self, positions, cell, neighbors.pairs, virial is not None)
-        forces -= of_positions
-        if virial is not None:
-            virial -= of_strain
-        return self.parts(positions, cell, neighbors.pairs)
+        self.check(positions, cell, neighbors.pbc)
+        _, energy = self.kernel.add(positions, cell, neighbors, forces, virial)
+        return self.add_rest(energy, positions, cell, neighbors, forces, virial)
+
+    def add_rest(
+        self, pair_energy: Tensor, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor,
+        virial: Tensor | None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """All but the real-space pairs, whose energy is given."""
+        h = self.check(positions, cell, neighbors.pbc)
+        terms = {"ewald_real": pair_energy, "ewald_fourier": self.add_fourier(positions, h, forces, virial)}
+        terms["ewald_self"] = self._self.expand(len(positions))
+        if len(self.exclusions):
+            terms["ewald_intra"] = self.intra.add(positions, h, neighbors, forces, virial)
+        if self.charged:
+            terms["ewald_background"] = self.background_energy(h)
+            if virial is not None:
+                virial.diagonal(dim1=-2, dim2=-1).add_(terms["ewald_background"][:, None])
+        return terms
+
+    @cached_property
+    def _self(self) -> Tensor:
+        return self.self_energy()
+
+    @cached_property
+    def intra(self) -> TupleKernel:
+        i, j = self.exclusions.T
+        qq = self.coulomb * self.charges[i] * self.charges[j]
+        return TupleKernel("erf", self.exclusions, [qq, torch.full_like(qq, self.alpha)])
+
+    def add_fourier(self, positions: Tensor, cell: Tensor, forces: Tensor, virial: Tensor | None) -> Tensor:
+        raise NotImplementedError
 
 
 class Ewald(Electrostatics):
@@ -186,3 +220,26 @@ class Ewald(Electrostatics):
             real, imaginary = self.charges @ phase.cos(), self.charges @ phase.sin()
             total = total + (weight * (real**2 + imaginary**2)).sum(-1)
         return 4 * math.pi * self.coulomb / cells.volume(cell) * total
+
+    def add_fourier(self, positions: Tensor, cell: Tensor, forces: Tensor, virial: Tensor | None) -> Tensor:
+        """By wave vectors in blocks, without autograd's memory of all phases."""
+        inverse, total = torch.linalg.inv(cell), positions.new_zeros(len(positions))
+        factor = 4 * math.pi * self.coulomb / cells.volume(cell)
+        for waves in self.waves.split(256):
+            k = 2 * math.pi * waves @ inverse.transpose(-1, -2)  # (R, K, 3)
+            k2 = (k * k).sum(-1)
+            weight = factor[:, None] * torch.exp(-k2 / (4 * self.alpha**2)) / k2
+            if self.wave_cutoff is not None:
+                weight = torch.where(k2 <= self.wave_cutoff**2, weight, 0.0)
+            phase = positions @ k.transpose(-1, -2)  # (R, N, K)
+            cosine, sine = phase.cos(), phase.sin()
+            real, imaginary = self.charges @ cosine, self.charges @ sine
+            energy = weight * (real**2 + imaginary**2)
+            total += energy.sum(-1)
+            slopes = sine.mul_((weight * real)[:, None]) - cosine.mul_((weight * imaginary)[:, None])
+            forces += 2 * self.charges[:, None] * (slopes @ k)
+            if virial is not None:
+                along = energy * (2 / k2 + 1 / (2 * self.alpha**2))
+                virial.diagonal(dim1=-2, dim2=-1).add_(energy.sum(-1)[:, None])
+                virial -= torch.einsum("rk,rka,rkb->rab", along, k, k)
+        return total

@@ -15,6 +15,7 @@ W = -2 pi / V sum_ab N_a N_b int r^3 (u' - u'_truncated) dr, a third on each dia
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from torch import Tensor
 from tutti.science.mol.cell import volume
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
 from tutti.science.mol.potential import Potential
+from tutti.science.mol.terms.coulomb import Coulomb
+from tutti.science.mol.terms.ewald import Electrostatics
+from tutti.science.mol.terms.nonbonded import Nonbonded, PairKernel
 
 TRUNCATIONS = ("cut", "shift", "force_shift", "switch")
 MIXING = {  # sigma and epsilon of pairs of species
@@ -52,7 +56,8 @@ class LennardJones(Potential):
     """Lennard-Jones interactions of all pairs within the cutoff.
 
     sigma, epsilon: numbers, one for each type, or tables (T, T) of pairs of types. types: (N) from 0; may be left out
-    if there is one type, or as many as atoms. tail: add tail corrections, for truncation cut or switch in periodic cells.
+    if there is one type, or as many as atoms. tail: add tail corrections, with truncation cut or switch in periodic
+    cells.
 
     >>> from tutti.science.mol.system import System
     >>> pair = System([[0.0, 0, 0], [2 ** (1 / 6), 0, 0]])
@@ -147,15 +152,26 @@ class LennardJones(Potential):
             cached[atoms] = tuple(float(f * 2 * math.pi * (n @ c @ n)) for f, c in ((1, energy), (-1, slope)))
         return cached[atoms]
 
+    def end_energy(self, end: Tensor) -> Tensor:
+        """What truncation subtracts at the cutoff, for tables of pairs of types."""
+        shifted = self.truncation in ("shift", "force_shift")
+        return pair_energy(end, self.sigma, self.epsilon) if shifted else torch.zeros_like(end)
+
+    def end_slope(self, end: Tensor) -> Tensor:
+        return pair_slope(end, self.sigma, self.epsilon)
+
+    @cached_property
+    def kernel(self) -> PairKernel:
+        return PairKernel(self, None)
+
+    def join(self, other: Potential) -> Potential | None:
+        return Nonbonded(self, other) if isinstance(other, Coulomb | Electrostatics) else None
+
     def accumulate(
         self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
     ) -> dict[str, Tensor]:
-        tail, self.tail = self.tail, False
-        try:
-            terms = super().accumulate(positions, cell, neighbors, forces, virial)
-        finally:
-            self.tail = tail
-        return terms | self.add_tail(positions, cell, virial)
+        energies = self.kernel.add(positions, cell, neighbors, forces, virial)
+        return {self.name: energies[0]} | self.add_tail(positions, cell, virial)
 
     def add_tail(self, positions: Tensor, cell: Tensor | None, virial: Tensor | None) -> dict[str, Tensor]:
         if not self.tail:

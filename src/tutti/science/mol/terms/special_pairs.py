@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tutti.science.mol.neighbors import NeighborList, Pairs
-from tutti.science.mol.potential import differentiate
 from tutti.science.mol.terms.bonded import Bonded, distance
 from tutti.science.mol.terms.lennard_jones import pair_energy
 from tutti.science.mol.units import MD
@@ -25,6 +22,7 @@ class SpecialPairs(Bonded):
     """
 
     name, size, parameters = "special_pairs", 2, ("sigma", "epsilon", "charge_product")
+    kind = "special_pairs"
     sigma: Tensor
     epsilon: Tensor
     charge_product: Tensor
@@ -34,24 +32,11 @@ class SpecialPairs(Bonded):
     ) -> None:
         super().__init__(atoms, sigma=sigma, epsilon=epsilon, charge_product=charge_product)
         self.coulomb = float(coulomb)
-
-    def parts(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> dict[str, Tensor]:
-        r = distance(self.differences(positions, cell, pairs.pbc)[0])
-        return {
-            "lennard_jones_14": pair_energy(r, self.sigma, self.epsilon).sum(-1),
-            "coulomb_14": (self.coulomb * self.charge_product / r).sum(-1),
-        }
+        self.energies = ("lennard_jones_14", "coulomb_14")
 
     def form(self, d: list[Tensor]) -> Tensor:
         r = distance(d[0])
         return pair_energy(r, self.sigma, self.epsilon) + self.coulomb * self.charge_product / r
 
-    def accumulate(
-        self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
-    ) -> dict[str, Tensor]:
-        _, of_positions, of_strain = differentiate(self, positions, cell, neighbors.pairs, virial is not None)
-        forces -= of_positions
-        if virial is not None:
-            virial -= of_strain
-        with torch.no_grad():
-            return self.parts(positions, cell, neighbors.pairs)
+    def kernel_parameters(self) -> list[Tensor]:
+        return [self.sigma, self.epsilon, self.coulomb * self.charge_product]
