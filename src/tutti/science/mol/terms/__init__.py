@@ -13,9 +13,11 @@ from tutti.science.mol.terms.coulomb import Coulomb
 from tutti.science.mol.terms.ewald import Ewald
 from tutti.science.mol.terms.exclusions import neighbors_by_bonds
 from tutti.science.mol.terms.lennard_jones import LennardJones
+from tutti.science.mol.terms.pme import PME
 from tutti.science.mol.terms.special_pairs import SpecialPairs
 
 __all__ = [
+    "PME",
     "Coulomb",
     "Ewald",
     "HarmonicAngles",
