@@ -27,8 +27,10 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 
 @cache
-def library() -> ctypes.CDLL:
-    loaded = compat.compile_cpp("".join(Path(__file__).with_name(name).read_text() for name in FILES))
+def library(plain: bool = False) -> ctypes.CDLL:
+    """plain: without AVX-512, as on processors that lack it."""
+    source = "".join(Path(__file__).with_name(name).read_text() for name in FILES)
+    loaded = compat.compile_cpp("#define PLAIN\n" + source if plain else source)
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments

@@ -93,9 +93,9 @@ struct List {  // of one replica
   double cell[9];                    // then
   std::vector<int32_t> origin;       // of each packed atom, its index
   std::vector<Shift> shift;          // and the lattice vectors added to its position
-  std::vector<double> offset;        // the same in space (3, packed)
-  Aligned<double> x[3];              // packed positions; one more, far away, fills up rows
-  Aligned<double> f[3];              // forces on packed atoms
+  std::vector<double> offset;        // the same in space (packed, 3)
+  Aligned<double> x;                 // packed (x, y, z, w) for kernels; one more atom, far away, fills up rows
+  Aligned<double> f;                 // forces on packed atoms, (x, y, z, 0)
   std::vector<int64_t> first;        // of each row, a multiple of the lanes
   std::vector<int32_t> count;        // its pairs
   Aligned<int32_t> row;              // second atoms, packed
@@ -142,20 +142,20 @@ Shift in_cell(const Frame& frame, const int64_t* n) {  // lattice vectors of the
 
 void place(List& list, const double* positions, const double* cell) {  // packed positions from those of now
   const int64_t n = list.packed();
-  double *x = list.x[0].data, *y = list.x[1].data, *z = list.x[2].data;
-  const double *a = list.offset.data(), *b = a + n, *c = b + n;
+  double* x = list.x.data;
+  const double* offset = list.offset.data();
   const int32_t* origin = list.origin.data();
   if (cell && std::memcmp(cell, list.cell, sizeof list.cell)) {  // the cell has changed a little since the build
     for (int64_t k = 0; k < n; ++k)
       for (int d = 0; d < 3; ++d) {
         const Shift& s = list.shift[k];
-        list.x[d][k] = positions[3 * origin[k] + d] + s[0] * cell[d] + s[1] * cell[3 + d] + s[2] * cell[6 + d];
+        x[4 * k + d] = positions[3 * origin[k] + d] + s[0] * cell[d] + s[1] * cell[3 + d] + s[2] * cell[6 + d];
       }
     return;
   }
   for (int64_t k = 0; k < n; ++k) {
-    const double* p = positions + 3 * int64_t(origin[k]);
-    x[k] = p[0] + a[k], y[k] = p[1] + b[k], z[k] = p[2] + c[k];
+    const double *p = positions + 3 * int64_t(origin[k]), *a = offset + 3 * k;
+    x[4 * k] = p[0] + a[0], x[4 * k + 1] = p[1] + a[1], x[4 * k + 2] = p[2] + a[2];
   }
 }
 
@@ -198,13 +198,13 @@ struct Candidates {
     index.resize(2 * n + 2 * LANES);
   }
 
-  void append(const List& list, int64_t from, int64_t to) {  // packed arrays may be read LANES beyond their end
+  void append(const std::vector<double>* packed, int64_t from, int64_t to) {  // which may be read LANES beyond their end
     if (from >= to) return;
     reserve(count + to - from);
     for (int64_t j = from, k = count; j < to; j += LANES, k += LANES) {
-      std::memcpy(&x[k], &list.x[0][j], LANES * sizeof(double));
-      std::memcpy(&y[k], &list.x[1][j], LANES * sizeof(double));
-      std::memcpy(&z[k], &list.x[2][j], LANES * sizeof(double));
+      std::memcpy(&x[k], &packed[0][j], LANES * sizeof(double));
+      std::memcpy(&y[k], &packed[1][j], LANES * sizeof(double));
+      std::memcpy(&z[k], &packed[2][j], LANES * sizeof(double));
       for (int d = 0; d < LANES; ++d) index[k + d] = int32_t(j + d);
     }
     count += to - from;
@@ -330,8 +330,8 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
     list.origin[k] = int32_t(i);
     list.shift[k] = in_cell(frame, m);
     for (int d = 0; d < 3; ++d) {
-      list.offset[d * n + k] = 0;
-      for (int e = 0; cell && e < 3; ++e) list.offset[d * n + k] += list.shift[k][e] * cell[3 * e + d];
+      list.offset[3 * k + d] = 0;
+      for (int e = 0; cell && e < 3; ++e) list.offset[3 * k + d] += list.shift[k][e] * cell[3 * e + d];
     }
   };
   {
@@ -340,8 +340,15 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
     next.assign(others.begin(), others.end() - 1);
     for (size_t g = 0; g < ghosts.size(); ++g) put(next[of_ghost[g]]++, ghosts[g].origin, ghosts[g].n);
   }
-  for (int d = 0; d < 3; ++d) list.x[d].resize(n + 1 + LANES), list.f[d].resize(n + 1), list.x[d][n] = 1e60;
+  list.x.resize(4 * n + 4), list.f.resize(4 * n + 4);
+  std::fill_n(list.x.data, 4 * n + 4, 0.0);
+  for (int d = 0; d < 3; ++d) list.x[4 * n + d] = 1e60;
   place(list, positions, cell);
+  std::vector<double> packed[3];  // by component
+  for (int d = 0; d < 3; ++d) {
+    packed[d].resize(n + LANES);
+    for (int64_t k = 0; k < n; ++k) packed[d][k] = list.x[4 * k + d];
+  }
 
   const auto excluded = exclusions(all, frame, positions);
   list.first.resize(atoms + 1), list.count.resize(atoms);
@@ -356,7 +363,7 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
     int64_t from[3], to[3];
     for (int k = 0; k < 3; ++k) from[k] = std::max<int64_t>(at[k] - bins.reach[k], 0), to[k] = std::min(at[k] + bins.reach[k], bins.n[k] - 1);
     near.count = 0;
-    near.append(list, locals[b], locals[b - at[2] + to[2] + 1]);  // first those of this bin
+    near.append(packed, locals[b], locals[b - at[2] + to[2] + 1]);  // first those of this bin
     for (int64_t c0 = from[0]; c0 <= to[0]; ++c0) {
       const double g0 = gap(0, c0 - at[0]);
       if (g0 >= range) continue;
@@ -371,13 +378,13 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
           z0 = std::max(z0, at[2] - reach), z1 = std::min(z1, at[2] + reach);
         }
         const int64_t line = (c0 * bins.n[1] + c1) * bins.n[2];
-        if (line > b) near.append(list, locals[line + z0], locals[line + z1 + 1]);  // later atoms only
-        near.append(list, others[line + z0], others[line + z1 + 1]);
+        if (line > b) near.append(packed, locals[line + z0], locals[line + z1 + 1]);  // later atoms only
+        near.append(packed, others[line + z0], others[line + z1 + 1]);
       }
     }
     if (int64_t(found.size()) < near.count + LANES) found.resize(2 * near.count + LANES);
     for (int64_t i = locals[b]; i < locals[b + 1]; ++i) {
-      int64_t count = near.within(i - locals[b] + 1, list.x[0][i], list.x[1][i], list.x[2][i], range * range, found.data());
+      int64_t count = near.within(i - locals[b] + 1, packed[0][i], packed[1][i], packed[2][i], range * range, found.data());
       if (all.excluded) count = keep_allowed(list, i, excluded, found.data(), count);
       const int64_t whole = (count + LANES - 1) / LANES * LANES;
       if (length + whole > list.capacity) {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 #include <omp.h>
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && !defined(PLAIN)
 #include <immintrin.h>
 #define WIDE 1
 #endif
@@ -39,12 +39,58 @@ inline V gather(const double* from, const int32_t* index) {
 #endif
 }
 
-inline void scatter_subtract(double* to, const int32_t* index, V amount) {  // indices differ
+// Rows of four numbers (x, y, z, w) of eight atoms, by component. With AVX-512 the atoms stand in the order 0 1 4 5 2 3 6 7
+// of lanes, which is that of all functions here.
+struct Four {
+  V x, y, z, w;
+};
+
+inline Four load_rows(const double* from, const int32_t* j) {
+  Four r;
 #ifdef WIDE
-  const __m256i where = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(index));
-  _mm512_i32scatter_pd(to, where, _mm512_sub_pd(_mm512_i32gather_pd(where, to, 8), amount), 8);
+  const auto pair = [&](int a, int b) { return _mm512_insertf64x4(_mm512_castpd256_pd512(_mm256_load_pd(from + 4 * int64_t(j[a]))), _mm256_load_pd(from + 4 * int64_t(j[b])), 1); };
+  const __m512d a = pair(0, 4), b = pair(1, 5), c = pair(2, 6), d = pair(3, 7);
+  const __m512d xz = _mm512_unpacklo_pd(a, b), yw = _mm512_unpackhi_pd(a, b), xz2 = _mm512_unpacklo_pd(c, d), yw2 = _mm512_unpackhi_pd(c, d);
+  r.x = _mm512_shuffle_f64x2(xz, xz2, 0x88), r.z = _mm512_shuffle_f64x2(xz, xz2, 0xdd);
+  r.y = _mm512_shuffle_f64x2(yw, yw2, 0x88), r.w = _mm512_shuffle_f64x2(yw, yw2, 0xdd);
 #else
-  for (int k = 0; k < LANES; ++k) to[index[k]] -= amount[k];
+  for (int k = 0; k < LANES; ++k) {
+    const double* row = from + 4 * int64_t(j[k]);
+    r.x[k] = row[0], r.y[k] = row[1], r.z[k] = row[2], r.w[k] = row[3];
+  }
+#endif
+  return r;
+}
+
+inline void subtract_from_rows(double* to, const int32_t* j, V x, V y, V z) {  // rows may be the same
+#ifdef WIDE
+  const __m512d zero = _mm512_setzero_pd();
+  const __m512d xy = _mm512_unpacklo_pd(x, y), xy2 = _mm512_unpackhi_pd(x, y), z0 = _mm512_unpacklo_pd(z, zero), z1 = _mm512_unpackhi_pd(z, zero);
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  const auto put = [&](int a, int b, __m512d rows) {
+    double *first = to + 4 * int64_t(j[a]), *second = to + 4 * int64_t(j[b]);
+    _mm256_store_pd(first, _mm256_sub_pd(_mm256_load_pd(first), _mm512_castpd512_pd256(rows)));
+    _mm256_store_pd(second, _mm256_sub_pd(_mm256_load_pd(second), _mm512_extractf64x4_pd(rows, 1)));
+  };
+  put(0, 4, _mm512_permutex2var_pd(xy, low, z0));
+  put(1, 5, _mm512_permutex2var_pd(xy2, low, z1));
+  put(2, 6, _mm512_permutex2var_pd(xy, high, z0));
+  put(3, 7, _mm512_permutex2var_pd(xy2, high, z1));
+#else
+  for (int k = 0; k < LANES; ++k) {
+    double* row = to + 4 * int64_t(j[k]);
+    row[0] -= x[k], row[1] -= y[k], row[2] -= z[k];
+  }
+#endif
+}
+
+inline void look_up(const int32_t* table, const int32_t* j, int32_t* out) {
+#ifdef WIDE
+  const __m256i order = _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
+  const __m256i index = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(j)), order);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(out), _mm256_i32gather_epi32(table, index, 4));
+#else
+  for (int k = 0; k < LANES; ++k) out[k] = table[j[k]];
 #endif
 }
 
@@ -53,16 +99,6 @@ inline V where(Mask mask, V x) {  // x, or 0
   return _mm512_and_pd(x, (__m512d)mask);
 #else
   return (V)((Mask)x & mask);
-#endif
-}
-
-inline bool any(Mask m) {
-#ifdef WIDE
-  return _mm512_movepi64_mask((__m512i)m) != 0;
-#else
-  int64_t x = 0;
-  for (int k = 0; k < LANES; ++k) x |= m[k];
-  return x != 0;
 #endif
 }
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tutti.science.mol.terms.lennard_jones import LennardJones
 
 LJ_MODES = {"cut": 1, "shift": 1, "force_shift": 2, "switch": 3}
-ATOMS_PER_THREAD = 1500  # fewer are faster on one thread
 _TABLES = ("a", "b", "shift", "slope")
 _SCALARS = ("lj_cutoff", "coulomb_cutoff", "start", "quadratic", "constant", "alpha", "factor")
 
@@ -27,7 +26,7 @@ class _Pairwise(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("types", "lj", "coulomb")],
         *[(name, ctypes.c_double) for name in _SCALARS],
-        *[(name, ctypes.c_void_p) for name in (*_TABLES, "type", "charge")],
+        *[(name, ctypes.c_void_p) for name in (*_TABLES, "inert", "type", "charge")],
     ]
 
 
@@ -54,6 +53,7 @@ class PairKernel:
         tables = (4 * lj.epsilon * x * x, 4 * lj.epsilon * x, shift, slope)
         for name, table in zip(_TABLES, tables, strict=True):
             setattr(arguments, name, self._hold(table))
+        arguments.inert = self._hold((lj.epsilon == 0).all(-1).to(torch.int64))
         arguments.types, arguments.lj = len(lj.sigma), LJ_MODES[lj.truncation]
         arguments.lj_cutoff, arguments.start = lj.cutoff, lj.switch or 0.0
         if lj.types is not None:
@@ -72,11 +72,10 @@ class PairKernel:
             if values is not None and len(values) != atoms:
                 raise ValueError(f"there are {what} for {len(values)} atoms, but there are {atoms}")
         energies = torch.zeros(2, replicas, dtype=torch.float64)
-        threads = min(torch.get_num_threads(), max(replicas * atoms // ATOMS_PER_THREAD, 1))
         positions = positions.contiguous()
         native.library().pairwise_add(
             self.address, neighbors.handle, positions.data_ptr(), address(cell), forces.data_ptr(),
-            energies.data_ptr(), address(virial), threads,
+            energies.data_ptr(), address(virial), torch.get_num_threads(),
         )  # fmt: skip
         return energies
 
