@@ -159,6 +159,10 @@ void place(List& list, const double* positions, const double* cell) {  // packed
   }
 }
 
+struct Row {  // of bins along the last axis, near another one: how far apart, and how far it reaches
+  int64_t apart[2], reach;
+};
+
 struct Bins {
   int64_t n[3], reach[3];
   double low[3], size[3], width[3];  // in fractional coordinates, and the distance between faces
@@ -182,6 +186,19 @@ struct Bins {
   int64_t total() const { return n[0] * n[1] * n[2]; }
   int64_t along(int k, double s) const {
     return size[k] > 0 ? std::clamp<int64_t>(int64_t((s - low[k]) / size[k]), 0, n[k] - 1) : 0;
+  }
+  std::vector<Row> stencil(const Frame& frame, double range) const {  // rows that hold bins within the range of a bin
+    std::vector<Row> rows;
+    const auto gap = [&](int k, int64_t apart) { return std::max<int64_t>(std::abs(apart) - 1, 0) * width[k] * (1 - 1e-9); };
+    for (int64_t a = -reach[0]; a <= reach[0]; ++a)
+      for (int64_t b = -reach[1]; b <= reach[1]; ++b) {
+        const double x = gap(0, a), y = gap(1, b), left = range * range - x * x - y * y;
+        if (x >= range || y >= range || (frame.orthogonal && left <= 0)) continue;
+        int64_t far = reach[2];
+        if (frame.orthogonal && width[2] > 0) far = std::min(far, int64_t(std::min(std::sqrt(left) / width[2] * (1 + 1e-9), 1e9)) + 1);
+        rows.push_back({{a, b}, far});
+      }
+    return rows;
   }
   int64_t of(const double* s) const { return (along(0, s[0]) * n[1] + along(1, s[1])) * n[2] + along(2, s[2]); }
 };
@@ -356,31 +373,19 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
   list.pairs = 0;
   std::vector<int32_t> found;
   Candidates near;
-  const auto gap = [&](int k, int64_t bins_apart) { return std::max<int64_t>(std::abs(bins_apart) - 1, 0) * bins.width[k] * (1 - 1e-9); };
+  const std::vector<Row> stencil = bins.stencil(frame, range);
   for (int64_t b = 0; b < bins.total(); ++b) {
     if (locals[b] == locals[b + 1]) continue;
     const int64_t at[3] = {b / (bins.n[1] * bins.n[2]), b / bins.n[2] % bins.n[1], b % bins.n[2]};
-    int64_t from[3], to[3];
-    for (int k = 0; k < 3; ++k) from[k] = std::max<int64_t>(at[k] - bins.reach[k], 0), to[k] = std::min(at[k] + bins.reach[k], bins.n[k] - 1);
     near.count = 0;
-    near.append(packed, locals[b], locals[b - at[2] + to[2] + 1]);  // first those of this bin
-    for (int64_t c0 = from[0]; c0 <= to[0]; ++c0) {
-      const double g0 = gap(0, c0 - at[0]);
-      if (g0 >= range) continue;
-      for (int64_t c1 = from[1]; c1 <= to[1]; ++c1) {
-        const double g1 = gap(1, c1 - at[1]);
-        if (g1 >= range) continue;
-        int64_t z0 = from[2], z1 = to[2];
-        if (frame.orthogonal && bins.width[2] > 0) {
-          const double left = range * range - g0 * g0 - g1 * g1;
-          if (left <= 0) continue;
-          const int64_t reach = int64_t(std::min(std::sqrt(left) / bins.width[2] * (1 + 1e-9), 1e9)) + 1;
-          z0 = std::max(z0, at[2] - reach), z1 = std::min(z1, at[2] + reach);
-        }
-        const int64_t line = (c0 * bins.n[1] + c1) * bins.n[2];
-        if (line > b) near.append(packed, locals[line + z0], locals[line + z1 + 1]);  // later atoms only
-        near.append(packed, others[line + z0], others[line + z1 + 1]);
-      }
+    near.append(packed, locals[b], locals[b - at[2] + std::min(at[2] + bins.reach[2], bins.n[2] - 1) + 1]);  // first those of this bin
+    for (const Row& row : stencil) {
+      const int64_t c0 = at[0] + row.apart[0], c1 = at[1] + row.apart[1];
+      if (c0 < 0 || c0 >= bins.n[0] || c1 < 0 || c1 >= bins.n[1]) continue;
+      const int64_t line = (c0 * bins.n[1] + c1) * bins.n[2];
+      const int64_t from = line + std::max<int64_t>(at[2] - row.reach, 0), to = line + std::min(at[2] + row.reach, bins.n[2] - 1) + 1;
+      if (line > b) near.append(packed, locals[from], locals[to]);  // later atoms only
+      near.append(packed, others[from], others[to]);
     }
     if (int64_t(found.size()) < near.count + LANES) found.resize(2 * near.count + LANES);
     for (int64_t i = locals[b]; i < locals[b + 1]; ++i) {
