@@ -1,6 +1,7 @@
 """Volumes, widths, reduction and nearest images of cells."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -59,3 +60,17 @@ def test_a_cutoff_beyond_half_the_cell_is_refused_where_one_image_is_assumed():
     cells.require_minimum_image(h, (False, True, True), 3.5, "a term")
     with pytest.raises(ValueError, match=r"a term needs a cutoff of at most half the least width of the cell, 2\.5"):
         cells.require_minimum_image(h, (True, True, True), 2.6, "a term")
+
+
+def test_cells_from_lengths_and_angles():
+    h = cells.from_parameters((3.0, 4.0, 5.0), (70.0, 80.0, 100.0))
+    torch.testing.assert_close(h.norm(dim=-1), torch.tensor([3.0, 4, 5], dtype=torch.float64))
+    for (i, j), degrees in (((1, 2), 70.0), ((0, 2), 80.0), ((0, 1), 100.0)):
+        cosine = float(h[i] @ h[j] / (h[i].norm() * h[j].norm()))
+        assert cosine == pytest.approx(math.cos(math.radians(degrees)))
+    assert h[0, 1] == h[0, 2] == h[1, 2] == 0
+    torch.testing.assert_close(
+        cells.from_parameters((1, 2, 3), (90, 90, 90)), torch.diag(torch.tensor([1.0, 2, 3]).double())
+    )
+    with pytest.raises(ValueError, match="no cell with angles"):
+        cells.from_parameters((1, 1, 1), (30, 30, 100))

@@ -181,6 +181,11 @@ def test_errors_name_what_is_wrong():
         NeighborList(1.0).update(torch.tensor([[[0.0, 0, 0], [torch.nan, 0, 0]]], dtype=torch.float64))
     with pytest.raises(ValueError, match="not independent"):
         NeighborList(1.0).update(torch.zeros(1, 2, 3, dtype=torch.float64), torch.ones(1, 3, 3, dtype=torch.float64))
+    neighbors, x = NeighborList(1.0), torch.zeros(1, 2, 3, dtype=torch.float64)
+    neighbors.update(x, torch.eye(3, dtype=torch.float64)[None])
+    for broken in (0.0, torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=r"not finite|not independent"):
+            neighbors.update(x, torch.diag(torch.tensor([1.0, 1.0, broken], dtype=torch.float64))[None])
     with pytest.raises(ValueError, match="there is no cell"):
         NeighborList(1.0, pbc=True).update(torch.zeros(1, 2, 3, dtype=torch.float64))
     with pytest.raises(ValueError, match="exclusion 0 joins atoms"):

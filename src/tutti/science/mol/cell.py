@@ -61,6 +61,31 @@ def check(cell: Tensor, pbc: Periodic) -> None:
             )
 
 
+def from_tilts(edges: Sequence[float], tilts: Sequence[float]) -> Tensor:
+    """(3, 3) from (Lx, Ly, Lz) and (xy, xz, yz), as LAMMPS and NIST's tables give triclinic cells.
+
+    >>> from_tilts((4, 5, 6), (1, 0, 2)).tolist()
+    [[4.0, 0.0, 0.0], [1.0, 5.0, 0.0], [0.0, 2.0, 6.0]]
+    """
+    (x, y, z), (xy, xz, yz) = edges, tilts
+    return torch.tensor([[x, 0, 0], [xy, y, 0], [xz, yz, z]], dtype=torch.float64)
+
+
+def from_parameters(lengths: Sequence[float], angles: Sequence[float]) -> Tensor:
+    """(3, 3) from the lengths of a, b, c and the angles alpha (of b and c), beta (a, c), gamma (a, b) in degrees; a
+    lies along x and b in the plane of x and y."""
+    (a, b, c), (alpha, beta, gamma) = lengths, (math.radians(x) for x in angles)
+    x, y = math.cos(beta), (math.cos(alpha) - math.cos(beta) * math.cos(gamma)) / math.sin(gamma)
+    if 1 - x * x - y * y <= 0:
+        raise ValueError(f"there is no cell with angles {tuple(angles)}: each must be less than the sum of the others")
+    rows = [
+        [a, 0, 0],
+        [b * math.cos(gamma), b * math.sin(gamma), 0],
+        [c * x, c * y, c * math.sqrt(1 - x * x - y * y)],
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
 def volume(cell: Tensor) -> Tensor:
     """(...), positive."""
     return torch.linalg.det(cell).abs()

@@ -31,7 +31,7 @@ struct Frame {  // a cell whose rows are short, with unit vectors in place of th
           const double m = std::nearbyint(dot(a, b) / dot(b, b));
           if (m == 0) continue;
           double c[3] = {a[0] - m * b[0], a[1] - m * b[1], a[2] - m * b[2]};
-          if (dot(c, c) >= dot(a, a) * (1 - 1e-12)) continue;
+          if (!(dot(c, c) < dot(a, a) * (1 - 1e-12))) continue;  // nor what is not finite
           std::copy_n(c, 3, a);
           for (int d = 0; d < 3; ++d) steps[rows[x]][d] -= int64_t(m) * steps[rows[y]][d];
           changed = true;
@@ -48,6 +48,14 @@ struct Frame {  // a cell whose rows are short, with unit vectors in place of th
       orthogonal &= std::fabs(dot(h[k], h[(k + 1) % 3])) < 1e-12 * std::sqrt(dot(h[k], h[k]) * dot(h[(k + 1) % 3], h[(k + 1) % 3]));
     }
   }
+
+  bool spans() const {  // whether the vectors are independent, and finite
+    double volume = 1;
+    for (int k = 0; k < 3; ++k) volume *= std::sqrt(dot(h[k], h[k]));
+    const double width = std::min({width_ratio(0), width_ratio(1), width_ratio(2)});
+    return std::isfinite(volume) && volume > 0 && width > 1e-9;
+  }
+  double width_ratio(int k) const { return width[k] / std::sqrt(dot(h[k], h[k])); }
 
   void complete(const int* rows, int n) {  // unit vectors orthogonal to the rows that repeat
     bool free[3] = {true, true, true};
@@ -105,6 +113,74 @@ struct List {  // of one replica
   int64_t packed() const { return atoms + ghosts; }
 };
 
+// Candidates for the neighbours of the atoms of a bin: copies of their positions, and their packed indices.
+struct Candidates {
+  std::vector<double> x, y, z;
+  std::vector<int32_t> index;
+  int64_t count = 0;
+
+  void reserve(int64_t n) {
+    if (int64_t(index.size()) >= n + 2 * LANES) return;
+    for (auto* v : {&x, &y, &z}) v->resize(2 * n + 2 * LANES);
+    index.resize(2 * n + 2 * LANES);
+  }
+
+  void append(const std::vector<double>* packed, int64_t from, int64_t to) {  // which may be read LANES beyond their end
+    if (from >= to) return;
+    reserve(count + to - from);
+    for (int64_t j = from, k = count; j < to; j += LANES, k += LANES) {
+      std::memcpy(&x[k], &packed[0][j], LANES * sizeof(double));
+      std::memcpy(&y[k], &packed[1][j], LANES * sizeof(double));
+      std::memcpy(&z[k], &packed[2][j], LANES * sizeof(double));
+      for (int d = 0; d < LANES; ++d) index[k + d] = int32_t(j + d);
+    }
+    count += to - from;
+  }
+
+  // Those from number `from` on that are near a point, written to `out`, which has room for all and LANES more.
+  int64_t within(int64_t from, double px, double py, double pz, double r2, int32_t* out) const {
+    int64_t found = 0;
+#ifdef WIDE
+    const __m512d vx = _mm512_set1_pd(px), vy = _mm512_set1_pd(py), vz = _mm512_set1_pd(pz), limit = _mm512_set1_pd(r2);
+    for (int64_t j = from; j < count; j += LANES) {
+      const __mmask8 valid = count - j >= LANES ? 0xff : __mmask8((1u << (count - j)) - 1);
+      const __m512d dx = _mm512_sub_pd(_mm512_loadu_pd(&x[j]), vx);
+      const __m512d dy = _mm512_sub_pd(_mm512_loadu_pd(&y[j]), vy);
+      const __m512d dz = _mm512_sub_pd(_mm512_loadu_pd(&z[j]), vz);
+      const __m512d d2 = _mm512_fmadd_pd(dz, dz, _mm512_fmadd_pd(dy, dy, _mm512_mul_pd(dx, dx)));
+      const __mmask8 near = _mm512_mask_cmp_pd_mask(valid, d2, limit, _CMP_LT_OQ);
+      const __m512i numbers = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(&index[j])));
+      const __m512i packed = _mm512_maskz_compress_epi32(near, numbers);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + found), _mm512_castsi512_si256(packed));
+      found += __builtin_popcount(near);
+    }
+#else
+    for (int64_t j = from; j < count; ++j) {
+      const double dx = x[j] - px, dy = y[j] - py, dz = z[j] - pz;
+      out[found] = index[j];
+      found += dx * dx + dy * dy + dz * dz < r2;
+    }
+#endif
+    return found;
+  }
+};
+
+struct Ghost {
+  int32_t origin;
+  std::array<int64_t, 3> n;
+  double s[3];
+};
+
+struct Scratch {  // of one build, whose memory the next one uses
+  std::vector<double> s, packed[3];  // fractional coordinates; packed positions by component
+  std::vector<std::array<int64_t, 3>> fold;
+  std::vector<Ghost> ghosts;
+  std::vector<int32_t> of_atom, of_ghost;     // bins
+  std::vector<int64_t> locals, others, next;  // where the atoms of a bin begin
+  std::vector<int32_t> found;
+  Candidates near;
+};
+
 struct Neighbors {
   double cutoff, skin;
   int periodic;
@@ -112,6 +188,7 @@ struct Neighbors {
   std::vector<List> lists;
   std::vector<int64_t> exclusion_first;
   std::vector<int32_t> exclusion_other;
+  Scratch scratch;
 
   double range() const { return cutoff + skin; }
 };
@@ -203,58 +280,6 @@ struct Bins {
   int64_t of(const double* s) const { return (along(0, s[0]) * n[1] + along(1, s[1])) * n[2] + along(2, s[2]); }
 };
 
-// Candidates for the neighbours of the atoms of a bin: copies of their positions, and their packed indices.
-struct Candidates {
-  std::vector<double> x, y, z;
-  std::vector<int32_t> index;
-  int64_t count = 0;
-
-  void reserve(int64_t n) {
-    if (int64_t(index.size()) >= n + 2 * LANES) return;
-    for (auto* v : {&x, &y, &z}) v->resize(2 * n + 2 * LANES);
-    index.resize(2 * n + 2 * LANES);
-  }
-
-  void append(const std::vector<double>* packed, int64_t from, int64_t to) {  // which may be read LANES beyond their end
-    if (from >= to) return;
-    reserve(count + to - from);
-    for (int64_t j = from, k = count; j < to; j += LANES, k += LANES) {
-      std::memcpy(&x[k], &packed[0][j], LANES * sizeof(double));
-      std::memcpy(&y[k], &packed[1][j], LANES * sizeof(double));
-      std::memcpy(&z[k], &packed[2][j], LANES * sizeof(double));
-      for (int d = 0; d < LANES; ++d) index[k + d] = int32_t(j + d);
-    }
-    count += to - from;
-  }
-
-  // Those from number `from` on that are near a point, written to `out`, which has room for all and LANES more.
-  int64_t within(int64_t from, double px, double py, double pz, double r2, int32_t* out) const {
-    int64_t found = 0;
-#ifdef WIDE
-    const __m512d vx = _mm512_set1_pd(px), vy = _mm512_set1_pd(py), vz = _mm512_set1_pd(pz), limit = _mm512_set1_pd(r2);
-    for (int64_t j = from; j < count; j += LANES) {
-      const __mmask8 valid = count - j >= LANES ? 0xff : __mmask8((1u << (count - j)) - 1);
-      const __m512d dx = _mm512_sub_pd(_mm512_loadu_pd(&x[j]), vx);
-      const __m512d dy = _mm512_sub_pd(_mm512_loadu_pd(&y[j]), vy);
-      const __m512d dz = _mm512_sub_pd(_mm512_loadu_pd(&z[j]), vz);
-      const __m512d d2 = _mm512_fmadd_pd(dz, dz, _mm512_fmadd_pd(dy, dy, _mm512_mul_pd(dx, dx)));
-      const __mmask8 near = _mm512_mask_cmp_pd_mask(valid, d2, limit, _CMP_LT_OQ);
-      const __m512i numbers = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(&index[j])));
-      const __m512i packed = _mm512_maskz_compress_epi32(near, numbers);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + found), _mm512_castsi512_si256(packed));
-      found += __builtin_popcount(near);
-    }
-#else
-    for (int64_t j = from; j < count; ++j) {
-      const double dx = x[j] - px, dy = y[j] - py, dz = z[j] - pz;
-      out[found] = index[j];
-      found += dx * dx + dy * dy + dz * dz < r2;
-    }
-#endif
-    return found;
-  }
-};
-
 // Leave out pairs of atom `i` that are excluded; returns how many stay.
 int64_t keep_allowed(const List& list, int64_t i, const std::vector<std::vector<Excluded>>& excluded, int32_t* row, int64_t count) {
   const auto& out = excluded[list.origin[i]];
@@ -298,8 +323,8 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
   if (cell) std::copy_n(cell, 9, list.cell);
   list.atoms = atoms, list.built = true;
 
-  std::vector<double> s(3 * atoms);
-  std::vector<std::array<int64_t, 3>> fold(atoms);
+  auto& [s, packed, fold, ghosts, of_atom, of_ghost, locals, others, next, found, near] = all.scratch;
+  s.resize(3 * atoms), fold.resize(atoms);
   double from[3] = {HUGE_VAL, HUGE_VAL, HUGE_VAL}, to[3] = {-HUGE_VAL, -HUGE_VAL, -HUGE_VAL};
   for (int64_t i = 0; i < atoms; ++i) {
     frame.fractional(positions + 3 * i, &s[3 * i]);
@@ -313,12 +338,7 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
     const double reach = frame.repeats[k] ? range / frame.width[k] * (1 + 1e-9) : 0;
     from[k] -= reach, to[k] += reach;
   }
-  struct Ghost {
-    int32_t origin;
-    std::array<int64_t, 3> n;
-    double s[3];
-  };
-  std::vector<Ghost> ghosts;
+  ghosts.clear();
   for (int64_t i = 0; i < atoms; ++i) {
     int64_t low[3], high[3];
     for (int k = 0; k < 3; ++k) {
@@ -334,8 +354,8 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
   const int64_t n = list.packed();
 
   const Bins bins(frame, from, to, range, n);
-  std::vector<int32_t> of_atom(atoms), of_ghost(ghosts.size());
-  std::vector<int64_t> locals(bins.total() + 1, 0), others(bins.total() + 1, 0);
+  of_atom.resize(atoms), of_ghost.resize(ghosts.size());
+  locals.assign(bins.total() + 1, 0), others.assign(bins.total() + 1, 0);
   for (int64_t i = 0; i < atoms; ++i) ++locals[(of_atom[i] = int32_t(bins.of(&s[3 * i]))) + 1];
   for (size_t g = 0; g < ghosts.size(); ++g) ++others[(of_ghost[g] = int32_t(bins.of(ghosts[g].s))) + 1];
   others[0] = atoms;
@@ -351,17 +371,14 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
       for (int e = 0; cell && e < 3; ++e) list.offset[3 * k + d] += list.shift[k][e] * cell[3 * e + d];
     }
   };
-  {
-    std::vector<int64_t> next(locals.begin(), locals.end() - 1);
-    for (int64_t i = 0; i < atoms; ++i) put(next[of_atom[i]]++, i, {0, 0, 0});
-    next.assign(others.begin(), others.end() - 1);
-    for (size_t g = 0; g < ghosts.size(); ++g) put(next[of_ghost[g]]++, ghosts[g].origin, ghosts[g].n);
-  }
+  next.assign(locals.begin(), locals.end() - 1);
+  for (int64_t i = 0; i < atoms; ++i) put(next[of_atom[i]]++, i, {0, 0, 0});
+  next.assign(others.begin(), others.end() - 1);
+  for (size_t g = 0; g < ghosts.size(); ++g) put(next[of_ghost[g]]++, ghosts[g].origin, ghosts[g].n);
   list.x.resize(4 * n + 4), list.f.resize(4 * n + 4);
   std::fill_n(list.x.data, 4 * n + 4, 0.0);
   for (int d = 0; d < 3; ++d) list.x[4 * n + d] = 1e60;
   place(list, positions, cell);
-  std::vector<double> packed[3];  // by component
   for (int d = 0; d < 3; ++d) {
     packed[d].resize(n + LANES);
     for (int64_t k = 0; k < n; ++k) packed[d][k] = list.x[4 * k + d];
@@ -371,8 +388,6 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
   list.first.resize(atoms + 1), list.count.resize(atoms);
   int64_t length = 0;
   list.pairs = 0;
-  std::vector<int32_t> found;
-  Candidates near;
   const std::vector<Row> stencil = bins.stencil(frame, range);
   for (int64_t b = 0; b < bins.total(); ++b) {
     if (locals[b] == locals[b + 1]) continue;
@@ -427,7 +442,7 @@ bool outdated(const Neighbors& all, const List& list, const double* positions, c
       }
     limit = (1 - std::sqrt(norm)) * all.range() - all.cutoff;
   }
-  if (limit < 0) return true;
+  if (!(limit >= 0)) return true;
   double most = 0, next = 0;  // squares of the two longest displacements
   for (int64_t i = 0; i < all.atoms; ++i) {
     const double* x = &list.start[3 * i];
@@ -448,7 +463,7 @@ bool outdated(const Neighbors& all, const List& list, const double* positions, c
 
 extern "C" Neighbors* neighbors_new(double cutoff, double skin, int64_t periodic, int64_t replicas, int64_t atoms,
                                     int64_t excluded, const int64_t* i, const int64_t* j) {
-  auto* all = new Neighbors{cutoff, skin, int(periodic), replicas, atoms, excluded};
+  auto* all = new Neighbors{cutoff, skin, int(periodic), replicas, atoms, excluded, {}, {}, {}, {}};
   all->lists.resize(replicas);
   all->exclusion_first.assign(atoms + 1, 0);
   all->exclusion_other.resize(2 * excluded);
@@ -462,8 +477,8 @@ extern "C" Neighbors* neighbors_new(double cutoff, double skin, int64_t periodic
 
 extern "C" void neighbors_delete(Neighbors* all) { delete all; }
 
-// Build the lists that are outdated, or all of them. Returns how many were built, or -1 - k if number k of the
-// positions is not finite.
+// Build the lists that are outdated, or all of them. Returns how many were built, -1 - k if number k of the positions is
+// not finite, and -1 - 3 R N if a cell is degenerate.
 extern "C" int64_t neighbors_update(Neighbors* all, const double* positions, const double* cell, int64_t force) {
   int64_t built = 0;
   for (int64_t r = 0; r < all->replicas; ++r) {
@@ -474,6 +489,7 @@ extern "C" int64_t neighbors_update(Neighbors* all, const double* positions, con
       for (int64_t k = 0; k < 3 * all->atoms; ++k)
         if (!std::isfinite(x[k])) return -1 - (3 * r * all->atoms + k);
     if (!force && !outdated(*all, all->lists[r], x, h)) continue;
+    if (h && all->periodic && !Frame(h, all->periodic).spans()) return -1 - 3 * all->replicas * all->atoms;
     build(*all, all->lists[r], x, h);
     ++built;
   }

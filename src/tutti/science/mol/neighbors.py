@@ -118,6 +118,8 @@ class NeighborList:
         )
         built = native.library().neighbors_update(self._handle, x, h, force)
         if built < 0:
+            if cell is not None:
+                cells.check(cell, self.pbc)
             replica, rest = divmod(-1 - built, 3 * positions.shape[1])
             raise ValueError(
                 f"the position of atom {rest // 3} of replica {replica} is not finite:"
@@ -126,8 +128,6 @@ class NeighborList:
         if built:
             self.builds += built
             self._pairs = None
-            if cell is not None:
-                cells.check(cell, self.pbc)
         return built
 
     def _start(self, positions: Tensor, cell: Tensor | None) -> None:
