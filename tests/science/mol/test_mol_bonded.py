@@ -7,7 +7,7 @@ import torch
 from mol_cases import finite_difference_forces, finite_difference_virial, matrix
 
 from tutti.science.mol.neighbors import NeighborList
-from tutti.science.mol.potential import Sum
+from tutti.science.mol.potential import Potential, Sum
 from tutti.science.mol.system import System
 from tutti.science.mol.terms import (
     HarmonicAngles,
@@ -113,6 +113,31 @@ def test_terms_that_share_a_list_must_exclude_the_same_pairs():
     torch.testing.assert_close(found.energy, sum(p.energy for p in parts))
     torch.testing.assert_close(found.forces, sum(p.forces for p in parts))
     torch.testing.assert_close(found.virial, sum(p.virial for p in parts))
+
+
+class Directed(Potential):
+    """As networks are: each pair is wanted in both directions."""
+
+    name, cutoff, half = "directed", 1.5, False
+
+    def energy(self, positions, cell, pairs):
+        assert not pairs.half
+        return pairs.sum(torch.relu(1.5 - pairs.vectors(positions, cell).norm(dim=-1)) ** 2, len(positions))
+
+
+def test_terms_of_pairs_and_of_directed_edges_share_a_list():
+    system, lj = chain(matrix("triclinic")), LennardJones(1.0, 1.0, 2.0)
+    both = Sum([lj, Directed()])
+    found = both.evaluate(system.positions, system.cell, both.neighbors(system), True)
+    parts = [t.evaluate(system.positions, system.cell, t.neighbors(system), True) for t in (lj, Directed())]
+    for name in ("energy", "forces", "virial"):
+        torch.testing.assert_close(getattr(found, name), sum(getattr(p, name) for p in parts))
+    pairs = both.neighbors(system).pairs
+    torch.testing.assert_close(both.energy(system.positions, system.cell, pairs), found.energy)
+    once = Directed()
+    once.half = True
+    with pytest.raises(ValueError, match="once and some twice"):
+        Sum([once, Directed()])
 
 
 @pytest.mark.parametrize(

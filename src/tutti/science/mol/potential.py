@@ -30,12 +30,13 @@ class Potential:
     """Subclasses define `energy`; those with a kernel also `accumulate`.
 
     cutoff: how far pairs reach, 0 for terms without pairs. exclusions: (X, 2) atoms that are not to be among the pairs,
-    None if that does not matter. half: whether each pair is wanted once.
+    None if that does not matter. half: whether each pair is wanted once, False for twice, None for either (then
+    `energy` looks at `pairs.half`).
     """
 
     name = "potential"
     cutoff: float = 0.0
-    half: bool = True
+    half: bool | None = True
     exclusions: Tensor | None = None
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
@@ -83,7 +84,7 @@ class Potential:
 
     def neighbors(self, system: System, skin: float = 0.0) -> NeighborList:
         """The list that `evaluate` wants, up to date."""
-        return NeighborList.of(system, self.cutoff, skin, self.half, self.exclusions)
+        return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions)
 
 
 def differentiate(
@@ -121,10 +122,10 @@ class Sum(Potential):
     def __init__(self, terms: Sequence[Potential]) -> None:
         self.terms = list(terms)
         self.cutoff = max((term.cutoff for term in self.terms), default=0.0)
-        halves = {term.half for term in self.terms if term.cutoff}
+        halves = {term.half for term in self.terms if term.cutoff and term.half is not None}
         if len(halves) > 1:
             raise ValueError("some terms want each pair once and some twice; evaluate them with a list of each kind")
-        self.half = halves.pop() if halves else True
+        self.half = halves.pop() if halves else None
         self.exclusions = _shared_exclusions(self.terms)
         self.computed = _joined(self.terms)  # what is evaluated: some terms together
 

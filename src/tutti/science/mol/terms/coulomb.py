@@ -40,6 +40,7 @@ class Coulomb(Potential):
     """
 
     name = "coulomb"
+    half = None
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class Electrostatics(Potential):
     """What Ewald's sum and PME share: all but the sum over wave vectors."""
 
     name = "ewald"
+    half = None
     exclusions: Tensor
 
     def __init__(self, charges: Any, cutoff: float, alpha: float, coulomb: float, exclusions: Any) -> None:

@@ -91,6 +91,7 @@ class Nonbonded(Potential):
     """A Lennard-Jones and a Coulomb term, whose pairs are computed together. `Sum` makes it of the two."""
 
     name = "nonbonded"
+    half = None
 
     def __init__(self, lj: LennardJones, coulomb: Coulomb | Electrostatics) -> None:
         if not torch.equal(unique_pairs(lj.exclusions), unique_pairs(coulomb.exclusions)):
