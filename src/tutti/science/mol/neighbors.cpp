@@ -199,6 +199,15 @@ void nearest(const Frame& frame, const double* a, const double* b, int64_t* best
   frame.fractional(d, s);
   int64_t n[3], reach[3];
   for (int k = 0; k < 3; ++k) n[k] = frame.repeats[k] ? -int64_t(std::nearbyint(s[k])) : 0, reach[k] = frame.repeats[k];
+  {  // shorter than half of all widths: there is none nearer
+    double r2 = 0, width = HUGE_VAL;
+    for (int k = 0; k < 3; ++k) {
+      const double r = d[k] + n[0] * frame.h[0][k] + n[1] * frame.h[1][k] + n[2] * frame.h[2][k];
+      r2 += r * r;
+      if (frame.repeats[k]) width = std::min(width, frame.width[k]);
+    }
+    if (4 * r2 < width * width) return void(std::copy_n(n, 3, best));
+  }
   for (int64_t x = n[0] - reach[0]; x <= n[0] + reach[0]; ++x)
     for (int64_t y = n[1] - reach[1]; y <= n[1] + reach[1]; ++y)
       for (int64_t z = n[2] - reach[2]; z <= n[2] + reach[2]; ++z) {
