@@ -1,1 +1,1 @@
-"""Numerical methods of the sciences: electromagnetics (`em`)."""
+"""Numerical methods of the sciences: electromagnetics (`em`), molecular dynamics (`mol`)."""

@@ -1,0 +1,145 @@
+"""Force fields from files against OpenMM's Reference platform, term by term; boxes of water."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tutti.science.mol.forcefield import WATER, ForceField, Nonbonding, load_openmm, read_system, water_box
+from tutti.science.mol.forcefield.files import _refuse_scripts
+
+FOLDER = Path(__file__).parent / "openmm"
+REFERENCE = json.loads((FOLDER / "alanine_dipeptide.json").read_text())
+TEXT = (FOLDER / "alanine_dipeptide.xml").read_text()
+CASES = {  # attributes of the NonbondedForce
+    "none": {},
+    "cutoff": {"method": 1, "cutoff": 0.6},
+    "periodic": {"method": 2, "cutoff": 0.9, "useSwitchingFunction": 1, "switchingDistance": 0.7},
+    "pme": {"method": 4, "cutoff": 0.9, "ewaldTolerance": 1e-7},
+}
+OURS = {"HarmonicBondForce": ["bonds"], "HarmonicAngleForce": ["angles"], "PeriodicTorsionForce": ["torsions"]}
+
+
+def with_attributes(values: dict) -> str:
+    """The file with other attributes of its NonbondedForce, and without a tail correction."""
+    lines = TEXT.split("\n")
+    (row,) = [k for k, line in enumerate(lines) if 'type="NonbondedForce"' in line]
+    for name, value in {"dispersionCorrection": 0, **values}.items():
+        head, rest = lines[row].split(f' {name}="', 1)
+        lines[row] = f'{head} {name}="{value}"{rest[rest.index(chr(34)) + 1 :]}'
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_alanine_dipeptide_as_openmm_has_it(case):
+    """ff14SB, computed by OpenMM 8.6.1 on its Reference platform, in a triclinic cell where there is one."""
+    cell = REFERENCE["box"] if case in ("periodic", "pme") else None
+    system, field = read_system(with_attributes(CASES[case]), REFERENCE["positions"], cell)
+    found = field.evaluate(system.positions, system.cell, field.neighbors(system))
+    expected = REFERENCE["cases"][case]
+    for name, ours in OURS.items():
+        assert sum(float(found.terms[x]) for x in ours) == pytest.approx(expected["energies"][name], rel=1e-9), name
+    rest = sum(float(e) for name, e in found.terms.items() if [name] not in OURS.values())
+    tolerance = 2e-6 if case == "pme" else 1e-8
+    assert rest == pytest.approx(expected["energies"]["NonbondedForce"], rel=20 * tolerance)
+    forces = torch.tensor(expected["forces"], dtype=torch.float64)
+    assert float((found.forces[0] - forces).norm() / forces.norm()) < tolerance
+
+
+def test_a_system_has_masses_bonds_and_charges_of_its_file():
+    system, field = read_system(TEXT, REFERENCE["positions"])
+    assert system.atoms == 22 and len(system.bonds) == 21 and system.pbc == (False,) * 3
+    assert float(system.charges.sum()) == pytest.approx(0, abs=1e-9)
+    assert system.masses[:2].tolist() == [1.008, 12.01]
+    assert len(field.constraints) == 0 and [t.name for t in field.terms][:3] == ["bonds", "angles", "torsions"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("<System ", "<!DOCTYPE x><System ", "declares a document type"),
+        ('type="System"', 'type="System', "no XML of a force field"),
+        ('type="HarmonicAngleForce"', 'type="CMAPTorsionForce"', "has a CMAPTorsionForce, which is not supported"),
+        ('<Particle mass="16"/>', '<Particle mass="0"><TwoParticleAverageSite/></Particle>', "particle 5 is a virtual"),
+        ('d=".1522"', "", "has no number 'd'"),
+        ('<Particle mass="16"/>', "", "positions of 22 atoms, but the force field is of 20"),
+    ],
+)
+def test_what_cannot_be_read_is_named(old, new, message):
+    with pytest.raises(ValueError, match=message):
+        read_system(TEXT.replace(old, new), REFERENCE["positions"])
+    with pytest.raises(ValueError, match="not a System"):
+        read_system("<ForceField/>", REFERENCE["positions"])
+
+
+def test_force_field_files_with_scripts_are_refused(tmp_path):
+    (tmp_path / "a.xml").write_text('<ForceField><Include file="b.xml"/></ForceField>')
+    (tmp_path / "b.xml").write_text("<ForceField><Script>print('run')</Script></ForceField>")
+    with pytest.raises(ValueError, match=r"b\.xml contains a <Script>"):
+        _refuse_scripts(tmp_path / "a.xml", set())
+
+
+def test_the_reader_of_other_files_is_named():
+    try:
+        import openmm  # noqa: F401
+    except ModuleNotFoundError:
+        with pytest.raises(ModuleNotFoundError, match="pip install openmm"):
+            load_openmm("x.pdb", ["amber14-all.xml"])
+
+
+@pytest.mark.parametrize("model", WATER)
+def test_a_box_of_water(model):
+    system, field = water_box(50, model, density=1.0)
+    assert system.atoms == 150 and len(field.constraints) == 150
+    grams = float(system.masses.sum()) / 6.02214076e23
+    assert grams / (float(system.cell[0, 0, 0]) * 1e-7) ** 3 == pytest.approx(1.0)
+    x = system.positions[0]
+    d = (x[field.constraints[:, 1]] - x[field.constraints[:, 0]]).norm(dim=-1)
+    torch.testing.assert_close(d, field.lengths)
+    assert float(system.charges.sum()) == pytest.approx(0, abs=1e-12)
+    oo = torch.cdist(x[::3], x[::3]) + torch.eye(50)
+    assert float(oo.min()) > 0.2
+    found = field.evaluate(system.positions, system.cell, field.neighbors(system, 0.1), virial=True)
+    assert set(found.terms) == {
+        "lennard_jones", "tail", "ewald_real", "ewald_fourier", "ewald_self", "ewald_intra"
+    }  # fmt: skip
+    pairs = field.neighbors(system).pairs
+    torch.testing.assert_close(found.energy, field.energy(system.positions, system.cell, pairs))
+
+
+def test_flexible_water_has_terms_in_place_of_constraints():
+    system, field = water_box(27, "spce", rigid=False, nonbonding=Nonbonding("reaction_field", 0.4))
+    assert len(field.constraints) == 0
+    found = field.evaluate(system.positions, system.cell, field.neighbors(system))
+    assert float(found.terms["bonds"]) == pytest.approx(0, abs=1e-9)
+    assert float(found.terms["angles"]) == pytest.approx(0, abs=1e-9)
+
+
+def test_the_cohesion_of_water_is_that_of_the_liquid():
+    """A few steepest-descent steps away from the grid the energy is far below zero, of the order of 40 kJ/mol."""
+    system, field = water_box(64, "spce", rigid=False)
+    x, neighbors = system.positions.clone(), field.neighbors(system, 0.2)
+    for _ in range(200):
+        neighbors.update(x, system.cell)
+        forces = field.evaluate(x, system.cell, neighbors).forces
+        x += forces * (0.001 / forces.norm(dim=-1).max()).clamp(max=2e-6)
+    neighbors.update(x, system.cell)
+    energy = float(field.evaluate(x, system.cell, neighbors).energy) / 64
+    assert -60 < energy < -30
+
+
+def test_errors_name_what_is_wrong():
+    with pytest.raises(ValueError, match="'spc' is not known; there are spce, tip3p"):
+        water_box(8, "spc")
+    with pytest.raises(ValueError, match="both must be positive"):
+        water_box(0)
+    with pytest.raises(ValueError, match="method 'p3m' is not known"):
+        Nonbonding("p3m")
+    with pytest.raises(ValueError, match="needs a periodic cell"):
+        zeros = torch.zeros(2, dtype=torch.float64)
+        Nonbonding("pme").terms(zeros, zeros, zeros, None, torch.zeros(0, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="length of constraint 0 is 0"):
+        ForceField([], [[0, 1]], [0.0])
+    assert math.isclose(WATER["spce"].charge, 0.4238)
