@@ -1,0 +1,1 @@
+"""Molecular dynamics: a `System`, potentials (`terms`, `forcefield`, `networks`), and what moves the atoms."""

@@ -1,0 +1,13 @@
+"""Neural potentials: `SchNet`, `PaiNN`, `MolCT`; training, tables for dynamics, ensembles, and use from other programs.
+
+Networks compute with `Batch`es of structures of any sizes, packed without padding (`pack`).
+"""
+
+from tutti.science.mol.networks.batch import Batch, Structure, groups, pack
+from tutti.science.mol.networks.molct import MolCT
+from tutti.science.mol.networks.network import Network
+from tutti.science.mol.networks.painn import PaiNN
+from tutti.science.mol.networks.schnet import SchNet
+from tutti.science.mol.networks.schnetpack import from_schnetpack
+
+__all__ = ["Batch", "MolCT", "Network", "PaiNN", "SchNet", "Structure", "from_schnetpack", "groups", "pack"]
