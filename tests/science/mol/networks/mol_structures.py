@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tutti.science.mol.networks import Structure
+from tutti.science.mol.networks import Network, PaiNN, Structure, pack
 
 
 def structure(species: Tensor, positions: Tensor, cutoff: float, cell: Tensor | None = None, **targets: Any
@@ -42,3 +44,21 @@ def rotation(seed: int) -> Tensor:
     """A proper rotation, float64."""
     q, _ = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
     return q * torch.linalg.det(q).sign()
+
+
+def labelled(network: Network, seeds: Iterable[int], cutoff: float = 4.0) -> list[Structure]:
+    """Molecules of 4 to 8 atoms with energies and forces of `network`."""
+    found = []
+    for seed in seeds:
+        x = molecule(4 + seed % 5, seed, cutoff)
+        energy, forces = network.energy_and_forces(pack([x]))
+        found.append(replace(x, energy=float(energy), forces=forces))
+    return found
+
+
+def teacher() -> Network:
+    """A network whose energies others can learn."""
+    torch.manual_seed(0)
+    made = PaiNN(16, 1, 10, 4.0).double()
+    made.set_references({1: -13.0, 6: -1029.0, 7: -1485.0, 8: -2042.0}, 3.0)
+    return made

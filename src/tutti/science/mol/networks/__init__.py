@@ -9,5 +9,9 @@ from tutti.science.mol.networks.network import Network
 from tutti.science.mol.networks.painn import PaiNN
 from tutti.science.mol.networks.schnet import SchNet
 from tutti.science.mol.networks.schnetpack import from_schnetpack
+from tutti.science.mol.networks.training import Errors, Fit, Training, errors, fit, fit_references
 
-__all__ = ["Batch", "MolCT", "Network", "PaiNN", "SchNet", "Structure", "from_schnetpack", "groups", "pack"]
+__all__ = [
+    "Batch", "Errors", "Fit", "MolCT", "Network", "PaiNN", "SchNet", "Structure", "Training", "errors", "fit",
+    "fit_references", "from_schnetpack", "groups", "pack",
+]  # fmt: skip

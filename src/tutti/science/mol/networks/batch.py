@@ -118,8 +118,12 @@ def pack(structures: Sequence[Structure]) -> Batch:
     )  # fmt: skip
 
 
-def groups(structures: Sequence[Structure], order: Sequence[int], atoms: int, edges: int) -> Iterator[list[int]]:
+def groups(
+    structures: Sequence[Structure], order: Sequence[int], atoms: int, edges: int, most: int | None = None
+) -> Iterator[list[int]]:
     """Consecutive indices of `order` whose structures have together at most so many atoms and edges.
+
+    most: structures in a group.
 
     Raises ValueError for a structure that is larger than the limits.
     """
@@ -130,7 +134,7 @@ def groups(structures: Sequence[Structure], order: Sequence[int], atoms: int, ed
         if size[0] > atoms or size[1] > edges:
             raise ValueError(f"structure {index} has {size[0]} atoms and {size[1]} edges, more than the limits of a "
                              f"batch, {atoms} and {edges}: raise them")  # fmt: skip
-        if size[0] > room[0] or size[1] > room[1]:
+        if size[0] > room[0] or size[1] > room[1] or len(group) == most:
             yield group
             group, room = [], [atoms, edges]
         group.append(index)
