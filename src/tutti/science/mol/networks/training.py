@@ -151,7 +151,7 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
         trainer.add_callback(Watch())
         with progress("training a network") as tell:
             trainer.train(resume_from_checkpoint=resume or None)
-    losses = {x["step"]: x["loss"] for x in trainer.state.log_history if "loss" in x}
+    losses = {int(x["step"]): x["loss"] for x in trainer.state.log_history if "loss" in x}
     if not all(math.isfinite(x) for x in losses.values()):
         raise ValueError(f"training diverged (losses {list(losses.values())}): lower the rate, {how.rate:g}")
     found = errors(network, held_out) if held_out else None
