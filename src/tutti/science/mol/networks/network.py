@@ -1,0 +1,85 @@
+"""What all networks share: energies of atoms, summed; forces; references and scale.
+
+E = sum_a scale e_a + reference(Z_a). Energies are float64, as references can be 10^5 times what a force field resolves.
+Vectors between atoms are taken in the positions' dtype, then computed with in the dtype of the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.science.mol.networks.batch import SPECIES, Batch
+from tutti.science.mol.networks.ragged import sum_at, take
+
+
+class Network(nn.Module):
+    """A neural potential. A kind of network computes `atomic`, and stores its options in `options`.
+
+    cutoff: the largest length of an edge that matters; longer ones change nothing.
+    """
+
+    references: Tensor  # (SPECIES) float64
+    scale: Tensor  # 0-d float64
+
+    def __init__(self, cutoff: float, **options: Any) -> None:
+        super().__init__()
+        if not cutoff > 0:
+            raise ValueError(f"cutoff of a network: above 0, not {cutoff}")
+        for name, value in options.items():
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name} of a network: at least 1, not {value}")
+        self.cutoff = cutoff
+        self.options: dict[str, Any] = {"cutoff": cutoff, **options}
+        self.register_buffer("references", torch.zeros(SPECIES, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones((), dtype=torch.float64))
+
+    def atomic(self, species: Tensor, vectors: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Energies of atoms (..., A) before scale and references.
+
+        species (..., A); vectors (..., E, 3) from i to j; i, j (..., E). Leading dims: see `ragged`.
+        """
+        raise NotImplementedError
+
+    def set_references(self, energies: dict[int, float], scale: float = 1.0) -> None:
+        """Set the energy of a lone atom of each species, and what the network's output is multiplied by."""
+        self.references.zero_()
+        for species, energy in energies.items():
+            self.references[species] = energy
+        self.scale.fill_(scale)
+
+    def atomic_energies(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
+        """Energies of atoms (A), float64, with scale and references."""
+        x = batch.positions if positions is None else positions
+        vectors = take(x, batch.j) - take(x, batch.i) + batch.offsets()
+        weight = next(self.parameters())
+        e = self.atomic(batch.species, vectors.to(weight.dtype), batch.i, batch.j)
+        return e.double() * self.scale + self.references.index_select(0, batch.species)
+
+    def energy(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
+        """Energies (B), float64. positions: instead of the batch's."""
+        return sum_at(self.atomic_energies(batch, positions), batch.molecule, batch.count)
+
+    def energy_and_forces(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Energies (B) and forces (A, 3), detached."""
+        with torch.enable_grad():
+            x = batch.positions.detach().requires_grad_()
+            energy = self.energy(batch, x)
+            (gradient,) = torch.autograd.grad(energy.sum(), x)
+        return energy.detach(), -gradient
+
+    def _apply(self, fn, recurse=True):
+        """Keep references and scale in float64 when the weights change their dtype."""
+        references, scale = self.references, self.scale
+        super()._apply(fn, recurse)
+        if not self.references.is_meta and self.references.dtype != torch.float64:
+            self.references = references.to(self.references.device)
+            self.scale = scale.to(self.scale.device)
+        return self
+
+
+def distances(vectors: Tensor) -> Tensor:
+    """Lengths (..., E) of vectors (..., E, 3), with a finite gradient at 0."""
+    return (vectors.square().sum(-1) + 1e-30).sqrt()
