@@ -13,6 +13,6 @@ from tutti.science.mol.networks.tables import compile_for_md
 from tutti.science.mol.networks.training import Errors, Fit, Training, errors, fit, fit_references
 
 __all__ = [
-    "Batch", "Errors", "Fit", "MolCT", "Network", "PaiNN", "SchNet", "Structure", "Training", "compile_for_md", "errors", "fit",
-    "fit_references", "from_schnetpack", "groups", "pack",
+    "Batch", "Errors", "Fit", "MolCT", "Network", "PaiNN", "SchNet", "Structure", "Training", "compile_for_md",
+    "errors", "fit", "fit_references", "from_schnetpack", "groups", "pack",
 ]  # fmt: skip
