@@ -69,8 +69,8 @@ class CellRescaling:
         strain = strain + (2 * kt * self.rate * interval / volume).sqrt() * noise
         if not bool((strain.abs() < 0.3).all()):
             raise ValueError(
-                f"the logarithm of the volume changes by {float(strain.abs().max()):.3g} at once: take a longer period of"
-                " the barostat, or bring the system near its pressure first"
+                f"the logarithm of the volume changes by {float(strain.abs().max()):.3g} at once: take a longer period"
+                " of the barostat, or bring the system near its pressure first"
             )
         factor = torch.exp(strain / 3)[:, None, None]
         x, v = simulation.positions, simulation.velocities
