@@ -67,6 +67,7 @@ VERBS = {
         extra="science",
         verbs=("forward", "invert"),
     ),
+    "md": Verb("tutti.cli.md:md", "molecular dynamics: argon, water, molecules from files", extra="mol"),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "compress": Verb(
         "tutti.cli.compress:command",

@@ -1,0 +1,27 @@
+"""The verb `tutti md`: its options. The work is done in `tutti.science.mol.command`, imported when the verb runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def md(
+    config: tyro.conf.Positional[Path],
+    out: Annotated[str, tyro.conf.arg(metavar="DIR")] = "",
+    steps: int = 0,
+) -> None:
+    """Run a molecular-dynamics simulation. The same command goes on where it was interrupted.
+
+    It writes a log, a trajectory, restart files, a report and pictures. Ctrl-C and SIGTERM end it after a save.
+
+    Args:
+        config: A TOML file; runs/md_argon.toml is one.
+        out: Folder of the results; by default out/md/NAME.
+        steps: Steps after equilibration in all, instead of the config's: more of them go on with a complete run.
+    """
+    from tutti.science.mol import command
+
+    command.run(config, out, steps)

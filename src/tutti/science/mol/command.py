@@ -1,0 +1,171 @@
+"""The work of `tutti md`: a simulation as a config says, which goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from tutti.launch.interrupt import noted
+from tutti.launch.launch import Interrupted
+from tutti.science.mol import figures
+from tutti.science.mol.config import MDConfig
+from tutti.science.mol.dynamics.log import Log
+from tutti.science.mol.dynamics.minimize import Fire, largest_force, minimize
+from tutti.science.mol.dynamics.restart import Restart, load, save
+from tutti.science.mol.dynamics.simulation import Simulation
+from tutti.science.mol.dynamics.trajectory import Trajectory
+from tutti.science.mol.elements import NUMBERS
+from tutti.science.mol.observables import RadialDistribution, standard_error
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+SMALL = 3000  # atoms below which one thread is faster than several
+
+
+class _Stop:
+    """A callback that ends a run between two steps once a signal came."""
+
+    every = 1
+
+    def __init__(self, received: list[int]) -> None:
+        self.received = received
+
+    def __call__(self, simulation: Simulation) -> None:
+        if self.received:
+            raise Interrupted(self.received[0])
+
+
+def run(path: Path, out: str = "", steps: int = 0) -> None:
+    """Run the simulation of a config in a folder, by default out/md/NAME. What the folder has goes on.
+
+    steps: instead of the config's, to go on longer. Raises ValueError for a folder of another config.
+    """
+    config = MDConfig.load(path)
+    folder = Path(out) if out else Path("out/md") / path.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    _same(config, folder)
+    system, potential = config.build(path.parent)
+    torch.set_num_threads(1 if system.atoms * system.replicas < SMALL else torch.get_num_threads())
+    restart = folder / "restart.safetensors"
+    goes_on = restart.exists()
+    if config.run.minimize and not goes_on:
+        system = minimize(system, potential, 1e-3, config.run.minimize)
+        force = largest_force(Simulation(system, potential, Fire(), guard=None))
+        CONSOLE.print(f"minimised: the largest force is {force:.3g}")
+    simulation = config.simulation(system, potential)
+    if goes_on:
+        load(simulation, restart)
+        CONSOLE.print(f"{folder}: goes on at step {simulation.count:,}")
+    else:
+        simulation.thermalize(config.run.temperature)
+    equilibrate, total = config.run.equilibrate, config.run.equilibrate + (steps or config.run.steps)
+    if simulation.count >= total:
+        CONSOLE.print(f"{folder}: the run is complete, {total:,} steps; --steps takes more")
+        return
+    size = f"{system.atoms:,} atoms" + (f", {system.replicas} replicas" if system.replicas > 1 else "")
+    CONSOLE.print(
+        f"{size}, {total - simulation.count:,} steps of {config.run.dt:g}, {type(simulation.updater).__name__}"
+    )
+    begin, first = time.perf_counter(), simulation.count
+    distribution = _distribution(config, simulation)
+    keep = [Restart(restart, config.output.restart)] if config.output.restart else []
+    with noted(signal.SIGINT, signal.SIGTERM) as received:
+        try:
+            if simulation.count < equilibrate:
+                simulation.run(equilibrate - simulation.count, [*keep, _Stop(received)])
+            calls = _callbacks(config, folder, goes_on and first >= equilibrate, distribution)
+            simulation.run(total - simulation.count, [*calls, *keep, _Stop(received)])
+        except Interrupted:
+            save(simulation, restart)
+            CONSOLE.print(f"step {simulation.count:,}: saved; the same command goes on")
+            raise
+    save(simulation, restart)
+    seconds = time.perf_counter() - begin
+    report = _report(config, simulation, folder, seconds, first, distribution)
+    figures.draw(folder)
+    CONSOLE.print(f"{report['steps per second']:,.0f} steps/s; {_said(report)}")
+    CONSOLE.print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir() if p.is_file()))} in {folder}")
+
+
+def _same(config: MDConfig, folder: Path) -> None:
+    """Note the config in the folder, and see that it is the one of what is there. More steps are no other run."""
+    table = json.loads(json.dumps(asdict(config)))
+    path = folder / "config.json"
+    if path.exists() and (folder / "restart.safetensors").exists():
+        try:
+            before = json.loads(path.read_text("utf-8"))
+        except ValueError:
+            raise ValueError(f"{path} is damaged; choose another folder by --out, or remove {folder}") from None
+        differ = [
+            f"{section}.{name}" for section, values in table.items() for name, value in values.items()
+            if before.get(section, {}).get(name) != value and name not in ("steps", "restart")
+        ]  # fmt: skip
+        if differ:
+            raise ValueError(
+                f"{folder} has a run with another {', '.join(differ)}; choose another folder by --out, or remove it"
+            )
+    path.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def _callbacks(config: MDConfig, folder: Path, goes_on: bool, distribution: RadialDistribution | None) -> list[Any]:
+    out = config.output
+    calls: list[Any] = []
+    if out.log:
+        calls.append(Log(folder / "log.csv", out.log, goes_on))
+    if out.trajectory:
+        path = folder / f"trajectory.{out.format}"
+        calls.append(Trajectory(path, out.trajectory, out.velocities, goes_on))
+    return [*calls, distribution] if distribution else calls
+
+
+def _distribution(config: MDConfig, simulation: Simulation) -> RadialDistribution | None:
+    out, species = config.output, simulation.system.species
+    if not out.rdf:
+        return None
+    kinds: list[Any] = [None, None]
+    for k, symbol in enumerate(out.pairs):
+        if symbol not in NUMBERS or not bool((species == NUMBERS[symbol]).any()):
+            raise ValueError(f"output.pairs: the system has no atom of {symbol!r}")
+        kinds[k] = (species == NUMBERS[symbol]).nonzero().flatten()
+    return RadialDistribution(out.rdf, 200, out.log or 100, *kinds)
+
+
+def _report(
+    config: MDConfig, simulation: Simulation, folder: Path, seconds: float, first: int,
+    distribution: RadialDistribution | None,
+) -> dict[str, Any]:  # fmt: skip
+    steps = simulation.count - first
+    report: dict[str, Any] = {
+        "atoms": simulation.system.atoms, "replicas": simulation.system.replicas, "steps": simulation.count,
+        "seconds": seconds, "steps per second": steps / seconds, "threads": torch.get_num_threads(),
+        "neighbor lists": simulation.neighbors.builds,
+    }  # fmt: skip
+    if config.output.log:
+        series = figures.columns(folder / "log.csv")
+        for name in ("potential", "temperature", "pressure", "volume"):
+            values = series.get(name)
+            if values is not None and len(values) > 1:
+                report[name] = {"mean": float(values.mean()), "error": standard_error(values)}
+        kept = series.get("conserved")
+        if kept is not None and len(kept) > 1:
+            report["drift per atom"] = float((kept[-1] - kept[0]).abs()) / simulation.system.atoms
+    if distribution and distribution.each:
+        error = distribution.error.tolist() if len(distribution.each) >= distribution.blocks else None
+        table = {"r": distribution.r.tolist(), "g": distribution.g.tolist(), "error": error}
+        (folder / "rdf.json").write_text(json.dumps(table) + "\n")
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def _said(report: dict[str, Any]) -> str:
+    parts = [f"{name} {report[name]['mean']:.5g} +- {report[name]['error']:.1g}"
+             for name in ("temperature", "potential", "pressure") if name in report]  # fmt: skip
+    if "drift per atom" in report:
+        parts.append(f"drift of the conserved energy {report['drift per atom']:.2g} per atom")
+    return ", ".join(parts) or f"{report['steps']:,} steps"

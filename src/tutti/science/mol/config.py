@@ -1,0 +1,226 @@
+"""Configs of `tutti md`: which system, which forces, which run, what is written.
+
+All numbers are in nm, ps, kJ/mol, amu, kelvin and bar, or in reduced units for `kind = "lennard_jones"`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tutti.science.mol.dynamics import CellRescaling, Langevin, NoseHooverChain, VelocityVerlet
+from tutti.science.mol.dynamics.guard import Guard
+from tutti.science.mol.dynamics.simulation import Simulation, Updater
+from tutti.science.mol.forcefield import Nonbonding, load_amber, load_openmm, read_system, water_box
+from tutti.science.mol.potential import Potential
+from tutti.science.mol.system import System
+from tutti.science.mol.terms import LennardJones
+from tutti.science.mol.units import BAR, MD, REDUCED
+from tutti.train.configfile import build, read
+
+WATER_COMPRESSIBILITY = 4.5e-5  # per bar
+
+
+@dataclass(frozen=True)
+class SystemTable:
+    """kind: lennard_jones (reduced units), argon, water, openmm (a PDB file and force-field files), amber (prmtop and
+    coordinates), serialized (a serialized OpenMM system, and coordinates that ASE reads).
+
+    atoms: of lennard_jones and argon: 4 n^3 for an integer n. density: of lennard_jones in sigma^-3, of others in
+    g/cm^3. molecules, model: of water. coordinates, files: paths, relative to the config. replicas: runs beside each
+    other with other noise.
+    """
+
+    kind: Literal["lennard_jones", "argon", "water", "openmm", "amber", "serialized"]
+    atoms: int = 864
+    density: float = 0.0
+    molecules: int = 216
+    model: Literal["spce", "tip3p"] = "spce"
+    coordinates: str = ""
+    files: tuple[str, ...] = ()
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class ForcesTable:
+    """method: of electrostatics (pme, ewald, reaction_field, shift, cut, none). cutoff, skin: 0 for what suits the
+    system. truncation: of Lennard-Jones for the kinds lennard_jones and argon. rigid: of water. constraints: of
+    molecules from files (HBonds, AllBonds)."""
+
+    method: Literal["pme", "ewald", "reaction_field", "shift", "cut", "none"] = "pme"
+    cutoff: float = 0.0
+    switch: float = 0.0
+    skin: float = 0.0
+    tolerance: float = 1e-5
+    truncation: Literal["cut", "shift", "force_shift"] = "force_shift"
+    rigid: bool = True
+    constraints: Literal["", "HBonds", "AllBonds", "HAngles"] = ""
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """ensemble: nve, nvt or npt. thermostat: langevin (friction) or nose_hoover (period). equilibrate: steps before
+    anything is measured. minimize: steps of FIRE before. drift: of the conserved energy per atom at which the run
+    stops, 0 for none."""
+
+    steps: int
+    dt: float
+    temperature: float
+    ensemble: Literal["nve", "nvt", "npt"] = "nve"
+    thermostat: Literal["langevin", "nose_hoover"] = "langevin"
+    friction: float = 1.0
+    period: float = 0.0
+    pressure: float = 1.0
+    pressure_period: float = 0.0
+    compressibility: float = WATER_COMPRESSIBILITY
+    equilibrate: int = 0
+    minimize: int = 0
+    drift: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class OutputTable:
+    """Steps between lines of the log, frames of the trajectory and restart files; 0 for none. rdf: largest distance of
+    g(r), with a configuration for every line of the log; pairs: its two elements. format: of the trajectory."""
+
+    log: int = 100
+    trajectory: int = 0
+    restart: int = 1000
+    format: Literal["h5md", "xyz"] = "h5md"
+    velocities: bool = False
+    rdf: float = 0.0
+    pairs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MDConfig:
+    system: SystemTable
+    run: RunTable
+    forces: ForcesTable = field(default_factory=ForcesTable)
+    output: OutputTable = field(default_factory=OutputTable)
+
+    @classmethod
+    def load(cls, path: Path) -> MDConfig:
+        """Read a TOML file. Raises ValueError that names the file, the key and the remedy."""
+        config: MDConfig = build(cls, read(path), str(path))
+        try:
+            config.check()
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        return config
+
+    def check(self) -> None:
+        for section, names in {"run": ("dt", "steps"), "system": ("atoms", "molecules", "replicas")}.items():
+            for name in names:
+                if not getattr(getattr(self, section), name) > 0:
+                    raise ValueError(f"{section}.{name} = {getattr(getattr(self, section), name)} should be above 0")
+        lowest = {
+            "run": ("temperature", "equilibrate", "minimize", "drift", "friction", "period"),
+            "output": ("log", "trajectory", "restart", "rdf"),
+            "forces": ("cutoff", "switch", "skin"),
+            "system": ("density",),
+        }
+        for section, names in lowest.items():
+            for name in names:
+                if getattr(getattr(self, section), name) < 0:
+                    raise ValueError(f"{section}.{name} = {getattr(getattr(self, section), name)} is negative")
+        if self.run.ensemble != "nve" and not self.run.temperature > 0:
+            raise ValueError(f"run.ensemble = {self.run.ensemble!r} needs run.temperature above 0")
+        for name in ("coordinates", "files") if self.system.kind in ("openmm", "amber", "serialized") else ():
+            if not getattr(self.system, name):
+                raise ValueError(f"system.kind = {self.system.kind!r} needs system.{name}")
+        if self.output.pairs and len(self.output.pairs) != 2:
+            raise ValueError(f"output.pairs = {list(self.output.pairs)} should be two elements")
+
+    # --- what it describes ---
+
+    def build(self, folder: Path) -> tuple[System, Potential]:
+        """The system and its potential. folder: of the config, for relative paths."""
+        table, forces = self.system, self.forces
+        if table.kind in ("lennard_jones", "argon"):
+            system, potential = self._atoms()
+        elif table.kind == "water":
+            density = table.density or 0.997
+            nonbonding = self._nonbonding(forces.cutoff or self._water_cutoff(density))
+            system, potential = water_box(
+                table.molecules, table.model, density, nonbonding, forces.rigid, self.run.seed
+            )
+        else:
+            paths = [str(folder / name) if (folder / name).exists() else name for name in table.files]
+            at, nonbonding = str(folder / table.coordinates), self._nonbonding(forces.cutoff or 1.0)
+            constraints = forces.constraints or None
+            if table.kind == "openmm":
+                system, potential = load_openmm(at, paths, nonbonding, constraints, forces.rigid)
+            elif table.kind == "amber":
+                system, potential = load_amber(paths[0], at, nonbonding, constraints, forces.rigid)
+            else:
+                system, potential = _serialized(Path(paths[0]), Path(at), nonbonding)
+        return (system.replicate(table.replicas) if table.replicas > 1 else system), potential
+
+    def _atoms(self) -> tuple[System, Potential]:
+        table, n = self.system, round((self.system.atoms / 4) ** (1 / 3))
+        if 4 * n**3 != table.atoms:
+            raise ValueError(f"system.atoms = {table.atoms} fill no face-centred cubic lattice; near are"
+                             f" {4 * max(1, n) ** 3} and {4 * (n + 1) ** 3}")  # fmt: skip
+        reduced = table.kind == "lennard_jones"
+        sigma, epsilon, units = (1.0, 1.0, REDUCED) if reduced else (0.3405, 0.99607, MD)  # argon: Rahman 1964
+        number = (table.density or 0.8442) if reduced else (table.density or 1.374) * 602.214076 / 39.948
+        edge = (4 / number) ** (1 / 3)
+        corners = torch.tensor([[0, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]], dtype=torch.float64)
+        grid = torch.cartesian_prod(*[torch.arange(n, dtype=torch.float64)] * 3).view(-1, 3)
+        x = (grid[:, None] + corners).reshape(-1, 3) * edge
+        species = None if reduced else ["Ar"] * len(x)
+        system = System(x, species, masses=1.0 if reduced else None, cell=n * edge, units=units)
+        cutoff = self.forces.cutoff or 2.5 * sigma
+        tail = self.forces.truncation == "cut"
+        return system, LennardJones(sigma, epsilon, cutoff, truncation=self.forces.truncation, tail=tail)
+
+    def _nonbonding(self, cutoff: float) -> Nonbonding:
+        forces = self.forces
+        return Nonbonding(forces.method, cutoff, forces.switch or None, tolerance=forces.tolerance)
+
+    def _water_cutoff(self, density: float) -> float:
+        edge = (self.system.molecules * 18.015 / (density * 602.214076)) ** (1 / 3)
+        return min(0.9, 0.98 * edge / 2)
+
+    def updater(self) -> Updater:
+        run = self.run
+        if run.ensemble == "nve":
+            return VelocityVerlet(run.dt)
+        bath = (
+            Langevin(run.dt, run.temperature, run.friction)
+            if run.thermostat == "langevin"
+            else NoseHooverChain(run.dt, run.temperature, run.period or 200 * run.dt)
+        )
+        if run.ensemble == "nvt":
+            return bath
+        bar = 1.0 if self.system.kind == "lennard_jones" else BAR
+        period = run.pressure_period or 1000 * run.dt
+        return CellRescaling(bath, run.pressure * bar, period, run.compressibility / bar)
+
+    def simulation(self, system: System, potential: Potential) -> Simulation:
+        guard = Guard(drift=self.run.drift or None)
+        return Simulation(
+            system, potential, self.updater(), skin=self.forces.skin or None, seed=self.run.seed, guard=guard
+        )
+
+
+def _serialized(path: Path, coordinates: Path, nonbonding: Nonbonding) -> tuple[System, Potential]:
+    from tutti.extras import extra
+
+    with extra("mol"):
+        from ase.io import read as read_atoms
+    for file in (path, coordinates):
+        if not file.is_file():
+            raise ValueError(f"there is no file {file}")
+    try:
+        atoms: Any = read_atoms(coordinates)
+    except Exception as error:
+        raise ValueError(f"{coordinates} cannot be read by ASE: {type(error).__name__}: {error}") from None
+    cell = atoms.cell[:] / 10 if any(atoms.pbc) else None
+    system, field = read_system(path.read_text("utf-8"), atoms.positions / 10, cell, nonbonding, atoms.numbers.tolist())
+    return system, field

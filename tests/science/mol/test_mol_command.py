@@ -1,0 +1,136 @@
+"""`tutti md`: complete runs in small, interruption, and what configs say that are wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tutti import cli
+from tutti.science.mol.config import MDConfig
+from tutti.science.mol.dynamics.simulation import Simulation
+
+RUNS = Path(__file__).parents[3] / "runs"
+FLUID = """
+[system]
+kind = "lennard_jones"
+atoms = 108
+[forces]
+cutoff = 2.0
+[run]
+steps = 100
+dt = 0.004
+temperature = 1.4
+equilibrate = 20
+[output]
+log = 5
+trajectory = 20
+restart = 50
+rdf = 2.0
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def config(folder: Path, text: str = FLUID) -> str:
+    (folder / "fluid.toml").write_text(text)
+    return "fluid.toml"
+
+
+def test_every_run_of_the_repository_is_a_valid_config():
+    files = sorted(RUNS.glob("md_*.toml"))
+    assert [f.stem for f in files] == ["md_argon", "md_water"]
+    for file in files:
+        MDConfig.load(file)
+
+
+def test_a_run_writes_its_results_and_is_not_run_twice(here, capsys):
+    assert cli.main(["md", config(here)]) == 0
+    folder = here / "out/md/fluid"
+    names = {p.name for p in folder.iterdir()}
+    assert names == {
+        "config.json",
+        "log.csv",
+        "rdf.json",
+        "report.json",
+        "restart.safetensors",
+        "run.png",
+        "trajectory.h5md",
+    }
+    report = json.loads((folder / "report.json").read_text())
+    assert report["steps"] == 120 and report["drift per atom"] < 0.01
+    capsys.readouterr()
+    assert cli.main(["md", "fluid.toml"]) == 0
+    assert "the run is complete, 120 steps; --steps takes more" in capsys.readouterr().out
+    assert cli.main(["md", "fluid.toml", "--steps", "120"]) == 0
+    assert len((folder / "log.csv").read_text().splitlines()) == 1 + 120 // 5
+
+
+def test_an_interrupted_run_goes_on(here, capsys, monkeypatch):
+    step = Simulation.evaluate
+
+    def interrupted(self, virial=False):
+        if self.count == 70:  # in the middle of the step that follows
+            os.kill(os.getpid(), signal.SIGTERM)
+        step(self, virial)
+
+    monkeypatch.setattr(Simulation, "evaluate", interrupted)
+    assert cli.main(["md", config(here)]) == 128 + signal.SIGTERM
+    assert "step 71: saved; the same command goes on" in capsys.readouterr().out
+    monkeypatch.setattr(Simulation, "evaluate", step)
+    assert cli.main(["md", "fluid.toml"]) == 0
+    lines = (here / "out/md/fluid/log.csv").read_text().splitlines()[1:]
+    assert [int(line.split(",")[0]) for line in lines] == list(range(25, 121, 5))
+
+
+def test_another_config_in_the_same_folder_is_refused(here, capsys):
+    assert cli.main(["md", config(here)]) == 0
+    assert cli.main(["md", config(here, FLUID.replace("1.4", "1.5"))]) == 2
+    assert "has a run with another run.temperature; choose another folder by --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("atoms = 108", "atoms = 100", "fill no face-centred cubic lattice; near are 108 and 256"),
+        ("dt = 0.004", "dt = -1.0", "run.dt = -1.0 should be above 0"),
+        ("cutoff = 2.0", "cutof = 2.0", "there is no key forces.cutof; did you mean forces.cutoff?"),
+        ("temperature = 1.4", "temperature = 0.0\nensemble = 'nvt'", "needs run.temperature above 0"),
+        ('kind = "lennard_jones"', 'kind = "serialized"', "needs system.coordinates"),
+        ("rdf = 2.0", "rdf = 2.0\npairs = ['Xx', 'Ar']", "the system has no atom of 'Xx'"),
+        ("dt = 0.004", "dt = 0.05", "Take a shorter time step than 0.05"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(here, capsys, old, new, message):
+    assert cli.main(["md", config(here, FLUID.replace(old, new))]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_water_at_constant_pressure(here):
+    text = """
+[system]
+kind = "water"
+molecules = 27
+[run]
+steps = 20
+dt = 0.001
+temperature = 300.0
+ensemble = "npt"
+minimize = 50
+[output]
+log = 5
+"""
+    assert cli.main(["md", config(here, text)]) == 0
+    report = json.loads((here / "out/md/fluid/report.json").read_text())
+    assert report["atoms"] == 81 and 0.5 < report["volume"]["mean"] < 1.2
