@@ -7,12 +7,13 @@ from tutti.science.mol.networks.batch import Batch, Structure, groups, pack
 from tutti.science.mol.networks.molct import MolCT
 from tutti.science.mol.networks.network import Network
 from tutti.science.mol.networks.painn import PaiNN
+from tutti.science.mol.networks.potential import NetworkPotential
 from tutti.science.mol.networks.schnet import SchNet
 from tutti.science.mol.networks.schnetpack import from_schnetpack
 from tutti.science.mol.networks.tables import compile_for_md
 from tutti.science.mol.networks.training import Errors, Fit, Training, errors, fit, fit_references
 
 __all__ = [
-    "Batch", "Errors", "Fit", "MolCT", "Network", "PaiNN", "SchNet", "Structure", "Training", "compile_for_md", "errors", "fit",
-    "fit_references", "from_schnetpack", "groups", "pack",
+    "Batch", "Errors", "Fit", "MolCT", "Network", "NetworkPotential", "PaiNN", "SchNet", "Structure", "Training",
+    "compile_for_md", "errors", "fit", "fit_references", "from_schnetpack", "groups", "pack",
 ]  # fmt: skip

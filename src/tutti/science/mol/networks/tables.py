@@ -63,7 +63,7 @@ def tabulate(network: HasFilters, tolerance: float = 1e-5) -> Tables:
         values[:, -1], slopes[:, -1] = 0, 0  # rounding
         found = Tables(torch.stack([values, slopes * h], 2), network.cutoff, 0.0)
         between = (torch.arange(intervals, dtype=torch.float64).unsqueeze(1) + torch.tensor([0.25, 0.5])).flatten() * h
-        true, splined = _with_slopes(exact.filters, between), _with_slopes(lambda d: list(found(d)), between)
+        true, splined = _with_slopes(exact.filters, between), _with_slopes(lambda d, t=found: list(t(d)), between)
         error = max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-30))
                     for a, b in zip(true, splined, strict=True))  # fmt: skip
         if error <= tolerance:
@@ -75,7 +75,7 @@ def tabulate(network: HasFilters, tolerance: float = 1e-5) -> Tables:
 
 
 def _with_slopes(filters: Callable[[Tensor], list[Tensor]], distance: Tensor) -> tuple[Tensor, Tensor]:
-    values, slopes = torch.func.jvp(lambda d: torch.stack(filters(d)), (distance,), (torch.ones_like(distance),))
+    values, slopes = torch.func.jvp(lambda d: torch.stack(filters(d)), (distance,), (torch.ones_like(distance),))  # pyright: ignore
     return values.detach(), slopes.detach()
 
 
@@ -100,7 +100,9 @@ class Compiled(Protocol):
     """What `compile_for_md` makes. A network in all that dynamics needs of one."""
 
     cutoff: float
+    units: str
     tables: Tables
+    network: Network  # a copy of what was compiled
 
     def energy_and_forces(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Energies (B) and forces (A, 3), float64."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class TabulatedSchNet:
 
     def __init__(self, network: SchNet, tables: Tables, dtype: torch.dtype = torch.float32) -> None:
         self.cutoff, self.tables, self.dtype = network.cutoff, tables, dtype
+        self.units, self.network = network.units, deepcopy(network)
         self.references, self.scale = network.references.clone(), float(network.scale)
         state = {name: x.detach().double().cpu() for name, x in network.state_dict().items()}
 
