@@ -77,7 +77,7 @@ class Network(nn.Module):
         """Keep references and scale in float64 when the weights change their dtype."""
         references, scale = self.references, self.scale
         super()._apply(fn, recurse)
-        if not self.references.is_meta and self.references.dtype != torch.float64:
+        if self.references.dtype != torch.float64:
             self.references = references.to(self.references.device)
             self.scale = scale.to(self.scale.device)
         return self
