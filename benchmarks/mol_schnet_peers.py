@@ -1,9 +1,9 @@
-"""Peers of `mol_schnet.py`: energies and forces of aspirin by SchNet, in an environment of its own (`harness.Beside`).
+"""Peers of `mol_schnet.py`: energies and forces of aspirin, in an environment of its own (`harness.Beside`).
 
     python mol_schnet_peers.py LIBRARY FOLDER
 
 SchNetPack writes its weights and forces to FOLDER, from which the others take them. Each line of JSON on stdin,
-[interactions, structures, threads, calls], is answered with the seconds of each call, or, without calls, with the
+[kind, interactions, structures, threads, calls], is answered with the seconds of each call, or, without calls, with the
 relative errors of forces against SchNetPack's in float64.
 """
 
@@ -21,7 +21,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-FEATURES, GAUSSIANS, CUTOFF = 128, 50, 5.0
+FEATURES, CUTOFF = 128, 5.0
+GAUSSIANS = {"schnet": 50, "painn": 20}
+NETWORKS = (("schnet", 3), ("schnet", 6), ("painn", 3))
 ASPIRIN = """
 O 1.2333 0.5540 0.7792|O -0.6952 -2.7148 -0.7502|O 0.7958 -2.1843 0.8685|O 1.7813 0.8105 -1.4821
 C -0.0857 0.6088 0.4403|C -0.7927 -0.5515 0.1244|C -0.7288 1.8464 0.4133|C -2.1426 -0.4741 -0.2184
@@ -56,24 +58,28 @@ class SchNetPack:
 
         if not hasattr(dataloader, "T_co"):  # which SchNetPack 2.1.1 imports from there
             dataloader.T_co = typing.TypeVar("T_co", covariant=True)  # pyright: ignore
-        self.models = {n: self._model(n) for n in (3, 6)}
-        for n, model in self.models.items():
-            save_file({k: x.contiguous() for k, x in model.state_dict().items()}, folder / f"weights-{n}.safetensors")
+        self.models = {key: self._model(*key) for key in NETWORKS}
+        for (kind, n), model in self.models.items():
+            state = {k: x.contiguous() for k, x in model.state_dict().items()}
+            save_file(state, folder / f"weights-{kind}-{n}.safetensors")
             for count in (1, 64):
-                save_file({"forces": self._forces(model.double(), count)()}, folder / f"forces-{n}-{count}.safetensors")
+                forces = self._forces(model.double(), count)()
+                save_file({"forces": forces}, folder / f"forces-{kind}-{n}-{count}.safetensors")
             model.float()
 
-    def _model(self, interactions: int) -> torch.nn.Module:
+    def _model(self, kind: str, interactions: int) -> torch.nn.Module:
         import schnetpack as spk  # pyright: ignore[reportMissingImports]
 
         torch.manual_seed(interactions)
-        representation = spk.representation.SchNet(
-            FEATURES, interactions, spk.nn.GaussianRBF(GAUSSIANS, CUTOFF), spk.nn.CosineCutoff(CUTOFF)
-        )
-        softplus = spk.nn.activations.shifted_softplus
+        made, activation = {
+            "schnet": (spk.representation.SchNet, spk.nn.activations.shifted_softplus),
+            "painn": (spk.representation.PaiNN, torch.nn.functional.silu),
+        }[kind]
+        radial, cut = spk.nn.GaussianRBF(GAUSSIANS[kind], CUTOFF), spk.nn.CosineCutoff(CUTOFF)
+        representation = made(FEATURES, interactions, radial, cut)
         return spk.model.NeuralNetworkPotential(
             representation, [spk.atomistic.PairwiseDistances()],
-            [spk.atomistic.Atomwise(FEATURES, output_key="energy", activation=softplus),
+            [spk.atomistic.Atomwise(FEATURES, output_key="energy", activation=activation),
              spk.atomistic.Forces(energy_key="energy", force_key="forces")],
         ).eval()  # fmt: skip
 
@@ -90,32 +96,34 @@ class SchNetPack:
 
         return forces
 
-    def __call__(self, interactions: int, count: int) -> Forces:
-        return self._forces(self.models[interactions], count)
+    def __call__(self, kind: str, interactions: int, count: int) -> Forces:
+        return self._forces(self.models[kind, interactions], count)
 
 
 class Ours:
     def __init__(self, folder: Path) -> None:
-        from tutti.science.mol.networks import SchNet, from_schnetpack
+        from tutti.science.mol.networks import PaiNN, SchNet, from_schnetpack
 
-        self.networks = {n: SchNet(FEATURES, n, GAUSSIANS, CUTOFF) for n in (3, 6)}
-        for n, network in self.networks.items():
-            network.load_state_dict(from_schnetpack(network, load_file(folder / f"weights-{n}.safetensors")))
+        kinds = {"schnet": SchNet, "painn": PaiNN}
+        self.networks = {(kind, n): kinds[kind](FEATURES, n, GAUSSIANS[kind], CUTOFF) for kind, n in NETWORKS}
+        for (kind, n), network in self.networks.items():
+            weights = load_file(folder / f"weights-{kind}-{n}.safetensors")
+            network.load_state_dict(from_schnetpack(network, weights))
 
-    def network(self, interactions: int):
-        return self.networks[interactions]
+    def network(self, kind: str, interactions: int):
+        return self.networks[kind, interactions]
 
-    def __call__(self, interactions: int, count: int) -> Forces:
-        network, x = self.network(interactions), batch(count)
+    def __call__(self, kind: str, interactions: int, count: int) -> Forces:
+        network, x = self.network(kind, interactions), batch(count)
         return lambda: network.energy_and_forces(x)[1]
 
 
 class Tables(Ours):
     @cache  # noqa: B019
-    def network(self, interactions: int):
+    def network(self, kind: str, interactions: int):
         from tutti.science.mol.networks import compile_for_md
 
-        return compile_for_md(self.networks[interactions])
+        return compile_for_md(self.networks[kind, interactions])
 
 
 LIBRARIES = {"schnetpack": SchNetPack, "plain": Ours, "tables": Tables}
@@ -125,11 +133,11 @@ def main(library: str, folder: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     forces_of = LIBRARIES[library](Path(folder))
-    known: dict[tuple[int, int], Forces] = {}
+    known: dict[tuple[str, int, int], Forces] = {}
     for line in sys.stdin:
-        interactions, count, threads, calls = json.loads(line)
+        kind, interactions, count, threads, calls = json.loads(line)
         torch.set_num_threads(threads)
-        key = interactions, count
+        key = kind, interactions, count
         forces = known.setdefault(key, known.get(key) or forces_of(*key))
         answer = []
         for _ in range(calls):
@@ -137,7 +145,7 @@ def main(library: str, folder: str) -> None:
             forces()
             answer.append(time.perf_counter() - begin)
         if not calls:
-            exact = load_file(Path(folder) / f"forces-{interactions}-{count}.safetensors")["forces"]
+            exact = load_file(Path(folder) / f"forces-{kind}-{interactions}-{count}.safetensors")["forces"]
             answer = [float((forces() - exact).norm() / exact.norm()), len(batch(count).i) / count]
         print(json.dumps(answer), file=answers, flush=True)
 

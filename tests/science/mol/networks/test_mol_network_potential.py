@@ -72,8 +72,9 @@ def test_forces_and_virials_are_derivatives(kind, pbc):
 
 @pytest.mark.starts
 @pytest.mark.parametrize("pbc", [True, False], ids=["crystal", "molecule"])
-def test_kernels_are_the_definition(pbc):
-    network, system = made("schnet"), crystal(3, pbc)
+@pytest.mark.parametrize("kind", ["schnet", "painn"])
+def test_kernels_are_the_definition(kind, pbc):
+    network, system = made(kind), crystal(3, pbc)
     plain = NetworkPotential(network, system.species)
     fast = NetworkPotential(compile_for_md(network, 1e-8, torch.float64), system.species)
     expected = plain.evaluate(system.positions, system.cell, plain.neighbors(system), virial=True)

@@ -3,7 +3,7 @@
 A filter W(d) fc(d) depends on the distance alone, so cubic Hermite splines replace its network: values and slopes at
 equally spaced knots, built in float64. Their number is doubled until the tolerance is met.
 
-    fast = compile_for_md(network)  # SchNet
+    fast = compile_for_md(network)  # SchNet or PaiNN
     energy, forces = fast.energy_and_forces(batch)
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tutti.science.mol.networks.batch import Batch
 from tutti.science.mol.networks.network import Network
+from tutti.science.mol.networks.painn import PaiNN
 from tutti.science.mol.networks.schnet import SchNet
 
 if TYPE_CHECKING:
@@ -85,18 +86,19 @@ def _with_slopes(filters: Callable[[Tensor], list[Tensor]], distance: Tensor) ->
 def compile_for_md(
     network: Network | Ensemble, tolerance: float = 1e-5, dtype: torch.dtype = torch.float32
 ) -> Compiled:
-    """Energies and forces of a trained SchNet or an ensemble of them, many times as fast, for dynamics on a CPU.
+    """Energies and forces of a trained SchNet or PaiNN, or an ensemble, many times as fast, for dynamics on a CPU.
 
     tolerance: of filters and their slopes. dtype: of features; energies, forces and distances are float64. Weights
     are copied: compile again after training.
     """
     from tutti.science.mol.networks.ensemble import CompiledEnsemble, Ensemble
+    from tutti.science.mol.networks.tabulated_painn import TabulatedPaiNN
     from tutti.science.mol.networks.tabulated_schnet import TabulatedSchNet
 
     if isinstance(network, Ensemble):
         members: Any = network.members
         return CompiledEnsemble(network, [compile_for_md(x, tolerance, dtype) for x in members])
-    kinds: dict[type, Any] = {SchNet: TabulatedSchNet}
+    kinds: dict[type, Any] = {SchNet: TabulatedSchNet, PaiNN: TabulatedPaiNN}
     if type(network) not in kinds:
         raise ValueError(f"compile_for_md has no kernel for {type(network).__name__}, only for "
                          f"{', '.join(x.__name__ for x in kinds)}: use the network itself")  # fmt: skip
