@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tutti import compat
 
-FILES = ("simd.h", "vector_math.h", "neighbors.cpp", "pairwise.cpp", "tuples.cpp", "pme.cpp")
+FILES = ("simd.h", "vector_math.h", "neighbors.cpp", "pairwise.cpp", "tuples.cpp", "pme.cpp", "dynamics.cpp")
 P, N, D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "neighbors_new": (P, [D, D, N, N, N, N, P, P]),
@@ -23,6 +23,9 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "tuples_add": (None, [N, P, N, N, N, P, P, P, P, P]),
     "pme_spread": (None, [N, N, N, P, P, P, P, P, N]),
     "pme_collect": (None, [N, N, N, P, P, P, P, P, P, N]),
+    "normal_numbers": (None, [N, N, N, N, N, N, P, P]),
+    "chain_half_step": (None, [N, N, D, D, P, P, P, P, P, P]),
+    "constrain": (N, [P, N, N, N, P, P, P, D, D, N]),
 }
 
 

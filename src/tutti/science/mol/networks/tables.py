@@ -67,7 +67,8 @@ def tabulate(network: HasFilters, tolerance: float = 1e-5) -> Tables:
         values[:, -1], slopes[:, -1] = 0, 0  # rounding
         found = Tables(torch.stack([values, slopes * h], 2), network.cutoff, 0.0)
         between = (torch.arange(intervals, dtype=torch.float64).unsqueeze(1) + torch.tensor([0.25, 0.5])).flatten() * h
-        true, splined = _with_slopes(exact.filters, between), _with_slopes(lambda d, t=found: list(t(d)), between)
+        true = _with_slopes(exact.filters, between)
+        splined = _with_slopes(lambda d, table=found: list(table(d)), between)
         error = max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-30))
                     for a, b in zip(true, splined, strict=True))  # fmt: skip
         if error <= tolerance:
@@ -79,7 +80,7 @@ def tabulate(network: HasFilters, tolerance: float = 1e-5) -> Tables:
 
 
 def _with_slopes(filters: Callable[[Tensor], list[Tensor]], distance: Tensor) -> tuple[Tensor, Tensor]:
-    values, slopes = torch.func.jvp(lambda d: torch.stack(filters(d)), (distance,), (torch.ones_like(distance),))  # pyright: ignore
+    values, slopes, *_ = torch.func.jvp(lambda d: torch.stack(filters(d)), (distance,), (torch.ones_like(distance),))
     return values.detach(), slopes.detach()
 
 

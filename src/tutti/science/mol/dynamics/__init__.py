@@ -1,0 +1,24 @@
+"""What moves the atoms: integrators, thermostats, a barostat, minimisers, constraints; and runs."""
+
+from tutti.science.mol.dynamics.barostat import CellRescaling
+from tutti.science.mol.dynamics.constraints import Constraints
+from tutti.science.mol.dynamics.guard import Guard, Unstable
+from tutti.science.mol.dynamics.integrators import Langevin, LeapFrog, VelocityVerlet
+from tutti.science.mol.dynamics.minimize import Descent, Fire, minimize
+from tutti.science.mol.dynamics.nose_hoover import NoseHooverChain
+from tutti.science.mol.dynamics.simulation import Simulation
+
+__all__ = [
+    "CellRescaling",
+    "Constraints",
+    "Descent",
+    "Fire",
+    "Guard",
+    "Langevin",
+    "LeapFrog",
+    "NoseHooverChain",
+    "Simulation",
+    "Unstable",
+    "VelocityVerlet",
+    "minimize",
+]

@@ -1,0 +1,144 @@
+"""Velocity Verlet, leap-frog and Langevin dynamics (BAOAB), with constraints."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tutti.science.mol.dynamics.noise import THERMOSTAT, normal
+
+if TYPE_CHECKING:
+    from tutti.science.mol.dynamics.simulation import Simulation
+
+
+class Integrator:
+    """What integrators share: the time step, and steps of positions and velocities that hold constraints.
+
+    dt: time step, in units of time. Atoms without mass do not move.
+    """
+
+    keeps_momentum = True
+
+    def __init__(self, dt: float) -> None:
+        if not 0 < dt < math.inf:
+            raise ValueError(f"time step {dt} is not above 0")
+        self.dt = float(dt)
+
+    def start(self, simulation: Simulation) -> None:
+        self.inverse_mass = simulation.inverse_mass
+
+    def kick(self, simulation: Simulation, interval: float) -> None:
+        """Velocities by forces."""
+        simulation.velocities.addcmul_(simulation.forces, self.inverse_mass, value=interval)
+
+    def drift(self, simulation: Simulation, interval: float) -> None:
+        """Positions by velocities; velocities follow what constraints do to positions."""
+        x, held = simulation.positions, simulation.constraints
+        old = x.clone() if held else x
+        x.add_(simulation.velocities, alpha=interval)
+        if held:
+            held.positions(old, x, simulation.velocities, interval)
+
+    def hold(self, simulation: Simulation) -> None:
+        if simulation.constraints:
+            simulation.constraints.velocities(simulation.positions, simulation.velocities)
+
+    def step(self, simulation: Simulation) -> None:
+        raise NotImplementedError
+
+    def conserved(self, simulation: Simulation) -> Tensor | None:
+        return simulation.evaluation.energy + simulation.kinetic_energy
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None: ...
+
+
+class VelocityVerlet(Integrator):
+    """Constant energy. Symplectic; the error of the energy is of order dt^2 (Swope et al. 1982; with constraints
+    RATTLE, Andersen 1983)."""
+
+    def step(self, simulation: Simulation) -> None:
+        self.kick(simulation, self.dt / 2)
+        self.drift(simulation, self.dt)
+        simulation.evaluate()
+        self.kick(simulation, self.dt / 2)
+        self.hold(simulation)
+
+
+class LeapFrog(Integrator):
+    """Constant energy, by velocities half a step between positions (Hockney 1970). The trajectory is that of
+    velocity Verlet; `velocities` are the means of the two half steps about the positions."""
+
+    def start(self, simulation: Simulation) -> None:
+        super().start(simulation)
+        self.half = simulation.velocities - self.dt / 2 * simulation.forces * self.inverse_mass
+
+    def step(self, simulation: Simulation) -> None:
+        x, held = simulation.positions, simulation.constraints
+        self.half.addcmul_(simulation.forces, self.inverse_mass, value=self.dt)
+        old = x.clone() if held else x
+        x.add_(self.half, alpha=self.dt)
+        if held:
+            held.positions(old, x, self.half, self.dt)
+        simulation.evaluate()
+        simulation.velocities.copy_(self.half).addcmul_(simulation.forces, self.inverse_mass, value=self.dt / 2)
+        self.hold(simulation)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"half": self.half}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.half = state["half"].clone()
+
+
+class Langevin(Integrator):
+    """Constant temperature by friction and noise, split as B A O A B (Leimkuhler and Matthews 2013).
+
+    temperature: in units of temperature, one for all replicas or one each. friction: per unit of time. Noise depends on
+    the simulation's seed, the step, the replica and the atom alone.
+    """
+
+    keeps_momentum = False
+
+    def __init__(self, dt: float, temperature: float | Tensor, friction: float) -> None:
+        super().__init__(dt)
+        self.temperature = temperatures(temperature)
+        if not friction >= 0:
+            raise ValueError(f"friction {friction} is negative")
+        self.friction = float(friction)
+        self.keep = math.exp(-self.friction * dt)
+
+    def start(self, simulation: Simulation) -> None:
+        super().start(simulation)
+        kt = simulation.system.units.boltzmann * self.temperature.view(-1, 1, 1)
+        self.width = (kt * (1 - self.keep**2) * self.inverse_mass).sqrt().expand(simulation.system.replicas, -1, 1)
+
+    def step(self, simulation: Simulation) -> None:
+        v = simulation.velocities
+        self.kick(simulation, self.dt / 2)
+        self.hold(simulation)
+        self.drift(simulation, self.dt / 2)
+        replicas, atoms, _ = v.shape
+        noise = normal(simulation.seed, THERMOSTAT, simulation.count, replicas, atoms)
+        v.mul_(self.keep).addcmul_(noise, self.width)
+        self.hold(simulation)
+        self.drift(simulation, self.dt / 2)
+        simulation.evaluate()
+        self.kick(simulation, self.dt / 2)
+        self.hold(simulation)
+
+    def conserved(self, simulation: Simulation) -> Tensor | None:
+        return None
+
+
+def temperatures(given: float | Tensor) -> Tensor:
+    """(1) or (R) float64. Raises ValueError if one is negative."""
+    value = torch.as_tensor(given, dtype=torch.float64).reshape(-1)
+    if not bool((value >= 0).all()):
+        raise ValueError(f"temperature {value.tolist()} is negative")
+    return value

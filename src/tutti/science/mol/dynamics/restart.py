@@ -1,0 +1,113 @@
+"""Restart files: a simulation goes on from one as if it had not stopped, bit for bit.
+
+One safetensors file, replaced atomically. Saving builds the neighbour list again, as loading does: sums over pairs have
+the same order in both, so the interrupted run equals one that saved at the same steps and went on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from tutti.science.mol.units import PRESETS
+
+if TYPE_CHECKING:
+    from tutti.science.mol.dynamics.simulation import Simulation
+
+FORMAT = 1
+
+
+class Restart:
+    """A callback that saves the simulation into a file every `every` steps."""
+
+    def __init__(self, path: str | Path, every: int) -> None:
+        self.path, self.every = Path(path), every
+
+    def __call__(self, simulation: Simulation) -> None:
+        save(simulation, self.path)
+
+
+def save(simulation: Simulation, path: str | Path) -> None:
+    """Write the state of a simulation, and make its neighbour list anew."""
+    renew(simulation)
+    tensors = {
+        "positions": simulation.positions,
+        "velocities": simulation.velocities,
+        "species": simulation.system.species,
+        "masses": simulation.system.masses,
+        **{f"updater.{name}": value for name, value in simulation.updater.state().items()},
+    }
+    if simulation.cell is not None:
+        tensors["cell"] = simulation.cell
+    about = {
+        "format": FORMAT,
+        "step": simulation.count,
+        "seed": simulation.seed,
+        "updater": type(simulation.updater).__name__,
+        "units": simulation.system.units.name,
+    }
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f"{target.name}.{os.getpid()}")
+    save_file(
+        {k: v.detach().contiguous().clone() for k, v in tensors.items()}, scratch, {"tutti.md": json.dumps(about)}
+    )
+    with open(scratch, "rb") as file:
+        os.fsync(file.fileno())
+    scratch.replace(target)
+
+
+def load(simulation: Simulation, path: str | Path) -> None:
+    """Bring a simulation of the same system and kind of updater to the state in a file.
+
+    Raises ValueError for a file that is damaged, or of another system.
+    """
+    try:
+        with safe_open(str(path), "pt") as file:
+            about = json.loads((file.metadata() or {})["tutti.md"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        step, seed, updater, units = (about[name] for name in ("step", "seed", "updater", "units"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no restart file {path}") from None
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}") from None
+    system = simulation.system
+    if about["format"] != FORMAT:
+        raise ValueError(f"{path} has format {about['format']}; this version reads {FORMAT}")
+    if updater != type(simulation.updater).__name__ or units not in PRESETS or PRESETS[units] != system.units:
+        raise ValueError(
+            f"{path} is of {updater} in units {units}, this simulation has {type(simulation.updater).__name__} and"
+            f" {system.units.name}"
+        )
+    expected = {name: getattr(system, name) for name in ("positions", "velocities", "species", "masses")}
+    if system.cell is not None:
+        expected["cell"] = system.cell
+    expected |= {f"updater.{name}": value for name, value in simulation.updater.state().items()}
+    for name, value in expected.items():
+        given = tensors.get(name)
+        if given is None or given.shape != value.shape or given.dtype != value.dtype:
+            shape = "missing" if given is None else f"{tuple(given.shape)} {given.dtype}"
+            raise ValueError(f"{path}: {name} is {shape}, this system has {tuple(value.shape)} {value.dtype}")
+    for name in ("species", "masses"):
+        if not torch.equal(tensors[name], expected[name]):
+            raise ValueError(f"{path} is of another system: its {name} differ")
+    if not (isinstance(step, int) and step >= 0 and isinstance(seed, int)):
+        raise ValueError(f"{path}: step {step!r} and seed {seed!r} are no counts")
+    for name in ("positions", "velocities", "cell"):
+        if name in expected:
+            expected[name].copy_(tensors[name])
+    simulation.count, simulation.seed = step, seed
+    simulation.updater.restore({k.removeprefix("updater."): v for k, v in tensors.items() if k.startswith("updater.")})
+    renew(simulation)
+
+
+def renew(simulation: Simulation) -> None:
+    """Make the neighbour list and the forces from the positions alone."""
+    simulation.neighbors.update(simulation.positions, simulation.cell, force=True)
+    simulation.evaluate()

@@ -1,0 +1,221 @@
+"""A system, a potential and an updater that moves the atoms: dynamics and minimisation have one interface.
+
+simulation = Simulation(system, potential, Langevin(0.002, 300.0, friction=1.0))
+simulation.run(10_000, [Log("log.csv", 100), Trajectory("run.h5md", 100)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tutti.launch.progress import progress
+from tutti.science.mol import cell as cells
+from tutti.science.mol.dynamics.constraints import Constraints
+from tutti.science.mol.dynamics.guard import Guard, Unstable
+from tutti.science.mol.dynamics.noise import VELOCITIES, normal
+from tutti.science.mol.dynamics.pace import Pace
+from tutti.science.mol.potential import Potential
+from tutti.science.mol.system import System
+
+SKIN = 0.12  # of the cutoff, if no skin is given
+
+
+class Updater(Protocol):
+    """Moves the atoms of a simulation by one step."""
+
+    @property
+    def dt(self) -> float:
+        """The time step, 0 for minimisers."""
+        ...
+
+    @property
+    def keeps_momentum(self) -> bool: ...
+
+    def start(self, simulation: Simulation) -> None:
+        """Called once, before the first step."""
+        ...
+
+    def step(self, simulation: Simulation) -> None: ...
+
+    def conserved(self, simulation: Simulation) -> Tensor | None:
+        """(R): what the exact equations of motion keep, None if there is no such thing."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """What a restart needs besides positions, velocities and forces."""
+        ...
+
+    def restore(self, state: dict[str, Tensor]) -> None: ...
+
+
+class Callback(Protocol):
+    every: int
+
+    def __call__(self, simulation: Simulation) -> None: ...
+
+
+class Simulation:
+    """The state of a run. `system` is copied: what is given stays as it is.
+
+    skin: of the neighbour list, in its unit of length; by default 12 % of the cutoff. seed: of all random numbers.
+    guard: stops runs that explode; by default one of its own, None for none.
+    """
+
+    def __init__(
+        self, system: System, potential: Potential, updater: Updater, *, skin: float | None = None, seed: int = 0,
+        guard: Guard | bool | None = True,
+    ) -> None:  # fmt: skip
+        copies = {"positions": system.positions.detach().clone(), "velocities": system.velocities.detach().clone()}
+        self.system = replace(system, cell=None if system.cell is None else system.cell.clone(), **copies)
+        self.potential, self.updater, self.seed, self.count = potential, updater, seed, 0
+        self.mass = self.system.masses[:, None]
+        self.inverse_mass = torch.where(self.mass > 0, 1 / self.mass, 0.0)
+        pairs = getattr(potential, "constraints", None)
+        self.constraints: Constraints | None = None
+        if pairs is not None and len(pairs):
+            self.constraints = Constraints(pairs, getattr(potential, "lengths"), self.system.masses)  # noqa: B009
+        skin = SKIN * potential.cutoff if skin is None else skin
+        self.neighbors = potential.neighbors(self.system, skin)
+        self.guard = Guard() if guard is True else guard or None
+        if self.constraints:
+            self.hold()
+        self.evaluate()
+        updater.start(self)
+
+    # --- what is where ---
+
+    @property
+    def positions(self) -> Tensor:
+        return self.system.positions
+
+    @property
+    def velocities(self) -> Tensor:
+        return self.system.velocities
+
+    @property
+    def cell(self) -> Tensor | None:
+        return self.system.cell
+
+    @property
+    def forces(self) -> Tensor:
+        return self.evaluation.forces
+
+    @property
+    def time(self) -> float:
+        return self.count * self.updater.dt
+
+    def evaluate(self, virial: bool = False) -> None:
+        """Energy and forces where the atoms are now."""
+        self.neighbors.update(self.positions, self.cell)
+        self.evaluation = self.potential.evaluate(self.positions, self.cell, self.neighbors, virial)
+
+    def hold(self) -> None:
+        """Bring the lengths of constraints and the velocities to what is held."""
+        if self.constraints:
+            self.constraints.positions(self.positions.clone(), self.positions)
+            self.constraints.velocities(self.positions, self.velocities)
+
+    # --- thermodynamics ---
+
+    @property
+    def degrees(self) -> int:
+        """Degrees of freedom of a replica."""
+        mobile = int((self.system.masses > 0).sum())
+        held = len(self.constraints) if self.constraints else 0
+        free = mobile == self.system.atoms and self.updater.keeps_momentum
+        return max(1, 3 * mobile - held - (3 if free and mobile > 1 else 0))
+
+    @property
+    def kinetic_energy(self) -> Tensor:
+        """(R)"""
+        return 0.5 * (self.mass * self.velocities.square()).sum((1, 2))
+
+    @property
+    def temperature(self) -> Tensor:
+        """(R), in kelvin (in reduced units, of epsilon / k_B)."""
+        return 2 * self.kinetic_energy / (self.degrees * self.system.units.boltzmann)
+
+    def pressure(self) -> Tensor:
+        """(R), energy per volume, of the positions and velocities as they are: (2 KE + tr W) / 3 V.
+
+        With constraints it is the pressure of molecules (of their centres), which has the same mean: forces of
+        constraints do not enter.
+        """
+        if self.cell is None or not all(self.system.pbc):
+            raise ValueError("a pressure needs a cell that repeats in three directions")
+        if self.evaluation.virial is None:
+            self.evaluate(virial=True)
+        virial = self.evaluation.virial
+        assert virial is not None
+        trace = virial.diagonal(dim1=1, dim2=2).sum(-1)
+        kinetic = self.kinetic_energy
+        if self.constraints:
+            centers, momenta, masses = self.molecules()
+            trace = trace - (self.forces * (self.positions - centers[:, self.constraints.groups])).sum((1, 2))
+            moving = torch.where(masses > 0, 1 / masses, 0.0)[:, None]
+            kinetic = 0.5 * (momenta.square() * moving).sum((1, 2))
+        return (2 * kinetic + trace) / (3 * cells.volume(self.cell))
+
+    def molecules(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Centres of mass (R, G, 3), momenta (R, G, 3) and masses (G) of what constraints hold together."""
+        assert self.constraints is not None
+        group = self.constraints.groups
+        count = int(group.max()) + 1
+        weight = torch.where(self.system.masses > 0, self.system.masses, 1e-12)  # atoms without mass alone in a group
+        masses = torch.zeros(count, dtype=torch.float64).index_add(0, group, weight)
+        zero = self.positions.new_zeros(self.system.replicas, count, 3)
+        centers = zero.index_add(1, group, weight[:, None] * self.positions) / masses[:, None]
+        momenta = zero.index_add(1, group, self.mass * self.velocities)
+        return centers, momenta, masses
+
+    def thermalize(self, temperature: float) -> Simulation:
+        """Draw velocities of a temperature, without total momentum, and scale them to it exactly."""
+        if not temperature >= 0:
+            raise ValueError(f"temperature {temperature} is negative")
+        noise = normal(self.seed, VELOCITIES, self.count, self.system.replicas, self.system.atoms)
+        kt = self.system.units.thermal_energy(temperature)
+        self.velocities.copy_(noise * (kt * self.inverse_mass).sqrt())
+        if self.updater.keeps_momentum:
+            self.stop_drift()
+        if self.constraints:
+            self.constraints.velocities(self.positions, self.velocities)
+        if temperature:
+            self.velocities.mul_((temperature / self.temperature.clamp(min=1e-300)).sqrt()[:, None, None])
+        self.updater.start(self)
+        return self
+
+    def stop_drift(self) -> None:
+        """Remove the total momentum, where no atom is fixed."""
+        if bool((self.system.masses > 0).all()):
+            self.velocities.sub_((self.mass * self.velocities).sum(1, keepdim=True) / self.mass.sum())
+
+    # --- running ---
+
+    def run(self, steps: int, callbacks: Iterable[Callback] = ()) -> Simulation:
+        """Take so many steps. Each callback is called after every `callback.every` steps of the whole simulation.
+
+        Raises `Unstable` (a ValueError that names step and atoms) where the guard finds a run exploding.
+        """
+        calls = list(callbacks)
+        guard = self.guard
+        with progress("simulation") as tell:
+            pace, end = Pace(steps), self.count + steps
+            while self.count < end:
+                try:
+                    self.updater.step(self)
+                except ValueError as error:
+                    raise Unstable(f"step {self.count + 1}: {error}") from error
+                self.count += 1
+                if guard is not None and self.count % guard.every == 0:
+                    guard.check(self)
+                for call in calls:
+                    if self.count % call.every == 0:
+                        call(self)
+                if (text := pace.step()) is not None:
+                    tell(text)
+        return self

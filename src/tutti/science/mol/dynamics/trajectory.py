@@ -1,0 +1,211 @@
+"""Trajectories: extended XYZ and H5MD (de Buyl et al. 2014), written frame by frame so that what was written stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tutti.extras import extra
+from tutti.science.mol.units import ELECTRONVOLT, factor
+
+if TYPE_CHECKING:
+    from tutti.science.mol.dynamics.simulation import Simulation
+
+
+class Trajectory:
+    """A callback that adds a frame to a file every `every` steps.
+
+    path: ends in .xyz (one replica, in angstrom) or .h5md. velocities: whether frames have them. resume: go on with the
+    file that is there, without its frames after the simulation's step; else the file is replaced. wrap: fold atoms into
+    the cell; by default positions are as they moved. Positions in H5MD are in the units of the system, which it names.
+    """
+
+    def __new__(cls, path: str | Path, *args: Any, **options: Any) -> Trajectory:
+        kinds = {".xyz": XYZ, ".extxyz": XYZ, ".h5md": H5MD, ".h5": H5MD}
+        if (suffix := Path(path).suffix) not in kinds:
+            raise ValueError(f"trajectory {path}: no format {suffix!r}; there are {', '.join(kinds)}")
+        return super().__new__(kinds[suffix])
+
+    def __init__(
+        self, path: str | Path, every: int, velocities: bool = False, resume: bool = False, wrap: bool = False
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"trajectory {path}: a frame every {every} steps cannot be")
+        self.path, self.every, self.velocities, self.resume, self.wrap = Path(path), every, velocities, resume, wrap
+        self._open = False
+
+    def __call__(self, simulation: Simulation) -> None:
+        if not self._open:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not (self.resume and self.path.exists()):
+                self.begin(simulation)
+            else:
+                self.cut(simulation.count)
+            self._open = True
+        self.add(simulation)
+
+    def begin(self, simulation: Simulation) -> None:
+        """Make the file."""
+        raise NotImplementedError
+
+    def cut(self, step: int) -> None:
+        """Leave out frames from this step on."""
+        raise NotImplementedError
+
+    def add(self, simulation: Simulation) -> None:
+        raise NotImplementedError
+
+    def positions(self, simulation: Simulation) -> torch.Tensor:
+        return simulation.system.wrapped() if self.wrap else simulation.positions
+
+
+class XYZ(Trajectory):
+    def begin(self, simulation: Simulation) -> None:
+        if simulation.system.replicas > 1:
+            raise ValueError(f"{self.path} holds one replica; write .h5md for {simulation.system.replicas}")
+        self.path.write_text("")
+
+    def cut(self, step: int) -> None:
+        keep, at = 0, 0
+        with open(self.path, encoding="utf-8") as file:
+            while (head := file.readline()).strip():
+                line = file.readline()
+                for _ in range(int(head)):
+                    file.readline()
+                at = file.tell()
+                if f" step={step} " in f"{line.rstrip()} " or _step(line) > step or not line.endswith("\n"):
+                    break
+                keep = at
+        with open(self.path, "r+", encoding="utf-8") as file:
+            file.truncate(keep)
+
+    def add(self, simulation: Simulation) -> None:
+        from tutti.science.mol.elements import SYMBOLS
+
+        system = simulation.system
+        length, velocity = (factor(x, system.units, ELECTRONVOLT) if system.units.length_nm else 1.0
+                            for x in ("length", "velocity"))  # fmt: skip
+        columns = [self.positions(simulation)[0] * length]
+        properties = "species:S:1:pos:R:3"
+        if self.velocities:
+            columns.append(simulation.velocities[0] * velocity)
+            properties += ":vel:R:3"
+        cell = "" if system.cell is None else 'Lattice="{}" '.format(
+            " ".join(f"{x:.10g}" for x in (system.cell[0] * length).flatten().tolist()))  # fmt: skip
+        pbc = " ".join("T" if p else "F" for p in system.pbc)
+        head = f'{cell}Properties={properties} pbc="{pbc}" time={simulation.time:.10g} step={simulation.count} '
+        symbols = [SYMBOLS[z] for z in system.species.tolist()]
+        rows = torch.cat(columns, 1).tolist()
+        body = "".join(f"{s} {' '.join(f'{x:.8f}' for x in row)}\n" for s, row in zip(symbols, rows, strict=True))
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(f"{system.atoms}\n{head}\n{body}")
+
+
+def _step(line: str) -> int:
+    words = [w for w in line.split() if w.startswith("step=")]
+    return int(words[-1].removeprefix("step=")) if words else -1
+
+
+class H5MD(Trajectory):
+    """H5MD 1.1. Replicas are the groups `particles/replica0` and so on; a single one is `particles/all`."""
+
+    def begin(self, simulation: Simulation) -> None:
+        with extra("mol"):
+            import h5py
+        system = simulation.system
+        with h5py.File(self.path, "w", libver="latest") as file:
+            meta = file.create_group("h5md")
+            meta.attrs["version"] = np.array([1, 1])
+            meta.create_group("author").attrs["name"] = "unknown"
+            creator = meta.create_group("creator")
+            creator.attrs["name"], creator.attrs["version"] = "tutti", "0.1"
+            for r in range(system.replicas):
+                group = file.create_group(f"particles/{_name(r, system.replicas)}")
+                group["species"] = system.species.numpy()
+                group["mass"] = system.masses.numpy()
+                box = group.create_group("box")
+                box.attrs["dimension"] = 3
+                box.attrs["boundary"] = np.array([b"periodic" if p else b"none" for p in system.pbc])
+                shapes = {"position": (system.atoms, 3)} | ({"velocity": (system.atoms, 3)} if self.velocities else {})
+                for name, shape in shapes.items():
+                    _element(group.create_group(name), shape)
+                if system.cell is not None:
+                    _element(box.create_group("edges"), (3, 3))
+                group["position/value"].attrs["unit"] = {1.0: "nm", 0.1: "Angstrom"}.get(
+                    system.units.length_nm or 0, ""
+                )
+
+    def cut(self, step: int) -> None:
+        import h5py
+
+        try:
+            with h5py.File(self.path, "r+") as opened:
+                file: Any = opened
+                for element in _elements(file):
+                    keep = int(np.searchsorted(element["step"][:], step))
+                    for name in ("step", "time", "value"):
+                        element[name].resize(keep, 0)
+        except (OSError, KeyError) as error:
+            raise ValueError(f"{self.path} is no H5MD file that can go on: {error}; move it away") from None
+
+    def add(self, simulation: Simulation) -> None:
+        import h5py
+
+        system, x = simulation.system, self.positions(simulation)
+        with h5py.File(self.path, "r+") as opened:
+            file: Any = opened
+            for r in range(system.replicas):
+                group = file[f"particles/{_name(r, system.replicas)}"]
+                values = {"position": x[r]}
+                if "velocity" in group:
+                    values["velocity"] = simulation.velocities[r]
+                if system.cell is not None:
+                    values["box/edges"] = system.cell[r]
+                for name, value in values.items():
+                    element = group[name]
+                    frames = len(element["step"])
+                    for part, number in (
+                        ("step", simulation.count),
+                        ("time", simulation.time),
+                        ("value", value.numpy()),
+                    ):
+                        element[part].resize(frames + 1, 0)
+                        element[part][frames] = number
+
+
+def _name(replica: int, replicas: int) -> str:
+    return "all" if replicas == 1 else f"replica{replica}"
+
+
+def _element(group: Any, shape: tuple[int, ...]) -> None:
+    """A time-dependent element of H5MD without frames."""
+    group.create_dataset("step", (0,), np.int64, maxshape=(None,), chunks=(1024,))
+    group.create_dataset("time", (0,), np.float64, maxshape=(None,), chunks=(1024,))
+    group.create_dataset("value", (0, *shape), np.float64, maxshape=(None, *shape), chunks=(1, *shape))
+
+
+def _elements(file: Any) -> list[Any]:
+    groups: list[Any] = []
+    for particles in file["particles"].values():
+        groups += [particles[n] for n in ("position", "velocity") if n in particles]
+        groups += [particles["box/edges"]] if "box/edges" in particles else []
+    return groups
+
+
+def read_h5md(path: str | Path, replica: int | None = None) -> dict[str, np.ndarray]:
+    """`step`, `time`, `positions` (T, N, 3), and `velocities`, `cells` (T, 3, 3) if they are there. Raises ValueError
+    for what is no H5MD file."""
+    with extra("mol"):
+        import h5py
+    try:
+        with h5py.File(path, "r") as opened:
+            file: Any = opened
+            group = file["particles"]["all" if replica is None else f"replica{replica}"]
+            frames = {"step": group["position/step"][:], "time": group["position/time"][:]}
+            names = {"positions": "position", "velocities": "velocity", "cells": "box/edges"}
+            return frames | {k: group[v]["value"][:] for k, v in names.items() if v in group}
+    except (OSError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no H5MD trajectory, or damaged: {error}") from None

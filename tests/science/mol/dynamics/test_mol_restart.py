@@ -1,0 +1,160 @@
+"""Restarts are bitwise; files that are damaged or of other systems are refused; guards stop what explodes."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from mol_systems import fluid, lennard_jones
+from safetensors.torch import save_file
+
+from tutti.science.mol.dynamics import (
+    CellRescaling,
+    Guard,
+    Langevin,
+    LeapFrog,
+    NoseHooverChain,
+    Simulation,
+    Unstable,
+    VelocityVerlet,
+    minimize,
+)
+from tutti.science.mol.dynamics.log import Log
+from tutti.science.mol.dynamics.restart import Restart, load, save
+from tutti.science.mol.dynamics.trajectory import Trajectory, read_h5md
+from tutti.science.mol.forcefield import Nonbonding, water_box
+from tutti.science.mol.system import System
+from tutti.science.mol.units import REDUCED
+
+UPDATERS = {
+    "verlet": lambda: VelocityVerlet(0.004),
+    "leap-frog": lambda: LeapFrog(0.004),
+    "langevin": lambda: Langevin(0.004, 1.0, 1.0),
+    "chain": lambda: NoseHooverChain(0.004, 1.0, 0.4),
+    "barostat": lambda: CellRescaling(Langevin(0.004, 1.0, 1.0), 2.0, 1.0, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", UPDATERS)
+def test_a_run_that_goes_on_equals_one_that_never_stopped(name, tmp_path):
+    path = tmp_path / "run.restart"
+    whole = Simulation(fluid().replicate(2), lennard_jones(), UPDATERS[name](), seed=3).thermalize(1.0)
+    whole.run(60, [Restart(path, 30)])
+    first = Simulation(fluid().replicate(2), lennard_jones(), UPDATERS[name](), seed=3).thermalize(1.0)
+    first.run(30, [Restart(path, 30)])
+    again = Simulation(fluid().replicate(2), lennard_jones(), UPDATERS[name]())
+    load(again, path)
+    again.run(30, [Restart(path, 30)])
+    assert again.count == 60
+    for what in ("positions", "velocities", "cell", "forces"):
+        assert torch.equal(getattr(again, what), getattr(whole, what)), what
+
+
+def test_a_run_of_rigid_water_goes_on(tmp_path):
+    system, field = water_box(16, "spce", nonbonding=Nonbonding("pme", 0.35))
+    system = minimize(system, field, 500.0, 50)
+
+    def simulation() -> Simulation:
+        return Simulation(system, field, Langevin(0.001, 300.0, 5.0), skin=0.03, seed=1)
+
+    whole = simulation().thermalize(300.0).run(20, [Restart(tmp_path / "a", 10)])
+    simulation().thermalize(300.0).run(10, [Restart(tmp_path / "b", 10)])
+    again = simulation()
+    load(again, tmp_path / "b")
+    again.run(10, [Restart(tmp_path / "b", 10)])
+    assert torch.equal(again.positions, whole.positions)
+
+
+def test_files_that_are_no_restart_of_the_system(tmp_path):
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004))
+    path = tmp_path / "a.restart"
+    with pytest.raises(ValueError, match="there is no restart file"):
+        load(simulation, path)
+    save(simulation, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"is no restart file of a simulation, or damaged"):
+        load(simulation, path)
+    path.write_bytes(b"\xff" * 64)
+    with pytest.raises(ValueError, match=r"is no restart file of a simulation, or damaged"):
+        load(simulation, path)
+    save_file({"positions": torch.zeros(3)}, path, {"tutti.md": json.dumps({"format": 1, "step": "many", "seed": 0})})
+    with pytest.raises(ValueError, match=r"or damaged: 'updater'"):
+        load(simulation, path)
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match="is of VelocityVerlet in units reduced, this simulation has Langevin"):
+        load(Simulation(fluid(), lennard_jones(), Langevin(0.004, 1.0, 1.0)), path)
+    with pytest.raises(ValueError, match=r"positions is \(1, 108, 3\) .*, this system has \(1, 32, 3\)"):
+        load(Simulation(fluid(2), lennard_jones(1.5), VelocityVerlet(0.004)), path)
+
+
+@pytest.mark.parametrize("suffix", ["xyz", "h5md"])
+def test_trajectories_go_on_after_a_restart(suffix, tmp_path):
+    pytest.importorskip("ase")
+    system = fluid()
+    whole = Simulation(system, lennard_jones(), VelocityVerlet(0.004), seed=1).thermalize(1.0)
+    whole.run(40, [Trajectory(tmp_path / f"whole.{suffix}", 10, velocities=True)])
+    first = Simulation(system, lennard_jones(), VelocityVerlet(0.004), seed=1).thermalize(1.0)
+    path, log = tmp_path / f"part.{suffix}", tmp_path / "log.csv"
+    first.run(20, [Restart(tmp_path / "r", 20)])
+    first = Simulation(system, lennard_jones(), VelocityVerlet(0.004), seed=1).thermalize(1.0)
+    first.run(30, [Trajectory(path, 10, velocities=True), Log(log, 10)])  # frames of step 30 come twice
+    again = Simulation(system, lennard_jones(), VelocityVerlet(0.004))
+    load(again, tmp_path / "r")
+    again.run(20, [Trajectory(path, 10, velocities=True, resume=True), Log(log, 10, resume=True)])
+    if suffix == "h5md":
+        a, b = read_h5md(path), read_h5md(tmp_path / "whole.h5md")
+        assert a["step"].tolist() == [10, 20, 30, 40] == b["step"].tolist()
+        assert np.allclose(a["positions"], b["positions"], atol=1e-8) and a["velocities"].shape == (4, 108, 3)
+        assert np.allclose(a["cells"][0], np.eye(3) * float(system.cell[0, 0, 0]))
+    else:
+        from ase.io import read
+
+        frames = read(path, ":")
+        assert [f.info["step"] for f in frames] == [10, 20, 30, 40]
+        assert np.allclose(frames[-1].positions, whole.positions[0].numpy(), atol=1e-6)
+        assert np.allclose(frames[-1].cell[:], system.cell[0].numpy())
+    rows = list(csv.DictReader(log.read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == [10, 20, 30, 40]
+    energies = [float(row["conserved"]) for row in rows]
+    assert max(energies) - min(energies) < 0.2
+
+
+def test_what_trajectories_refuse(tmp_path):
+    with pytest.raises(ValueError, match=r"no format '.pkl'; there are .xyz"):
+        Trajectory(tmp_path / "a.pkl", 10)
+    (tmp_path / "a.h5md").write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 100)
+    with pytest.raises(ValueError, match="is no H5MD trajectory, or damaged"):
+        read_h5md(tmp_path / "a.h5md")
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004))
+    with pytest.raises(ValueError, match="is no H5MD file that can go on"):
+        Trajectory(tmp_path / "a.h5md", 1, resume=True)(simulation)
+    with pytest.raises(ValueError, match="holds one replica"):
+        Trajectory(tmp_path / "a.xyz", 1)(Simulation(fluid().replicate(2), lennard_jones(), VelocityVerlet(0.004)))
+
+
+def test_a_run_that_explodes_is_stopped_with_step_and_atoms(tmp_path):
+    frames = Trajectory(tmp_path / "a.h5md", 1)
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.03), guard=Guard(every=1)).thermalize(2.0)
+    with pytest.raises(Unstable, match=r"step \d+: .*[Aa]toms? .*shorter time step"):
+        simulation.run(1000, [frames])
+    assert np.isfinite(read_h5md(tmp_path / "a.h5md")["positions"]).all()
+
+
+def test_overlapping_atoms_are_stopped_at_once():
+    x = fluid().positions.clone()
+    x[0, 1] = x[0, 0] + 1e-4
+    system = System(x, masses=1.0, cell=fluid().cell, units=REDUCED)
+    simulation = Simulation(system, lennard_jones(), VelocityVerlet(0.004), guard=Guard(every=1))
+    with pytest.raises(Unstable, match=r"[Aa]toms? .*0"):
+        simulation.run(10)
+
+
+def test_a_drift_of_the_energy_is_stopped():
+    guard = Guard(every=10, drift=1e-3)
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.02), guard=guard).thermalize(1.5)
+    with pytest.raises(Unstable, match="the conserved energy has changed by"):
+        simulation.run(2000)
