@@ -8,6 +8,7 @@ import pytest
 MODULES = (
     "units", "system", "cell", "neighbors", "potential", "terms.lennard_jones", "terms.coulomb", "terms.ewald",
     "terms.pme", "terms.special_pairs", "terms.exclusions", "forcefield.water",
+    "networks.potential",
 )  # fmt: skip
 
 

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from tutti.science.mol.networks.batch import SPECIES, Batch
 from tutti.science.mol.networks.ragged import sum_at, take
+from tutti.science.mol.units import ELECTRONVOLT
 
 
 class Network(nn.Module):
     """A neural potential. A kind of network computes `atomic`, and stores its options in `options`.
 
-    cutoff: the largest length of an edge that matters; longer ones change nothing.
+    cutoff: the largest length of an edge that matters; longer ones change nothing. units: the name of the units
+    (`units.PRESETS`) of its data, which are saved with it: "eV" for angstrom and eV, "MD" for nm and kJ/mol.
     """
 
     references: Tensor  # (SPECIES) float64
@@ -32,6 +34,7 @@ class Network(nn.Module):
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} of a network: at least 1, not {value}")
         self.cutoff = cutoff
+        self.units = ELECTRONVOLT.name
         self.options: dict[str, Any] = {"cutoff": cutoff, **options}
         self.register_buffer("references", torch.zeros(SPECIES, dtype=torch.float64))
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
@@ -74,7 +77,7 @@ class Network(nn.Module):
         """Keep references and scale in float64 when the weights change their dtype."""
         references, scale = self.references, self.scale
         super()._apply(fn, recurse)
-        if not self.references.is_meta and self.references.dtype != torch.float64:
+        if self.references.dtype != torch.float64:
             self.references = references.to(self.references.device)
             self.scale = scale.to(self.scale.device)
         return self

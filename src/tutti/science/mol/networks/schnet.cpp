@@ -7,9 +7,9 @@
 // Rows of features have N columns, messages M, the readout H, all padded with zeros to multiples of PANEL: ssp(0) = 0.
 
 namespace {
+namespace schnet {
 
 constexpr int64_t BLOCK = 96;   // atoms that a block has at least, if there are more molecules
-constexpr int64_t LARGE = 256;  // atoms of a block that threads share
 
 // pre += bias; out = ln(1 + e^pre) - ln 2. Then pre = 1 / (1 + e^-pre), the slope.
 void shifted_softplus(T* pre, const T* bias, T* out, int64_t rows, int64_t n) {
@@ -37,51 +37,9 @@ struct Weights {
   double cutoff;
 };
 
-// Two atoms within the cutoff: the vector between them, and where the filters are in their tables.
-struct Pair {
-  int64_t i, j, knot;
-  T value[4], slope[4];  // weights of value and slope at both knots, for W and for dW/dd
-  double unit[3], length;
-};
-
-struct Block {
-  int64_t atom, atoms, edge, edges;
-};
-
-struct Problem {
+struct Problem : Graph {
   const Weights& w;
-  const double* positions;
-  const double* offsets;  // (edges, 3) or null
-  const int64_t *species, *molecule, *i, *j;
-  bool half, slopes, virial;
   double *energies, *forces, *virials;  // of atoms; (atoms, 3); (molecules, 3, 3)
-
-  std::vector<Pair> pairs(const Block& b) const {
-    std::vector<Pair> found;
-    found.reserve(half ? b.edges : b.edges / 2 + 1);
-    const double per_length = (w.knots - 1) / w.cutoff, square = w.cutoff * w.cutoff;
-    for (int64_t e = b.edge; e < b.edge + b.edges; ++e) {
-      if (!half && i[e] > j[e]) continue;
-      double v[3], sum = 0;
-      for (int c = 0; c < 3; ++c) {
-        v[c] = positions[3 * j[e] + c] - positions[3 * i[e] + c] + (offsets ? offsets[3 * e + c] : 0.0);
-        sum += v[c] * v[c];
-      }
-      if (!(sum < square)) continue;
-      if (!half && i[e] == j[e] && (v[0] < 0 || (v[0] == 0 && (v[1] < 0 || (v[1] == 0 && v[2] < 0))))) continue;
-      Pair p;
-      p.i = i[e] - b.atom, p.j = j[e] - b.atom, p.length = std::sqrt(sum);
-      const double x = p.length * per_length, inverse = p.length > 0 ? 1 / p.length : 0;
-      p.knot = std::min<int64_t>(x, w.knots - 2);
-      const double t = x - p.knot, s = 1 - t;
-      p.value[0] = (1 + 2 * t) * s * s, p.value[1] = t * s * s, p.value[2] = t * t * (3 - 2 * t), p.value[3] = -t * t * s;
-      p.slope[0] = -6 * t * s * per_length, p.slope[1] = s * (1 - 3 * t) * per_length;
-      p.slope[2] = -p.slope[0], p.slope[3] = t * (3 * t - 2) * per_length;
-      for (int c = 0; c < 3; ++c) p.unit[c] = v[c] * inverse;
-      found.push_back(p);
-    }
-    return found;
-  }
 
   // messages += W(d) o features of the other atom, for both atoms of some pairs.
   void send(const Pair* first, const Pair* last, const T* table, const T* y, T* messages) const {
@@ -128,7 +86,7 @@ struct Problem {
 
   void run(const Block& b) const {
     const int64_t n = w.n, m = w.m, h = w.h, rows = b.atoms, size = w.interactions;
-    const std::vector<Pair> all = pairs(b);
+    const std::vector<Pair> all = pairs(b, w.knots, w.cutoff);
     std::vector<T> x(rows * n), sent(rows * m), wide(rows * n), hidden(rows * std::max(n, h)), out(rows * h);
     std::vector<T> y(size * rows * m), bends(size * rows * n);  // of each interaction; slopes of the softplus
     for (int64_t r = 0; r < rows; ++r) {
@@ -154,7 +112,6 @@ struct Problem {
       for (int64_t c = 0; c < h; ++c) sum += double(out[r * h + c]) * w.last[c], hidden[r * h + c] *= w.last[c];
       energies[b.atom + r] = sum;
     }
-    if (!slopes) return;
     std::vector<double> slope(all.size());
     std::vector<T>& dx = x;  // dE/d x
     std::vector<T> back(rows * m);
@@ -179,78 +136,37 @@ struct Problem {
       }
     }
   }
-
-  // sums = what `add(from, to, sums)` adds up for ranges of pairs. Threads have sums of their own.
-  template <class F>
-  static void shared(int64_t rows, int64_t m, int64_t count, std::vector<T>& sums, const F& add) {
-    const int64_t threads = rows < LARGE || at::in_parallel_region() ? 1 : at::get_num_threads();
-    std::fill(sums.begin(), sums.end(), T(0));
-    if (threads == 1) return add(0, count, sums.data());
-    std::vector<T> more((threads - 1) * rows * m);
-    at::parallel_for(0, threads, 1, [&](int64_t from, int64_t to) {
-      for (int64_t t = from; t < to; ++t)
-        add(count * t / threads, count * (t + 1) / threads, t ? &more[(t - 1) * rows * m] : sums.data());
-    });
-    each_row(rows, [&](int64_t r) {
-      for (int64_t t = 1; t < threads; ++t)
-        for (int64_t c = r * m; c < (r + 1) * m; c += WIDTH)
-          (Vec::loadu(&sums[c]) + Vec::loadu(&more[(t - 1) * rows * m + c])).store(&sums[c]);
-    });
-  }
-
-  // Blocks of whole molecules. One block if edges are not in the order of their atoms' molecules.
-  std::vector<Block> blocks(int64_t atoms, int64_t edges) const {
-    std::vector<Block> found;
-    int64_t atom = 0, edge = 0;
-    while (atom < atoms) {
-      int64_t end = std::min(atoms, atom + BLOCK);
-      while (end < atoms && molecule[end] == molecule[end - 1]) ++end;
-      int64_t last = edge;
-      while (last < edges && i[last] >= atom && i[last] < end) ++last;
-      found.push_back({atom, end - atom, edge, last - edge});
-      atom = end, edge = last;
-    }
-    if (edge < edges) return {{0, atoms, 0, edges}};
-    return found;
-  }
 };
-
-const T* data(const at::Tensor& x) { return x.const_data_ptr<T>(); }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> tabulated(
     const at::Tensor& positions, const at::Tensor& species, const at::Tensor& molecule, const at::Tensor& i,
     const at::Tensor& j, const std::optional<at::Tensor>& offsets, int64_t count, at::TensorList weights,
-    double last_bias, double cutoff, bool half, bool slopes, bool virial) {
+    double last_bias, double cutoff, bool half, bool virial) {
   const int64_t atoms = positions.size(0), edges = i.size(0);
   const at::Tensor &embedding = weights[0], &first = weights[1], &tables = weights[2], &last = weights[14];
-  const auto at = [&](int64_t k) { return data(weights[k]); };
+  const auto at = [&](int64_t k) { return weights[k].const_data_ptr<T>(); };
   const Weights w{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10), at(11), at(12), at(13),
                   at(14), T(last_bias), tables.size(0), tables.size(1), embedding.size(1), first.size(1), last.size(0),
                   cutoff};
   const at::Tensor energies = at::zeros({atoms}, positions.options());
-  const at::Tensor forces = at::zeros({slopes ? atoms : 0, 3}, positions.options());
+  const at::Tensor forces = at::zeros({atoms, 3}, positions.options());
   const at::Tensor virials = at::zeros({virial ? count : 0, 3, 3}, positions.options());
-  const Problem problem{w, positions.const_data_ptr<double>(), offsets ? offsets->const_data_ptr<double>() : nullptr,
-                        species.const_data_ptr<int64_t>(), molecule.const_data_ptr<int64_t>(),
-                        i.const_data_ptr<int64_t>(), j.const_data_ptr<int64_t>(), half, slopes, virial,
-                        energies.data_ptr<double>(), forces.data_ptr<double>(),
+  const Problem problem{{positions.const_data_ptr<double>(), offsets ? offsets->const_data_ptr<double>() : nullptr,
+                         species.const_data_ptr<int64_t>(), molecule.const_data_ptr<int64_t>(),
+                         i.const_data_ptr<int64_t>(), j.const_data_ptr<int64_t>(), half},
+                        w, energies.data_ptr<double>(), forces.data_ptr<double>(),
                         virial ? virials.data_ptr<double>() : nullptr};
-  const std::vector<Block> blocks = problem.blocks(atoms, edges);
-  if (blocks.size() > 1)
-    at::parallel_for(0, blocks.size(), 1, [&](int64_t from, int64_t to) {
-      for (int64_t b = from; b < to; ++b) problem.run(blocks[b]);
-    });
-  else if (!blocks.empty())
-    problem.run(blocks[0]);
+  each_block(problem.blocks(atoms, edges, BLOCK), [&](const Block& b) { problem.run(b); });
   return {energies, forces, virials};
 }
 
 TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
   library.def(NAMED("schnet_tabulated", REAL)
               "(Tensor positions, Tensor species, Tensor molecule, Tensor i, Tensor j, Tensor? offsets, int count, "
-              "Tensor[] weights, float last_bias, float cutoff, bool half, bool slopes, bool virial) "
+              "Tensor[] weights, float last_bias, float cutoff, bool half, bool virial) "
               "-> (Tensor, Tensor, Tensor)",
               tabulated);
 }
 
+}  // namespace schnet
 }  // namespace

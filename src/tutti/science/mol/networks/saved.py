@@ -1,0 +1,172 @@
+"""Networks in folders: `config.json` and `weights.safetensors`; ensembles with a folder for each member.
+
+    save(network, "out/water")
+    network = load("out/water")
+
+Folders of others are safe to load: no code is run, and nothing is allocated before all sizes agree.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from tutti.science.mol.networks.ensemble import Ensemble
+from tutti.science.mol.networks.molct import MolCT
+from tutti.science.mol.networks.network import Network
+from tutti.science.mol.networks.painn import PaiNN
+from tutti.science.mol.networks.schnet import SchNet
+from tutti.science.mol.units import PRESETS
+
+KINDS: dict[str, type[Network]] = {x.__name__: x for x in (SchNet, PaiNN, MolCT)}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+FORMAT = 1
+LIMITS = {"features": 16384, "interactions": 256, "gaussians": 16384, "heads": 1024, "cycles": 1024, "members": 1024}
+LARGEST = 1_000_000  # bytes of config.json
+
+
+def save(network: Network | Ensemble, folder: str | Path) -> None:
+    """Write a network, replacing one that is there."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(network, Ensemble):
+        for k, member in enumerate(network.members):
+            save(member, folder / f"member-{k}")  # pyright: ignore
+        _write(folder / "config.json", {"format": FORMAT, "kind": "Ensemble", "members": len(network.members)})
+        return
+    name = type(network).__name__
+    if KINDS.get(name) is not type(network):
+        raise ValueError(f"save: a network of kind {', '.join(KINDS)} or an Ensemble, not {name}")
+    tensors = {key: x.detach().cpu().contiguous() for key, x in network.state_dict().items()}
+    dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ValueError(f"save: weights of {' or '.join(DTYPES)}, not {dtype}")
+    save_file(tensors, folder / "weights.tmp")
+    os.replace(folder / "weights.tmp", folder / "weights.safetensors")
+    config = {"format": FORMAT, "kind": name, "units": network.units, "dtype": dtype, "options": network.options}
+    _write(folder / "config.json", config)
+
+
+def load(folder: str | Path) -> Network:
+    """A network that `save` wrote. Raises ValueError where config and weights do not fit each other."""
+    found = load_any(folder)
+    if isinstance(found, Ensemble):
+        raise ValueError(f"{folder} holds an ensemble: use load_ensemble")
+    return found
+
+
+def load_ensemble(folder: str | Path) -> Ensemble:
+    found = load_any(folder)
+    if not isinstance(found, Ensemble):
+        raise ValueError(f"{folder} holds a single network: use load")
+    return found
+
+
+def load_any(folder: str | Path) -> Network | Ensemble:
+    folder = Path(folder)
+    path = folder / "config.json"
+    config = _read(path)
+    if config.get("kind") == "Ensemble":
+        _keys(path, config, {"format", "kind", "members"})
+        return Ensemble([load(folder / f"member-{k}") for k in range(_number(path, "members", config["members"]))])
+    _keys(path, config, {"format", "kind", "units", "dtype", "options"})
+    for name, known in {"kind": KINDS, "units": PRESETS, "dtype": DTYPES}.items():
+        if not isinstance(config[name], str) or config[name] not in known:
+            raise ValueError(f"{path}: {name} is one of {', '.join(known)}, not {_short(config[name])}")
+    kind, dtype = KINDS[config["kind"]], DTYPES[config["dtype"]]
+    options = _options(path, kind, config["options"])
+    with torch.device("meta"):
+        network = kind(**options).to(dtype)
+    _fill(network, folder / "weights.safetensors")
+    network.units = config["units"]
+    return network.eval()
+
+
+def _fill(network: Network, path: Path) -> None:
+    """Weights from a file, after the names, shapes and dtypes in its header."""
+    expected = network.state_dict()
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            _names(str(path), set(file.keys()), set(expected))
+            for name, x in expected.items():
+                part = file.get_slice(name)
+                code = {torch.float32: "F32", torch.float64: "F64"}[x.dtype]
+                if (part.get_shape(), part.get_dtype()) != (list(x.shape), code):
+                    raise ValueError(f"{path}: {name} is {code} {list(x.shape)} by the config, but "
+                                     f"{part.get_dtype()} {part.get_shape()} in the file")  # fmt: skip
+            tensors = {name: file.get_tensor(name) for name in expected}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a file of safetensors: {error}") from None
+    for name, x in tensors.items():
+        if not bool(x.isfinite().all()):
+            raise ValueError(f"{path}: {name} has numbers that are not finite")
+    network.load_state_dict(tensors, assign=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: give a folder that `save` wrote")
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes; configs of networks have at most {LARGEST}")
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ValueError(f"{path}: an object with format {FORMAT}")
+    return config
+
+
+def _options(path: Path, kind: type[Network], given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: options are an object, not {_short(given)}")
+    wanted = inspect.signature(kind).parameters
+    _keys(path, given, set(wanted))
+    for name, value in given.items():
+        default = wanted[name].default
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise ValueError(f"{path}: {name} is true or false, not {_short(value)}")
+        elif isinstance(default, int):
+            _number(path, name, value)
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6 or math.isnan(value):
+            raise ValueError(f"{path}: {name} is a number above 0 and below 1e6, not {_short(value)}")
+    return {name: float(x) if name == "cutoff" else x for name, x in given.items()}
+
+
+def _number(path: Path, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LIMITS[name]:
+        raise ValueError(f"{path}: {name} is a whole number from 1 to {LIMITS[name]}, not {_short(value)}")
+    return value
+
+
+def _keys(path: Path, found: dict[str, Any], wanted: set[str]) -> None:
+    _names(str(path), set(found), wanted)
+
+
+def _names(where: str, found: set[str], wanted: set[str]) -> None:
+    if found != wanted:
+        missing, more = sorted(wanted - found), sorted(found - wanted)
+        raise ValueError(f"{where}: " + ", ".join([*(f"{x} is missing" for x in missing[:3]),
+                                                   *(f"{_short(x)} is not known" for x in more[:3])]))  # fmt: skip
+
+
+def _write(path: Path, config: dict[str, Any]) -> None:
+    new = path.with_suffix(".tmp")
+    new.write_text(json.dumps(config, indent=2) + "\n")
+    os.replace(new, path)
+
+
+def _short(x: Any) -> str:
+    text = repr(x) if not isinstance(x, int) or abs(x) < 10**18 else "a number of more than 18 digits"
+    return text if len(text) < 60 else text[:60] + "..."
