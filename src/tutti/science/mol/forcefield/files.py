@@ -103,7 +103,7 @@ def _convert(
 ) -> tuple[System, ForceField]:
     from openmm import XmlSerializer, unit  # pyright: ignore[reportMissingImports]
 
-    nanometer = unit.nanometer
+    nanometer: Any = getattr(unit, "nanometer")  # noqa: B009
     cell = None if vectors is None else [[float(x) for x in v.value_in_unit(nanometer)] for v in vectors]
     nonbonding = nonbonding or Nonbonding("none" if cell is None else "pme")
     if cell is None and nonbonding.method in ("ewald", "pme"):
