@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,6 +43,7 @@ def save(simulation: Simulation, path: str | Path) -> None:
         "species": simulation.system.species,
         "masses": simulation.system.masses,
         **{f"updater.{name}": value for name, value in simulation.updater.state().items()},
+        **{f"{key}.{n}": value for key, part in adaptive(simulation).items() for n, value in part.state().items()},
     }
     if simulation.cell is not None:
         tensors["cell"] = simulation.cell
@@ -104,7 +106,25 @@ def load(simulation: Simulation, path: str | Path) -> None:
             expected[name].copy_(tensors[name])
     simulation.count, simulation.seed = step, seed
     simulation.updater.restore({k.removeprefix("updater."): v for k, v in tensors.items() if k.startswith("updater.")})
+    for key, part in adaptive(simulation).items():
+        state = {k.removeprefix(f"{key}."): v for k, v in tensors.items() if k.startswith(f"{key}.")}
+        try:
+            part.restore(state)
+        except KeyError as error:
+            raise ValueError(f"{path} has no state of {type(part).__name__}: {error}") from None
     renew(simulation)
+
+
+def adaptive(simulation: Simulation) -> dict[str, Any]:
+    """The parts of the potential that a run changes, such as the hills of metadynamics, by a key for files."""
+
+    def parts(potential: Any) -> Iterator[Any]:
+        if hasattr(potential, "state"):
+            yield potential
+        for term in [*getattr(potential, "terms", ()), *filter(None, [getattr(potential, "potential", None)])]:
+            yield from parts(term)
+
+    return {f"potential.{k}": part for k, part in enumerate(parts(simulation.potential))}
 
 
 def renew(simulation: Simulation) -> None:

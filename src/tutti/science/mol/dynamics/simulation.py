@@ -6,9 +6,9 @@ simulation.run(10_000, [Log("log.csv", 100), Trajectory("run.h5md", 100)])
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -75,10 +75,11 @@ class Simulation:
         self.potential, self.updater, self.seed, self.count = potential, updater, seed, 0
         self.mass = self.system.masses[:, None]
         self.inverse_mass = torch.where(self.mass > 0, 1 / self.mass, 0.0)
-        pairs = getattr(potential, "constraints", None)
+        held = list(_held(potential))
         self.constraints: Constraints | None = None
-        if pairs is not None and len(pairs):
-            self.constraints = Constraints(pairs, getattr(potential, "lengths"), self.system.masses)  # noqa: B009
+        if held:
+            pairs, lengths = (torch.cat(x) for x in zip(*held, strict=True))
+            self.constraints = Constraints(pairs, lengths, self.system.masses)
         skin = SKIN * potential.cutoff if skin is None else skin
         self.neighbors = potential.neighbors(self.system, skin)
         self.guard = Guard() if guard is True else guard or None
@@ -220,3 +221,13 @@ class Simulation:
                 if (text := pace.step()) is not None:
                     tell(text)
         return self
+
+
+def _held(potential: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Constraints and lengths of a potential, or of its terms."""
+    pairs: Any = getattr(potential, "constraints", ())
+    if len(pairs):
+        yield pairs, potential.lengths
+    else:
+        for term in getattr(potential, "terms", ()):
+            yield from _held(term)
