@@ -58,8 +58,8 @@ def test_processes_that_outlive_their_parent_count(corpus, tmp_path):
     """As those of a fork server do: the child begins to work when its parent has ended."""
     script = """
 import os, sys, time
+parent = os.getpid()
 if os.fork() == 0:
-    parent = os.getppid()
     while os.getppid() == parent:
         pass
     block = bytearray(150_000_000)
