@@ -6,14 +6,20 @@ is (2 KE + tr W) / (3 V). NIST's tables for Lennard-Jones list tr W.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
+from tutti.science.mol.part import Part
 from tutti.science.mol.system import System
+
+T = TypeVar("T", bound="Potential")
 
 
 @dataclass
@@ -82,9 +88,22 @@ class Potential:
         """One potential that computes this term and another together, if there is such a kernel."""
         return None
 
-    def neighbors(self, system: System, skin: float = 0.0) -> NeighborList:
-        """The list that `evaluate` wants, up to date."""
-        return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions)
+    def divide(self, part: Part) -> Potential:
+        """What a process computes of this potential, of the atoms it has; all processes together compute it once."""
+        raise ValueError(f"{self.name} cannot be divided among processes; run it in one process")
+
+    def neighbors(self, system: System, skin: float = 0.0, part: Part | None = None) -> NeighborList:
+        """The list that `evaluate` wants, up to date. part: of which the system has the atoms, if it is divided."""
+        return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions, part)
+
+
+def copy_without_caches(potential: T) -> T:
+    """A shallow copy, which computes its cached properties again."""
+    copied = copy.copy(potential)
+    for name in list(copied.__dict__):
+        if isinstance(getattr(type(copied), name, None), cached_property):
+            del copied.__dict__[name]
+    return copied
 
 
 def differentiate(
@@ -141,6 +160,13 @@ class Sum(Potential):
             for name, energy in term.accumulate(positions, cell, neighbors, forces, virial).items():
                 terms[name] = terms[name] + energy if name in terms else energy
         return terms
+
+    def divide(self, part: Part) -> Sum:
+        divided = copy_without_caches(self)
+        divided.terms = [term.divide(part) for term in self.terms]
+        divided.exclusions = _shared_exclusions(divided.terms)
+        divided.computed = _joined(divided.terms)
+        return divided
 
 
 def _shared_exclusions(terms: Sequence[Potential]) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.science.mol.part import Part
 from tutti.science.mol.potential import Potential, Sum
 from tutti.science.mol.system import check_atoms
 from tutti.science.mol.terms import PME, Coulomb, Ewald, LennardJones
@@ -38,6 +39,14 @@ class ForceField(Sum):
             if not bool((self.lengths > 0).all()):
                 row = int((self.lengths <= 0).nonzero()[0])
                 raise ValueError(f"the length of constraint {row} is {float(self.lengths[row])}; it must be positive")
+
+    def divide(self, part: Part) -> ForceField:
+        """Constraints go with their first atom; a process owns all atoms that constraints connect."""
+        divided = super().divide(part)
+        assert isinstance(divided, ForceField)
+        rows = part.rows(self.constraints)
+        divided.constraints, divided.lengths = part.tuples(self.constraints[rows], "constraint"), self.lengths[rows]
+        return divided
 
 
 @dataclass

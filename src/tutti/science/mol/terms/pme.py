@@ -159,6 +159,7 @@ class PME(Electrostatics):
         places = (self.order, replicas, atoms, x, inverse.data_ptr(), q, self._sizes)
         grid = torch.empty(replicas, *self.grid, dtype=torch.float64)
         library.pme_spread(*places, grid.data_ptr(), threads)
+        self.add_up(grid)
         f = torch.fft.rfftn(grid, dim=(1, 2, 3))
         each = g * (f.real**2 + f.imag**2)
         total = each.sum((1, 2, 3))
