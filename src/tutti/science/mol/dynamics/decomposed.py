@@ -66,7 +66,7 @@ class DecomposedSimulation(Simulation):
         self.domains = Domains.of(self.plan.grid, coordinates[self.leader])
         self.all_potential, self.all_species, self.all_masses = potential, system.species, system.masses
         self.all_charges = system.charges
-        self.failure, self.names, self.builds = "", [], 0
+        self.failure, self.names, self._builds = "", [], 0
         super().__init__(system, potential, updater, skin=skin, seed=seed, guard=guard)
 
     def begin(self) -> None:
@@ -142,22 +142,30 @@ class DecomposedSimulation(Simulation):
         )  # fmt: skip
         for name, values in zip(_integrator(self.updater).of_atoms, more, strict=False):
             setattr(_integrator(self.updater), name, values.contiguous())
-        self.potential = self.all_potential.divide(self.part)
+        try:
+            self.potential = self.all_potential.divide(self.part)
+        except ValueError as error:
+            self._fail(str(error))
+        self._stop_if_failed(exchange.gather(torch.tensor([bool(self.failure)], dtype=torch.float64)))
         self.arrange()
         self.neighbors = self.potential.neighbors(self.system, self.skin, self.part)
-        self.builds += 1
+        self._builds += 1
         if not self.names:
             terms = self.potential.evaluate(self.positions, self.cell, self.neighbors).terms
             self.names = sorted({name for names in exchange.gather_objects(list(terms)) for name in names})
         self.route = Route(exchange, sent, [len(x) for x in rows], max(MOVED, len(self.names) + 9))
+
+    @property
+    def builds(self) -> int:
+        return self._builds
 
     # --- forces ---
 
     def evaluate(self, virial: bool = False) -> None:
         """Energy and forces where the atoms are now: a collective, as are energies, temperature and pressure."""
         x = self.positions
-        if not self.failure and not bool((wrong := x.isfinite().all(-1)[0]).all()):
-            where = int((~wrong).nonzero()[0])
+        if not self.failure and not bool(x.sum().isfinite()):
+            where = int((~x[0].isfinite().all(-1)).nonzero()[0])
             self._fail(
                 f"the position of atom {int(self.numbers[where])} is not finite: {x[0, where].tolist()}; take a shorter"
                 " time step or minimise the energy first"
@@ -165,8 +173,7 @@ class DecomposedSimulation(Simulation):
         head = x.new_zeros(self.route.header)
         head[0], head[1:MOVED] = bool(self.failure), self.neighbors.motion(x, self.cell)
         heads, copies = self.route.forward(head, x[0])
-        if bool(heads[:, 0].any()):
-            raise ValueError(next(filter(None, self.exchange.gather_objects(self.failure))))
+        self._stop_if_failed(heads[:, 0])
         if heads[:, 1:3].flatten().topk(2).values.sum() <= heads[:, 3].min():
             x[0, self.part.owned :] = copies
         else:
@@ -208,6 +215,11 @@ class DecomposedSimulation(Simulation):
     def _fail(self, message: str) -> None:
         """Note why this process cannot go on. All processes stop at the next evaluation, so none waits for another."""
         self.failure = self.failure or message
+
+    def _stop_if_failed(self, failed: Tensor) -> None:
+        """Raise ValueError in all processes if one has failed. failed: as all of them have it."""
+        if bool(failed.any()):
+            raise ValueError(next(filter(None, self.exchange.gather_objects(self.failure))))
 
     def watch(self, guard: Guard) -> None:
         """All processes see the same numbers, and find the same."""

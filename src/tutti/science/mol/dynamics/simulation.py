@@ -118,6 +118,11 @@ class Simulation:
         return self.evaluation.forces
 
     @property
+    def builds(self) -> int:
+        """How often the neighbour list was built."""
+        return self.neighbors.builds
+
+    @property
     def time(self) -> float:
         return self.count * self.updater.dt
 

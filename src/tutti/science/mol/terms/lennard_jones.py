@@ -137,6 +137,7 @@ class LennardJones(Potential):
         the cutoff: such pairs exert a force there too, which `virial` leaves out and this does not count either."""
         return self._tail_coefficients(atoms)[1] / volume(_periodic(cell))
 
+    @torch.enable_grad()
     def _tail_coefficients(self, atoms: int) -> tuple[float, float]:
         """Energy and trace of the virial, times the volume."""
         if atoms not in (cached := self._tails):
