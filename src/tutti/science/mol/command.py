@@ -22,6 +22,8 @@ from tutti.science.mol.dynamics.restart import Restart, load, save
 from tutti.science.mol.dynamics.simulation import Simulation
 from tutti.science.mol.dynamics.trajectory import Trajectory
 from tutti.science.mol.elements import NUMBERS
+from tutti.science.mol.networks import saved
+from tutti.science.mol.networks.potential import NetworkPotential
 from tutti.science.mol.observables import RadialDistribution, standard_error
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
@@ -49,8 +51,11 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
     config = MDConfig.load(path)
     folder = Path(out) if out else Path("out/md") / path.stem
     folder.mkdir(parents=True, exist_ok=True)
-    _same(config, folder)
     system, potential = config.build(path.parent)
+    network = potential.network if isinstance(potential, NetworkPotential) else None
+    _same(config, folder, network)
+    if network is not None:
+        CONSOLE.print(_network(network))
     torch.set_num_threads(1 if system.atoms * system.replicas < SMALL else torch.get_num_threads())
     restart = folder / "restart.safetensors"
     goes_on = restart.exists()
@@ -93,9 +98,21 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
     CONSOLE.print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir() if p.is_file()))} in {folder}")
 
 
-def _same(config: MDConfig, folder: Path) -> None:
+def _network(network: Any) -> str:
+    """What the forces come from, with the error of its tables."""
+    uncompiled = getattr(network, "network", network)
+    text = f"forces of {type(uncompiled).__name__}"
+    if uncompiled is network:
+        return text + ", not compiled"
+    error = max(x.tables.error for x in getattr(network, "members", [network]))
+    return text + f", its filters in tables with a relative error of at most {error:.1e}"
+
+
+def _same(config: MDConfig, folder: Path, network: Any) -> None:
     """Note the config in the folder, and see that it is the one of what is there. More steps are no other run."""
     table = json.loads(json.dumps(asdict(config)))
+    if network is not None:
+        table["network"] = {"weights": saved.digest(getattr(network, "network", network))}
     path = folder / "config.json"
     if path.exists() and (folder / "restart.safetensors").exists():
         try:

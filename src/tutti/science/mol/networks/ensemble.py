@@ -46,6 +46,11 @@ class Ensemble(nn.Module):
         energies = [x.energy(batch, positions) for x in self.members]  # pyright: ignore
         return torch.stack(energies).mean(0)
 
+    def check_species(self, species: Tensor) -> None:
+        """Raise ValueError for atomic numbers (N) that the training of a member has not had."""
+        for member in self.members:
+            member.check_species(species)  # pyright: ignore
+
     def energy_and_forces(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Means: (B), (A, 3), detached."""
         found = self.predict(batch)

@@ -26,7 +26,7 @@ from tutti.science.mol.units import MD, PRESETS, Units, factor
 
 
 class Differentiable(Protocol):
-    """A `Network`, or an `Ensemble` of them."""
+    """A `Network`, or an `Ensemble` of them. They may have `check_species`, as those two do."""
 
     cutoff: float
     units: str
@@ -38,7 +38,8 @@ class NetworkPotential(Potential):
     """A network, an ensemble, or what `compile_for_md` made, as a potential of N atoms.
 
     species (N): atomic numbers or symbols. units: of the system, into which those of the network are converted.
-    Pairs may be listed once or twice.
+    Pairs may be listed once or twice. Raises ValueError for species that the network's training has not had; networks
+    without a record of them (`Network.seen_species`) take any.
 
     >>> from tutti.science.mol.networks import SchNet
     >>> from tutti.science.mol.system import System
@@ -53,7 +54,7 @@ class NetworkPotential(Potential):
 
     def __init__(self, network: Differentiable | Compiled, species: Any, units: Units = MD) -> None:
         self.network, self.units = network, units
-        self.species = atomic_numbers(species)
+        self.species = trained_species(network, species)
         if network.units not in PRESETS:
             raise ValueError(f"units of the network: one of {', '.join(PRESETS)}, not {network.units!r}")
         theirs = PRESETS[network.units]
@@ -100,6 +101,15 @@ class NetworkPotential(Potential):
         """In the network's units."""
         x = positions.reshape(-1, 3) * self.length
         return replace(batch, positions=x, cell=None if cell is None or batch.shifts is None else cell * self.length)
+
+
+def trained_species(network: Any, species: Any) -> Tensor:
+    """`atomic_numbers`. Raises ValueError for those that the training of the network has not had."""
+    numbers = atomic_numbers(species)
+    check = getattr(getattr(network, "network", network), "check_species", None)
+    if check is not None:
+        check(numbers)
+    return numbers
 
 
 def atomic_numbers(species: Tensor | Sequence[int | str]) -> Tensor:
