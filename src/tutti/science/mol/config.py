@@ -34,8 +34,9 @@ class SystemTable:
     the last configuration of the file; its forces come from a network).
 
     atoms: of lennard_jones and argon: 4 n^3 for an integer n. density: of lennard_jones in sigma^-3, of others in
-    g/cm^3. molecules, model: of water. coordinates, files: paths, relative to the config. replicas: runs beside each
-    other with other noise.
+    g/cm^3. molecules: of water; model: of it, or of what solvates. solvate: of openmm: nm of water between periodic
+    copies of the molecule, with ions that neutralise it. coordinates, files: paths, relative to the config. replicas:
+    runs beside each other with other noise.
     """
 
     kind: Literal["lennard_jones", "argon", "water", "openmm", "amber", "serialized", "coordinates"]
@@ -45,6 +46,7 @@ class SystemTable:
     model: Literal["spce", "tip3p"] = "spce"
     coordinates: str = ""
     files: tuple[str, ...] = ()
+    solvate: float = 0.0
     replicas: int = 1
 
 
@@ -134,7 +136,7 @@ class MDConfig:
             "run": ("temperature", "equilibrate", "minimize", "drift", "friction", "period"),
             "output": ("log", "trajectory", "restart", "rdf"),
             "forces": ("cutoff", "switch", "skin"),
-            "system": ("density",),
+            "system": ("density", "solvate"),
         }
         for section, names in lowest.items():
             for name in names:
@@ -149,6 +151,8 @@ class MDConfig:
         for name in from_files.get(kind, ()):
             if not getattr(self.system, name):
                 raise ValueError(f"system.kind = {kind!r} needs system.{name}")
+        if self.system.solvate and kind != "openmm":
+            raise ValueError(f"system.solvate is of system.kind = 'openmm', not of {kind!r}")
         if kind == "coordinates" and not forces.network:
             raise ValueError("system.kind = 'coordinates' needs forces.network, as coordinates alone have no forces")
         if kind == "lennard_jones" and forces.network:
@@ -201,7 +205,9 @@ class MDConfig:
             at, nonbonding = str(folder / table.coordinates), self._nonbonding(forces.cutoff or 1.0)
             constraints = forces.constraints or None
             if table.kind == "openmm":
-                system, potential = load_openmm(at, paths, nonbonding, constraints, forces.rigid)
+                system, potential = load_openmm(
+                    at, paths, nonbonding, constraints, forces.rigid, table.solvate, table.model
+                )
             elif table.kind == "amber":
                 system, potential = load_amber(paths[0], at, nonbonding, constraints, forces.rigid)
             else:
