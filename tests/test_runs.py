@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,19 @@ def test_code_model(runs, tmp_path):
     assert found["functions"] == found["functions"] | {"held out": 2}
     assert all(0 <= x <= 1 for values in found["pass"].values() for x in values.values())
     assert [step for step, _ in found["library"]["loss"]] == [1, 2, 3, 4]
+
+
+@pytest.mark.starts
+def test_md_schnet(runs, tmp_path):
+    """A quick training, and a short simulation with the network as the config says it."""
+    from tutti.science.mol.config import MDConfig
+
+    found = runs("md_schnet").main(["--quick", "--out", str(tmp_path / "md_schnet")])
+    assert found.errors.force_rmse > 0
+    config = MDConfig.load(ROOT / "runs" / "md_schnet.toml")
+    system, potential = replace(config, forces=replace(config.forces, network="md_schnet-quick")).build(tmp_path)
+    simulation = config.simulation(system, potential).thermalize(100.0)
+    assert system.atoms == 108 and simulation.run(10).count == 10
 
 
 def test_reference_solutions_pass_and_others_fail(runs):

@@ -50,7 +50,7 @@ def config(folder: Path, text: str = FLUID) -> str:
 
 def test_every_run_of_the_repository_is_a_valid_config():
     files = sorted(RUNS.glob("md_*.toml"))
-    assert [f.stem for f in files] == ["md_argon", "md_water"]
+    assert [f.stem for f in files] == ["md_alanine_water", "md_argon", "md_schnet", "md_water"]
     for file in files:
         MDConfig.load(file)
 
@@ -108,6 +108,8 @@ def test_another_config_in_the_same_folder_is_refused(here, capsys):
         ("cutoff = 2.0", "cutof = 2.0", "there is no key forces.cutof; did you mean forces.cutoff?"),
         ("temperature = 1.4", "temperature = 0.0\nensemble = 'nvt'", "needs run.temperature above 0"),
         ('kind = "lennard_jones"', 'kind = "serialized"', "needs system.coordinates"),
+        ("atoms = 108", "atoms = 108\nsolvate = 1.0", "system.solvate is of system.kind = 'openmm', not of 'lennard_"),
+        ("atoms = 108", "atoms = 108\nsolvate = -1.0", "system.solvate = -1.0 is negative"),
         ("rdf = 2.0", "rdf = 2.0\npairs = ['Xx', 'Ar']", "the system has no atom of 'Xx'"),
         ("dt = 0.004", "dt = 0.05", "Take a shorter time step than 0.05"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,47 @@ def test_errors_name_what_is_wrong():
     with pytest.raises(ValueError, match="length of constraint 0 is 0"):
         ForceField([], [[0, 1]], [0.0])
     assert math.isclose(WATER["spce"].charge, 0.4238)
+
+
+def test_a_solvated_molecule_is_that_of_openmm():
+    """Water as OpenMM's Modeller adds it, with OpenMM's energy on its Reference platform; the same each time."""
+    import openmm
+    from openmm import app, unit
+
+    pdb = FOLDER.parents[3] / "runs" / "alanine_dipeptide.pdb"
+    files, method = (
+        ["amber14/protein.ff14SB.xml", "amber14/tip3p.xml"],
+        Nonbonding("pme", 0.6, tail=False, tolerance=1e-5),
+    )
+    state = random.getstate()
+    system, field = load_openmm(pdb, files, method, "HBonds", solvate=0.7)
+    again, _ = load_openmm(pdb, files, method, "HBonds", solvate=0.7)
+    assert torch.equal(system.positions, again.positions) and random.getstate() == state
+    assert (
+        system.atoms > 22 and (system.atoms - 22) % 3 == 0 and float(system.cell[0, 0, 0]) == pytest.approx(1.64, 0.2)
+    )
+    assert system.residues is not None and [r.split()[0] for r in system.residues[21:23]] == ["NME", "HOH"]
+    assert len(field.constraints) == 12 + system.atoms - 22  # bonds of hydrogen, rigid water
+
+    forces = app.ForceField(*files)
+    whole = app.Modeller(*(lambda x: (x.topology, x.positions))(app.PDBFile(str(pdb))))
+    whole.addSolvent(forces, padding=0.7 * unit.nanometer)
+    theirs = forces.createSystem(whole.topology, nonbondedMethod=app.PME, nonbondedCutoff=0.6 * unit.nanometer,
+                                 constraints=app.HBonds, ewaldErrorTolerance=1e-5, removeCMMotion=False)  # fmt: skip
+    next(f for f in theirs.getForces() if isinstance(f, openmm.NonbondedForce)).setUseDispersionCorrection(False)
+    context = openmm.Context(theirs, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatform("Reference"))
+    context.setPositions(whole.positions)
+    energy = context.getState(energy=True).getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole)
+    found = field.evaluate(system.positions, system.cell, field.neighbors(system))
+    assert float(found.energy) == pytest.approx(energy, rel=2e-5)
+
+
+@pytest.mark.parametrize("water", ["tip9", "../x"])
+def test_water_that_openmm_does_not_have_is_refused(water):
+    with pytest.raises(ValueError, match=f"Unknown water model: {water}"):
+        load_openmm(
+            FOLDER.parents[3] / "runs" / "alanine_dipeptide.pdb",
+            ["amber14/protein.ff14SB.xml"],
+            solvate=0.5,
+            water=water,
+        )

@@ -25,6 +25,8 @@ from tutti.science.mol.dynamics.restart import Restart, load, save
 from tutti.science.mol.dynamics.simulation import Simulation
 from tutti.science.mol.dynamics.trajectory import Trajectory
 from tutti.science.mol.elements import NUMBERS
+from tutti.science.mol.networks import saved
+from tutti.science.mol.networks.potential import NetworkPotential
 from tutti.science.mol.observables import RadialDistribution, standard_error
 from tutti.science.mol.system import System
 
@@ -57,12 +59,15 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
     CONSOLE.quiet = rank() > 0
     if processes > 1 and not dist.is_initialized():
         dist.init_process_group("gloo", timeout=PATIENCE)
+    system, potential = config.build(path.parent)
+    network = potential.network if isinstance(potential, NetworkPotential) else None
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        _same(config, folder)
+        _same(config, folder, network)
     if processes > 1:
         dist.barrier()
-    system, potential = config.build(path.parent)
+    if network is not None:
+        CONSOLE.print(_network(network))
     small = processes > 1 or system.atoms * system.replicas < SMALL
     torch.set_num_threads(1 if small else torch.get_num_threads())
     restart = folder / "restart.safetensors"
@@ -110,9 +115,21 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
     CONSOLE.print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir() if p.is_file()))} in {folder}")
 
 
-def _same(config: MDConfig, folder: Path) -> None:
+def _network(network: Any) -> str:
+    """What the forces come from, with the error of its tables."""
+    uncompiled = getattr(network, "network", network)
+    text = f"forces of {type(uncompiled).__name__}"
+    if uncompiled is network:
+        return text + ", not compiled"
+    error = max(x.tables.error for x in getattr(network, "members", [network]))
+    return text + f", its filters in tables with a relative error of at most {error:.1e}"
+
+
+def _same(config: MDConfig, folder: Path, network: Any) -> None:
     """Note the config in the folder, and see that it is the one of what is there. More steps are no other run."""
     table = json.loads(json.dumps(asdict(config)))
+    if network is not None:
+        table["network"] = {"weights": saved.digest(getattr(network, "network", network))}
     path = folder / "config.json"
     if path.exists() and (folder / "restart.safetensors").exists():
         try:

@@ -16,6 +16,9 @@ from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
 from tutti.science.mol.dynamics.guard import Guard
 from tutti.science.mol.dynamics.simulation import Simulation, Updater
 from tutti.science.mol.forcefield import Nonbonding, load_amber, load_openmm, read_system, water_box
+from tutti.science.mol.networks.potential import NetworkPotential
+from tutti.science.mol.networks.saved import load_any
+from tutti.science.mol.networks.tables import compile_for_md
 from tutti.science.mol.potential import Potential
 from tutti.science.mol.system import System
 from tutti.science.mol.terms import LennardJones
@@ -28,20 +31,23 @@ WATER_COMPRESSIBILITY = 4.5e-5  # per bar
 @dataclass(frozen=True)
 class SystemTable:
     """kind: lennard_jones (reduced units), argon, water, openmm (a PDB file and force-field files), amber (prmtop and
-    coordinates), serialized (a serialized OpenMM system, and coordinates that ASE reads).
+    coordinates), serialized (a serialized OpenMM system, and coordinates that ASE reads), coordinates (that ASE reads,
+    the last configuration of the file; its forces come from a network).
 
     atoms: of lennard_jones and argon: 4 n^3 for an integer n. density: of lennard_jones in sigma^-3, of others in
-    g/cm^3. molecules, model: of water. coordinates, files: paths, relative to the config. replicas: runs beside each
-    other with other noise.
+    g/cm^3. molecules: of water; model: of it, or of what solvates. solvate: of openmm: nm of water between periodic
+    copies of the molecule, with ions that neutralise it. coordinates, files: paths, relative to the config. replicas:
+    runs beside each other with other noise.
     """
 
-    kind: Literal["lennard_jones", "argon", "water", "openmm", "amber", "serialized"]
+    kind: Literal["lennard_jones", "argon", "water", "openmm", "amber", "serialized", "coordinates"]
     atoms: int = 864
     density: float = 0.0
     molecules: int = 216
     model: Literal["spce", "tip3p"] = "spce"
     coordinates: str = ""
     files: tuple[str, ...] = ()
+    solvate: float = 0.0
     replicas: int = 1
 
 
@@ -49,7 +55,10 @@ class SystemTable:
 class ForcesTable:
     """method: of electrostatics (pme, ewald, reaction_field, shift, cut, none). cutoff, skin: 0 for what suits the
     system. truncation: of Lennard-Jones for the kinds lennard_jones and argon. rigid: of water. constraints: of
-    molecules from files (HBonds, AllBonds)."""
+    molecules from files (HBonds, AllBonds).
+
+    network: folder of a saved network or ensemble, relative to the config. It takes the place of the classical forces
+    and of the constraints of any kind of system. compile: by `compile_for_md`; false for networks without a kernel."""
 
     method: Literal["pme", "ewald", "reaction_field", "shift", "cut", "none"] = "pme"
     cutoff: float = 0.0
@@ -59,6 +68,11 @@ class ForcesTable:
     truncation: Literal["cut", "shift", "force_shift"] = "force_shift"
     rigid: bool = True
     constraints: Literal["", "HBonds", "AllBonds", "HAngles"] = ""
+    network: str = ""
+    compile: bool = True
+
+
+CLASSICAL = ("method", "cutoff", "switch", "tolerance", "truncation", "constraints")  # keys that no network heeds
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,7 @@ class MDConfig:
             "run": ("temperature", "equilibrate", "minimize", "drift", "friction", "period"),
             "output": ("log", "trajectory", "restart", "rdf"),
             "forces": ("cutoff", "switch", "skin"),
-            "system": ("density",),
+            "system": ("density", "solvate"),
         }
         for section, names in lowest.items():
             for name in names:
@@ -131,9 +145,24 @@ class MDConfig:
                     raise ValueError(f"{section}.{name} = {getattr(getattr(self, section), name)} is negative")
         if self.run.ensemble != "nve" and not self.run.temperature > 0:
             raise ValueError(f"run.ensemble = {self.run.ensemble!r} needs run.temperature above 0")
-        for name in ("coordinates", "files") if self.system.kind in ("openmm", "amber", "serialized") else ():
+        kind, forces = self.system.kind, self.forces
+        from_files = {"coordinates": ("coordinates",)} | dict.fromkeys(
+            ("openmm", "amber", "serialized"), ("coordinates", "files")
+        )
+        for name in from_files.get(kind, ()):
             if not getattr(self.system, name):
-                raise ValueError(f"system.kind = {self.system.kind!r} needs system.{name}")
+                raise ValueError(f"system.kind = {kind!r} needs system.{name}")
+        if self.system.solvate and kind != "openmm":
+            raise ValueError(f"system.solvate is of system.kind = 'openmm', not of {kind!r}")
+        if kind == "coordinates" and not forces.network:
+            raise ValueError("system.kind = 'coordinates' needs forces.network, as coordinates alone have no forces")
+        if kind == "lennard_jones" and forces.network:
+            raise ValueError("forces.network needs elements, which system.kind = 'lennard_jones' has not; take 'argon'")
+        if not forces.network and not forces.compile:
+            raise ValueError("forces.compile = false is for networks: give forces.network, or leave it out")
+        for name in CLASSICAL if forces.network else ():
+            if getattr(forces, name) != getattr(ForcesTable, name):
+                raise ValueError(f"forces.{name} is of classical forces, which forces.network replaces: leave it out")
         if self.output.pairs and len(self.output.pairs) != 2:
             raise ValueError(f"output.pairs = {list(self.output.pairs)} should be two elements")
 
@@ -141,7 +170,29 @@ class MDConfig:
 
     def build(self, folder: Path) -> tuple[System, Potential]:
         """The system and its potential. folder: of the config, for relative paths."""
+        system, potential = self._classical(folder)
+        if self.forces.network:
+            potential = self._network(system, folder / self.forces.network)
+        assert potential is not None  # `check` saw to it
+        return (system.replicate(self.system.replicas) if self.system.replicas > 1 else system), potential
+
+    def _network(self, system: System, path: Path) -> NetworkPotential:
+        try:
+            network: Any = load_any(path)
+            if self.forces.compile:
+                try:
+                    network = compile_for_md(network)
+                except ValueError as error:
+                    raise ValueError(f"{error}, by forces.compile = false") from None
+            return NetworkPotential(network, system.species, system.units)
+        except ValueError as error:
+            raise ValueError(f"forces.network: {error}") from None
+
+    def _classical(self, folder: Path) -> tuple[System, Potential | None]:
+        """Without replicas; coordinates alone have no potential."""
         table, forces = self.system, self.forces
+        if table.kind == "coordinates":
+            return System.from_ase(_read_atoms(folder / table.coordinates)), None
         if table.kind in ("lennard_jones", "argon"):
             system, potential = self._atoms()
         elif table.kind == "water":
@@ -155,12 +206,14 @@ class MDConfig:
             at, nonbonding = str(folder / table.coordinates), self._nonbonding(forces.cutoff or 1.0)
             constraints = forces.constraints or None
             if table.kind == "openmm":
-                system, potential = load_openmm(at, paths, nonbonding, constraints, forces.rigid)
+                system, potential = load_openmm(
+                    at, paths, nonbonding, constraints, forces.rigid, table.solvate, table.model
+                )
             elif table.kind == "amber":
                 system, potential = load_amber(paths[0], at, nonbonding, constraints, forces.rigid)
             else:
                 system, potential = _serialized(Path(paths[0]), Path(at), nonbonding)
-        return (system.replicate(table.replicas) if table.replicas > 1 else system), potential
+        return system, potential
 
     def _atoms(self) -> tuple[System, Potential]:
         table, n = self.system, round((self.system.atoms / 4) ** (1 / 3))
@@ -212,17 +265,23 @@ class MDConfig:
 
 
 def _serialized(path: Path, coordinates: Path, nonbonding: Nonbonding) -> tuple[System, Potential]:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    atoms = _read_atoms(coordinates)
+    cell = atoms.cell[:] / 10 if any(atoms.pbc) else None
+    system, field = read_system(path.read_text("utf-8"), atoms.positions / 10, cell, nonbonding, atoms.numbers.tolist())
+    return system, field
+
+
+def _read_atoms(path: Path) -> Any:
+    """`ase.Atoms` of a file, the last of several."""
     from tutti.extras import extra
 
     with extra("mol"):
         from ase.io import read as read_atoms
-    for file in (path, coordinates):
-        if not file.is_file():
-            raise ValueError(f"there is no file {file}")
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
     try:
-        atoms: Any = read_atoms(coordinates)
+        return read_atoms(path)
     except Exception as error:
-        raise ValueError(f"{coordinates} cannot be read by ASE: {type(error).__name__}: {error}") from None
-    cell = atoms.cell[:] / 10 if any(atoms.pbc) else None
-    system, field = read_system(path.read_text("utf-8"), atoms.positions / 10, cell, nonbonding, atoms.numbers.tolist())
-    return system, field
+        raise ValueError(f"{path} cannot be read by ASE: {type(error).__name__}: {error}") from None

@@ -37,13 +37,20 @@ class Potential:
 
     cutoff: how far pairs reach, 0 for terms without pairs. exclusions: (X, 2) atoms that are not to be among the pairs,
     None if that does not matter. half: whether each pair is wanted once, False for twice, None for either (then
-    `energy` looks at `pairs.half`).
+    `energy` looks at `pairs.half`). surroundings: whether contributions of an atom depend on more than its pairs, so
+    that a process which divides the potential needs all pairs of the atoms it has.
     """
 
     name = "potential"
     cutoff: float = 0.0
     half: bool | None = True
     exclusions: Tensor | None = None
+    surroundings = False
+
+    @property
+    def reach(self) -> float:
+        """How far an atom may be that a contribution of another one depends on."""
+        return self.cutoff
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         """(R), differentiable with respect to positions (R, N, 3) and cell (R, 3, 3)."""
@@ -94,7 +101,8 @@ class Potential:
 
     def neighbors(self, system: System, skin: float = 0.0, part: Part | None = None) -> NeighborList:
         """The list that `evaluate` wants, up to date. part: of which the system has the atoms, if it is divided."""
-        return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions, part)
+        shared = None if self.surroundings else part
+        return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions, shared)
 
 
 def copy_without_caches(potential: T) -> T:
@@ -162,6 +170,8 @@ class Sum(Potential):
         return terms
 
     def divide(self, part: Part) -> Sum:
+        if alone := [term.name for term in self.terms if term.surroundings]:
+            raise ValueError(f"{alone[0]} cannot be divided among processes together with other terms")
         divided = copy_without_caches(self)
         divided.terms = [term.divide(part) for term in self.terms]
         divided.exclusions = _shared_exclusions(divided.terms)

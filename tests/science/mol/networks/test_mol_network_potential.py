@@ -6,7 +6,18 @@ import pytest
 import torch
 from mol_structures import molecule
 
-from tutti.science.mol.networks import MolCT, Network, NetworkPotential, PaiNN, SchNet, compile_for_md, pack
+from tutti.science.mol.networks import (
+    Ensemble,
+    MolCT,
+    Network,
+    NetworkPotential,
+    PaiNN,
+    SchNet,
+    calculator,
+    compile_for_md,
+    openmm_force,
+    pack,
+)
 from tutti.science.mol.potential import Potential, Sum
 from tutti.science.mol.system import System
 from tutti.science.mol.terms import LennardJones
@@ -147,6 +158,26 @@ def test_atoms_that_networks_cannot_have_are_refused():
     with pytest.raises(ValueError, match="no element 'Xx'"):
         NetworkPotential(network, ["O", "Xx"])
     system = crystal()
-    potential = NetworkPotential(network, ["O", "H"])
+    potential = NetworkPotential(network, ["O", "H"])  # without a record of training all are taken
     with pytest.raises(ValueError, match="the potential has 2 atoms, the positions 5"):
         potential.evaluate(system.positions, system.cell, potential.neighbors(system))
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("use", ["network", "ensemble", "compiled", "compiled ensemble"])
+def test_species_that_training_has_not_had_are_refused_everywhere(use):
+    from ase import Atoms
+
+    networks = [made("schnet"), made("schnet")]
+    networks[0].seen_species[[1, 6, 8]] = True
+    networks[1].seen_species[[1, 6, 7, 8]] = True
+    network = Ensemble(networks) if "ensemble" in use else networks[0]
+    network = compile_for_md(network) if "compiled" in use else network
+    message = r"not trained on N, Cl, only on H, C, O: .* train it by `fit` on structures with N, Cl"
+    NetworkPotential(network, ["O", "C", "H"])
+    with pytest.raises(ValueError, match=message):
+        NetworkPotential(network, ["O", "Cl", "N"])
+    with pytest.raises(ValueError, match=message):
+        Atoms("OClN", [[0, 0, 0], [0, 0, 2], [0, 2, 0]], calculator=calculator(network)).get_potential_energy()
+    with pytest.raises(ValueError, match=message):
+        openmm_force(network, ["O", "Cl", "N"])

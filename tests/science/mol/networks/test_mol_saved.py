@@ -32,6 +32,26 @@ def test_a_network_comes_back(tmp_path, kind, dtype):
     assert sorted(x.name for x in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
 
 
+def test_the_species_of_training_come_back_and_older_files_have_none(tmp_path):
+    network, path = SchNet(8, 1, 6, 4.0), tmp_path / "weights.safetensors"
+    network.seen_species[[1, 8]] = True
+    save(network, tmp_path)
+    assert load(tmp_path).seen_species.nonzero().flatten().tolist() == [1, 8]
+    tensors = load_file(path)
+    save_file(tensors | {"seen_species": torch.ones(119)}, path)
+    with pytest.raises(ValueError, match=r"seen_species is BOOL \[119\] by the config, but F32"):
+        load(tmp_path)
+    save_file(tensors | {"seen_species": torch.ones(7, dtype=torch.bool)}, path)
+    with pytest.raises(ValueError, match=r"seen_species is BOOL \[119\] by the config, but BOOL \[7\]"):
+        load(tmp_path)
+    del tensors["seen_species"]
+    save_file(tensors, path)
+    assert not load(tmp_path).seen_species.any()
+    fresh = SchNet(8, 1, 6, 4.0)
+    fresh.load_state_dict(tensors)
+    assert not fresh.seen_species.any()
+
+
 def test_an_ensemble_comes_back(tmp_path):
     ensemble, batch = Ensemble([SchNet(8, 1, 6, 4.0), PaiNN(8, 1, 6, 4.0)]), pack([molecule(6, 1, 4.0)])
     save(ensemble, tmp_path)

@@ -50,6 +50,7 @@ def test_a_network_learns():
     found = fit(network, labelled(made, range(45)), labelled(made, range(100, 110)),
                 Training(steps=80, batch=15, rate=1e-2), level="O0", cluster="cpu:1", plan="single")  # fmt: skip
     assert found.errors and found.errors.force_mae < 0.25 * float(network.scale)
+    assert network.seen_species.nonzero().flatten().tolist() == [1, 6, 7, 8]
 
 
 def losses_of_a_rank(kind: str) -> list[float]:

@@ -59,7 +59,7 @@ class DecomposedSimulation(Simulation):
         self.exchange = Exchange(group)
         self.writes = self.exchange.rank == 0
         skin = SKIN * potential.cutoff if skin is None else skin
-        self.reach = potential.cutoff + skin
+        self.reach = potential.reach + skin
         self.plan = best_grid(system, self.reach, self.exchange.size, grid)
         self.leader = _leaders(potential, system.atoms)
         coordinates = self._coordinates(system.positions[0].detach(), system, self.leader)

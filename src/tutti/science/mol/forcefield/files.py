@@ -6,6 +6,7 @@ OpenMM's force-field files may contain Python that it executes; files that do ar
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,38 @@ def load_openmm(
     nonbonding: Nonbonding | None = None,
     constraints: str | None = None,
     rigid_water: bool = True,
+    solvate: float = 0.0,
+    water: str = "tip3p",
 ) -> tuple[System, ForceField]:
     """A PDB file with hydrogens and OpenMM force-field files, its own by their names ("amber14-all.xml").
 
     constraints: None, "HBonds", "AllBonds" or "HAngles". nonbonding: PME of 1 nm by default if the file has a cell,
-    no cutoff otherwise.
+    no cutoff otherwise. solvate: nm of water, as `openmm.app.Modeller` adds it, between periodic copies of the
+    molecule, with ions that neutralise it; 0 for none. water: of which model, "tip3p" or "spce"; a force-field file
+    must have its parameters.
     """
     app = _openmm()
     pdb = app.PDBFile(str(structure))
     for name in parameters:
         _refuse_scripts(_find(name, Path(app.__file__).parent / "data"), set())
     fields = app.ForceField(*[str(name) for name in parameters])
-    system = fields.createSystem(pdb.topology, **_choices(app, constraints), rigidWater=rigid_water)
-    return _convert(system, pdb.topology, pdb.positions, pdb.topology.getPeriodicBoxVectors(), nonbonding)
+    whole = app.Modeller(pdb.topology, pdb.positions)
+    if solvate:
+        _solvate(whole, fields, water, solvate)
+    system = fields.createSystem(whole.topology, **_choices(app, constraints), rigidWater=rigid_water)
+    return _convert(system, whole.topology, whole.positions, whole.topology.getPeriodicBoxVectors(), nonbonding)
+
+
+def _solvate(modeller: Any, fields: Any, water: str, padding: float) -> None:
+    """The same water and ions each time: OpenMM draws the places of ions from Python's generator."""
+    from openmm import unit  # pyright: ignore[reportMissingImports]
+
+    state = random.getstate()
+    random.seed(0)
+    try:
+        modeller.addSolvent(fields, model=water, padding=padding * getattr(unit, "nanometer"))  # noqa: B009
+    finally:
+        random.setstate(state)
 
 
 def load_amber(

@@ -11,6 +11,7 @@ from tutti.science.mol.networks.molct import MolCT
 from tutti.science.mol.networks.network import Network
 from tutti.science.mol.networks.painn import PaiNN
 from tutti.science.mol.networks.potential import NetworkPotential
+from tutti.science.mol.networks.samples import Samples
 from tutti.science.mol.networks.saved import load, load_ensemble, save
 from tutti.science.mol.networks.schnet import SchNet
 from tutti.science.mol.networks.schnetpack import from_schnetpack
@@ -19,6 +20,7 @@ from tutti.science.mol.networks.training import Errors, Fit, Training, errors, f
 
 __all__ = [
     "Batch", "Ensemble", "Errors", "Fit", "MolCT", "Network", "NetworkPotential", "PaiNN", "Prediction", "Round",
-    "SchNet", "Structure", "Training", "calculator", "compile_for_md", "errors", "export", "fit", "fit_references",
-    "from_schnetpack", "groups", "learn", "load", "load_ensemble", "openmm_force", "pack", "save", "select",
+    "Samples", "SchNet", "Structure", "Training", "calculator", "compile_for_md", "errors", "export", "fit",
+    "fit_references", "from_schnetpack", "groups", "learn", "load", "load_ensemble", "openmm_force", "pack", "save",
+    "select",
 ]  # fmt: skip

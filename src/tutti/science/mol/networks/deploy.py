@@ -18,7 +18,7 @@ from tutti.science.mol.neighbors import NeighborList
 from tutti.science.mol.networks.batch import Batch
 from tutti.science.mol.networks.ensemble import Ensemble
 from tutti.science.mol.networks.network import Network
-from tutti.science.mol.networks.potential import Differentiable, NetworkPotential, atomic_numbers
+from tutti.science.mol.networks.potential import Differentiable, NetworkPotential, trained_species
 from tutti.science.mol.networks.ragged import sum_at, take
 from tutti.science.mol.networks.tables import Compiled
 from tutti.science.mol.potential import Evaluation
@@ -47,7 +47,10 @@ class Evaluator:
 
 
 def calculator(network: Differentiable | Compiled, skin: float = 0.5) -> Any:
-    """An ASE calculator. skin: of its neighbor list, in angstrom. Stress, -virial / volume, for three periodic axes."""
+    """An ASE calculator. skin: of its neighbor list, in angstrom. Stress, -virial / volume, for three periodic axes.
+
+    As `openmm_force`, it raises ValueError for species that the network's training has not had.
+    """
     with extra("mol"):
         from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
         from ase.stress import full_3x3_to_voigt_6_stress
@@ -90,7 +93,11 @@ def openmm_force(network: Differentiable | Compiled, species: Any, periodic: boo
         raise ModuleNotFoundError(f"there is no package openmm; pip install '{OPENMM}'", name="openmm") from None
     if not hasattr(openmm, "PythonForce"):
         raise ModuleNotFoundError(f"openmm {openmm.__version__} has no PythonForce; pip install '{OPENMM}'")
-    numbers, evaluate, pbc = atomic_numbers(species), Evaluator(network, MD, skin), (periodic, periodic, periodic)
+    numbers, evaluate, pbc = (
+        trained_species(network, species),
+        Evaluator(network, MD, skin),
+        (periodic, periodic, periodic),
+    )
 
     def compute(state: Any) -> tuple[float, Any]:
         """kJ/mol and kJ/mol/nm."""
@@ -127,7 +134,8 @@ def export(network: Network, batch: Batch) -> torch.export.ExportedProgram:
     """Energies and forces as a program of `torch.export`: the backward pass is part of its graph.
 
     batch: an example with at least two structures; numbers of structures, atoms and edges are free. The program takes
-    `arguments(batch)`. Ensembles and compiled networks are refused: export the members.
+    `arguments(batch)`, and does not check their species. Ensembles and compiled networks are refused: export the
+    members.
     """
     if not isinstance(network, Network):
         raise ValueError(f"export: a network, not {type(network).__name__}"

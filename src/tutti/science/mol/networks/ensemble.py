@@ -39,12 +39,17 @@ class Ensemble(nn.Module):
             raise ValueError(f"an ensemble has at least two members, not {len(members)}")
         self.units = _shared_units(members)
         self.members = nn.ModuleList(members)
-        self.cutoff = max(x.cutoff for x in members)
+        self.cutoff, self.reach = (max(getattr(x, name) for x in members) for name in ("cutoff", "reach"))
 
     def energy(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
         """Mean energies (B), differentiable."""
         energies = [x.energy(batch, positions) for x in self.members]  # pyright: ignore
         return torch.stack(energies).mean(0)
+
+    def check_species(self, species: Tensor) -> None:
+        """Raise ValueError for atomic numbers (N) that the training of a member has not had."""
+        for member in self.members:
+            member.check_species(species)  # pyright: ignore
 
     def energy_and_forces(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Means: (B), (A, 3), detached."""

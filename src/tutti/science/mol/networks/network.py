@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.science.mol.elements import SYMBOLS
 from tutti.science.mol.networks.batch import SPECIES, Batch
-from tutti.science.mol.networks.ragged import sum_at, take
+from tutti.science.mol.networks.ragged import take
 from tutti.science.mol.units import ELECTRONVOLT
 
 
@@ -21,10 +22,13 @@ class Network(nn.Module):
 
     cutoff: the largest length of an edge that matters; longer ones change nothing. units: the name of the units
     (`units.PRESETS`) of its data, which are saved with it: "eV" for angstrom and eV, "MD" for nm and kJ/mol.
+    seen_species: which atomic numbers training has had, as `fit` records them; none at all means no record, as in
+    weights from elsewhere.
     """
 
     references: Tensor  # (SPECIES) float64
     scale: Tensor  # 0-d float64
+    seen_species: Tensor  # (SPECIES) bool
 
     def __init__(self, cutoff: float, **options: Any) -> None:
         super().__init__()
@@ -38,6 +42,13 @@ class Network(nn.Module):
         self.options: dict[str, Any] = {"cutoff": cutoff, **options}
         self.register_buffer("references", torch.zeros(SPECIES, dtype=torch.float64))
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
+        self.register_buffer("seen_species", torch.zeros(SPECIES, dtype=torch.bool))
+
+    @property
+    def reach(self) -> float:
+        """How far an atom may be that the energy of another one depends on: the cutoff, for each time that messages
+        pass."""
+        return self.cutoff * self.options.get("interactions", 1) * self.options.get("cycles", 1)
 
     def atomic(self, species: Tensor, vectors: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Energies of atoms (..., A) before scale and references.
@@ -63,7 +74,7 @@ class Network(nn.Module):
 
     def energy(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
         """Energies (B), float64. positions: instead of the batch's."""
-        return sum_at(self.atomic_energies(batch, positions), batch.molecule, batch.count)
+        return batch.sum(self.atomic_energies(batch, positions))
 
     def energy_and_forces(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Energies (B) and forces (A, 3), detached."""
@@ -72,6 +83,21 @@ class Network(nn.Module):
             energy = self.energy(batch, x)
             (gradient,) = torch.autograd.grad(energy.sum(), x)
         return energy.detach(), -gradient
+
+    def check_species(self, species: Tensor) -> None:
+        """Raise ValueError for atomic numbers (N) that training has not had. Without a record, all of them pass."""
+        seen = self.seen_species.cpu()
+        new = species.unique()[~seen[species.unique()]].tolist()
+        if new and bool(seen.any()):
+            names = ", ".join(SYMBOLS[n] for n in new)
+            known = ", ".join(SYMBOLS[n] for n in seen.nonzero().flatten().tolist())
+            raise ValueError(f"the network was not trained on {names}, only on {known}: its forces on atoms of {names}"
+                             f" mean nothing; train it by `fit` on structures with {names}, too")  # fmt: skip
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        """States from before the record of species have none."""
+        state_dict.setdefault(f"{prefix}seen_species", torch.zeros(SPECIES, dtype=torch.bool))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn, recurse=True):
         """Keep references and scale in float64 when the weights change their dtype."""

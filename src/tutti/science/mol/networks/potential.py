@@ -21,12 +21,13 @@ from tutti.science.mol.elements import NUMBERS
 from tutti.science.mol.neighbors import NeighborList, Pairs
 from tutti.science.mol.networks.batch import SPECIES, Batch
 from tutti.science.mol.networks.tables import Compiled
-from tutti.science.mol.potential import Potential
+from tutti.science.mol.part import Part
+from tutti.science.mol.potential import Potential, copy_without_caches
 from tutti.science.mol.units import MD, PRESETS, Units, factor
 
 
 class Differentiable(Protocol):
-    """A `Network`, or an `Ensemble` of them."""
+    """A `Network`, or an `Ensemble` of them. They may have `check_species`, as those two do."""
 
     cutoff: float
     units: str
@@ -38,7 +39,8 @@ class NetworkPotential(Potential):
     """A network, an ensemble, or what `compile_for_md` made, as a potential of N atoms.
 
     species (N): atomic numbers or symbols. units: of the system, into which those of the network are converted.
-    Pairs may be listed once or twice.
+    Pairs may be listed once or twice. Raises ValueError for species that the network's training has not had; networks
+    without a record of them (`Network.seen_species`) take any.
 
     >>> from tutti.science.mol.networks import SchNet
     >>> from tutti.science.mol.system import System
@@ -50,10 +52,11 @@ class NetworkPotential(Potential):
 
     name = "network"
     half = None
+    surroundings = True
 
     def __init__(self, network: Differentiable | Compiled, species: Any, units: Units = MD) -> None:
         self.network, self.units = network, units
-        self.species = atomic_numbers(species)
+        self.species = trained_species(network, species)
         if network.units not in PRESETS:
             raise ValueError(f"units of the network: one of {', '.join(PRESETS)}, not {network.units!r}")
         theirs = PRESETS[network.units]
@@ -62,6 +65,19 @@ class NetworkPotential(Potential):
         self.cutoff = network.cutoff / self.length
         self.exclusions = torch.zeros(0, 2, dtype=torch.int64)  # networks see bonded atoms as well
         self._last: tuple[Pairs, int, Batch] | None = None
+        self._counted: int | None = None  # atoms
+
+    @property
+    def reach(self) -> float:
+        network: Any = getattr(self.network, "network", self.network)
+        return network.reach / self.length
+
+    def divide(self, part: Part) -> NetworkPotential:
+        """Energies of atoms that the process owns, which need all atoms within the reach of the network."""
+        divided = copy_without_caches(self)
+        divided.species = part.of_atoms(self.species, "species")
+        divided._counted, divided._last = part.owned, None
+        return divided
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         network: Any = getattr(self.network, "network", self.network)
@@ -94,12 +110,22 @@ class NetworkPotential(Potential):
             raise ValueError(f"the potential has {len(self.species)} atoms, the positions {atoms}")
         start = pairs.replica * atoms
         return Batch(self.species.repeat(replicas), positions, torch.arange(replicas).repeat_interleave(atoms),
-                     pairs.i + start, pairs.j + start, replicas, pairs.shift if any(pairs.pbc) else None)  # fmt: skip
+                     pairs.i + start, pairs.j + start, replicas, pairs.shift if any(pairs.pbc) else None,
+                     counted=self._counted)  # fmt: skip
 
     def _moved(self, batch: Batch, positions: Tensor, cell: Tensor | None) -> Batch:
         """In the network's units."""
         x = positions.reshape(-1, 3) * self.length
         return replace(batch, positions=x, cell=None if cell is None or batch.shifts is None else cell * self.length)
+
+
+def trained_species(network: Any, species: Any) -> Tensor:
+    """`atomic_numbers`. Raises ValueError for those that the training of the network has not had."""
+    numbers = atomic_numbers(species)
+    check = getattr(getattr(network, "network", network), "check_species", None)
+    if check is not None:
+        check(numbers)
+    return numbers
 
 
 def atomic_numbers(species: Tensor | Sequence[int | str]) -> Tensor:

@@ -3,11 +3,13 @@
     save(network, "out/water")
     network = load("out/water")
 
-Folders of others are safe to load: no code is run, and nothing is allocated before all sizes agree.
+Folders of others are safe to load: no code is run, and nothing is allocated before all sizes agree. Weights from before
+networks had a record of the species of their training are read without one: such a network refuses no species.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import math
@@ -90,6 +92,14 @@ def load_any(folder: str | Path) -> Network | Ensemble:
     return network.eval()
 
 
+def digest(network: Network | Ensemble) -> str:
+    """SHA-256 of all weights, by which a later run sees whether they are the same."""
+    sha = hashlib.sha256()
+    for name, x in network.state_dict().items():
+        sha.update(name.encode() + x.detach().cpu().contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
 def _fill(network: Network, path: Path) -> None:
     """Weights from a file, after the names, shapes and dtypes in its header."""
     expected = network.state_dict()
@@ -97,14 +107,16 @@ def _fill(network: Network, path: Path) -> None:
         raise ValueError(f"there is no file {path}")
     try:
         with safe_open(path, "pt") as file:
+            if "seen_species" not in file.keys():  # noqa: SIM118
+                expected.pop("seen_species")
             _names(str(path), set(file.keys()), set(expected))
             for name, x in expected.items():
                 part = file.get_slice(name)
-                code = {torch.float32: "F32", torch.float64: "F64"}[x.dtype]
+                code = {torch.float32: "F32", torch.float64: "F64", torch.bool: "BOOL"}[x.dtype]
                 if (part.get_shape(), part.get_dtype()) != (list(x.shape), code):
                     raise ValueError(f"{path}: {name} is {code} {list(x.shape)} by the config, but "
                                      f"{part.get_dtype()} {part.get_shape()} in the file")  # fmt: skip
-            tensors = {name: file.get_tensor(name) for name in expected}
+            tensors = {name: file.get_tensor(name).clone() for name in expected}  # aligned as any tensor
     except SafetensorError as error:
         raise ValueError(f"{path} is not a file of safetensors: {error}") from None
     for name, x in tensors.items():

@@ -50,7 +50,7 @@ def from_schnetpack(network: Network, state: Mapping[str, Tensor]) -> dict[str, 
     """A state of `network` with the weights of a SchNetPack model. Raises ValueError for weights that do not fit."""
     if type(network) not in NAMES:
         raise ValueError(f"SchNetPack has no {type(network).__name__}: give a SchNet or a PaiNN")
-    made = {"references": network.references, "scale": network.scale}
+    made = {name: x for name, x in network.named_buffers()}
     for name, x in state.items():
         rules = ((pattern, to) for pattern, to in NAMES[type(network)] if re.fullmatch(pattern, name))
         if (rule := next(rules, None)) is not None:

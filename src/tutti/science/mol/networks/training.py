@@ -107,6 +107,7 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
         training: Training | None = None, *, folder: str | Path | None = None, resume: bool = False,
         after: Callable[[int, float], None] | None = None, **options: Any) -> Fit:  # fmt: skip
     """Train `network` in place. In a job of several processes every one calls it, and they share each step.
+    The species of the structures are recorded in `network.seen_species`.
 
     held_out: structures for validation. folder: of the Trainer's checkpoints, which `save_steps=...` makes; resume:
     from the newest there. after: called with steps and losses about twenty times. options: more of
@@ -120,6 +121,8 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
 
     if how.references and not resume:
         fit_references(network, structures)
+    for x in structures:
+        network.seen_species[x.species] = True
     validation: dict[int, Errors] = {}
     logs = max(1, how.steps // 20)
 
