@@ -55,7 +55,7 @@ class Nonbonding:
 
     method: of electrostatics; 'none' is Coulomb's law without a cutoff, for molecules without a cell. switch: where
     Lennard-Jones begins to be switched off; by default it is cut, with tail corrections. tolerance: of Ewald's sum and
-    PME. dielectric: of the reaction field.
+    PME. order: of PME's splines, by default the fastest. dielectric: of the reaction field.
     """
 
     method: str = "pme"
@@ -63,7 +63,7 @@ class Nonbonding:
     switch: float | None = None
     tail: bool = True
     tolerance: float = 1e-5
-    order: int = 5
+    order: int | None = None
     dielectric: float = 78.3
     units: Units = MD
 
