@@ -1,5 +1,6 @@
 """`tutti plan` as a command, in this process."""
 
+import io
 import re
 from pathlib import Path
 
@@ -193,3 +194,81 @@ def test_memory_at_the_peak_is_told_and_drawn(model, tmp_path, capsys):
     assert "recomputes activations that layers do not pass on" in out
     assert "memory at the peak" in out and "optimizer state" in out and "<svg" in picture.read_text()
     assert out.rstrip().endswith(f"saved {picture}")
+
+
+def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model, capsys):
+    from rich.console import Console
+
+    from tutti.cli.answer import Work, ranking
+    from tutti.cli.workload import Captured, Workload
+    from tutti.hardware import Cluster
+    from tutti.plan.search import Search
+    from tutti.sim.planning import Simulator
+
+    captured = Captured(Workload(str(model), batch=8, seq=32), lambda text: None)
+    found: list = []
+    search = Search(captured.graph, 8, Cluster.parse("h100:4"), Simulator("O0"), better=found.append, error=0.08)
+    plans = [search.judgement(search.planner(1).named(name)) for name in ("dp4", "dp2xtp2xzero3xfp32sums")]
+    work = Work.of(captured.example, captured.batch)
+    assert work == Work(256, "tokens") and found[0].name == "dp4"
+    for width, titles in ((200, "microbatches"), (100, "memory"), (60, "fits"), (30, "plan")):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(ranking(search, plans, work, console), crop=False)
+        text = console.export_text()
+        assert titles in text and all(re.search(rf"^ ?{p.name} ", text, re.MULTILINE) for p in plans)
+        assert ("hidden" in text) == (width == 200)
+
+
+def test_a_plan_with_room_is_preferred_to_one_as_fast_without():
+    from types import SimpleNamespace
+
+    from tutti.plan.search import Search
+
+    def plan(name, step, peak):
+        return SimpleNamespace(
+            name=name, predicted=SimpleNamespace(step_seconds=step, peak_bytes=peak, bytes_by_tier={})
+        )
+
+    search = Search.__new__(Search)
+    search.memory, search.error = 80, 0.08
+    search.cluster = SimpleNamespace(device=SimpleNamespace(outside=SimpleNamespace(memory=0)))
+    search.plans = [plan("full", 1.0, 78), plan("large", 0.9, 81), plan("slow", 1.2, 40), plan("roomy", 1.02, 70)]
+    assert [p.name for p in search.in_order()] == ["roomy", "full", "slow", "large"]
+    assert [search.tight(p) for p in search.plans] == [True, False, False, False]
+    search.plans = search.plans[:3]
+    assert [p.name for p in search.in_order()] == ["full", "slow", "large"]
+
+
+def test_hours_and_money_of_an_amount_of_tokens(model, capsys):
+    options = [
+        "--cluster",
+        "h100:2",
+        "--plan",
+        "dp2",
+        "--batch",
+        "8",
+        "--seq",
+        "32",
+        "--what-if",
+        "memory=1GiB,link=2x",
+    ]
+    code, out, err = run(capsys, "plan", "--model", model, *options, "--tokens", "1e9", "--price", "2.5")
+    assert code == 0, err
+    rate, each = (float(x.replace(",", "")) for x in re.search(r"([\d,]+) tokens/s, ([\d,]+) a device", out).groups())
+    hours, money = re.search(r"on 2 devices: ([\d,]+) device hours, ([\d,]+) at 2.5 a device hour", out).groups()
+    assert rate == pytest.approx(2 * each, rel=0.01)
+    assert float(hours.replace(",", "")) == pytest.approx(2e9 / rate / 3600, abs=1)
+    assert float(money.replace(",", "")) == pytest.approx(2.5 * 2e9 / rate / 3600, abs=2)
+    code, _, err = run(capsys, "plan", "--model", model, "--cluster", "h100:2", "--what-if", "memory=2")
+    assert code == 2 and "memory=2: memory (a device's memory) is a factor such as 2x or an amount in GB" in err
+
+
+def test_a_first_stage_without_products_does_not_lower_the_peak(model, capsys):
+    options = ["--cluster", "h100:4", "--plan", "pp4", "--batch", "4", "--seq", "64", "--accumulate", "4"]
+    code, out, err = run(capsys, "plan", "--model", model, *options)
+    assert code == 0, err
+    assert re.search(r"stage 0 .*embed_tokens$", out, re.MULTILINE)
+    flops = float(re.search(r"([\d.e+]+) FLOP a step", err)[1])
+    step = float(re.search(r"predicted step   ([\d.]+) ms", out)[1]) * 1e-3
+    share = 100 * flops / (4 * PRESETS["h100"].device.peak["bfloat16"] * step)
+    assert float(re.search(r"([\d.e-]+) % of peak", out)[1]) == pytest.approx(share, rel=0.02)

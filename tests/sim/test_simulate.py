@@ -49,7 +49,7 @@ def test_a_chain_of_products_on_one_device_takes_the_sum_of_their_prices():
     assert made.flops == sum(2 * m * k * n for m, k, n in PRODUCTS)
     assert made.busy(0) == {"compute": pytest.approx(made.seconds)} and not made.exposed(0)
     assert made.slowest(0)[0][0] == "layer 0"
-    assert dtype_of(program(chain, CHAIN, {"dp": 1}, dtype=BF16)) == BF16
+    assert dtype_of([program(chain, CHAIN, {"dp": 1}, dtype=BF16)]) == BF16
 
 
 def reduced(calls, g):
@@ -142,4 +142,4 @@ def test_the_dtype_of_work_whose_first_result_is_not_made():
     batch = {"input": torch.zeros(2, 3, 8, 8)}
     step = tutti.capture(layer, batch, torch.optim.SGD(layer.parameters()), lambda model, b: model(**b).sum())
     made = dry_run(step, Planner(step, ONE).named("single"), ONE)
-    assert dtype_of(made.parts[0].program) == torch.float32
+    assert dtype_of([made.parts[0].program]) == torch.float32

@@ -8,10 +8,13 @@ from typing import Annotated, Literal
 import tyro
 
 from tutti.analysis.passes import check_level
-from tutti.cli.tables import consoles, read, show_alive, show_kinds, table
+from tutti.cli.answer import Work, ranking, throughput
+from tutti.cli.narrate import Stopwatch, narrated
+from tutti.cli.tables import consoles, read, show_alive, show_kinds
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
-from tutti.plan.explain import mesh_name, seconds, size
+from tutti.hardware.altered import altered
+from tutti.plan.explain import seconds, size
 from tutti.plan.otherwise import otherwise
 from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
@@ -20,10 +23,13 @@ from tutti.plan.roles import UndividedBatch
 from tutti.plan.search import BUDGET, Search
 from tutti.plan.textbook import refined, with_recompute
 from tutti.sim.dryrun import dry_run
-from tutti.sim.error_bars import MEMORY, kind_of, spread
+from tutti.sim.error_bars import MEMORY, error_bar, kind_of, spread
 from tutti.sim.memory_picture import save_memory
 from tutti.sim.picture import check_suffix
 from tutti.sim.planning import Simulator
+
+SECONDS = 90.0  # of a search
+SLACK = 1.05  # activations may shrink by more than rows do
 
 
 def plan(argv: list[str]) -> None:
@@ -60,7 +66,10 @@ def make(
     accumulate: int | Literal["auto"] = "auto",
     recompute: tuple[str, ...] = (),
     level: str = "O2",
-    budget: float = BUDGET,
+    budget: float = SECONDS,
+    what_if: str = "",
+    tokens: float = 0.0,
+    price: float = 0.0,
     why: str = "",
     memory: Path | None = None,
     save: Path | None = None,
@@ -90,7 +99,11 @@ def make(
         recompute: With --plan, what the backward pass recomputes: layers (activations inside layers), attention, names
             of operators (silu, '*norm*') or labels of a plan. In a plan's name: tp8xrecompute-attention.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
-        budget: Nominal seconds of work, not wall time, after which the search returns the best plan so far.
+        budget: Seconds after which the search ends with the best plan so far; one plan is always simulated.
+        what_if: Other figures of the cluster, as factors or amounts: link=2x, memory=141GiB, network=100GB/s,
+            peak=1.5x, node (links inside a node), bandwidth (of memory), overhead (of a launch); separated by commas.
+        tokens: Also print how long training on so many tokens takes (rows, for a model without tokens): 1e12.
+        price: Of a device hour: also print what these tokens cost.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
             .pdf.
@@ -108,32 +121,37 @@ def make(
         raise ValueError("--recompute goes with a plan's name, such as --plan zero3; others decide it")
     if plan != "auto" and mesh:
         raise ValueError(f"plan {plan!r} already fixes the mesh: leave out --mesh or --plan")
-    target, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
+    if not (budget > 0 and tokens >= 0 and price >= 0):
+        raise ValueError(f"--budget {budget:g}, --tokens {tokens:g}, --price {price:g}: above 0, and not negative")
+    target, pins, axes = altered(Cluster.parse(cluster), what_if), [parse_pin(text) for text in pin], _mesh(mesh)
     console, progress = consoles()
-    with progress.status("reading the model") as status:
-        captured = Captured(workload, status.update)
+    with narrated(progress, "reading the model") as tell:
+        captured = Captured(workload, tell)
         graph = captured.graph(1 if accumulate == "auto" else accumulate)
         count = 1 if accumulate == "auto" else accumulate
         progress.print(f"captured {len(graph.nodes):,} nodes: {captured.parameters:.3g} parameters, "
                        f"{count * graph.flops:.3g} FLOP a step")  # fmt: skip
         search = Search(
-            captured.graph, captured.batch, target, Simulator(level), pins=pins, mesh=axes or None, budget=budget,
-            accumulate=None if accumulate == "auto" else accumulate, progress=status.update,
+            captured.graph, captured.batch, target, Simulator(level), pins=pins, mesh=axes or None, budget=BUDGET,
+            accumulate=None if accumulate == "auto" else accumulate, progress=tell, stop=Stopwatch(budget).past,
+            better=lambda found: tell.found(_brief(found)), error=error_bar(MEMORY, target) or 0.0,
         )  # fmt: skip
+        work = Work.of(captured.example, captured.batch)
         if plan != "auto":
             best = _asked(plan, search, recompute)
         else:
             best = search.best(top)
-            ranked = [best, *sorted(search.plans, key=search.rank)[1:]]
-            console.print(_ranking(ranked[:top], target.device.memory))
+            ranked = [best, *search.in_order()[1:]]
+            console.print(ranking(search, ranked[:top], work, console), crop=False)
             if len(ranked) > top:
                 console.print(f"and {len(ranked) - top} others that were simulated")
         others = otherwise(search, best, why) if why else []
         if memory:
-            status.update("drawing the memory")
+            tell("drawing the memory")
             made = dry_run(captured.graph(best.accumulate, best.variant), best, target, level)
             save_memory(made, memory)
     print(best.explain())
+    print("\n".join(throughput(best, target.size, work, tokens, price)))
     if off := spread(kind_of(graph), target):
         print(f"two thirds of published runs on such devices: time{off}, memory{spread(MEMORY, target)}")
     if memory:
@@ -142,6 +160,8 @@ def make(
         print(f"saved {memory}")
     if not search.fits(best):
         print(f"does not fit: a device has {size(target.device.memory)}")
+    elif search.tight(best):
+        print(f"tight: of {size(target.device.memory)}, less is free than predictions of memory are off")
     for label, layout, other in others:
         print(f"were {label} {layout}: {difference(best, other)}{'' if search.fits(other) else ', which does not fit'}")
     if save:
@@ -156,7 +176,9 @@ def _asked(name: str, search: Search, recompute: tuple[str, ...] = ()) -> Plan:
         saved.check(search.planner(saved.accumulate, saved.variant).step)
         return search.judgement(saved)
     counts, found, why = [n for n in range(1, search.batch + 1) if search.batch % n == 0], None, None
-    for count in [search.accumulate] if search.accumulate else counts:
+    left = [search.accumulate] if search.accumulate else counts
+    while left and not (found and search.late):
+        count, *left = left
         try:
             variant = with_recompute(name, search.cluster.size, recompute)
             found = search.judgement(search.planner(count, variant).named(name))
@@ -166,9 +188,19 @@ def _asked(name: str, search: Search, recompute: tuple[str, ...] = ()) -> Plan:
             continue
         if search.fits(found):
             break
+        left = _likely(found, left, search.memory)
     if found is None:
         raise why or ValueError(f"no plan {name!r}: write for instance dp, tp4, dp2xtp4 or pp4xtp2")
     return found
+
+
+def _likely(plan: Plan, counts: list[int], memory: float) -> list[int]:
+    """Numbers of microbatches from the first with which a plan that does not fit may, or the last: its activations
+    are of as many rows less."""
+    made = plan.predicted
+    activations = made.bytes_by_kind.get("activations", 0)
+    rest = made.peak_bytes - activations
+    return [n for n in counts if rest + activations * plan.accumulate / n <= SLACK * memory] or counts[-1:]
 
 
 def show(file: Annotated[Path, tyro.conf.Positional]) -> None:
@@ -193,19 +225,9 @@ def compare(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path
         print(f"the second takes {difference(a, b)}")
 
 
-def _ranking(plans: list[Plan], memory: float):
-    """A table of predicted time and memory by plan, and whether each fits into `memory` bytes."""
-    titles = ("mesh", "step", "computing", "waiting", "hidden", "of peak", "sent", "microbatches", "memory", "fits")
-    shown = table("plan", *titles, left=("mesh",))
-    for p in plans:
-        made = p.predicted
-        times = map(seconds, (made.step_seconds, made.compute_seconds, made.communication_seconds,
-                              made.hidden_seconds))  # fmt: skip
-        sent, peak = size(made.communication_bytes), size(made.peak_bytes)
-        fits = "yes" if made.peak_bytes <= memory else "no"
-        share = f"{100 * made.fraction_of_peak:.1f} %"
-        shown.add_row(p.name, mesh_name(p.mesh), *times, share, sent, str(p.accumulate), peak, fits)
-    return shown
+def _brief(plan: Plan) -> str:
+    made = plan.predicted
+    return f"{plan.name}: {seconds(made.step_seconds)} a step, {size(made.peak_bytes)}"
 
 
 def _mesh(text: str) -> dict[str, int]:

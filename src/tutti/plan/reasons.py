@@ -6,7 +6,6 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tutti.plan.explain import mesh_name, seconds, size
-from tutti.plan.kind import kind
 from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
@@ -24,14 +23,17 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     """The reasons for the first of the ranked plans."""
     best, *others = plans
     fitting = sum(map(search.fits, plans))
-    of = f": the fastest of {fitting} that fit, of {len(plans)} plans that were simulated" if others else ""
-    told = [f"chosen {_line(best)}{of}"]
+    of = f" of {fitting} that fit, of {len(plans)} plans that were simulated"
+    fastest = min((p for p in plans if search.fits(p)), key=search.rank, default=best)
+    told = [f"chosen {_line(best)}: the fastest{of}" if others else f"chosen {_line(best)}"]
+    if fastest is not best:
+        told = [f"chosen {_line(best)}: about as fast as the fastest{of}, which has less memory to spare than "
+                f"predictions are off: {_line(fastest)}"]  # fmt: skip
     if not best.operators and prod(best.inner.values()) > 1:
         told.append("every device computes everything: splitting would cost more communication than it saves")
     slower = [p for p in others if search.fits(p)]
     if slower:
-        second = next((p for p in slower if kind(p) != kind(best)), slower[0])
-        told.append(f"runner-up {_line(second)}: {difference(best, second)}")
+        told.append(f"runner-up {_line(slower[0])}: {difference(best, slower[0])}")
     for p in sorted((p for p in others if not search.fits(p)), key=lambda p: p.predicted.step_seconds)[:REJECTED]:
         told.append(f"rejected {_line(p)}: more than the {size(search.memory)} of a device")
     skipped = [c for c in search.candidates if id(c) not in search.judged]

@@ -47,6 +47,8 @@ TRIES = 4  # attempts to make a plan fit
 VARIED = 5  # capturing a step takes this many times the work of making it of one with other rows, or a variant
 SAID = (*DECISIONS, "durations")
 
+NEARLY = 1.03  # plans whose times are within this factor are about as fast
+
 Progress = Callable[[str], None]
 
 
@@ -71,6 +73,9 @@ class Search:
     mesh: the mesh; None searches for it.
     pins: decisions that the plan must respect.
     budget: nominal seconds of work (`plan.work`).
+    stop: whether the search must end, once a plan was simulated, whatever the budget.
+    better: called with each plan that is the fastest so far that fits.
+    error: share by which predicted memory may be off. Of plans about as fast, one that fits with it is preferred.
 
     Raises ValueError if the mesh does not have the cluster's number of devices.
     """
@@ -87,11 +92,15 @@ class Search:
         mesh: Mesh | None = None,
         budget: float = BUDGET,
         progress: Progress = lambda what: None,
+        stop: Callable[[], bool] = lambda: False,
+        better: Callable[[Plan], None] = lambda plan: None,
+        error: float = 0.0,
     ):
         if mesh and devices(mesh) != cluster.size:
             raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
         self.graph_of, self.batch, self.cluster, self.judge = graph_of, batch, cluster, judge
         self.pins, self.accumulate, self.mesh, self.progress = tuple(pins), accumulate, mesh, progress
+        self.stop, self.better, self.error = stop, better, error
         self.work, self.budget, self.deadline = Work(), budget, budget
         self.pipes = Pipelines(self)
         self.memory = cluster.device.memory
@@ -133,7 +142,7 @@ class Search:
         if not self.plans and self.impossible:
             raise self.impossible
         self.fill(top)
-        return sorted(self.plans, key=self.rank)
+        return self.in_order()
 
     def lead(self) -> None:
         """Search the named plans if memory is scarce. If none fits, judge the smallest, as evidence."""
@@ -208,7 +217,7 @@ class Search:
         cost.simulate(len(known.step.graph.nodes))
         if (count, variant) not in self.planners:
             cost.capture(len(known.step.graph.nodes) // VARIED)
-        return self.work.seconds + cost.seconds <= self.deadline
+        return self.work.seconds + cost.seconds <= self.deadline and not self.stop()
 
     def slower(self, cost: float) -> bool:
         """Whether a plan whose operators and collectives sum to `cost` seconds is slower than the best that fits."""
@@ -225,8 +234,10 @@ class Search:
         if plan.stages:
             self.work.cut(nodes)
         self.work.simulate(nodes, planner.layers.unequal(plan.stages) if plan.stages else 1.0)
-        made = self.judge(step, plan, self.cluster)
+        before, made = self.fastest, self.judge(step, plan, self.cluster)
         self.plans.append(plan.replace(prediction=made))
+        if self.fits(self.plans[-1]) and (before is None or made.step_seconds < before):
+            self.better(self.plans[-1])
         return self.plans[-1]
 
     def fill(self, top: int) -> None:
@@ -247,7 +258,7 @@ class Search:
 
     @property
     def late(self) -> bool:
-        return self.work.seconds > self.deadline
+        return self.work.seconds > self.deadline or self.stop()
 
     @property
     def fastest(self) -> float | None:
@@ -261,6 +272,19 @@ class Search:
     @property
     def best_of_all(self) -> Plan:
         return min(self.plans, key=self.rank)
+
+    def tight(self, plan: Plan) -> bool:
+        """Whether the plan fits, but would not if its memory were underestimated by the error."""
+        return self.fits(plan) and plan.predicted.peak_bytes * (1 + self.error) > self.memory
+
+    def in_order(self) -> list[Plan]:
+        """All judged plans by rank. First is the fastest that fits, or one that is about as fast and not tight."""
+        plans = sorted(self.plans, key=self.rank)
+        if plans and self.tight(plans[0]):
+            limit = NEARLY * plans[0].predicted.step_seconds
+            roomy = [p for p in plans if self.fits(p) and not self.tight(p) and p.predicted.step_seconds <= limit]
+            plans.sort(key=lambda p: p is not roomy[0] if roomy else False)
+        return plans
 
     def rank(self, plan: Plan) -> tuple[bool, float]:
         made, fits = plan.predicted, self.fits(plan)

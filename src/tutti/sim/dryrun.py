@@ -62,7 +62,7 @@ def dry_run(
         if flat and not parts:
             check_divided(program, plan.overlap_chunks)
         parts[place] = Part(str(place), program, simulation, runs)
-    peak = peak_of(next(iter(parts.values())).program, cluster)
+    peak = peak_of((part.program for part in parts.values()), cluster)
     run = DryRun(tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level)
     return run if flat else pipeline_run(run, cut, schedule, parts, plan, sizes)
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,10 +126,10 @@ def simulate(
     return Simulation(seconds, work, mesh, tasks, clock.spans, clock.stalls, memories, replays)
 
 
-def dtype_of(program: Program) -> torch.dtype:
+def dtype_of(programs: Iterable[Program]) -> torch.dtype:
     """The dtype of most of the matrix work."""
     work: dict[torch.dtype, int] = defaultdict(int)
-    for node in program.graph.nodes:
+    for node in (node for program in programs for node in program.graph.nodes):
         if node.target in FLOPS:
             made = node.meta["val"]
             spec = next(s for s in made if s) if isinstance(made, tuple) else made

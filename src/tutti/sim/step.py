@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tutti.analysis.memory import Memory
@@ -133,9 +133,9 @@ def lowered(make: Callable[[int], Program], level: str, hidden: Cluster | None) 
     return improve(program, level, hidden)
 
 
-def peak_of(program: Program, cluster: Cluster) -> float:
+def peak_of(programs: Iterable[Program], cluster: Cluster) -> float:
     """Peak FLOP/s of all devices in the dtype of most of the matrix work, in float32 if that is unknown."""
     try:
-        return cluster.peak(dtype_of(program))
+        return cluster.peak(dtype_of(programs))
     except ValueError:
         return cluster.peak("float32")

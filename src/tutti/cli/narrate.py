@@ -1,0 +1,48 @@
+"""Progress of a command that takes seconds: a line that changes, or lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+EVERY = 5.0  # seconds between lines where there is no terminal
+
+
+class Stopwatch:
+    """Whether so many seconds have passed."""
+
+    def __init__(self, seconds: float):
+        self.begin, self.seconds = time.monotonic(), seconds
+
+    def past(self) -> bool:
+        return time.monotonic() - self.begin > self.seconds
+
+
+class Narrator:
+    """Says what is being done, and keeps what was found on lines of their own, with the seconds since the begin."""
+
+    def __init__(self, console: Console, show: Callable[[str], None] | None):
+        self.console, self.show = console, show
+        self.begin = self.last = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if self.show is not None:
+            self.show(text)
+        elif time.monotonic() - self.last > EVERY:
+            self.found(text)
+
+    def found(self, text: str) -> None:
+        self.last = time.monotonic()
+        self.console.print(f"{self.last - self.begin:5.1f} s  {text}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def narrated(console: Console, what: str) -> Iterator[Narrator]:
+    if not console.is_terminal:
+        yield Narrator(console, None)
+        return
+    with console.status(what) as status:
+        yield Narrator(console, status.update)
