@@ -91,7 +91,7 @@ VERBS = {
         "plan for any cluster; explain and compare plans",
         raw=True,
         extra="train",
-        modes=("show", "--compare", "--serve", "--rl", "--align"),
+        modes=("show", "--compare", "--sweep", "--serve", "--rl", "--align"),
     ),
     "dryrun": Verb("tutti.cli.dryrun:dryrun", "predict the time and memory of a step", extra="train"),
     "diagnose": Verb(

@@ -9,20 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tutti.cli.tables import table
+from tutti.cli.tables import table, unbroken
 from tutti.plan.explain import seconds, size
 from tutti.plan.plan import Plan
 from tutti.plan.search import Search
 
-LESS = (
-    "sent",
-    "hidden",
-    "computing",
-    "waiting",
-    "microbatches",
-    "of peak",
-)  # columns that a narrow terminal goes without
-WIDE = 1000  # characters, more than any table has
+# What a narrow terminal goes without.
+LESS = ("sent", "hidden", "computing", "waiting", "microbatches", "of peak")
 
 
 @dataclass(frozen=True)
@@ -61,12 +54,9 @@ def ranking(search: Search, plans: Sequence[Plan], work: Work, console: Console)
     for left_out in (None, *LESS):
         titles = [title for title in titles if title != left_out]
         shown = table(*titles)
-        for column in shown.columns:
-            column.no_wrap, column.overflow = True, "ignore"
         for row in rows:
             shown.add_row(*(row[title] for title in titles))
-        shown.width = Console(width=WIDE).measure(shown).maximum
-        if shown.width <= console.width:
+        if unbroken(shown) <= console.width:
             break
     return shown
 

@@ -34,8 +34,8 @@ SLACK = 1.05  # activations may shrink by more than rows do
 
 def plan(argv: list[str]) -> None:
     """`tutti plan --model ... --cluster ...`, `tutti plan show FILE`, `tutti plan --compare FILE FILE`,
-    `tutti plan --serve MODEL --cluster ...`, `tutti plan --rl CONFIG --cluster ...`, and `tutti plan --align ppo
-    --model MODEL --cluster ...`."""
+    `tutti plan --sweep CLUSTERS --model ...`, `tutti plan --serve MODEL --cluster ...`, `tutti plan --rl CONFIG
+    --cluster ...`, and `tutti plan --align ppo --model MODEL --cluster ...`."""
     if argv[:1] == ["show"]:
         tyro.cli(show, prog="tutti plan show", args=argv[1:])
     elif argv[:1] == ["--compare"]:
@@ -44,6 +44,10 @@ def plan(argv: list[str]) -> None:
         from tutti.cli.plan_serve import plan_serve
 
         tyro.cli(plan_serve, prog="tutti plan --serve", args=argv[1:])
+    elif argv[:1] == ["--sweep"]:
+        from tutti.cli.plan_sweep import plan_sweep
+
+        tyro.cli(plan_sweep, prog="tutti plan --sweep", args=argv[1:])
     elif argv[:1] == ["--rl"]:
         from tutti.cli.plan_rl import plan_rl
 
@@ -78,7 +82,8 @@ def make(
 
     Prints the fastest plans that fit into memory, each simulated, and explains the first: why it won, and what the
     runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare FILE FILE` shows how two
-    plans differ. `tutti plan --serve FOLDER --cluster ...` plans how to serve a model (`tutti plan --serve --help`),
+    plans differ. `tutti plan --sweep h100:1x8..64x8 --model ...` draws how a model scales (`tutti plan --sweep
+    --help`). `tutti plan --serve FOLDER --cluster ...` plans how to serve a model (`tutti plan --serve --help`),
     `tutti plan --rl CONFIG --cluster ...` where the fragments of an agent's training run (`tutti plan --rl --help`),
     `tutti plan --align ppo --model FOLDER --cluster ...` where completions are written (`tutti plan --align --help`).
 
@@ -99,7 +104,7 @@ def make(
         recompute: With --plan, what the backward pass recomputes: layers (activations inside layers), attention, names
             of operators (silu, '*norm*') or labels of a plan. In a plan's name: tp8xrecompute-attention.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
-        budget: Seconds after which the search ends with the best plan so far; one plan is always simulated.
+        budget: Seconds after which the search ends with the best plan so far. It goes on until a plan fits.
         what_if: Other figures of the cluster, as factors or amounts: link=2x, memory=141GiB, network=100GB/s,
             peak=1.5x, node (links inside a node), bandwidth (of memory), overhead (of a launch); separated by commas.
         tokens: Also print how long training on so many tokens takes (rows, for a model without tokens): 1e12.
@@ -177,7 +182,7 @@ def _asked(name: str, search: Search, recompute: tuple[str, ...] = ()) -> Plan:
         return search.judgement(saved)
     counts, found, why = [n for n in range(1, search.batch + 1) if search.batch % n == 0], None, None
     left = [search.accumulate] if search.accumulate else counts
-    while left and not (found and search.late):
+    while left and not (found and search.stop()):
         count, *left = left
         try:
             variant = with_recompute(name, search.cluster.size, recompute)

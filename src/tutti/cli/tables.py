@@ -14,6 +14,7 @@ from tutti.plan.explain import size
 from tutti.plan.plan import Plan
 
 WIDTH = 120  # columns of a file or a pipe
+WIDE = 1000  # columns, more than any table has
 SHOWN = 10  # rows: operators, and tensors alive at the peak
 
 
@@ -30,6 +31,14 @@ def table(first: str, *others: str, left: tuple[str, ...] = ()) -> Table:
     for title in others:
         made.add_column(title, justify="left" if title in left else "right")
     return made
+
+
+def unbroken(shown: Table) -> int:
+    """Give a table the width that it has without breaking any line. Print it with crop=False."""
+    for column in shown.columns:
+        column.no_wrap, column.overflow = True, "ignore"
+    shown.width = Console(width=WIDE).measure(shown).maximum
+    return shown.width
 
 
 def read(file: Path) -> Plan:

@@ -76,7 +76,8 @@ def enough(search: Search) -> Plan | None:
     deadline = search.work.seconds + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
     for n in sorted(counts):
-        found = (named_on(search, n) or on(search, planner, n)) if search.work.seconds < deadline else None
+        more = search.work.seconds < deadline and not search.stop()
+        found = (named_on(search, n) or on(search, planner, n)) if more else None
         if found:
             fewer = 3 * n // 4
             return (named_on(search, fewer) or on(search, planner, fewer) if fewer > size else None) or found

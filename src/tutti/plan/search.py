@@ -73,7 +73,7 @@ class Search:
     mesh: the mesh; None searches for it.
     pins: decisions that the plan must respect.
     budget: nominal seconds of work (`plan.work`).
-    stop: whether the search must end, once a plan was simulated, whatever the budget.
+    stop: whether the search must end, once it has a plan that fits, whatever the budget.
     better: called with each plan that is the fastest so far that fits.
     error: share by which predicted memory may be off. Of plans about as fast, one that fits with it is preferred.
 
@@ -258,7 +258,7 @@ class Search:
 
     @property
     def late(self) -> bool:
-        return self.work.seconds > self.deadline or self.stop()
+        return self.work.seconds > self.deadline or (self.fastest is not None and self.stop())
 
     @property
     def fastest(self) -> float | None:
