@@ -88,8 +88,9 @@ def make(
     `tutti plan --align ppo --model FOLDER --cluster ...` where completions are written (`tutti plan --align --help`).
 
     Args:
-        cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, b200, mi300x, ascend-910,
-            ascend-910b), the number of nodes and of devices per node: h100:16x8, a100-80:8, cpu:4; or a JSON file.
+        cluster: A known device (cpu, v100-32, v100-32-sxm3, a100-40, a100-80, h100, h200, h800, b200, gb200, l40s,
+            rtx-4090, mi300x, ascend-910, ascend-910b), the number of nodes and of devices per node: h100:16x8,
+            a100-80:8, gb200:4x72, cpu:4; or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
             pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-auto, pp4-seq1f1b4; context and expert
             parallelism: dp2xcp4, dp2xep4, experts over 8 devices of dp x tp: dp8xtp2xexperts8; choices without an axis:

@@ -78,6 +78,12 @@ NVLINK3 = _nvlink(300e9, 0.8, 87.7e9, "12 links of 25 GB/s each way: NVIDIA A100
 NVLINK4 = _nvlink(450e9, 0.824, 87.7e9, "18 links of 25 GB/s each way: NVIDIA H100 whitepaper (2022)")
 NVLINK5 = _nvlink(900e9, 0.67, 87.7e9, "18 links of 50 GB/s each way: NVIDIA DGX B200 datasheet; share: all-gathers "
                   "and reduce-scatters in SimuMax, configs/system/b200_bf16_ceperm.json")  # fmt: skip
+NVLINK4_H800 = _nvlink(200e9, 0.824, 87.7e9, "400 GB/s both ways: DeepSeek-V3 (arXiv 2412.19437) and NVIDIA H800")
+PCIE4 = Link(32e9, 5e-6, 0.7, "PCI Express 4.0 x16: NVIDIA L40S datasheet; share and latency assumed")
+PCIE4_HOST = Link(
+    32e9, 10e-6, 0.4, "PCI Express 4.0 x16: NVIDIA Ada GPU architecture (2022); through the host's memory; share and "
+    "latency assumed",
+)  # fmt: skip
 XGMI = Link(
     448e9,
     3.4e-6,
@@ -110,6 +116,9 @@ EDR = _net(12.5e9, 4, 20.4e9, "four 100 Gb/s InfiniBand ports a node: NVIDIA DGX
 EDR8 = _net(12.5e9, 8, 20.4e9, "eight 100 Gb/s InfiniBand ports a node: NVIDIA DGX-2 datasheet", shared=True)
 HDR = _net(25e9, 8, 19.0e9, "one 200 Gb/s InfiniBand port for each GPU: NVIDIA DGX A100 datasheet")
 NDR = _net(50e9, 8, 19.0e9, "one 400 Gb/s InfiniBand port for each GPU: NVIDIA DGX H100 datasheet")
+NDR_72 = _net(50e9, 72, 19.0e9, "one 400 Gb/s InfiniBand port for each GPU: NVIDIA GB200 NVL72 reference design")
+PORT_200 = _net(25e9, 8, 19.0e9, "one 200 Gb/s port for each GPU, assumed")
+PORT_100 = _net(12.5e9, 1, 20.4e9, "one 100 Gb/s port a node, assumed", shared=True)
 ROCE100 = Link(12.5e9, 14e-6, 0.9, f"one 100 Gb/s RoCE port a device: Ascend (HPCA 2021); {HCCL}", ways=LEVELS)
 ROCE200 = Link(25e9, 14e-6, 0.9, f"one 200 Gb/s RoCE port a device: Huawei Atlas 800T A2; {HCCL}", ways=LEVELS)
 LOOPBACK = Link(
@@ -149,6 +158,18 @@ BLACKWELL = {
     "float8_e5m2": 4.5e15,
     "int8": 4.5e15,
 }
+BLACKWELL_NVL72 = {
+    "float64": 40e12, "float32": 80e12, "tfloat32": 1.25e15, "bfloat16": 2.5e15, "float16": 2.5e15,
+    "float8_e4m3fn": 5e15, "float8_e5m2": 5e15, "int8": 5e15,
+}  # fmt: skip
+ADA_L40S = {
+    "float32": 91.6e12, "tfloat32": 183e12, "bfloat16": 362e12, "float16": 362e12, "float8_e4m3fn": 733e12,
+    "float8_e5m2": 733e12, "int8": 733e12,
+}  # fmt: skip
+ADA_4090 = {  # products of half precision and FP8 with sums in float32
+    "float32": 82.6e12, "tfloat32": 82.6e12, "bfloat16": 165.2e12, "float16": 165.2e12, "float8_e4m3fn": 330.3e12,
+    "float8_e5m2": 330.3e12, "int8": 660.6e12,
+}  # fmt: skip
 CDNA3 = {
     "float64": 163.4e12,
     "float32": 163.4e12,
@@ -220,6 +241,16 @@ DEVICES = (
     Device("b200", BLACKWELL, 180e9, 8000e9, reached.B200, 5e-6,
            f"NVIDIA DGX B200 and HGX B200 datasheets, an eighth, dense; {reached.SOURCE}",
            units=148, attention=reached.FLASH_B200, yields=reached.YIELDS, varies=reached.VARIES, beside=DGX_H100),
+    Device("h800", HOPPER, 80 * 2**30, 3352e9, reached.HOPPER, 5e-6,
+           f"an H100 with other links: DeepSeek-V3 (arXiv 2412.19437); {reached.SOURCE}",
+           units=132, attention=reached.FLASH_HOPPER, yields=reached.YIELDS, varies=reached.VARIES, beside=DGX_H100),
+    Device("gb200", BLACKWELL_NVL72, 186e9, 8000e9, reached.B200, 5e-6,
+           f"NVIDIA GB200 NVL72 datasheet, a 72nd, dense; as a B200: {reached.SOURCE}",
+           units=148, attention=reached.FLASH_B200, yields=reached.YIELDS, varies=reached.VARIES),
+    Device("l40s", ADA_L40S, 48e9, 864e9, _half(0.8), 5e-6,
+           f"NVIDIA L40S datasheet (2023), dense; {ASSUMED}", units=142),
+    Device("rtx-4090", ADA_4090, 24e9, 1008e9, _half(0.8), 5e-6,
+           f"NVIDIA Ada GPU architecture (2022), dense; {ASSUMED}", units=128),
     Device("mi300x", CDNA3, 192e9, 5325e9, _half(0.5), 5e-6,
            "AMD Instinct MI300X datasheet (2023), matrix peaks; share of the peak assumed", units=304, beside=DGX_H100),
     Device("ascend-910", {"float32": 4.1e12, "float16": 256e12, "int8": 512e12}, 32 * 2**30, 1200e9,
@@ -239,7 +270,11 @@ _WIRED: dict[str, tuple[tuple[tuple[int, Link], ...], Link, str]] = {
     "a100-80": (((8, NVLINK3),), HDR, r"A100-SXM4-80GB"),
     "h100": (((8, NVLINK4),), NDR, r"H100 80GB HBM3"),
     "h200": (((8, NVLINK4),), NDR, r"H200$"),
-    "b200": (((8, NVLINK5),), NDR, r"B200$"),
+    "b200": (((8, NVLINK5),), NDR, r"\bB200$"),
+    "h800": (((8, NVLINK4_H800),), NDR, r"H800$"),
+    "gb200": (((72, NVLINK5),), NDR_72, r"GB200$"),
+    "l40s": (((8, PCIE4),), PORT_200, r"L40S$"),
+    "rtx-4090": (((8, PCIE4_HOST),), PORT_100, r"RTX 4090$"),
     "mi300x": (((8, XGMI),), NDR, r"MI300X"),
     "ascend-910": (((4, HCCS), (2, HALVES)), ROCE100, ""),
     "ascend-910b": (((8, HCCS2),), ROCE200, ""),
