@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from tutti.hardware import PRESETS
+from tutti.hardware import PRESETS, Cluster
 
 PUBLISHED = {  # dtype, its TFLOP/s; GB, GB/s of memory; GB/s of the links inside a node, both ways
     "v100-32": ("float16", 125, 34.4, 900, 300),
@@ -71,3 +71,12 @@ def test_drivers_names_find_one_preset_each():
     for driver, expected in names.items():
         found = [name for name, preset in PRESETS.items() if preset.model and re.search(preset.model, driver)]
         assert found == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_collectives_inside_and_between_nodes_have_times(name):
+    preset = PRESETS[name]
+    cluster = Cluster.parse(f"{name}:2x{preset.node}")
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ppermute"):
+        inside, across = (cluster.time(kind, 1 << 28, 1, size) for size in (preset.node, cluster.size))
+        assert 0 < inside <= across < 1e4, kind

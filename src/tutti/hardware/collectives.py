@@ -162,13 +162,14 @@ ALGORITHMS = {
 
 
 def lines(kind: str, stages: Sequence[Stage]) -> list[Line]:
-    """The lines of all algorithms and protocols that every link of the group supports."""
+    """The lines of all algorithms and protocols that every link of the group supports. A link whose ways have no
+    protocol supports each."""
     found = []
     for algorithm, name in ALGORITHMS[kind]:
         ways = [{w.protocol: w for w in ways_of(s.link) if w.algorithm == name} for s in stages]
-        for protocol in ways[0]:
-            if all(protocol in other for other in ways):
-                here = {s.link: other[protocol] for s, other in zip(stages, ways, strict=True)}
+        for protocol in dict.fromkeys(protocol for other in ways for protocol in other):
+            if all(protocol in other or "" in other for other in ways):
+                here = {s.link: other.get(protocol) or other[""] for s, other in zip(stages, ways, strict=True)}
                 fixed, per_byte = algorithm(kind, stages, lambda link, here=here: here[link].latency)
                 start, share = max(w.start for w in here.values()), min(w.share for w in here.values())
                 found.append(Line(f"{algorithm.__name__} {protocol}".strip(), start + fixed, per_byte / share))

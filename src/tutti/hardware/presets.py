@@ -61,6 +61,11 @@ def _nvlink(bandwidth: float, share: float, ll: float, source: str) -> Link:
     return Link(bandwidth, 3.4e-6, share, f"{source}; {NCCL}", ways=ways)
 
 
+def _pcie(bandwidth: float, share: float, source: str) -> Link:
+    ways = _nccl(bandwidth * share, 87.7e9, (1.0e-6, 2.5e-6, 5.7e-6), (1.0e-6, 1.9e-6, 28e-6))
+    return Link(bandwidth, 5.7e-6, share, f"{source}; {NCCL}", ways=ways)
+
+
 def _net(bandwidth: float, ports: int, ll: float, source: str, shared: bool = False) -> Link:
     """The network ports of a node, one per device or shared."""
     ways = _nccl(bandwidth * INFINIBAND * ports, ll, (2.7e-6, 4.0e-6, 14.0e-6), (5.0e-6, 8.5e-6, 28e-6))
@@ -79,11 +84,9 @@ NVLINK4 = _nvlink(450e9, 0.824, 87.7e9, "18 links of 25 GB/s each way: NVIDIA H1
 NVLINK5 = _nvlink(900e9, 0.67, 87.7e9, "18 links of 50 GB/s each way: NVIDIA DGX B200 datasheet; share: all-gathers "
                   "and reduce-scatters in SimuMax, configs/system/b200_bf16_ceperm.json")  # fmt: skip
 NVLINK4_H800 = _nvlink(200e9, 0.824, 87.7e9, "400 GB/s both ways: DeepSeek-V3 (arXiv 2412.19437) and NVIDIA H800")
-PCIE4 = Link(32e9, 5e-6, 0.7, "PCI Express 4.0 x16: NVIDIA L40S datasheet; share and latency assumed")
-PCIE4_HOST = Link(
-    32e9, 10e-6, 0.4, "PCI Express 4.0 x16: NVIDIA Ada GPU architecture (2022); through the host's memory; share and "
-    "latency assumed",
-)  # fmt: skip
+PCIE4 = _pcie(32e9, 0.7, "PCI Express 4.0 x16: NVIDIA L40S datasheet; share assumed")
+PCIE4_HOST = _pcie(32e9, 0.4, "PCI Express 4.0 x16, through the host's memory: NVIDIA Ada GPU architecture (2022); "
+                   "share assumed")  # fmt: skip
 XGMI = Link(
     448e9,
     3.4e-6,
