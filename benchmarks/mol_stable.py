@@ -93,7 +93,8 @@ def hotelling(a: Tensor, b: Tensor) -> float:
     from scipy.stats import f
 
     n, p = a.shape
-    difference, covariance = a.mean(0) - b.mean(0), (a.T.cov() + b.T.cov()) / 2
+    difference, centred = a.mean(0) - b.mean(0), torch.cat([a - a.mean(0), b - b.mean(0)])
+    covariance = centred.T @ centred / (2 * n - 2)
     t2 = n / 2 * float(difference @ torch.linalg.solve(covariance, difference))
     return float(f.sf(t2 * (2 * n - p - 1) / ((2 * n - 2) * p), p, 2 * n - p - 1))
 
