@@ -13,6 +13,7 @@ import torch
 from tutti import cli
 from tutti.science.mol.config import MDConfig
 from tutti.science.mol.dynamics.simulation import Simulation
+from tutti.science.mol.figures import columns
 
 RUNS = Path(__file__).parents[3] / "runs"
 FLUID = """
@@ -136,3 +137,16 @@ log = 5
     assert cli.main(["md", config(here, text)]) == 0
     report = json.loads((here / "out/md/fluid/report.json").read_text())
     assert report["atoms"] == 81 and 0.5 < report["volume"]["mean"] < 1.2
+
+
+def test_processes_share_a_run_and_one_process_goes_on_with_it(here):
+    text = FLUID.replace("atoms = 108", "atoms = 256")
+    assert cli.main(["md", config(here, text), "--out", "one"]) == 0
+    assert cli.main(["md", config(here, text), "--out", "two", "--processes", "2", "--steps", "60"]) == 0
+    report = json.loads((here / "two/report.json").read_text())
+    assert report["processes"] == 2 and report["atoms"] == 256 and report["steps"] == 80
+    assert cli.main(["md", config(here, text), "--out", "two"]) == 0
+    tables = [columns(here / name / "log.csv") for name in ("one", "two")]
+    for name, values in tables[0].items():
+        assert tables[1][name].tolist() == pytest.approx(values.tolist(), rel=1e-9, abs=1e-9), name
+    assert cli.main(["md", config(here, text), "--processes", "0"]) != 0

@@ -6,16 +6,19 @@ import json
 import signal
 import time
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 
 from tutti.launch.interrupt import noted
-from tutti.launch.launch import Interrupted
+from tutti.launch.launch import Interrupted, rank, world_size
 from tutti.science.mol import figures
 from tutti.science.mol.config import MDConfig
+from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
 from tutti.science.mol.dynamics.log import Log
 from tutti.science.mol.dynamics.minimize import Fire, largest_force, minimize
 from tutti.science.mol.dynamics.restart import Restart, load, save
@@ -25,45 +28,55 @@ from tutti.science.mol.elements import NUMBERS
 from tutti.science.mol.networks import saved
 from tutti.science.mol.networks.potential import NetworkPotential
 from tutti.science.mol.observables import RadialDistribution, standard_error
+from tutti.science.mol.system import System
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
+PATIENCE = timedelta(hours=1)  # a process may wait for another's minimisation or report
 SMALL = 3000  # atoms below which one thread is faster than several
 
 
 class _Stop:
-    """A callback that ends a run between two steps once a signal came."""
+    """A callback that ends a run between two steps once a signal came to one of its processes."""
 
-    every = 1
+    collective = True
 
     def __init__(self, received: list[int]) -> None:
-        self.received = received
+        self.received, self.every = received, 10 if world_size() > 1 else 1
 
     def __call__(self, simulation: Simulation) -> None:
-        if self.received:
-            raise Interrupted(self.received[0])
+        if number := int(simulation.largest(self.received[0] if self.received else 0)):
+            raise Interrupted(number)
 
 
 def run(path: Path, out: str = "", steps: int = 0) -> None:
     """Run the simulation of a config in a folder, by default out/md/NAME. What the folder has goes on.
 
-    steps: instead of the config's, to go on longer. Raises ValueError for a folder of another config.
+    steps: instead of the config's, to go on longer. The processes of a job share the simulation. Raises ValueError for
+    a folder of another config.
     """
-    config = MDConfig.load(path)
+    config, processes = MDConfig.load(path), world_size()
     folder = Path(out) if out else Path("out/md") / path.stem
-    folder.mkdir(parents=True, exist_ok=True)
+    CONSOLE.quiet = rank() > 0
+    if processes > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=PATIENCE)
     system, potential = config.build(path.parent)
     network = potential.network if isinstance(potential, NetworkPotential) else None
-    _same(config, folder, network)
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        _same(config, folder, network)
+    if processes > 1:
+        dist.barrier()
     if network is not None:
         CONSOLE.print(_network(network))
-    torch.set_num_threads(1 if system.atoms * system.replicas < SMALL else torch.get_num_threads())
+    small = processes > 1 or system.atoms * system.replicas < SMALL
+    torch.set_num_threads(1 if small else torch.get_num_threads())
     restart = folder / "restart.safetensors"
     goes_on = restart.exists()
     if config.run.minimize and not goes_on:
         system = minimize(system, potential, 1e-3, config.run.minimize)
         force = largest_force(Simulation(system, potential, Fire(), guard=None))
         CONSOLE.print(f"minimised: the largest force is {force:.3g}")
-    simulation = config.simulation(system, potential)
+    simulation = config.simulation(system, potential, shared=processes > 1)
     if goes_on:
         load(simulation, restart)
         CONSOLE.print(f"{folder}: goes on at step {simulation.count:,}")
@@ -74,11 +87,13 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
         CONSOLE.print(f"{folder}: the run is complete, {total:,} steps; --steps takes more")
         return
     size = f"{system.atoms:,} atoms" + (f", {system.replicas} replicas" if system.replicas > 1 else "")
+    if isinstance(simulation, DecomposedSimulation):
+        size += f", {processes} processes in a grid of {' x '.join(map(str, simulation.plan.grid))}"
     CONSOLE.print(
         f"{size}, {total - simulation.count:,} steps of {config.run.dt:g}, {type(simulation.updater).__name__}"
     )
     begin, first = time.perf_counter(), simulation.count
-    distribution = _distribution(config, simulation)
+    distribution = _distribution(config, system)
     keep = [Restart(restart, config.output.restart)] if config.output.restart else []
     with noted(signal.SIGINT, signal.SIGTERM) as received:
         try:
@@ -92,6 +107,8 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
             raise
     save(simulation, restart)
     seconds = time.perf_counter() - begin
+    if rank():
+        return
     report = _report(config, simulation, folder, seconds, first, distribution)
     figures.draw(folder)
     CONSOLE.print(f"{report['steps per second']:,.0f} steps/s; {_said(report)}")
@@ -141,8 +158,8 @@ def _callbacks(config: MDConfig, folder: Path, goes_on: bool, distribution: Radi
     return [*calls, distribution] if distribution else calls
 
 
-def _distribution(config: MDConfig, simulation: Simulation) -> RadialDistribution | None:
-    out, species = config.output, simulation.system.species
+def _distribution(config: MDConfig, system: System) -> RadialDistribution | None:
+    out, species = config.output, system.species
     if not out.rdf:
         return None
     kinds: list[Any] = [None, None]
@@ -159,9 +176,9 @@ def _report(
 ) -> dict[str, Any]:  # fmt: skip
     steps = simulation.count - first
     report: dict[str, Any] = {
-        "atoms": simulation.system.atoms, "replicas": simulation.system.replicas, "steps": simulation.count,
+        "atoms": simulation.atoms, "replicas": simulation.system.replicas, "steps": simulation.count,
         "seconds": seconds, "steps per second": steps / seconds, "threads": torch.get_num_threads(),
-        "neighbor lists": simulation.neighbors.builds,
+        "processes": world_size(), "neighbor lists": simulation.builds,
     }  # fmt: skip
     if config.output.log:
         series = figures.columns(folder / "log.csv")
@@ -171,7 +188,7 @@ def _report(
                 report[name] = {"mean": float(values.mean()), "error": standard_error(values)}
         kept = series.get("conserved")
         if kept is not None and len(kept) > 1:
-            report["drift per atom"] = float((kept[-1] - kept[0]).abs()) / simulation.system.atoms
+            report["drift per atom"] = float((kept[-1] - kept[0]).abs()) / simulation.atoms
     if distribution and distribution.each:
         error = distribution.error.tolist() if len(distribution.each) >= distribution.blocks else None
         table = {"r": distribution.r.tolist(), "g": distribution.g.tolist(), "error": error}

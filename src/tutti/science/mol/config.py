@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from tutti.science.mol.dynamics import CellRescaling, Langevin, NoseHooverChain, VelocityVerlet
+from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
 from tutti.science.mol.dynamics.guard import Guard
 from tutti.science.mol.dynamics.simulation import Simulation, Updater
 from tutti.science.mol.forcefield import Nonbonding, load_amber, load_openmm, read_system, water_box
@@ -259,9 +260,10 @@ class MDConfig:
         period = run.pressure_period or 1000 * run.dt
         return CellRescaling(bath, run.pressure * bar, period, run.compressibility / bar)
 
-    def simulation(self, system: System, potential: Potential) -> Simulation:
+    def simulation(self, system: System, potential: Potential, shared: bool = False) -> Simulation:
+        """shared: by all processes of `torch.distributed`."""
         guard = Guard(drift=self.run.drift or None)
-        return Simulation(
+        return (DecomposedSimulation if shared else Simulation)(
             system, potential, self.updater(), skin=self.forces.skin or None, seed=self.run.seed, guard=guard
         )
 

@@ -16,6 +16,8 @@ P, N, D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "neighbors_new": (P, [D, D, N, N, N, N, P, P]),
     "neighbors_delete": (None, [P]),
+    "neighbors_divide": (None, [P, N, P]),
+    "neighbors_motion": (None, [P, P, P, P]),
     "neighbors_update": (N, [P, P, P, N]),
     "neighbors_count": (N, [P]),
     "neighbors_copy": (None, [P, P, P, P, P]),

@@ -188,6 +188,8 @@ struct Neighbors {
   std::vector<List> lists;
   std::vector<int64_t> exclusion_first;
   std::vector<int32_t> exclusion_other;
+  int64_t owned = -1;           // atoms that this process owns, the first ones; the others are copies of atoms of others
+  std::vector<int64_t> number;  // of each atom among those of all processes
   Scratch scratch;
 
   double range() const { return cutoff + skin; }
@@ -308,6 +310,20 @@ int64_t keep_allowed(const List& list, int64_t i, const std::vector<std::vector<
   return kept;
 }
 
+// Leave out pairs of copies, and those of an owned atom and a copy that the process which owns the copy computes: it
+// holds the same two numbers the other way round, so that one of the two takes the pair. Returns how many stay.
+int64_t keep_divided(const Neighbors& all, const List& list, int64_t i, int32_t* row, int64_t count) {
+  const int64_t a = list.origin[i];
+  int64_t kept = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t b = list.origin[row[k]], own = std::min(a, b), other = std::max(a, b);  // owned atoms come first
+    if (own >= all.owned) continue;
+    const int64_t m = all.number[own], n = all.number[other];
+    if (other < all.owned || ((m + n) % 2 ? m > n : m < n)) row[kept++] = row[k];
+  }
+  return kept;
+}
+
 // Excluded pairs of the positions at this build: each atom's partners and their nearest images.
 std::vector<std::vector<Excluded>> exclusions(const Neighbors& all, const Frame& frame, const double* positions) {
   std::vector<std::vector<Excluded>> out(all.excluded ? all.atoms : 0);
@@ -415,6 +431,7 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
     for (int64_t i = locals[b]; i < locals[b + 1]; ++i) {
       int64_t count = near.within(i - locals[b] + 1, packed[0][i], packed[1][i], packed[2][i], range * range, found.data());
       if (all.excluded) count = keep_allowed(list, i, excluded, found.data(), count);
+      if (all.owned >= 0) count = keep_divided(all, list, i, found.data(), count);
       const int64_t whole = (count + LANES - 1) / LANES * LANES;
       if (length + whole > list.capacity) {
         const Aligned<int32_t> before = std::move(list.row);
@@ -434,8 +451,11 @@ void build(Neighbors& all, List& list, const double* positions, const double* ce
 
 // Whether pairs within the cutoff may be missing: with F the change of the cell since the build and u what an atom has
 // moved besides it, |r| >= (1 - |F - 1|) |r0| - |u_i| - |u_j|, and r0 of a missing pair is at least cutoff + skin.
-bool outdated(const Neighbors& all, const List& list, const double* positions, const double* cell) {
-  if (!list.built) return true;
+struct Motion {  // |u_i| of the two atoms that moved farthest, and what their sum must not exceed
+  double most, next, limit;
+};
+
+Motion motion(const Neighbors& all, const List& list, const double* positions, const double* cell) {
   double limit = all.skin, F[3][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}};
   if (cell && all.periodic && std::memcmp(cell, list.cell, sizeof list.cell)) {
     double norm = 0;
@@ -451,9 +471,8 @@ bool outdated(const Neighbors& all, const List& list, const double* positions, c
       }
     limit = (1 - std::sqrt(norm)) * all.range() - all.cutoff;
   }
-  if (!(limit >= 0)) return true;
   double most = 0, next = 0;  // squares of the two longest displacements
-  for (int64_t i = 0; i < all.atoms; ++i) {
+  for (int64_t i = 0; i < (all.owned < 0 ? all.atoms : all.owned); ++i) {
     const double* x = &list.start[3 * i];
     double u2 = 0;
     for (int d = 0; d < 3; ++d) {
@@ -465,14 +484,20 @@ bool outdated(const Neighbors& all, const List& list, const double* positions, c
       else next = u2;
     }
   }
-  return std::sqrt(most) + std::sqrt(next) > limit;
+  return {std::sqrt(most), std::sqrt(next), limit};
+}
+
+bool outdated(const Neighbors& all, const List& list, const double* positions, const double* cell) {
+  if (!list.built) return true;
+  const Motion m = motion(all, list, positions, cell);
+  return !(m.most + m.next <= m.limit);
 }
 
 }  // namespace
 
 extern "C" Neighbors* neighbors_new(double cutoff, double skin, int64_t periodic, int64_t replicas, int64_t atoms,
                                     int64_t excluded, const int64_t* i, const int64_t* j) {
-  auto* all = new Neighbors{cutoff, skin, int(periodic), replicas, atoms, excluded, {}, {}, {}, {}};
+  auto* all = new Neighbors{cutoff, skin, int(periodic), replicas, atoms, excluded, {}, {}, {}, -1, {}, {}};
   all->lists.resize(replicas);
   all->exclusion_first.assign(atoms + 1, 0);
   all->exclusion_other.resize(2 * excluded);
@@ -482,6 +507,19 @@ extern "C" Neighbors* neighbors_new(double cutoff, double skin, int64_t periodic
   for (int64_t e = 0; e < excluded; ++e)
     all->exclusion_other[next[i[e]]++] = int32_t(j[e]), all->exclusion_other[next[j[e]]++] = int32_t(i[e]);
   return all;
+}
+
+// Let the first `owned` atoms be those of this process, and the others copies of atoms that other processes own. number
+// (N): of each atom among those of all processes.
+extern "C" void neighbors_divide(Neighbors* all, int64_t owned, const int64_t* number) {
+  all->owned = owned;
+  all->number.assign(number, number + all->atoms);
+}
+
+// The two longest ways of atoms since the build, and what their sum must not exceed.
+extern "C" void neighbors_motion(const Neighbors* all, const double* positions, const double* cell, double* out) {
+  const Motion m = motion(*all, all->lists[0], positions, cell);
+  out[0] = m.most, out[1] = m.next, out[2] = m.limit;
 }
 
 extern "C" void neighbors_delete(Neighbors* all) { delete all; }

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tutti.science.mol import cell as cells
 from tutti.science.mol import native
+from tutti.science.mol.part import Part
 from tutti.science.mol.system import System, check_atoms
 
 
@@ -62,7 +63,8 @@ class Pairs:
 class NeighborList:
     """The pairs of a system within `cutoff`, valid until atoms have moved by half of `skin`.
 
-    exclusions: (X, 2) atoms, of which the nearest image is left out of the list.
+    exclusions: (X, 2) atoms, of which the nearest image is left out of the list. part: the atoms that a process has, of
+    a simulation that several share; each pair is in the list of one process.
 
     >>> neighbors = NeighborList(cutoff=1.0, skin=0.2)
     >>> x = torch.tensor([[[0.0, 0, 0], [2.5, 0, 0]]], dtype=torch.float64)
@@ -79,11 +81,13 @@ class NeighborList:
         half: bool = True,
         pbc: bool | Sequence[bool] | None = None,
         exclusions: Any = None,
+        part: Part | None = None,
     ) -> None:
         if not (cutoff >= 0 and skin >= 0 and cutoff + skin < float("inf")):
             raise ValueError(f"cutoff {cutoff} and skin {skin} must be finite and not negative")
         self.cutoff, self.skin, self.half = float(cutoff), float(skin), half
         self.exclusions = unique_pairs(exclusions)
+        self.part = part
         self.builds = 0  # how often a replica's list was built
         self.suits: object = None  # the potential that was last found to want this list
         self._pbc = pbc
@@ -93,10 +97,11 @@ class NeighborList:
 
     @classmethod
     def of(
-        cls, system: System, cutoff: float, skin: float = 0.0, half: bool = True, exclusions: Any = None
-    ) -> NeighborList:
+        cls, system: System, cutoff: float, skin: float = 0.0, half: bool = True, exclusions: Any = None,
+        part: Part | None = None,
+    ) -> NeighborList:  # fmt: skip
         """An up-to-date list of a system."""
-        neighbors = cls(cutoff, skin, half, system.pbc, exclusions)
+        neighbors = cls(cutoff, skin, half, system.pbc, exclusions, part)
         neighbors.update(system.positions, system.cell)
         return neighbors
 
@@ -148,10 +153,20 @@ class NeighborList:
         self._handle = library.neighbors_new(
             self.cutoff, self.skin, bits, replicas, atoms, len(i), i.data_ptr(), j.data_ptr()
         )
+        if self.part is not None:
+            library.neighbors_divide(self._handle, self.part.owned, self.part.numbers.data_ptr())
         if self._key is not None:
             self._finalizer()
         self._finalizer = weakref.finalize(self, library.neighbors_delete, self._handle)
         self._key = (positions.shape, positions.dtype, cell is None)
+
+    def motion(self, positions: Tensor, cell: Tensor | None) -> Tensor:
+        """(3): how far the two atoms that moved farthest have gone since the build, besides the deformation of the
+        cell, and what the sum of both must not exceed. Of one replica."""
+        longest = torch.empty(3, dtype=torch.float64)
+        h = None if cell is None else cell.data_ptr()
+        native.library().neighbors_motion(self.handle, positions.data_ptr(), h, longest.data_ptr())
+        return longest
 
     @property
     def handle(self) -> int:

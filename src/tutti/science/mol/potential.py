@@ -6,14 +6,20 @@ is (2 KE + tr W) / (3 V). NIST's tables for Lennard-Jones list tr W.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
+from tutti.science.mol.part import Part
 from tutti.science.mol.system import System
+
+T = TypeVar("T", bound="Potential")
 
 
 @dataclass
@@ -31,13 +37,20 @@ class Potential:
 
     cutoff: how far pairs reach, 0 for terms without pairs. exclusions: (X, 2) atoms that are not to be among the pairs,
     None if that does not matter. half: whether each pair is wanted once, False for twice, None for either (then
-    `energy` looks at `pairs.half`).
+    `energy` looks at `pairs.half`). surroundings: whether contributions of an atom depend on more than its pairs, so
+    that a process which divides the potential needs all pairs of the atoms it has.
     """
 
     name = "potential"
     cutoff: float = 0.0
     half: bool | None = True
     exclusions: Tensor | None = None
+    surroundings = False
+
+    @property
+    def reach(self) -> float:
+        """How far an atom may be that a contribution of another one depends on."""
+        return self.cutoff
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         """(R), differentiable with respect to positions (R, N, 3) and cell (R, 3, 3)."""
@@ -82,9 +95,23 @@ class Potential:
         """One potential that computes this term and another together, if there is such a kernel."""
         return None
 
-    def neighbors(self, system: System, skin: float = 0.0) -> NeighborList:
-        """The list that `evaluate` wants, up to date."""
-        return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions)
+    def divide(self, part: Part) -> Potential:
+        """What a process computes of this potential, of the atoms it has; all processes together compute it once."""
+        raise ValueError(f"{self.name} cannot be divided among processes; run it in one process")
+
+    def neighbors(self, system: System, skin: float = 0.0, part: Part | None = None) -> NeighborList:
+        """The list that `evaluate` wants, up to date. part: of which the system has the atoms, if it is divided."""
+        shared = None if self.surroundings else part
+        return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions, shared)
+
+
+def copy_without_caches(potential: T) -> T:
+    """A shallow copy, which computes its cached properties again."""
+    copied = copy.copy(potential)
+    for name in list(copied.__dict__):
+        if isinstance(getattr(type(copied), name, None), cached_property):
+            del copied.__dict__[name]
+    return copied
 
 
 def differentiate(
@@ -141,6 +168,15 @@ class Sum(Potential):
             for name, energy in term.accumulate(positions, cell, neighbors, forces, virial).items():
                 terms[name] = terms[name] + energy if name in terms else energy
         return terms
+
+    def divide(self, part: Part) -> Sum:
+        if alone := [term.name for term in self.terms if term.surroundings]:
+            raise ValueError(f"{alone[0]} cannot be divided among processes together with other terms")
+        divided = copy_without_caches(self)
+        divided.terms = [term.divide(part) for term in self.terms]
+        divided.exclusions = _shared_exclusions(divided.terms)
+        divided.computed = _joined(divided.terms)
+        return divided
 
 
 def _shared_exclusions(terms: Sequence[Potential]) -> Tensor | None:

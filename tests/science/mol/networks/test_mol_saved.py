@@ -24,8 +24,10 @@ def test_a_network_comes_back(tmp_path, kind, dtype):
     save(network, tmp_path)
     again = load(tmp_path)
     assert type(again) is type(network) and again.units == "MD" and again.options == network.options
+    tensors = network.state_dict()
+    assert all(torch.equal(x, tensors[name]) for name, x in again.state_dict().items())
     for one, other in zip(again.energy_and_forces(batch), network.energy_and_forces(batch), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one.to(dtype), other.to(dtype))  # kernels may round by the address of a tensor
     assert {p.dtype for p in again.parameters()} == {dtype} and again.scale.dtype == torch.float64
     assert sorted(x.name for x in tmp_path.iterdir()) == ["config.json", "weights.safetensors"]
 
@@ -53,7 +55,8 @@ def test_the_species_of_training_come_back_and_older_files_have_none(tmp_path):
 def test_an_ensemble_comes_back(tmp_path):
     ensemble, batch = Ensemble([SchNet(8, 1, 6, 4.0), PaiNN(8, 1, 6, 4.0)]), pack([molecule(6, 1, 4.0)])
     save(ensemble, tmp_path)
-    assert torch.equal(load_ensemble(tmp_path).predict(batch).force_spread, ensemble.predict(batch).force_spread)
+    torch.testing.assert_close(load_ensemble(tmp_path).predict(batch).force_spread,
+                               ensemble.predict(batch).force_spread, rtol=1e-4, atol=1e-7)  # fmt: skip
     with pytest.raises(ValueError, match="holds an ensemble: use load_ensemble"):
         load(tmp_path)
     with pytest.raises(ValueError, match="holds a single network: use load"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tutti.science.mol.neighbors import NeighborList
+from tutti.science.mol.part import Part
 from tutti.science.mol.potential import Evaluation, Potential
 from tutti.science.mol.system import System
 
@@ -62,8 +63,8 @@ class IntegratedTempering(Potential):
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: object) -> Tensor:
         return -torch.logsumexp(self._logs(self.potential.energy(positions, cell, pairs)), 1) / self.beta  # pyright: ignore
 
-    def neighbors(self, system: System, skin: float = 0.0) -> NeighborList:
-        return self.potential.neighbors(system, skin)
+    def neighbors(self, system: System, skin: float = 0.0, part: Part | None = None) -> NeighborList:
+        return self.potential.neighbors(system, skin, part)
 
     def _logs(self, energy: Tensor) -> Tensor:
         return self.log_weights - self.betas * energy[:, None]

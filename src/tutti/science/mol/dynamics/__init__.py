@@ -2,6 +2,7 @@
 
 from tutti.science.mol.dynamics.barostat import CellRescaling
 from tutti.science.mol.dynamics.constraints import Constraints
+from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
 from tutti.science.mol.dynamics.guard import Guard, Unstable
 from tutti.science.mol.dynamics.integrators import Langevin, LeapFrog, VelocityVerlet
 from tutti.science.mol.dynamics.minimize import Descent, Fire, minimize
@@ -11,6 +12,7 @@ from tutti.science.mol.dynamics.simulation import Simulation
 __all__ = [
     "CellRescaling",
     "Constraints",
+    "DecomposedSimulation",
     "Descent",
     "Fire",
     "Guard",

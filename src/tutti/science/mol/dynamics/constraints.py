@@ -51,6 +51,7 @@ class Constraints:
         addresses = [ctypes.c_void_p(t.data_ptr()) for t in self._tensors]
         self._held = _Held(len(sizes), *addresses)
         self._members, self._atom_start = members, atom_start
+        self.numbers: Tensor | None = None  # of the atoms, for messages
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -71,11 +72,15 @@ class Constraints:
         )  # fmt: skip
         if failed >= 0:
             replica, cluster = divmod(failed, self._held.clusters)
-            mine = self._members[self._atom_start[cluster] : self._atom_start[cluster + 1]].tolist()
-            raise ValueError(
+            mine = self._members[self._atom_start[cluster] : self._atom_start[cluster + 1]]
+            mine = (mine if self.numbers is None else self.numbers[mine]).tolist()
+            self.fail(
                 f"the distances between atoms {mine[:8]} of replica {replica} cannot be held: they moved too far in one"
                 " step; take a shorter time step, or minimise the energy first"
             )
+
+    def fail(self, message: str) -> None:
+        raise ValueError(message)
 
 
 def groups(pairs: Tensor, atoms: int) -> Tensor:

@@ -35,22 +35,22 @@ class Guard:
         if not bool((energy + simulation.kinetic_energy).isfinite().all()):
             size = torch.where(simulation.forces.isfinite(), simulation.forces, torch.inf)
             self._stop(simulation, size, f"the energy is {energy.tolist()}")
-        fastest = float(simulation.velocities.abs().max()) * simulation.updater.dt
+        fastest = simulation.largest(float(simulation.velocities.abs().max())) * simulation.updater.dt
         cutoff = simulation.potential.cutoff
         if 0 < self.reach * cutoff < fastest:
             self._stop(simulation, simulation.velocities, f"an atom moves by {fastest:.3g} in one step")
         if self.drift is not None and (now := simulation.updater.conserved(simulation)) is not None:
             if self._first is None:
                 self._first = now
-            worst = float((now - self._first).abs().max()) / simulation.system.atoms
+            worst = float((now - self._first).abs().max()) / simulation.atoms
             if worst > self.drift:
                 change = f"the conserved energy has changed by {worst:.3g} per atom, more than {self.drift:g}"
                 self._stop(simulation, simulation.velocities, change)
 
     def _stop(self, simulation: Simulation, size: Tensor, why: str) -> None:
         norms = size.norm(dim=-1)
-        replica, atoms = int(norms.amax(1).argmax()), simulation.system.atoms
-        worst = norms[replica].topk(min(5, atoms)).indices.tolist()
+        replica = int(norms.amax(1).argmax())
+        worst = norms[replica].topk(min(5, norms.shape[1])).indices.tolist()
         raise Unstable(
             f"step {simulation.count}: {why}. Atoms {worst} of replica {replica} are the worst, the first at"
             f" {[round(x, 4) for x in simulation.positions[replica, worst[0]].tolist()]}. Take a shorter time step than"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tutti.science.mol.dynamics.noise import THERMOSTAT, normal
+from tutti.science.mol.dynamics.noise import THERMOSTAT
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
@@ -21,18 +21,18 @@ class Integrator:
     """
 
     keeps_momentum = True
+    of_atoms: tuple[str, ...] = ()  # attributes (R, N, 3) that belong to atoms, as velocities do
 
     def __init__(self, dt: float) -> None:
         if not 0 < dt < math.inf:
             raise ValueError(f"time step {dt} is not above 0")
         self.dt = float(dt)
 
-    def start(self, simulation: Simulation) -> None:
-        self.inverse_mass = simulation.inverse_mass
+    def start(self, simulation: Simulation) -> None: ...
 
     def kick(self, simulation: Simulation, interval: float) -> None:
         """Velocities by forces."""
-        simulation.velocities.addcmul_(simulation.forces, self.inverse_mass, value=interval)
+        simulation.velocities.addcmul_(simulation.forces, simulation.inverse_mass, value=interval)
 
     def drift(self, simulation: Simulation, interval: float) -> None:
         """Positions by velocities; velocities follow what constraints do to positions."""
@@ -74,19 +74,21 @@ class LeapFrog(Integrator):
     """Constant energy, by velocities half a step between positions (Hockney 1970). The trajectory is that of
     velocity Verlet; `velocities` are the means of the two half steps about the positions."""
 
+    of_atoms = ("half",)
+
     def start(self, simulation: Simulation) -> None:
-        super().start(simulation)
-        self.half = simulation.velocities - self.dt / 2 * simulation.forces * self.inverse_mass
+        self.half = simulation.velocities - self.dt / 2 * simulation.forces * simulation.inverse_mass
 
     def step(self, simulation: Simulation) -> None:
         x, held = simulation.positions, simulation.constraints
-        self.half.addcmul_(simulation.forces, self.inverse_mass, value=self.dt)
+        self.half.addcmul_(simulation.forces, simulation.inverse_mass, value=self.dt)
         old = x.clone() if held else x
         x.add_(self.half, alpha=self.dt)
         if held:
             held.positions(old, x, self.half, self.dt)
         simulation.evaluate()
-        simulation.velocities.copy_(self.half).addcmul_(simulation.forces, self.inverse_mass, value=self.dt / 2)
+        change = simulation.forces * simulation.inverse_mass
+        simulation.velocities.copy_(self.half).add_(change, alpha=self.dt / 2)
         self.hold(simulation)
 
     def state(self) -> dict[str, Tensor]:
@@ -114,18 +116,15 @@ class Langevin(Integrator):
         self.keep = math.exp(-self.friction * dt)
 
     def start(self, simulation: Simulation) -> None:
-        super().start(simulation)
         kt = simulation.system.units.boltzmann * self.temperature.view(-1, 1, 1)
-        self.width = (kt * (1 - self.keep**2) * self.inverse_mass).sqrt().expand(simulation.system.replicas, -1, 1)
+        self.variance = kt * (1 - self.keep**2)  # (R or 1, 1, 1), times the mass
 
     def step(self, simulation: Simulation) -> None:
         v = simulation.velocities
         self.kick(simulation, self.dt / 2)
         self.hold(simulation)
         self.drift(simulation, self.dt / 2)
-        replicas, atoms, _ = v.shape
-        noise = normal(simulation.seed, THERMOSTAT, simulation.count, replicas, atoms)
-        v.mul_(self.keep).addcmul_(noise, self.width)
+        v.mul_(self.keep).addcmul_(simulation.noise(THERMOSTAT), (self.variance * simulation.inverse_mass).sqrt())
         self.hold(simulation)
         self.drift(simulation, self.dt / 2)
         simulation.evaluate()

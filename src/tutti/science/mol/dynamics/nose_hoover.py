@@ -31,7 +31,6 @@ class NoseHooverChain(Integrator):
         self.position = self.velocity = torch.empty(0)
 
     def start(self, simulation: Simulation) -> None:
-        super().start(simulation)
         kt = simulation.system.units.boltzmann * self.temperature
         self.kt = kt.expand(simulation.system.replicas).clone()  # (R)
         if not bool((self.kt > 0).all()):

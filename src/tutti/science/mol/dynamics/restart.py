@@ -27,6 +27,8 @@ FORMAT = 1
 class Restart:
     """A callback that saves the simulation into a file every `every` steps."""
 
+    collective = True  # every process that shares the simulation takes part
+
     def __init__(self, path: str | Path, every: int) -> None:
         self.path, self.every = Path(path), every
 
@@ -35,8 +37,14 @@ class Restart:
 
 
 def save(simulation: Simulation, path: str | Path) -> None:
-    """Write the state of a simulation, and make its neighbour list anew."""
-    renew(simulation)
+    """Write the state of a simulation, and make its neighbour list anew.
+
+    Where processes share the simulation, all of them call this, and the first one writes.
+    """
+    simulation.renew()
+    simulation = simulation.whole()
+    if not simulation.writes:
+        return
     tensors = {
         "positions": simulation.positions,
         "velocities": simulation.velocities,
@@ -68,6 +76,7 @@ def save(simulation: Simulation, path: str | Path) -> None:
 def load(simulation: Simulation, path: str | Path) -> None:
     """Bring a simulation of the same system and kind of updater to the state in a file.
 
+    Where processes share the simulation, all of them call this; the file may be that of any number of processes.
     Raises ValueError for a file that is damaged, or of another system.
     """
     try:
@@ -79,6 +88,7 @@ def load(simulation: Simulation, path: str | Path) -> None:
         raise ValueError(f"there is no restart file {path}") from None
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}") from None
+    shared, simulation = simulation, simulation.whole()
     system = simulation.system
     if about["format"] != FORMAT:
         raise ValueError(f"{path} has format {about['format']}; this version reads {FORMAT}")
@@ -112,7 +122,7 @@ def load(simulation: Simulation, path: str | Path) -> None:
             part.restore(state)
         except KeyError as error:
             raise ValueError(f"{path} has no state of {type(part).__name__}: {error}") from None
-    renew(simulation)
+    shared.adopt(simulation)
 
 
 def adaptive(simulation: Simulation) -> dict[str, Any]:
@@ -125,9 +135,3 @@ def adaptive(simulation: Simulation) -> dict[str, Any]:
             yield from parts(term)
 
     return {f"potential.{k}": part for k, part in enumerate(parts(simulation.potential))}
-
-
-def renew(simulation: Simulation) -> None:
-    """Make the neighbour list and the forces from the positions alone."""
-    simulation.neighbors.update(simulation.positions, simulation.cell, force=True)
-    simulation.evaluate()

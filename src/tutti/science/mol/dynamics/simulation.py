@@ -6,7 +6,7 @@ simulation.run(10_000, [Log("log.csv", 100), Trajectory("run.h5md", 100)])
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -73,20 +73,31 @@ class Simulation:
         copies = {"positions": system.positions.detach().clone(), "velocities": system.velocities.detach().clone()}
         self.system = replace(system, cell=None if system.cell is None else system.cell.clone(), **copies)
         self.potential, self.updater, self.seed, self.count = potential, updater, seed, 0
+        self.guard = Guard() if guard is True else guard or None
+        self.skin = SKIN * potential.cutoff if skin is None else skin
+        self.atoms, self.mobile = system.atoms, int((system.masses > 0).sum())
+        self.held = sum(len(pairs) for pairs, _ in constraints_of(potential))
+        self.begin()
+
+    def begin(self) -> None:
+        self.arrange()
+        self.neighbors = self.potential.neighbors(self.system, self.skin)
+        self.hold()
+        self.evaluate()
+        self.updater.start(self)
+
+    def arrange(self) -> None:
+        """What follows from the atoms and the potential alone."""
+        self.numbers = torch.arange(self.system.atoms)
         self.mass = self.system.masses[:, None]
         self.inverse_mass = torch.where(self.mass > 0, 1 / self.mass, 0.0)
-        held = list(_held(potential))
         self.constraints: Constraints | None = None
-        if held:
-            pairs, lengths = (torch.cat(x) for x in zip(*held, strict=True))
+        if self.held:
+            none = torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
+            pairs, lengths = (torch.cat(x) for x in zip(none, *constraints_of(self.potential), strict=True))
             self.constraints = Constraints(pairs, lengths, self.system.masses)
-        skin = SKIN * potential.cutoff if skin is None else skin
-        self.neighbors = potential.neighbors(self.system, skin)
-        self.guard = Guard() if guard is True else guard or None
-        if self.constraints:
-            self.hold()
-        self.evaluate()
-        updater.start(self)
+
+    writes = True  # whether this process writes files
 
     # --- what is where ---
 
@@ -105,6 +116,11 @@ class Simulation:
     @property
     def forces(self) -> Tensor:
         return self.evaluation.forces
+
+    @property
+    def builds(self) -> int:
+        """How often the neighbour list was built."""
+        return self.neighbors.builds
 
     @property
     def time(self) -> float:
@@ -126,15 +142,26 @@ class Simulation:
     @property
     def degrees(self) -> int:
         """Degrees of freedom of a replica."""
-        mobile = int((self.system.masses > 0).sum())
-        held = len(self.constraints) if self.constraints else 0
-        free = mobile == self.system.atoms and self.updater.keeps_momentum
-        return max(1, 3 * mobile - held - (3 if free and mobile > 1 else 0))
+        free = self.mobile == self.atoms and self.updater.keeps_momentum
+        return max(1, 3 * self.mobile - self.held - (3 if free and self.mobile > 1 else 0))
 
     @property
     def kinetic_energy(self) -> Tensor:
         """(R)"""
-        return 0.5 * (self.mass * self.velocities.square()).sum((1, 2))
+        return 0.5 * self.total((self.mass * self.velocities.square()).sum(-1))
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over atoms or molecules of values (R, N, ...)."""
+        return values.sum(1)
+
+    def largest(self, value: float) -> float:
+        """Of all processes that share the simulation."""
+        return value
+
+    def noise(self, stream: int) -> Tensor:
+        """(R, N, 3) normal numbers of this step."""
+        replicas, atoms = self.positions.shape[:2]
+        return normal(self.seed, stream, self.count, replicas, atoms, self.numbers)
 
     @property
     def temperature(self) -> Tensor:
@@ -149,19 +176,24 @@ class Simulation:
         """
         if self.cell is None or not all(self.system.pbc):
             raise ValueError("a pressure needs a cell that repeats in three directions")
-        virial = self.evaluation.virial
-        if virial is None:  # the forces stay as they are: to look at a run does not change it
-            virial = self.potential.evaluate(self.positions, self.cell, self.neighbors, virial=True).virial
-            assert virial is not None
-            self.evaluation.virial = virial
-        trace = virial.diagonal(dim1=1, dim2=2).sum(-1)
+        if self.evaluation.virial is None:
+            self.evaluation.virial = self.virial()
+        trace = self.evaluation.virial.diagonal(dim1=1, dim2=2).sum(-1)
         kinetic = self.kinetic_energy
-        if self.constraints:
+        if self.held:
+            assert self.constraints is not None
             centers, momenta, masses = self.molecules()
-            trace = trace - (self.forces * (self.positions - centers[:, self.constraints.groups])).sum((1, 2))
+            inside = self.positions - centers[:, self.constraints.groups]
+            trace = trace - self.total((self.forces * inside).sum(-1))
             moving = torch.where(masses > 0, 1 / masses, 0.0)[:, None]
-            kinetic = 0.5 * (momenta.square() * moving).sum((1, 2))
+            kinetic = 0.5 * self.total((momenta.square() * moving).sum(-1))
         return (2 * kinetic + trace) / (3 * cells.volume(self.cell))
+
+    def virial(self) -> Tensor:
+        """(R, 3, 3), of positions as they are. The forces stay as they are: to look at a run does not change it."""
+        virial = self.potential.evaluate(self.positions, self.cell, self.neighbors, virial=True).virial
+        assert virial is not None
+        return virial
 
     def molecules(self) -> tuple[Tensor, Tensor, Tensor]:
         """Centres of mass (R, G, 3), momenta (R, G, 3) and masses (G) of what constraints hold together."""
@@ -179,9 +211,8 @@ class Simulation:
         """Draw velocities of a temperature, without total momentum, and scale them to it exactly."""
         if not temperature >= 0:
             raise ValueError(f"temperature {temperature} is negative")
-        noise = normal(self.seed, VELOCITIES, self.count, self.system.replicas, self.system.atoms)
         kt = self.system.units.thermal_energy(temperature)
-        self.velocities.copy_(noise * (kt * self.inverse_mass).sqrt())
+        self.velocities.copy_(self.noise(VELOCITIES) * (kt * self.inverse_mass).sqrt())
         if self.updater.keeps_momentum:
             self.stop_drift()
         if self.constraints:
@@ -193,8 +224,9 @@ class Simulation:
 
     def stop_drift(self) -> None:
         """Remove the total momentum, where no atom is fixed."""
-        if bool((self.system.masses > 0).all()):
-            self.velocities.sub_((self.mass * self.velocities).sum(1, keepdim=True) / self.mass.sum())
+        if self.mobile == self.atoms:
+            momentum, mass = self.total(self.mass * self.velocities), self.total(self.mass[None])
+            self.velocities.sub_((momentum / mass)[:, None])
 
     # --- running ---
 
@@ -214,20 +246,39 @@ class Simulation:
                     raise Unstable(f"step {self.count + 1}: {error}") from error
                 self.count += 1
                 if guard is not None and self.count % guard.every == 0:
-                    guard.check(self)
-                for call in calls:
-                    if self.count % call.every == 0:
-                        call(self)
+                    self.watch(guard)
+                self.call([call for call in calls if self.count % call.every == 0])
                 if (text := pace.step()) is not None:
                     tell(text)
         return self
 
+    def watch(self, guard: Guard) -> None:
+        guard.check(self)
 
-def _held(potential: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def call(self, callbacks: Sequence[Callback]) -> None:
+        for callback in callbacks:
+            callback(self)
+
+    # --- for restarts ---
+
+    def whole(self) -> Simulation:
+        """The state of all atoms, in every process; `adopt` takes it back when it was changed."""
+        return self
+
+    def adopt(self, whole: Simulation) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Make the neighbour list and the forces from the positions alone."""
+        self.neighbors.update(self.positions, self.cell, force=True)
+        self.evaluate()
+
+
+def constraints_of(potential: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """Constraints and lengths of a potential, or of its terms."""
     pairs: Any = getattr(potential, "constraints", ())
     if len(pairs):
         yield pairs, potential.lengths
     else:
         for term in getattr(potential, "terms", ()):
-            yield from _held(term)
+            yield from constraints_of(term)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.science.mol.part import Part
 from tutti.science.mol.potential import Potential, Sum
 from tutti.science.mol.system import check_atoms
 from tutti.science.mol.terms import PME, Coulomb, Ewald, LennardJones
@@ -39,6 +40,14 @@ class ForceField(Sum):
                 row = int((self.lengths <= 0).nonzero()[0])
                 raise ValueError(f"the length of constraint {row} is {float(self.lengths[row])}; it must be positive")
 
+    def divide(self, part: Part) -> ForceField:
+        """Constraints go with their first atom; a process owns all atoms that constraints connect."""
+        divided = super().divide(part)
+        assert isinstance(divided, ForceField)
+        rows = part.rows(self.constraints)
+        divided.constraints, divided.lengths = part.tuples(self.constraints[rows], "constraint"), self.lengths[rows]
+        return divided
+
 
 @dataclass
 class Nonbonding:
@@ -46,7 +55,7 @@ class Nonbonding:
 
     method: of electrostatics; 'none' is Coulomb's law without a cutoff, for molecules without a cell. switch: where
     Lennard-Jones begins to be switched off; by default it is cut, with tail corrections. tolerance: of Ewald's sum and
-    PME. dielectric: of the reaction field.
+    PME. order: of PME's splines, by default the fastest. dielectric: of the reaction field.
     """
 
     method: str = "pme"
@@ -54,7 +63,7 @@ class Nonbonding:
     switch: float | None = None
     tail: bool = True
     tolerance: float = 1e-5
-    order: int = 5
+    order: int | None = None
     dielectric: float = 78.3
     units: Units = MD
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tutti.science.mol.networks.ragged import sum_at
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -64,7 +66,8 @@ SPECIES = 119  # rows of tables by atomic number; row 0 is padding
 class Batch:
     """B structures: as `Structure`, with atoms and edges after one another.
 
-    molecule (A) int64: the structure of each atom. cell (B, 3, 3) or None. energy (B), forces (A, 3), or None.
+    molecule (A) int64: the structure of each atom. cell (B, 3, 3) or None. energy (B), forces (A, 3), or None. counted:
+    the first so many atoms have energies, which all others are only the surroundings of; None for all.
     """
 
     species: Tensor
@@ -77,6 +80,11 @@ class Batch:
     cell: Tensor | None = None
     energy: Tensor | None = None
     forces: Tensor | None = None
+    counted: int | None = None
+
+    def sum(self, of_atoms: Tensor) -> Tensor:
+        """Sums (B) of values (A), of the atoms that have energies."""
+        return sum_at(of_atoms[: self.counted], self.molecule[: self.counted], self.count)
 
     @property
     def sizes(self) -> Tensor:

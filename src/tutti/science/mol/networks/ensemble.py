@@ -39,7 +39,7 @@ class Ensemble(nn.Module):
             raise ValueError(f"an ensemble has at least two members, not {len(members)}")
         self.units = _shared_units(members)
         self.members = nn.ModuleList(members)
-        self.cutoff = max(x.cutoff for x in members)
+        self.cutoff, self.reach = (max(getattr(x, name) for x in members) for name in ("cutoff", "reach"))
 
     def energy(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
         """Mean energies (B), differentiable."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tutti.science.mol.elements import SYMBOLS
 from tutti.science.mol.networks.batch import SPECIES, Batch
-from tutti.science.mol.networks.ragged import sum_at, take
+from tutti.science.mol.networks.ragged import take
 from tutti.science.mol.units import ELECTRONVOLT
 
 
@@ -44,6 +44,12 @@ class Network(nn.Module):
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("seen_species", torch.zeros(SPECIES, dtype=torch.bool))
 
+    @property
+    def reach(self) -> float:
+        """How far an atom may be that the energy of another one depends on: the cutoff, for each time that messages
+        pass."""
+        return self.cutoff * self.options.get("interactions", 1) * self.options.get("cycles", 1)
+
     def atomic(self, species: Tensor, vectors: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Energies of atoms (..., A) before scale and references.
 
@@ -68,7 +74,7 @@ class Network(nn.Module):
 
     def energy(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
         """Energies (B), float64. positions: instead of the batch's."""
-        return sum_at(self.atomic_energies(batch, positions), batch.molecule, batch.count)
+        return batch.sum(self.atomic_energies(batch, positions))
 
     def energy_and_forces(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Energies (B) and forces (A, 3), detached."""

@@ -70,6 +70,7 @@ struct Filters {
 struct Problem : Graph {
   const Weights& w;
   double *energies, *forces, *virials;  // of atoms; (atoms, 3); (molecules, 3, 3)
+  int64_t counted;  // atoms that have energies, the first ones
 
   // sums (rows, 4 N) += messages to s and v, for both atoms of some pairs. v: null if all are 0.
   void send(const Pair* first, const Pair* last, const T* table, const T* context, const T* v, T* sums) const {
@@ -252,6 +253,10 @@ struct Problem : Graph {
     product(s.data(), w.half, hidden.data(), rows, h, n, nullptr, false);
     silu(hidden.data(), w.half_bias, read.data(), rows, h);
     for (int64_t r = 0; r < rows; ++r) {
+      if (b.atom + r >= counted) {  // an atom of the surroundings
+        std::fill_n(&hidden[r * h], h, T(0));
+        continue;
+      }
       double sum = w.last_bias;
       for (int64_t c = 0; c < h; ++c) sum += double(read[r * h + c]) * w.last[c], hidden[r * h + c] *= w.last[c];
       energies[b.atom + r] = sum;
@@ -302,7 +307,7 @@ struct Problem : Graph {
 std::tuple<at::Tensor, at::Tensor, at::Tensor> tabulated(
     const at::Tensor& positions, const at::Tensor& species, const at::Tensor& molecule, const at::Tensor& i,
     const at::Tensor& j, const std::optional<at::Tensor>& offsets, int64_t count, at::TensorList weights,
-    double last_bias, double cutoff, bool half, bool virial) {
+    double last_bias, double cutoff, bool half, bool virial, int64_t counted) {
   const int64_t atoms = positions.size(0), edges = i.size(0);
   const at::Tensor &embedding = weights[0], &tables = weights[2], &last = weights[20];
   const auto at = [&](int64_t k) { return weights[k].const_data_ptr<T>(); };
@@ -316,7 +321,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> tabulated(
                          species.const_data_ptr<int64_t>(), molecule.const_data_ptr<int64_t>(),
                          i.const_data_ptr<int64_t>(), j.const_data_ptr<int64_t>(), half},
                         w, energies.data_ptr<double>(), forces.data_ptr<double>(),
-                        virial ? virials.data_ptr<double>() : nullptr};
+                        virial ? virials.data_ptr<double>() : nullptr, counted};
   each_block(problem.blocks(atoms, edges, BLOCK), [&](const Block& b) { problem.run(b); });
   return {energies, forces, virials};
 }
@@ -324,7 +329,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> tabulated(
 TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
   library.def(NAMED("painn_tabulated", REAL)
               "(Tensor positions, Tensor species, Tensor molecule, Tensor i, Tensor j, Tensor? offsets, int count, "
-              "Tensor[] weights, float last_bias, float cutoff, bool half, bool virial) -> (Tensor, Tensor, Tensor)",
+              "Tensor[] weights, float last_bias, float cutoff, bool half, bool virial, int counted) "
+              "-> (Tensor, Tensor, Tensor)",
               tabulated);
 }
 

@@ -21,7 +21,8 @@ from tutti.science.mol.elements import NUMBERS
 from tutti.science.mol.neighbors import NeighborList, Pairs
 from tutti.science.mol.networks.batch import SPECIES, Batch
 from tutti.science.mol.networks.tables import Compiled
-from tutti.science.mol.potential import Potential
+from tutti.science.mol.part import Part
+from tutti.science.mol.potential import Potential, copy_without_caches
 from tutti.science.mol.units import MD, PRESETS, Units, factor
 
 
@@ -51,6 +52,7 @@ class NetworkPotential(Potential):
 
     name = "network"
     half = None
+    surroundings = True
 
     def __init__(self, network: Differentiable | Compiled, species: Any, units: Units = MD) -> None:
         self.network, self.units = network, units
@@ -63,6 +65,19 @@ class NetworkPotential(Potential):
         self.cutoff = network.cutoff / self.length
         self.exclusions = torch.zeros(0, 2, dtype=torch.int64)  # networks see bonded atoms as well
         self._last: tuple[Pairs, int, Batch] | None = None
+        self._counted: int | None = None  # atoms
+
+    @property
+    def reach(self) -> float:
+        network: Any = getattr(self.network, "network", self.network)
+        return network.reach / self.length
+
+    def divide(self, part: Part) -> NetworkPotential:
+        """Energies of atoms that the process owns, which need all atoms within the reach of the network."""
+        divided = copy_without_caches(self)
+        divided.species = part.of_atoms(self.species, "species")
+        divided._counted, divided._last = part.owned, None
+        return divided
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         network: Any = getattr(self.network, "network", self.network)
@@ -95,7 +110,8 @@ class NetworkPotential(Potential):
             raise ValueError(f"the potential has {len(self.species)} atoms, the positions {atoms}")
         start = pairs.replica * atoms
         return Batch(self.species.repeat(replicas), positions, torch.arange(replicas).repeat_interleave(atoms),
-                     pairs.i + start, pairs.j + start, replicas, pairs.shift if any(pairs.pbc) else None)  # fmt: skip
+                     pairs.i + start, pairs.j + start, replicas, pairs.shift if any(pairs.pbc) else None,
+                     counted=self._counted)  # fmt: skip
 
     def _moved(self, batch: Batch, positions: Tensor, cell: Tensor | None) -> Batch:
         """In the network's units."""

@@ -14,7 +14,6 @@ from torch.nn.functional import pad
 from tutti import compat
 from tutti.science.mol.networks.batch import Batch
 from tutti.science.mol.networks.network import Network
-from tutti.science.mol.networks.ragged import sum_at
 from tutti.science.mol.networks.tables import Tables
 
 PANEL = 64  # columns of weights beside each other: panels.h
@@ -66,12 +65,13 @@ class Tabulated:
         atoms, forces, virials = self.kernel(
             batch.positions.detach().double().contiguous(), batch.species, batch.molecule, batch.i, batch.j, offsets,
             batch.count, self.weights, self.last, self.cutoff, half, virial,
+            len(batch.species) if batch.counted is None else batch.counted,
         )  # fmt: skip
         each = atoms * self.scale + self.references.index_select(0, batch.species)
         if self.scale != 1:
             forces.mul_(self.scale)
             virials.mul_(self.scale)
-        return sum_at(each, batch.molecule, batch.count), forces, virials if virial else None
+        return batch.sum(each), forces, virials if virial else None
 
 
 def stacked(state: dict[str, Tensor], part: str, name: str) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tutti.science.mol import cell as cells
 from tutti.science.mol.neighbors import NeighborList, Pairs
-from tutti.science.mol.potential import Potential
+from tutti.science.mol.part import Part
+from tutti.science.mol.potential import Potential, copy_without_caches
 from tutti.science.mol.system import check_atoms
 from tutti.science.mol.terms.tuples import TupleKernel, add, pointers
 
@@ -78,6 +79,14 @@ class Bonded(Potential):
         self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
     ) -> dict[str, Tensor]:
         return BondedTerms([self]).accumulate(positions, cell, neighbors, forces, virial)
+
+    def divide(self, part: Part) -> Bonded:
+        """The tuples whose first atom the process owns."""
+        divided, rows = copy_without_caches(self), part.rows(self.atoms)
+        divided.atoms = part.tuples(self.atoms[rows], self.name)
+        for name in self.parameters:
+            setattr(divided, name, getattr(self, name)[rows])
+        return divided
 
     def form(self, d: list[Tensor]) -> Tensor:
         raise NotImplementedError

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
-from tutti.science.mol.potential import Potential
+from tutti.science.mol.part import Part
+from tutti.science.mol.potential import Potential, copy_without_caches
 from tutti.science.mol.terms.nonbonded import PairKernel
 from tutti.science.mol.units import MD
 
@@ -41,6 +42,7 @@ class Coulomb(Potential):
 
     name = "coulomb"
     half = None
+    exclusions: Tensor
 
     def __init__(
         self,
@@ -85,3 +87,9 @@ class Coulomb(Potential):
     ) -> dict[str, Tensor]:  # fmt: skip
         """What there is besides pairs: nothing."""
         return {self.name: pair_energy}
+
+    def divide(self, part: Part) -> Coulomb:
+        divided = copy_without_caches(self)
+        divided.charges = part.of_atoms(self.charges, "charges")
+        divided.exclusions = part.pairs(self.exclusions)
+        return divided

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from tutti.science.mol import cell as cells
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
-from tutti.science.mol.potential import Potential
+from tutti.science.mol.part import Part
+from tutti.science.mol.potential import Potential, copy_without_caches
 from tutti.science.mol.terms.nonbonded import PairKernel
 from tutti.science.mol.terms.tuples import TupleKernel
 from tutti.science.mol.units import MD
@@ -60,6 +61,8 @@ class Electrostatics(Potential):
         self.charges = torch.as_tensor(charges, dtype=torch.float64)
         self.cutoff, self.alpha, self.coulomb = float(cutoff), float(alpha), float(coulomb)
         self.exclusions = unique_pairs(exclusions)
+        self.part: Part | None = None
+        self.whole = self  # of which it is a part
 
     def real_energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         r = pairs.vectors(positions, cell).norm(dim=-1)
@@ -80,7 +83,7 @@ class Electrostatics(Potential):
         return -(qq * erf_over_r((d * d).sum(-1), self.alpha)).sum(-1)
 
     def background_energy(self, cell: Tensor) -> Tensor:
-        total = self.charges.sum()
+        total = self.whole.charges.sum()
         return -math.pi * self.coulomb * total**2 / (2 * self.alpha**2 * cells.volume(cell))
 
     def parts(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> dict[str, Tensor]:
@@ -100,9 +103,9 @@ class Electrostatics(Potential):
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         return sum(self.parts(positions, cell, pairs).values(), start=positions.new_zeros(len(positions)))
 
-    @property
+    @cached_property
     def charged(self) -> bool:
-        return float(self.charges.sum().abs()) > 1e-6
+        return float(self.whole.charges.sum().abs()) > 1e-6
 
     def check(self, positions: Tensor, cell: Tensor | None, pbc: cells.Periodic) -> Tensor:
         if cell is None or not all(pbc):
@@ -131,28 +134,52 @@ class Electrostatics(Potential):
     ) -> dict[str, Tensor]:  # fmt: skip
         """All but the real-space pairs, whose energy is given."""
         h = self.check(positions, cell, neighbors.pbc)
-        terms = {"ewald_real": pair_energy, "ewald_fourier": self.add_fourier(positions, h, forces, virial)}
-        terms["ewald_self"] = self._self.expand(len(positions))
+        terms = {"ewald_real": pair_energy}
         if len(self.exclusions):
             terms["ewald_intra"] = self.intra.add(positions, h, neighbors, forces, virial)
-        if self.charged:
+        first = self.part is None or self.part.first
+        if self.part is not None:
+            positions, forces = positions[:, : self.part.owned], forces[:, : self.part.owned]
+        fourier = self.add_fourier(positions, h, forces, virial if first else None)
+        if first:
+            terms |= {"ewald_fourier": fourier, "ewald_self": self._self.expand(len(positions))}
+        if first and self.charged:
             terms["ewald_background"] = self.background_energy(h)
             if virial is not None:
                 virial.diagonal(dim1=-2, dim2=-1).add_(terms["ewald_background"][:, None])
         return terms
 
+    def divide(self, part: Part) -> Electrostatics:
+        """Each process has the structure factors, which are summed over all; the first one counts their energy."""
+        divided = copy_without_caches(self)
+        divided.part, divided.whole = part, self
+        divided.charges = part.of_atoms(self.charges, "charges")
+        divided.exclusions = part.pairs(self.exclusions)
+        return divided
+
     @cached_property
     def _self(self) -> Tensor:
-        return self.self_energy()
+        return self.whole.self_energy()
 
     @cached_property
     def intra(self) -> TupleKernel:
-        i, j = self.exclusions.T
+        pairs = self.exclusions
+        if self.part is not None:
+            pairs = self.whole.exclusions[self.part.rows(self.whole.exclusions)]
+            pairs = self.part.tuples(pairs, "excluded pair")
+        i, j = pairs.T
         qq = self.coulomb * self.charges[i] * self.charges[j]
-        return TupleKernel("erf", self.exclusions, [qq, torch.full_like(qq, self.alpha)])
+        return TupleKernel("erf", pairs, [qq, torch.full_like(qq, self.alpha)])
 
     def add_fourier(self, positions: Tensor, cell: Tensor, forces: Tensor, virial: Tensor | None) -> Tensor:
+        """Energies (R) of all atoms; positions and forces are of those that this process owns."""
         raise NotImplementedError
+
+    def add_up(self, of_atoms: Tensor) -> Tensor:
+        """A sum over the atoms of this process as the sum over all, in place."""
+        if self.part is not None:
+            self.part.add_up(of_atoms)
+        return of_atoms
 
 
 class Ewald(Electrostatics):
@@ -224,6 +251,7 @@ class Ewald(Electrostatics):
 
     def add_fourier(self, positions: Tensor, cell: Tensor, forces: Tensor, virial: Tensor | None) -> Tensor:
         """By wave vectors in blocks, without autograd's memory of all phases."""
+        charges = self.charges[: positions.shape[1]]
         inverse, total = torch.linalg.inv(cell), positions.new_zeros(len(positions))
         factor = 4 * math.pi * self.coulomb / cells.volume(cell)
         for waves in self.waves.split(256):
@@ -234,11 +262,11 @@ class Ewald(Electrostatics):
                 weight = torch.where(k2 <= self.wave_cutoff**2, weight, 0.0)
             phase = positions @ k.transpose(-1, -2)  # (R, N, K)
             cosine, sine = phase.cos(), phase.sin()
-            real, imaginary = self.charges @ cosine, self.charges @ sine
+            real, imaginary = self.add_up(torch.stack([charges @ cosine, charges @ sine]))
             energy = weight * (real**2 + imaginary**2)
             total += energy.sum(-1)
             slopes = sine.mul_((weight * real)[:, None]) - cosine.mul_((weight * imaginary)[:, None])
-            forces += 2 * self.charges[:, None] * (slopes @ k)
+            forces += 2 * charges[:, None] * (slopes @ k)
             if virial is not None:
                 along = energy * (2 / k2 + 1 / (2 * self.alpha**2))
                 virial.diagonal(dim1=-2, dim2=-1).add_(energy.sum(-1)[:, None])

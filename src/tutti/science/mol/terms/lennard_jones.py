@@ -24,7 +24,8 @@ from torch import Tensor
 
 from tutti.science.mol.cell import volume
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
-from tutti.science.mol.potential import Potential
+from tutti.science.mol.part import Part
+from tutti.science.mol.potential import Potential, copy_without_caches
 from tutti.science.mol.terms.coulomb import Coulomb
 from tutti.science.mol.terms.ewald import Electrostatics
 from tutti.science.mol.terms.nonbonded import Nonbonded, PairKernel
@@ -68,6 +69,7 @@ class LennardJones(Potential):
 
     name = "lennard_jones"
     half = None
+    exclusions: Tensor
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class LennardJones(Potential):
         self.types = _types(types, len(self.sigma))
         self.cutoff, self.truncation, self.switch, self.tail = float(cutoff), truncation, switch, tail
         self.exclusions = unique_pairs(exclusions)
+        self._tails: dict[int, tuple[float, float]] = {}  # by the number of atoms
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         replicas, atoms = positions.shape[:2]
@@ -134,9 +137,10 @@ class LennardJones(Potential):
         the cutoff: such pairs exert a force there too, which `virial` leaves out and this does not count either."""
         return self._tail_coefficients(atoms)[1] / volume(_periodic(cell))
 
+    @torch.enable_grad()
     def _tail_coefficients(self, atoms: int) -> tuple[float, float]:
         """Energy and trace of the virial, times the volume."""
-        if atoms not in (cached := self.__dict__.setdefault("_tails", {})):
+        if atoms not in (cached := self._tails):
             n = torch.bincount(self.types_of(atoms), minlength=len(self.sigma)).to(torch.float64)
             s6, rc = self.sigma**6, self.cutoff
             energy = 4 * self.epsilon * (s6 * s6 / (9 * rc**9) - s6 / (3 * rc**3))
@@ -150,7 +154,8 @@ class LennardJones(Potential):
                 grads = [torch.autograd.grad(m.sum(), r, retain_graph=True)[0] for m in missing.reshape(-1, len(r))]
                 energy = energy + (w * r**2 * missing).detach().sum(-1)
                 slope = slope + (w * r**3 * torch.stack(grads).reshape(missing.shape)).detach().sum(-1)
-            cached[atoms] = tuple(float(f * 2 * math.pi * (n @ c @ n)) for f, c in ((1, energy), (-1, slope)))
+            pairs = 2 * math.pi * (n @ energy @ n), -2 * math.pi * (n @ slope @ n)
+            cached[atoms] = float(pairs[0]), float(pairs[1])
         return cached[atoms]
 
     def end_energy(self, end: Tensor) -> Tensor:
@@ -173,6 +178,15 @@ class LennardJones(Potential):
     ) -> dict[str, Tensor]:
         energies = self.kernel.add(positions, cell, neighbors, forces, virial)
         return {self.name: energies[0]} | self.add_tail(positions, cell, virial)
+
+    def divide(self, part: Part) -> LennardJones:
+        divided = copy_without_caches(self)
+        divided.types = None if self.types is None else part.of_atoms(self.types, "types")
+        divided.exclusions = part.pairs(self.exclusions)
+        divided.tail = self.tail and part.first
+        if divided.tail:
+            divided._tails = {len(part.numbers): self._tail_coefficients(part.atoms)}
+        return divided
 
     def add_tail(self, positions: Tensor, cell: Tensor | None, virial: Tensor | None) -> dict[str, Tensor]:
         if not self.tail:
