@@ -1,8 +1,9 @@
-"""The config of a run in the folder of its results."""
+"""Files in the folder of a run: the config it belongs to, and texts that are there whole or not at all."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,4 +31,11 @@ def differing(tables: dict[str, Any], path: Path) -> list[str]:
 
 def note(tables: dict[str, Any], path: Path) -> None:
     """Write the tables of a config as JSON."""
-    path.write_text(json.dumps(tables, indent=1) + "\n")
+    write(path, json.dumps(tables, indent=1) + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that an interruption leaves the old one or the new one."""
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)

@@ -33,7 +33,13 @@ def test_bins():
 
 @pytest.mark.parametrize(
     ("bins", "said"),
-    [(1, "should be 2 or more bins"), ([2.0, 2.0], "should ascend"), ([], "should ascend"), (4, "should ascend")],
+    [
+        ([3.0], "no training peptide is in bin 1 of the edges 3; give fewer"),
+        (1, "should be 2 or more bins"),
+        ([2.0, 2.0], "should ascend"),
+        ([], "should ascend"),
+        (4, "should ascend"),
+    ],
 )
 def test_wrong_bins(bins, said):
     with pytest.raises(ValueError, match=f"condition.bins.x.*{said}"):

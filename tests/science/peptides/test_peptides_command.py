@@ -13,9 +13,10 @@ import torch
 
 from tutti import cli
 from tutti.science.peptides.config import PeptidesConfig
-from tutti.science.peptides.data import read
+from tutti.science.peptides.data import read, table
 from tutti.science.peptides.generator import _Progress
 from tutti.science.peptides.grammar import grammar
+from tutti.science.peptides.properties import properties
 
 RUNS = Path(__file__).parents[3] / "runs"
 SMALL = """
@@ -90,6 +91,10 @@ def test_a_run_resumes_and_takes_other_targets(here, capsys, monkeypatch):
     losses = json.loads((folder / "model.json").read_text())
     assert [step for step, _ in losses["training"]] == list(range(1, 41)) and len(losses["validation"]) == 10
     _check(folder)
+    assert cli.main(["peptides", "small.toml", "--out", "whole"]) == 0
+    for name in ("report.json", "samples.json", "model/model.safetensors"):
+        assert (folder / name).read_bytes() == Path("whole", name).read_bytes(), name
+    capsys.readouterr()
     assert run() == 0 and "the run is complete" in capsys.readouterr().out
 
     before = json.loads((folder / "report.json").read_text())
@@ -134,6 +139,24 @@ def test_a_file_without_labels(here, capsys):
     assert "predicted shift" not in report["targets"]["positive"]
 
 
+def test_a_table_with_scores_and_two_devices(here):
+    peptides = grammar(500).sequences
+    values = properties(peptides)
+    scores = (2 * values["charge"] + values["moment"]).tolist()
+    Path("scores.csv").write_text(table({"peptide": peptides, "score": scores}))
+    text = SMALL.replace('"grammar"', '"scores.csv"\ncolumn = "peptide"').replace('"active"', '"score"', 1)
+    text = text.replace("active = [0.5]", "score = 3").replace("active = 1", "score = 2")
+    losses = []
+    for devices in ("", 'cluster = "cpu:2"\nplan = "dp2"\n'):
+        Path("small.toml").write_text(text.replace("[training]\n", f"[training]\n{devices}"))
+        assert cli.main(["peptides", "small.toml", "--out", f"out{len(devices)}"]) == 0
+        losses.append(json.loads(Path(f"out{len(devices)}", "model.json").read_text())["training"])
+    assert [x for _, x in losses[0]] == pytest.approx([x for _, x in losses[1]], rel=1e-5)
+    report = json.loads(Path("out0/report.json").read_text())
+    assert report["oracle"]["R2"] > 0.8 and report["oracle"]["coverage"] > 0.8
+    assert report["targets"]["active"]["asked"].endswith("<= score")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
@@ -149,6 +172,7 @@ def test_a_file_without_labels(here, capsys):
         ("{ charge = 1 }", "{}", "target 'positive' asks for nothing"),
         ('"positive"', '"held out"', "names of targets should differ, and not be one of"),
         ('"positive"', '"active"', "names of targets should differ"),
+        ('"positive"', '"a | b"', "target 'a | b': a name has letters"),
         ('label = "active"', 'label = "charge"', "data.label = 'charge' is the name of a property"),
         ("count = 40", "count = 40\ntop_k = -1", "sampling.top_k = -1 should not be negative"),
         ("count = 40", "count = 40\ntopk = 1", "there is no key sampling.topk; did you mean sampling.top_k?"),
@@ -164,11 +188,11 @@ def test_wrong_configs(here, capsys, before, after, said):
 
 def test_data_that_cannot_be_used(here, capsys):
     text = SMALL.replace('label = "active"', 'label = "mic"').replace("active = [0.5]", "mic = 2")
-    assert (
-        run(text.replace("active = 1", "mic = 1")) == 2
-        and "the label of the grammar is 'active'" in capsys.readouterr().err
-    )
+    assert run(text.replace("active = 1", "mic = 1")) == 2
+    assert "the label of the grammar is 'active'" in capsys.readouterr().err
     assert run(SMALL.replace("longest = 24", "longest = 10").replace("count = 500", "count = 20")) == 2
     assert "grammar has 2 peptides of 10 to 10 residues; 100 are the least" in capsys.readouterr().err
+    assert run(SMALL.replace("active = [0.5]", "active = 2")) == 2
+    assert "condition.bins.active: no training peptide is in bin 0" in capsys.readouterr().err
     assert run(SMALL.replace('"grammar"', '"missing.csv"')) == 2
     assert "there is no file missing.csv" in capsys.readouterr().err

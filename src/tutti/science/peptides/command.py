@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from tutti.launch.progress import progress
-from tutti.science.folder import differing, note
+from tutti.science.folder import differing, note, write
 from tutti.science.peptides import evaluate, figures, grammar, ngrams, scores
 from tutti.science.peptides.conditions import OPEN, Conditions
 from tutti.science.peptides.config import PeptidesConfig
@@ -100,8 +100,8 @@ class Run:
         report, values = self._measure(generator, oracle, samples)
         shown = {name: x for name, x in values.items() if name in self.conditions.edges}
         figures.draw(self.folder / "peptides.png", losses, shown, self.conditions.edges, report.get("oracle", {}))
-        (self.folder / "report.md").write_text(markdown(self.name, report))
-        (self.folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        write(self.folder / "report.md", markdown(self.name, report))
+        write(self.folder / "report.json", json.dumps(report, indent=1) + "\n")
         self._say(report)
 
     # --- stages ---
@@ -152,7 +152,7 @@ class Run:
         what = checkpoints.replace("_", "-")
         losses = generator.train(rows, self.folder / checkpoints, training, what, validation)
         generator.save(self.folder / name)
-        (self.folder / f"{name}.json").write_text(json.dumps(losses) + "\n")
+        write(self.folder / f"{name}.json", json.dumps(losses) + "\n")
         shutil.rmtree(self.folder / checkpoints)
         best = min((loss, step) for step, loss in losses["validation"]) if validation else None
         chosen = f"; the best validation loss, {best[0]:.3f}, is that of step {best[1]:,}" if best else ""
@@ -179,7 +179,7 @@ class Run:
         if self.config.fine_tuning.steps:
             samples["fine-tuned"] = draw(self._fine_tuned(generator), free, len(samples))
             generator.model = Generator.load(self.folder / "model", self.conditions, generator.longest).model
-        path.write_text(json.dumps(samples) + "\n")
+        write(path, json.dumps(samples) + "\n")
         return samples
 
     # --- measures ---
@@ -270,11 +270,11 @@ class Run:
             for key, field in {f"predicted_{label}": "mean", "low": "low", "high": "high"}.items():
                 numbers = [x for name in drawn for x in getattr(predictions[name], field).tolist()]
                 columns[key] = ["" if np.isnan(x) else round(x, 4) for x in numbers]
-        (self.folder / "peptides.csv").write_text(table(columns))
+        write(self.folder / "peptides.csv", table(columns))
         known = set(train)
         text = [fasta([x for x in dict.fromkeys(valid[name]) if x not in known], name.replace(" ", "_"))
                 for name in self.targets]  # fmt: skip
-        (self.folder / "peptides.fasta").write_text("".join(text))
+        write(self.folder / "peptides.fasta", "".join(text))
 
     def _say(self, report: dict[str, Any]) -> None:
         perplexity = report["perplexity"]

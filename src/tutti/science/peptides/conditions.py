@@ -31,7 +31,7 @@ class Conditions:
     def fit(cls, values: Mapping[str, np.ndarray], bins: Mapping[str, int | Sequence[float]]) -> Conditions:
         """bins: property -> a number of bins of equally many peptides, or edges.
 
-        Raises ValueError for edges that do not ascend, and for quantiles that coincide.
+        Raises ValueError for edges that do not ascend, quantiles that coincide, and bins without a peptide.
         """
         edges = {}
         for name, choice in bins.items():
@@ -42,9 +42,13 @@ class Conditions:
             else:
                 inner = [float(x) for x in choice]
             if not inner or any(b <= a for a, b in pairwise(inner)):
-                shown = ", ".join(f"{x:.4g}" for x in inner)
-                raise ValueError(f"condition.bins.{name}: the edges {shown} should ascend; give fewer bins, or edges")
+                raise ValueError(f"condition.bins.{name}: the edges {_shown(inner)} should ascend; give fewer bins, or"
+                                 " edges")  # fmt: skip
             edges[name] = tuple(inner)
+            empty = np.bincount(np.searchsorted(inner, values[name], "right"), minlength=len(inner) + 1) == 0
+            if empty.any():
+                raise ValueError(f"condition.bins.{name}: no training peptide is in bin {empty.argmax()} of the edges"
+                                 f" {_shown(inner)}; give fewer bins, or other edges")  # fmt: skip
         return cls(edges)
 
     @property
@@ -74,6 +78,10 @@ class Conditions:
             low, high = ("", *(f"{x:.3g} <= " for x in inner))[i], (*(f" < {x:.3g}" for x in inner), "")[i]
             parts += [f"{low}{name}{high}"] if i != OPEN else []
         return ", ".join(parts) or "any peptide"
+
+
+def _shown(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{x:.4g}" for x in numbers)
 
 
 def condition_tokenizer(conditions: Conditions) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,7 +88,8 @@ class SamplingTable:
 
 @dataclass(frozen=True)
 class Target:
-    """bins: property -> number of the bin that is asked for, 0 for the lowest; others are open."""
+    """bins: property -> number of the bin that is asked for, 0 for the lowest; others are open. name: in reports and
+    files."""
 
     name: str
     bins: dict[str, int]
@@ -152,7 +154,9 @@ class PeptidesConfig:
             raise ValueError("condition.bins is empty; give a property, as in bins = { charge = 5 }")
         if not self.targets:
             raise ValueError("there is no target; add [[targets]] with a name and bins")
-        if len(set(names)) < len(names) or set(names) & RESERVED:
+        if wrong := next((x for x in names if not re.fullmatch(r"[\w .,+-]+", x)), None):
+            raise ValueError(f"target {wrong!r}: a name has letters, digits, spaces, and . , + - _")
+        if len({x.replace(" ", "_") for x in names}) < len(names) or set(names) & RESERVED:
             raise ValueError(f"names of targets should differ, and not be one of {', '.join(sorted(RESERVED))}")
         for target in self.targets:
             for name, i in target.bins.items():

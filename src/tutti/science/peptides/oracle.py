@@ -24,6 +24,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from tutti.models.peptides import RESIDUES
+from tutti.science.folder import write
 from tutti.science.peptides.properties import PROPERTIES, counts, encode, properties
 
 CLASSES = ("AILMV", "FWY", "HKR", "DE", "NQST", "CGP")
@@ -159,7 +160,7 @@ class Oracle:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self.tensors, folder / "oracle.safetensors")
         table = {"binary": self.binary, "lengths": self.lengths, "numbers": self.numbers}
-        (folder / "oracle.json").write_text(json.dumps(table, indent=1) + "\n")
+        write(folder / "oracle.json", json.dumps(table, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Oracle:

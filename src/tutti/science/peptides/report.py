@@ -10,6 +10,7 @@ Peptides are sampled from a language model and judged by formulas and a statisti
 peptides, and no statement about biological activity, safety or use follows.
 
 ![losses, properties and calibration](peptides.png)
+
 """
 
 
