@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tutti.models.peptides import PeptideConfig, PeptideForCausalLM
 from tutti.science.peptides import ngrams
 from tutti.science.peptides.conditions import OPEN, Conditions, condition_tokenizer, prefix
 from tutti.science.peptides.generator import IGNORED, Generator
@@ -123,8 +124,12 @@ def test_samples_follow_seed_and_guidance(generator):
 
 def test_a_saved_generator(generator, tmp_path):
     generator.save(tmp_path)
-    loaded = Generator.load(tmp_path, CONDITIONS, 12)
+    loaded = Generator.load(tmp_path)
+    assert loaded.conditions == CONDITIONS and loaded.longest == 12
     assert loaded.sample(np.array([0, 0]), 10) == generator.sample(np.array([0, 0]), 10)
+    PeptideForCausalLM(PeptideConfig(hidden_size=16, num_hidden_layers=1)).save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="plain has a model without conditions"):
+        Generator.load(tmp_path / "plain")
 
 
 def test_ngrams():

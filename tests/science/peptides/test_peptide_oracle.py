@@ -65,7 +65,7 @@ def test_it_refuses_to_extrapolate(parts, labels):
     assert prediction.inside.tolist() == [False] * 5 + [True]
     assert np.isnan(prediction.mean[:5]).all() and np.isfinite(prediction.mean[5])
     with pytest.raises(ValueError, match="5 of 5 peptides are outside of the oracle's domain, first WWWW"):
-        labels.predict(other, outside="raise")
+        labels.predict(other, strict=True)
     assert labels.predict([]).mean.shape == (0,)
 
 
@@ -103,3 +103,4 @@ def test_scores_of_scikit_learn():
     assert np.isnan(scores.roc_auc(probability, np.ones(200))) and scores.matthews(np.ones(200), labels) == 0
     nowhere = Prediction(probability, probability, probability, probability, ~everywhere)
     assert scores.assess(nowhere, labels, True) == {"peptides": 200, "inside": 0}
+    assert scores.assess(prediction, np.ones(200), True) == {"peptides": 200, "inside": 200}

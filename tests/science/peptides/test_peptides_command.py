@@ -85,8 +85,8 @@ def test_a_run_resumes_and_takes_other_targets(here, capsys, monkeypatch):
     assert run() == 0
     said = capsys.readouterr().out
     assert "held-out perplexity" in said and "hit" in said and "best validation loss" in said
-    files = {"config.json", "fine_tuned.json", "model.json", "peptides.csv", "peptides.fasta", "peptides.png",
-             "report.json", "report.md", "samples.json"}  # fmt: skip
+    files = {"config.json", "data.json", "fine_tuned.json", "model.json", "peptides.csv", "peptides.fasta",
+             "peptides.png", "report.json", "report.md", "samples.json"}  # fmt: skip
     assert {p.name for p in folder.iterdir()} == files | {"model", "fine_tuned", "oracle"}
     losses = json.loads((folder / "model.json").read_text())
     assert [step for step, _ in losses["training"]] == list(range(1, 41)) and len(losses["validation"]) == 10
@@ -133,8 +133,12 @@ def test_a_file_without_labels(here, capsys):
     Path("peptides.fasta").write_text(lines)
     text = SMALL.replace('"grammar"', '"peptides.fasta"').replace('label = "active"', "")
     text = text.replace(", active = [0.5]", "").split('[[targets]]\nname = "active"')[0]
-    assert run(text.replace("steps = 4\n", "steps = 0\n")) == 0
+    text = text.replace("steps = 4\n", "steps = 0\n")
+    assert run(text) == 0
     report = json.loads(Path("out/peptides/small/report.json").read_text())
+    Path("peptides.fasta").write_text(lines + ">more\nKWKLFKKIEK\n")
+    assert run(text) == 2
+    assert "peptides.fasta has changed since the run in out/peptides/small began" in capsys.readouterr().err
     assert "oracle" not in report and set(report["sets"]) == {"held out", "unconditioned", "positive"}
     assert "predicted shift" not in report["targets"]["positive"]
 
@@ -175,6 +179,8 @@ def test_a_table_with_scores_and_two_devices(here):
         ('"positive"', '"a | b"', "target 'a | b': a name has letters"),
         ('label = "active"', 'label = "charge"', "data.label = 'charge' is the name of a property"),
         ("count = 40", "count = 40\ntop_k = -1", "sampling.top_k = -1 should not be negative"),
+        ("count = 40", "count = 40\nguidance = nan", "sampling.guidance = nan should not be negative"),
+        ("heads = 2", "heads = 2\ndropout = 1.0", "model.dropout = 1.0 should be from 0 to below 1"),
         ("count = 40", "count = 40\ntopk = 1", "there is no key sampling.topk; did you mean sampling.top_k?"),
     ],
 )

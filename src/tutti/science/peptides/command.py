@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +36,39 @@ LATER = ("targets", "fine_tuning", "sampling")  # sections that leave the model 
 def run(path: Path, out: str = "") -> None:
     """Run the config in a folder, by default out/peptides/NAME. What the folder has is not computed again.
 
-    Raises ValueError for a folder of another config; other targets, fine-tuning or sampling use its model.
+    Other targets, fine-tuning or sampling use the folder's model. Raises ValueError for a folder with the run of
+    another config or other data.
     """
     config = PeptidesConfig.load(path)
     folder = Path(out) if out else Path("out/peptides") / path.stem
     folder.mkdir(parents=True, exist_ok=True)
-    if _same(config, folder) and (folder / "report.json").exists():
-        CONSOLE.print(f"{folder}: the run is complete; its report is {folder / 'report.md'}")
-        return
-    Run(config, path, folder).run()
-    CONSOLE.print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir() if p.is_file()))} in {folder}")
-
-
-def _same(config: PeptidesConfig, folder: Path) -> bool:
-    """Note the config in the folder. Whether the folder has the run of it. Raises ValueError for that of another."""
-    path, begun = folder / "config.json", any((folder / x).exists() for x in ("oracle", "training", "model"))
-    differ = differing(asdict(config), path) if begun else []
-    if other := [x for x in differ if x.partition(".")[0] not in LATER]:
-        raise ValueError(f"{folder} has a run with another {', '.join(other)}; choose another folder by --out, or"
-                         " remove it")  # fmt: skip
+    differ = _differing(config, folder)
+    stages = Run(config, path, folder)
     if differ:
         CONSOLE.print(f"{folder}: another {', '.join(differ)}; the trained model stays")
         for name in ("fine_tuned", "fine_tuning"):
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in ("samples.json", "report.json", "fine_tuned.json"):
             (folder / name).unlink(missing_ok=True)
-    note(asdict(config), path)
-    return begun and not differ
+    note(asdict(config), folder / "config.json")
+    if (folder / "report.json").exists():
+        CONSOLE.print(f"{folder}: the run is complete; its report is {folder / 'report.md'}")
+        return
+    stages.run()
+    CONSOLE.print(f"wrote {', '.join(sorted(p.name for p in folder.iterdir() if p.is_file()))} in {folder}")
+
+
+def _begun(folder: Path) -> bool:
+    return any((folder / x).exists() for x in ("oracle", "training", "model"))
+
+
+def _differing(config: PeptidesConfig, folder: Path) -> list[str]:
+    """Keys of later stages in which the folder's run has another config. Raises ValueError for other keys."""
+    differ = differing(asdict(config), folder / "config.json") if _begun(folder) else []
+    if other := [x for x in differ if x.partition(".")[0] not in LATER]:
+        raise ValueError(f"{folder} has a run with another {', '.join(other)}; choose another folder by --out, or"
+                         " remove it")  # fmt: skip
+    return differ
 
 
 class Run:
@@ -78,6 +85,7 @@ class Run:
             self.groups = clusters(self.peptides.sequences, data.identity)
             fractions = (data.oracle, data.validation, data.held_out)
             self.rows = dict(zip(PARTS, split(self.groups, fractions, data.seed), strict=True))
+        self._note_data()
         self.parts = {part: self.peptides.take(rows) for part, rows in self.rows.items()}
         train = self.parts["train"]
         choice = {k: x if isinstance(x, int) else tuple(x) for k, x in config.condition.bins.items()}
@@ -87,11 +95,22 @@ class Run:
             f"{len(self.peptides):,} peptides: " + ", ".join(f"{len(x):,} {p}" for p, x in self.parts.items())
         )
 
+    def _note_data(self) -> None:
+        """Write the fingerprint of the data. Raises ValueError if the folder has the run of other data."""
+        path, text = self.folder / "data.json", sha256()
+        for part in (self.peptides.sequences, {k: x.tolist() for k, x in self.peptides.values.items()}):
+            text.update(json.dumps(part).encode())
+        fingerprint = json.dumps({"peptides": len(self.peptides), "sha256": text.hexdigest()}) + "\n"
+        if _begun(self.folder) and path.exists() and path.read_text() != fingerprint:
+            raise ValueError(f"{self.config.data.source} has changed since the run in {self.folder} began; choose"
+                             " another folder by --out, or remove it")  # fmt: skip
+        write(path, fingerprint)
+
     def _values(self, peptides: Peptides) -> dict[str, np.ndarray]:
         return properties(peptides.sequences) | peptides.values
 
-    def run(self) -> None:
-        """All stages."""
+    def run(self) -> dict[str, Any]:
+        """All stages. Returns the report."""
         oracle = self._oracle()
         generator = self._trained()
         samples, losses = self._samples(generator), self._losses("model")
@@ -103,6 +122,7 @@ class Run:
         write(self.folder / "report.md", markdown(self.name, report))
         write(self.folder / "report.json", json.dumps(report, indent=1) + "\n")
         self._say(report)
+        return report
 
     # --- stages ---
 
@@ -121,11 +141,9 @@ class Run:
     def _trained(self) -> Generator:
         """The generator, trained on the training peptides, their conditions in front."""
         sizes, train = self.config.model, self.parts["train"]
-        longest = max(map(len, self.peptides.sequences))
-        folder = self.folder / "model"
         if (self.folder / "model.json").exists():
-            return Generator.load(folder, self.conditions, longest)
-        options = self.config.training
+            return Generator.load(self.folder / "model")
+        options, longest = self.config.training, max(map(len, self.peptides.sequences))
         generator = Generator.create(self.conditions, longest, sizes.width, sizes.layers, sizes.heads, sizes.dropout,
                                      options.seed)  # fmt: skip
         rows, validation = (
@@ -135,10 +153,11 @@ class Run:
         self._train(generator, rows, Training(**asdict(options)), "model", "training", validation)
         return generator
 
-    def _fine_tuned(self, generator: Generator) -> Generator:
-        """The generator, trained further without conditions on the peptides that come nearest to the first target."""
+    def _fine_tuned(self) -> Generator:
+        """The model, trained further without conditions on the peptides that come nearest to the first target."""
         if (self.folder / "fine_tuned.json").exists():
-            return Generator.load(self.folder / "fine_tuned", self.conditions, generator.longest)
+            return Generator.load(self.folder / "fine_tuned")
+        generator = Generator.load(self.folder / "model")
         options, train, fine = self.config.training, self.parts["train"], self.config.fine_tuning
         closeness = _closeness(self.conditions, next(iter(self.targets.values())), self._values(train))
         best = train.take(np.argsort(-closeness, kind="stable")[: max(1, round(fine.best * len(train)))])
@@ -177,8 +196,7 @@ class Run:
         for number, (name, target) in enumerate(self.targets.items(), 1):
             samples[name] = draw(generator, target, number, options.guidance)
         if self.config.fine_tuning.steps:
-            samples["fine-tuned"] = draw(self._fine_tuned(generator), free, len(samples))
-            generator.model = Generator.load(self.folder / "model", self.conditions, generator.longest).model
+            samples["fine-tuned"] = draw(self._fine_tuned(), free, len(samples))
         write(path, json.dumps(samples) + "\n")
         return samples
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,23 @@ from tutti.science.peptides.grammar import ACTIVITY, grammar
 from tutti.science.peptides.properties import PROPERTIES
 from tutti.train.configfile import build
 from tutti.train.configfile import read as read_config
+
+RESERVED = {"held out", "unconditioned", "fine-tuned"}
+Rule = tuple[str, Callable[[float], bool], dict[str, tuple[str, ...]]]
+RANGES: tuple[Rule, ...] = (  # what numbers should be, by section
+    ("be above 0", lambda x: x > 0, {
+        "data": ("count", "shortest", "longest"), "model": ("width", "layers", "heads"),
+        "training": ("steps", "learning_rate", "batch"), "fine_tuning": ("learning_rate",),
+        "sampling": ("count", "temperature"),
+    }),
+    ("be between 0 and 1", lambda x: 0 < x < 1, {
+        "data": ("oracle", "validation", "held_out", "identity"), "fine_tuning": ("best",),
+    }),
+    ("not be negative", lambda x: x >= 0, {
+        "training": ("weight_decay",), "fine_tuning": ("steps",), "sampling": ("top_k", "guidance"),
+    }),
+    ("be from 0 to below 1", lambda x: 0 <= x < 1, {"model": ("dropout",)}),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,35 +134,9 @@ class PeptidesConfig:
         return config
 
     def check(self) -> None:
-        data, names = self.data, [target.name for target in self.targets]
-        positive = {
-            "data": ("count", "shortest", "longest"), "model": ("width", "layers", "heads"),
-            "training": ("steps", "learning_rate", "batch"), "fine_tuning": ("learning_rate",),
-            "sampling": ("count", "temperature"),
-        }  # fmt: skip
-        for section, keys in positive.items():
-            for key in keys:
-                if not (value := getattr(getattr(self, section), key)) > 0:
-                    raise ValueError(f"{section}.{key} = {value} should be above 0")
-        for section, keys in {
-            "data": ("oracle", "validation", "held_out", "identity"),
-            "fine_tuning": ("best",),
-        }.items():
-            for key in keys:
-                if not 0 < (value := getattr(getattr(self, section), key)) < 1:
-                    raise ValueError(f"{section}.{key} = {value} should be between 0 and 1")
-        if self.model.width % self.model.heads:
-            raise ValueError(f"model.width = {self.model.width} is no multiple of model.heads = {self.model.heads}")
-        for section, key in (("sampling", "top_k"), ("fine_tuning", "steps")):
-            if (value := getattr(getattr(self, section), key)) < 0:
-                raise ValueError(f"{section}.{key} = {value} should not be negative")
-        if data.oracle + data.validation + data.held_out > 0.8:
-            raise ValueError(
-                "data.oracle, data.validation and data.held_out leave less than a fifth to train on; lower them"
-            )
-        if data.shortest > data.longest:
-            raise ValueError(f"data.shortest = {data.shortest} is above data.longest = {data.longest}")
-        known = [*PROPERTIES, *([data.label] if data.label else [])]
+        """Raises ValueError that names the key and the remedy."""
+        self._check_numbers()
+        data, known = self.data, [*PROPERTIES, *([self.data.label] if self.data.label else [])]
         if data.label in PROPERTIES:
             raise ValueError(f"data.label = {data.label!r} is the name of a property; rename the column")
         for name in self.condition.bins:
@@ -152,13 +144,33 @@ class PeptidesConfig:
                 raise ValueError(f"condition.bins has no property {name!r}; there are {', '.join(known)}")
         if not self.condition.bins:
             raise ValueError("condition.bins is empty; give a property, as in bins = { charge = 5 }")
-        if not self.targets:
+        self._check_targets()
+
+    def _check_numbers(self) -> None:
+        data, model = self.data, self.model
+        for rule, allowed, sections in RANGES:
+            for section, keys in sections.items():
+                for key in keys:
+                    if not allowed(value := getattr(getattr(self, section), key)):
+                        raise ValueError(f"{section}.{key} = {value} should {rule}")
+        if model.width % model.heads:
+            raise ValueError(f"model.width = {model.width} is no multiple of model.heads = {model.heads}")
+        if data.oracle + data.validation + data.held_out > 0.8:
+            raise ValueError("data.oracle, validation and held_out leave less than a fifth to train on; lower them")
+        if data.shortest > data.longest:
+            raise ValueError(f"data.shortest = {data.shortest} is above data.longest = {data.longest}")
+
+    def _check_targets(self) -> None:
+        names = [target.name for target in self.targets]
+        if not names:
             raise ValueError("there is no target; add [[targets]] with a name and bins")
         if wrong := next((x for x in names if not re.fullmatch(r"[\w .,+-]+", x)), None):
             raise ValueError(f"target {wrong!r}: a name has letters, digits, spaces, and . , + - _")
         if len({x.replace(" ", "_") for x in names}) < len(names) or set(names) & RESERVED:
             raise ValueError(f"names of targets should differ, and not be one of {', '.join(sorted(RESERVED))}")
         for target in self.targets:
+            if not target.bins:
+                raise ValueError(f"target {target.name!r} asks for nothing; give a bin, as in bins = {{ charge = 4 }}")
             for name, i in target.bins.items():
                 choice = self.condition.bins.get(name)
                 if choice is None:
@@ -166,8 +178,6 @@ class PeptidesConfig:
                 last = choice - 1 if isinstance(choice, int) else len(choice)
                 if not 0 <= i <= last:
                     raise ValueError(f"target {target.name!r}: {name} = {i} is no bin; there are 0 to {last}")
-            if not target.bins:
-                raise ValueError(f"target {target.name!r} asks for nothing; give a bin, as in bins = {{ charge = 4 }}")
 
     def peptides(self, folder: Path) -> Peptides:
         """The data, of the lengths asked for and each sequence once. folder: of the config, for relative paths."""
@@ -182,6 +192,3 @@ class PeptidesConfig:
         else:
             peptides = read(folder / data.source, data.column, values)
         return peptides.of_length(data.shortest, data.longest).unique()
-
-
-RESERVED = {"held out", "unconditioned", "fine-tuned"}

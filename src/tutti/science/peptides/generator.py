@@ -41,11 +41,16 @@ class Training:
 
 
 class Generator:
-    """A model, its tokenizer, its conditions, and the longest peptide, in residues."""
+    """A model with its tokenizer, its conditions, and the longest peptide, in residues.
 
-    def __init__(self, model: Any, conditions: Conditions, longest: int):
-        self.model, self.conditions, self.longest = model, conditions, longest
-        self.tokenizer = condition_tokenizer(conditions)
+    model: a `PeptideForCausalLM`, in whose config `conditions` has the edges of bins.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.conditions = Conditions({name: tuple(x) for name, x in model.config.conditions.items()})
+        self.longest = model.config.max_position_embeddings - len(self.conditions.edges) - 2
+        self.tokenizer = condition_tokenizer(self.conditions)
         self.residues = set(self.tokenizer.convert_tokens_to_ids(list(RESIDUES)))
 
     @classmethod
@@ -53,19 +58,23 @@ class Generator:
                dropout: float = 0.0, seed: int = 0) -> Generator:  # fmt: skip
         """With weights drawn from the seed."""
         torch.manual_seed(seed)
+        edges: Any = {"conditions": conditions.edges}
         config = PeptideConfig(
             vocab_size=len(condition_tokenizer(conditions)), hidden_size=width, intermediate_size=4 * width,
             num_hidden_layers=layers, num_attention_heads=heads, dropout=dropout,
-            max_position_embeddings=longest + len(conditions.edges) + 2,
+            max_position_embeddings=longest + len(conditions.edges) + 2, **edges,
         )  # fmt: skip
-        return cls(PeptideForCausalLM(config), conditions, longest)
+        return cls(PeptideForCausalLM(config))
 
     @classmethod
-    def load(cls, folder: Path, conditions: Conditions, longest: int) -> Generator:
-        """The model that `save` wrote."""
-        return cls(load_model(folder), conditions, longest)
+    def load(cls, folder: Path | str) -> Generator:
+        """The model that `save` wrote, as in the folder `model` of a run. Raises ValueError for other models."""
+        model = load_model(Path(folder))
+        if not hasattr(model.config, "conditions"):
+            raise ValueError(f"{folder} has a model without conditions; give the folder `model` of `tutti peptides`")
+        return cls(model)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """As `save_pretrained` writes model and tokenizer."""
         transformers_logging.disable_progress_bar()
         self.model.save_pretrained(folder)

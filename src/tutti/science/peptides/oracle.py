@@ -130,14 +130,14 @@ class Oracle:
         near = _distances(rows[:, :DOMAIN], self.tensors["near"]) <= self.numbers["distance"]
         return near & (sizes >= self.lengths[0]) & (sizes <= self.lengths[1])
 
-    def predict(self, peptides: Sequence[str], outside: str = "nan") -> Prediction:
-        """Predict with uncertainty. outside: "nan", or "raise" a ValueError for peptides outside of the domain."""
+    def predict(self, peptides: Sequence[str], strict: bool = False) -> Prediction:
+        """Predict with uncertainty. strict: raise ValueError for peptides outside of the domain."""
         if not len(peptides):
             empty = np.zeros(0)
             return Prediction(empty, empty, empty, empty, np.zeros(0, bool))
         rows, n = self._rows(peptides), self.numbers
         inside = self._inside(peptides, rows)
-        if outside == "raise" and not inside.all():
+        if strict and not inside.all():
             first = peptides[int(np.argmin(inside))]
             raise ValueError(f"{(~inside).sum()} of {len(peptides)} peptides are outside of the oracle's domain, first "
                              f"{first}: it learned from other lengths or compositions")  # fmt: skip

@@ -40,16 +40,16 @@ def reliability(probability: np.ndarray, labels: np.ndarray) -> list[tuple[float
 
 
 def assess(prediction: Prediction, targets: np.ndarray, binary: bool) -> dict[str, Any]:
-    """Scores over the peptides inside of the domain, and how many those are.
+    """Scores over the peptides inside of the domain, and how many those are; only this where their targets are equal.
 
     calibration error: mean of |mean probability - fraction of label 1| over bins, weighted by counts (Naeini et al.
     2015). Brier: mean squared error of probabilities; base: of the constant that is right on average.
     """
     inside = prediction.inside
     values: dict[str, Any] = {"peptides": len(targets), "inside": int(inside.sum())}
-    if inside.sum() < 2:
-        return values
     mean, aims = prediction.mean[inside], np.asarray(targets, float)[inside]
+    if len(set(aims.tolist())) < 2:
+        return values
     if binary:
         bins = reliability(mean, aims)
         error = sum(n * abs(p - f) for p, f, n in bins) / len(aims)
