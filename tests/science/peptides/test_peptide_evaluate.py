@@ -43,6 +43,9 @@ def test_intervals_cover():
         x = evaluate.lift(int(draw.binomial(300, 0.5)), 300, int(draw.binomial(300, 0.1)), 300, seed)
         covered += x["interval"][0] <= 5 <= x["interval"][1]
     assert 180 <= covered <= 198
+    known = evaluate.lift(30, 60, 10, 200)
+    assert (known["rate"], known["plain rate"], known["ratio"]) == (0.5, 0.05, 10)
+    assert known["difference"][0] < 0.45 < known["difference"][1]
     nothing = evaluate.lift(10, 100, 0, 100)
     assert nothing["ratio"] is None and nothing["interval"] == [None, None] and nothing["difference"][0] > 0.03
 

@@ -62,6 +62,14 @@ def test_no_cluster_is_split():
     assert all(np.array_equal(a, b) for a, b in zip(parts, split(labels, (0.2, 0.1), seed=3), strict=True))
 
 
+def test_large_clusters_stay_in_the_first_part():
+    """No cluster of more than a tenth of a part is in it, here of 2 of 20 peptides."""
+    labels = np.concatenate([np.zeros(30), np.repeat(np.arange(1, 11), 3), np.arange(11, 51)]).astype(np.int64)
+    for seed in range(5):
+        first, second = split(labels, (0.2,), seed)
+        assert set(range(11)) <= set(labels[first]) and len(second) == 20
+
+
 def test_clusters_that_are_too_large():
     with pytest.raises(ValueError, match=r"too large to hold out 20% of 100 peptides; a higher data\.identity"):
         split(np.zeros(100, np.int64), (0.2,))

@@ -8,10 +8,13 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tutti import cli
+from tutti.science.peptides.command import _closeness
+from tutti.science.peptides.conditions import Conditions
 from tutti.science.peptides.config import PeptidesConfig
 from tutti.science.peptides.data import read, table
 from tutti.science.peptides.generator import _Progress
@@ -143,6 +146,16 @@ def test_a_file_without_labels(here, capsys):
     assert "predicted shift" not in report["targets"]["positive"]
 
 
+def test_the_best_for_fine_tuning():
+    """The highest values for the highest bin, the lowest for the lowest, those in the middle for one between."""
+    conditions = Conditions({"charge": (1.0, 3.0), "moment": (2.0,)})
+    values = {"charge": np.arange(5.0), "moment": np.zeros(5)}
+    for bins, best in (({"charge": 2}, 4), ({"charge": 0}, 0), ({"charge": 1}, 2)):
+        assert _closeness(conditions, conditions.target(bins), values).argmax() == best
+    values["moment"] = np.array([9.0, 0, 0, 0, 8])
+    assert _closeness(conditions, conditions.target({"charge": 2, "moment": 1}), values).argmax() == 4
+
+
 def test_a_table_with_scores_and_two_devices(here):
     peptides = grammar(500).sequences
     values = properties(peptides)
@@ -167,6 +180,7 @@ def test_a_table_with_scores_and_two_devices(here):
         ("steps = 40", "steps = 0", "training.steps = 0 should be above 0"),
         ("width = 16", "width = 15", "model.width = 15 is no multiple of model.heads = 2"),
         ("shortest = 10", "shortest = 30", "data.shortest = 30 is above data.longest = 24"),
+        ("count = 500", "oracle = 0.4\nvalidation = 0.3", "leave less than a fifth"),
         ("count = 500", "oracle = 0.9", "leave less than a fifth to train on"),
         ("count = 500", "identity = 1.5", "data.identity = 1.5 should be between 0 and 1"),
         ("charge = 2", "size = 2", "condition.bins has no property 'size'; there are charge"),
