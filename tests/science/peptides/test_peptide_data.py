@@ -61,6 +61,7 @@ HOSTILE = {
     "void.csv": (b"sequence,y\n,1\n", "line 2: there is no sequence"),
     "word.csv": (b"sequence,y\nKW,AMP\n", "line 2: y = 'AMP' is not a number; write one"),
     "nan.csv": (b"sequence,y\nKW,nan\n", "line 2: y = 'nan' is not a number"),
+    "underscore.csv": (b"sequence,y\nKW,1_0\n", "line 2: y = '1_0' is not a number"),
     "infinite.csv": (b"sequence,y\nKW,1e999\n", "line 2: y = '1e999' is not a number"),
     "quote.csv": (b'sequence,y\n"KW,1\n', "line 2: unexpected end of data; correct the quotes"),
     "giant.csv": (b"sequence,y\n" + LONG, "line 2: more than 100,000 characters"),

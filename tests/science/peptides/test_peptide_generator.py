@@ -52,12 +52,15 @@ def test_wrong_targets():
         CONDITIONS.target({"mass": 1})
     with pytest.raises(ValueError, match="moment = 2 is no bin; there are 0 to 1"):
         CONDITIONS.target({"moment": 2})
+    with pytest.raises(ValueError, match="charge = 3 is no bin"):
+        Generator.create(CONDITIONS, 12, width=16, layers=1, heads=2).sample({"charge": 3}, 1)
 
 
 def test_tokens():
     tokenizer = condition_tokenizer(CONDITIONS)
     assert len(tokenizer) == 30 + 5 and tokenizer.convert_tokens_to_ids("<charge:0>") == 30
     assert prefix(tokenizer, CONDITIONS, np.array([2, OPEN])) == [1, 32, 3]  # <bos> <charge:2> <mask>
+    assert prefix(tokenizer, CONDITIONS, np.array([-2, 0])) == [1, 3, 33]  # of a value that is not known
 
 
 def test_rows(generator):
@@ -105,20 +108,19 @@ def test_samples_that_are_no_peptides():
     k, w, end, mask, control = generator.tokenizer.convert_tokens_to_ids(["K", "W", "<eos>", "<mask>", "<moment:0>"])
     generator.model = Scripted([[k, w, end, 0, 0], [k, w, k, w, k], [k, mask, end, 0, 0], [k, control, w, end, 0],
                                 [end, 0, 0, 0, 0], [k, 0, w, end, 0]])  # fmt: skip
-    assert generator.sample(np.array([1, OPEN]), 6, top_k=5, temperature=0.7) == ["KW", "", "", "", "", ""]
+    assert generator.sample({"charge": 1}, 6, top_k=5, temperature=0.7) == ["KW", "", "", "", "", ""]
     assert generator.model.options["top_k"] == 5 and generator.model.options["max_new_tokens"] == 5
     assert "guidance_scale" not in generator.model.options
 
 
 def test_samples_follow_seed_and_guidance(generator):
-    target = np.array([2, 1])
+    target = {"charge": 2, "moment": 1}
     first = generator.sample(target, 300, seed=1)
     state = torch.random.get_rng_state()
     assert generator.sample(target, 300, seed=1) == first != generator.sample(target, 300, seed=2)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(len(x) <= 12 for x in first)
-    nothing = np.array([OPEN, OPEN])  # guidance changes nothing where nothing is asked
-    assert generator.sample(nothing, 99, guidance=3.0) == generator.sample(nothing, 99)
+    assert generator.sample({}, 99, guidance=3.0) == generator.sample({}, 99)  # it has nothing to strengthen
     assert generator.sample(target, 300, seed=1, guidance=30.0) != first
 
 
@@ -126,7 +128,7 @@ def test_a_saved_generator(generator, tmp_path):
     generator.save(tmp_path)
     loaded = Generator.load(tmp_path)
     assert loaded.conditions == CONDITIONS and loaded.longest == 12
-    assert loaded.sample(np.array([0, 0]), 10) == generator.sample(np.array([0, 0]), 10)
+    assert loaded.sample({"charge": 0}, 10) == generator.sample({"charge": 0}, 10)
     PeptideForCausalLM(PeptideConfig(hidden_size=16, num_hidden_layers=1)).save_pretrained(tmp_path / "plain")
     with pytest.raises(ValueError, match="plain has a model without conditions"):
         Generator.load(tmp_path / "plain")

@@ -53,6 +53,7 @@ def test_lists_are_as_single_peptides():
     draw = np.random.default_rng(0)
     peptides = ["".join(draw.choice(list(RESIDUES), n)) for n in draw.integers(1, 40, 50)]
     together = p.properties(peptides)
+    assert list(p.properties(peptides, iter(["mass"]))) == ["mass"]
     for name, of in p.PROPERTIES.items():
         assert together[name] == pytest.approx([of([x])[0] for x in peptides], abs=1e-12)
         assert of([]).shape == (0,)

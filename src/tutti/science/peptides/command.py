@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from tutti.launch.launch import world_size
 from tutti.launch.progress import progress
 from tutti.science.folder import differing, note, write
 from tutti.science.peptides import evaluate, figures, grammar, ngrams, scores
@@ -39,6 +40,8 @@ def run(path: Path, out: str = "") -> None:
     Other targets, fine-tuning or sampling use the folder's model. Raises ValueError for a folder with the run of
     another config or other data.
     """
+    if world_size() > 1:
+        raise ValueError("tutti peptides runs in one process; training.cluster and training.plan divide its training")
     config = PeptidesConfig.load(path)
     folder = Path(out) if out else Path("out/peptides") / path.stem
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,15 +79,14 @@ class Run:
 
     def __init__(self, config: PeptidesConfig, path: Path, folder: Path):
         self.config, self.folder, self.name, data = config, folder, path.stem, config.data
-        with progress("clusters of similar peptides"):
-            self.peptides = config.peptides(path.parent)
-            if len(self.peptides) < LEAST:
-                sizes = f"{data.shortest} to {data.longest} residues"
-                raise ValueError(f"{path}: {data.source} has {len(self.peptides)} peptides of {sizes}; {LEAST} are the"
-                                 " least")  # fmt: skip
-            self.groups = clusters(self.peptides.sequences, data.identity)
-            fractions = (data.oracle, data.validation, data.held_out)
-            self.rows = dict(zip(PARTS, split(self.groups, fractions, data.seed), strict=True))
+        self.peptides = config.peptides(path.parent)
+        if len(self.peptides) < LEAST:
+            sizes = f"{data.shortest} to {data.longest} residues"
+            raise ValueError(f"{path}: {data.source} has {len(self.peptides)} peptides of {sizes}; {LEAST} are the"
+                             " least")  # fmt: skip
+        self.groups = clusters(self.peptides.sequences, data.identity)
+        fractions = (data.oracle, data.validation, data.held_out)
+        self.rows = dict(zip(PARTS, split(self.groups, fractions, data.seed), strict=True))
         self._note_data()
         self.parts = {part: self.peptides.take(rows) for part, rows in self.rows.items()}
         train = self.parts["train"]
@@ -150,7 +152,7 @@ class Run:
             generator.rows(part.sequences, self.conditions.bins(self._values(part)), seed=options.seed)
             for part in (train, self.parts["validation"])
         )
-        self._train(generator, rows, Training(**asdict(options)), "model", "training", validation)
+        self._train(generator, rows, options, "model", "training", validation)
         return generator
 
     def _fine_tuned(self) -> Generator:
@@ -158,11 +160,11 @@ class Run:
         if (self.folder / "fine_tuned.json").exists():
             return Generator.load(self.folder / "fine_tuned")
         generator = Generator.load(self.folder / "model")
-        options, train, fine = self.config.training, self.parts["train"], self.config.fine_tuning
+        train, fine = self.parts["train"], self.config.fine_tuning
         closeness = _closeness(self.conditions, next(iter(self.targets.values())), self._values(train))
         best = train.take(np.argsort(-closeness, kind="stable")[: max(1, round(fine.best * len(train)))])
         rows = generator.rows(best.sequences, np.full((len(best), len(self.conditions.edges)), OPEN), drop=False)
-        training = replace(Training(**asdict(options)), steps=fine.steps, learning_rate=fine.learning_rate)
+        training = replace(self.config.training, steps=fine.steps, learning_rate=fine.learning_rate)
         self._train(generator, rows, training, "fine_tuned", "fine_tuning")
         return generator
 
@@ -185,18 +187,18 @@ class Run:
         path, options = self.folder / "samples.json", self.config.sampling
         if path.exists():
             return json.loads(path.read_text())
-        free = np.full(len(self.conditions.edges), OPEN)
+        samples: dict[str, list[str]] = {}
 
-        def draw(model: Generator, target: np.ndarray, number: int, guidance: float = 1.0) -> list[str]:
-            with progress(f"samples, set {number + 1}"):
-                seed = options.seed + 1000 * number
-                return model.sample(target, options.count, seed, options.temperature, options.top_k, guidance)
+        def draw(name: str, model: Generator, asked: dict[str, int], guidance: float = 1.0) -> None:
+            seed = options.seed + 1000 * len(samples)
+            with progress(f"samples: {name}"):
+                samples[name] = model.sample(asked, options.count, seed, options.temperature, options.top_k, guidance)
 
-        samples = {"unconditioned": draw(generator, free, 0)}
-        for number, (name, target) in enumerate(self.targets.items(), 1):
-            samples[name] = draw(generator, target, number, options.guidance)
+        draw("unconditioned", generator, {})
+        for target in self.config.targets:
+            draw(target.name, generator, target.bins, options.guidance)
         if self.config.fine_tuning.steps:
-            samples["fine-tuned"] = draw(self._fine_tuned(), free, len(samples))
+            draw("fine-tuned", self._fine_tuned(), {})
         write(path, json.dumps(samples) + "\n")
         return samples
 
@@ -310,13 +312,13 @@ def _closeness(conditions: Conditions, target: np.ndarray, values: dict[str, np.
     the highest bin it is the value, in the lowest minus the value, between them minus the distance to the middle."""
     total = np.zeros(len(next(iter(values.values()))))
     for (name, edges), i in zip(conditions.edges.items(), target.tolist(), strict=True):
-        x = values[name] / max(values[name].std(), 1e-12)
+        x, scale = values[name], max(values[name].std(), 1e-12)
         if i == len(edges):
-            total += x
+            total += x / scale
         elif i == 0:
-            total -= x
+            total -= x / scale
         elif i != OPEN:
-            total -= np.abs(x - (edges[i - 1] + edges[i]) / 2 / max(values[name].std(), 1e-12))
+            total -= np.abs(x - (edges[i - 1] + edges[i]) / 2) / scale
     return total
 
 

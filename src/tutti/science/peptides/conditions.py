@@ -92,7 +92,7 @@ def condition_tokenizer(conditions: Conditions) -> Any:
 
 
 def prefix(tokenizer: Any, conditions: Conditions, target: np.ndarray) -> list[int]:
-    """Token ids in front of a peptide with these bins, `<bos>` first."""
-    words = [f"<{name}:{i}>" if i != OPEN else "<mask>"
+    """Token ids in front of a peptide with these bins, `<bos>` first. Negative bins are open."""
+    words = [f"<{name}:{i}>" if i >= 0 else "<mask>"
              for name, i in zip(conditions.edges, target.tolist(), strict=True)]  # fmt: skip
     return tokenizer.convert_tokens_to_ids(["<bos>", *words])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tutti.science.peptides.data import Peptides, read, read_modlamp
+from tutti.science.peptides.generator import Training
 from tutti.science.peptides.grammar import ACTIVITY, grammar
 from tutti.science.peptides.properties import PROPERTIES
 from tutti.train.configfile import build
@@ -63,19 +64,6 @@ class ModelTable:
 
 
 @dataclass(frozen=True)
-class TrainingTable:
-    """cluster, plan: as for `tutti.Trainer`."""
-
-    steps: int
-    learning_rate: float = 3e-3
-    batch: int = 32
-    weight_decay: float = 0.1
-    cluster: str = "auto"
-    plan: str = "auto"
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class ConditionTable:
     """bins: property -> a number of bins of equally many training peptides, or their inner edges. Properties are
     charge, isoelectric, moment, gravy, mass, length, and the label."""
@@ -116,7 +104,7 @@ class Target:
 @dataclass(frozen=True)
 class PeptidesConfig:
     data: DataTable
-    training: TrainingTable
+    training: Training
     condition: ConditionTable
     targets: tuple[Target, ...]
     model: ModelTable = field(default_factory=ModelTable)

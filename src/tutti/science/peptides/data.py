@@ -38,14 +38,14 @@ class Peptides:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def take(self, rows: Sequence[int] | np.ndarray, note: str = "") -> Peptides:
-        """The peptides of these rows, in this order."""
+    def take(self, rows: Sequence[int] | np.ndarray, *notes: str) -> Peptides:
+        """The peptides of these rows, in this order, with further notes; empty ones do not count."""
         rows = np.asarray(rows, np.int64)
         return Peptides(
             tuple(self.sequences[i] for i in rows),
             {name: x[rows] for name, x in self.values.items()},
             tuple(self.names[i] for i in rows) if self.names else (),
-            (*self.notes, note) if note else self.notes,
+            (*self.notes, *filter(None, notes)),
         )
 
     def of_length(self, shortest: int, longest: int) -> Peptides:
@@ -62,10 +62,12 @@ class Peptides:
             j = first.setdefault(sequence, i)
             if any(x[i] != x[j] for x in self.values.values()):
                 differ.add(sequence)
-        rows = [i for sequence, i in first.items() if sequence not in differ]
-        kept = self if len(first) == len(self) else self.take(range(len(self)), f"{len(self) - len(first)} copies"
-                                                               " left out")  # fmt: skip
-        return kept.take(rows, f"{len(differ)} peptides with contradicting values left out" if differ else "")
+        copies = len(self) - len(first)
+        return self.take(
+            [i for sequence, i in first.items() if sequence not in differ],
+            f"{copies} copies left out" if copies else "",
+            f"{len(differ)} peptides with contradicting values left out" if differ else "",
+        )
 
 
 def read(path: Path, column: str = "sequence", values: Sequence[str] = ()) -> Peptides:
@@ -205,7 +207,7 @@ def _number(text: str, name: str, path: Path, number: int) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not math.isfinite(value) or "_" in text:  # float() reads 1_000
         raise ValueError(f"{path}, line {number}: {name} = {text!r:.60} is not a number; write one, or remove the line")
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def draw(path: Path, losses: dict[str, list[tuple[int, float]]], values: dict[st
     FigureCanvasAgg(figure)
     axes = iter(figure.subplots(1, count, squeeze=False)[0])
     axis = next(axes)
-    for color, (name, points) in zip(COLORS[1:], losses.items(), strict=False):
+    for color, (name, points) in zip(cycle(COLORS[1:]), losses.items(), strict=False):
         axis.plot([x for x, _ in points], [y for _, y in points], color=color, label=name)
     axis.set(xlabel="step", title="loss per residue, nats")
     axis.legend(frameon=False)
@@ -52,7 +53,7 @@ def _histogram(axis: Any, sets: dict[str, np.ndarray]) -> None:
     if not len(together):
         return
     edges = np.linspace(together.min() - 1e-9, together.max() + 1e-9, 31)
-    for color, name, x in zip(COLORS, sets, finite, strict=False):
+    for color, name, x in zip(cycle(COLORS), sets, finite, strict=False):
         if len(x):
             axis.hist(x, edges, weights=np.full(len(x), 1 / len(x)), histtype="step", color=color, label=name)
     axis.legend(frameon=False, fontsize=7)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ CHUNK = 256  # peptides sampled at once
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained, as in `tutti.TrainingArguments`."""
+    """How a model is trained. batch: peptides in a step. The others are as in `tutti.TrainingArguments`."""
 
     steps: int
-    learning_rate: float
+    learning_rate: float = 3e-3
     batch: int = 32
-    weight_decay: float = 0.0
+    weight_decay: float = 0.1
     cluster: str = "auto"
     plan: str = "auto"
     seed: int = 0
@@ -86,7 +86,7 @@ class Generator:
         """Tokens of peptides behind their conditions; labels leave out the conditions.
 
         bins: (peptides, properties). drop: four rows a peptide, one with all conditions, one with none, and two with
-        each left open by half; else one with the bins as they are.
+        each left open by half; else one with the bins as they are. Negative bins are open.
         """
         draw = np.random.default_rng(seed)
         rows = []
@@ -140,18 +140,16 @@ class Generator:
     # --- use ---
 
     @torch.no_grad()
-    def sample(self, target: np.ndarray, count: int, seed: int = 0, temperature: float = 1.0, top_k: int = 0,
+    def sample(self, asked: Mapping[str, int], count: int, seed: int = 0, temperature: float = 1.0, top_k: int = 0,
                guidance: float = 1.0) -> list[str]:  # fmt: skip
-        """Peptides with the bins of a target, (properties,); "" for a sample that is none: without an end, or with
-        other tokens than amino acids.
+        """Peptides; "" for a sample that is none: without an end, or with other tokens than amino acids.
 
+        asked: property -> bin, as for `Conditions.target`; others are open.
         top_k: draw from so many most likely tokens only; 0: from all. guidance: 1, or more to follow the condition
         more closely: logits are those without it plus `guidance` times the difference (Ho and Salimans 2022).
         """
-        before = prefix(self.tokenizer, self.conditions, target)
+        before, free = (prefix(self.tokenizer, self.conditions, self.conditions.target(x)) for x in (asked, {}))
         options: dict[str, Any] = {}
-        if guidance != 1:
-            options["guidance_scale"] = guidance
         peptides: list[str] = []
         self.model.eval()
         with torch.random.fork_rng():
@@ -159,10 +157,10 @@ class Generator:
             while len(peptides) < count:
                 size = min(CHUNK, count - len(peptides))
                 first = torch.tensor([before] * size, device=self.model.device)
-                if options:
-                    none = [prefix(self.tokenizer, self.conditions, np.full_like(target, OPEN))] * size
-                    options["negative_prompt_ids"] = torch.tensor(none, device=self.model.device)
-                    options["negative_prompt_attention_mask"] = torch.ones_like(options["negative_prompt_ids"])
+                if guidance != 1:
+                    unconditioned = torch.tensor([free] * size, device=self.model.device)
+                    options = {"guidance_scale": guidance, "negative_prompt_ids": unconditioned,
+                               "negative_prompt_attention_mask": torch.ones_like(unconditioned)}  # fmt: skip
                 ids = self.model.generate(
                     first, attention_mask=torch.ones_like(first), max_new_tokens=self.longest + 1, do_sample=True,
                     temperature=temperature, top_k=top_k, **options,

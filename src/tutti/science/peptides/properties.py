@@ -146,7 +146,7 @@ PROPERTIES: dict[str, Callable[[Sequence[str]], np.ndarray]] = {
 
 def properties(peptides: Sequence[str], names: Iterable[str] = PROPERTIES) -> dict[str, np.ndarray]:
     """Name -> (peptides,) float64. Raises ValueError for a name that is not one of `PROPERTIES`."""
-    unknown = [x for x in names if x not in PROPERTIES]
-    if unknown:
+    names = list(names)
+    if unknown := [x for x in names if x not in PROPERTIES]:
         raise ValueError(f"there is no property {unknown[0]!r}; there are {', '.join(PROPERTIES)}")
     return {name: PROPERTIES[name](peptides) for name in names}

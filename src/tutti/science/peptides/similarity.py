@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from tutti.extras import extra
+from tutti.launch.progress import progress
 
 with extra("peptides"):
     from rapidfuzz.distance import Levenshtein
@@ -25,7 +27,7 @@ def _identities(queries: Sequence[str], references: Sequence[str], least: float)
     for first in range(0, len(queries), ROWS):
         block = queries[first : first + ROWS]
         yield first, cdist(block, references, scorer=Levenshtein.normalized_similarity, dtype=np.float32,
-                           score_cutoff=least or None)  # fmt: skip
+                           score_cutoff=least or None, workers=torch.get_num_threads())  # fmt: skip
 
 
 def nearest(queries: Sequence[str], references: Sequence[str]) -> np.ndarray:
@@ -51,10 +53,12 @@ def clusters(peptides: Sequence[str], identity: float) -> np.ndarray:
     Time grows as the square of the number: 5,000 peptides take about a second.
     """
     rows, columns = [], []
-    for first, block in _identities(peptides, peptides, identity - 1e-6):
-        i, j = np.nonzero(block)
-        rows.append(i + first)
-        columns.append(j)
+    with progress("clusters of similar peptides") as tell:
+        for first, block in _identities(peptides, peptides, identity - 1e-6):
+            tell(f"clusters of similar peptides: {first:,} of {len(peptides):,}")
+            i, j = np.nonzero(block)
+            rows.append(i + first)
+            columns.append(j)
     if not rows:
         return np.zeros(0, np.int64)
     i, j = np.concatenate(rows), np.concatenate(columns)
