@@ -142,8 +142,15 @@ def test_a_file_without_labels(here, capsys):
     Path("peptides.fasta").write_text(lines + ">more\nKWKLFKKIEK\n")
     assert run(text) == 2
     assert "peptides.fasta has changed since the run in out/peptides/small began" in capsys.readouterr().err
+    assert report["sets"]["held out"]["validity"] > 0.9
     assert "oracle" not in report and set(report["sets"]) == {"held out", "unconditioned", "positive"}
     assert "predicted shift" not in report["targets"]["positive"]
+
+
+def test_it_is_one_process(here, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run() == 2
+    assert "runs in one process; training.cluster and training.plan divide its training" in capsys.readouterr().err
 
 
 def test_the_best_for_fine_tuning():
