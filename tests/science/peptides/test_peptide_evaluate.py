@@ -52,8 +52,9 @@ def test_intervals_cover():
 
 def test_shifts():
     draw = np.random.default_rng(0)
-    a, b = np.append(draw.normal(1, 1, 400), np.nan), draw.normal(0, 1, 400)
+    a, b = np.append(draw.normal(6, 1, 400), np.nan), draw.normal(5, 1, 400)
     x = evaluate.shift(a, b)
     low, high = x["interval"]
-    assert low < x["shift"] < high and high - low == pytest.approx(2 * 1.96 * np.sqrt(2 / 400), rel=0.15)
+    assert x["shift"] == pytest.approx(a[:400].mean() - b.mean()) and low < x["shift"] < high
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(2 / 400), rel=0.15)
     assert evaluate.shift(np.array([np.nan]), b) == {"shift": None, "interval": [None, None]}

@@ -221,5 +221,7 @@ def test_data_that_cannot_be_used(here, capsys):
     assert "grammar has 2 peptides of 10 to 10 residues; 100 are the least" in capsys.readouterr().err
     assert run(SMALL.replace("active = [0.5]", "active = 2")) == 2
     assert "condition.bins.active: no training peptide is in bin 0" in capsys.readouterr().err
+    assert run(SMALL.replace('"grammar"', '"modlamp:AMPs"')) == 2
+    assert "modlamp has no data set 'AMPs'; there are AMPvsUniProt" in capsys.readouterr().err
     assert run(SMALL.replace('"grammar"', '"missing.csv"')) == 2
     assert "there is no file missing.csv" in capsys.readouterr().err

@@ -277,22 +277,22 @@ class Run:
                predictions: dict[str, Prediction]) -> None:  # fmt: skip
         """peptides.csv: every valid sample. peptides.fasta: the new and different ones of the targets."""
         train = self.parts["train"].sequences
-        drawn = [name for name in valid if name != "held out"]
+        generated = [name for name in valid if name != "held out"]
         columns: dict[str, list[Any]] = {
-            "set": [name for name in drawn for _ in valid[name]],
-            "sequence": [x for name in drawn for x in valid[name]],
-            "nearest_identity": [round(x, 3) for name in drawn for x in nearest(valid[name], train).tolist()],
+            "set": [name for name in generated for _ in valid[name]],
+            "sequence": [x for name in generated for x in valid[name]],
+            "nearest_identity": [round(x, 3) for name in generated for x in nearest(valid[name], train).tolist()],
         }
         for key in PROPERTIES:
-            columns[key] = [round(x, 4) for name in drawn for x in values[key][name].tolist()]
+            columns[key] = [round(x, 4) for name in generated for x in values[key][name].tolist()]
         if predictions:
             label = self.config.data.label
             for key, field in {f"predicted_{label}": "mean", "low": "low", "high": "high"}.items():
-                numbers = [x for name in drawn for x in getattr(predictions[name], field).tolist()]
+                numbers = [x for name in generated for x in getattr(predictions[name], field).tolist()]
                 columns[key] = ["" if np.isnan(x) else round(x, 4) for x in numbers]
         write(self.folder / "peptides.csv", table(columns))
-        known = set(train)
-        text = [fasta([x for x in dict.fromkeys(valid[name]) if x not in known], name.replace(" ", "_"))
+        training = set(train)
+        text = [fasta([x for x in dict.fromkeys(valid[name]) if x not in training], name.replace(" ", "_"))
                 for name in self.targets]  # fmt: skip
         write(self.folder / "peptides.fasta", "".join(text))
 

@@ -124,12 +124,12 @@ class PeptidesConfig:
     def check(self) -> None:
         """Raises ValueError that names the key and the remedy."""
         self._check_numbers()
-        data, known = self.data, [*PROPERTIES, *([self.data.label] if self.data.label else [])]
+        data, names = self.data, [*PROPERTIES, *([self.data.label] if self.data.label else [])]
         if data.label in PROPERTIES:
             raise ValueError(f"data.label = {data.label!r} is the name of a property; rename the column")
         for name in self.condition.bins:
-            if name not in known:
-                raise ValueError(f"condition.bins has no property {name!r}; there are {', '.join(known)}")
+            if name not in names:
+                raise ValueError(f"condition.bins has no property {name!r}; there are {', '.join(names)}")
         if not self.condition.bins:
             raise ValueError("condition.bins is empty; give a property, as in bins = { charge = 5 }")
         self._check_targets()

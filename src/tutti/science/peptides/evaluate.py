@@ -29,11 +29,11 @@ def assess(samples: Sequence[str], training: Sequence[str], reference: Sequence[
     measures = {"samples": float(len(samples)), "validity": len(valid) / max(1, len(samples))}
     if not valid:
         return measures
-    known, different = set(training), list(dict.fromkeys(valid))
+    trained_on, different = set(training), list(dict.fromkeys(valid))
     near = nearest(different, list(training))
     return measures | {
         "uniqueness": len(different) / len(valid),
-        "novelty": sum(x not in known for x in valid) / len(valid),
+        "novelty": sum(x not in trained_on for x in valid) / len(valid),
         "nearest identity": float(np.median(near)),
         "near copies": float((near >= NEAR).mean()),
         "diversity": diversity(different),
