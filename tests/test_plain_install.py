@@ -63,6 +63,7 @@ with drawing(Path("a.svg"), 1, 1):
         ("from tutti import Trainer", "train"),
         ("from tutti.rl import PPO", "rl"),
         ("from tutti.science.em.mt import MT2D", "science"),
+        ("from tutti.cli import main; sys.exit(main(['peptides', 'run.toml']))", "peptides"),
         (PICTURE, "train"),
         ("from tutti.cli import main; sys.exit(main(['eval', 'nothing']))", "eval"),
         ("from tutti.cli import main; sys.exit(main(['bench-serve', 'nothing']))", "serve"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -63,28 +62,6 @@ def test_reference_solutions_pass_and_others_fail(runs):
     assert len({problem.before for problem in every}) > 0.9 * len(every) > 250
     for problem in every[:4]:
         assert module.correct(problem, [problem.body, "    return None\n", problem.body]) == 2
-
-
-@pytest.mark.slow
-def test_peptides(runs, tmp_path):
-    found = quick(runs, "peptides", tmp_path)
-    assert 0 < found["all"]["validity"] <= 1 and 0 < found["all"]["uniqueness"] <= 1
-    assert found["shift"]["charge"] == pytest.approx(found["best decile"]["charge"] - found["all"]["charge"])
-
-
-def test_properties_of_peptides(runs):
-    module = runs("peptides")
-    ends = 1 / (1 + 10**-1.6) - 1 / (1 + 10**-3.4)
-    assert module.net_charge("GG") == pytest.approx(ends)
-    assert module.net_charge("GKG") == pytest.approx(ends + 1 / (1 + 10**-3.8))
-    assert module.net_charge("GDG") == pytest.approx(ends - 1 / (1 + 10**-3.1))
-    assert module.net_charge("GHG", ph=6.5) == pytest.approx(module.net_charge("GG", ph=6.5) + 0.5)
-    assert module.hydrophobic_moment("I") == pytest.approx(1.38)
-    assert module.hydrophobic_moment("I" * 18) == pytest.approx(0, abs=1e-9)  # five whole turns
-    two = math.sqrt(1.38**2 + 2.53**2 + 2 * 1.38 * -2.53 * math.cos(math.radians(100))) / 2
-    assert module.hydrophobic_moment("IR") == pytest.approx(two)
-    assert module.is_valid("A" * 10, True) and not module.is_valid("A" * 10, False)
-    assert not module.is_valid("A" * 9, True) and not module.is_valid("X" * 10, True)
 
 
 def test_verdicts_are_the_same_on_two_virtual_devices(runs):

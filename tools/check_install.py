@@ -28,6 +28,7 @@ NAMES = {  # extra -> what its users import first
     "rl": ["from tutti.rl import PPO, DQN, SAC, make"],
     "science": ["from tutti.science.em.mt import MT2D, Mesh2D", "from tutti.science.em.fdtd import Simulation",
                 "from tutti.science.em.cad import box", "from tutti.science.em.surrogate import Surrogate"],
+    "peptides": ["from tutti.science.peptides.command import run"],
     "check": ["from tutti.check.samples import samples"],
 }  # fmt: skip
 UNSUITED = ("dev", "docs")  # extras for work on this project

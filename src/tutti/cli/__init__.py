@@ -68,6 +68,11 @@ VERBS = {
         verbs=("forward", "invert"),
     ),
     "md": Verb("tutti.cli.md:md", "molecular dynamics: argon, water, molecules from files", extra="mol"),
+    "peptides": Verb(
+        "tutti.cli.peptides:peptides",
+        "peptides with asked properties: train a language model, generate, evaluate",
+        extra="peptides",
+    ),
     "export": Verb("tutti.train.export:command", "export a checkpoint as a transformers model", extra="train"),
     "compress": Verb(
         "tutti.cli.compress:command",

@@ -103,6 +103,16 @@ def test_a_run_does_not_go_on_with_other_weights(here, capsys):
         ("coordinates", "", "", "system.kind = 'coordinates' needs system.coordinates"),
         ("coordinates", 'coordinates = "none.xyz"', "", "there is no file runs/none.xyz"),
         ("coordinates", 'coordinates = "../bad.xyz"', "", "bad.xyz cannot be read by ASE"),
+        ("coordinates", 'coordinates = "../fixed.xyz"', "", "fixed.xyz has constraints of ASE (FixAtoms), which"),
+        ("coordinates", 'coordinates = "../nan.xyz"', "", "the position of atom 1 of replica 0 is not finite"),
+        ("coordinates", 'coordinates = "../flat.xyz"', "", "lattice vectors of replica 0 are zero or not independent"),
+        ("coordinates", 'coordinates = "../none.xyz"', "", "system.coordinates = '../none.xyz': positions have shape"),
+        (
+            "coordinates",
+            'coordinates = "../ghost.xyz"',
+            "",
+            "atomic numbers from 1 to 118, one for each atom, not 0",
+        ),
         ("coordinates", 'coordinates = "../methane.xyz"', "", "forces.network: the network was not trained on C, only"),
         ("lennard_jones", "", "", "forces.network needs elements, which system.kind = 'lennard_jones' has not"),
         ("argon", "", "cutoff = 1.0", "forces.cutoff is of classical forces, which forces.network replaces"),
@@ -112,7 +122,16 @@ def test_a_run_does_not_go_on_with_other_weights(here, capsys):
 )
 def test_what_does_not_fit_is_said_in_one_line(here, capsys, kind, more, forces, message):
     save(network(), here / "trained")
-    (here / "bad.xyz").write_text("3\n\nO 0 0\n")
+    files = {
+        "bad": "3\n\nO 0 0\n",
+        "fixed": "1\nProperties=species:S:1:pos:R:3:move_mask:L:1\nO 0 0 0 F\n",
+        "nan": "2\n\nO 0 0 0\nH nan 0 1\n",
+        "flat": '1\nLattice="3 0 0 3 0 0 0 0 3" pbc="T T T"\nO 0 0 0\n',
+        "none": "0\n\n",
+        "ghost": "2\n\nO 0 0 0\nX 0 0 2\n",
+    }
+    for name, text in files.items():
+        (here / f"{name}.xyz").write_text(text)
     (here / "methane.xyz").write_text("2\n\nC 0 0 0\nH 0 0 1.1\n")
     assert cli.main(["md", config(here, kind, more, forces)]) == 2
     error = capsys.readouterr().err

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tutti.launch.interrupt import noted
 from tutti.launch.launch import Interrupted, rank, world_size
+from tutti.science.folder import differing, note
 from tutti.science.mol import figures
 from tutti.science.mol.config import MDConfig
 from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
@@ -127,24 +128,17 @@ def _network(network: Any) -> str:
 
 def _same(config: MDConfig, folder: Path, network: Any) -> None:
     """Note the config in the folder, and see that it is the one of what is there. More steps are no other run."""
-    table = json.loads(json.dumps(asdict(config)))
+    tables = asdict(config)
     if network is not None:
-        table["network"] = {"weights": saved.digest(getattr(network, "network", network))}
+        tables["network"] = {"weights": saved.digest(getattr(network, "network", network))}
     path = folder / "config.json"
-    if path.exists() and (folder / "restart.safetensors").exists():
-        try:
-            before = json.loads(path.read_text("utf-8"))
-        except ValueError:
-            raise ValueError(f"{path} is damaged; choose another folder by --out, or remove {folder}") from None
-        differ = [
-            f"{section}.{name}" for section, values in table.items() for name, value in values.items()
-            if before.get(section, {}).get(name) != value and name not in ("steps", "restart")
-        ]  # fmt: skip
+    if (folder / "restart.safetensors").exists():
+        differ = [name for name in differing(tables, path) if name.partition(".")[2] not in ("steps", "restart")]
         if differ:
             raise ValueError(
                 f"{folder} has a run with another {', '.join(differ)}; choose another folder by --out, or remove it"
             )
-    path.write_text(json.dumps(table, indent=1) + "\n")
+    note(tables, path)
 
 
 def _callbacks(config: MDConfig, folder: Path, goes_on: bool, distribution: RadialDistribution | None) -> list[Any]:

@@ -32,7 +32,7 @@ WATER_COMPRESSIBILITY = 4.5e-5  # per bar
 class SystemTable:
     """kind: lennard_jones (reduced units), argon, water, openmm (a PDB file and force-field files), amber (prmtop and
     coordinates), serialized (a serialized OpenMM system, and coordinates that ASE reads), coordinates (that ASE reads,
-    the last configuration of the file; its forces come from a network).
+    the last configuration of the file; the forces come from a network). Velocities are drawn anew.
 
     atoms: of lennard_jones and argon: 4 n^3 for an integer n. density: of lennard_jones in sigma^-3, of others in
     g/cm^3. molecules: of water; model: of it, or of what solvates. solvate: of openmm: nm of water between periodic
@@ -192,7 +192,11 @@ class MDConfig:
         """Without replicas; coordinates alone have no potential."""
         table, forces = self.system, self.forces
         if table.kind == "coordinates":
-            return System.from_ase(_read_atoms(folder / table.coordinates)), None
+            atoms = _read_atoms(folder / table.coordinates)
+            try:
+                return System.from_ase(atoms), None
+            except ValueError as error:
+                raise ValueError(f"system.coordinates = {table.coordinates!r}: {error}") from None
         if table.kind in ("lennard_jones", "argon"):
             system, potential = self._atoms()
         elif table.kind == "water":
@@ -282,6 +286,10 @@ def _read_atoms(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
-        return read_atoms(path)
+        atoms: Any = read_atoms(path)
     except Exception as error:
         raise ValueError(f"{path} cannot be read by ASE: {type(error).__name__}: {error}") from None
+    if atoms.constraints:
+        raise ValueError(f"{path} has constraints of ASE ({type(atoms.constraints[0]).__name__}), which simulations do"
+                         " not hold: remove them")  # fmt: skip
+    return atoms

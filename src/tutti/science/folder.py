@@ -1,0 +1,41 @@
+"""Files in the folder of a run: the config it belongs to, and texts that are there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def differing(tables: dict[str, Any], path: Path) -> list[str]:
+    """Keys, as in "run.dt", of tables of a config that differ from those `note` wrote; none without the file.
+
+    Raises ValueError for a damaged file.
+    """
+    if not path.exists():
+        return []
+    try:
+        before = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is damaged; choose another folder by --out, or remove {path.parent}") from None
+    names: list[str] = []
+    for section, table in json.loads(json.dumps(tables)).items():
+        old = before.get(section)
+        if isinstance(table, dict):
+            names += [f"{section}.{key}" for key, value in table.items() if (old or {}).get(key) != value]
+        elif table != old:
+            names.append(section)
+    return names
+
+
+def note(tables: dict[str, Any], path: Path) -> None:
+    """Write the tables of a config as JSON."""
+    write(path, json.dumps(tables, indent=1) + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that an interruption leaves the old one or the new one."""
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
