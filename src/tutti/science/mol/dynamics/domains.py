@@ -96,13 +96,15 @@ def estimates(system: System, reach: float, processes: int) -> list[Estimate]:
     spread = torch.where(frame.repeats, 1.0, s.amax(0) - s.amin(0))
     edges = (spread * frame.width).clamp(min=1e-9).tolist()
     found = []
-    for grid in itertools.product(range(1, processes + 1), repeat=3):
-        if math.prod(grid) != processes:
+    divisors = [n for n in range(1, processes + 1) if processes % n == 0]
+    for a, b in itertools.product(divisors, repeat=2):
+        if processes % (a * b):
             continue
+        grid = a, b, processes // (a * b)
         box = [x / n for x, n in zip(edges, grid, strict=True)]
-        halo = [min(b + 2 * reach, x) for b, x in zip(box, edges, strict=True)]
+        halo = [min(x + 2 * reach, edge) for x, edge in zip(box, edges, strict=True)]
         owned = system.atoms / processes
-        found.append(Estimate((grid[0], grid[1], grid[2]), owned, owned * (math.prod(halo) / math.prod(box) - 1)))
+        found.append(Estimate(grid, owned, owned * (math.prod(halo) / math.prod(box) - 1)))
     return sorted(found, key=lambda x: (x.copies, x.grid))
 
 
