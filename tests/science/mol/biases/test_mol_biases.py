@@ -22,6 +22,7 @@ from tutti.science.mol.biases import (
 )
 from tutti.science.mol.dynamics import Langevin, Simulation
 from tutti.science.mol.dynamics.restart import load, save
+from tutti.science.mol.forcefield import Nonbonding, water_box
 from tutti.science.mol.potential import Potential, Sum
 from tutti.science.mol.system import System
 from tutti.science.mol.units import REDUCED
@@ -171,6 +172,15 @@ def test_integrated_tempering_samples_and_reweights():
         assert float((weights * energy).sum()) == pytest.approx(3 * t, rel=0.1)
     reference = Simulation(system, potential, Langevin(0.2, 1.0, 1.0)).evaluation
     assert torch.allclose(reference.energy, potential.energy(system.positions, None, None))
+
+
+def test_integrated_tempering_holds_the_constraints_of_all_that_it_wraps():
+    system, field = water_box(8, "spce", nonbonding=Nonbonding("reaction_field", 0.3))
+    restraint = Restraint(Distance(0, 3, nearest=True), 0.3, 100.0)
+    for potential in (field, Sum([field, restraint])):
+        tempered = IntegratedTempering(potential, 300.0, [290.0, 350.0], system.units.boltzmann)
+        simulation = Simulation(system, tempered, Langevin(0.001, 300.0, 1.0), guard=None)
+        assert simulation.held == 24 and simulation.constraints is not None
 
 
 @pytest.mark.parametrize(

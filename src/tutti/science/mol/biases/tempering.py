@@ -39,9 +39,6 @@ class IntegratedTempering(Potential):
             raise ValueError(f"temperatures {t.tolist()} are two or more above 0 that enclose {temperature}")
         self.potential, self.every = potential, every
         self.cutoff, self.half, self.exclusions = potential.cutoff, potential.half, potential.exclusions
-        for name in ("constraints", "lengths"):
-            if hasattr(potential, name):
-                setattr(self, name, getattr(potential, name))
         self.beta, self.betas = 1 / (boltzmann * temperature), 1 / (boltzmann * t)
         self.log_weights = torch.zeros(len(t), dtype=torch.float64)
         self.visits = torch.full((len(t),), -math.inf, dtype=torch.float64)  # log of the sums of probabilities

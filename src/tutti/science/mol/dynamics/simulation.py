@@ -19,7 +19,7 @@ from tutti.science.mol.dynamics.constraints import Constraints
 from tutti.science.mol.dynamics.guard import Guard, Unstable
 from tutti.science.mol.dynamics.noise import VELOCITIES, normal
 from tutti.science.mol.dynamics.pace import Pace
-from tutti.science.mol.potential import Potential
+from tutti.science.mol.potential import Potential, parts
 from tutti.science.mol.system import System
 
 SKIN = 0.12  # of the cutoff, if no skin is given
@@ -275,10 +275,8 @@ class Simulation:
 
 
 def constraints_of(potential: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Constraints and lengths of a potential, or of its terms."""
-    pairs: Any = getattr(potential, "constraints", ())
-    if len(pairs):
-        yield pairs, potential.lengths
-    else:
-        for term in getattr(potential, "terms", ()):
-            yield from constraints_of(term)
+    """Constraints and lengths of a potential and of all its parts."""
+    for part in parts(potential):
+        pairs: Any = getattr(part, "constraints", ())
+        if len(pairs):
+            yield pairs, part.lengths
