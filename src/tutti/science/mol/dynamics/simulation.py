@@ -15,12 +15,12 @@ from torch import Tensor
 
 from tutti.launch.progress import progress
 from tutti.science.mol import cell as cells
-from tutti.science.mol.dynamics.constraints import Constraints
+from tutti.science.mol.dynamics.constraints import Constraints, whole
 from tutti.science.mol.dynamics.guard import Guard, Unstable
 from tutti.science.mol.dynamics.noise import VELOCITIES, normal
 from tutti.science.mol.dynamics.pace import Pace
 from tutti.science.mol.potential import Potential, parts
-from tutti.science.mol.system import System
+from tutti.science.mol.system import System, check_atoms
 
 SKIN = 0.12  # of the cutoff, if no skin is given
 
@@ -60,7 +60,8 @@ class Callback(Protocol):
 
 
 class Simulation:
-    """The state of a run. `system` is copied: what is given stays as it is.
+    """The state of a run. `system` is copied: what is given stays as it is. Where constraints join atoms across faces
+    of the cell, as in files that wrap each atom, the copy has whole molecules: atoms are shifted by lattice vectors.
 
     skin: of the neighbour list, in its unit of length; by default 12 % of the cutoff. seed: of all random numbers.
     guard: stops runs that explode; by default one of its own, None for none.
@@ -77,6 +78,10 @@ class Simulation:
         self.skin = SKIN * potential.cutoff if skin is None else skin
         self.atoms, self.mobile = system.atoms, int((system.masses > 0).sum())
         self.held = sum(len(pairs) for pairs, _ in constraints_of(potential))
+        if self.held and self.system.cell is not None:
+            pairs, lengths = map(torch.cat, zip(*constraints_of(potential), strict=True))
+            check_atoms("constraint", pairs, self.atoms)
+            whole(self.positions, self.system.cell, self.system.pbc, pairs, lengths)
         self.begin()
 
     def begin(self) -> None:
