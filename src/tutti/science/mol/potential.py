@@ -113,6 +113,15 @@ def parts(potential: Any) -> Iterator[Any]:
         yield from parts(part)
 
 
+def check_part(bias: Potential, potential: Potential) -> None:
+    """Raise ValueError where a bias that adapts as a callback is no part of the simulation's potential."""
+    if not any(part is bias for part in parts(potential)):
+        raise ValueError(
+            f"{bias.name} is a callback of a simulation whose potential, {potential.name}, does not include it: the run"
+            " would not feel it; make the simulation with a potential that has it as a part"
+        )
+
+
 def copy_without_caches(potential: T) -> T:
     """A shallow copy, which computes its cached properties again."""
     copied = copy.copy(potential)

@@ -183,12 +183,28 @@ def test_integrated_tempering_holds_the_constraints_of_all_that_it_wraps():
         assert simulation.held == 24 and simulation.constraints is not None
 
 
+def test_a_bias_that_the_run_would_not_feel_is_refused():
+    tempering = IntegratedTempering(Wells(), 1.0, [0.5, 2.0], 1.0, every=1)
+    for bias in (Metadynamics([X()], [0.1], 1.0, 1, 1.0, ranges=[(-2.0, 2.0)]), tempering):
+        with pytest.raises(ValueError, match=f"{bias.name} is a callback .* potential, wells, does not include it"):
+            Simulation(single(), Wells(), Langevin(0.1, 1.0, 1.0)).run(1, [bias])
+        whole = Sum([Restraint(X(), 0.0, 1.0), bias])
+        Simulation(single(), whole, Langevin(0.1, 1.0, 1.0)).run(1, [bias])
+    assert tempering.energies.shape == (1,) and int(tempering.calls) == 1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Torsion(0, 1, 1, 2), "names an atom twice"),
         (lambda: Distance([], 1), "is empty or names an atom twice"),
+        (lambda: Torsion(0, 1, 2, -3), "a variable names atom -3"),
+        (lambda: Coordination(-1, [0], 1.0), "a variable names atom -1"),
+        (lambda: Distance(0, 9)(torch.zeros(1, 3, 3)), r"a variable names atom 9, but there are 3 atoms"),
+        (lambda: Angle(0, 1, 3)(torch.zeros(1, 3, 3)), r"a variable names atom 3, but there are 3 atoms"),
         (lambda: Restraint(X(), 0.0, -1.0), "stiffness -1.0 is negative"),
+        (lambda: Restraint(X(), 0.0, math.inf), "stiffness inf is negative or not finite"),
+        (lambda: Restraint(X(), math.nan, 1.0), "center of a restraint must be finite, but entry 0 is nan"),
         (lambda: Metadynamics([X()], [0.1], 1.0, 1, 1.0), "the range None of X cannot be"),
         (lambda: Metadynamics([X()], [0.001], 1.0, 1, 1.0, ranges=[(0.0, 1.0)]), "finer than the grid's steps"),
         (lambda: Metadynamics([X()], [0.1], 1.0, 1, 1.0, factor=1.0), "the bias factor is above 1"),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tutti.science.mol.neighbors import NeighborList
+from tutti.science.mol.neighbors import NeighborList, Pairs
 from tutti.science.mol.part import Part
-from tutti.science.mol.potential import Evaluation, Potential
+from tutti.science.mol.potential import Evaluation, Potential, check_part
 from tutti.science.mol.system import System
 
 if TYPE_CHECKING:
@@ -57,8 +57,10 @@ class IntegratedTempering(Potential):
         w = None if plain.virial is None else plain.virial * scale[:, None, None]
         return Evaluation(energy, plain.forces * scale[:, None, None], w, {self.name: energy})
 
-    def energy(self, positions: Tensor, cell: Tensor | None, pairs: object) -> Tensor:
-        return -torch.logsumexp(self._logs(self.potential.energy(positions, cell, pairs)), 1) / self.beta  # pyright: ignore
+    def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
+        plain = self.potential.energy(positions, cell, pairs)
+        self.energies = plain.detach()
+        return -torch.logsumexp(self._logs(plain), 1) / self.beta
 
     def neighbors(self, system: System, skin: float = 0.0, part: Part | None = None) -> NeighborList:
         return self.potential.neighbors(system, skin, part)
@@ -68,6 +70,7 @@ class IntegratedTempering(Potential):
 
     def __call__(self, simulation: Simulation) -> None:
         """Note how likely each temperature is; after WINDOW calls, lower the weights of those that were likelier."""
+        check_part(self, simulation.potential)
         logs = self._logs(self.energies)
         share = torch.logsumexp(logs - torch.logsumexp(logs, 1, keepdim=True), 0)
         self.visits = torch.logaddexp(self.visits, share)
