@@ -78,6 +78,8 @@ def test_a_fluid_reaches_its_pressure():
 def test_what_a_barostat_refuses():
     with pytest.raises(ValueError, match="VelocityVerlet keeps no temperature"):
         CellRescaling(VelocityVerlet(0.1), 1.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="the pressure nan of a barostat is not finite"):
+        CellRescaling(Langevin(0.1, 1.0, 1.0), float("nan"), 1.0, 1.0)
     with pytest.raises(ValueError, match="constant pressure needs a cell"):
         Simulation(System(torch.zeros(2, 3), masses=1.0), Free(), CellRescaling(Langevin(0.1, 1.0, 1.0), 1.0, 1.0, 1.0))
     masses = torch.ones(108).index_fill(0, torch.tensor([0, 21]), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +37,8 @@ class CellRescaling:
                 f"a barostat with period {period}, compressibility {compressibility} and {every} steps between"
                 " scalings cannot be: all are above 0"
             )
+        if not math.isfinite(pressure):
+            raise ValueError(f"the pressure {pressure} of a barostat is not finite")
         if getattr(integrator, "temperature", None) is None:
             raise ValueError(f"a barostat needs a thermostat: {type(integrator).__name__} keeps no temperature")
         self.integrator, self.pressure, self.every = integrator, float(pressure), int(every)

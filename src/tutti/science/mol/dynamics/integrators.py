@@ -136,8 +136,8 @@ class Langevin(Integrator):
 
 
 def temperatures(given: float | Tensor) -> Tensor:
-    """(1) or (R) float64. Raises ValueError if one is negative."""
+    """(1) or (R) float64. Raises ValueError if one is negative or not finite."""
     value = torch.as_tensor(given, dtype=torch.float64).reshape(-1)
-    if not bool((value >= 0).all()):
-        raise ValueError(f"temperature {value.tolist()} is negative")
+    if not bool(((value >= 0) & value.isfinite()).all()):
+        raise ValueError(f"temperature {value.tolist()} is negative or not finite")
     return value

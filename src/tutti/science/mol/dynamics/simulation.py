@@ -17,6 +17,7 @@ from tutti.launch.progress import progress
 from tutti.science.mol import cell as cells
 from tutti.science.mol.dynamics.constraints import Constraints, whole
 from tutti.science.mol.dynamics.guard import Guard, Unstable
+from tutti.science.mol.dynamics.integrators import temperatures
 from tutti.science.mol.dynamics.noise import VELOCITIES, normal
 from tutti.science.mol.dynamics.pace import Pace
 from tutti.science.mol.potential import Potential, parts
@@ -71,6 +72,11 @@ class Simulation:
         self, system: System, potential: Potential, updater: Updater, *, skin: float | None = None, seed: int = 0,
         guard: Guard | bool | None = True,
     ) -> None:  # fmt: skip
+        if not bool((finite := system.velocities.isfinite()).all()):
+            r, n = (~finite).any(-1).nonzero()[0].tolist()
+            raise ValueError(
+                f"the velocity of atom {n} of replica {r} is not finite: {system.velocities[r, n].tolist()}"
+            )
         copies = {"positions": system.positions.detach().clone(), "velocities": system.velocities.detach().clone()}
         self.system = replace(system, cell=None if system.cell is None else system.cell.clone(), **copies)
         self.potential, self.updater, self.seed, self.count = potential, updater, seed, 0
@@ -212,18 +218,19 @@ class Simulation:
         momenta = zero.index_add(1, group, self.mass * self.velocities)
         return centers, momenta, masses
 
-    def thermalize(self, temperature: float) -> Simulation:
-        """Draw velocities of a temperature, without total momentum, and scale them to it exactly."""
-        if not temperature >= 0:
-            raise ValueError(f"temperature {temperature} is negative")
-        kt = self.system.units.thermal_energy(temperature)
+    def thermalize(self, temperature: float | Tensor) -> Simulation:
+        """Draw velocities of a temperature, one for all replicas or one each (R), without total momentum, and scale
+        them to it exactly."""
+        target = temperatures(temperature)
+        if len(target) not in (1, self.system.replicas):
+            raise ValueError(f"there are {len(target)} temperatures for {self.system.replicas} replicas")
+        kt = self.system.units.boltzmann * target.view(-1, 1, 1)
         self.velocities.copy_(self.noise(VELOCITIES) * (kt * self.inverse_mass).sqrt())
         if self.updater.keeps_momentum:
             self.stop_drift()
         if self.constraints:
             self.constraints.velocities(self.positions, self.velocities)
-        if temperature:
-            self.velocities.mul_((temperature / self.temperature.clamp(min=1e-300)).sqrt()[:, None, None])
+        self.velocities.mul_((target / self.temperature.clamp(min=1e-300)).sqrt()[:, None, None])
         self.updater.start(self)
         return self
 
