@@ -68,11 +68,11 @@ class CellRescaling:
             self._rescale(simulation)
 
     def _rescale(self, simulation: Simulation) -> None:
-        cell = simulation.cell
-        assert cell is not None
+        cell, temperature = simulation.cell, self.integrator.temperature
+        assert cell is not None and temperature is not None
         simulation.evaluate(virial=True)
         volume, interval = cells.volume(cell), self.dt * self.every
-        kt = simulation.system.units.boltzmann * getattr(self.integrator, "temperature")  # noqa: B009
+        kt = simulation.system.units.boltzmann * temperature
         noise = normal(simulation.seed, BAROSTAT, simulation.count, simulation.system.replicas, 1)[:, 0, 0]
         strain = self.rate * interval * (simulation.pressure() - self.pressure)
         strain = strain + (2 * kt * self.rate * interval / volume).sqrt() * noise

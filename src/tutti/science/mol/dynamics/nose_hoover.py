@@ -21,6 +21,8 @@ class NoseHooverChain(Integrator):
     equations are those of Martyna et al. 1996, with their Suzuki-Yoshida splitting of order 4 (Yoshida 1990).
     """
 
+    temperature: Tensor
+
     def __init__(self, dt: float, temperature: float | Tensor, period: float, length: int = 3) -> None:
         super().__init__(dt)
         self.temperature, self.period, self.length = temperatures(temperature), float(period), int(length)
