@@ -154,6 +154,12 @@ def check_finite(what: str, values: Tensor) -> None:
         raise ValueError(f"{what} must be finite, but entry {entry} is {float(values[entry])}")
 
 
+def check_replicas(what: str, values: Tensor, replicas: int) -> None:
+    """Raise ValueError unless there is one value for all replicas or one for each."""
+    if values.numel() not in (1, replicas):
+        raise ValueError(f"there are {values.numel()} {what} for {replicas} replica{'s' * (replicas > 1)}")
+
+
 def _species(given: Any, atoms: int) -> Tensor:
     if given is None:
         return torch.zeros(atoms, dtype=torch.int64)

@@ -204,6 +204,10 @@ def test_a_bias_that_the_run_would_not_feel_is_refused():
         (lambda: Angle(0, 1, 3)(torch.zeros(1, 3, 3)), r"a variable names atom 3, but there are 3 atoms"),
         (lambda: Restraint(X(), 0.0, -1.0), "stiffness -1.0 is negative"),
         (lambda: Restraint(X(), 0.0, math.inf), "stiffness inf is negative or not finite"),
+        (
+            lambda: Simulation(single(), Restraint(X(), torch.ones(3), 1.0), Langevin(0.1, 1.0, 1.0)),
+            "there are 3 centers of a restraint for 1 replica",
+        ),
         (lambda: Restraint(X(), math.nan, 1.0), "center of a restraint must be finite, but entry 0 is nan"),
         (lambda: Metadynamics([X()], [0.1], 1.0, 1, 1.0), "the range None of X cannot be"),
         (lambda: Metadynamics([X()], [0.001], 1.0, 1, 1.0, ranges=[(0.0, 1.0)]), "finer than the grid's steps"),

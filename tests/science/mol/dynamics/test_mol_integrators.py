@@ -168,7 +168,12 @@ def test_replicas_start_at_temperatures_of_their_own():
         ),
         (
             lambda: Simulation(fluid(), Free(), LeapFrog(0.1)).thermalize(torch.ones(2)),
-            "there are 2 temperatures for 1 replicas",
+            "there are 2 temperatures for 1 replica",
+        ),
+        (lambda: Simulation(fluid(), Free(), Langevin(0.1, torch.ones(3), 1.0)), "there are 3 temperatures for 1 rep"),
+        (
+            lambda: Simulation(fluid().replicate(2), Free(), NoseHooverChain(0.1, torch.ones(3), 1.0)),
+            "there are 3 temperatures for 2 replicas",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from tutti.science.mol.biases.variables import Variable
 from tutti.science.mol.neighbors import Pairs
 from tutti.science.mol.potential import Potential
-from tutti.science.mol.system import check_finite
+from tutti.science.mol.system import check_finite, check_replicas
 
 
 class Restraint(Potential):
@@ -32,6 +32,7 @@ class Restraint(Potential):
         check_finite("center of a restraint", self.center.reshape(-1))
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
+        check_replicas("centers of a restraint", self.center, len(positions))
         away = self.variable.difference(self.variable(positions, cell, pairs.pbc), self.center)
         if self.side != "both":
             away = away.clamp(max=0) if self.side == "lower" else away.clamp(min=0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tutti.science.mol.dynamics.noise import THERMOSTAT
+from tutti.science.mol.system import check_replicas
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
@@ -115,6 +116,7 @@ class Langevin(Integrator):
         self.keep = math.exp(-self.friction * dt)
 
     def start(self, simulation: Simulation) -> None:
+        check_replicas("temperatures", self.temperature, simulation.system.replicas)
         kt = simulation.system.units.boltzmann * self.temperature.view(-1, 1, 1)
         self.variance = kt * (1 - self.keep**2)  # (R or 1, 1, 1), times the mass
 

@@ -21,7 +21,7 @@ from tutti.science.mol.dynamics.integrators import temperatures
 from tutti.science.mol.dynamics.noise import VELOCITIES, normal
 from tutti.science.mol.dynamics.pace import Pace
 from tutti.science.mol.potential import Potential, parts
-from tutti.science.mol.system import System, check_atoms
+from tutti.science.mol.system import System, check_atoms, check_replicas
 
 SKIN = 0.12  # of the cutoff, if no skin is given
 
@@ -222,8 +222,7 @@ class Simulation:
         """Draw velocities of a temperature, one for all replicas or one each (R), without total momentum, and scale
         them to it exactly."""
         target = temperatures(temperature)
-        if len(target) not in (1, self.system.replicas):
-            raise ValueError(f"there are {len(target)} temperatures for {self.system.replicas} replicas")
+        check_replicas("temperatures", target, self.system.replicas)
         kt = self.system.units.boltzmann * target.view(-1, 1, 1)
         self.velocities.copy_(self.noise(VELOCITIES) * (kt * self.inverse_mass).sqrt())
         if self.updater.keeps_momentum:
