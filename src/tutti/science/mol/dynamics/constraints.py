@@ -100,10 +100,9 @@ def whole(positions: Tensor, cell: Tensor, pbc: cells.Periodic, pairs: Tensor, l
     spanning tree of each connected set becomes its nearest image, and the first atom of the set stays where it is.
     """
     i, j = pairs.T
-    as_they_lie = positions[:, j] - positions[:, i]
-    nearest = cells.minimum_image(as_they_lie, cell, pbc)
-    wrong, least = ((d.norm(dim=-1) - lengths).abs() for d in (as_they_lie, nearest))
-    if bool((wrong <= least + 1e-6 * lengths).all()):
+    d = positions[:, j] - positions[:, i]
+    error, error_of_image = ((x.norm(dim=-1) - lengths).abs() for x in (d, cells.minimum_image(d, cell, pbc)))
+    if bool((error <= error_of_image + 1e-6 * lengths).all()):
         return
     atoms = positions.shape[1]
     group = groups(pairs, atoms)
