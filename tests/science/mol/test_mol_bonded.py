@@ -10,6 +10,8 @@ from tutti.science.mol.neighbors import NeighborList
 from tutti.science.mol.potential import Potential, Sum
 from tutti.science.mol.system import System
 from tutti.science.mol.terms import (
+    PME,
+    Coulomb,
     HarmonicAngles,
     HarmonicBonds,
     HarmonicImpropers,
@@ -145,6 +147,15 @@ def test_terms_of_pairs_and_of_directed_edges_share_a_list():
     [
         (lambda: HarmonicBonds([[0, 0]], 1.0, 1.0), "bonds 0 names an atom twice"),
         (lambda: HarmonicBonds([[0, -1]], 1.0, 1.0), "bonds 0 joins atoms"),
+        (
+            lambda: HarmonicBonds([[0, 1], [1, 2]], 1.0, [1.0, -2.0]),
+            "bonds: stiffness must not be negative, but entry 1",
+        ),
+        (lambda: HarmonicAngles([[0, 1, 2]], 1.0, -1.0), "angles: stiffness must not be negative, but entry 0 is -1.0"),
+        (lambda: HarmonicBonds([[0, 1]], 1.0, math.nan), "bonds: stiffness must be finite, but entry 0 is nan"),
+        (lambda: PeriodicTorsions([[0, 1, 2, 3]], 1, 0.0, math.inf), "torsions: stiffness must be finite, but entry 0"),
+        (lambda: Coulomb([1.0, math.nan], 1.0), "charges must be finite, but entry 1 is nan"),
+        (lambda: PME([math.nan], 1.0, 3.0, (8, 8, 8)), "charges must be finite, but entry 0 is nan"),
         (lambda: HarmonicAngles([[0, 1, 2]], [1.0, 2.0], 1.0), "angles: angle has shape"),
         (lambda: PeriodicTorsions([[0, 1, 2, 3]], 1.5, 0.0, 1.0), "the periodicity is a whole number"),
         (lambda: RyckaertBellemansTorsions([[0, 1, 2, 3]], [[1.0]]), "coefficients are six numbers"),
@@ -153,6 +164,13 @@ def test_terms_of_pairs_and_of_directed_edges_share_a_list():
 def test_errors_name_what_is_wrong(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_torsions_may_have_a_negative_stiffness():
+    x = torch.tensor([[1.0, 0.1, 0], [0, 0, 0], [0, 0, 1.0], [-1.0, 0, 1.0]], dtype=torch.float64)[None]
+    one, other = (PeriodicTorsions([[0, 1, 2, 3]], 2, 0.0, k) for k in (1.5, -1.5))
+    energies = [t.evaluate(x, None, t.neighbors(System(x))).energy for t in (one, other)]
+    assert float(energies[0]) > 0 and torch.equal(energies[0], -energies[1])
 
 
 def test_atoms_that_do_not_exist_are_named():

@@ -113,15 +113,9 @@ class NeighborList:
         key = (positions.shape, positions.dtype, cell is None)
         if key != self._key:
             self._start(positions, cell)
-        x = positions.data_ptr() if positions.is_contiguous() else (positions := positions.contiguous()).data_ptr()
-        h = (
-            None
-            if cell is None
-            else cell.data_ptr()
-            if cell.is_contiguous()
-            else (cell := cell.contiguous()).data_ptr()
-        )
-        built = native.library().neighbors_update(self._handle, x, h, force)
+        positions, cell = positions.contiguous(), None if cell is None else cell.contiguous()
+        h = None if cell is None else cell.data_ptr()
+        built = native.library().neighbors_update(self._handle, positions.data_ptr(), h, force)
         if built < 0:
             if cell is not None:
                 cells.check(cell, self.pbc)

@@ -7,10 +7,10 @@ is (2 KE + tr W) / (3 V). NIST's tables for Lennard-Jones list tr W.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,6 +103,23 @@ class Potential:
         """The list that `evaluate` wants, up to date. part: of which the system has the atoms, if it is divided."""
         shared = None if self.surroundings else part
         return NeighborList.of(system, self.cutoff, skin, self.half is not False, self.exclusions, shared)
+
+
+def parts(potential: Any) -> Iterator[Any]:
+    """A potential and all that it consists of: the terms of sums, and what other potentials wrap as `potential`."""
+    yield potential
+    wrapped = getattr(potential, "potential", None)
+    for part in [*getattr(potential, "terms", ()), *([] if wrapped is None else [wrapped])]:
+        yield from parts(part)
+
+
+def check_part(bias: Potential, potential: Potential) -> None:
+    """Raise ValueError where a bias that adapts as a callback is no part of the simulation's potential."""
+    if not any(part is bias for part in parts(potential)):
+        raise ValueError(
+            f"{bias.name} is a callback of a simulation whose potential, {potential.name}, does not include it: the run"
+            " would not feel it; make the simulation with a potential that has it as a part"
+        )
 
 
 def copy_without_caches(potential: T) -> T:

@@ -147,6 +147,19 @@ def check_atoms(what: str, indices: Tensor, atoms: int) -> None:
         raise ValueError(f"{what} {row} names an atom twice: {indices[row].tolist()}")
 
 
+def check_finite(what: str, values: Tensor) -> None:
+    """Raise ValueError where one of values (n) is not a finite number."""
+    if not bool((finite := values.detach().isfinite()).all()):
+        entry = int((~finite).nonzero()[0])
+        raise ValueError(f"{what} must be finite, but entry {entry} is {float(values[entry])}")
+
+
+def check_replicas(what: str, values: Tensor, replicas: int) -> None:
+    """Raise ValueError unless there is one value for all replicas or one for each."""
+    if values.numel() not in (1, replicas):
+        raise ValueError(f"there are {values.numel()} {what} for {replicas} replica{'s' * (replicas > 1)}")
+
+
 def _species(given: Any, atoms: int) -> Tensor:
     if given is None:
         return torch.zeros(atoms, dtype=torch.int64)
@@ -175,4 +188,6 @@ def _per_atom(name: str, given: Any, atoms: int) -> Tensor:
     values = torch.as_tensor(given, dtype=torch.float64)
     if values.shape not in ((), (atoms,)):
         raise ValueError(f"{name} have shape {tuple(values.shape)}, but there are {atoms} atoms")
-    return values.expand(atoms).contiguous()
+    values = values.expand(atoms).contiguous()
+    check_finite(name, values)
+    return values

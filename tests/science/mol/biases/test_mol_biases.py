@@ -22,6 +22,7 @@ from tutti.science.mol.biases import (
 )
 from tutti.science.mol.dynamics import Langevin, Simulation
 from tutti.science.mol.dynamics.restart import load, save
+from tutti.science.mol.forcefield import Nonbonding, water_box
 from tutti.science.mol.potential import Potential, Sum
 from tutti.science.mol.system import System
 from tutti.science.mol.units import REDUCED
@@ -173,12 +174,41 @@ def test_integrated_tempering_samples_and_reweights():
     assert torch.allclose(reference.energy, potential.energy(system.positions, None, None))
 
 
+def test_integrated_tempering_holds_the_constraints_of_all_that_it_wraps():
+    system, field = water_box(8, "spce", nonbonding=Nonbonding("reaction_field", 0.3))
+    restraint = Restraint(Distance(0, 3, nearest=True), 0.3, 100.0)
+    for potential in (field, Sum([field, restraint])):
+        tempered = IntegratedTempering(potential, 300.0, [290.0, 350.0], system.units.boltzmann)
+        simulation = Simulation(system, tempered, Langevin(0.001, 300.0, 1.0), guard=None)
+        assert simulation.held == 24 and simulation.constraints is not None
+
+
+def test_a_bias_that_the_run_would_not_feel_is_refused():
+    tempering = IntegratedTempering(Wells(), 1.0, [0.5, 2.0], 1.0, every=1)
+    for bias in (Metadynamics([X()], [0.1], 1.0, 1, 1.0, ranges=[(-2.0, 2.0)]), tempering):
+        with pytest.raises(ValueError, match=f"{bias.name} is a callback .* potential, wells, does not include it"):
+            Simulation(single(), Wells(), Langevin(0.1, 1.0, 1.0)).run(1, [bias])
+        whole = Sum([Restraint(X(), 0.0, 1.0), bias])
+        Simulation(single(), whole, Langevin(0.1, 1.0, 1.0)).run(1, [bias])
+    assert tempering.energies.shape == (1,) and int(tempering.calls) == 1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Torsion(0, 1, 1, 2), "names an atom twice"),
         (lambda: Distance([], 1), "is empty or names an atom twice"),
+        (lambda: Torsion(0, 1, 2, -3), "a variable names atom -3"),
+        (lambda: Coordination(-1, [0], 1.0), "a variable names atom -1"),
+        (lambda: Distance(0, 9)(torch.zeros(1, 3, 3)), r"a variable names atom 9, but there are 3 atoms"),
+        (lambda: Angle(0, 1, 3)(torch.zeros(1, 3, 3)), r"a variable names atom 3, but there are 3 atoms"),
         (lambda: Restraint(X(), 0.0, -1.0), "stiffness -1.0 is negative"),
+        (lambda: Restraint(X(), 0.0, math.inf), "stiffness inf is negative or not finite"),
+        (
+            lambda: Simulation(single(), Restraint(X(), torch.ones(3), 1.0), Langevin(0.1, 1.0, 1.0)),
+            "there are 3 centers of a restraint for 1 replica",
+        ),
+        (lambda: Restraint(X(), math.nan, 1.0), "center of a restraint must be finite, but entry 0 is nan"),
         (lambda: Metadynamics([X()], [0.1], 1.0, 1, 1.0), "the range None of X cannot be"),
         (lambda: Metadynamics([X()], [0.001], 1.0, 1, 1.0, ranges=[(0.0, 1.0)]), "finer than the grid's steps"),
         (lambda: Metadynamics([X()], [0.1], 1.0, 1, 1.0, factor=1.0), "the bias factor is above 1"),

@@ -78,8 +78,14 @@ def test_a_fluid_reaches_its_pressure():
 def test_what_a_barostat_refuses():
     with pytest.raises(ValueError, match="VelocityVerlet keeps no temperature"):
         CellRescaling(VelocityVerlet(0.1), 1.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="the pressure nan of a barostat is not finite"):
+        CellRescaling(Langevin(0.1, 1.0, 1.0), float("nan"), 1.0, 1.0)
     with pytest.raises(ValueError, match="constant pressure needs a cell"):
         Simulation(System(torch.zeros(2, 3), masses=1.0), Free(), CellRescaling(Langevin(0.1, 1.0, 1.0), 1.0, 1.0, 1.0))
+    masses = torch.ones(108).index_fill(0, torch.tensor([0, 21]), 0.0)
+    fixed = System(fluid().positions, masses=masses, cell=fluid().cell, units=REDUCED)
+    with pytest.raises(ValueError, match="but 2 of 108 atoms are fixed as they have no mass"):
+        Simulation(fixed, lennard_jones(), CellRescaling(Langevin(0.004, 1.0, 1.0), 1.0, 1.0, 1.0))
     hard = CellRescaling(Langevin(0.004, 1.0, 1.0), 1e6, 0.01, 1.0)
     with pytest.raises(ValueError, match="the logarithm of the volume changes by"):
         Simulation(fluid(), lennard_jones(), hard).run(10)

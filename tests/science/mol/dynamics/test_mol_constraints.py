@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from tutti.science.mol.cell import wrap
 from tutti.science.mol.dynamics import Constraints, Langevin, Simulation, VelocityVerlet, minimize
+from tutti.science.mol.dynamics.constraints import whole
 from tutti.science.mol.forcefield import ForceField, Nonbonding, water_box
 from tutti.science.mol.system import System
 from tutti.science.mol.terms import LennardJones
@@ -79,6 +83,44 @@ def test_rigid_water_has_the_temperature_of_its_bath():
         simulation.run(3)
         temperatures.append(float(simulation.temperature))
     assert sum(temperatures) / 100 == pytest.approx(300.0, rel=0.06)
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_molecules_that_a_file_wraps_become_whole(skewed):
+    """Each atom folded by itself: energies and the run are those of whole molecules."""
+    system, field = water_box(32, "spce", nonbonding=Nonbonding("reaction_field", 0.35))
+    if skewed:
+        cell = system.cell.clone()
+        cell[0, 2, :2] = 0.4 * cell[0, 0, 0]
+        system = replace(system, cell=cell)
+    system = minimize(replace(system, positions=system.positions + 0.3), field, 500.0, 200)
+    wrapped = replace(system, positions=system.wrapped())
+    pairs = field.constraints
+    assert float(lengths(wrapped.positions, pairs).max()) > 0.5
+    before = wrapped.positions.clone()
+    one, other = (Simulation(x, field, VelocityVerlet(0.001), skin=0.05).thermalize(300.0) for x in (system, wrapped))
+    assert torch.equal(wrapped.positions, before)
+    assert torch.allclose(one.evaluation.energy, other.evaluation.energy, rtol=1e-10)
+    one.run(50), other.run(50)
+    assert torch.allclose(lengths(other.positions, pairs)[0], field.lengths, rtol=1e-10, atol=0)
+    assert torch.allclose(one.forces, other.forces, rtol=0, atol=1e-4)
+    assert torch.allclose(one.pressure(), other.pressure(), rtol=1e-6)
+
+
+def test_a_chain_across_many_faces_becomes_whole():
+    """The first atom stays; a molecule longer than the cell keeps its shape, whole ones all of their digits."""
+    torch.manual_seed(0)
+    pairs = chain(40)[torch.randperm(39)]
+    steps = torch.nn.functional.normalize(torch.randn(2, 39, 3, dtype=torch.float64), dim=-1)
+    x = torch.cat([torch.zeros(2, 1, 3, dtype=torch.float64), 0.4 * steps.cumsum(1)], 1) + 0.5
+    cell = torch.stack([2 * torch.eye(3, dtype=torch.float64), 1.5 * torch.eye(3, dtype=torch.float64)])
+    held = torch.full((39,), 0.4, dtype=torch.float64)
+    same = x.clone()
+    whole(same, cell, (True, True, False), pairs, held)
+    assert torch.equal(same, x)
+    folded = wrap(x, cell, (True, True, False))
+    whole(folded, cell, (True, True, False), pairs, held)
+    assert torch.allclose(folded, x, rtol=0, atol=1e-13)
 
 
 def test_what_cannot_be_held_is_named():

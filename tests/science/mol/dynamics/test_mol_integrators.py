@@ -144,6 +144,14 @@ def test_atoms_without_mass_stay_where_they_are():
     assert simulation.degrees == 3 * (system.atoms - 4)
 
 
+def test_replicas_start_at_temperatures_of_their_own():
+    target = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
+    simulation = Simulation(fluid().replicate(3), Free(), VelocityVerlet(0.01)).thermalize(target)
+    assert torch.allclose(simulation.temperature, target, rtol=1e-12, atol=0)
+    one = Simulation(fluid().replicate(3), Free(), VelocityVerlet(0.01)).thermalize(2.0)
+    assert torch.equal(one.velocities[2], simulation.velocities[2])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -151,6 +159,22 @@ def test_atoms_without_mass_stay_where_they_are():
         (lambda: Langevin(0.1, -1.0, 1.0), "temperature .* is negative"),
         (lambda: Langevin(0.1, 1.0, -1.0), "friction -1.0 is negative"),
         (lambda: NoseHooverChain(0.1, 1.0, 0.0), "period 0.0 cannot be"),
+        (lambda: Langevin(0.1, math.nan, 1.0), "temperature .* not finite"),
+        (
+            lambda: Simulation(
+                System([[0.0, 0, 0]] * 2, velocities=[[0.0, 0, 0], [0, math.nan, 0]]), Free(), LeapFrog(1)
+            ),
+            "the velocity of atom 1 of replica 0 is not finite",
+        ),
+        (
+            lambda: Simulation(fluid(), Free(), LeapFrog(0.1)).thermalize(torch.ones(2)),
+            "there are 2 temperatures for 1 replica",
+        ),
+        (lambda: Simulation(fluid(), Free(), Langevin(0.1, torch.ones(3), 1.0)), "there are 3 temperatures for 1 rep"),
+        (
+            lambda: Simulation(fluid().replicate(2), Free(), NoseHooverChain(0.1, torch.ones(3), 1.0)),
+            "there are 3 temperatures for 2 replicas",
+        ),
     ],
 )
 def test_what_integrators_refuse(make, message):

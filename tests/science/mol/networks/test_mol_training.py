@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from mol_structures import labelled, teacher
+from mol_structures import labelled, molecule, teacher
 
 from gloo import Pool
 from tutti.science.mol.networks import MolCT, Network, PaiNN, SchNet
@@ -51,6 +53,14 @@ def test_a_network_learns():
                 Training(steps=80, batch=15, rate=1e-2), level="O0", cluster="cpu:1", plan="single")  # fmt: skip
     assert found.errors and found.errors.force_mae < 0.25 * float(network.scale)
     assert network.seen_species.nonzero().flatten().tolist() == [1, 6, 7, 8]
+
+
+def test_training_without_edges_names_the_units_of_the_cutoff():
+    """A cutoff in nm where angstrom are meant: no atom sees another."""
+    structures = [molecule(5, seed, 0.4) for seed in range(3)]
+    structures = [replace(x, energy=0.0, forces=torch.zeros(5, 3)) for x in structures]
+    with pytest.raises(ValueError, match=r"no structure has an edge.* 0.4 in units 'eV' .*angstrom"):
+        fit(SchNet(8, 1, cutoff=0.4), structures)
 
 
 def losses_of_a_rank(kind: str) -> list[float]:

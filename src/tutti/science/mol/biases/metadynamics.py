@@ -13,7 +13,7 @@ from torch import Tensor
 from tutti.science.mol.biases.variables import Variable
 from tutti.science.mol.cell import Periodic
 from tutti.science.mol.neighbors import Pairs
-from tutti.science.mol.potential import Potential
+from tutti.science.mol.potential import Potential, check_part
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
@@ -93,6 +93,7 @@ class Metadynamics(Potential):
 
     def __call__(self, simulation: Simulation) -> None:
         """Add a hill for each replica, and the bias that the run feels now."""
+        check_part(self, simulation.potential)
         values = self.values(simulation.positions, simulation.cell, simulation.system.pbc)
         kt = simulation.system.units.thermal_energy(self.temperature)
         lower = 0.0 if math.isinf(self.factor) else 1 / (kt * (self.factor - 1))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tutti.science.mol.neighbors import NeighborList
+from tutti.science.mol.neighbors import NeighborList, Pairs
 from tutti.science.mol.part import Part
-from tutti.science.mol.potential import Evaluation, Potential
+from tutti.science.mol.potential import Evaluation, Potential, check_part
 from tutti.science.mol.system import System
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ class IntegratedTempering(Potential):
             raise ValueError(f"temperatures {t.tolist()} are two or more above 0 that enclose {temperature}")
         self.potential, self.every = potential, every
         self.cutoff, self.half, self.exclusions = potential.cutoff, potential.half, potential.exclusions
-        for name in ("constraints", "lengths"):
-            if hasattr(potential, name):
-                setattr(self, name, getattr(potential, name))
         self.beta, self.betas = 1 / (boltzmann * temperature), 1 / (boltzmann * t)
         self.log_weights = torch.zeros(len(t), dtype=torch.float64)
         self.visits = torch.full((len(t),), -math.inf, dtype=torch.float64)  # log of the sums of probabilities
@@ -60,8 +57,10 @@ class IntegratedTempering(Potential):
         w = None if plain.virial is None else plain.virial * scale[:, None, None]
         return Evaluation(energy, plain.forces * scale[:, None, None], w, {self.name: energy})
 
-    def energy(self, positions: Tensor, cell: Tensor | None, pairs: object) -> Tensor:
-        return -torch.logsumexp(self._logs(self.potential.energy(positions, cell, pairs)), 1) / self.beta  # pyright: ignore
+    def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
+        plain = self.potential.energy(positions, cell, pairs)
+        self.energies = plain.detach()
+        return -torch.logsumexp(self._logs(plain), 1) / self.beta
 
     def neighbors(self, system: System, skin: float = 0.0, part: Part | None = None) -> NeighborList:
         return self.potential.neighbors(system, skin, part)
@@ -71,6 +70,7 @@ class IntegratedTempering(Potential):
 
     def __call__(self, simulation: Simulation) -> None:
         """Note how likely each temperature is; after WINDOW calls, lower the weights of those that were likelier."""
+        check_part(self, simulation.potential)
         logs = self._logs(self.energies)
         share = torch.logsumexp(logs - torch.logsumexp(logs, 1, keepdim=True), 0)
         self.visits = torch.logaddexp(self.visits, share)

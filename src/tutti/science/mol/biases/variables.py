@@ -39,7 +39,7 @@ class Distance(Variable):
         self.first, self.second, self.nearest = _group(first), _group(second), nearest
 
     def __call__(self, positions: Tensor, cell: Tensor | None = None, pbc: cells.Periodic = ALL) -> Tensor:
-        d = positions[:, self.second].mean(1) - positions[:, self.first].mean(1)
+        d = _of(positions, self.second).mean(1) - _of(positions, self.first).mean(1)
         if self.nearest and cell is not None:
             d = cells.minimum_image(d[:, None], cell, pbc)[:, 0]
         return d.norm(dim=-1)
@@ -52,7 +52,7 @@ class Angle(Variable):
         self.atoms = _different(i, j, k)
 
     def __call__(self, positions: Tensor, cell: Tensor | None = None, pbc: cells.Periodic = ALL) -> Tensor:
-        a, b, c = positions[:, self.atoms].unbind(1)
+        a, b, c = _of(positions, self.atoms).unbind(1)
         u, v = a - b, c - b
         return torch.atan2(torch.linalg.cross(u, v).norm(dim=-1), (u * v).sum(-1))
 
@@ -66,7 +66,7 @@ class Torsion(Variable):
         self.atoms = _different(i, j, k, l)
 
     def __call__(self, positions: Tensor, cell: Tensor | None = None, pbc: cells.Periodic = ALL) -> Tensor:
-        a, b, c, d = positions[:, self.atoms].unbind(1)
+        a, b, c, d = _of(positions, self.atoms).unbind(1)
         u, v, w = b - a, c - b, d - c
         m, n = torch.linalg.cross(u, v), torch.linalg.cross(v, w)
         return torch.atan2((u * n).sum(-1) * v.norm(dim=-1), (m * n).sum(-1))
@@ -79,7 +79,7 @@ class RadiusOfGyration(Variable):
         self.atoms = _group(atoms)
 
     def __call__(self, positions: Tensor, cell: Tensor | None = None, pbc: cells.Periodic = ALL) -> Tensor:
-        x = positions[:, self.atoms]
+        x = _of(positions, self.atoms)
         return (x - x.mean(1, keepdim=True)).square().sum(-1).mean(1).sqrt()
 
 
@@ -89,10 +89,10 @@ class Coordination(Variable):
     def __init__(self, center: int, atoms: Sequence[int], radius: float, power: int = 6) -> None:
         if not (radius > 0 and power > 0):
             raise ValueError(f"a coordination number with radius {radius} and power {power} cannot be")
-        self.center, self.atoms, self.radius, self.power = int(center), _group(atoms), radius, power
+        self.center, self.atoms, self.radius, self.power = _group(int(center)), _group(atoms), radius, power
 
     def __call__(self, positions: Tensor, cell: Tensor | None = None, pbc: cells.Periodic = ALL) -> Tensor:
-        d = positions[:, self.atoms] - positions[:, self.center][:, None]
+        d = _of(positions, self.atoms) - _of(positions, self.center)
         if cell is not None:
             d = cells.minimum_image(d, cell, pbc)
         return (1 / (1 + (d.norm(dim=-1) / self.radius) ** self.power)).sum(-1)
@@ -102,10 +102,19 @@ def _group(atoms: Any) -> Tensor:
     indices = torch.as_tensor(atoms, dtype=torch.int64).reshape(-1)
     if not len(indices) or len(torch.unique(indices)) < len(indices):
         raise ValueError(f"a group of atoms is empty or names an atom twice: {indices.tolist()}")
+    if int(indices.min()) < 0:
+        raise ValueError(f"a variable names atom {int(indices.min())}; atoms are numbered from 0")
     return indices
 
 
-def _different(*atoms: int) -> list[int]:
+def _different(*atoms: int) -> Tensor:
     if len(set(atoms)) < len(atoms):
         raise ValueError(f"a variable names an atom twice: {list(atoms)}")
-    return list(atoms)
+    return _group(atoms)
+
+
+def _of(positions: Tensor, atoms: Tensor) -> Tensor:
+    """Positions (R, n, 3) of atoms (n)."""
+    if (last := int(atoms.max())) >= positions.shape[1]:
+        raise ValueError(f"a variable names atom {last}, but there are {positions.shape[1]} atoms (from 0)")
+    return positions[:, atoms]

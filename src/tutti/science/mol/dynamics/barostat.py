@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,8 @@ class CellRescaling:
 
     integrator: keeps the temperature. pressure: energy per volume (1 bar is `units.BAR` kJ/mol/nm^3). period: of
     relaxation, in units of time. compressibility: volume per energy, of which only the pace depends; that of water is
-    4.5e-5 / bar. What constraints hold together moves with its centre.
+    4.5e-5 / bar. What constraints hold together moves with its centre. Systems with atoms without mass are refused with
+    a ValueError: such atoms stay where they are, and a cell that changes moves all atoms.
 
     The logarithm of the volume makes a step of its exact stochastic equation in the Ito sense,
     d ln V = (compressibility / period) (P - P0) dt + sqrt(2 kT compressibility / (V period)) dW, where P has the
@@ -35,6 +37,8 @@ class CellRescaling:
                 f"a barostat with period {period}, compressibility {compressibility} and {every} steps between"
                 " scalings cannot be: all are above 0"
             )
+        if not math.isfinite(pressure):
+            raise ValueError(f"the pressure {pressure} of a barostat is not finite")
         if getattr(integrator, "temperature", None) is None:
             raise ValueError(f"a barostat needs a thermostat: {type(integrator).__name__} keeps no temperature")
         self.integrator, self.pressure, self.every = integrator, float(pressure), int(every)
@@ -51,6 +55,11 @@ class CellRescaling:
     def start(self, simulation: Simulation) -> None:
         if simulation.cell is None or not all(simulation.system.pbc):
             raise ValueError("constant pressure needs a cell that repeats in three directions")
+        if fixed := simulation.atoms - simulation.mobile:
+            raise ValueError(
+                f"constant pressure moves all atoms with the cell, but {fixed} of {simulation.atoms} atoms are fixed as"
+                " they have no mass; give them masses, or keep the volume"
+            )
         self.integrator.start(simulation)
 
     def step(self, simulation: Simulation) -> None:
@@ -59,11 +68,11 @@ class CellRescaling:
             self._rescale(simulation)
 
     def _rescale(self, simulation: Simulation) -> None:
-        cell = simulation.cell
-        assert cell is not None
+        cell, temperature = simulation.cell, self.integrator.temperature
+        assert cell is not None and temperature is not None
         simulation.evaluate(virial=True)
         volume, interval = cells.volume(cell), self.dt * self.every
-        kt = simulation.system.units.boltzmann * getattr(self.integrator, "temperature")  # noqa: B009
+        kt = simulation.system.units.boltzmann * temperature
         noise = normal(simulation.seed, BAROSTAT, simulation.count, simulation.system.replicas, 1)[:, 0, 0]
         strain = self.rate * interval * (simulation.pressure() - self.pressure)
         strain = strain + (2 * kt * self.rate * interval / volume).sqrt() * noise
@@ -78,8 +87,7 @@ class CellRescaling:
             centers, momenta, masses = simulation.molecules()
             group = simulation.constraints.groups
             x.add_(((factor - 1) * centers)[:, group])
-            moving = torch.where(masses > 1e-9, 1 / masses, 0.0)[:, None]
-            v.add_(((1 / factor - 1) * momenta * moving)[:, group])
+            v.add_(((1 / factor - 1) * momenta * (1 / masses)[:, None])[:, group])
         else:
             x.mul_(factor)
             v.div_(factor)

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse.csgraph import breadth_first_order, connected_components
 from torch import Tensor
 
+from tutti.science.mol import cell as cells
 from tutti.science.mol import native
 from tutti.science.mol.system import check_atoms
 
@@ -25,7 +26,7 @@ class Constraints:
     """Distances between atoms, (C, 2) and (C), of a system with masses (N).
 
     Raises ValueError for a constraint between two atoms without mass. Molecules must be whole: the distance is that of
-    the positions as they are, not of nearest images.
+    the positions as they are, not of nearest images (`whole`, which a simulation calls before its first step).
     """
 
     def __init__(self, atoms: Any, lengths: Any, masses: Tensor, tolerance: float = TOLERANCE) -> None:
@@ -90,6 +91,32 @@ def groups(pairs: Tensor, atoms: int) -> Tensor:
         coo_matrix((torch.ones(len(pairs)).numpy(), (i, j)), (atoms, atoms)), directed=False
     )
     return torch.from_numpy(labels).to(torch.int64)
+
+
+def whole(positions: Tensor, cell: Tensor, pbc: cells.Periodic, pairs: Tensor, lengths: Tensor) -> None:
+    """Join what lies across faces of the cell: shift atoms of positions (R, N, 3) by lattice vectors, in place.
+
+    Only if a pair (C, 2) is nearer to its length (C) by its nearest image than as it lies; then every pair along a
+    spanning tree of each connected set becomes its nearest image, and the first atom of the set stays where it is.
+    """
+    i, j = pairs.T
+    d = positions[:, j] - positions[:, i]
+    error, error_of_image = ((x.norm(dim=-1) - lengths).abs() for x in (d, cells.minimum_image(d, cell, pbc)))
+    if bool((error <= error_of_image + 1e-6 * lengths).all()):
+        return
+    atoms = positions.shape[1]
+    group = groups(pairs, atoms)
+    first = torch.full((atoms,), atoms).scatter_reduce(0, group, torch.arange(atoms), "amin")[: int(group.max()) + 1]
+    root = torch.full_like(first, atoms)  # one tree for all sets
+    edges = torch.cat([torch.stack([first, root], 1), pairs])
+    graph = coo_matrix((torch.ones(len(edges)).numpy(), edges.T.numpy()), (atoms + 1, atoms + 1)).tocsr()
+    parent = torch.from_numpy(breadth_first_order(graph, atoms, directed=False)[1][:atoms]).to(torch.int64)
+    parent[first] = first
+    d = positions - positions[:, parent]
+    shift = cells.minimum_image(d, cell, pbc) - d
+    while not torch.equal(above := parent[parent], parent):  # sums of shifts up to the first atom
+        shift, parent = shift + shift[:, parent], above
+    positions.add_(shift)
 
 
 class _Held(ctypes.Structure):

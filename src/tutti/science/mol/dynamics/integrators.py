@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tutti.science.mol.dynamics.noise import THERMOSTAT
+from tutti.science.mol.system import check_replicas
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
@@ -21,6 +22,7 @@ class Integrator:
     """
 
     keeps_momentum = True
+    temperature: Tensor | None = None  # (1) or (R) of thermostats
     of_atoms: tuple[str, ...] = ()  # attributes (R, N, 3) that belong to atoms, as velocities do
 
     def __init__(self, dt: float) -> None:
@@ -34,13 +36,14 @@ class Integrator:
         """Velocities by forces."""
         simulation.velocities.addcmul_(simulation.forces, simulation.inverse_mass, value=interval)
 
-    def drift(self, simulation: Simulation, interval: float) -> None:
-        """Positions by velocities; velocities follow what constraints do to positions."""
+    def drift(self, simulation: Simulation, interval: float, velocities: Tensor | None = None) -> None:
+        """Positions by velocities, by default those of the simulation; they follow what constraints do to positions."""
         x, held = simulation.positions, simulation.constraints
+        v = simulation.velocities if velocities is None else velocities
         old = x.clone() if held else x
-        x.add_(simulation.velocities, alpha=interval)
+        x.add_(v, alpha=interval)
         if held:
-            held.positions(old, x, simulation.velocities, interval)
+            held.positions(old, x, v, interval)
 
     def hold(self, simulation: Simulation) -> None:
         if simulation.constraints:
@@ -80,12 +83,8 @@ class LeapFrog(Integrator):
         self.half = simulation.velocities - self.dt / 2 * simulation.forces * simulation.inverse_mass
 
     def step(self, simulation: Simulation) -> None:
-        x, held = simulation.positions, simulation.constraints
         self.half.addcmul_(simulation.forces, simulation.inverse_mass, value=self.dt)
-        old = x.clone() if held else x
-        x.add_(self.half, alpha=self.dt)
-        if held:
-            held.positions(old, x, self.half, self.dt)
+        self.drift(simulation, self.dt, self.half)
         simulation.evaluate()
         change = simulation.forces * simulation.inverse_mass
         simulation.velocities.copy_(self.half).add_(change, alpha=self.dt / 2)
@@ -106,6 +105,7 @@ class Langevin(Integrator):
     """
 
     keeps_momentum = False
+    temperature: Tensor
 
     def __init__(self, dt: float, temperature: float | Tensor, friction: float) -> None:
         super().__init__(dt)
@@ -116,6 +116,7 @@ class Langevin(Integrator):
         self.keep = math.exp(-self.friction * dt)
 
     def start(self, simulation: Simulation) -> None:
+        check_replicas("temperatures", self.temperature, simulation.system.replicas)
         kt = simulation.system.units.boltzmann * self.temperature.view(-1, 1, 1)
         self.variance = kt * (1 - self.keep**2)  # (R or 1, 1, 1), times the mass
 
@@ -136,8 +137,8 @@ class Langevin(Integrator):
 
 
 def temperatures(given: float | Tensor) -> Tensor:
-    """(1) or (R) float64. Raises ValueError if one is negative."""
+    """(1) or (R) float64. Raises ValueError if one is negative or not finite."""
     value = torch.as_tensor(given, dtype=torch.float64).reshape(-1)
-    if not bool((value >= 0).all()):
-        raise ValueError(f"temperature {value.tolist()} is negative")
+    if not bool(((value >= 0) & value.isfinite()).all()):
+        raise ValueError(f"temperature {value.tolist()} is negative or not finite")
     return value

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tutti.science.mol import native
 from tutti.science.mol.dynamics.integrators import Integrator, temperatures
+from tutti.science.mol.system import check_replicas
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
@@ -21,6 +22,8 @@ class NoseHooverChain(Integrator):
     equations are those of Martyna et al. 1996, with their Suzuki-Yoshida splitting of order 4 (Yoshida 1990).
     """
 
+    temperature: Tensor
+
     def __init__(self, dt: float, temperature: float | Tensor, period: float, length: int = 3) -> None:
         super().__init__(dt)
         self.temperature, self.period, self.length = temperatures(temperature), float(period), int(length)
@@ -31,6 +34,7 @@ class NoseHooverChain(Integrator):
         self.position = self.velocity = torch.empty(0)
 
     def start(self, simulation: Simulation) -> None:
+        check_replicas("temperatures", self.temperature, simulation.system.replicas)
         kt = simulation.system.units.boltzmann * self.temperature
         self.kt = kt.expand(simulation.system.replicas).clone()  # (R)
         if not bool((self.kt > 0).all()):

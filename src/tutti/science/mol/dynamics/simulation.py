@@ -15,12 +15,13 @@ from torch import Tensor
 
 from tutti.launch.progress import progress
 from tutti.science.mol import cell as cells
-from tutti.science.mol.dynamics.constraints import Constraints
+from tutti.science.mol.dynamics.constraints import Constraints, whole
 from tutti.science.mol.dynamics.guard import Guard, Unstable
+from tutti.science.mol.dynamics.integrators import temperatures
 from tutti.science.mol.dynamics.noise import VELOCITIES, normal
 from tutti.science.mol.dynamics.pace import Pace
-from tutti.science.mol.potential import Potential
-from tutti.science.mol.system import System
+from tutti.science.mol.potential import Potential, parts
+from tutti.science.mol.system import System, check_atoms, check_replicas
 
 SKIN = 0.12  # of the cutoff, if no skin is given
 
@@ -60,7 +61,8 @@ class Callback(Protocol):
 
 
 class Simulation:
-    """The state of a run. `system` is copied: what is given stays as it is.
+    """The state of a run. `system` is copied: what is given stays as it is. Where constraints join atoms across faces
+    of the cell, as in files that wrap each atom, the copy has whole molecules: atoms are shifted by lattice vectors.
 
     skin: of the neighbour list, in its unit of length; by default 12 % of the cutoff. seed: of all random numbers.
     guard: stops runs that explode; by default one of its own, None for none.
@@ -70,6 +72,11 @@ class Simulation:
         self, system: System, potential: Potential, updater: Updater, *, skin: float | None = None, seed: int = 0,
         guard: Guard | bool | None = True,
     ) -> None:  # fmt: skip
+        if not bool((finite := system.velocities.isfinite()).all()):
+            r, n = (~finite).any(-1).nonzero()[0].tolist()
+            raise ValueError(
+                f"the velocity of atom {n} of replica {r} is not finite: {system.velocities[r, n].tolist()}"
+            )
         copies = {"positions": system.positions.detach().clone(), "velocities": system.velocities.detach().clone()}
         self.system = replace(system, cell=None if system.cell is None else system.cell.clone(), **copies)
         self.potential, self.updater, self.seed, self.count = potential, updater, seed, 0
@@ -77,6 +84,10 @@ class Simulation:
         self.skin = SKIN * potential.cutoff if skin is None else skin
         self.atoms, self.mobile = system.atoms, int((system.masses > 0).sum())
         self.held = sum(len(pairs) for pairs, _ in constraints_of(potential))
+        if self.held and self.system.cell is not None:
+            pairs, lengths = map(torch.cat, zip(*constraints_of(potential), strict=True))
+            check_atoms("constraint", pairs, self.atoms)
+            whole(self.positions, self.system.cell, self.system.pbc, pairs, lengths)
         self.begin()
 
     def begin(self) -> None:
@@ -207,18 +218,18 @@ class Simulation:
         momenta = zero.index_add(1, group, self.mass * self.velocities)
         return centers, momenta, masses
 
-    def thermalize(self, temperature: float) -> Simulation:
-        """Draw velocities of a temperature, without total momentum, and scale them to it exactly."""
-        if not temperature >= 0:
-            raise ValueError(f"temperature {temperature} is negative")
-        kt = self.system.units.thermal_energy(temperature)
+    def thermalize(self, temperature: float | Tensor) -> Simulation:
+        """Draw velocities of a temperature, one for all replicas or one each (R), without total momentum, and scale
+        them to it exactly."""
+        target = temperatures(temperature)
+        check_replicas("temperatures", target, self.system.replicas)
+        kt = self.system.units.boltzmann * target.view(-1, 1, 1)
         self.velocities.copy_(self.noise(VELOCITIES) * (kt * self.inverse_mass).sqrt())
         if self.updater.keeps_momentum:
             self.stop_drift()
         if self.constraints:
             self.constraints.velocities(self.positions, self.velocities)
-        if temperature:
-            self.velocities.mul_((temperature / self.temperature.clamp(min=1e-300)).sqrt()[:, None, None])
+        self.velocities.mul_((target / self.temperature.clamp(min=1e-300)).sqrt()[:, None, None])
         self.updater.start(self)
         return self
 
@@ -279,10 +290,8 @@ class Simulation:
 
 
 def constraints_of(potential: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Constraints and lengths of a potential, or of its terms."""
-    pairs: Any = getattr(potential, "constraints", ())
-    if len(pairs):
-        yield pairs, potential.lengths
-    else:
-        for term in getattr(potential, "terms", ()):
-            yield from constraints_of(term)
+    """Constraints and lengths of a potential and of all its parts."""
+    for part in parts(potential):
+        pairs: Any = getattr(part, "constraints", ())
+        if len(pairs):
+            yield pairs, part.lengths

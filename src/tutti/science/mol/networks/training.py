@@ -113,10 +113,16 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
     from the newest there. after: called with steps and losses about twenty times. options: more of
     `tutti.TrainingArguments`, such as plan, level, ema_decay, lr_scheduler_type.
 
-    Raises ValueError for structures without the targets that the weights ask for, and for training that diverges.
+    Raises ValueError for structures without the targets that the weights ask for, if no structure has an edge, and for
+    training that diverges.
     """
     how = training or Training()
     check_targets(structures, how)
+    if not any(len(x.i) for x in structures):
+        raise ValueError(
+            f"no structure has an edge: all atoms are farther apart than the cutoff, which for the network is"
+            f" {network.cutoff:g} in units {network.units!r} (lengths in 'eV' are in angstrom, in 'MD' in nm)"
+        )
     from transformers.trainer_callback import PrinterCallback, TrainerCallback  # takes seconds to import
 
     if how.references and not resume:

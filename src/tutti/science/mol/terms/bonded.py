@@ -16,7 +16,7 @@ from tutti.science.mol import cell as cells
 from tutti.science.mol.neighbors import NeighborList, Pairs
 from tutti.science.mol.part import Part
 from tutti.science.mol.potential import Potential, copy_without_caches
-from tutti.science.mol.system import check_atoms
+from tutti.science.mol.system import check_atoms, check_finite
 from tutti.science.mol.terms.tuples import TupleKernel, add, pointers
 
 
@@ -58,8 +58,9 @@ class Bonded(Potential):
                 raise ValueError(
                     f"{self.name}: {name} has shape {tuple(values.shape)}, but there are {len(self.atoms)} of them"
                 )
-            setattr(self, name, values.expand(len(self.atoms)).contiguous())
-
+            values = values.expand(len(self.atoms)).contiguous()
+            check_finite(f"{self.name}: {name}", values)
+            setattr(self, name, values)
         self.energies = (self.name,)
 
     def __len__(self) -> int:
@@ -114,6 +115,7 @@ class HarmonicBonds(Bonded):
 
     def __init__(self, atoms: Any, length: Any, stiffness: Any) -> None:
         super().__init__(atoms, length=length, stiffness=stiffness)
+        _check_stiffness(self.name, self.stiffness)
 
     def form(self, d: list[Tensor]) -> Tensor:
         return harmonic(distance(d[0]) - self.length, self.stiffness)
@@ -135,6 +137,7 @@ class HarmonicAngles(Bonded):
 
     def __init__(self, atoms: Any, angle: Any, stiffness: Any) -> None:
         super().__init__(atoms, angle=angle, stiffness=stiffness)
+        _check_stiffness(self.name, self.stiffness)
 
     def form(self, d: list[Tensor]) -> Tensor:
         return harmonic(angle(-d[0], d[1]) - self.angle, self.stiffness)
@@ -192,6 +195,13 @@ class RyckaertBellemansTorsions(Bonded):
         for n in range(5, -1, -1):
             total = total * x + getattr(self, f"c{n}")
         return total
+
+
+def _check_stiffness(name: str, stiffness: Tensor) -> None:
+    """Bonds and angles fly apart without a minimum; the stiffness of a torsion may have any sign."""
+    if bool((negative := stiffness < 0).any()):
+        entry = int(negative.nonzero()[0])
+        raise ValueError(f"{name}: stiffness must not be negative, but entry {entry} is {float(stiffness[entry])}")
 
 
 class BondedTerms(Potential):

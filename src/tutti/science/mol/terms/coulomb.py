@@ -22,6 +22,7 @@ from torch import Tensor
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
 from tutti.science.mol.part import Part
 from tutti.science.mol.potential import Potential, copy_without_caches
+from tutti.science.mol.system import check_finite
 from tutti.science.mol.terms.nonbonded import PairKernel
 from tutti.science.mol.units import MD
 
@@ -58,6 +59,7 @@ class Coulomb(Potential):
         if not 0 < cutoff < math.inf:
             raise ValueError(f"the cutoff {cutoff} of Coulomb pairs must be positive and finite")
         self.charges = torch.as_tensor(charges, dtype=torch.float64)
+        check_finite("charges", self.charges)
         self.cutoff, self.method, self.coulomb = float(cutoff), method, float(coulomb)
         self.quadratic, self.constant = 0.0, 1 / cutoff if method == "shift" else 0.0
         if method == "reaction_field":

@@ -26,6 +26,7 @@ from tutti.science.mol import cell as cells
 from tutti.science.mol.neighbors import NeighborList, Pairs, unique_pairs
 from tutti.science.mol.part import Part
 from tutti.science.mol.potential import Potential, copy_without_caches
+from tutti.science.mol.system import check_finite
 from tutti.science.mol.terms.nonbonded import PairKernel
 from tutti.science.mol.terms.tuples import TupleKernel
 from tutti.science.mol.units import MD
@@ -59,6 +60,7 @@ class Electrostatics(Potential):
         if not (0 < cutoff < math.inf and 0 < alpha < math.inf):
             raise ValueError(f"cutoff {cutoff} and alpha {alpha} of Ewald's sum must be positive and finite")
         self.charges = torch.as_tensor(charges, dtype=torch.float64)
+        check_finite("charges", self.charges)
         self.cutoff, self.alpha, self.coulomb = float(cutoff), float(alpha), float(coulomb)
         self.exclusions = unique_pairs(exclusions)
         self.part: Part | None = None
