@@ -152,7 +152,8 @@ def shared(system: str, updater: str, ranks: int, steps: int, grid=None):
     ("crystal", "chain", 2, (2, 1, 1)), ("crystal", "barostat", 4, (1, 4, 1)), ("droplet", "verlet", 4, None),
     ("skewed", "langevin", 4, (1, 2, 2)), ("salt", "langevin", 2, None), ("water", "barostat", 4, (2, 1, 2)),
     ("water", "leap-frog", 2, None), ("dipeptide", "langevin", 4, None),
-    ("schnet", "langevin", 2, None), ("schnet", "barostat", 2, None), ("painn", "verlet", 4, None), ("molct", "verlet", 2, None),
+    ("schnet", "langevin", 2, None), ("schnet", "barostat", 2, None), ("painn", "verlet", 4, None),
+    ("molct", "verlet", 2, None),
 ])  # fmt: skip
 def test_processes_that_divide_space_are_as_one(pool, system, updater, ranks, grid):
     pool.run(start)
