@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import resource
+import signal
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -158,3 +162,67 @@ def test_a_drift_of_the_energy_is_stopped():
     simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.02), guard=guard).thermalize(1.5)
     with pytest.raises(Unstable, match="the conserved energy has changed by"):
         simulation.run(2000)
+
+
+@contextmanager
+def room(size: int):
+    """No file may be longer, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("name", "size"), [("a.h5md", 300_000), ("a.xyz", 20_000)])
+def test_a_full_disk_ends_the_run_and_leaves_the_frames_before(name, size, tmp_path):
+    path = tmp_path / name
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.0)
+    with room(size), pytest.raises(OSError, match=rf"^\S*{name} cannot be written: File too large$"):
+        simulation.run(200, [Trajectory(path, 1)])
+    if name == "a.h5md":
+        frames = read_h5md(path)
+        assert frames["step"].tolist() == list(range(1, simulation.count))
+        assert (np.abs(frames["positions"]).sum((1, 2)) > 0).all()
+    else:
+        assert len(path.read_text().splitlines()) == 110 * (simulation.count - 1)
+    simulation.run(2, [Trajectory(path, 1, resume=True)])  # the frame of the step that failed is left out
+    if name == "a.h5md":
+        assert len(read_h5md(path)["step"]) == simulation.count - 1
+
+
+def killed_at(point: int, simulation: Simulation, trajectory: Trajectory) -> None:
+    """Kill a process that runs the simulation before (even points) or after a flush; a frame has two of them."""
+    h5py = pytest.importorskip("h5py")
+    child = os.fork()
+    if not child:
+        count, whole = 0, h5py.File.flush
+
+        def flush(file):
+            nonlocal count
+            for act in (lambda: None, lambda: whole(file)):
+                act()
+                if count == point:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                count += 1
+
+        h5py.File.flush = flush
+        try:
+            simulation.run(100, [trajectory])
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+@pytest.mark.parametrize("point", range(8, 13))
+def test_a_trajectory_goes_on_after_a_kill_within_a_frame(point, tmp_path):
+    path = tmp_path / "a.h5md"
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.0)
+    killed_at(point, simulation, Trajectory(path, 1))
+    assert read_h5md(path)["step"].tolist() == ([1, 2] if point < 11 else [1, 2, 3])
+    simulation.run(2)
+    simulation.run(2, [Trajectory(path, 1, resume=True)])
+    frames = read_h5md(path)
+    assert frames["step"].tolist() == [1, 2, 3, 4]
+    assert np.array_equal(frames["positions"][-1], simulation.positions[0].numpy())

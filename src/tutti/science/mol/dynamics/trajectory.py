@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from tutti.extras import extra
+from tutti.science.folder import append, writing
 from tutti.science.mol.units import ELECTRONVOLT, factor
 
 if TYPE_CHECKING:
@@ -100,8 +102,7 @@ class XYZ(Trajectory):
         symbols = [SYMBOLS[z] for z in system.species.tolist()]
         rows = torch.cat(columns, 1).tolist()
         body = "".join(f"{s} {' '.join(f'{x:.8f}' for x in row)}\n" for s, row in zip(symbols, rows, strict=True))
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(f"{system.atoms}\n{head}\n{body}")
+        append(self.path, f"{system.atoms}\n{head}\n{body}")
 
 
 def _step(line: str) -> int:
@@ -116,7 +117,7 @@ class H5MD(Trajectory):
         with extra("mol"):
             import h5py
         system = simulation.system
-        with h5py.File(self.path, "w", libver="latest") as file:
+        with writing(self.path), h5py.File(self.path, "w") as file:  # libver="latest" is unreadable after a kill
             meta = file.create_group("h5md")
             meta.attrs["version"] = np.array([1, 1])
             meta.create_group("author").attrs["name"] = "unknown"
@@ -144,36 +145,56 @@ class H5MD(Trajectory):
         try:
             with h5py.File(self.path, "r+") as opened:
                 file: Any = opened
-                for element in _elements(file):
-                    keep = int(np.searchsorted(element["step"][:], step))
+                elements = _elements(file)
+                keep = min(int(np.searchsorted(element["step"][:], step)) for element in elements)
+                for element in elements:
                     for name in ("step", "time", "value"):
                         element[name].resize(keep, 0)
-        except (OSError, KeyError) as error:
+        except (OSError, RuntimeError, KeyError) as error:
             raise ValueError(f"{self.path} is no H5MD file that can go on: {error}; move it away") from None
 
     def add(self, simulation: Simulation) -> None:
+        """A frame that was interrupted has no step, as steps are written when the rest is in the file."""
         import h5py
 
-        system, x = simulation.system, self.positions(simulation)
-        with h5py.File(self.path, "r+") as opened:
-            file: Any = opened
-            for r in range(system.replicas):
-                group = file[f"particles/{_name(r, system.replicas)}"]
-                values = {"position": x[r]}
-                if "velocity" in group:
-                    values["velocity"] = simulation.velocities[r]
-                if system.cell is not None:
-                    values["box/edges"] = system.cell[r]
-                for name, value in values.items():
-                    element = group[name]
-                    frames = len(element["step"])
-                    for part, number in (
-                        ("step", simulation.count),
-                        ("time", simulation.time),
-                        ("value", value.numpy()),
-                    ):
-                        element[part].resize(frames + 1, 0)
-                        element[part][frames] = number
+        system = simulation.system
+        elements = {"position": self.positions(simulation), "velocity": simulation.velocities}
+        if system.cell is not None:
+            elements["box/edges"] = system.cell
+        size = sum(values.nbytes for values in elements.values())
+        with writing(self.path):
+            _reserve(self.path, size + SLACK * system.replicas)
+            with h5py.File(self.path, "r+") as opened:
+                file: Any = opened
+                for part, number in {"time": simulation.time, "value": None, "step": simulation.count}.items():
+                    if part == "step":
+                        file.flush()
+                    for r in range(system.replicas):
+                        group = file[f"particles/{_name(r, system.replicas)}"]
+                        for name in filter(group.__contains__, elements):
+                            data, count = group[name][part], len(group[name]["step"])
+                            data.resize(count + 1, 0)
+                            data[count] = elements[name][r].numpy() if number is None else number
+                file.flush()
+
+
+SLACK = 1 << 17  # bytes of metadata and of chunks of steps and times that a frame of a replica may need
+
+
+def _reserve(path: Path, size: int) -> None:
+    """See that the disk has room, as HDF5 leaves a broken file and a broken library where it has not: make the file
+    longer, which the next use of it by HDF5 takes back. Raises OSError, and leaves the file as it was."""
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), end, size)
+            else:
+                file.write(bytes(size))
+                file.flush()
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def _name(replica: int, replicas: int) -> str:
@@ -204,8 +225,10 @@ def read_h5md(path: str | Path, replica: int | None = None) -> dict[str, np.ndar
         with h5py.File(path, "r") as opened:
             file: Any = opened
             group = file["particles"]["all" if replica is None else f"replica{replica}"]
-            frames = {"step": group["position/step"][:], "time": group["position/time"][:]}
             names = {"positions": "position", "velocities": "velocity", "cells": "box/edges"}
-            return frames | {k: group[v]["value"][:] for k, v in names.items() if v in group}
+            names = {k: name for k, name in names.items() if name in group}
+            whole = min(len(group[name]["step"]) for name in names.values())  # the last frame may be unfinished
+            frames = {part: group["position"][part][:whole] for part in ("step", "time")}
+            return frames | {k: group[name]["value"][:whole] for k, name in names.items()}
     except (OSError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no H5MD trajectory, or damaged: {error}") from None
