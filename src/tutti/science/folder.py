@@ -45,7 +45,7 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within the block, errors of writing (OSError, RuntimeError of HDF5) become an OSError of one line with the path."""
+    """Errors of writing in the block (OSError, RuntimeError of HDF5) become an OSError of one line with the path."""
     try:
         yield
     except (OSError, RuntimeError) as error:

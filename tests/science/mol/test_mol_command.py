@@ -65,6 +65,7 @@ def test_a_run_writes_its_results_and_is_not_run_twice(here, capsys):
         "rdf.json",
         "report.json",
         "restart.safetensors",
+        "restart.safetensors.old",
         "run.png",
         "trajectory.h5md",
     }

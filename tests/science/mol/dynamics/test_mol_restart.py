@@ -226,3 +226,30 @@ def test_a_trajectory_goes_on_after_a_kill_within_a_frame(point, tmp_path):
     frames = read_h5md(path)
     assert frames["step"].tolist() == [1, 2, 3, 4]
     assert np.array_equal(frames["positions"][-1], simulation.positions[0].numpy())
+
+
+def test_a_run_that_explodes_between_two_looks_of_the_guard_is_an_error(tmp_path):
+    path = tmp_path / "a.restart"
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.05)).thermalize(2.0)
+    save(simulation, path)
+    before = path.read_bytes()
+    with pytest.raises(Unstable, match=r"step 30: an atom moves"):
+        simulation.run(30)
+    with pytest.raises(Unstable, match=r"step 30: an atom moves"):
+        save(simulation, path)
+    assert path.read_bytes() == before
+    with pytest.raises(Unstable, match=r"step 30: "):
+        Simulation(fluid(), lennard_jones(), VelocityVerlet(0.05)).thermalize(2.0).run(49, [Restart(path, 30)])
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["a.restart"]
+
+
+def test_the_restart_before_the_last_stays(tmp_path):
+    path = tmp_path / "a.restart"
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.0)
+    simulation.run(30, [Restart(path, 10)])
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"or damaged: .*; put the one before it, \S*a.restart.old, in its place$"):
+        load(simulation, path)
+    path.with_name("a.restart.old").replace(path)
+    load(simulation, path)
+    assert simulation.count == 20

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,13 @@ class Restart:
 def save(simulation: Simulation, path: str | Path) -> None:
     """Write the state of a simulation, and make its neighbour list anew.
 
+    The file that was there stays as NAME.old. Raises `Unstable`, and writes nothing, if the guard of the simulation
+    finds it exploding; OSError if the file cannot be written.
+
     Where processes share the simulation, all of them call this, and the first one writes.
     """
+    if simulation.guard is not None:
+        simulation.watch(simulation.guard)
     simulation.renew()
     simulation = simulation.whole()
     if not simulation.writes:
@@ -70,7 +76,18 @@ def save(simulation: Simulation, path: str | Path) -> None:
     )
     with open(scratch, "rb") as file:
         os.fsync(file.fileno())
+    if target.exists():
+        old = _previous(target)
+        old.unlink(missing_ok=True)
+        try:
+            os.link(target, old)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(target, old)
     scratch.replace(target)
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f"{path.name}.old")
 
 
 def load(simulation: Simulation, path: str | Path) -> None:
@@ -87,7 +104,9 @@ def load(simulation: Simulation, path: str | Path) -> None:
     except FileNotFoundError:
         raise ValueError(f"there is no restart file {path}") from None
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}") from None
+        old = _previous(Path(path))
+        remedy = f"; put the one before it, {old}, in its place" if old.exists() else ""
+        raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}{remedy}") from None
     shared, simulation = simulation, simulation.whole()
     system = simulation.system
     if about["format"] != FORMAT:

@@ -233,7 +233,8 @@ class Simulation:
     def run(self, steps: int, callbacks: Iterable[Callback] = ()) -> Simulation:
         """Take so many steps. Each callback is called after every `callback.every` steps of the whole simulation.
 
-        Raises `Unstable` (a ValueError that names step and atoms) where the guard finds a run exploding.
+        Raises `Unstable` (a ValueError that names step and atoms) where the guard finds a run exploding: every
+        `guard.every` steps, at the end, and before a restart file is written.
         """
         calls = list(callbacks)
         guard = self.guard
@@ -250,6 +251,8 @@ class Simulation:
                 self.call([call for call in calls if self.count % call.every == 0])
                 if (text := pace.step()) is not None:
                     tell(text)
+            if guard is not None and self.count % guard.every:
+                self.watch(guard)
         return self
 
     def watch(self, guard: Guard) -> None:
