@@ -93,6 +93,11 @@ def test_an_interrupted_run_goes_on(here, capsys, monkeypatch):
     assert cli.main(["md", "fluid.toml"]) == 0
     lines = (here / "out/md/fluid/log.csv").read_text().splitlines()[1:]
     assert [int(line.split(",")[0]) for line in lines] == list(range(25, 121, 5))
+    assert cli.main(["md", "fluid.toml", "--out", "whole"]) == 0
+    parts, whole = (json.loads(Path(folder, "rdf.json").read_text()) for folder in ("out/md/fluid", "whole"))
+    assert parts["configurations"] == whole["configurations"] == 20
+    assert parts["g"] == pytest.approx(whole["g"], abs=1e-9)
+    assert parts["error"] == pytest.approx(whole["error"], abs=1e-9)
 
 
 def test_another_config_in_the_same_folder_is_refused(here, capsys):

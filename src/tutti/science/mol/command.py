@@ -79,8 +79,10 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
         force = largest_force(Simulation(system, potential, Fire(), guard=None))
         CONSOLE.print(f"minimised: the largest force is {force:.3g}")
     simulation = config.simulation(system, potential, shared=processes > 1)
+    distribution = _distribution(config, system)
+    parts = [distribution] if distribution else []
     if goes_on:
-        load(simulation, restart)
+        load(simulation, restart, parts)
         CONSOLE.print(f"{folder}: goes on at step {simulation.count:,}")
     else:
         simulation.thermalize(config.run.temperature)
@@ -100,8 +102,7 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
         f"{size}, {total - simulation.count:,} steps of {config.run.dt:g}, {type(simulation.updater).__name__}"
     )
     begin, first = time.perf_counter(), simulation.count
-    distribution = _distribution(config, system)
-    keep = [Restart(restart, config.output.restart)] if config.output.restart else []
+    keep = [Restart(restart, config.output.restart, parts)] if config.output.restart else []
     with noted(signal.SIGINT, signal.SIGTERM) as received:
         try:
             if simulation.count < equilibrate:
@@ -109,10 +110,10 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
             calls = _callbacks(config, folder, goes_on and first >= equilibrate, distribution)
             simulation.run(total - simulation.count, [*calls, *keep, _Stop(received)])
         except Interrupted:
-            save(simulation, restart)
+            save(simulation, restart, parts)
             CONSOLE.print(f"step {simulation.count:,}: saved; the same command goes on")
             raise
-    save(simulation, restart)
+    save(simulation, restart, parts)
     seconds = time.perf_counter() - begin
     if rank():
         return
@@ -189,9 +190,14 @@ def _report(
         kept = series.get("conserved")
         if kept is not None and len(kept) > 1:
             report["drift per atom"] = float((kept[-1] - kept[0]).abs()) / simulation.atoms
-    if distribution and distribution.each:
+    if distribution and distribution.configurations:
         error = distribution.error.tolist() if len(distribution.each) >= distribution.blocks else None
-        table = {"r": distribution.r.tolist(), "g": distribution.g.tolist(), "error": error}
+        table = {
+            "r": distribution.r.tolist(),
+            "g": distribution.g.tolist(),
+            "error": error,
+            "configurations": distribution.configurations,
+        }
         (folder / "rdf.json").write_text(json.dumps(table) + "\n")
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     return report

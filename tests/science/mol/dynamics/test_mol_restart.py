@@ -30,6 +30,7 @@ from tutti.science.mol.dynamics.log import Log
 from tutti.science.mol.dynamics.restart import Restart, load, save
 from tutti.science.mol.dynamics.trajectory import Trajectory, read_h5md
 from tutti.science.mol.forcefield import Nonbonding, water_box
+from tutti.science.mol.observables import RadialDistribution
 from tutti.science.mol.system import System
 from tutti.science.mol.units import REDUCED
 
@@ -85,10 +86,17 @@ def test_files_that_are_no_restart_of_the_system(tmp_path):
     path.write_bytes(b"\xff" * 64)
     with pytest.raises(ValueError, match=r"is no restart file of a simulation, or damaged"):
         load(simulation, path)
-    save_file({"positions": torch.zeros(3)}, path, {"tutti.md": json.dumps({"format": 1, "step": "many", "seed": 0})})
+    save_file({"positions": torch.zeros(3)}, path, {"tutti.md": json.dumps({"format": 2, "step": "many", "seed": 0})})
     with pytest.raises(ValueError, match=r"or damaged: 'updater'"):
         load(simulation, path)
+    save_file({"positions": torch.zeros(3)}, path, {"tutti.md": json.dumps({"format": 1, "step": 1})})
+    with pytest.raises(ValueError, match="has format 1; this version reads 2"):
+        load(simulation, path)
     path.write_bytes(whole)
+    with pytest.raises(
+        ValueError, match=r"a time step of 0.004, this simulation of 0.002, .*; load it into one of 0.0"
+    ):
+        load(Simulation(fluid(), lennard_jones(), VelocityVerlet(0.002)), path)
     with pytest.raises(ValueError, match="is of VelocityVerlet in units reduced, this simulation has Langevin"):
         load(Simulation(fluid(), lennard_jones(), Langevin(0.004, 1.0, 1.0)), path)
     with pytest.raises(ValueError, match=r"positions is \(1, 108, 3\) .*, this system has \(1, 32, 3\)"):
@@ -253,3 +261,38 @@ def test_the_restart_before_the_last_stays(tmp_path):
     path.with_name("a.restart.old").replace(path)
     load(simulation, path)
     assert simulation.count == 20
+
+
+def test_the_guard_measures_drift_from_the_first_session(tmp_path):
+    def simulation() -> Simulation:
+        guard = Guard(every=10, drift=1.0)
+        return Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004), guard=guard).thermalize(1.5)
+
+    first = simulation().run(20)
+    save(first, tmp_path / "r")
+    again = simulation()
+    load(again, tmp_path / "r")
+    assert again.guard.state()["first"].tolist() == first.guard.state()["first"].tolist()
+    again.guard.drift = float((again.updater.conserved(again) - again.guard.state()["first"]).abs()) / 108 / 2
+    with pytest.raises(Unstable, match="the conserved energy has changed by"):
+        again.run(1)
+
+
+def test_a_distribution_goes_on_with_what_was_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(RadialDistribution, "LONGEST", 16)
+    path = tmp_path / "r"
+
+    def run(steps: list[int]) -> RadialDistribution:
+        for k, more in enumerate(steps):
+            distribution = RadialDistribution(2.0, 50, every=2)
+            simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.5)
+            if k:
+                load(simulation, path, [distribution])
+            simulation.run(more, [distribution, Restart(path, 10, [distribution])])
+        return distribution
+
+    whole, parts = run([110]), run([50, 20, 40])
+    assert whole.configurations == parts.configurations == 55 and whole.stride == parts.stride == 4
+    assert torch.equal(whole.g, parts.g) and torch.equal(whole.error, parts.error)
+    with pytest.raises(ValueError, match="has no state of RadialDistribution: 'no counts in 51 bins'"):
+        load(Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)), path, [RadialDistribution(2.0, 51)])
