@@ -116,6 +116,16 @@ def test_another_config_in_the_same_folder_is_refused(here, capsys):
         ('kind = "lennard_jones"', 'kind = "serialized"', "needs system.coordinates"),
         ("atoms = 108", "atoms = 108\nsolvate = 1.0", "system.solvate is of system.kind = 'openmm', not of 'lennard_"),
         ("atoms = 108", "atoms = 108\nsolvate = -1.0", "system.solvate = -1.0 is negative"),
+        (
+            '"lennard_jones"\natoms = 108\n[forces]',
+            '"water"\n[forces]\nmethod = "none"',
+            "forces.method = 'none' is for molecules without a cell, and system.kind = 'water' has one; take 'pme'",
+        ),
+        (
+            '"lennard_jones"\natoms = 108\n[forces]',
+            '"openmm"\ncoordinates = "a.pdb"\nfiles = ["a.xml"]\nsolvate = 1.0\n[forces]\nmethod = "none"',
+            "and system.solvate gives the molecule one; take 'pme'",
+        ),
         ("rdf = 2.0", "rdf = 2.0\npairs = ['Xx', 'Ar']", "the system has no atom of 'Xx'"),
         ("dt = 0.004", "dt = 0.05", "Take a shorter time step than 0.05"),
     ],

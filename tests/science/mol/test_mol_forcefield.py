@@ -188,3 +188,13 @@ def test_water_that_openmm_does_not_have_is_refused(water):
             solvate=0.5,
             water=water,
         )
+
+
+def test_a_cell_is_not_dropped_without_a_word(tmp_path):
+    pdb = FOLDER.parents[3] / "runs" / "alanine_dipeptide.pdb"
+    path = tmp_path / "a.pdb"
+    path.write_text("CRYST1   30.000   30.000   30.000  90.00  90.00  90.00 P 1           1\n" + pdb.read_text())
+    files = ["amber14/protein.ff14SB.xml"]
+    with pytest.raises(ValueError, match=r"have a cell, and method 'none' is for molecules without one; use 'pme'"):
+        load_openmm(path, files, Nonbonding("none"))
+    assert load_openmm(pdb, files, Nonbonding("none"))[0].cell is None

@@ -154,6 +154,9 @@ class MDConfig:
                 raise ValueError(f"system.kind = {kind!r} needs system.{name}")
         if self.system.solvate and kind != "openmm":
             raise ValueError(f"system.solvate is of system.kind = 'openmm', not of {kind!r}")
+        if forces.method == "none" and (kind == "water" or self.system.solvate):
+            what = "system.solvate gives the molecule" if self.system.solvate else f"system.kind = {kind!r} has"
+            raise ValueError(f"forces.method = 'none' is for molecules without a cell, and {what} one; take 'pme'")
         if kind == "coordinates" and not forces.network:
             raise ValueError("system.kind = 'coordinates' needs forces.network, as coordinates alone have no forces")
         if kind == "lennard_jones" and forces.network:

@@ -134,7 +134,7 @@ def _convert(
     made, field = read_system(
         XmlSerializer.serialize(system),
         [[float(x) for x in p] for p in positions.value_in_unit(nanometer)],
-        None if nonbonding.method == "none" else cell,
+        cell,
         nonbonding,
         [0 if atom.element is None else atom.element.atomic_number for atom in atoms],
     )
