@@ -66,6 +66,9 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _same(config, folder, network)
+        if not (folder / "restart.safetensors").exists():  # of a run that cannot go on
+            for name in ("log.csv", f"trajectory.{config.output.format}"):
+                (folder / name).unlink(missing_ok=True)
     if processes > 1:
         dist.barrier()
     if network is not None:
@@ -107,7 +110,7 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
         try:
             if simulation.count < equilibrate:
                 simulation.run(equilibrate - simulation.count, [*keep, _Stop(received)])
-            calls = _callbacks(config, folder, goes_on and first >= equilibrate, distribution)
+            calls = _callbacks(config, folder, distribution)
             simulation.run(total - simulation.count, [*calls, *keep, _Stop(received)])
         except Interrupted:
             save(simulation, restart, parts)
@@ -148,14 +151,14 @@ def _same(config: MDConfig, folder: Path, network: Any) -> None:
     note(tables, path)
 
 
-def _callbacks(config: MDConfig, folder: Path, goes_on: bool, distribution: RadialDistribution | None) -> list[Any]:
+def _callbacks(config: MDConfig, folder: Path, distribution: RadialDistribution | None) -> list[Any]:
     out = config.output
     calls: list[Any] = []
     if out.log:
-        calls.append(Log(folder / "log.csv", out.log, goes_on))
+        calls.append(Log(folder / "log.csv", out.log, resume=True))
     if out.trajectory:
         path = folder / f"trajectory.{out.format}"
-        calls.append(Trajectory(path, out.trajectory, out.velocities, goes_on))
+        calls.append(Trajectory(path, out.trajectory, out.velocities, resume=True))
     return [*calls, distribution] if distribution else calls
 
 

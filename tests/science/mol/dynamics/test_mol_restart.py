@@ -26,7 +26,7 @@ from tutti.science.mol.dynamics import (
     VelocityVerlet,
     minimize,
 )
-from tutti.science.mol.dynamics.log import Log
+from tutti.science.mol.dynamics.log import COLUMNS, Log
 from tutti.science.mol.dynamics.restart import Restart, load, save
 from tutti.science.mol.dynamics.trajectory import Trajectory, read_h5md
 from tutti.science.mol.forcefield import Nonbonding, water_box
@@ -296,3 +296,74 @@ def test_a_distribution_goes_on_with_what_was_counted(tmp_path, monkeypatch):
     assert torch.equal(whole.g, parts.g) and torch.equal(whole.error, parts.error)
     with pytest.raises(ValueError, match="has no state of RadialDistribution: 'no counts in 51 bins'"):
         load(Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)), path, [RadialDistribution(2.0, 51)])
+
+
+def test_a_full_disk_leaves_the_restart_before(tmp_path):
+    path = tmp_path / "a.restart"
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.0)
+    save(simulation, path)
+    before = path.read_bytes()
+    with room(2000), pytest.raises(OSError, match=r"^\S*a.restart cannot be written: .*File too large"):
+        save(simulation, path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["a.restart"]
+
+
+@pytest.mark.parametrize("output", [Log, Trajectory])
+def test_a_second_run_does_not_replace_the_file_of_the_first(output, tmp_path):
+    path = tmp_path / "a.xyz"
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.0)
+    first = output(path, 10)
+    simulation.run(20, [first]).run(20, [first])
+    text = path.read_text()
+    with pytest.raises(ValueError, match=r"a.xyz exists, and the simulation is at step 40: pass resume=True to go on"):
+        simulation.run(20, [output(path, 10)])
+    assert path.read_text() == text and simulation.count == 40
+    simulation.run(10, [output(path, 10, resume=True)])
+    assert path.read_text().startswith(text) and len(path.read_text()) > len(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.csv", b"HEAD\n10,0,0.04,1,2,3,4,5,6\n\n20,0,0.08,1,2,3,4,5,6\n", 3),
+        ("a.csv", b"HEAD\n10,0,0.04,1,2,3,4,5\n", 2),
+        ("a.csv", b"HEAD\n10,0,0.04,x,2,3,4,5,6\n", 2),
+        ("a.csv", b"\xff\xfe\x00\n", 1),
+        ("a.csv", b"step,energy\n", 1),
+        ("a.xyz", b"garbage\nmore\n", 1),
+        ("a.xyz", b"1\n step=1 \nAr 0 0 0\n\n\n", 4),
+        ("a.xyz", b"1\nno number of a step\nAr 0 0 0\n", 1),
+        ("a.xyz", b"\xff\xfe\n\xff\n\n", 1),
+        ("a.xyz", b"-1\n step=1 \n", 1),
+        ("a.xyz", b"0\n step=1 \n", 1),
+        ("a.xyz", b"9" * 5000 + b"\n step=1 \nAr 0 0 0\n", 1),
+    ],
+)
+def test_damaged_files_are_not_gone_on_with(name, text, line, tmp_path):
+    path = tmp_path / name
+    text = text.replace(b"HEAD", b",".join(column.encode() for column in COLUMNS))
+    path.write_bytes(text)
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.0)
+    output = (Log if name == "a.csv" else Trajectory)(path, 30, resume=True)
+    with pytest.raises(ValueError, match=rf"{name}, line {line}: .* move the file away"):
+        simulation.run(30, [output])
+    assert path.read_bytes() == text
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.xyz"])
+def test_a_torn_end_is_left_out(name, tmp_path):
+    path = tmp_path / name
+    output = Log if name == "a.csv" else Trajectory
+    simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.0)
+    simulation.run(20, [output(path, 10)])
+    text = path.read_bytes()
+    for end in (len(text) - 3, len(text) // 2 + 20, 10, 0):
+        path.write_bytes(text[:end])
+        output(path, 10, resume=True)(simulation)
+        assert path.read_bytes().endswith(text[len(text) // 2 + 40 :])
+
+
+@pytest.mark.parametrize("output", [Log, Trajectory, Restart])
+def test_output_every_no_steps_is_refused(output, tmp_path):
+    with pytest.raises(ValueError, match=r"a.xyz: .* every 0 steps cannot be; leave the callback out"):
+        output(tmp_path / "a.xyz", 0)

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from tutti.science.folder import writing
 from tutti.science.mol.units import PRESETS
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Restart:
 
     def __init__(self, path: str | Path, every: int, parts: Sequence[Stateful] = ()) -> None:
         if every < 1:
-            raise ValueError(f"restart {path}: a file every {every} steps cannot be")
+            raise ValueError(f"{path}: a restart file every {every} steps cannot be; leave the callback out for none")
         self.path, self.every, self.parts = Path(path), every, parts
 
     def __call__(self, simulation: Simulation) -> None:
@@ -85,14 +86,18 @@ def save(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = (
         "units": simulation.system.units.name,
         "dt": simulation.updater.dt,
     }
+    header = {"tutti.md": json.dumps(about)}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f"{target.name}.{os.getpid()}")
-    save_file(
-        {k: v.detach().contiguous().clone() for k, v in tensors.items()}, scratch, {"tutti.md": json.dumps(about)}
-    )
-    with open(scratch, "rb") as file:
-        os.fsync(file.fileno())
+    try:
+        with writing(target):
+            save_file({k: v.detach().contiguous().clone() for k, v in tensors.items()}, scratch, header)
+            with open(scratch, "rb") as file:
+                os.fsync(file.fileno())
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
     if target.exists():
         old = _previous(target)
         old.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from tutti.science.mol import cell as cells
 from tutti.science.mol.dynamics.constraints import Constraints
 from tutti.science.mol.dynamics.guard import Guard, Unstable
 from tutti.science.mol.dynamics.noise import VELOCITIES, normal
+from tutti.science.mol.dynamics.output import Output
 from tutti.science.mol.dynamics.pace import Pace
 from tutti.science.mol.potential import Potential
 from tutti.science.mol.system import System
@@ -237,6 +238,9 @@ class Simulation:
         `guard.every` steps, at the end, and before a restart file is written.
         """
         calls = list(callbacks)
+        for call in calls:
+            if isinstance(call, Output):
+                call.check(self)
         guard = self.guard
         with progress("simulation") as tell:
             pace, end = Pace(steps), self.count + steps

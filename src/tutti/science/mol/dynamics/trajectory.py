@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +12,20 @@ import torch
 
 from tutti.extras import extra
 from tutti.science.folder import append, writing
+from tutti.science.mol.dynamics.output import Output
 from tutti.science.mol.units import ELECTRONVOLT, factor
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
 
 
-class Trajectory:
+class Trajectory(Output):
     """A callback that adds a frame to a file every `every` steps.
 
     path: ends in .xyz (one replica, in angstrom) or .h5md. velocities: whether frames have them. resume: go on with the
-    file that is there, without its frames after the simulation's step; else the file is replaced. wrap: fold atoms into
-    the cell; by default positions are as they moved. Positions in H5MD are in the units of the system, which it names.
+    file that is there, without its frames after the simulation's step; else a run from step 0 replaces it. wrap:
+    fold atoms into the cell; by default positions are as they moved. Positions in H5MD are in the units of the system,
+    which it names.
     """
 
     def __new__(cls, path: str | Path, *args: Any, **options: Any) -> Trajectory:
@@ -34,31 +37,8 @@ class Trajectory:
     def __init__(
         self, path: str | Path, every: int, velocities: bool = False, resume: bool = False, wrap: bool = False
     ) -> None:
-        if every < 1:
-            raise ValueError(f"trajectory {path}: a frame every {every} steps cannot be")
-        self.path, self.every, self.velocities, self.resume, self.wrap = Path(path), every, velocities, resume, wrap
-        self._open = False
-
-    def __call__(self, simulation: Simulation) -> None:
-        if not self._open:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not (self.resume and self.path.exists()):
-                self.begin(simulation)
-            else:
-                self.cut(simulation.count)
-            self._open = True
-        self.add(simulation)
-
-    def begin(self, simulation: Simulation) -> None:
-        """Make the file."""
-        raise NotImplementedError
-
-    def cut(self, step: int) -> None:
-        """Leave out frames from this step on."""
-        raise NotImplementedError
-
-    def add(self, simulation: Simulation) -> None:
-        raise NotImplementedError
+        super().__init__(path, every, resume)
+        self.velocities, self.wrap = velocities, wrap
 
     def positions(self, simulation: Simulation) -> torch.Tensor:
         return simulation.system.wrapped() if self.wrap else simulation.positions
@@ -70,19 +50,28 @@ class XYZ(Trajectory):
             raise ValueError(f"{self.path} holds one replica; write .h5md for {simulation.system.replicas}")
         self.path.write_text("")
 
-    def cut(self, step: int) -> None:
-        keep, at = 0, 0
-        with open(self.path, encoding="utf-8") as file:
-            while (head := file.readline()).strip():
+    def cut(self, simulation: Simulation) -> None:
+        keep, number = 0, 1
+        with open(self.path, "rb") as file:
+            while head := file.readline():
                 line = file.readline()
-                for _ in range(int(head)):
-                    file.readline()
-                at = file.tell()
-                if f" step={step} " in f"{line.rstrip()} " or _step(line) > step or not line.endswith("\n"):
+                try:
+                    if (count := int(head)) < 1:
+                        raise ValueError
+                    atoms = list(islice(file, count))
+                    whole = len(atoms) == count and atoms[-1].endswith(b"\n")
+                    if whole and _step(line.decode()) >= simulation.count:
+                        break
+                except (ValueError, OverflowError):
+                    raise ValueError(
+                        f"{self.path}, line {number}: no frame of a trajectory with steps; move the file away, or pass"
+                        " another path"
+                    ) from None
+                if not whole:  # the last one, which was interrupted
                     break
-                keep = at
-        with open(self.path, "r+", encoding="utf-8") as file:
-            file.truncate(keep)
+                keep += len(head) + len(line) + sum(map(len, atoms))
+                number += 2 + len(atoms)
+        os.truncate(self.path, keep)
 
     def add(self, simulation: Simulation) -> None:
         from tutti.science.mol.elements import SYMBOLS
@@ -106,8 +95,8 @@ class XYZ(Trajectory):
 
 
 def _step(line: str) -> int:
-    words = [w for w in line.split() if w.startswith("step=")]
-    return int(words[-1].removeprefix("step=")) if words else -1
+    """Raises ValueError without one."""
+    return int(line.rpartition(" step=")[2])
 
 
 class H5MD(Trajectory):
@@ -139,14 +128,14 @@ class H5MD(Trajectory):
                     system.units.length_nm or 0, ""
                 )
 
-    def cut(self, step: int) -> None:
+    def cut(self, simulation: Simulation) -> None:
         import h5py
 
         try:
             with h5py.File(self.path, "r+") as opened:
                 file: Any = opened
                 elements = _elements(file)
-                keep = min(int(np.searchsorted(element["step"][:], step)) for element in elements)
+                keep = min(int(np.searchsorted(element["step"][:], simulation.count)) for element in elements)
                 for element in elements:
                     for name in ("step", "time", "value"):
                         element[name].resize(keep, 0)
