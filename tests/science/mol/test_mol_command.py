@@ -126,6 +126,9 @@ def test_another_config_in_the_same_folder_is_refused(here, capsys):
             '"openmm"\ncoordinates = "a.pdb"\nfiles = ["a.xml"]\nsolvate = 1.0\n[forces]\nmethod = "none"',
             "and system.solvate gives the molecule one; take 'pme'",
         ),
+        ("dt = 0.004", "dt = nan", "run.dt = nan is not finite"),
+        ("temperature = 1.4", "temperature = inf", "run.temperature = inf is not finite"),
+        ("cutoff = 2.0", "cutoff = inf", "forces.cutoff = inf is not finite"),
         ("rdf = 2.0", "rdf = 2.0\npairs = ['Xx', 'Ar']", "the system has no atom of 'Xx'"),
         ("dt = 0.004", "dt = 0.05", "Take a shorter time step than 0.05"),
     ],
@@ -134,6 +137,27 @@ def test_what_is_wrong_is_said_in_one_line(here, capsys, old, new, message):
     assert cli.main(["md", config(here, FLUID.replace(old, new))]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_a_distribution_without_a_cell_and_negative_steps_are_refused_before_the_run(here, capsys):
+    pytest.importorskip("openmm")
+    pdb = RUNS / "alanine_dipeptide.pdb"
+    molecule = f'"openmm"\ncoordinates = "{pdb}"\nfiles = ["amber14/protein.ff14SB.xml"]\n[forces]\nmethod = "none"'
+    text = FLUID.replace('"lennard_jones"\natoms = 108\n[forces]', molecule).replace("cutoff = 2.0", "")
+    assert cli.main(["md", config(here, text)]) == 2
+    assert "output.rdf needs a cell that repeats in three directions" in capsys.readouterr().err
+    assert cli.main(["md", config(here), "--steps", "-5"]) == 2
+    assert "--steps is -5; expected 1 or more" in capsys.readouterr().err
+    assert not (here / "out").exists()
+
+
+def test_output_of_a_run_that_cannot_go_on_is_replaced(here):
+    folder = here / "out/md/fluid"
+    folder.mkdir(parents=True)
+    (folder / "log.csv").write_text("step\n1\n")
+    (folder / "trajectory.h5md").write_text("x")
+    assert cli.main(["md", config(here)]) == 0
+    assert len((folder / "log.csv").read_text().splitlines()) == 1 + 100 // 5
 
 
 def test_water_at_constant_pressure(here):

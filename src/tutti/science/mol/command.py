@@ -56,12 +56,15 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
     steps: instead of the config's, to go on longer. The processes of a job share the simulation. Raises ValueError for
     a folder of another config.
     """
+    if steps < 0:
+        raise ValueError(f"--steps is {steps}; expected 1 or more, or 0 for those of the config")
     config, processes = MDConfig.load(path), world_size()
     folder = Path(out) if out else Path("out/md") / path.stem
     CONSOLE.quiet = rank() > 0
     if processes > 1 and not dist.is_initialized():
         dist.init_process_group("gloo", timeout=PATIENCE)
     system, potential = config.build(path.parent)
+    distribution = _distribution(config, system)
     network = potential.network if isinstance(potential, NetworkPotential) else None
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +85,6 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
         force = largest_force(Simulation(system, potential, Fire(), guard=None))
         CONSOLE.print(f"minimised: the largest force is {force:.3g}")
     simulation = config.simulation(system, potential, shared=processes > 1)
-    distribution = _distribution(config, system)
     parts = [distribution] if distribution else []
     if goes_on:
         load(simulation, restart, parts)
@@ -166,6 +168,10 @@ def _distribution(config: MDConfig, system: System) -> RadialDistribution | None
     out, species = config.output, system.species
     if not out.rdf:
         return None
+    if system.cell is None or not all(system.pbc):
+        raise ValueError(
+            "output.rdf needs a cell that repeats in three directions, which the system has not: leave it out"
+        )
     kinds: list[Any] = [None, None]
     for k, symbol in enumerate(out.pairs):
         if symbol not in NUMBERS or not bool((species == NUMBERS[symbol]).any()):

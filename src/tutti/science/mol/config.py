@@ -5,7 +5,8 @@ All numbers are in nm, ps, kJ/mol, amu, kelvin and bar, or in reduced units for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,6 +130,10 @@ class MDConfig:
         return config
 
     def check(self) -> None:
+        for section in fields(self):
+            for name, value in vars(getattr(self, section.name)).items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ValueError(f"{section.name}.{name} = {value} is not finite")
         for section, names in {"run": ("dt", "steps"), "system": ("atoms", "molecules", "replicas")}.items():
             for name in names:
                 if not getattr(getattr(self, section), name) > 0:
