@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 
 def differing(tables: dict[str, Any], path: Path) -> list[str]:
     """Keys, as in "run.dt", of tables of a config that differ from those `note` wrote; none without the file.
@@ -47,10 +45,10 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of writing in the block (of the system, HDF5 and safetensors) become an OSError of one line."""
+    """Errors of writing in the block (OSError, RuntimeError of HDF5) become an OSError of one line with the path."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError) as error:
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
         raise OSError(f"{path} cannot be written: {reason}") from None
 

@@ -90,14 +90,14 @@ def save(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = (
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f"{target.name}.{os.getpid()}")
-    try:
-        with writing(target):
+    with writing(target):
+        try:
             save_file({k: v.detach().contiguous().clone() for k, v in tensors.items()}, scratch, header)
             with open(scratch, "rb") as file:
                 os.fsync(file.fileno())
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
+        except (OSError, SafetensorError) as error:
+            scratch.unlink(missing_ok=True)
+            raise OSError(str(error)) from None
     if target.exists():
         old = _previous(target)
         old.unlink(missing_ok=True)
