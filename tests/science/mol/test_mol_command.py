@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import torch
 
 from tutti import cli
 from tutti.science.mol.config import MDConfig
+from tutti.science.mol.dynamics.integrators import VelocityVerlet
+from tutti.science.mol.dynamics.restart import load
 from tutti.science.mol.dynamics.simulation import Simulation
 from tutti.science.mol.figures import columns
 
@@ -177,6 +181,29 @@ log = 5
     assert cli.main(["md", config(here, text)]) == 0
     report = json.loads((here / "out/md/fluid/report.json").read_text())
     assert report["atoms"] == 81 and 0.5 < report["volume"]["mean"] < 1.2
+
+
+def test_pressure_is_in_bar_and_units_are_said(here, capsys):
+    text = (
+        FLUID.replace("lennard_jones", "argon").replace("[forces]\ncutoff = 2.0", "").replace("rdf = 2.0", "rdf = 0.6")
+    )
+    assert cli.main(["md", config(here, text.replace("1.4", "94.0"))]) == 0
+    folder = here / "out/md/fluid"
+    table = list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
+    assert list(table[0]) == [
+        "step", "replica", "time (ps)", "potential (kJ/mol)", "kinetic (kJ/mol)", "temperature (K)",
+        "conserved (kJ/mol)", "volume (nm^3)", "pressure (bar)",
+    ]  # fmt: skip
+    series = columns(folder / "log.csv")
+    system, potential = MDConfig.load(here / "fluid.toml").build(here)
+    simulation = Simulation(system, potential, VelocityVerlet(0.004))
+    load(simulation, folder / "restart.safetensors")
+    assert float(series["pressure"][-1]) == pytest.approx(float(simulation.pressure()) * 16.6053906717, rel=1e-9)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["units"]["pressure"] == "bar" and report["units"]["potential"] == "kJ/mol"
+    assert report["pressure"]["mean"] == pytest.approx(float(series["pressure"].mean()))
+    said = capsys.readouterr().out
+    assert re.search(r"temperature \S+ \+- \S+ K, potential \S+ \+- \S+ kJ/mol, pressure \S+ \+- \S+ bar, drift", said)
 
 
 def test_processes_share_a_run_and_one_process_goes_on_with_it(here):

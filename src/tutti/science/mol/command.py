@@ -20,7 +20,7 @@ from tutti.science.folder import differing, note
 from tutti.science.mol import figures
 from tutti.science.mol.config import MDConfig
 from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
-from tutti.science.mol.dynamics.log import Log
+from tutti.science.mol.dynamics.log import Log, units_of
 from tutti.science.mol.dynamics.minimize import Fire, largest_force, minimize
 from tutti.science.mol.dynamics.restart import Restart, load, save
 from tutti.science.mol.dynamics.simulation import Simulation
@@ -188,7 +188,7 @@ def _report(
     report: dict[str, Any] = {
         "atoms": simulation.atoms, "replicas": simulation.system.replicas, "steps": simulation.count,
         "seconds": seconds, "steps per second": steps / seconds, "threads": torch.get_num_threads(),
-        "processes": world_size(), "neighbor lists": simulation.builds,
+        "processes": world_size(), "neighbor lists": simulation.builds, "units": units_of(simulation.system.units),
     }  # fmt: skip
     if config.output.log:
         series = figures.columns(folder / "log.csv")
@@ -213,8 +213,11 @@ def _report(
 
 
 def _said(report: dict[str, Any]) -> str:
-    parts = [f"{name} {report[name]['mean']:.5g} +- {report[name]['error']:.1g}"
+    unit = {name: f" {label}" for name, label in report["units"].items()}
+    parts = [f"{name} {report[name]['mean']:.5g} +- {report[name]['error']:.1g}{unit.get(name, '')}"
              for name in ("temperature", "potential", "pressure") if name in report]  # fmt: skip
     if "drift per atom" in report:
-        parts.append(f"drift of the conserved energy {report['drift per atom']:.2g} per atom")
+        parts.append(
+            f"drift of the conserved energy {report['drift per atom']:.2g}{unit.get('conserved', '')} per atom"
+        )
     return ", ".join(parts) or f"{report['steps']:,} steps"

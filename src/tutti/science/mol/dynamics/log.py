@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tutti.science.folder import append, writing
 from tutti.science.mol import cell as cells
 from tutti.science.mol.dynamics.output import Output
+from tutti.science.mol.units import BAR, LABELS, MD, PRESETS, Units, factor
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 COLUMNS = ("step", "replica", "time", "potential", "kinetic", "temperature", "conserved", "volume", "pressure")
 
 
+def units_of(units: Units) -> dict[str, str]:
+    """What the columns are in, by their names; empty for reduced units."""
+    if PRESETS.get(units.name) != units or units.name not in LABELS:
+        return {}
+    energy, time, volume = LABELS[units.name]
+    energies = dict.fromkeys(("potential", "kinetic", "conserved"), energy)
+    return {"time": time, **energies, "temperature": "K", "volume": volume, "pressure": "bar"}
+
+
 class Log(Output):
-    """A callback that adds a line to a CSV file every `every` steps, in the units of the system.
+    """A callback that adds a line to a CSV file every `every` steps, in the units of the system, pressure in bar.
+
+    The names of columns have the units, as in "potential (kJ/mol)" and "pressure (bar)"; without them, columns are in
+    reduced units.
 
     resume: keep the lines up to the simulation's step. pressure: costs an evaluation with virial for each line.
     """
@@ -29,7 +42,7 @@ class Log(Output):
 
     def begin(self, simulation: Simulation) -> None:
         with writing(self.path):
-            self.path.write_text(_line(COLUMNS), encoding="utf-8")
+            self.path.write_text(_line(_header(simulation.system.units)), encoding="utf-8")
 
     def cut(self, simulation: Simulation) -> None:
         keep = 0
@@ -38,7 +51,7 @@ class Log(Output):
                 break
             try:
                 words = line.decode().strip().split(",")
-                if len(words) != len(COLUMNS) or (number == 0 and words != list(COLUMNS)):
+                if len(words) != len(COLUMNS) or (number == 0 and words != _header(simulation.system.units)):
                     raise ValueError
                 numbers = [float(word or 0) for word in words] if number else [-1]
                 if numbers[0] >= simulation.count:
@@ -57,6 +70,8 @@ class Log(Output):
         system = simulation.system
         periodic = system.cell is not None and all(system.pbc)
         pressure = simulation.pressure().tolist() if self.pressure and periodic else [""] * system.replicas
+        if periodic and self.pressure and units_of(system.units):
+            pressure = [x * factor("pressure", system.units, MD) / BAR for x in pressure]
         volume = cells.volume(system.cell).tolist() if periodic and system.cell is not None else [""] * system.replicas
         kept = simulation.updater.conserved(simulation)
         columns = [
@@ -65,6 +80,11 @@ class Log(Output):
         ]  # fmt: skip
         rows = ([simulation.count, r, simulation.time, *x] for r, x in enumerate(zip(*columns, strict=True)))
         append(self.path, "".join(map(_line, rows)))
+
+
+def _header(units: Units) -> list[str]:
+    labels = units_of(units)
+    return [f"{name} ({labels[name]})" if name in labels else name for name in COLUMNS]
 
 
 def _line(values: Sequence[object]) -> str:
