@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tutti.science.folder import append, writing
 from tutti.science.mol import cell as cells
@@ -69,9 +69,10 @@ class Log(Output):
     def add(self, simulation: Simulation) -> None:
         system = simulation.system
         periodic = system.cell is not None and all(system.pbc)
-        pressure = simulation.pressure().tolist() if self.pressure and periodic else [""] * system.replicas
-        if periodic and self.pressure and units_of(system.units):
-            pressure = [x * factor("pressure", system.units, MD) / BAR for x in pressure]
+        pressure: list[Any] = [""] * system.replicas
+        if self.pressure and periodic:
+            bar = BAR / factor("pressure", system.units, MD) if units_of(system.units) else 1.0
+            pressure = (simulation.pressure() / bar).tolist()
         volume = cells.volume(system.cell).tolist() if periodic and system.cell is not None else [""] * system.replicas
         kept = simulation.updater.conserved(simulation)
         columns = [
