@@ -23,7 +23,7 @@ from tutti.science.mol.dynamics import (
     minimize,
 )
 from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
-from tutti.science.mol.dynamics.domains import Domains, best_grid, estimates
+from tutti.science.mol.dynamics.domains import Domains, divided, estimates
 from tutti.science.mol.dynamics.log import Log
 from tutti.science.mol.dynamics.restart import Restart, load, save
 from tutti.science.mol.dynamics.trajectory import Trajectory, read_h5md
@@ -152,7 +152,7 @@ def shared(system: str, updater: str, ranks: int, steps: int, grid=None):
     ("crystal", "chain", 2, (2, 1, 1)), ("crystal", "barostat", 4, (1, 4, 1)), ("droplet", "verlet", 4, None),
     ("skewed", "langevin", 4, (1, 2, 2)), ("salt", "langevin", 2, None), ("water", "barostat", 4, (2, 1, 2)),
     ("water", "leap-frog", 2, None), ("dipeptide", "langevin", 4, None),
-    ("schnet", "langevin", 2, None), ("painn", "verlet", 4, None), ("molct", "verlet", 2, None),
+    ("schnet", "langevin", 2, None), ("schnet", "barostat", 2, None), ("painn", "verlet", 4, None), ("molct", "verlet", 2, None),
 ])  # fmt: skip
 def test_processes_that_divide_space_are_as_one(pool, system, updater, ranks, grid):
     pool.run(start)
@@ -250,16 +250,10 @@ def failure(kind: str) -> str:
         if kind == "constraints":
             system, potential, _, t = water()
             dt = 0.05
-        if kind == "leaves":
-            system = System(system.positions, masses=1.0, units=REDUCED)
-            system.velocities[...] = torch.where(system.positions[..., :1] > 3, -20.0, 20.0)
-            potential, t = lennard_jones(0.1), None
-        if kind == "writes":
+        if kind == "writes" or (kind == "others" and dist.get_rank() == 2):
             calls = [Full()]
         simulation = DecomposedSimulation(system, potential, VelocityVerlet(dt), grid=(4, 1, 1))
-        if t is not None:
-            simulation.thermalize(t)
-        simulation.run(300, calls)
+        simulation.thermalize(t).run(300, calls)
         return ""
     except (ValueError, OSError) as error:
         return f"{type(error).__name__}: {error}"
@@ -268,8 +262,8 @@ def failure(kind: str) -> str:
 @pytest.mark.parametrize("kind, first, others", [
     ("explodes", "Unstable: step .* Atoms? .*|Unstable: step .*finite", None),
     ("constraints", "Unstable: step .*the distances between atoms .* cannot be held", None),
-    ("leaves", "Unstable: step .* the box of process . has no atoms left; take fewer processes", None),
-    ("writes", "OSError: no space left", "Unstable: step 5: the first process stopped: OSError: no space left"),
+    ("writes", "OSError: no space left", "Unstable: step 5: process 0 stopped: OSError: no space left"),
+    ("others", "ValueError: all processes give the same callbacks to run", None),
 ])  # fmt: skip
 def test_where_one_process_fails_all_stop(pool, kind, first, others):
     pool.run(start)
@@ -314,11 +308,71 @@ def test_boxes_have_equally_many_atoms_and_the_grid_has_the_fewest_copies():
         counts = torch.bincount(Domains.of(grid, x).owner(x), minlength=grid[0] * grid[1] * grid[2])
         assert int(counts.max() - counts.min()) <= 3
     cell = System(x, masses=1.0, cell=(30.0, 10.0, 10.0), units=REDUCED)
-    assert best_grid(cell, 2.0, 4).grid == (4, 1, 1)
+    assert divided(cell, x, 2.0, 4)[0].grid == (4, 1, 1)
     cube = System(x, masses=1.0, cell=20.0, units=REDUCED)
-    assert best_grid(cube, 2.0, 8).grid == (1, 2, 4)  # axes that are not cut need no copies
-    assert best_grid(cube, 2.0, 8, (2, 2, 2)).copies == pytest.approx(1000 / 8 * (1.4**3 - 1))
+    assert divided(cube, x, 2.0, 8)[0].grid == (1, 2, 4)  # axes that are not cut need no copies
+    assert divided(cube, x, 2.0, 8, (2, 2, 2))[0].copies == pytest.approx(1000 / 8 * (1.4**3 - 1))
+    flat = x * torch.tensor([1, 1, 0])
+    assert divided(System(flat, masses=1.0, units=REDUCED), flat, 0.1, 4)[0].grid[2] == 1
+    assert len(estimates(cube, 1.0, 4096)) == 91
     (whole,) = estimates(cell, 2.0, 1)
     assert whole.copies == 0 and whole.owned == 1000
-    with pytest.raises(ValueError, match="fewer atoms than processes"):
-        Domains.of((4, 1, 1), x[:3])
+    with pytest.raises(ValueError, match="3 atoms cannot be divided among 4 processes"):
+        divided(System(x[:3], masses=1.0, units=REDUCED), x[:3], 0.1, 4)
+
+
+def drifting() -> tuple[System, LennardJones]:
+    """A cluster that flies out of the boxes that were cut for it at first."""
+    x = fluid(3).positions[0]
+    v = torch.tensor([0.0, 0, 40]) + 0.1 * torch.sin(x * 7)
+    return System(x, masses=1.0, velocities=v, units=REDUCED), lennard_jones()
+
+
+def drifted(ranks: int):
+    system, potential = drifting()
+    simulation = DecomposedSimulation(system, potential, VelocityVerlet(0.002), grid=(1, 1, ranks), guard=None,
+                                      group=group_of(ranks)).run(150)  # fmt: skip
+    assert simulation.whole().positions[..., 2].min() > 10
+    return simulation.whole().positions
+
+
+def test_boxes_that_are_empty_are_cut_anew(pool):
+    pool.run(start)
+    system, potential = drifting()
+    expected = Simulation(system, potential, VelocityVerlet(0.002), guard=None).run(150).positions
+    for ranks in (2, 4):
+        for x in pool.run(drifted, ranks):
+            torch.testing.assert_close(x, expected, rtol=0, atol=1e-9)
+
+
+class Noted:
+    collective = True
+    every = 5
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def __call__(self, simulation: Simulation) -> None:
+        self.notes.append(type(self).__name__)
+
+
+class First(Noted):
+    collective = False
+
+
+class Last(Noted):
+    collective = False
+
+
+def order() -> list[str]:
+    system, potential, dt, t = crystal()
+    notes: list[str] = []
+    simulation = DecomposedSimulation(system, potential, VelocityVerlet(dt)).thermalize(t)
+    simulation.run(5, [First(notes), Noted(notes), Last(notes)])
+    return notes
+
+
+def test_callbacks_are_called_in_the_order_given(pool):
+    pool.run(start)
+    first, *others = pool.run(order)
+    assert first == ["First", "Noted", "Last"] and others == [["Noted"]] * 3

@@ -11,14 +11,15 @@ the order of sums. Noise depends on the number of an atom, not on its process.
     simulation = DecomposedSimulation(system, potential, Langevin(0.002, 300.0, friction=1.0))
     simulation.run(10_000, [Log("log.csv", 100), Trajectory("run.h5md", 100), Restart("run.safetensors", 1000)])
 
-Every process calls `run`. Callbacks are called in the first process, with a simulation of all atoms.
+Every process calls `run` with the same callbacks, which are called in the first one, with a simulation of all atoms.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from tutti.science.mol.dynamics.barostat import CellRescaling
 from tutti.science.mol.dynamics.constraints import groups
-from tutti.science.mol.dynamics.domains import Domains, Frame, best_grid
+from tutti.science.mol.dynamics.domains import Frame, divided
 from tutti.science.mol.dynamics.exchange import Exchange, Route
 from tutti.science.mol.dynamics.guard import Guard, Unstable
 from tutti.science.mol.dynamics.integrators import Integrator
@@ -59,11 +60,8 @@ class DecomposedSimulation(Simulation):
         self.exchange = Exchange(group)
         self.writes = self.exchange.rank == 0
         skin = SKIN * potential.cutoff if skin is None else skin
-        self.reach = potential.reach + skin
-        self.plan = best_grid(system, self.reach, self.exchange.size, grid)
+        self.reach, self.grid = potential.reach + skin, grid
         self.leader = _leaders(potential, system.atoms)
-        coordinates = self._coordinates(system.positions[0].detach(), system, self.leader)
-        self.domains = Domains.of(self.plan.grid, coordinates[self.leader])
         self.all_potential, self.all_species, self.all_masses = potential, system.species, system.masses
         self.all_charges = system.charges
         self.failure, self.names, self._builds = "", [], 0
@@ -86,14 +84,18 @@ class DecomposedSimulation(Simulation):
 
     # --- who has what ---
 
-    def _coordinates(self, positions: Tensor, system: System, leader: Tensor) -> Tensor:
-        return Frame.of(system.cell, system.pbc).coordinates(positions, leader)
+    def _coordinates(self, positions: Tensor, leader: Tensor) -> Tensor:
+        return Frame.of(self.cell, self.system.pbc).coordinates(positions, leader)
 
     def _own(self, table: Tensor) -> None:
-        """Take the atoms of this process's box from a table (atoms, w) of positions, velocities and what else belongs
-        to atoms."""
-        s = self._coordinates(table[:, :3], self.system, self.leader)
-        numbers = (self.domains.owner(s[self.leader]) == self.exchange.rank).nonzero().flatten()
+        """Divide space anew, and take the atoms of this process's box from a table (atoms, w) of positions, velocities
+        and what else belongs to atoms. The table is that of the first process."""
+        self.exchange.share(table)
+        s = self._coordinates(table[:, :3], self.leader)[self.leader]
+        whole = replace(self.system, positions=table[:, :3], velocities=None, species=None, masses=1.0, charges=None,
+                        names=None, residues=None, bonds=None)  # fmt: skip
+        self.plan, self.domains = divided(whole, s, self.reach, self.exchange.size, self.grid)
+        numbers = (self.domains.owner(s) == self.exchange.rank).nonzero().flatten()
         self._settle(numbers, table[numbers])
 
     def _migrate(self) -> None:
@@ -101,9 +103,13 @@ class DecomposedSimulation(Simulation):
         table = torch.cat([x[0, : self.part.owned] for x in self._of_atoms()], 1)
         numbers = self.numbers[: self.part.owned]
         leader = torch.searchsorted(numbers, self.leader[numbers])
-        owner = self.domains.owner(self._coordinates(table[:, :3], self.system, leader)[leader])
+        owner = self.domains.owner(self._coordinates(table[:, :3], leader)[leader])
         rows = torch.cat([numbers[:, None].to(torch.float64), table], 1)
         rows = torch.cat(self.exchange.send([rows[owner == rank] for rank in range(self.exchange.size)]))
+        if bool((self.exchange.gather(torch.tensor([len(rows)], dtype=torch.float64)) == 0).any()):
+            rows = torch.cat(self.exchange.send([rows] * self.exchange.size))
+            self._own(rows[rows[:, 0].argsort(), 1:])
+            return
         rows = rows[rows[:, 0].argsort()]
         self._settle(rows[:, 0].to(torch.int64), rows[:, 1:])
 
@@ -116,18 +122,15 @@ class DecomposedSimulation(Simulation):
     def _settle(self, numbers: Tensor, table: Tensor) -> None:
         """Own the atoms of these numbers, in their order; get copies of those nearby; build the list of pairs."""
         x, exchange = table[:, :3], self.exchange
-        s = self._coordinates(x, self.system, torch.searchsorted(numbers, self.leader[numbers]))
-        edge = x.new_full((1, 3), torch.inf)
-        boxes = exchange.gather(torch.cat([torch.cat([s, edge]).amin(0), torch.cat([s, -edge]).amax(0)]))
-        if bool(boxes.isinf().any()):
-            raise ValueError(
-                f"the box of process {int(boxes.isinf().any(1).nonzero()[0])} has no atoms left; take fewer processes"
-            )
+        s = self._coordinates(x, torch.searchsorted(numbers, self.leader[numbers]))
+        boxes = exchange.gather(torch.cat([s.amin(0), s.amax(0), s.new_tensor([len(s)])]))
+        if int(boxes[:, 6].sum()) != self.atoms:
+            raise ValueError("the processes do not agree on who has which atoms: give all of them the same system")
         frame = Frame.of(self.cell, self.system.pbc)
         margin = self.reach / frame.width * (1 + 1e-9)
         sent = []
         for rank, box in enumerate(boxes):
-            low, high = box[:3] - margin - s, box[3:] + margin - s
+            low, high = box[:3] - margin - s, box[3:6] + margin - s
             near = torch.where(frame.repeats, low.ceil() <= high.floor(), (low <= 0) & (high >= 0)).all(1)
             sent.append(near.nonzero().flatten() if rank != exchange.rank else torch.zeros(0, dtype=torch.int64))
         rows = exchange.send([torch.cat([numbers[i, None].to(torch.float64), x[i]], 1) for i in sent])
@@ -171,7 +174,7 @@ class DecomposedSimulation(Simulation):
                 " time step or minimise the energy first"
             )
         head = x.new_zeros(self.route.header)
-        head[0], head[1:MOVED] = bool(self.failure), self.neighbors.motion(x, self.cell)
+        head[0], head[1:MOVED] = bool(self.failure), self._motion()
         heads, copies = self.route.forward(head, x[0])
         self._stop_if_failed(heads[:, 0])
         if heads[:, 1:3].flatten().topk(2).values.sum() <= heads[:, 3].min():
@@ -179,6 +182,13 @@ class DecomposedSimulation(Simulation):
         else:
             self._migrate()
         self._evaluate(virial)
+
+    def _motion(self) -> Tensor:
+        """`NeighborList.motion`. What must not be exceeded is that of copies too, which may be beyond the cutoff."""
+        motion, skin = self.neighbors.motion(self.positions, self.cell), self.neighbors.skin
+        strain = (skin - motion[2]) / (self.neighbors.cutoff + skin)
+        motion[2] = skin - strain * self.reach
+        return motion
 
     def _evaluate(self, virial: bool = False) -> None:
         """With copies and lists up to date."""
@@ -207,9 +217,15 @@ class DecomposedSimulation(Simulation):
     # --- running ---
 
     def run(self, steps: int, callbacks: Iterable[Callback] = ()) -> Simulation:
-        super().run(steps, callbacks)
-        if failure := next(filter(None, self.exchange.gather_objects(self.failure)), None):
-            raise Unstable(f"step {self.count}: {failure}")
+        calls = list(callbacks)
+        kinds = self.exchange.gather_objects([(type(call).__name__, call.every) for call in calls])
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError(f"all processes give the same callbacks to run, not {kinds}")
+        super().run(steps, calls)
+        try:
+            self._stop_if_failed(self.exchange.gather(torch.tensor([bool(self.failure)], dtype=torch.float64)))
+        except ValueError as error:
+            raise Unstable(f"step {self.count}: {error}") from None
         return self
 
     def _fail(self, message: str) -> None:
@@ -230,26 +246,29 @@ class DecomposedSimulation(Simulation):
             raise
 
     def call(self, callbacks: Sequence[Callback]) -> None:
-        for callback in callbacks:
-            if getattr(callback, "collective", False):
-                callback(self)
-        rest = [callback for callback in callbacks if not getattr(callback, "collective", False)]
-        if not rest:
-            return
-        if self.evaluation.virial is None and any(getattr(callback, "pressure", False) for callback in rest):
-            self.evaluation.virial = self.virial() if self.cell is not None else None
-        whole = self._gathered(everywhere=False)
+        for collective, some in groupby(callbacks, lambda call: getattr(call, "collective", False)):
+            if collective:
+                super().call(list(some))
+                continue
+            rest = list(some)
+            if self.evaluation.virial is None and any(getattr(call, "pressure", False) for call in rest):
+                self.evaluation.virial = self.virial() if self.cell is not None else None
+            whole = self._gathered(everywhere=False)
+            self.together(lambda whole=whole, rest=rest: whole.call(rest) if whole else None, first=True)
+
+    def together(self, work: Callable[[], None], first: bool = False) -> None:
         error: Exception | None = None
-        if whole is not None:
+        if self.writes or not first:
             try:
-                whole.call(rest)
+                work()
             except Exception as raised:
                 error = raised
         failures = self.exchange.gather_objects("" if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        if failures[0]:
-            raise Unstable(f"step {self.count}: the first process stopped: {failures[0]}")
+        for rank, failure in enumerate(failures):
+            if failure:
+                raise Unstable(f"step {self.count}: process {rank} stopped: {failure}")
 
     # --- all atoms ---
 
@@ -260,15 +279,19 @@ class DecomposedSimulation(Simulation):
 
     def _gathered(self, everywhere: bool) -> Simulation | None:
         """The state of all atoms, in every process or in the first one."""
-        owned = self.part.owned
-        columns = [self.numbers[:owned, None].to(torch.float64), self.forces[0, :owned]]
-        rows = torch.cat([*columns, *(x[0, :owned] for x in self._of_atoms())], 1)
+        rows = self._rows()
         sent = [rows if everywhere or rank == 0 else rows[:0] for rank in range(self.exchange.size)]
         rows = torch.cat(self.exchange.send(sent))
         if not len(rows):
             return None
         f, x, v, *more = rows[rows[:, 0].argsort()][None, :, 1:].split(3, 2)
         return _Whole(self, x, v, f, more)
+
+    def _rows(self) -> Tensor:
+        """(owned, w): number, force, position, velocity, and what else belongs to atoms."""
+        owned = self.part.owned
+        columns = [self.numbers[:owned, None].to(torch.float64), self.forces[0, :owned]]
+        return torch.cat([*columns, *(x[0, :owned] for x in self._of_atoms())], 1)
 
     def adopt(self, whole: Simulation) -> None:
         self.count, self.seed = whole.count, whole.seed
@@ -281,7 +304,9 @@ class DecomposedSimulation(Simulation):
         self._evaluate()
 
     def renew(self) -> None:
-        self._migrate()
+        """Divide space anew and build the lists, as a simulation does that reads a restart file."""
+        rows = torch.cat(self.exchange.send([self._rows()] * self.exchange.size))
+        self._own(rows[rows[:, 0].argsort(), 4:])
         self._evaluate()
 
 

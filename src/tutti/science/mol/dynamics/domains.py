@@ -1,7 +1,8 @@
 """How space is divided among processes: a grid of boxes in fractional coordinates, each with as many atoms.
 
 Axis 0 is cut at quantiles of the atoms, each slab along axis 1, each column along axis 2. So every process begins with
-the same number of atoms, also where they are not spread evenly. Cuts stay where they are for the whole run.
+the same number of atoms, also where they are not spread evenly. Cuts stay until a restart file is written or read, or
+until a box is empty.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ class Domains:
 
 
 def _quantiles(values: Tensor, parts: int) -> Tensor:
-    """(parts - 1) places that divide values into parts of equal number, halfway between two of them."""
+    """(parts - 1) places that divide values into parts of equal number, halfway between two of them; infinite if there
+    are too few values."""
     if len(values) < parts:
-        raise ValueError("there are fewer atoms than processes; take fewer processes")
+        return torch.full((parts - 1,), torch.inf, dtype=torch.float64)
     ordered = values.sort().values
     at = torch.arange(1, parts) * len(values) // parts
     return (ordered[at - 1] + ordered[at]) / 2
@@ -108,12 +110,22 @@ def estimates(system: System, reach: float, processes: int) -> list[Estimate]:
     return sorted(found, key=lambda x: (x.copies, x.grid))
 
 
-def best_grid(system: System, reach: float, processes: int, grid: Sequence[int] | None = None) -> Estimate:
-    """The grid of fewest copies, or the one given."""
-    found = estimates(system, reach, processes)
-    if grid is None:
-        return found[0]
-    for estimate in found:
-        if estimate.grid == tuple(grid):
-            return estimate
-    raise ValueError(f"the grid {tuple(grid)} has {math.prod(grid)} boxes, but there are {processes} processes")
+def divided(
+    system: System, coordinates: Tensor, reach: float, processes: int, grid: Sequence[int] | None = None
+) -> tuple[Estimate, Domains]:
+    """The grid that needs the fewest copies of those whose boxes all have atoms, or the one given; and its cuts.
+
+    coordinates: (N, 3), that decide to which box each atom belongs. Raises ValueError if there is no such grid.
+    """
+    known = estimates(system, reach, processes)
+    if grid is not None and not any(estimate.grid == tuple(grid) for estimate in known):
+        raise ValueError(f"the grid {tuple(grid)} has {math.prod(grid)} boxes, but there are {processes} processes")
+    for estimate in known:
+        if grid is None or estimate.grid == tuple(grid):
+            domains = Domains.of(estimate.grid, coordinates)
+            if int(torch.bincount(domains.owner(coordinates), minlength=processes).min()):
+                return estimate, domains
+    raise ValueError(
+        f"{len(coordinates)} atoms cannot be divided among {processes} processes so that each has some; take fewer"
+        " processes"
+    )

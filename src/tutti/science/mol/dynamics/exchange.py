@@ -51,9 +51,10 @@ class Exchange:
         dist.all_to_all_single(out, torch.cat(rows), sizes, sent.tolist(), group=self.group)
         return list(out.split(sizes))
 
-    def collect(self, rows: Tensor) -> list[Tensor]:
-        """Rows (n, w) of every process, in every process."""
-        return self.send([rows] * self.size)
+    def share(self, values: Tensor) -> Tensor:
+        """Those of the first process, in every process, in place."""
+        dist.broadcast(values, group=self.group, group_src=0)
+        return values
 
 
 class Route:

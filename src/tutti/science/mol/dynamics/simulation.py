@@ -6,7 +6,7 @@ simulation.run(10_000, [Log("log.csv", 100), Trajectory("run.h5md", 100)])
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -261,6 +261,10 @@ class Simulation:
 
     def watch(self, guard: Guard) -> None:
         guard.check(self)
+
+    def together(self, work: Callable[[], None], first: bool = False) -> None:
+        """Do something in every process that shares the simulation, or in the first one. If one fails, all do."""
+        work()
 
     def call(self, callbacks: Sequence[Callback]) -> None:
         for callback in callbacks:
