@@ -65,9 +65,11 @@ def save(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = (
     if simulation.guard is not None:
         simulation.watch(simulation.guard)
     simulation.renew()
-    simulation = simulation.whole()
-    if not simulation.writes:
-        return
+    whole = simulation.whole()
+    simulation.together(lambda: _write(whole, Path(path), parts), first=True)
+
+
+def _write(simulation: Simulation, path: Path, parts: Sequence[Stateful]) -> None:
     tensors = {
         "positions": simulation.positions,
         "velocities": simulation.velocities,
@@ -87,10 +89,9 @@ def save(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = (
         "dt": simulation.updater.dt,
     }
     header = {"tutti.md": json.dumps(about)}
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f"{target.name}.{os.getpid()}")
-    with writing(target):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    with writing(path):
         try:
             save_file({k: v.detach().contiguous().clone() for k, v in tensors.items()}, scratch, header)
             with open(scratch, "rb") as file:
@@ -98,18 +99,37 @@ def save(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = (
         except (OSError, SafetensorError) as error:
             scratch.unlink(missing_ok=True)
             raise OSError(str(error)) from None
-    if target.exists():
-        old = _previous(target)
+    if path.exists():
+        old = _previous(path)
         old.unlink(missing_ok=True)
         try:
-            os.link(target, old)
+            os.link(path, old)
         except OSError:  # a file system without hard links
-            shutil.copyfile(target, old)
-    scratch.replace(target)
+            shutil.copyfile(path, old)
+    scratch.replace(path)
 
 
 def _previous(path: Path) -> Path:
     return path.with_name(f"{path.name}.old")
+
+
+def _read(path: Path) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Step, seed, updater, units and time step, and the tensors."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {})["tutti.md"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        names = ("step", "seed", "updater", "units", "dt") if about["format"] == FORMAT else ()
+        header = [about[name] for name in names]
+    except FileNotFoundError:
+        raise ValueError(f"there is no restart file {path}") from None
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        old = _previous(path)
+        remedy = f"; put the one before it, {old}, in its place" if old.exists() else ""
+        raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}{remedy}") from None
+    if not header:
+        raise ValueError(f"{path} has format {about['format']}; this version reads {FORMAT}")
+    return header, tensors
 
 
 def load(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = ()) -> None:
@@ -118,21 +138,9 @@ def load(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = (
     Where processes share the simulation, all of them call this; the file may be that of any number of processes.
     parts: as in `save`. Raises ValueError for a file that is damaged, of another system, or of another time step.
     """
-    try:
-        with safe_open(str(path), "pt") as file:
-            about = json.loads((file.metadata() or {})["tutti.md"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        names = ("step", "seed", "updater", "units", "dt") if about["format"] == FORMAT else ()
-        header = [about[name] for name in names]
-    except FileNotFoundError:
-        raise ValueError(f"there is no restart file {path}") from None
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        old = _previous(Path(path))
-        remedy = f"; put the one before it, {old}, in its place" if old.exists() else ""
-        raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}{remedy}") from None
-    if not header:
-        raise ValueError(f"{path} has format {about['format']}; this version reads {FORMAT}")
-    step, seed, updater, units, dt = header
+    content: list[Any] = []
+    simulation.together(lambda: content.extend(_read(Path(path))))
+    (step, seed, updater, units, dt), tensors = content
     shared, simulation = simulation, simulation.whole()
     system = simulation.system
     if updater != type(simulation.updater).__name__ or units not in PRESETS or PRESETS[units] != system.units:

@@ -238,9 +238,7 @@ class Simulation:
         `guard.every` steps, at the end, and before a restart file is written.
         """
         calls = list(callbacks)
-        for call in calls:
-            if isinstance(call, Output):
-                call.check(self)
+        self.together(lambda: self._check(calls), first=True)
         guard = self.guard
         with progress("simulation") as tell:
             pace, end = Pace(steps), self.count + steps
@@ -258,6 +256,11 @@ class Simulation:
             if guard is not None and self.count % guard.every:
                 self.watch(guard)
         return self
+
+    def _check(self, callbacks: Sequence[Callback]) -> None:
+        for callback in callbacks:
+            if isinstance(callback, Output):
+                callback.check(self)
 
     def watch(self, guard: Guard) -> None:
         guard.check(self)
