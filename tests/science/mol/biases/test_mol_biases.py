@@ -21,7 +21,7 @@ from tutti.science.mol.biases import (
     ladder,
 )
 from tutti.science.mol.dynamics import Langevin, Simulation
-from tutti.science.mol.dynamics.restart import Restart, load, save
+from tutti.science.mol.dynamics.restart import load, save
 from tutti.science.mol.potential import Potential, Sum
 from tutti.science.mol.system import System
 from tutti.science.mol.units import REDUCED
@@ -153,20 +153,6 @@ def test_replica_exchange_samples_every_temperature():
     expected = torch.exp(((1 / temperature[0] - 1 / temperature[1]) * (a - b)).clamp(max=0)).mean()
     assert float(exchange.acceptance[0]) == pytest.approx(float(expected), abs=0.06)
     assert len(set(exchange.walkers.tolist())) == 3
-
-
-def test_replica_exchange_goes_on_with_its_walkers(tmp_path):
-    def simulation() -> Simulation:
-        system = System(torch.zeros(4, 3), masses=1.0, units=REDUCED).replicate(3)
-        return Simulation(system, Wells(), Langevin(0.3, ladder(1.0, 2.0, 3), 1.0), guard=None).thermalize(1.0)
-
-    whole, first, again = ReplicaExchange(5), ReplicaExchange(5), ReplicaExchange(5)
-    simulation().run(200, [whole])
-    simulation().run(100, [first, Restart(tmp_path / "r", 100, [first])])
-    second = simulation()
-    load(second, tmp_path / "r", [again])
-    second.run(100, [again])
-    assert again.walkers.tolist() == whole.walkers.tolist() and torch.equal(again.acceptance, whole.acceptance)
 
 
 def test_integrated_tempering_samples_and_reweights():

@@ -15,6 +15,7 @@ import torch
 from mol_systems import fluid, lennard_jones
 from safetensors.torch import save_file
 
+from tutti.science.mol.biases import ReplicaExchange, ladder
 from tutti.science.mol.dynamics import (
     CellRescaling,
     Guard,
@@ -170,6 +171,21 @@ def test_a_drift_of_the_energy_is_stopped():
     simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.02), guard=guard).thermalize(1.5)
     with pytest.raises(Unstable, match="the conserved energy has changed by"):
         simulation.run(2000)
+
+
+def test_replica_exchange_goes_on_with_its_walkers(tmp_path):
+    def simulation() -> Simulation:
+        langevin = Langevin(0.004, ladder(1.0, 1.1, 3), 1.0)
+        return Simulation(fluid(2).replicate(3), lennard_jones(1.5), langevin).thermalize(1.0)
+
+    whole, first, again = ReplicaExchange(5), ReplicaExchange(5), ReplicaExchange(5)
+    simulation().run(100, [whole, Restart(tmp_path / "whole", 50)])
+    simulation().run(50, [first, Restart(tmp_path / "r", 50, [first])])
+    second = simulation()
+    load(second, tmp_path / "r", [again])
+    second.run(50, [again])
+    assert again.walkers.tolist() == whole.walkers.tolist() and again.tried.tolist() == [10, 10]
+    assert torch.equal(again.acceptance, whole.acceptance) and float(whole.acceptance.min()) > 0
 
 
 @contextmanager
