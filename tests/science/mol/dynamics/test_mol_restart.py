@@ -145,6 +145,12 @@ def test_what_trajectories_refuse(tmp_path):
     simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004))
     with pytest.raises(ValueError, match="is no H5MD file that can go on"):
         Trajectory(tmp_path / "a.h5md", 1, resume=True)(simulation)
+    Trajectory(tmp_path / "b.h5md", 1)(simulation)
+    for other, atoms in ((fluid(2), 32), (fluid(2).replicate(2), 32)):
+        with pytest.raises(ValueError, match=rf"is of another system: its atoms are .*'all': 108.*, not .*{atoms}"):
+            Trajectory(tmp_path / "b.h5md", 1, resume=True)(
+                Simulation(other, lennard_jones(1.5), VelocityVerlet(0.004))
+            )
     with pytest.raises(ValueError, match="holds one replica"):
         Trajectory(tmp_path / "a.xyz", 1)(Simulation(fluid().replicate(2), lennard_jones(), VelocityVerlet(0.004)))
 
@@ -347,8 +353,9 @@ def test_a_second_run_does_not_replace_the_file_of_the_first(output, tmp_path):
         ("a.csv", b"\xff\xfe\x00\n", 1),
         ("a.csv", b"step,energy\n", 1),
         ("a.xyz", b"garbage\nmore\n", 1),
-        ("a.xyz", b"1\n step=1 \nAr 0 0 0\n\n\n", 4),
-        ("a.xyz", b"1\nno number of a step\nAr 0 0 0\n", 1),
+        ("a.xyz", b"108\n step=1 \n" + b"Ar 0 0 0\n" * 108 + b"\n\n", 111),
+        ("a.xyz", b"108\nno number of a step\n" + b"Ar 0 0 0\n" * 108, 1),
+        ("a.xyz", b"107\n step=1 \n" + b"Ar 0 0 0\n" * 107, 1),
         ("a.xyz", b"\xff\xfe\n\xff\n\n", 1),
         ("a.xyz", b"-1\n step=1 \n", 1),
         ("a.xyz", b"0\n step=1 \n", 1),
@@ -373,7 +380,7 @@ def test_a_torn_end_is_left_out(name, tmp_path):
     simulation = Simulation(fluid(), lennard_jones(), VelocityVerlet(0.004)).thermalize(1.0)
     simulation.run(20, [output(path, 10)])
     text = path.read_bytes()
-    for end in (len(text) - 3, len(text) // 2 + 20, 10, 0):
+    for end in (len(text) - 3, len(text) // 2 + 20, len(text) // 2 + 2, 10, 2, 0):
         path.write_bytes(text[:end])
         output(path, 10, resume=True)(simulation)
         assert path.read_bytes().endswith(text[len(text) // 2 + 40 :])

@@ -19,7 +19,7 @@ COLUMNS = ("step", "replica", "time", "potential", "kinetic", "temperature", "co
 
 
 def units_of(units: Units) -> dict[str, str]:
-    """What the columns are in, by their names; empty for reduced units."""
+    """What the columns are in, by their names; empty for units without names, such as reduced ones."""
     if PRESETS.get(units.name) != units or units.name not in LABELS:
         return {}
     energy, time, volume = LABELS[units.name]
@@ -30,8 +30,8 @@ def units_of(units: Units) -> dict[str, str]:
 class Log(Output):
     """A callback that adds a line to a CSV file every `every` steps, in the units of the system, pressure in bar.
 
-    The names of columns have the units, as in "potential (kJ/mol)" and "pressure (bar)"; without them, columns are in
-    reduced units.
+    The names of columns have the units, as in "potential (kJ/mol)" and "pressure (bar)". Reduced units and others that
+    have no name in `units.PRESETS` are not named, and the pressure is in them too.
 
     resume: keep the lines up to the simulation's step. pressure: costs an evaluation with virial for each line.
     """

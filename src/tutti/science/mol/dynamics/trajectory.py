@@ -54,9 +54,11 @@ class XYZ(Trajectory):
         keep, number = 0, 1
         with open(self.path, "rb") as file:
             while head := file.readline():
+                if str(simulation.atoms).encode().startswith(head):  # without the end of the line: interrupted
+                    break
                 line = file.readline()
                 try:
-                    if (count := int(head)) < 1:
+                    if (count := int(head)) != simulation.atoms:
                         raise ValueError
                     atoms = list(islice(file, count))
                     whole = len(atoms) == count and atoms[-1].endswith(b"\n")
@@ -64,8 +66,8 @@ class XYZ(Trajectory):
                         break
                 except (ValueError, OverflowError):
                     raise ValueError(
-                        f"{self.path}, line {number}: no frame of a trajectory with steps; move the file away, or pass"
-                        " another path"
+                        f"{self.path}, line {number}: no frame of {simulation.atoms} atoms with its step; move the file"
+                        " away, or pass another path"
                     ) from None
                 if not whole:  # the last one, which was interrupted
                     break
@@ -134,12 +136,17 @@ class H5MD(Trajectory):
         try:
             with h5py.File(self.path, "r+") as opened:
                 file: Any = opened
+                groups, system = file["particles"], simulation.system
+                expected = {_name(r, system.replicas): system.atoms for r in range(system.replicas)}
+                atoms = {name: len(groups[name]["species"]) for name in groups}
+                if atoms != expected:
+                    raise ValueError(f"{self.path} is of another system: its atoms are {atoms}, not {expected}")
                 elements = _elements(file)
                 keep = min(int(np.searchsorted(element["step"][:], simulation.count)) for element in elements)
                 for element in elements:
                     for name in ("step", "time", "value"):
                         element[name].resize(keep, 0)
-        except (OSError, RuntimeError, KeyError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is no H5MD file that can go on: {error}; move it away") from None
 
     def add(self, simulation: Simulation) -> None:
@@ -216,7 +223,9 @@ def read_h5md(path: str | Path, replica: int | None = None) -> dict[str, np.ndar
             group = file["particles"]["all" if replica is None else f"replica{replica}"]
             names = {"positions": "position", "velocities": "velocity", "cells": "box/edges"}
             names = {k: name for k, name in names.items() if name in group}
-            whole = min(len(group[name]["step"]) for name in names.values())  # the last frame may be unfinished
+            whole = min(
+                len(group[name]["step"]) for name in ("position", *names.values())
+            )  # the last may be unfinished
             frames = {part: group["position"][part][:whole] for part in ("step", "time")}
             return frames | {k: group[name]["value"][:whole] for k, name in names.items()}
     except (OSError, KeyError, TypeError, AttributeError) as error:
