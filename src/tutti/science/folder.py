@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,25 @@ def write(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.tmp")
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of writing in the block (OSError, RuntimeError of HDF5) become an OSError of one line with the path."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
+        raise OSError(f"{path} cannot be written: {reason}") from None
+
+
+def append(path: Path, text: str) -> None:
+    """Add text to a file, all of it or nothing. Raises OSError of one line if it cannot be written."""
+    with writing(path):
+        end = path.stat().st_size
+        try:
+            with open(path, "a", newline="", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:
+            os.truncate(path, end)
+            raise

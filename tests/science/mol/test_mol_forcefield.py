@@ -1,14 +1,16 @@
 """Force fields from files against OpenMM's Reference platform, term by term; boxes of water."""
 
+import gc
 import json
 import math
 import random
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from tutti.science.mol.forcefield import WATER, ForceField, Nonbonding, load_openmm, read_system, water_box
+from tutti.science.mol.forcefield import WATER, ForceField, Nonbonding, load_amber, load_openmm, read_system, water_box
 from tutti.science.mol.forcefield.files import _refuse_scripts
 
 FOLDER = Path(__file__).parent / "openmm"
@@ -188,3 +190,39 @@ def test_water_that_openmm_does_not_have_is_refused(water):
             solvate=0.5,
             water=water,
         )
+
+
+def test_a_cell_is_not_dropped_without_a_word(tmp_path):
+    pdb = FOLDER.parents[3] / "runs" / "alanine_dipeptide.pdb"
+    path = tmp_path / "a.pdb"
+    path.write_text("CRYST1   30.000   30.000   30.000  90.00  90.00  90.00 P 1           1\n" + pdb.read_text())
+    files = ["amber14/protein.ff14SB.xml"]
+    with pytest.raises(ValueError, match=r"have a cell, and method 'none' is for molecules without one; use 'pme'"):
+        load_openmm(path, files, Nonbonding("none"))
+    assert load_openmm(pdb, files, Nonbonding("none"))[0].cell is None
+
+
+@pytest.mark.parametrize(
+    ("keep", "reason"),
+    [
+        (0, "IndexError"),
+        (12, r"ValueError: No template found for residue 1 \(ALA\)"),
+        (-1, "UnicodeDecodeError"),
+        (None, r"FileNotFoundError: \[Errno 2\] No such file"),
+    ],
+)
+def test_structures_that_openmm_cannot_take_are_named(keep, reason, tmp_path):
+    pytest.importorskip("openmm")
+    path, pdb = tmp_path / "a.pdb", FOLDER.parents[3] / "runs" / "alanine_dipeptide.pdb"
+    if keep is not None:
+        path.write_bytes(b"".join(pdb.read_bytes().splitlines(True)[:keep]) if keep >= 0 else b"\xff\x80" * 99)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # OpenMM leaves files open
+        with pytest.raises(ValueError, match=rf"^OpenMM cannot take \S*a.pdb.*: {reason}") as error:
+            load_openmm(path, ["amber14/protein.ff14SB.xml"], Nonbonding("none"))
+        assert "\n" not in str(error.value)
+        if keep is not None:
+            with pytest.raises(ValueError, match=r"^OpenMM cannot take \S*a.pdb: .*Error"):
+                load_amber(path, path)
+        del error
+        gc.collect()

@@ -20,7 +20,7 @@ from tutti.science.folder import differing, note
 from tutti.science.mol import figures
 from tutti.science.mol.config import MDConfig
 from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
-from tutti.science.mol.dynamics.log import Log
+from tutti.science.mol.dynamics.log import Log, units_of
 from tutti.science.mol.dynamics.minimize import Fire, largest_force, minimize
 from tutti.science.mol.dynamics.restart import Restart, load, save
 from tutti.science.mol.dynamics.simulation import Simulation
@@ -56,16 +56,22 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
     steps: instead of the config's, to go on longer. The processes of a job share the simulation. Raises ValueError for
     a folder of another config.
     """
+    if steps < 0:
+        raise ValueError(f"--steps is {steps}; expected 1 or more, or 0 for those of the config")
     config, processes = MDConfig.load(path), world_size()
     folder = Path(out) if out else Path("out/md") / path.stem
     CONSOLE.quiet = rank() > 0
     if processes > 1 and not dist.is_initialized():
         dist.init_process_group("gloo", timeout=PATIENCE)
     system, potential = config.build(path.parent)
+    distribution = _distribution(config, system)
     network = potential.network if isinstance(potential, NetworkPotential) else None
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _same(config, folder, network)
+        if not (folder / "restart.safetensors").exists():  # of a run that cannot go on
+            for name in ("log.csv", f"trajectory.{config.output.format}"):
+                (folder / name).unlink(missing_ok=True)
     if processes > 1:
         dist.barrier()
     if network is not None:
@@ -79,8 +85,9 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
         force = largest_force(Simulation(system, potential, Fire(), guard=None))
         CONSOLE.print(f"minimised: the largest force is {force:.3g}")
     simulation = config.simulation(system, potential, shared=processes > 1)
+    parts = [distribution] if distribution else []
     if goes_on:
-        load(simulation, restart)
+        load(simulation, restart, parts)
         CONSOLE.print(f"{folder}: goes on at step {simulation.count:,}")
     else:
         simulation.thermalize(config.run.temperature)
@@ -100,19 +107,18 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
         f"{size}, {total - simulation.count:,} steps of {config.run.dt:g}, {type(simulation.updater).__name__}"
     )
     begin, first = time.perf_counter(), simulation.count
-    distribution = _distribution(config, system)
-    keep = [Restart(restart, config.output.restart)] if config.output.restart else []
+    keep = [Restart(restart, config.output.restart, parts)] if config.output.restart else []
     with noted(signal.SIGINT, signal.SIGTERM) as received:
         try:
             if simulation.count < equilibrate:
                 simulation.run(equilibrate - simulation.count, [*keep, _Stop(received)])
-            calls = _callbacks(config, folder, goes_on and first >= equilibrate, distribution)
+            calls = _callbacks(config, folder, distribution)
             simulation.run(total - simulation.count, [*calls, *keep, _Stop(received)])
         except Interrupted:
-            save(simulation, restart)
+            save(simulation, restart, parts)
             CONSOLE.print(f"step {simulation.count:,}: saved; the same command goes on")
             raise
-    save(simulation, restart)
+    save(simulation, restart, parts)
     seconds = time.perf_counter() - begin
     if rank():
         return
@@ -147,14 +153,14 @@ def _same(config: MDConfig, folder: Path, network: Any) -> None:
     note(tables, path)
 
 
-def _callbacks(config: MDConfig, folder: Path, goes_on: bool, distribution: RadialDistribution | None) -> list[Any]:
+def _callbacks(config: MDConfig, folder: Path, distribution: RadialDistribution | None) -> list[Any]:
     out = config.output
     calls: list[Any] = []
     if out.log:
-        calls.append(Log(folder / "log.csv", out.log, goes_on))
+        calls.append(Log(folder / "log.csv", out.log, resume=True))
     if out.trajectory:
         path = folder / f"trajectory.{out.format}"
-        calls.append(Trajectory(path, out.trajectory, out.velocities, goes_on))
+        calls.append(Trajectory(path, out.trajectory, out.velocities, resume=True))
     return [*calls, distribution] if distribution else calls
 
 
@@ -162,6 +168,10 @@ def _distribution(config: MDConfig, system: System) -> RadialDistribution | None
     out, species = config.output, system.species
     if not out.rdf:
         return None
+    if system.cell is None or not all(system.pbc):
+        raise ValueError(
+            "output.rdf needs a cell that repeats in three directions, which the system has not: leave it out"
+        )
     kinds: list[Any] = [None, None]
     for k, symbol in enumerate(out.pairs):
         if symbol not in NUMBERS or not bool((species == NUMBERS[symbol]).any()):
@@ -178,7 +188,7 @@ def _report(
     report: dict[str, Any] = {
         "atoms": simulation.atoms, "replicas": simulation.system.replicas, "steps": simulation.count,
         "seconds": seconds, "steps per second": steps / seconds, "threads": torch.get_num_threads(),
-        "processes": world_size(), "neighbor lists": simulation.builds,
+        "processes": world_size(), "neighbor lists": simulation.builds, "units": units_of(simulation.system.units),
     }  # fmt: skip
     if config.output.log:
         series = figures.columns(folder / "log.csv")
@@ -189,17 +199,25 @@ def _report(
         kept = series.get("conserved")
         if kept is not None and len(kept) > 1:
             report["drift per atom"] = float((kept[-1] - kept[0]).abs()) / simulation.atoms
-    if distribution and distribution.each:
+    if distribution and distribution.configurations:
         error = distribution.error.tolist() if len(distribution.each) >= distribution.blocks else None
-        table = {"r": distribution.r.tolist(), "g": distribution.g.tolist(), "error": error}
+        table = {
+            "r": distribution.r.tolist(),
+            "g": distribution.g.tolist(),
+            "error": error,
+            "configurations": distribution.configurations,
+        }
         (folder / "rdf.json").write_text(json.dumps(table) + "\n")
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     return report
 
 
 def _said(report: dict[str, Any]) -> str:
-    parts = [f"{name} {report[name]['mean']:.5g} +- {report[name]['error']:.1g}"
+    unit = {name: f" {label}" for name, label in report["units"].items()}
+    parts = [f"{name} {report[name]['mean']:.5g} +- {report[name]['error']:.1g}{unit.get(name, '')}"
              for name in ("temperature", "potential", "pressure") if name in report]  # fmt: skip
     if "drift per atom" in report:
-        parts.append(f"drift of the conserved energy {report['drift per atom']:.2g} per atom")
+        parts.append(
+            f"drift of the conserved energy {report['drift per atom']:.2g}{unit.get('conserved', '')} per atom"
+        )
     return ", ".join(parts) or f"{report['steps']:,} steps"

@@ -5,7 +5,8 @@ All numbers are in nm, ps, kJ/mol, amu, kelvin and bar, or in reduced units for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,6 +130,10 @@ class MDConfig:
         return config
 
     def check(self) -> None:
+        for section in fields(self):
+            for name, value in vars(getattr(self, section.name)).items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ValueError(f"{section.name}.{name} = {value} is not finite")
         for section, names in {"run": ("dt", "steps"), "system": ("atoms", "molecules", "replicas")}.items():
             for name in names:
                 if not getattr(getattr(self, section), name) > 0:
@@ -154,6 +159,9 @@ class MDConfig:
                 raise ValueError(f"system.kind = {kind!r} needs system.{name}")
         if self.system.solvate and kind != "openmm":
             raise ValueError(f"system.solvate is of system.kind = 'openmm', not of {kind!r}")
+        if forces.method == "none" and (kind == "water" or self.system.solvate):
+            what = "system.solvate gives the molecule" if self.system.solvate else f"system.kind = {kind!r} has"
+            raise ValueError(f"forces.method = 'none' is for molecules without a cell, and {what} one; take 'pme'")
         if kind == "coordinates" and not forces.network:
             raise ValueError("system.kind = 'coordinates' needs forces.network, as coordinates alone have no forces")
         if kind == "lennard_jones" and forces.network:

@@ -12,11 +12,18 @@ from torch import Tensor
 
 
 def columns(path: Path) -> dict[str, Tensor]:
-    """The columns of a log of the first replica, those with numbers."""
+    """The columns of a log of the first replica, those with numbers, by their names without units."""
     with open(path, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["replica"] == "0"]
     names = [n for n in (rows[0] if rows else {}) if rows[0][n]]
-    return {name: torch.tensor([float(row[name]) for row in rows], dtype=torch.float64) for name in names}
+    values = {name: torch.tensor([float(row[name]) for row in rows], dtype=torch.float64) for name in names}
+    return {name.partition(" (")[0]: column for name, column in values.items()}
+
+
+def titles(path: Path) -> dict[str, str]:
+    """The names of the columns of a log with units, by those without."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return {name.partition(" (")[0]: name for name in next(csv.reader(file), [])}
 
 
 def draw(folder: Path) -> None:
@@ -26,7 +33,8 @@ def draw(folder: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    series = columns(folder / "log.csv") if (folder / "log.csv").exists() else {}
+    log = folder / "log.csv"
+    series, names = (columns(log), titles(log)) if log.exists() else ({}, {})
     panels = [n for n in ("potential", "conserved", "temperature", "pressure", "volume") if len(series.get(n, ())) > 1]
     rdf: dict[str, Any] | None = (
         json.loads((folder / "rdf.json").read_text()) if (folder / "rdf.json").exists() else None
@@ -38,7 +46,7 @@ def draw(folder: Path) -> None:
     for axis, name in zip(axes[0], panels, strict=False):
         axis.plot(series["time"], series[name], lw=0.8, color="#3566a8")
         axis.axhline(float(series[name].mean()), lw=0.8, color="#888888", ls=":")
-        axis.set(xlabel="time", title=name)
+        axis.set(xlabel=names["time"], title=names[name])
     if rdf is not None:
         axis = axes[0][-1]
         r, g = torch.tensor(rdf["r"]), torch.tensor(rdf["g"])

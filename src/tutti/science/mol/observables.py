@@ -19,8 +19,12 @@ class RadialDistribution:
     """g(r) between two kinds of atoms, averaged over replicas and calls: a callback, or call `add`.
 
     cutoff: largest distance. first, second: atoms (indices); by default all. blocks: of consecutive configurations,
-    from which the standard error is estimated.
+    from which the standard error is estimated. `configurations` is the number of calls, and `each` the means over
+    `stride` of them; the stride doubles when there are 1024. A `Restart` that has this callback among its parts goes on
+    with what was counted.
     """
+
+    LONGEST = 1024  # of `each`; even
 
     def __init__(
         self, cutoff: float, bins: int = 100, every: int = 10, first: Tensor | None = None,
@@ -31,6 +35,8 @@ class RadialDistribution:
         self.cutoff, self.bins, self.every, self.blocks = float(cutoff), bins, every, blocks
         self.first, self.second = first, second
         self.each: list[Tensor] = []
+        self.configurations, self.stride = 0, 1
+        self._sum = torch.zeros(bins, dtype=torch.float64)  # of configurations that are not in `each` yet
 
     @property
     def r(self) -> Tensor:
@@ -63,14 +69,37 @@ class RadialDistribution:
         edges = torch.arange(self.bins + 1, dtype=torch.float64) * self.cutoff / self.bins
         shells = 4 / 3 * math.pi * (edges[1:] ** 3 - edges[:-1] ** 3)
         ideal = (sizes[0] * sizes[1] - same) / cells.volume(cell)[:, None] * shells
-        self.each.append((counts / ideal).mean(0))
+        self.configurations += 1
+        self._sum += (counts / ideal).mean(0)
+        if self.configurations % self.stride == 0:
+            self.each.append(self._sum / self.stride)
+            self._sum = torch.zeros_like(self._sum)
+        if len(self.each) == self.LONGEST:
+            self.each = [(a + b) / 2 for a, b in zip(self.each[::2], self.each[1::2], strict=True)]
+            self.stride *= 2
+
+    def state(self) -> dict[str, Tensor]:
+        """What was counted, for restart files."""
+        each = torch.stack(self.each) if self.each else torch.zeros(0, self.bins, dtype=torch.float64)
+        return {"each": each, "sum": self._sum, "counts": torch.tensor([self.configurations, self.stride])}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Raises KeyError for a state that is not of such a distribution."""
+        each, rest, counts = (state[name] for name in ("each", "sum", "counts"))
+        if each.shape[1:] != (self.bins,) or rest.shape != (self.bins,) or counts.shape != (2,) or counts[1] < 1:
+            raise KeyError(f"no counts in {self.bins} bins")
+        self.each, self._sum = list(each), rest.clone()
+        self.configurations, self.stride = counts.tolist()
 
     @property
     def g(self) -> Tensor:
         """(bins)"""
-        if not self.each:
+        if not self.configurations:
             raise ValueError("no configuration was added")
-        return torch.stack(self.each).mean(0)
+        total = self._sum
+        if self.each:
+            total = total + self.stride * torch.stack(self.each).sum(0)
+        return total / self.configurations
 
     @property
     def error(self) -> Tensor:

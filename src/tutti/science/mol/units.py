@@ -90,6 +90,11 @@ DIMENSIONS = {  # powers of length, energy and mass
     "pressure": (-3, 1, 0),
     "volume": (3, 0, 0),
 }
+LABELS = {  # of energy, time and volume in systems whose units have a name
+    "MD": ("kJ/mol", "ps", "nm^3"),
+    "eV": ("eV", "angstrom sqrt(amu/eV)", "angstrom^3"),
+    "K": ("K k_B", "angstrom sqrt(amu/(K k_B))", "angstrom^3"),
+}
 BAR = 1e5 * 1e-27 * CODATA_2018.avogadro / 1000  # in kJ/mol/nm^3
 
 

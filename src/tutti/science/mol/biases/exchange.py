@@ -19,6 +19,7 @@ class ReplicaExchange:
 
     Replica k of the simulation keeps the temperature k of its `Langevin` updater; configurations move between replicas,
     with velocities scaled. `walkers` (R) says which configuration a replica has. The cells must be of one volume.
+    A `Restart` that has this callback among its parts goes on with walkers and acceptance.
     """
 
     def __init__(self, every: int) -> None:
@@ -51,6 +52,14 @@ class ReplicaExchange:
         simulation.velocities.copy_(simulation.velocities[order] * scale)
         self.walkers = self.walkers[order]
         simulation.evaluate()
+
+    def state(self) -> dict[str, Tensor]:
+        """Walkers and counts of exchanges, for restart files."""
+        return {"tried": self.tried, "done": self.done, "walkers": self.walkers}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Raises KeyError if something is missing."""
+        self.tried, self.done, self.walkers = (state[name].clone() for name in ("tried", "done", "walkers"))
 
     @property
     def acceptance(self) -> Tensor:

@@ -47,6 +47,13 @@ class Guard:
                 change = f"the conserved energy has changed by {worst:.3g} per atom, more than {self.drift:g}"
                 self._stop(simulation, simulation.velocities, change)
 
+    def state(self) -> dict[str, Tensor]:
+        """The conserved energy that a drift is measured from, for restart files."""
+        return {} if self._first is None else {"first": self._first}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self._first = state.get("first")
+
     def _stop(self, simulation: Simulation, size: Tensor, why: str) -> None:
         norms = size.norm(dim=-1)
         replica = int(norms.amax(1).argmax())

@@ -8,50 +8,75 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from tutti.science.folder import writing
 from tutti.science.mol.units import PRESETS
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Restart:
-    """A callback that saves the simulation into a file every `every` steps."""
+    """A callback that saves the simulation into a file every `every` steps.
+
+    parts: callbacks whose state goes into the file, such as `RadialDistribution` and `ReplicaExchange`. Restart comes
+    after them among the callbacks of a run; `load` takes the same parts.
+    """
 
     collective = True  # every process that shares the simulation takes part
 
-    def __init__(self, path: str | Path, every: int) -> None:
-        self.path, self.every = Path(path), every
+    def __init__(self, path: str | Path, every: int, parts: Sequence[Stateful] = ()) -> None:
+        if every < 1:
+            raise ValueError(f"{path}: a restart file every {every} steps cannot be; leave the callback out for none")
+        self.path, self.every, self.parts = Path(path), every, parts
 
     def __call__(self, simulation: Simulation) -> None:
-        save(simulation, self.path)
+        save(simulation, self.path, self.parts)
 
 
-def save(simulation: Simulation, path: str | Path) -> None:
+class Stateful(Protocol):
+    """Has a state besides that of the simulation, which a restart file holds."""
+
+    def state(self) -> dict[str, torch.Tensor]: ...
+
+    def restore(self, state: dict[str, torch.Tensor]) -> None:
+        """Raises KeyError if something is missing."""
+        ...
+
+
+def save(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = ()) -> None:
     """Write the state of a simulation, and make its neighbour list anew.
+
+    The file that was there stays as NAME.old. Raises `Unstable`, and writes nothing, if the guard of the simulation
+    finds it exploding; OSError if the file cannot be written.
 
     Where processes share the simulation, all of them call this, and the first one writes.
     """
+    if simulation.guard is not None:
+        simulation.watch(simulation.guard)
     simulation.renew()
-    simulation = simulation.whole()
-    if not simulation.writes:
-        return
+    whole = simulation.whole()
+    simulation.together(lambda: _write(whole, Path(path), parts), first=True)
+
+
+def _write(simulation: Simulation, path: Path, parts: Sequence[Stateful]) -> None:
     tensors = {
         "positions": simulation.positions,
         "velocities": simulation.velocities,
         "species": simulation.system.species,
         "masses": simulation.system.masses,
         **{f"updater.{name}": value for name, value in simulation.updater.state().items()},
-        **{f"{key}.{n}": value for key, part in adaptive(simulation).items() for n, value in part.state().items()},
+        **{f"{key}.{n}": x for key, part in _stateful(simulation, parts).items() for n, x in part.state().items()},
     }
     if simulation.cell is not None:
         tensors["cell"] = simulation.cell
@@ -61,41 +86,72 @@ def save(simulation: Simulation, path: str | Path) -> None:
         "seed": simulation.seed,
         "updater": type(simulation.updater).__name__,
         "units": simulation.system.units.name,
+        "dt": simulation.updater.dt,
     }
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f"{target.name}.{os.getpid()}")
-    save_file(
-        {k: v.detach().contiguous().clone() for k, v in tensors.items()}, scratch, {"tutti.md": json.dumps(about)}
-    )
-    with open(scratch, "rb") as file:
-        os.fsync(file.fileno())
-    scratch.replace(target)
+    header = {"tutti.md": json.dumps(about)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    with writing(path):
+        try:
+            save_file({k: v.detach().contiguous().clone() for k, v in tensors.items()}, scratch, header)
+            with open(scratch, "rb") as file:
+                os.fsync(file.fileno())
+        except (OSError, SafetensorError) as error:
+            scratch.unlink(missing_ok=True)
+            raise OSError(str(error)) from None
+    if path.exists():
+        old = _previous(path)
+        old.unlink(missing_ok=True)
+        try:
+            os.link(path, old)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, old)
+    scratch.replace(path)
 
 
-def load(simulation: Simulation, path: str | Path) -> None:
-    """Bring a simulation of the same system and kind of updater to the state in a file.
+def _previous(path: Path) -> Path:
+    return path.with_name(f"{path.name}.old")
 
-    Where processes share the simulation, all of them call this; the file may be that of any number of processes.
-    Raises ValueError for a file that is damaged, or of another system.
-    """
+
+def _read(path: Path) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Step, seed, updater, units and time step, and the tensors."""
     try:
-        with safe_open(str(path), "pt") as file:
+        with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {})["tutti.md"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        step, seed, updater, units = (about[name] for name in ("step", "seed", "updater", "units"))
+        names = ("step", "seed", "updater", "units", "dt") if about["format"] == FORMAT else ()
+        header = [about[name] for name in names]
     except FileNotFoundError:
         raise ValueError(f"there is no restart file {path}") from None
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}") from None
+        old = _previous(path)
+        remedy = f"; put the one before it, {old}, in its place" if old.exists() else ""
+        raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}{remedy}") from None
+    if not header:
+        raise ValueError(f"{path} has format {about['format']}; this version reads {FORMAT}")
+    return header, tensors
+
+
+def load(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = ()) -> None:
+    """Bring a simulation of the same system and kind of updater to the state in a file.
+
+    Where processes share the simulation, all of them call this; the file may be that of any number of processes.
+    parts: as in `save`. Raises ValueError for a file that is damaged, of another system, or of another time step.
+    """
+    content: list[Any] = []
+    simulation.together(lambda: content.extend(_read(Path(path))))
+    (step, seed, updater, units, dt), tensors = content
     shared, simulation = simulation, simulation.whole()
     system = simulation.system
-    if about["format"] != FORMAT:
-        raise ValueError(f"{path} has format {about['format']}; this version reads {FORMAT}")
     if updater != type(simulation.updater).__name__ or units not in PRESETS or PRESETS[units] != system.units:
         raise ValueError(
             f"{path} is of {updater} in units {units}, this simulation has {type(simulation.updater).__name__} and"
             f" {system.units.name}"
+        )
+    if dt != simulation.updater.dt:
+        raise ValueError(
+            f"{path} has a time step of {dt}, this simulation of {simulation.updater.dt}, with which its time would be"
+            f" wrong; load it into one of {dt}, and begin another with the `system` of that one"
         )
     expected = {name: getattr(system, name) for name in ("positions", "velocities", "species", "masses")}
     if system.cell is not None:
@@ -116,13 +172,19 @@ def load(simulation: Simulation, path: str | Path) -> None:
             expected[name].copy_(tensors[name])
     simulation.count, simulation.seed = step, seed
     simulation.updater.restore({k.removeprefix("updater."): v for k, v in tensors.items() if k.startswith("updater.")})
-    for key, part in adaptive(simulation).items():
+    for key, part in _stateful(simulation, parts).items():
         state = {k.removeprefix(f"{key}."): v for k, v in tensors.items() if k.startswith(f"{key}.")}
         try:
             part.restore(state)
         except KeyError as error:
             raise ValueError(f"{path} has no state of {type(part).__name__}: {error}") from None
     shared.adopt(simulation)
+
+
+def _stateful(simulation: Simulation, parts: Sequence[Stateful]) -> dict[str, Stateful]:
+    """What has a state besides positions, velocities, cell and updater, by a key for files."""
+    guard = {} if simulation.guard is None else {"guard": simulation.guard}
+    return adaptive(simulation) | guard | {f"part.{k}": part for k, part in enumerate(parts)}
 
 
 def adaptive(simulation: Simulation) -> dict[str, Any]:

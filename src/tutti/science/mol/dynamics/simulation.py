@@ -19,6 +19,7 @@ from tutti.science.mol.dynamics.constraints import Constraints, whole
 from tutti.science.mol.dynamics.guard import Guard, Unstable
 from tutti.science.mol.dynamics.integrators import temperatures
 from tutti.science.mol.dynamics.noise import VELOCITIES, normal
+from tutti.science.mol.dynamics.output import Output
 from tutti.science.mol.dynamics.pace import Pace
 from tutti.science.mol.potential import Potential, parts
 from tutti.science.mol.system import System, check_atoms, check_replicas
@@ -244,9 +245,11 @@ class Simulation:
     def run(self, steps: int, callbacks: Iterable[Callback] = ()) -> Simulation:
         """Take so many steps. Each callback is called after every `callback.every` steps of the whole simulation.
 
-        Raises `Unstable` (a ValueError that names step and atoms) where the guard finds a run exploding.
+        Raises `Unstable` (a ValueError that names step and atoms) where the guard finds a run exploding: every
+        `guard.every` steps, at the end, and before a restart file is written.
         """
         calls = list(callbacks)
+        self.together(lambda: self._check(calls), first=True)
         guard = self.guard
         with progress("simulation") as tell:
             pace, end = Pace(steps), self.count + steps
@@ -261,7 +264,14 @@ class Simulation:
                 self.call([call for call in calls if self.count % call.every == 0])
                 if (text := pace.step()) is not None:
                     tell(text)
+            if guard is not None and self.count % guard.every:
+                self.watch(guard)
         return self
+
+    def _check(self, callbacks: Sequence[Callback]) -> None:
+        for callback in callbacks:
+            if isinstance(callback, Output):
+                callback.check(self)
 
     def watch(self, guard: Guard) -> None:
         guard.check(self)

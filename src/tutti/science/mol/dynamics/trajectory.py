@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,18 +11,21 @@ import numpy as np
 import torch
 
 from tutti.extras import extra
+from tutti.science.folder import append, writing
+from tutti.science.mol.dynamics.output import Output
 from tutti.science.mol.units import ELECTRONVOLT, factor
 
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
 
 
-class Trajectory:
+class Trajectory(Output):
     """A callback that adds a frame to a file every `every` steps.
 
     path: ends in .xyz (one replica, in angstrom) or .h5md. velocities: whether frames have them. resume: go on with the
-    file that is there, without its frames after the simulation's step; else the file is replaced. wrap: fold atoms into
-    the cell; by default positions are as they moved. Positions in H5MD are in the units of the system, which it names.
+    file that is there, without its frames after the simulation's step; else a run from step 0 replaces it. wrap:
+    fold atoms into the cell; by default positions are as they moved. Positions in H5MD are in the units of the system,
+    which it names.
     """
 
     def __new__(cls, path: str | Path, *args: Any, **options: Any) -> Trajectory:
@@ -32,31 +37,8 @@ class Trajectory:
     def __init__(
         self, path: str | Path, every: int, velocities: bool = False, resume: bool = False, wrap: bool = False
     ) -> None:
-        if every < 1:
-            raise ValueError(f"trajectory {path}: a frame every {every} steps cannot be")
-        self.path, self.every, self.velocities, self.resume, self.wrap = Path(path), every, velocities, resume, wrap
-        self._open = False
-
-    def __call__(self, simulation: Simulation) -> None:
-        if not self._open:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not (self.resume and self.path.exists()):
-                self.begin(simulation)
-            else:
-                self.cut(simulation.count)
-            self._open = True
-        self.add(simulation)
-
-    def begin(self, simulation: Simulation) -> None:
-        """Make the file."""
-        raise NotImplementedError
-
-    def cut(self, step: int) -> None:
-        """Leave out frames from this step on."""
-        raise NotImplementedError
-
-    def add(self, simulation: Simulation) -> None:
-        raise NotImplementedError
+        super().__init__(path, every, resume)
+        self.velocities, self.wrap = velocities, wrap
 
     def positions(self, simulation: Simulation) -> torch.Tensor:
         return simulation.system.wrapped() if self.wrap else simulation.positions
@@ -68,19 +50,30 @@ class XYZ(Trajectory):
             raise ValueError(f"{self.path} holds one replica; write .h5md for {simulation.system.replicas}")
         self.path.write_text("")
 
-    def cut(self, step: int) -> None:
-        keep, at = 0, 0
-        with open(self.path, encoding="utf-8") as file:
-            while (head := file.readline()).strip():
-                line = file.readline()
-                for _ in range(int(head)):
-                    file.readline()
-                at = file.tell()
-                if f" step={step} " in f"{line.rstrip()} " or _step(line) > step or not line.endswith("\n"):
+    def cut(self, simulation: Simulation) -> None:
+        keep, number = 0, 1
+        with open(self.path, "rb") as file:
+            while head := file.readline():
+                if str(simulation.atoms).encode().startswith(head):  # without the end of the line: interrupted
                     break
-                keep = at
-        with open(self.path, "r+", encoding="utf-8") as file:
-            file.truncate(keep)
+                line = file.readline()
+                try:
+                    if (count := int(head)) != simulation.atoms:
+                        raise ValueError
+                    atoms = list(islice(file, count))
+                    whole = len(atoms) == count and atoms[-1].endswith(b"\n")
+                    if whole and _step(line.decode()) >= simulation.count:
+                        break
+                except (ValueError, OverflowError):
+                    raise ValueError(
+                        f"{self.path}, line {number}: no frame of {simulation.atoms} atoms with its step; move the file"
+                        " away, or pass another path"
+                    ) from None
+                if not whole:  # the last one, which was interrupted
+                    break
+                keep += len(head) + len(line) + sum(map(len, atoms))
+                number += 2 + len(atoms)
+        os.truncate(self.path, keep)
 
     def add(self, simulation: Simulation) -> None:
         from tutti.science.mol.elements import SYMBOLS
@@ -100,13 +93,12 @@ class XYZ(Trajectory):
         symbols = [SYMBOLS[z] for z in system.species.tolist()]
         rows = torch.cat(columns, 1).tolist()
         body = "".join(f"{s} {' '.join(f'{x:.8f}' for x in row)}\n" for s, row in zip(symbols, rows, strict=True))
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(f"{system.atoms}\n{head}\n{body}")
+        append(self.path, f"{system.atoms}\n{head}\n{body}")
 
 
 def _step(line: str) -> int:
-    words = [w for w in line.split() if w.startswith("step=")]
-    return int(words[-1].removeprefix("step=")) if words else -1
+    """Raises ValueError without one."""
+    return int(line.rpartition(" step=")[2])
 
 
 class H5MD(Trajectory):
@@ -116,7 +108,7 @@ class H5MD(Trajectory):
         with extra("mol"):
             import h5py
         system = simulation.system
-        with h5py.File(self.path, "w", libver="latest") as file:
+        with writing(self.path), h5py.File(self.path, "w") as file:  # libver="latest" is unreadable after a kill
             meta = file.create_group("h5md")
             meta.attrs["version"] = np.array([1, 1])
             meta.create_group("author").attrs["name"] = "unknown"
@@ -138,42 +130,67 @@ class H5MD(Trajectory):
                     system.units.length_nm or 0, ""
                 )
 
-    def cut(self, step: int) -> None:
+    def cut(self, simulation: Simulation) -> None:
         import h5py
 
         try:
             with h5py.File(self.path, "r+") as opened:
                 file: Any = opened
-                for element in _elements(file):
-                    keep = int(np.searchsorted(element["step"][:], step))
+                groups, system = file["particles"], simulation.system
+                expected = {_name(r, system.replicas): system.atoms for r in range(system.replicas)}
+                atoms = {name: len(groups[name]["species"]) for name in groups}
+                if atoms != expected:
+                    raise ValueError(f"{self.path} is of another system: its atoms are {atoms}, not {expected}")
+                elements = _elements(file)
+                keep = min(int(np.searchsorted(element["step"][:], simulation.count)) for element in elements)
+                for element in elements:
                     for name in ("step", "time", "value"):
                         element[name].resize(keep, 0)
-        except (OSError, KeyError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is no H5MD file that can go on: {error}; move it away") from None
 
     def add(self, simulation: Simulation) -> None:
+        """A frame that was interrupted has no step, as steps are written when the rest is in the file."""
         import h5py
 
-        system, x = simulation.system, self.positions(simulation)
-        with h5py.File(self.path, "r+") as opened:
-            file: Any = opened
-            for r in range(system.replicas):
-                group = file[f"particles/{_name(r, system.replicas)}"]
-                values = {"position": x[r]}
-                if "velocity" in group:
-                    values["velocity"] = simulation.velocities[r]
-                if system.cell is not None:
-                    values["box/edges"] = system.cell[r]
-                for name, value in values.items():
-                    element = group[name]
-                    frames = len(element["step"])
-                    for part, number in (
-                        ("step", simulation.count),
-                        ("time", simulation.time),
-                        ("value", value.numpy()),
-                    ):
-                        element[part].resize(frames + 1, 0)
-                        element[part][frames] = number
+        system = simulation.system
+        elements = {"position": self.positions(simulation), "velocity": simulation.velocities}
+        if system.cell is not None:
+            elements["box/edges"] = system.cell
+        size = sum(values.nbytes for values in elements.values())
+        with writing(self.path):
+            _reserve(self.path, size + SLACK * system.replicas)
+            with h5py.File(self.path, "r+") as opened:
+                file: Any = opened
+                for part, number in {"time": simulation.time, "value": None, "step": simulation.count}.items():
+                    if part == "step":
+                        file.flush()
+                    for r in range(system.replicas):
+                        group = file[f"particles/{_name(r, system.replicas)}"]
+                        for name in filter(group.__contains__, elements):
+                            data, count = group[name][part], len(group[name]["step"])
+                            data.resize(count + 1, 0)
+                            data[count] = elements[name][r].numpy() if number is None else number
+                file.flush()
+
+
+SLACK = 1 << 17  # bytes of metadata and of chunks of steps and times that a frame of a replica may need
+
+
+def _reserve(path: Path, size: int) -> None:
+    """See that the disk has room, as HDF5 leaves a broken file and a broken library where it has not: make the file
+    longer, which the next use of it by HDF5 takes back. Raises OSError, and leaves the file as it was."""
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), end, size)
+            else:
+                file.write(bytes(size))
+                file.flush()
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def _name(replica: int, replicas: int) -> str:
@@ -204,8 +221,12 @@ def read_h5md(path: str | Path, replica: int | None = None) -> dict[str, np.ndar
         with h5py.File(path, "r") as opened:
             file: Any = opened
             group = file["particles"]["all" if replica is None else f"replica{replica}"]
-            frames = {"step": group["position/step"][:], "time": group["position/time"][:]}
             names = {"positions": "position", "velocities": "velocity", "cells": "box/edges"}
-            return frames | {k: group[v]["value"][:] for k, v in names.items() if v in group}
+            names = {k: name for k, name in names.items() if name in group}
+            whole = min(
+                len(group[name]["step"]) for name in ("position", *names.values())
+            )  # the last may be unfinished
+            frames = {part: group["position"][part][:whole] for part in ("step", "time")}
+            return frames | {k: group[name]["value"][:whole] for k, name in names.items()}
     except (OSError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no H5MD trajectory, or damaged: {error}") from None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -38,14 +39,18 @@ def load_openmm(
     must have its parameters.
     """
     app = _openmm()
-    pdb = app.PDBFile(str(structure))
+    with _reading(structure):
+        pdb = app.PDBFile(str(structure))
     for name in parameters:
         _refuse_scripts(_find(name, Path(app.__file__).parent / "data"), set())
-    fields = app.ForceField(*[str(name) for name in parameters])
-    whole = app.Modeller(pdb.topology, pdb.positions)
-    if solvate:
-        _solvate(whole, fields, water, solvate)
-    system = fields.createSystem(whole.topology, **_choices(app, constraints), rigidWater=rigid_water)
+    choices = _choices(app, constraints)
+    with _reading(*parameters):
+        fields = app.ForceField(*[str(name) for name in parameters])
+    with _reading(structure, *parameters):
+        whole = app.Modeller(pdb.topology, pdb.positions)
+        if solvate:
+            _solvate(whole, fields, water, solvate)
+        system = fields.createSystem(whole.topology, **choices, rigidWater=rigid_water)
     return _convert(system, whole.topology, whole.positions, whole.topology.getPeriodicBoxVectors(), nonbonding)
 
 
@@ -70,10 +75,23 @@ def load_amber(
 ) -> tuple[System, ForceField]:
     """Amber's parameters (prmtop) and coordinates (inpcrd or rst7)."""
     app = _openmm()
-    coordinates = app.AmberInpcrdFile(str(inpcrd))
-    topology = app.AmberPrmtopFile(str(prmtop), periodicBoxVectors=coordinates.boxVectors)
-    system = topology.createSystem(**_choices(app, constraints), rigidWater=rigid_water)
+    choices = _choices(app, constraints)
+    with _reading(inpcrd):
+        coordinates = app.AmberInpcrdFile(str(inpcrd))
+    with _reading(prmtop):
+        topology = app.AmberPrmtopFile(str(prmtop), periodicBoxVectors=coordinates.boxVectors)
+        system = topology.createSystem(**choices, rigidWater=rigid_water)
     return _convert(system, topology.topology, coordinates.positions, coordinates.boxVectors, nonbonding)
+
+
+@contextmanager
+def _reading(*paths: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of OpenMM in the block become a ValueError of one line with the files."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"OpenMM cannot take {', '.join(map(str, paths))}: {reason}") from None
 
 
 def _openmm() -> Any:
@@ -134,7 +152,7 @@ def _convert(
     made, field = read_system(
         XmlSerializer.serialize(system),
         [[float(x) for x in p] for p in positions.value_in_unit(nanometer)],
-        None if nonbonding.method == "none" else cell,
+        cell,
         nonbonding,
         [0 if atom.element is None else atom.element.atomic_number for atom in atoms],
     )

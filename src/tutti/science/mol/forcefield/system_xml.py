@@ -70,6 +70,11 @@ def read_system(
         vectors = root.find("PeriodicBoxVectors")
         cell = None if vectors is None else [[_number(v, c) for c in "xyz"] for v in vectors]
     charges = _column(found[0], "Particles", "q") if found else torch.zeros(len(masses), dtype=torch.float64)
+    if found and cell is not None and chosen.method == "none":
+        raise ValueError(
+            "the coordinates have a cell, and method 'none' is for molecules without one; use 'pme', or remove the cell"
+            " (CRYST1 of a PDB file, the box of Amber's)"
+        )
     system = System(positions, species, masses, charges, cell, bonds=_bonds(forces))
     if found:
         terms += _nonbonded(found[0], system, chosen)
