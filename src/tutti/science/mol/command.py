@@ -33,7 +33,7 @@ from tutti.science.mol.system import System
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 PATIENCE = timedelta(hours=1)  # a process may wait for another's minimisation or report
-FEW = 4000  # atoms of a process, below which processes share a simulation for nothing
+FEW = 100_000  # atoms of a process, below which two processes of one machine are slower than one
 SMALL = 3000  # atoms below which one thread is faster than several
 
 
@@ -100,8 +100,8 @@ def run(path: Path, out: str = "", steps: int = 0) -> None:
         size += f", {processes} processes in a grid of {' x '.join(map(str, simulation.plan.grid))}"
         if simulation.plan.owned < FEW:
             CONSOLE.print(
-                f"each process has {simulation.plan.owned:,.0f} atoms: with fewer than {FEW:,}, messages usually take"
-                " longer than the other processes save"
+                f"each process has {simulation.plan.owned:,.0f} atoms: on one machine, messages take longer than"
+                f" processes save with fewer than about {FEW:,}"
             )
     CONSOLE.print(
         f"{size}, {total - simulation.count:,} steps of {config.run.dt:g}, {type(simulation.updater).__name__}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from tutti.science.folder import writing
+from tutti.science.mol.potential import parts as parts_of
 from tutti.science.mol.units import PRESETS
 
 if TYPE_CHECKING:
@@ -189,11 +190,5 @@ def _stateful(simulation: Simulation, parts: Sequence[Stateful]) -> dict[str, St
 
 def adaptive(simulation: Simulation) -> dict[str, Any]:
     """The parts of the potential that a run changes, such as the hills of metadynamics, by a key for files."""
-
-    def parts(potential: Any) -> Iterator[Any]:
-        if hasattr(potential, "state"):
-            yield potential
-        for term in [*getattr(potential, "terms", ()), *filter(None, [getattr(potential, "potential", None)])]:
-            yield from parts(term)
-
-    return {f"potential.{k}": part for k, part in enumerate(parts(simulation.potential))}
+    changed = (part for part in parts_of(simulation.potential) if hasattr(part, "state"))
+    return {f"potential.{k}": part for k, part in enumerate(changed)}
