@@ -33,7 +33,7 @@ from tutti.science.mol.system import System
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 PATIENCE = timedelta(hours=1)  # a process may wait for another's minimisation or report
-FEW = 100_000  # atoms of a process, below which two processes of one machine are slower than one
+FEW = 40_000  # atoms of a process, below which two processes of one machine are slower than one
 SMALL = 3000  # atoms below which one thread is faster than several
 
 

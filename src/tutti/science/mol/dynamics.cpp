@@ -202,3 +202,17 @@ extern "C" void chain_half_step(int64_t replicas, int64_t length, double dt, dou
     scale[r] = total;
   }
 }
+
+// A flag in memory that processes share gets the number of a message, after the message is there.
+extern "C" void mailbox_post(int64_t* flag, int64_t number) { __atomic_store_n(flag, number, __ATOMIC_RELEASE); }
+
+// Wait until all flags have at least this number. Returns -1, or one that has it not after giving way so many times.
+extern "C" int64_t mailbox_wait(int64_t* const* flags, int64_t count, int64_t number, int64_t yields) {
+  for (int64_t k = 0; k < count; ++k)
+    for (int64_t tries = 0; __atomic_load_n(flags[k], __ATOMIC_ACQUIRE) < number; ++tries)
+      if (tries > 1000) {
+        if (tries > 1000 + yields) return k;
+        sched_yield();
+      }
+  return -1;
+}

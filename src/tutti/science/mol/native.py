@@ -27,6 +27,8 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pme_collect": (None, [N, N, N, P, P, P, P, P, P, N]),
     "normal_numbers": (None, [N, N, N, N, N, N, P, P]),
     "chain_half_step": (None, [N, N, D, D, P, P, P, P, P, P]),
+    "mailbox_post": (None, [P, N]),
+    "mailbox_wait": (N, [P, N, N, N]),
     "constrain": (N, [P, N, N, N, P, P, P, D, D, N]),
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 #include <omp.h>
+#include <sched.h>
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && !defined(PLAIN)
 #include <immintrin.h>
 #define WIDE 1

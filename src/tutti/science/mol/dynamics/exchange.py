@@ -1,4 +1,4 @@
-"""Messages between the processes that share a simulation, by a Gloo group.
+"""Messages between the processes that share a simulation, by a Gloo group or, on one machine, shared memory.
 
 Every message carries a header of numbers to all processes, so that they decide together without messages of their own.
 """
@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tutti.science.mol.dynamics.mailbox import Mailboxes
+
 
 class Exchange:
     """Tensors are float64 rows."""
@@ -24,12 +26,20 @@ class Exchange:
                 f"the group's backend is {dist.get_backend(group)}; give group=dist.new_group(backend='gloo')"
             )
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.boxes: Mailboxes | None = None
+        self.shares = True  # whether to try shared memory
 
     def gather(self, values: Tensor) -> Tensor:
         """(size, n) of values (n), in the order of processes."""
-        out = [torch.empty_like(values) for _ in range(self.size)]
-        dist.all_gather(out, values.contiguous(), group=self.group)
-        return torch.stack(out)
+        out = values.new_empty(self.size, *values.shape)
+        count = values.numel()
+        if self.boxes is not None and count * self.size <= self.boxes.capacity:
+            self.boxes.swap(
+                out.view(-1), values.reshape(-1).repeat(self.size), [count] * self.size, [count * self.rank] * self.size
+            )
+        else:
+            dist.all_gather(list(out), values.contiguous(), group=self.group)
+        return out
 
     def gather_objects(self, value: Any) -> list[Any]:
         out: list[Any] = [None] * self.size
@@ -39,6 +49,22 @@ class Exchange:
     def add_up(self, values: Tensor) -> None:
         """Sum over the processes, in place."""
         dist.all_reduce(values, group=self.group)
+
+    def make_room(self, capacity: int) -> None:
+        """Let `swap` send so many numbers to all together: through shared memory, if all are on one machine."""
+        if self.shares and (self.boxes is None or self.boxes.capacity < capacity):
+            try:
+                self.boxes = Mailboxes(self, capacity + capacity // 2)
+            except OSError:
+                self.boxes, self.shares = None, False
+
+    def swap(self, into: Tensor, out: Tensor, received: list[int], sent: list[int], starts: list[int]) -> None:
+        """Send so many numbers to each process, and receive so many. starts: where those for this process begin in what
+        the others send."""
+        if self.boxes is not None:
+            self.boxes.swap(into, out, received, starts)
+        else:
+            dist.all_to_all_single(into, out, received, sent, group=self.group)
 
     def send(self, rows: list[Tensor]) -> list[Tensor]:
         """Rows (n, w) for each process; returns those from each process."""
@@ -68,6 +94,10 @@ class Route:
         self.rows = torch.cat(rows)
         self.sent, self.received = ([header + 3 * n for n in ns] for ns in ([len(x) for x in rows], sizes))
         self.out, self.back = (torch.empty(sum(n), dtype=torch.float64) for n in (self.sent, self.received))
+        sizes_of_all = exchange.gather(torch.tensor(self.sent, dtype=torch.float64)).to(torch.int64)  # from, to
+        self.starts = sizes_of_all[:, : exchange.rank].sum(1).tolist()  # of what is for this process, forward and back
+        self.back_starts = sizes_of_all[: exchange.rank].sum(0).tolist()
+        exchange.make_room(max(int(sizes_of_all.sum(1).max()), int(sizes_of_all.sum(0).max())))
         self.out_heads, self.out_body = _places(self.sent, header)
         self.back_heads, self.back_body = _places(self.received, header)
 
@@ -75,14 +105,14 @@ class Route:
         """Send a header (h) and rows of a table (n, 3); returns headers (size, h) and rows from the others."""
         self.out[self.out_heads] = head
         self.out[self.out_body] = table[self.rows].flatten()
-        dist.all_to_all_single(self.back, self.out, self.received, self.sent, group=self.exchange.group)
+        self.exchange.swap(self.back, self.out, self.received, self.sent, self.starts)
         return self.back[self.back_heads], self.back[self.back_body].view(-1, 3)
 
     def backward(self, head: Tensor, rows: Tensor, table: Tensor) -> Tensor:
         """Send a header, and rows that came forward back to where they belong, where they are added to a table."""
         self.back[self.back_heads] = head
         self.back[self.back_body] = rows.flatten()
-        dist.all_to_all_single(self.out, self.back, self.sent, self.received, group=self.exchange.group)
+        self.exchange.swap(self.out, self.back, self.sent, self.received, self.back_starts)
         table.index_add_(0, self.rows, self.out[self.out_body].view(-1, 3))
         return self.out[self.out_heads]
 
