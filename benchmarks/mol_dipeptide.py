@@ -93,9 +93,9 @@ def train(quick: bool) -> tuple[PaiNN, dict[str, float]]:
 def run(quick: bool) -> dict[str, Any]:
     steps = 2000 if quick else 2_000_000
     begin = time.perf_counter()
-    network, found = train(quick)
+    network, force_errors = train(quick)
     training = time.perf_counter() - begin
-    harness.say(f"trained for {training:.0f} s: {found}")
+    harness.say(f"trained for {training:.0f} s: {force_errors}")
     system, field = mol_training.alanine_dipeptide()
     system = minimize(system, field, 50.0, 1000)
     compiled = compile_for_md(network)
@@ -107,7 +107,7 @@ def run(quick: bool) -> dict[str, Any]:
     runs = {"network": learned[:, 0], "force field": both[:, 0], "control": both[:, 1]}
     agreement = {name: compare(runs[name], runs["force field"], system.bonds) for name in ("network", "control")}
     return {
-        "atoms": system.atoms, "nanoseconds": steps * DT / 1000, "training_seconds": training, "errors": found,
+        "atoms": system.atoms, "nanoseconds": steps * DT / 1000, "training_seconds": training, "errors": force_errors,
         "table_error": compiled.tables.error, "steps_per_second": 1.1 * steps / seconds,  # pyright: ignore
         "temperatures": {"network": temperature, "force field": of_field}, "agreement": agreement,
         "histograms": {which: {name: histogram(x, atoms).tolist() for name, x in runs.items()}

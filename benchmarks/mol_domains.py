@@ -71,9 +71,9 @@ def run(quick: bool) -> dict[str, Any]:
     results = {}
     for name, steps in {"256 atoms": 10, "64 molecules": 4}.items() if quick else STEPS.items():
         harness.say(name)
-        found = launch(measure, 2, name, steps, 2 if quick else TURNS)[0]
-        us = {key: statistics.median(times) * 1e6 for key, times in found["times"].items()}
-        results[name] = {**{k: v for k, v in found.items() if k != "times"}, "us": us,
+        measured = launch(measure, 2, name, steps, 2 if quick else TURNS)[0]
+        us = {key: statistics.median(times) * 1e6 for key, times in measured["times"].items()}
+        results[name] = {**{k: v for k, v in measured.items() if k != "times"}, "us": us,
                          "times_faster": us["one"] / us["two"]}  # fmt: skip
     return {"systems": results}
 

@@ -151,9 +151,9 @@ def speed(network: SchNet, rounds: int, steps: int) -> dict[str, Any]:
 
 def force_error(network: SchNet, structures: list[Structure]) -> dict[str, float]:
     """RMS error of components of forces in meV/angstrom, and relative to the forces."""
-    found = errors(network, structures).force_rmse
+    rmse = errors(network, structures).force_rmse
     rms = float(torch.cat([x.forces for x in structures if x.forces is not None]).square().mean().sqrt())
-    return {"rmse": found * 1e3, "relative": found / rms}
+    return {"rmse": rmse * 1e3, "relative": rmse / rms}
 
 
 def run(quick: bool) -> dict[str, Any]:

@@ -41,13 +41,14 @@ def ranking(search: Search, plans: Sequence[Plan], work: Work, console: Console)
     """A table of plans, one line each. Columns that the console has no room for are left out."""
     rows = []
     for p in plans:
-        made = p.predicted
-        rate = work.amount / made.step_seconds / search.cluster.size
+        prediction = p.predicted
+        rate = work.amount / prediction.step_seconds / search.cluster.size
         rows.append({
-            "plan": p.name, "step": seconds(made.step_seconds), f"{work.unit}/s/device": f"{rate:,.0f}",
-            "of peak": f"{100 * made.fraction_of_peak:.1f} %", "computing": seconds(made.compute_seconds),
-            "waiting": seconds(made.communication_seconds), "hidden": seconds(made.hidden_seconds),
-            "sent": size(made.communication_bytes), "microbatches": str(p.accumulate), "memory": size(made.peak_bytes),
+            "plan": p.name, "step": seconds(prediction.step_seconds), f"{work.unit}/s/device": f"{rate:,.0f}",
+            "of peak": f"{100 * prediction.fraction_of_peak:.1f} %", "computing": seconds(prediction.compute_seconds),
+            "waiting": seconds(prediction.communication_seconds), "hidden": seconds(prediction.hidden_seconds),
+            "sent": size(prediction.communication_bytes), "microbatches": str(p.accumulate),
+            "memory": size(prediction.peak_bytes),
             "fits": fitting(search, p),
         })  # fmt: skip
     titles = list(rows[0])

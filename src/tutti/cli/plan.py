@@ -203,9 +203,9 @@ def _asked(name: str, search: Search, recompute: tuple[str, ...] = ()) -> Plan:
 def _likely(plan: Plan, counts: list[int], memory: float) -> list[int]:
     """Numbers of microbatches from the first with which a plan that does not fit may, or the last: its activations
     are of as many rows less."""
-    made = plan.predicted
-    activations = made.bytes_by_kind.get("activations", 0)
-    rest = made.peak_bytes - activations
+    prediction = plan.predicted
+    activations = prediction.bytes_by_kind.get("activations", 0)
+    rest = prediction.peak_bytes - activations
     return [n for n in counts if rest + activations * plan.accumulate / n <= SLACK * memory] or counts[-1:]
 
 
@@ -232,8 +232,8 @@ def compare(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path
 
 
 def _brief(plan: Plan) -> str:
-    made = plan.predicted
-    return f"{plan.name}: {seconds(made.step_seconds)} a step, {size(made.peak_bytes)}"
+    prediction = plan.predicted
+    return f"{plan.name}: {seconds(prediction.step_seconds)} a step, {size(prediction.peak_bytes)}"
 
 
 def _mesh(text: str) -> dict[str, int]:

@@ -134,8 +134,8 @@ def _point(captured: Captured, target: Cluster, seq: int, work: Work, level: str
 def _brief(point: Point) -> str:
     if point.plan is None:
         return "no plan"
-    made = point.plan.predicted
-    return f"{point.plan.name}, {seconds(made.step_seconds)} a step, {point.rate:,.0f} {point.work.unit}/s"
+    prediction = point.plan.predicted
+    return f"{point.plan.name}, {seconds(prediction.step_seconds)} a step, {point.rate:,.0f} {point.work.unit}/s"
 
 
 def _table(points: list[Point], tokens: float, price: float) -> Any:
@@ -150,13 +150,13 @@ def _table(points: list[Point], tokens: float, price: float) -> Any:
         if point.plan is None:
             shown.add_row(*start, "-", *["-"] * 6, "no", *["-"] * len(money))
             continue
-        made, devices, base = point.plan.predicted, point.cluster.size, first[point.seq]
+        prediction, devices, base = point.plan.predicted, point.cluster.size, first[point.seq]
         each = point.rate / devices
         hours = tokens / point.rate / 3600
         shown.add_row(
-            *start, point.plan.name, seconds(made.step_seconds), f"{point.rate:,.0f}", f"{each:,.0f}",
-            f"{100 * each / (base.rate / base.cluster.size):.0f} %", f"{100 * made.fraction_of_peak:.1f} %",
-            size(made.peak_bytes), point.fits, *([f"{hours:,.0f}"] if tokens else []),
+            *start, point.plan.name, seconds(prediction.step_seconds), f"{point.rate:,.0f}", f"{each:,.0f}",
+            f"{100 * each / (base.rate / base.cluster.size):.0f} %", f"{100 * prediction.fraction_of_peak:.1f} %",
+            size(prediction.peak_bytes), point.fits, *([f"{hours:,.0f}"] if tokens else []),
             *([f"{hours * devices * price:,.0f}"] if tokens and price else []),
         )  # fmt: skip
     unbroken(shown)

@@ -70,8 +70,8 @@ def _inside(cluster: Cluster, device: Device) -> int:
     """The number of levels inside a node."""
     from tutti.hardware.presets import PRESETS
 
-    known = PRESETS.get(device.name)
-    return min(len(known.inside) if known else 1, len(cluster.levels))
+    preset = PRESETS.get(device.name)
+    return min(len(preset.inside) if preset else 1, len(cluster.levels))
 
 
 def _link(link: Link, change: Callable[[float], float]) -> Link:

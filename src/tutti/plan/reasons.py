@@ -25,27 +25,27 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     fitting = sum(map(search.fits, plans))
     of = f" of {fitting} that fit, of {len(plans)} plans that were simulated"
     fastest = min((p for p in plans if search.fits(p)), key=search.rank, default=best)
-    told = [f"chosen {_line(best)}: the fastest{of}" if others else f"chosen {_line(best)}"]
+    lines = [f"chosen {_line(best)}: the fastest{of}" if others else f"chosen {_line(best)}"]
     if fastest is not best:
-        told = [f"chosen {_line(best)}: about as fast as the fastest{of}, which has less memory to spare than "
+        lines = [f"chosen {_line(best)}: about as fast as the fastest{of}, which has less memory to spare than "
                 f"predictions are off: {_line(fastest)}"]  # fmt: skip
     if not best.operators and prod(best.inner.values()) > 1:
-        told.append("every device computes everything: splitting would cost more communication than it saves")
+        lines.append("every device computes everything: splitting would cost more communication than it saves")
     slower = [p for p in others if search.fits(p)]
     if slower:
-        told.append(f"runner-up {_line(slower[0])}: {difference(best, slower[0])}")
+        lines.append(f"runner-up {_line(slower[0])}: {difference(best, slower[0])}")
     for p in sorted((p for p in others if not search.fits(p)), key=lambda p: p.predicted.step_seconds)[:REJECTED]:
-        told.append(f"rejected {_line(p)}: more than the {size(search.memory)} of a device")
+        lines.append(f"rejected {_line(p)}: more than the {size(search.memory)} of a device")
     skipped = [c for c in search.candidates if id(c) not in search.judged]
     if skipped:
         nearest = min(skipped, key=lambda c: c.bound)
         least = seconds(search.fused * nearest.bound)
-        told.append(f"not simulated: {len(skipped)} other candidates, whose modelled steps take at least about "
+        lines.append(f"not simulated: {len(skipped)} other candidates, whose modelled steps take at least about "
                        f"{least} (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
-        told.append(f"{search.left} meshes were skipped because the budget was spent: a larger budget includes them")
+        lines.append(f"{search.left} meshes were skipped because the budget was spent: a larger budget includes them")
     divided = () if best.stages else search.planner(best.accumulate).undivided()
-    return (*told, *divided, *best.reasons)
+    return (*lines, *divided, *best.reasons)
 
 
 def too_large(search: Search, smallest: Plan) -> str:
@@ -77,10 +77,10 @@ def enough(search: Search) -> Plan | None:
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
     for n in sorted(counts):
         more = search.work.seconds < deadline and not search.stop()
-        found = (named_on(search, n) or on(search, planner, n)) if more else None
-        if found:
+        plan = (named_on(search, n) or on(search, planner, n)) if more else None
+        if plan:
             fewer = 3 * n // 4
-            return (named_on(search, fewer) or on(search, planner, fewer) if fewer > size else None) or found
+            return (named_on(search, fewer) or on(search, planner, fewer) if fewer > size else None) or plan
     return None
 
 

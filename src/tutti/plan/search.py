@@ -234,9 +234,9 @@ class Search:
         if plan.stages:
             self.work.cut(nodes)
         self.work.simulate(nodes, planner.layers.unequal(plan.stages) if plan.stages else 1.0)
-        before, made = self.fastest, self.judge(step, plan, self.cluster)
-        self.plans.append(plan.replace(prediction=made))
-        if self.fits(self.plans[-1]) and (before is None or made.step_seconds < before):
+        before, prediction = self.fastest, self.judge(step, plan, self.cluster)
+        self.plans.append(plan.replace(prediction=prediction))
+        if self.fits(self.plans[-1]) and (before is None or prediction.step_seconds < before):
             self.better(self.plans[-1])
         return self.plans[-1]
 

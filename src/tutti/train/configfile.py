@@ -13,9 +13,18 @@ from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tutti.train.config import Config, check
+
+
+class Checkable(Protocol):
+    """A config whose values can be wrong together."""
+
+    def check(self) -> None: ...
+
+
+C = TypeVar("C", bound=Checkable)
 
 
 def parse(args: list[str]) -> Config:
@@ -61,6 +70,17 @@ def read(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
     for other in [others] if isinstance(others, str) else others:
         merged = _over(merged, read(file.parent / other, (*within, file.resolve())))
     return _over(merged, table)
+
+
+def checked(kind: type[C], file: Path) -> C:
+    """Read a config of a class that has a method `check`. Raises ValueError that names the file, the key and the
+    remedy."""
+    config = build(kind, read(file), str(file))
+    try:
+        config.check()
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    return config
 
 
 def _yaml(text: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tutti.science.mol.potential import Potential
 from tutti.science.mol.system import System
 from tutti.science.mol.terms import LennardJones
 from tutti.science.mol.units import BAR, MD, REDUCED
-from tutti.train.configfile import build, read
+from tutti.train.configfile import checked
 
 WATER_COMPRESSIBILITY = 4.5e-5  # per bar
 
@@ -122,12 +122,7 @@ class MDConfig:
     @classmethod
     def load(cls, path: Path) -> MDConfig:
         """Read a TOML file. Raises ValueError that names the file, the key and the remedy."""
-        config: MDConfig = build(cls, read(path), str(path))
-        try:
-            config.check()
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        return config
+        return checked(cls, path)
 
     def check(self) -> None:
         for section in fields(self):

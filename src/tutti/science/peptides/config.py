@@ -11,8 +11,7 @@ from tutti.science.peptides.data import Peptides, read, read_modlamp
 from tutti.science.peptides.generator import Training
 from tutti.science.peptides.grammar import ACTIVITY, grammar
 from tutti.science.peptides.properties import PROPERTIES
-from tutti.train.configfile import build
-from tutti.train.configfile import read as read_config
+from tutti.train.configfile import checked
 
 RESERVED = {"held out", "unconditioned", "fine-tuned"}
 Rule = tuple[str, Callable[[float], bool], dict[str, tuple[str, ...]]]
@@ -114,12 +113,7 @@ class PeptidesConfig:
     @classmethod
     def load(cls, path: Path) -> PeptidesConfig:
         """Read a TOML file. Raises ValueError that names the file, the key and the remedy."""
-        config: PeptidesConfig = build(cls, read_config(path), str(path))
-        try:
-            config.check()
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        return config
+        return checked(cls, path)
 
     def check(self) -> None:
         """Raises ValueError that names the key and the remedy."""

@@ -180,7 +180,7 @@ def test_integrated_tempering_holds_the_constraints_of_all_that_it_wraps():
     for potential in (field, Sum([field, restraint])):
         tempered = IntegratedTempering(potential, 300.0, [290.0, 350.0], system.units.boltzmann)
         simulation = Simulation(system, tempered, Langevin(0.001, 300.0, 1.0), guard=None)
-        assert simulation.held == 24 and simulation.constraints is not None
+        assert simulation.constraint_count == 24 and simulation.constraints is not None
 
 
 def test_a_bias_that_the_run_would_not_feel_is_refused():

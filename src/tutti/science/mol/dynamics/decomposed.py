@@ -90,7 +90,7 @@ class DecomposedSimulation(Simulation):
     def _own(self, table: Tensor) -> None:
         """Divide space anew, and take the atoms of this process's box from a table (atoms, w) of positions, velocities
         and what else belongs to atoms. The table is that of the first process."""
-        self.exchange.share(table)
+        table = self.exchange.share(table.contiguous())
         s = self._coordinates(table[:, :3], self.leader)[self.leader]
         whole = replace(self.system, positions=table[:, :3], velocities=None, species=None, masses=1.0, charges=None,
                         names=None, residues=None, bonds=None)  # fmt: skip
@@ -107,8 +107,7 @@ class DecomposedSimulation(Simulation):
         rows = torch.cat([numbers[:, None].to(torch.float64), table], 1)
         rows = torch.cat(self.exchange.send([rows[owner == rank] for rank in range(self.exchange.size)]))
         if bool((self.exchange.gather(torch.tensor([len(rows)], dtype=torch.float64)) == 0).any()):
-            rows = torch.cat(self.exchange.send([rows] * self.exchange.size))
-            self._own(rows[rows[:, 0].argsort(), 1:])
+            self._own(self._of_all(rows)[:, 1:])
             return
         rows = rows[rows[:, 0].argsort()]
         self._settle(rows[:, 0].to(torch.int64), rows[:, 1:])
@@ -149,7 +148,7 @@ class DecomposedSimulation(Simulation):
             self.potential = self.all_potential.divide(self.part)
         except ValueError as error:
             self._fail(str(error))
-        self._stop_if_failed(exchange.gather(torch.tensor([bool(self.failure)], dtype=torch.float64)))
+        self._stop_if_failed()
         self.arrange()
         self.neighbors = self.potential.neighbors(self.system, self.skin, self.part)
         self._builds += 1
@@ -223,7 +222,7 @@ class DecomposedSimulation(Simulation):
             raise ValueError(f"all processes give the same callbacks to run, not {kinds}")
         super().run(steps, calls)
         try:
-            self._stop_if_failed(self.exchange.gather(torch.tensor([bool(self.failure)], dtype=torch.float64)))
+            self._stop_if_failed()
         except ValueError as error:
             raise Unstable(f"step {self.count}: {error}") from None
         return self
@@ -232,8 +231,10 @@ class DecomposedSimulation(Simulation):
         """Note why this process cannot go on. All processes stop at the next evaluation, so none waits for another."""
         self.failure = self.failure or message
 
-    def _stop_if_failed(self, failed: Tensor) -> None:
-        """Raise ValueError in all processes if one has failed. failed: as all of them have it."""
+    def _stop_if_failed(self, failed: Tensor | None = None) -> None:
+        """Raise ValueError in all processes if one has failed. failed: of each, where all know it already."""
+        if failed is None:
+            failed = self.exchange.gather(torch.tensor([bool(self.failure)], dtype=torch.float64))
         if bool(failed.any()):
             raise ValueError(next(filter(None, self.exchange.gather_objects(self.failure))))
 
@@ -293,6 +294,11 @@ class DecomposedSimulation(Simulation):
         columns = [self.numbers[:owned, None].to(torch.float64), self.forces[0, :owned]]
         return torch.cat([*columns, *(x[0, :owned] for x in self._of_atoms())], 1)
 
+    def _of_all(self, rows: Tensor) -> Tensor:
+        """(atoms, w): rows of all processes, by the number that they begin with."""
+        rows = torch.cat(self.exchange.send([rows] * self.exchange.size))
+        return rows[rows[:, 0].argsort()]
+
     def adopt(self, whole: Simulation) -> None:
         self.count, self.seed = whole.count, whole.seed
         if self.cell is not None and whole.cell is not None:
@@ -305,8 +311,7 @@ class DecomposedSimulation(Simulation):
 
     def renew(self) -> None:
         """Divide space anew and build the lists, as a simulation does that reads a restart file."""
-        rows = torch.cat(self.exchange.send([self._rows()] * self.exchange.size))
-        self._own(rows[rows[:, 0].argsort(), 4:])
+        self._own(self._of_all(self._rows())[:, 4:])
         self._evaluate()
 
 
@@ -320,7 +325,7 @@ class _Whole(Simulation):
             charges=shared.all_charges, cell=cell,
         )  # fmt: skip
         self.potential, self.seed, self.count = shared.all_potential, shared.seed, shared.count
-        self.atoms, self.mobile, self.held = shared.atoms, shared.mobile, shared.held
+        self.atoms, self.mobile, self.constraint_count = shared.atoms, shared.mobile, shared.constraint_count
         self.writes, self.guard, self.neighbors = shared.writes, shared.guard, shared.neighbors
         self.evaluation = replace(shared.evaluation, forces=f)
         self.updater = copy.copy(shared.updater)

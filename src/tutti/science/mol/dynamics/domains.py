@@ -97,7 +97,7 @@ def estimates(system: System, reach: float, processes: int) -> list[Estimate]:
     s = system.positions[0] @ frame.inverse
     spread = torch.where(frame.repeats, 1.0, s.amax(0) - s.amin(0))
     edges = (spread * frame.width).clamp(min=1e-9).tolist()
-    found = []
+    grids = []
     divisors = [n for n in range(1, processes + 1) if processes % n == 0]
     for a, b in itertools.product(divisors, repeat=2):
         if processes % (a * b):
@@ -106,8 +106,8 @@ def estimates(system: System, reach: float, processes: int) -> list[Estimate]:
         box = [x / n for x, n in zip(edges, grid, strict=True)]
         halo = [min(x + 2 * reach, edge) for x, edge in zip(box, edges, strict=True)]
         owned = system.atoms / processes
-        found.append(Estimate(grid, owned, owned * (math.prod(halo) / math.prod(box) - 1)))
-    return sorted(found, key=lambda x: (x.copies, x.grid))
+        grids.append(Estimate(grid, owned, owned * (math.prod(halo) / math.prod(box) - 1)))
+    return sorted(grids, key=lambda x: (x.copies, x.grid))
 
 
 def divided(
@@ -117,10 +117,10 @@ def divided(
 
     coordinates: (N, 3), that decide to which box each atom belongs. Raises ValueError if there is no such grid.
     """
-    known = estimates(system, reach, processes)
-    if grid is not None and not any(estimate.grid == tuple(grid) for estimate in known):
+    candidates = estimates(system, reach, processes)
+    if grid is not None and not any(estimate.grid == tuple(grid) for estimate in candidates):
         raise ValueError(f"the grid {tuple(grid)} has {math.prod(grid)} boxes, but there are {processes} processes")
-    for estimate in known:
+    for estimate in candidates:
         if grid is None or estimate.grid == tuple(grid):
             domains = Domains.of(estimate.grid, coordinates)
             if int(torch.bincount(domains.owner(coordinates), minlength=processes).min()):

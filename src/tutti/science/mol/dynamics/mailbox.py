@@ -37,12 +37,12 @@ class Mailboxes:
     def __init__(self, exchange: Exchange, capacity: int) -> None:
         self.rank, self.capacity, self.number = exchange.rank, capacity, 0
         folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-        told = exchange.gather_objects((uuid.uuid4().hex, socket.gethostname(), _boot(), os.getpid()))
-        name, self.processes = told[0][0], [pid for *_, pid in told]
+        processes = exchange.gather_objects((uuid.uuid4().hex, socket.gethostname(), _boot(), os.getpid()))
+        name, self.processes = processes[0][0], [pid for *_, pid in processes]
         paths = [folder / f"tutti-{name}-{rank}" for rank in range(exchange.size)]
         size, error = HEAD + 2 * capacity, ""
         try:
-            if any(there[1:3] != told[0][1:3] for there in told):
+            if any(there[1:3] != processes[0][1:3] for there in processes):
                 raise OSError("the processes are on several machines")
             file = os.open(paths[self.rank], os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             try:

@@ -84,8 +84,8 @@ class Simulation:
         self.guard = Guard() if guard is True else guard or None
         self.skin = SKIN * potential.cutoff if skin is None else skin
         self.atoms, self.mobile = system.atoms, int((system.masses > 0).sum())
-        self.held = sum(len(pairs) for pairs, _ in constraints_of(potential))
-        if self.held and self.system.cell is not None:
+        self.constraint_count = sum(len(pairs) for pairs, _ in constraints_of(potential))
+        if self.constraint_count and self.system.cell is not None:
             pairs, lengths = map(torch.cat, zip(*constraints_of(potential), strict=True))
             check_atoms("constraint", pairs, self.atoms)
             whole(self.positions, self.system.cell, self.system.pbc, pairs, lengths)
@@ -104,7 +104,7 @@ class Simulation:
         self.mass = self.system.masses[:, None]
         self.inverse_mass = torch.where(self.mass > 0, 1 / self.mass, 0.0)
         self.constraints: Constraints | None = None
-        if self.held:
+        if self.constraint_count:
             none = torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
             pairs, lengths = (torch.cat(x) for x in zip(none, *constraints_of(self.potential), strict=True))
             self.constraints = Constraints(pairs, lengths, self.system.masses)
@@ -155,7 +155,7 @@ class Simulation:
     def degrees(self) -> int:
         """Degrees of freedom of a replica."""
         free = self.mobile == self.atoms and self.updater.keeps_momentum
-        return max(1, 3 * self.mobile - self.held - (3 if free and self.mobile > 1 else 0))
+        return max(1, 3 * self.mobile - self.constraint_count - (3 if free and self.mobile > 1 else 0))
 
     @property
     def kinetic_energy(self) -> Tensor:
@@ -192,7 +192,7 @@ class Simulation:
             self.evaluation.virial = self.virial()
         trace = self.evaluation.virial.diagonal(dim1=1, dim2=2).sum(-1)
         kinetic = self.kinetic_energy
-        if self.held:
+        if self.constraint_count:
             assert self.constraints is not None
             centers, momenta, masses = self.molecules()
             inside = self.positions - centers[:, self.constraints.groups]

@@ -90,9 +90,9 @@ class Network(nn.Module):
         new = species.unique()[~seen[species.unique()]].tolist()
         if new and bool(seen.any()):
             names = ", ".join(SYMBOLS[n] for n in new)
-            known = ", ".join(SYMBOLS[n] for n in seen.nonzero().flatten().tolist())
-            raise ValueError(f"the network was not trained on {names}, only on {known}: its forces on atoms of {names}"
-                             f" mean nothing; train it by `fit` on structures with {names}, too")  # fmt: skip
+            trained = ", ".join(SYMBOLS[n] for n in seen.nonzero().flatten().tolist())
+            raise ValueError(f"the network was not trained on {names}, only on {trained}: its forces on atoms of"
+                             f" {names} mean nothing; train it by `fit` on structures with {names}, too")  # fmt: skip
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         """States from before the record of species have none."""

@@ -31,7 +31,7 @@ class Samples:
         self.structures: list[Structure] = []
 
     def __call__(self, simulation: Simulation) -> None:
-        system, found = simulation.system, simulation.evaluation
+        system, evaluation = simulation.system, simulation.evaluation
         length, energy = (factor(x, system.units, PRESETS[self.units]) for x in ("length", "energy"))
         species = atomic_numbers(system.species)
         for r in range(system.replicas):
@@ -42,5 +42,8 @@ class Samples:
             pairs = neighbors.pairs
             order = torch.argsort(pairs.i, stable=True)
             image = {} if cell is None else {"shifts": pairs.shift[order], "cell": cell[0]}
-            targets = {"energy": float(found.energy[r]) * energy, "forces": found.forces[r] * (energy / length)}
+            targets = {
+                "energy": float(evaluation.energy[r]) * energy,
+                "forces": evaluation.forces[r] * (energy / length),
+            }
             self.structures.append(Structure(species, x[0], pairs.i[order], pairs.j[order], **image, **targets))

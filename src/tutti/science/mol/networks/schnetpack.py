@@ -50,26 +50,26 @@ def from_schnetpack(network: Network, state: Mapping[str, Tensor]) -> dict[str, 
     """A state of `network` with the weights of a SchNetPack model. Raises ValueError for weights that do not fit."""
     if type(network) not in NAMES:
         raise ValueError(f"SchNetPack has no {type(network).__name__}: give a SchNet or a PaiNN")
-    made = {name: x for name, x in network.named_buffers()}
+    buffers = {name: x for name, x in network.named_buffers()}
     for name, x in state.items():
         rules = ((pattern, to) for pattern, to in NAMES[type(network)] if re.fullmatch(pattern, name))
         if (rule := next(rules, None)) is not None:
-            made[re.sub(*rule, name)] = x
+            buffers[re.sub(*rule, name)] = x
         elif not re.fullmatch(IGNORED, name):
             raise ValueError(f"the SchNetPack model has {name}, which {type(network).__name__} has no place for")
     for end in ("weight", "bias"):  # one layer has the filters of all interactions
-        if (whole := made.pop(f"filter.{end}", None)) is not None:
+        if (whole := buffers.pop(f"filter.{end}", None)) is not None:
             for k, part in enumerate(whole.chunk(len(network.messages))):  # pyright: ignore
-                made[f"messages.{k}.filter.{end}"] = part
+                buffers[f"messages.{k}.filter.{end}"] = part
     ours = network.state_dict()
-    embedding = made.get("embedding.weight")
+    embedding = buffers.get("embedding.weight")
     whole = ours["embedding.weight"]
     if embedding is not None and embedding.shape[1:] == whole.shape[1:] and len(embedding) < len(whole):
         rest = whole[len(embedding) :].to(embedding)  # SchNetPack knows fewer elements
-        made["embedding.weight"] = torch.cat([embedding, rest])
+        buffers["embedding.weight"] = torch.cat([embedding, rest])
     for name, x in ours.items():
-        if name not in made or made[name].shape != x.shape:
-            there = tuple(made[name].shape) if name in made else "missing"
+        if name not in buffers or buffers[name].shape != x.shape:
+            there = tuple(buffers[name].shape) if name in buffers else "missing"
             raise ValueError(f"{name} of {type(network).__name__} has the shape {tuple(x.shape)}; in the SchNetPack "
                              f"model it is {there}: build the network with its sizes")  # fmt: skip
-    return made
+    return buffers
