@@ -21,7 +21,7 @@ def test_figures_are_multiplied_or_replaced():
 @pytest.mark.parametrize("text, message", [
     ("ram=2x", "no figure 'ram' to change; there are memory, bandwidth"), ("link=x", "link=x"),
     ("memory=2", "a factor such as 2x or an amount"), ("memory=0GiB", "memory=0GiB"), ("memory=-1GiB", "memory"),
-    ("peak=2GB", "a factor such as 2x"),
+    ("peak=2GB", "a factor such as 2x"), ("memory=1e999GiB", "memory=1e999GiB"),
 ])  # fmt: skip
 def test_what_is_no_figure_or_amount_is_refused(text, message):
     with pytest.raises(ValueError, match=message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from tutti.hardware.device import Device, Link
 from tutti.hardware.topology import Cluster
@@ -42,7 +43,7 @@ def _change(name: str, amount: str) -> Callable[[float], float]:
     units = FIGURES[name][1]
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", amount)
     value = float(match[1]) if match else 0.0
-    if match is None or not value > 0 or match[2] not in ("x", *units):
+    if match is None or not 0 < value < inf or match[2] not in ("x", *units):
         wanted = " or ".join(["a factor such as 2x", *(f"an amount in {unit}" for unit in units)])
         raise ValueError(f"{name}={amount}: {name} ({FIGURES[name][0]}) is {wanted}")
     if match[2] == "x":
