@@ -4,6 +4,8 @@ Each rank sends a token once to each other rank that has any of its experts, wit
 rank computes what its experts add to it, and sends the sum back. The backward pass sends tokens and gradients, and gets
 their gradients back. What travels depends on the data, so a rank first tells the others how many rows it sends.
 
+With products in low precision, tokens and gradients travel to the experts in FP8; results travel back in their dtype.
+
 Buffers have a fixed size, for all tokens of all ranks: no routing can overflow them, and memory is that of gathering
 the tokens. Only the rows that are needed are sent.
 """
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tutti.ir.op_info import SECONDS
+from tutti.nn.fp8_rows import width_of
 from tutti.nn.route import expected_rows, most_sent
 from tutti.ops.registry import Cut
 
@@ -36,10 +39,15 @@ class Travel:
         received = here.exchange(self.counts.unsqueeze(1), once, once, "e", self.parts, self.parts - 1)
         self.received = received.flatten()
 
-    def there(self, x: Tensor) -> Tensor:
-        """Rows of this rank's tokens -> rows of the tokens that use this rank's experts, zero behind the last."""
-        rows = ops.send_rows(x, self.slot, self.sent, self.filled)
-        return self.here.exchange(rows, self.counts, self.received, "e", self.tokens * self.parts, self.expected)
+    def there(self, x: Tensor, matmul: str = "") -> Tensor:
+        """Rows of this rank's tokens -> rows of the tokens that use this rank's experts, zero behind the last. With
+        products in low precision, rows travel in FP8."""
+        rows = ops.send_rows(ops.fp8_rows(x) if matmul else x, self.slot, self.sent, self.filled)
+        rows = self.here.exchange(rows, self.counts, self.received, "e", self.tokens * self.parts, self.expected)
+        if not matmul:
+            return rows
+        dtype = str(x.dtype).removeprefix("torch.")
+        return ops.rows_of_fp8(rows, self.received, x.shape[1], dtype, self.filled)
 
     def back(self, rows: Tensor) -> Tensor:
         """The sums over ranks of what they made for this rank's tokens."""
@@ -56,21 +64,20 @@ class Travel:
         return index, both[:, k:].to(weight.dtype)
 
 
-def forward(target, here, x, index, weight, up, down, up_bias, down_bias, activation, first, total):
+def forward(target, here, x, index, weight, up, down, up_bias, down_bias, activation, first, total, matmul):
     begin = first + here.offset("e")
     travel = Travel(here, index, len(up))
     chosen = travel.choices(index, weight, (begin + len(up)) % total)
-    matrices = (up, down, up_bias, down_bias)
-    return travel.back(target(travel.there(x), *chosen, *matrices, activation, begin, total))
+    options = (up, down, up_bias, down_bias, activation, begin, total, matmul, travel.filled)
+    return travel.back(target(travel.there(x, matmul), *chosen, *options))
 
 
-def backward(target, here, grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total):
+def backward(target, here, grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, matmul):
     begin = first + here.offset("e")
     travel = Travel(here, index, len(up))
     chosen = travel.choices(index, weight, (begin + len(up)) % total)
-    matrices = (up, down, up_bias, down_bias)
-    rows = travel.there(grad), travel.there(x), *chosen
-    gx, gweight, *gradients = target(*rows, *matrices, activation, begin, total)
+    options = (up, down, up_bias, down_bias, activation, begin, total, matmul, travel.filled)
+    gx, gweight, *gradients = target(travel.there(grad, matmul), travel.there(x, matmul), *chosen, *options)
     return [travel.back(gx), travel.back(gweight), *gradients]
 
 
@@ -84,9 +91,10 @@ def sends(products: int):
         (tokens, k), parts = index.shape, cut.k
         wide = torch.promote_types(weight.dtype or torch.float32, torch.float32).itemsize
         row = x.bytes // max(1, tokens)
+        sent = width_of(x.shape[1]) if cut.node.args[9 + products] else row  # in low precision
         weights = k * (weight.bytes // max(1, weight.numel))
         moved = expected_rows(tokens, k, cut.inputs[products + 2].shape[0], parts) * (parts - 1) // parts
-        rows = [8 * (parts - 1), moved * 2 * k * wide, *[moved * row] * (products + 1)]
+        rows = [8 * (parts - 1), moved * 2 * k * wide, *[moved * sent] * products, moved * row]
         return [("exchange", n) for n in (rows if products == 1 else [*rows, moved * weights])]
 
     return sent
@@ -98,4 +106,10 @@ def _seconds(device: Any, call: Any, place: int) -> float:
     return device.stream_seconds(2 * rows * width * call.dtype.itemsize, "add", call.dtype)
 
 
+def _unpacking_seconds(device: Any, call: Any) -> float:
+    _, _, width, _, filled = call.node.args
+    return device.stream_seconds(filled * (width_of(width) + width * call.dtype.itemsize), "add", call.dtype)
+
+
+SECONDS[ops.rows_of_fp8.default] = _unpacking_seconds
 SECONDS |= {ops.send_rows.default: partial(_seconds, place=3), ops.add_rows.default: partial(_seconds, place=2)}
