@@ -189,7 +189,8 @@ class Candidate:
         self.planner, self.mesh, self.name = planner, mesh, name
         deadline = planner.work.seconds + seconds
         pricer = Pricer(planner.cluster, mesh, planner.whole)
-        self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight)
+        self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight,
+                                     allowed.in_order)  # fmt: skip
         planner.work.price(sum(map(len, self.joint.network.unary.values())))
         self.only: dict[str, int] = {}  # fixed options, by label
         self.chosen = self.choose(0.0, deadline)
