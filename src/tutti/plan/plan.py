@@ -19,7 +19,7 @@ from tutti.plan.variant import MATMULS, Variant
 
 DECISIONS = (  # fields that define how a step runs, except durations
     "mesh", "accumulate", "sum_dtype", "schedule", "sequence_chunks", "recompute", "tiers", "batch_splits",
-    "overlap_chunks", "matmul_dtype", "stages", "inputs", "operators",
+    "overlap_chunks", "matmul_dtype", "node_size", "stages", "inputs", "operators",
 )  # fmt: skip
 SUMS = ("", "float32")  # dtypes of sums of gradients
 PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
@@ -78,6 +78,8 @@ class Plan:
     batch_splits: number of parts of the batch that overlap computation and communication (`lower.unroll`).
     overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.regions`).
     matmul_dtype: format of the matrix products of layers (`nn.scaled_mm`); by default the model's dtype.
+    node_size: neighbouring devices to whose node a token travels once on the way to its experts; 0 if it travels to
+        each device directly (`ops.experts_exchange`).
     durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `auto` uses them.
     reasons: why this plan was chosen, in words.
     """
@@ -95,6 +97,7 @@ class Plan:
     batch_splits: int = 1
     overlap_chunks: int = 1
     matmul_dtype: str = ""
+    node_size: int = 0
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that the plan was made for
