@@ -12,13 +12,13 @@ from pipelines import random_stages
 from tutti.lower.actions import Message, actions_of, had, orders
 from tutti.lower.cut import cut
 from tutti.lower.unroll import unroll
-from tutti.plan.schedule import CHUNKED, NAMES, schedule_of
+from tutti.plan.schedule import CHUNKED, IN_V, NAMES, PAIRED, schedule_of
 
 
 def made(name, p, m, seed):
     model = zoo.gpt2(attention=0.0)
     graph = tutti.capture(model, zoo.tokens(), torch.optim.AdamW(model.parameters()), clip_norm=1.0)
-    stages = 2 * p if name in ("interleaved", "zb-v") else p
+    stages = 2 * p if name in ("interleaved", *IN_V) else p
     if name == CHUNKED:
         graph = unroll(graph, 2)
     schedule = schedule_of(name, p, stages, m, sequence_chunks=graph.sequence_chunks)
@@ -43,16 +43,16 @@ def test_messages_match_and_no_order_of_them_is_a_circle(name):
     assert done == [len(todo) for todo in actions]
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v", CHUNKED])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v", PAIRED, CHUNKED])
 def test_what_is_dropped_was_there_and_nothing_is_left(name):
     cutting, schedule = made(name, 2, 4, 3)
     for d, todo in enumerate(actions_of(cutting, schedule)):
         here = set()
         for action in todo:
             here |= {m for m, _ in action.receives}
-            if action.place:
-                outputs = cutting.parts[action.place].outputs
-                here |= {Message(n, action.microbatch) for n in outputs if n.startswith("value:")}
+            for place, microbatch in action.runs:
+                outputs = cutting.parts[place].outputs
+                here |= {Message(n, microbatch) for n in outputs if n.startswith("value:")}
             assert set(action.drops) <= here, f"device {d}"
             here -= set(action.drops)
         assert not here

@@ -159,7 +159,9 @@ def test_schemas_and_fakes_agree_with_the_kernels(biased):
     _, rows = ops.experts_training(*plain, "silu", 0, EXPERTS, "", -1)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(ops.experts_backward, (plain[0], *plain, "silu", 0, EXPERTS, "", -1), test_utils=checks)
-    torch.library.opcheck(ops.experts_backward_kept, (plain[0], *plain, "silu", 0, EXPERTS, "", -1, rows), test_utils=checks)
+    torch.library.opcheck(
+        ops.experts_backward_kept, (plain[0], *plain, "silu", 0, EXPERTS, "", -1, rows), test_utils=checks
+    )
 
 
 def test_errors_say_what_does_not_fit():

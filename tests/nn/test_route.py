@@ -31,6 +31,16 @@ def test_a_token_goes_once_to_each_of_its_parts(choices, parts):
     assert counts.sum() == place <= most_sent(TOKENS, choices, parts)
 
 
+def test_choices_of_other_experts_are_left_out():
+    index, own, parts, begin = drawn(5), 2, 3, 4
+    slot, counts = ops.route(index, own, parts, begin)
+    there = (index >= begin) & (index < begin + own * parts)
+    part = torch.where(there, (index - begin) // own, -1)
+    assert not (slot[~there] >= 0).any()
+    assert counts.tolist() == [int((part == p).any(1).sum()) for p in range(parts)]
+    assert sorted(slot[slot >= 0].tolist()) == list(range(int(counts.sum())))
+
+
 def test_an_expert_that_does_not_exist():
     with pytest.raises(IndexError, match="index 12 is out of range; there are 12 experts"):
         ops.route(torch.tensor([[0, 12]]), 3, 4, -1)
@@ -56,3 +66,14 @@ def test_the_expected_rows_are_the_mean_of_random_choices():
     mean = torch.stack(counts).sum(1).double().mean()
     assert abs(expected_rows(TOKENS, choices, own, parts) - mean) < 0.02 * mean
     assert expected_rows(TOKENS, 13, own, parts) == 4 * TOKENS  # more choices than experts
+
+
+@pytest.mark.parametrize("own", [1, 2, 4, 8, 16])
+def test_the_expected_rows_of_routers_that_limit_groups(own):
+    """32 experts in 8 groups; a token's 6 are in 3 of them."""
+    generator = torch.Generator().manual_seed(own)
+    groups = torch.rand(4000, 8, generator=generator).topk(3).indices
+    open_ = torch.zeros(4000, 8).scatter(1, groups, 1.0).repeat_interleave(4, 1)
+    index = (torch.rand(4000, 32, generator=generator) * open_).topk(6).indices
+    mean = ops.route(index, own, 32 // own, -1)[1].sum().item()
+    assert abs(expected_rows(4000, 6, own, 32 // own, (8, 3)) - mean) < 0.02 * mean

@@ -53,11 +53,54 @@ def test_no_number_overflows():
     assert made.float().isfinite().all() and (made.float() * scale)[0, 0] == pytest.approx(3e38, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("k", [16, 48, 128, 200])
+def test_products_are_those_of_rounded_operands(name, k):
+    """The last block may be smaller. A block of equal magnitude is exact."""
+    generator = torch.Generator().manual_seed(k)
+    a, b = torch.randn(32, k, generator=generator), torch.randn(k, 16, generator=generator)
+    expected = rounded_to(a, name).double() @ rounded_to(b.t(), name).t().double()
+    torch.testing.assert_close(ops.scaled_mm(a, b, name).double(), expected, rtol=1e-4, atol=1e-4)
+    signs = torch.where(a > 0, 3.0, -3.0)
+    torch.testing.assert_close(rounded_to(signs, name), signs, rtol=1e-6, atol=0)
+
+
+def test_mxfp8_has_scales_of_powers_of_two():
+    """Numbers of a block times a power of two are rounded alike, and nothing is above the largest number."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rounded_to(x * 2**-20, "mxfp8"), rounded_to(x, "mxfp8") * 2**-20)
+    largest = x.abs().unflatten(1, (2, 32)).amax(2).repeat_interleave(32, 1)
+    error = (rounded_to(x, "mxfp8") - x).abs()
+    assert (error <= torch.maximum(x.abs() * 2**-4, largest * 2**-16)).all()
+
+
+def test_nvfp4_has_the_numbers_of_e2m1():
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    row = torch.cat([numbers, -numbers]).unsqueeze(0)
+    assert torch.equal(rounded_to(row, "nvfp4"), row)
+    assert torch.equal(rounded_to(row * 2**-30, "nvfp4"), row * 2**-30)
+    between = torch.tensor([[6.0, 2.4, 2.6, 5.1, 0.7, 0.8, *[0.0] * 10]])
+    assert rounded_to(between, "nvfp4")[0, :6].tolist() == [6.0, 2.0, 3.0, 6.0, 0.5, 1.0]
+
+
+def test_an_unknown_format():
+    with pytest.raises(ValueError, match="no format 'int3' of matrix products; there are float8, mxfp8, nvfp4"):
+        rounded_to(torch.ones(2, 16), "int3")
+
+
 def trained(plan: str, devices: int):
     model, data = zoo.llama(2), zoo.tokens(16, 16)
     step = tutti.parallelize(model, adam(model), data, cluster=f"cpu:{devices}", plan=plan, level="O0")
     gradients = step.gradients(data)
     return step, [step(data).item() for _ in range(2)], gradients
+
+
+@pytest.mark.parametrize("word", ["mxfp8", "nvfp4"])
+def test_plans_compute_in_other_formats(word):
+    step, losses, _ = trained(f"dp2x{word}", 2)
+    assert step.plan.name == f"dp2x{word}" and word.upper() in step.plan.explain()
+    assert {node.args[2] for node in step.graph.calls if node.target is SCALED_MM} == {word}
+    assert losses == pytest.approx(trained("single", 1)[1], rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import random
 import pytest
 
 from pipelines import bubble
-from tutti.plan.schedule import CHUNKED, NAMES, forward, schedule_of
+from tutti.plan.schedule import CHUNKED, IN_V, NAMES, PAIRED, forward, schedule_of
 from tutti.plan.slots import Slot, clock, in_flight, makespan
 
 SIZES = [(2, 4), (3, 6), (4, 8), (4, 16), (8, 32)]
 
 
 def stages(name, p):
-    return 2 * p if name in ("interleaved", "zb-v") else p
+    return 2 * p if name in ("interleaved", *IN_V) else p
 
 
 def equal(count):
@@ -23,6 +23,7 @@ def equal(count):
 @pytest.mark.parametrize("p, m", SIZES)
 @pytest.mark.parametrize("name", NAMES)
 def test_all_work_is_done_once_and_in_an_order_that_runs(name, p, m):
+    m = max(m, 2 * p) if name == PAIRED else m
     made = schedule_of(name, p, stages(name, p), m, sequence_chunks=3 if name == CHUNKED else 1)
     slots = [slot for device in made.devices for slot in device]
     kinds, chunks = "FBW" if made.split else "FB", range(made.sequence_chunks)
@@ -57,6 +58,27 @@ def test_microbatches_in_flight(p, m):
     assert held("1f1b") == [min(p - d, m) for d in range(p)]
     assert held("interleaved") == [min(2 * m, 2 * (p - d - 1) + p + 1) for d in range(p)]
     assert max(held("zb-h1")) == max(held("auto")) == p and max(held("zb-v")) == 2 * p
+
+
+@pytest.mark.parametrize("p, m", [(2, 4), (3, 6), (4, 8), (4, 16), (8, 32)])
+def test_pairs_of_forward_and_backward_slots(p, m):
+    """The order of DeepSeek's DualPipeV: m - 2p + d + 1 rounds of two pairs on device d, then one in each of the rounds
+    of the last backward passes that bring forward slots."""
+    schedule = schedule_of(PAIRED, p, 2 * p, m)
+    for d, paired in enumerate(schedule.pairs):
+        assert len(paired) == 2 * (m - 2 * p + d + 1) + p - 1 - d
+        for i in paired:
+            forward_slot, backward_slot = schedule.devices[d][i : i + 2]
+            assert (forward_slot.kind, backward_slot.kind) == ("F", "B")
+            assert forward_slot.stage != backward_slot.stage
+    durations = equal(2 * p)
+    times = clock(schedule, durations)
+    assert all(
+        times[schedule.devices[d][i]] == times[schedule.devices[d][i + 1]]
+        for d, paired in enumerate(schedule.pairs) for i in paired
+    )  # fmt: skip
+    assert bubble(schedule, durations) <= (2 * p - 1) / m, "of work of six slots a microbatch"
+    assert max(sum(held) for held in in_flight(schedule)) <= 2 * p + 1
 
 
 @pytest.mark.parametrize("n", [2, 4, 7])
@@ -116,6 +138,7 @@ def test_what_waits_in_a_circle_is_an_error():
         (("1f1b", 4, 6, 4), "6 stages do not divide over 4 devices"),
         (("1f1b", 2, 4, 4), "one stage on each device"),
         (("zb-v", 2, 2, 4), "zb-v has 2 stages on each device, which makes 4, not 2"),
+        (("dualpipev", 4, 8, 7), "dualpipev on 4 devices takes at least 8 microbatches, not 7"),
         (("auto", 2, 6, 4), "auto has 1 or 2 stages on each device, which makes 2 or 4, not 6"),
         (("auto", 2, 2, 4, [(1.0, 1.0, 1.0, 0.0)]), "1 durations are given for 2 stages"),
         (("interleaved", 4, 8, 6), "a multiple of 4 microbatches, not 6"),

@@ -17,18 +17,19 @@ from models import MODELS
 from pipelines import pipeline, random_stages
 from tutti.exec.batches import microbatches
 from tutti.lower.unroll import unroll
-from tutti.plan.schedule import CHUNKED, NAMES
+from tutti.plan.schedule import CHUNKED, IN_V, NAMES, PAIRED
 
 STEPS, COUNT = 3, 6  # microbatches
 FAMILIES = ("llama", "t5", "unet2d", "mixtral")
 CAUSAL = ("llama", "mixtral")
 WHOLE = tuple(name for name in NAMES if name != CHUNKED)
+TWICE = ("interleaved", *IN_V)  # with two stages on each device
 CUTS = 6
 QUICK = [("llama", 4), ("llama", 5), ("mixtral", 1), ("mixtral", 2)]
 GLOO = [  # family, schedule, devices of the pipeline, plan of each
     ("llama", "1f1b", 2, "dp2"), ("llama", "zb-h1", 2, "tp2"), ("llama", "gpipe", 4, "dp1"),
     ("llama", "zb-v", 2, "zero2"), ("llama", "auto", 2, "dp2"), ("mixtral", "1f1b", 2, "ep2"),
-    ("llama", CHUNKED, 2, "dp2"),
+    ("llama", CHUNKED, 2, "dp2"), ("llama", PAIRED, 2, "tp2"), ("mixtral", PAIRED, 2, "ep2"),
 ]  # fmt: skip
 
 
@@ -84,9 +85,9 @@ def compare(found, family: str, count: int = COUNT) -> None:
 def test_any_cut_gives_the_numbers_of_one_device(family, seed):
     """Six cuts of each model: one for each schedule, with 2, 3 and 4 stages."""
     name = WHOLE[(seed + FAMILIES.index(family)) % len(WHOLE)]
-    devices = 2 if name in ("interleaved", "zb-v") else 2 + seed % 3
+    devices = 2 if name in TWICE else 2 + seed % 3
     graph = case(family)[3]
-    stages = random_stages(graph, 2 * devices if name in ("interleaved", "zb-v") else devices, seed)
+    stages = random_stages(graph, 2 * devices if name in TWICE else devices, seed)
     compare(run(family, pipeline(graph, stages, devices, name, "dp1", COUNT), devices), family)
 
 
@@ -95,7 +96,7 @@ def test_any_cut_gives_the_numbers_of_one_device(family, seed):
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_cut_under_every_schedule(family, name, seed):
-    chunks = 2 if name in ("interleaved", "zb-v") else 1
+    chunks = 2 if name in TWICE else 1
     devices = 2 if chunks == 2 else 2 + seed % 3
     graph = case(family)[3]
     stages = random_stages(graph, chunks * devices, 10 + seed)
@@ -111,9 +112,10 @@ def test_chunks_of_the_sequence_in_any_cut(family, seed):
 
 
 def on_this_rank(family: str, name: str, devices: int, inner: str) -> tuple:
-    graph = unroll(case(family, 2)[3], 2 if name == CHUNKED else 1)
-    stages = random_stages(graph, 2 * devices if name == "zb-v" else devices, devices)
-    found = run(family, pipeline(graph, stages, devices, name, inner, 2), 4, 2)
+    count = 4 if name == PAIRED else 2
+    graph = unroll(case(family, count)[3], 2 if name == CHUNKED else 1)
+    stages = random_stages(graph, 2 * devices if name in IN_V else devices, devices)
+    found = run(family, pipeline(graph, stages, devices, name, inner, count), 4, count)
     return found[0], *({key: x.numpy() for key, x in tensors.items()} for tensors in found[1:3]), found[3]
 
 
@@ -122,7 +124,7 @@ def on_this_rank(family: str, name: str, devices: int, inner: str) -> tuple:
 def test_processes_give_the_numbers_of_one_device(pool, family, name, devices, inner):
     for losses, gradients, parameters, evaluated in pool.run(on_this_rank, family, name, devices, inner):
         tensors = ({key: torch.from_numpy(x) for key, x in found.items()} for found in (gradients, parameters))
-        compare((losses, *tensors, evaluated), family, 2)
+        compare((losses, *tensors, evaluated), family, 4 if name == PAIRED else 2)
 
 
 def test_a_pipeline_by_its_name():

@@ -62,6 +62,20 @@ def test_bubbles_of_equal_stages(graph, schedule, stages, devices, share):
     assert made.bubble / (made.seconds - made.bubble) == pytest.approx(share, rel=0.1)
 
 
+def test_pairs_hide_communication():
+    """Tensor parallelism communicates within each stage. Of a pair, one part computes meanwhile."""
+    step, cluster = tower(8), tutti.Cluster.parse("h100:4")
+    waits = {}
+    for name in ("pp2-interleaved2xtp2", "pp2-dualpipevxtp2"):
+        made = dry_run(step, Planner(step, cluster, (), COUNT).named(name), cluster)
+        waits[name] = made.prediction().communication_seconds
+    assert isinstance(made, PipelineDryRun) and {span.work for span in made.spans} >= {"forward and backward"}
+    assert waits["pp2-dualpipevxtp2"] < 0.6 * waits["pp2-interleaved2xtp2"]
+    paired = sum(part.runs for *_, part in made.pairs)
+    assert paired == sum(span.action.second is not None for span in made.spans)
+    assert [part.runs for part in made.counted] != [COUNT] * len(made.counted)
+
+
 def test_a_split_backward_pass_waits_less(graph):
     assert dried(graph, "zb-h1").bubble < 0.6 * dried(graph, "1f1b").bubble
     twice = tower(8)

@@ -30,6 +30,7 @@ from tutti.ir.step_graph import OUTPUT, TOLD, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import Place
+from tutti.lower.joined import joined
 from tutti.lower.program import Collective, Program
 from tutti.lower.schedule_parts import label_of, passed, program_of, schedule_of, sizes_of, with_values
 from tutti.plan.layout import devices
@@ -74,6 +75,12 @@ class Executor:
         self.held = {d: _Device(self, d, tensors) for d, tensors in kept.items()}
         held = [place for place in self.cut.parts if self.device(place) in self.held]
         self.parts = {place: _Part(self, place, level) for place in held}
+        self.pairs = {
+            (action.place, action.second[0]): _Part(self, action.place, level, action.second[0])
+            for number in self.held
+            for action in self.actions[number]
+            if action.place and action.second
+        }
 
     @property
     def first(self) -> _Part:
@@ -118,6 +125,13 @@ class Executor:
     def part(self, place: Place, microbatch: int) -> _Part:
         """The Programs that run a part for a microbatch."""
         return (self.each[microbatch] if self.each and microbatch >= 0 else self).parts[place]
+
+    def pair(self, first: tuple[Place, int], second: tuple[Place, int]) -> _Part:
+        """The Programs that run two parts together, each for a microbatch."""
+        a, b = ((self.each[i] if self.each else self) for _, i in (first, second))
+        if a is not b:
+            raise ValueError("microbatches that need different graphs do not run together: choose another schedule")
+        return a.pairs[first[0], second[0]]
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients of the last run by parameter name, as full CPU tensors. They are freed."""
@@ -173,8 +187,8 @@ class Executor:
         found: dict[str, list[Collective]] = {}
         sizes = sizes_of(self.cut, self.plan)
         for action in self.actions[min(self.held)]:
-            if action.place:
-                found.setdefault(str(action.place), self.parts[action.place].programs[0].collectives)
+            for place, _ in action.runs:
+                found.setdefault(str(place), self.parts[place].programs[0].collectives)
             for name in (message.name for message, _ in action.sends):
                 found.setdefault(name, [Collective("send", PIPELINE, sizes[name], name)])
         return [c for several in found.values() for c in several]
@@ -200,11 +214,14 @@ class Executor:
 
 
 class _Part:
-    """The Programs of one part, for the local ranks of its device."""
+    """The Programs of one part, or of two that run together, for the local ranks of their device."""
 
-    def __init__(self, executor: Executor, place: Place, level: str):
+    def __init__(self, executor: Executor, place: Place, level: str, second: Place | None = None):
         graph, plan = executor.cut.parts[place], executor.plan
         self.programs: list[Program] = [program_of(executor.cut, graph, plan, rank) for rank in executor.ranks]
+        if second:
+            others = [program_of(executor.cut, executor.cut.parts[second], plan, rank) for rank in executor.ranks]
+            self.programs = [joined(*both) for both in zip(self.programs, others, strict=True)]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = [(name, _kind(name)) for name in graph.outputs]
         self.summed = [name for name, kind in self.outputs if kind == "grad"]
@@ -253,7 +270,7 @@ class _Device:
             with recorder.waiting(message.name, source) if recorder else nullcontext():
                 self.values[message] = self.counted(mail.receive(message, source, self.number))
         if action.place:
-            self.run(action, given(max(action.microbatch, 0)))
+            self.run(action, given)
         for message, target in action.sends:
             mail.send(message, self.row(message), self.number, target)
         for message in action.drops:
@@ -283,10 +300,32 @@ class _Device:
             return self.sums[name]
         return [kept[name] for kept in self.kept]
 
-    def run(self, action: Action, given: Mapping[str, torch.Tensor]) -> None:
-        """Run a part and keep its outputs."""
+    def run(self, action: Action, given: Given) -> None:
+        """Run a part, or two together, and keep the outputs."""
+        executor = self.executor
+        parts = [executor.part(place, microbatch) for place, microbatch in action.runs]
+        inputs = [self.inputs(part, microbatch, given(max(microbatch, 0)))
+                  for part, (_, microbatch) in zip(parts, action.runs, strict=True)]  # fmt: skip
+        rows = [[x for row in each for x in row] for each in zip(*inputs, strict=True)]
+        whole = parts[0] if len(parts) == 1 else executor.pair(*action.runs)
+        for i, budget in enumerate(whole.budgets):
+            if budget:
+                budget.admit(whole.ready[i].peaks)
+        whole.inputs = whole.inputs or [[Described.of(x) for x in row] for row in rows]
+        runs = [ready.run for ready in whole.ready]
+        if executor.recorder:
+            name = " with ".join(str(place) for place, _ in action.runs)
+            runs = [executor.recorder.watch(name, whole.programs[0], whole.ready[0])]
+        device_type = executor.cut.step.device.type
+        with torch.no_grad(), torch.autocast(device_type, enabled=False):  # the graph holds its own casts
+            results = iter(zip(*executor.driver.run(runs, rows), strict=True))
+        for part, (_, microbatch) in zip(parts, action.runs, strict=True):
+            for name, kind in part.outputs:
+                self.keep(name, kind, list(next(results)), microbatch)
+
+    def inputs(self, part: _Part, microbatch: int, given: Mapping[str, torch.Tensor]) -> list[list[torch.Tensor]]:
+        """The inputs of a part on each local rank."""
         executor, rows = self.executor, []
-        part = executor.part(action.place, action.microbatch)  # pyright: ignore[reportArgumentType]
         for name in part.summed:
             if name not in self.sums:
                 self.sums[name] = self.counted([self.zeros(program, name) for program in part.programs])
@@ -298,19 +337,9 @@ class _Device:
                 elif name in part.stored:
                     row.append(kept[name])
                 else:
-                    row.append(self.row(_message(name, action, self.values))[i])
+                    row.append(self.row(_message(name, microbatch, self.values))[i])
             rows.append(row)
-            if budget := part.budgets[i]:
-                budget.admit(part.ready[i].peaks)
-        part.inputs = part.inputs or [[Described.of(x) for x in row] for row in rows]
-        runs = [ready.run for ready in part.ready]
-        if executor.recorder:
-            runs = [executor.recorder.watch(str(action.place), part.programs[0], part.ready[0])]
-        device_type = executor.cut.step.device.type
-        with torch.no_grad(), torch.autocast(device_type, enabled=False):  # the graph holds its own casts
-            results = executor.driver.run(runs, rows)
-        for (name, kind), row in zip(part.outputs, zip(*results, strict=True), strict=True):
-            self.keep(name, kind, list(row), action.microbatch)
+        return rows
 
     def replace(self) -> None:
         """Replace stored tensors by their successors."""
@@ -447,7 +476,7 @@ def _kind(name: str) -> str:
     return kind if kind in ("value", "loss", "grad") else "stored"
 
 
-def _message(name: str, action: Action, values: Mapping[Message, Row]) -> Message:
+def _message(name: str, microbatch: int, values: Mapping[Message, Row]) -> Message:
     """As what a part's input is here: of this microbatch, or once in the step."""
-    own = Message(name, action.microbatch)
+    own = Message(name, microbatch)
     return own if own in values else Message(name, ONCE)

@@ -36,13 +36,20 @@ class Message(NamedTuple):
 
 @dataclass
 class Action:
-    """place: the part to run, if any. receives, sends: (message, other device). drops: values to free after it."""
+    """place: the part to run, if any. second: a part and its microbatch that run together with it. receives, sends:
+    (message, other device). drops: values to free after it."""
 
     place: Place | None
     microbatch: int
+    second: tuple[Place, int] | None = None
     receives: list[tuple[Message, int]] = field(default_factory=list)
     sends: list[tuple[Message, int]] = field(default_factory=list)
     drops: list[Message] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[tuple[Place, int]]:
+        """The parts to run, with their microbatches."""
+        return [(self.place, self.microbatch), *([self.second] if self.second else [])] if self.place else []
 
 
 def actions_of(cut: Cut, schedule: Schedule) -> list[list[Action]]:
@@ -82,14 +89,15 @@ class _Device:
 
     def actions(self) -> list[Action]:
         cut, mine = self.cut, [self.lend()]
-        for slot in self.schedule.devices[self.number]:
-            place = Place(slot.stage, slot.kind, slot.slice)
-            if place in cut.parts:
-                mine.append(self.part(place, slot.microbatch))
+        for unit in self.schedule.units(self.number):
+            places = [(Place(slot.stage, slot.kind, slot.slice), slot.microbatch) for slot in unit]
+            places = [(place, microbatch) for place, microbatch in places if place in cut.parts]
+            if places:
+                mine.append(self.parts(places))
         if {slot.kind for slot in self.schedule.devices[self.number]} != {"F"}:
             mine.append(self.hand_on())
             levels = [p for p in cut.parts if p.kind[0] in LEVELLED and self.at(p.stage) == self.number]
-            mine += [self.part(place, ONCE) for place in levels]
+            mine += [self.parts([(place, ONCE)]) for place in levels]
         for message, action in self.here.items():
             action.drops.append(message)
         return [a for a in mine if a.place or a.sends]
@@ -108,8 +116,16 @@ class _Device:
                 action.sends += self.to(Message(name, ONCE), [r.stage for r in self.cut.readers.get(name, ())])
         return action
 
-    def part(self, place: Place, microbatch: int) -> Action:
-        action, part = Action(place, microbatch), self.cut.parts[place]
+    def parts(self, places: Sequence[tuple[Place, int]]) -> Action:
+        """The action of one part, or of two that run together."""
+        (place, microbatch), *others = places
+        action = Action(place, microbatch, others[0] if others else None)
+        for place, microbatch in places:
+            self.part(action, place, microbatch)
+        return action
+
+    def part(self, action: Action, place: Place, microbatch: int) -> None:
+        part = self.cut.parts[place]
         for name in part.inputs:
             home = self.cut.homes.get(name)
             maker = self.cut.makers[name].stage if home is None and name in self.cut.makers else home
@@ -127,7 +143,6 @@ class _Device:
                 message = Message(name, microbatch)
                 self.here[message] = action
                 action.sends += [(message, to) for to, source in self.route(name).items() if source == self.number]
-        return action
 
     def route(self, name: str) -> dict[int, int]:
         """For each device that reads a value and does not make it, the device that sends it."""

@@ -31,7 +31,8 @@ _library.define("add_rows(Tensor rows, Tensor slot, int filled) -> Tensor")
 
 def _route(index: Tensor, own: int, parts: int, begin: int) -> tuple[Tensor, Tensor]:
     part = (index - max(begin, 0)).div(own, rounding_mode="floor")
-    if begin < 0 and index.device.type == "cpu" and index.numel() and not 0 <= int(part.min()) <= int(part.max()) < parts:
+    checked = begin < 0 and index.device.type == "cpu" and index.numel()
+    if checked and not 0 <= int(part.min()) <= int(part.max()) < parts:
         raise IndexError(f"experts: index {int(index.max())} is out of range; there are {own * parts} experts")
     same = part.unsqueeze(2) == part.unsqueeze(1)
     named = torch.tril(same, -1).any(2) | (part < 0) | (part >= parts)
@@ -73,7 +74,7 @@ def expected_rows(tokens: int, choices: int, own: int, parts: int, routing: tupl
     """
     total = own * parts
     groups, limit = routing or (1, 1)
-    if total % groups or (own * groups) % total and total % (own * groups):
+    if total % groups or ((own * groups) % total and total % (own * groups)):
         groups = limit = 1  # parts and groups do not nest
     size, possible = total // groups, total // groups * limit
     if choices > possible:

@@ -76,7 +76,7 @@ def rounded(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 def rounded_to(x: Tensor, name: str) -> Tensor:
     """x (rows, k) rounded to a format along dim 1 and scaled back, in float32."""
-    block, (rows, k) = format_of(name).block, x.shape
+    block, k = format_of(name).block, x.shape[1]
     blocks = torch.nn.functional.pad(x.float(), (0, -k % block)).unflatten(1, (-1, block))
     if name == "float8":
         numbers, scale = rounded(blocks, 2)

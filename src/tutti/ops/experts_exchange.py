@@ -44,15 +44,10 @@ class Leg:
         once = torch.ones_like(self.counts)
         self.received = here.exchange(self.counts.unsqueeze(1), once, once, axes, parts, parts - 1).flatten()
 
-    def there(self, x: Tensor, matmul: str = "") -> Tensor:
-        """Rows of the tokens that start here -> rows of those that arrive, zero behind the last. With products in low
-        precision, rows travel in FP8."""
-        rows = ops.send_rows(ops.fp8_rows(x) if matmul else x, self.slot, self.sent, self.filled)
-        rows = self.here.exchange(rows, self.counts, self.received, self.axes, self.tokens * self.parts, self.expected)
-        if not matmul:
-            return rows
-        dtype = str(x.dtype).removeprefix("torch.")
-        return ops.rows_of_fp8(rows, self.received, x.shape[1], dtype, self.filled)
+    def there(self, x: Tensor) -> Tensor:
+        """Rows of the tokens that start here -> rows of those that arrive, zero behind the last."""
+        rows = ops.send_rows(x, self.slot, self.sent, self.filled)
+        return self.here.exchange(rows, self.counts, self.received, self.axes, self.tokens * self.parts, self.expected)
 
     def back(self, rows: Tensor) -> Tensor:
         """The sums over ranks of what they made for the tokens that started here."""
@@ -90,10 +85,15 @@ class Travel:
         self.index, self.weight, self.filled = index, weight, self.legs[-1].filled
 
     def there(self, x: Tensor, matmul: str = "") -> Tensor:
-        """Rows of this rank's tokens -> rows of the tokens that use this rank's experts."""
+        """Rows of this rank's tokens -> rows of the tokens that use this rank's experts. With products in low
+        precision, rows travel in FP8."""
+        rows = ops.fp8_rows(x) if matmul else x
         for leg in self.legs:
-            x = leg.there(x, matmul)
-        return x
+            rows = leg.there(rows)
+        if not matmul:
+            return rows
+        dtype = str(x.dtype).removeprefix("torch.")
+        return ops.rows_of_fp8(rows, self.legs[-1].received, x.shape[1], dtype, self.filled)
 
     def back(self, rows: Tensor) -> Tensor:
         """The sums over ranks of what they made for this rank's tokens."""
@@ -125,14 +125,22 @@ def sends(products: int):
         if "&" not in cut.factor:
             return []
         x, index, weight = cut.inputs[products - 1 :][:3]
-        (tokens, k), parts = index.shape, cut.k
+        (tokens, k), own = index.shape, cut.inputs[products + 2].shape[0]
         wide = torch.promote_types(weight.dtype or torch.float32, torch.float32).itemsize
         row = x.bytes // max(1, tokens)
-        sent = width_of(x.shape[1]) if cut.node.args[9 + products] else row  # in low precision
+        there = width_of(x.shape[1]) if cut.node.args[9 + products] else row  # in low precision
         weights = k * (weight.bytes // max(1, weight.numel))
-        moved = expected_rows(tokens, k, cut.inputs[products + 2].shape[0], parts) * (parts - 1) // parts
-        rows = [8 * (parts - 1), moved * 2 * k * wide, *[moved * sent] * products, moved * row]
-        return [("exchange", n) for n in (rows if products == 1 else [*rows, moved * weights])]
+        legs = [("exchange", cut.k, cut.k)]  # kind, ranks of the leg, parts of the experts
+        if cut.inside:
+            nodes = cut.k // cut.inside
+            legs = [(f"exchange/{cut.inside}", nodes, nodes), (f"exchange%{cut.inside}", cut.inside, cut.k)]
+        found = []
+        for kind, ranks, parts in legs:
+            arrive = expected_rows(tokens, k, own * cut.k // parts, parts, cut.node.meta.get("routing"))
+            moved = arrive * (ranks - 1) // ranks
+            rows = [8 * (ranks - 1), moved * 2 * k * wide, *[moved * there] * products, moved * row]
+            found += [(kind, n) for n in (rows if products == 1 else [*rows, moved * weights])]
+        return found
 
     return sent
 

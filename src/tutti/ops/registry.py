@@ -23,7 +23,10 @@ LOOP_RULES: dict[type, Maker] = {}  # of operators with sub-graphs, which are cr
 
 @dataclass(frozen=True)
 class Cut:
-    """A mesh axis of size k that splits a factor of a call with a local computation. The argument of `sends`."""
+    """A mesh axis of size k that splits a factor of a call with a local computation. The argument of `sends`.
+
+    inside: how many of the k ranks are in a node, for communication in two legs, between nodes and inside them; or 0.
+    """
 
     node: Call
     rule: Rule
@@ -31,6 +34,7 @@ class Cut:
     k: int
     inputs: list[Spec]  # local, under all axes
     outputs: list[Spec]
+    inside: int = 0
 
     def dim(self, operand: int) -> int:
         """The dim of an operand that holds the factor."""

@@ -60,6 +60,11 @@ class Experts:
         return o.phase == UPDATE and any(spec.shape in self.shapes for spec in (*o.operands, *o.outputs))
 
 
+def travels(operators: Mapping[str, Choices]) -> bool:
+    """Whether tokens travel to their experts: an axis splits both."""
+    return any(choice.also for choices in operators.values() for choice in choices.values())
+
+
 def node_size(problem: Problem, operators: Mapping[str, Choices], mesh: Mesh, cluster: Cluster) -> int:
     """`Plan.node_size`: devices of a node, if tokens reach their experts sooner by nodes than directly, else 0."""
     node = cluster.levels[0][0]

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from tutti.plan.experts import travels
 from tutti.plan.explain import mesh_name
 from tutti.plan.layout import Mesh
 from tutti.plan.pipeline_candidate import PipelineCandidate
 from tutti.plan.plan import PIPELINE
 from tutti.plan.price import Pricer
-from tutti.plan.schedule import CHUNKED, Pipe
+from tutti.plan.schedule import CHUNKED, PAIRED, Pipe
 from tutti.plan.textbook import Textbook
 from tutti.plan.variant import Variant
 
@@ -117,19 +118,23 @@ class Pipelines:
                 return
             where = f"pipelines of {devices}, mesh {mesh_name(mesh)} on each, with {count} microbatches"
             search.progress(f"{where} ({i + 1} of {len(meshes)})")
-            made: list[PipelineCandidate] = []
+            candidates: list[PipelineCandidate] = []
+            paired, hiding = Pipe(devices, PAIRED, 2), None
             try:
                 inner = search.candidate(planner.inside(Pipe(devices)), mesh, len(meshes) - i)
+                if count >= 2 * devices and travels(inner.chosen.choices):
+                    hiding = search.candidate(planner.inside(paired), mesh, len(meshes) - i)
             except ValueError as error:  # a pin is not possible on this mesh
                 search.impossible = error
                 continue
-            for schedule, chunks in SCHEDULES:
+            pipes = [(inner, Pipe(devices, *schedule)) for schedule in SCHEDULES]
+            for candidate, pipe in [*pipes, *([(hiding, paired)] if hiding else [])]:
                 try:
-                    made.append(PipelineCandidate(inner, Pipe(devices, schedule, chunks), search.cluster))
+                    candidates.append(PipelineCandidate(candidate, pipe, search.cluster))
                 except ValueError as error:  # too many stages, indivisible microbatches, or no cut
                     search.impossible = search.impossible or error
-            least = min((c.chosen.seconds for c in made), default=0.0)
-            yield from (c for c in made if c.chosen.seconds <= NEARLY * least)
+            least = min((c.chosen.seconds for c in candidates if c.pipe != paired), default=0.0)
+            yield from (c for c in candidates if c.pipe == paired or c.chosen.seconds <= NEARLY * least)
 
     def meshes(self, devices: int) -> list[Mesh]:
         """Meshes of one pipeline device, of one or two axes. The inner axis is within a node."""

@@ -156,7 +156,7 @@ class Plan:
             raise ValueError(f"the plan computes regions in {self.overlap_chunks} parts, which excludes {other}")
         if self.matmul_dtype not in ("", *MATMULS.values()):
             formats = ", ".join(map(repr, MATMULS.values()))
-            raise ValueError(f"matmul_dtype {self.matmul_dtype!r}: products are in {formats}, or '' in the model's dtype")
+            raise ValueError(f"matmul_dtype {self.matmul_dtype!r}: products are in {formats}, or '' in their own dtype")
         if self.sum_dtype not in SUMS:
             raise ValueError(f"sum_dtype {self.sum_dtype!r}: gradients are added in 'float32', or '' in their own")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}

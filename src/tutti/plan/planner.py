@@ -30,7 +30,7 @@ from tutti.plan.plan import PIPELINE, Plan, inner_of, renamed
 from tutti.plan.price import Pricer
 from tutti.plan.problem import problem_of
 from tutti.plan.roles import Free, Roles, UndividedBatch
-from tutti.plan.schedule import NO_PIPE, Pipe
+from tutti.plan.schedule import NO_PIPE, PAIRED, Pipe
 from tutti.plan.sharding_problem import ShardingProblem, Solution
 from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
@@ -60,6 +60,7 @@ class Planner:
         self.step, self.cluster, self.accumulate, self.variant = step, cluster, accumulate, variant
         self._layers = cache(partial(Layers, step))
         self.whole = True  # False for a stage of a pipeline
+        self.hides = False  # whether its pipeline hides exchanges of tokens (`plan.schedule`)
         self.in_flight = 1.0  # microbatches whose activations a device keeps at once, in units of the model's
         self.problem = problem_of(step)
         if self.problem.without_rule and cluster.size > 1:
@@ -109,7 +110,7 @@ class Planner:
         """The planner for one pipeline device."""
         inner = copy(self)
         inner.cluster = self.cluster.of(self.cluster.size // pipe.devices)
-        inner.whole = False
+        inner.whole, inner.hides = False, pipe.schedule == PAIRED
         inner.in_flight = max(map(sum, in_flight(pipe.of(self.accumulate)))) / pipe.chunks
         return inner
 
@@ -189,7 +190,7 @@ class Candidate:
     def __init__(self, planner: Planner, mesh: Mesh, allowed: Free, seconds: float = 60.0, name: str = ""):
         self.planner, self.mesh, self.name = planner, mesh, name
         deadline = planner.work.seconds + seconds
-        pricer = Pricer(planner.cluster, mesh, planner.whole)
+        pricer = Pricer(planner.cluster, mesh, planner.whole, planner.hides)
         self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight,
                                      allowed.in_order)  # fmt: skip
         planner.work.price(sum(map(len, self.joint.network.unary.values())))

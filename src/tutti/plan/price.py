@@ -14,7 +14,7 @@ from tutti.ops import Cut, operands
 from tutti.plan import compute
 from tutti.plan.choice import Choice, Choices, input_placement, layouts, output_placement, waste
 from tutti.plan.compute import LocalCall
-from tutti.plan.layout import Layout, Mesh, Placement, Split
+from tutti.plan.layout import Layout, Mesh, Placement, Split, axis_part, extent
 from tutti.plan.problem import Operator
 from tutti.plan.reshard import sent_bytes
 
@@ -26,21 +26,16 @@ BUCKET = 64 << 20  # bytes of a bucket of collectives in the update, enough to m
 PIECE = 32 << 20
 
 
-def strides(mesh: Mesh) -> dict[str, int]:
-    """The distance between neighbouring ranks along each axis."""
-    sizes = list(mesh.values())
-    return {axis: prod(sizes[i + 1 :]) for i, axis in enumerate(mesh)}
-
-
 class Pricer:
     """Prices on one cluster and mesh. Matrix products are priced by their shapes, other operators by their bytes.
 
     whole: whether a step is one Program, in which a loss is computed together with its gradients if its vocabulary is
         not split.
+    hides: whether exchanges of tokens are hidden behind the computation of another microbatch.
     """
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, whole: bool = True):
-        self.cluster, self.mesh, self.strides, self.whole = cluster, mesh, strides(mesh), whole
+    def __init__(self, cluster: Cluster, mesh: Mesh, whole: bool = True, hides: bool = False):
+        self.cluster, self.mesh, self.whole, self.hides = cluster, mesh, whole, hides
 
     def compute(self, o: Operator, choices: Choices) -> float:
         """Seconds of one run of the local part of an operator, including the communication inside it."""
@@ -84,10 +79,21 @@ class Pricer:
         inputs = [self.local(at, n.meta["val"]) for at, n in zip(ins, operands(o.node), strict=True)]
         outputs = [self.local(at, spec) for at, spec in zip(outs, o.outputs, strict=True)]
         return sum(
-            self.collective(kind, axis, sent)
+            min(
+                sum(self.collective(kind, axis, sent) for kind, sent in SENDS[o.target](cut))
+                for cut in (Cut(o.node, o.rule, factor, self.size(axis), inputs, outputs, inside)
+                            for inside in self.inside(axis, factor))
+            )
             for axis, factor in split.items()
-            for kind, sent in SENDS[o.target](Cut(o.node, o.rule, factor, self.size(axis), inputs, outputs))
-        )
+        )  # fmt: skip
+
+    def inside(self, axes: str, factor: str) -> list[int]:
+        """Values of `Cut.inside`: 0, and the ranks in a node if an axis that splits two factors spans several nodes."""
+        if "&" not in factor or " " in axes:
+            return [0]
+        (size, stride), node = extent(axes, self.mesh), self.cluster.levels[0][0]
+        count = node // stride
+        return [0, count] if 1 < count < size and size % count == 0 else [0]
 
     def size(self, axes: str) -> int:
         """The number of ranks along axes."""
@@ -110,12 +116,16 @@ class Pricer:
 
     def collective(self, kind: str, axis: str, local: int, messages: int = 1) -> float:
         """Seconds of `messages` collectives, for which each rank provides `local` bytes in total, including copies."""
-        k = self.size(axis)
         if kind in ("slice", "mask"):
             return local / self.cluster.device.bandwidth if kind == "mask" else 0.0
+        kind, sign, count = axis_part(kind)  # an exchange along a part of the axis
+        extents = [extent(f"{a}{sign}{count}" if sign else a, self.mesh) for a in axis.split()]
+        k, stride = prod(size for size, _ in extents), min(step for _, step in extents)
+        if kind == "exchange" and self.hides:
+            return 0.0
         sent = local if kind == "exchange" else sent_bytes(kind, local, k)
         arranged = 2 * local * (k if kind == "all_gather" else 1) / self.cluster.device.bandwidth
-        return self.cluster.time(kind, sent, min(self.strides[a] for a in axis.split()), k, messages) + arranged
+        return self.cluster.time(kind, sent, stride, k, messages) + arranged
 
     def bucketed(self, kind: str, axis: str, local: int) -> float:
         """Seconds of a collective as its share of a bucket."""

@@ -11,12 +11,16 @@ stages per device:
  `interleaved` | stage s on device s mod p; m a multiple of p | (p - 1) / (v m) | (p - 1) / v more than `1f1b` |
  `zb-h1` | v = 1, split backward pass | about half of `1f1b` if F, B and W take equally long | p |
  `zb-v` | v = 2, stages s and 2p - 1 - s on device s, split | about 0 if they take equally long | p |
+ `dualpipev` | v = 2, stages as `zb-v`; pairs of F and B run together | (p - 1) / m | 2p + 1 |
  `seq1f1b` | v = 1, n chunks of the sequence, the last backward first | (p - 1) / (n m) | about 1 + (p - 1) / n |
  `auto` | as `zb-h1` (v = 1) or `zb-v` (v = 2), for stages of unequal duration | the least of several orders | p |
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al., PipeDream, 2019; interleaved: Megatron-LM, SC 2021. Zero bubble: Qi et
 al. 2023 and, for the V, 2024; here a list scheduler that never has more microbatches in flight computes their orders
-(`plan.list_schedule`). Chunks of the sequence: Li et al., TeraPipe, 2021; Sun et al., Seq1F1B, 2024.
+(`plan.list_schedule`). DualPipeV: github.com/deepseek-ai/DualPipe; of two slots that run together, one computes while
+the other communicates. The bidirectional DualPipe of DeepSeek-V3 (arXiv 2412.19437, section 3.2.1) on p devices is
+DualPipeV on p / 2 devices with twice the data parallelism. Chunks of the sequence: Li et al., TeraPipe, 2021; Sun et
+al., Seq1F1B, 2024.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ from tutti.plan.slots import Durations, Schedule, Slot, clock
 SPLIT = ("zb-h1", "zb-v", "auto")  # schedules with `W` slots
 CHUNKED = "seq1f1b"  # the schedule that cuts the sequence into chunks
 COUNTED = ("interleaved", "auto", CHUNKED)  # names followed by a number: stages per device, or chunks
-NAMES = ("gpipe", "1f1b", "interleaved", CHUNKED, *SPLIT)
+PAIRED = "dualpipev"  # the schedule whose forward and backward slots run together
+NAMES = ("gpipe", "1f1b", "interleaved", PAIRED, CHUNKED, *SPLIT)
+IN_V = ("zb-v", PAIRED)  # schedules with stages s and 2p - 1 - s on device s
 Maker = Callable[[int, int], Sequence[Sequence[Slot]]]  # (devices, microbatches) -> the slots of each device, in order
 
 
@@ -134,8 +140,10 @@ def schedule_of(
         raise ValueError(f"no schedule {name!r}; there are {', '.join(names())}")
     if stages % p or stages < p:
         raise ValueError(f"{stages} stages do not divide over {p} devices of a pipeline")
-    if name == "zb-v" and v != 2:
-        raise ValueError(f"zb-v has 2 stages on each device, which makes {2 * p}, not {stages}")
+    if name in IN_V and v != 2:
+        raise ValueError(f"{name} has 2 stages on each device, which makes {2 * p}, not {stages}")
+    if name == PAIRED and microbatches < 2 * p:
+        raise ValueError(f"{name} on {p} devices takes at least {2 * p} microbatches, not {microbatches}")
     if name == "auto" and v > 2:
         raise ValueError(f"auto has 1 or 2 stages on each device, which makes {p} or {2 * p}, not {stages}")
     if name in ("gpipe", "1f1b", CHUNKED, "zb-h1") and v != 1:
@@ -152,7 +160,11 @@ def schedule_of(
     if name in REGISTERED:
         return _registered(name, p, stages, microbatches)
     place = tuple(s % p if name == "interleaved" else min(s, 2 * p - 1 - s) for s in range(stages))
-    if name == "auto":
+    pairs: tuple[frozenset[int], ...] = ()
+    if name == PAIRED:
+        units = [_in_pairs(d, p, microbatches) for d in range(p)]
+        slots, pairs = [[slot for unit in mine for slot in unit] for mine in units], tuple(map(_paired, units))
+    elif name == "auto":
         slots = found(place, microbatches, p, tuple(map(tuple, durations)) or (EQUAL,) * stages)
     elif name in SPLIT:
         slots = listed(place, microbatches, p)
@@ -162,7 +174,7 @@ def schedule_of(
         slots = [_in_slices(d, p, microbatches, sequence_chunks) for d in range(p)]
     else:
         slots = [_one_each(d, p, v, microbatches) for d in range(p)]
-    return Schedule(name, tuple(map(tuple, slots)), place, name in SPLIT, sequence_chunks)
+    return Schedule(name, tuple(map(tuple, slots)), place, name in SPLIT, sequence_chunks, pairs)
 
 
 def _registered(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
@@ -216,6 +228,45 @@ def _one_each(device: int, p: int, v: int, m: int) -> list[Slot]:
         return Slot(kind, (chunk if kind == "F" else v - 1 - chunk) * p + device, microbatch)
 
     return _in_turns(ahead, [slot("F", i) for i in range(m * v)], [slot("B", i) for i in range(m * v)])
+
+
+def _in_pairs(device: int, p: int, m: int) -> list[tuple[Slot, ...]]:
+    """The slots of `dualpipev`, those that run together in one tuple: the order of DeepSeek's DualPipeV, with whole
+    backward passes. Stages `device` (0) and `2p - 1 - device` (1) take turns."""
+    stages, done, units = (device, 2 * p - 1 - device), {kind: [0, 0] for kind in "FB"}, []
+
+    def take(*works: str) -> None:
+        unit = []
+        for kind, which in works:
+            i = int(which)
+            unit.append(Slot(kind, stages[i], done[kind][i]))
+            done[kind][i] += 1
+        units.append(tuple(unit))
+
+    behind = p - 1 - device
+    phases: list[tuple[int, list[tuple[str, ...]]]] = [
+        (2 * behind, [("F0",)]),
+        (device + 1, [("F0",), ("F1",)]),
+        (behind, [("B1",), ("F1",)]),
+        (m - 2 * p + device + 1, [("F0", "B1"), ("F1", "B0")]),
+        (behind, [("B1",), ("F1", "B0")]),
+        (device + 1, [("B1",), ("B0",)]),
+        (behind, [("B0",)]),
+    ]
+    for count, works in phases:
+        for _ in range(count):
+            for work in works:
+                take(*work)
+    return units
+
+
+def _paired(units: Sequence[tuple[Slot, ...]]) -> frozenset[int]:
+    """The positions of slots that run together with the next one."""
+    found, at = set(), 0
+    for unit in units:
+        found |= {at} if len(unit) == 2 else set()
+        at += len(unit)
+    return frozenset(found)
 
 
 def _in_slices(device: int, p: int, m: int, n: int) -> list[Slot]:

@@ -34,6 +34,8 @@ class Schedule:
     place: the device of each stage.
     split: whether there are `W` slots.
     sequence_chunks: number of chunks of the sequence.
+    pairs: for each device the positions of slots that run together with the next one: one computes while the other
+        communicates. None if there are none.
     """
 
     name: str
@@ -41,6 +43,18 @@ class Schedule:
     place: tuple[int, ...]
     split: bool = False
     sequence_chunks: int = 1
+    pairs: tuple[frozenset[int], ...] = ()
+
+    def units(self, device: int) -> list[tuple[Slot, ...]]:
+        """The slots of a device, those that run together in one tuple."""
+        slots, units = self.devices[device], []
+        paired = self.pairs[device] if self.pairs else frozenset()
+        i = 0
+        while i < len(slots):
+            width = 2 if i in paired else 1
+            units.append(slots[i : i + width])
+            i += width
+        return units
 
 
 def waits(slot: Slot, stages: int) -> list[Slot]:
@@ -71,26 +85,28 @@ def ready(
 
 
 def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, float]]:
-    """(begin, end) of each slot, in seconds.
+    """(begin, end) of each slot, in seconds. Slots that run together begin and end together.
 
     Raises ValueError if devices wait for one another in a cycle.
     """
     over: dict[Slot, float] = {}
     made: dict[Slot, tuple[float, float]] = {}
-    at, free = [0] * len(schedule.devices), [0.0] * len(schedule.devices)
-    going = True
+    units = [schedule.units(d) for d in range(len(schedule.devices))]
+    at, free = [0] * len(units), [0.0] * len(units)
+    chunks, going = schedule.sequence_chunks, True
     while going:
         going = False
-        for d, slots in enumerate(schedule.devices):
+        for d, todo in enumerate(units):
             while (
-                at[d] < len(slots)
-                and (there := ready(slots[at[d]], over, durations, schedule.place, schedule.sequence_chunks)) < inf
+                at[d] < len(todo)
+                and (there := max(ready(slot, over, durations, schedule.place, chunks) for slot in todo[at[d]])) < inf
             ):
-                slot, begin = slots[at[d]], max(free[d], there)
-                over[slot] = free[d] = begin + taking(slot, durations, schedule.split, schedule.sequence_chunks)
-                made[slot] = begin, free[d]
+                begin = max(free[d], there)
+                free[d] = begin + sum(taking(slot, durations, schedule.split, chunks) for slot in todo[at[d]])
+                for slot in todo[at[d]]:
+                    over[slot], made[slot] = free[d], (begin, free[d])
                 at[d], going = at[d] + 1, True
-    if stuck := [(d, i, schedule.devices[d][i]) for d, i in enumerate(at) if i < len(schedule.devices[d])]:
+    if stuck := [(d, i, units[d][i][0]) for d, i in enumerate(at) if i < len(units[d])]:
         said = ", ".join(f"device {d} at position {i}, {slot}" for d, i, slot in stuck)
         raise ValueError(f"the schedule {schedule.name} cannot run: devices wait for one another: {said}")
     return made

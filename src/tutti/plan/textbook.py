@@ -45,7 +45,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 
-from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, REGISTERED, Pipe
+from tutti.plan.schedule import CHUNKED, COUNTED, IN_V, NO_PIPE, REGISTERED, Pipe
 from tutti.plan.schedule import names as schedules
 from tutti.plan.variant import LAYERS, MATMULS, Variant
 
@@ -272,7 +272,7 @@ def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
         return schedule, 1, number
     if schedule in REGISTERED:
         return schedule, REGISTERED[schedule].chunks, 1
-    return schedule, 2 if schedule == "zb-v" else number, 1
+    return schedule, 2 if schedule in IN_V else number, 1
 
 
 def _nearest(name: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 MATMULS = {"fp8": "float8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # words of a plan's name -> formats of `nn.scaled_mm`
 
 

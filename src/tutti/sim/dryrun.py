@@ -12,6 +12,7 @@ from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.cut import Place
+from tutti.lower.joined import joined
 from tutti.lower.program import Program
 from tutti.lower.regions import check_divided
 from tutti.lower.schedule_parts import output_layouts, program_of, schedule_of, sizes_of, with_values
@@ -64,7 +65,23 @@ def dry_run(
         parts[place] = Part(str(place), program, simulation, runs)
     peak = peak_of((part.program for part in parts.values()), cluster)
     run = DryRun(tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level)
-    return run if flat else pipeline_run(run, cut, schedule, parts, plan, sizes)
+    if flat:
+        return run
+
+    def pair(first: Place, second: Place) -> Part:
+        """Two parts that run together."""
+        key = id(parts[first].program), id(parts[second].program)
+        if key not in known:
+            progress(f"simulating {first} with {second}")
+
+            def make(rank: int) -> Program:
+                return joined(*(program_of(cut, cut.parts[place], inner, rank) for place in (first, second)))
+
+            program = lowered(make, level, within if overlaps else None)
+            known[key] = program, simulate([program], within, level)
+        return Part(f"{first} with {second}", *known[key])
+
+    return pipeline_run(run, cut, schedule, parts, plan, sizes, pair)
 
 
 def _signature(part: StepGraph, plan: Plan, asked: Mapping[str, Layout]) -> tuple:

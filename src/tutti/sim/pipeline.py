@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from tutti.plan.tier import DEVICE
 from tutti.sim.step import RANK, DryRun, Part
 
 WORK = {"F": "forward", "B": "backward", "W": "gradients", "U": "update", "C": "call"}  # by kind of part
+PAIR = "forward and backward"
 # kinds of memory that a device holds throughout
 KEPT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
 
@@ -38,18 +39,20 @@ class Span:
 
     @property
     def work(self) -> str:
-        """The kind of work: "forward", "backward", "gradients" (of weights), "update", "call" (of a function), or ""
-        for a send or receive."""
+        """The kind of work: "forward", "backward", "gradients" (of weights), "update", "call" (of a function), "forward
+        and backward" at once, or "" for a send or receive."""
         place = self.action.place
+        if self.action.second:
+            return PAIR
         return WORK[place.kind[0]] if place else ""
 
     @property
     def name(self) -> str:
-        place = self.action.place
-        if place is None:
-            return "pass on"
-        microbatch = "" if self.action.microbatch == ONCE else f" of microbatch {self.action.microbatch}"
-        return f"{place}{microbatch}"
+        names = [
+            f"{place}" + ("" if microbatch == ONCE else f" of microbatch {microbatch}")
+            for place, microbatch in self.action.runs
+        ]
+        return " with ".join(names) or "pass on"
 
 
 class Held(NamedTuple):
@@ -62,7 +65,8 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineDryRun(DryRun):
-    """A `DryRun` of a pipeline. places: of `parts`. spans: of all devices. sent: by device."""
+    """A `DryRun` of a pipeline. places: of `parts`. spans: of all devices. sent: by device. pairs: parts that run
+    together, with the places of both."""
 
     places: tuple[Place, ...] = ()
     place: tuple[int, ...] = ()  # the device of each stage
@@ -70,6 +74,7 @@ class PipelineDryRun(DryRun):
     sent: tuple[tuple[int, int], ...] = ()  # messages, and bytes of each of its ranks
     courses: tuple[tuple[Held, ...], ...] = ()  # by device: at each of its spans
     away: tuple[Mapping[str, int], ...] = ()  # by device: bytes of inputs on other tiers
+    pairs: tuple[tuple[Place, Place, Part], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -85,9 +90,15 @@ class PipelineDryRun(DryRun):
 
     @property
     def counted(self) -> list[Part]:
-        """The parts of the busiest device."""
-        return [part for place, part in zip(self.places, self.parts, strict=True)
-                if self.place[place.stage] == self.busiest]  # fmt: skip
+        """The parts of the busiest device. Those that run together count once as such."""
+        pairs = [pair for pair in self.pairs if self.place[pair[0].stage] == self.busiest]
+        together: Counter[Place] = Counter()
+        for first, second, part in pairs:
+            together.update({first: part.runs, second: part.runs})
+        alone = [replace(part, runs=part.runs - together[place])
+                 for place, part in zip(self.places, self.parts, strict=True)
+                 if self.place[place.stage] == self.busiest]  # fmt: skip
+        return [part for part in (*alone, *(part for *_, part in pairs)) if part.runs]
 
     @property
     def bubble(self) -> float:
@@ -117,9 +128,11 @@ class PipelineDryRun(DryRun):
 
 
 def pipeline_run(
-    run: DryRun, cut: Cut, schedule: Schedule, parts: Mapping[Place, Part], plan: Plan, sizes: dict[str, int]
-) -> PipelineDryRun:
-    """The dry run of a pipeline from that of its parts. sizes: local bytes of inputs and of what crosses parts."""
+    run: DryRun, cut: Cut, schedule: Schedule, parts: Mapping[Place, Part], plan: Plan, sizes: dict[str, int],
+    pair: Callable[[Place, Place], Part],
+) -> PipelineDryRun:  # fmt: skip
+    """The dry run of a pipeline from that of its parts. sizes: local bytes of inputs and of what crosses parts. pair:
+    gives two parts that run together."""
     sizes, width = dict(sizes), devices(plan.inner)
     away: list[Counter[str]] = [Counter() for _ in schedule.devices]  # by device: bytes on other tiers
     for name, stage in cut.homes.items():
@@ -132,20 +145,25 @@ def pipeline_run(
     def travel(message: Message) -> float:
         return run.cluster.time("ppermute", sizes[message.name], width, plan.mesh[PIPELINE])
 
-    spans = _clock(actions, {place: part.simulation.seconds for place, part in parts.items()}, travel)
+    together = Counter((a.place, a.second[0]) for todo in actions for a in todo if a.place and a.second)
+    pairs = {places: replace(pair(*places), runs=count) for places, count in together.items()}
+    seconds: dict[tuple[Place, ...], float] = {(place,): part.simulation.seconds for place, part in parts.items()}
+    spans = _clock(actions, seconds | {(a, b): pair.simulation.seconds for (a, b), pair in pairs.items()}, travel)
     sent = tuple(
         (len(messages), sum(sizes[m.name] for m in messages))
         for messages in ([m for action in todo for m, _ in action.sends] for todo in actions)
     )
-    courses = tuple(tuple(_course(d, todo, cut, schedule, parts, sizes)) for d, todo in enumerate(actions))
+    courses = tuple(tuple(_course(d, todo, cut, schedule, parts, pairs, sizes)) for d, todo in enumerate(actions))
+    paired = tuple((a, b, pair) for (a, b), pair in pairs.items())
     return PipelineDryRun(
         run.parts, run.flops, run.peak, run.cluster, run.level, tuple(parts), schedule.place, tuple(spans), sent,
-        courses, tuple(away),
+        courses, tuple(away), paired,
     )  # fmt: skip
 
 
-def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], travel: Callable[[Message], float]
-           ) -> list[Span]:  # fmt: skip
+def _clock(
+    actions: Sequence[list[Action]], seconds: Mapping[tuple[Place, ...], float], travel: Callable[[Message], float]
+) -> list[Span]:
     """When each device runs each of its actions. Raises ValueError if devices wait for one another."""
     at, free = [0] * len(actions), [0.0] * len(actions)
     arrived: dict[tuple[Message, int], float] = {}
@@ -157,7 +175,7 @@ def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], trav
             while at[d] < len(todo) and all((m, d) in arrived for m, _ in todo[at[d]].receives):
                 action = todo[at[d]]
                 begin = max([free[d], *(arrived[m, d] for m, _ in action.receives)])
-                end = begin + (seconds[action.place] if action.place else 0.0)
+                end = begin + (seconds[tuple(place for place, _ in action.runs)] if action.place else 0.0)
                 arrived |= {(m, target): end + travel(m) for m, target in action.sends}
                 spans.append(Span(d, action, begin, end))
                 free[d], at[d], going = end, at[d] + 1, True
@@ -167,7 +185,7 @@ def _clock(actions: Sequence[list[Action]], seconds: Mapping[Place, float], trav
 
 
 def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, parts: Mapping[Place, Part],
-            sizes: Mapping[str, int]) -> Iterator[Held]:  # fmt: skip
+            pairs: Mapping[tuple[Place, ...], Part], sizes: Mapping[str, int]) -> Iterator[Held]:  # fmt: skip
     """The memory of one rank of a device during each of its actions."""
     kept = Counter()
     for name, stage in cut.homes.items():
@@ -193,19 +211,22 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
     for action in actions:
         for message, _ in action.receives:
             hold(message)
-        if action.place:
-            summed |= {name: sizes[name] for name in gradients[action.place]}
+        for place, _ in action.runs:
+            summed |= {name: sizes[name] for name in gradients[place]}
         here = now + Counter({"accumulated gradients": sum(summed.values())})
         total = sum(here.values())
         if action.place is None:
             yield Held(total, here, "")
         else:
-            part = parts[action.place]
+            places = tuple(place for place, _ in action.runs)
+            part = pairs[places] if action.second else parts[action.place]
             memory = part.simulation.memory[RANK]
             here.update({k: n for k, n in memory.kinds.items() if k not in KEPT})
-            yield Held(total + max(memory.peak - held[action.place], 0), here, f"{part.name}: {memory.at}")
-            for name in cut.parts[action.place].outputs:
-                if name.startswith("value:"):
-                    hold(Message(name, action.microbatch))
+            inputs = sum(held[place] for place in places)
+            yield Held(total + max(memory.peak - inputs, 0), here, f"{part.name}: {memory.at}")
+            for place, microbatch in action.runs:
+                for name in cut.parts[place].outputs:
+                    if name.startswith("value:"):
+                        hold(Message(name, microbatch))
         for message in action.drops:
             now[input_kind(message.name)] -= alive.pop(message)
