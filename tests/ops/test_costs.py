@@ -124,7 +124,7 @@ def test_bytes_that_experts_exchange():
     spec = [Spec((tokens, width), torch.bfloat16), Spec((tokens, width), torch.bfloat16),
             Spec((tokens, k), torch.int64), Spec((tokens, k), torch.bfloat16),
             Spec((experts, width, 16), torch.bfloat16)]  # fmt: skip
-    plain, low = (SimpleNamespace(args=(*[None] * 10, matmul, matmul, -1)) for matmul in ("", "float8"))
+    plain, low = (SimpleNamespace(args=(*[None] * 10, matmul, matmul, -1), meta={}) for matmul in ("", "float8"))
     forward = Cut(plain, None, "t&e", parts, spec[1:], [])
     backward = Cut(plain, None, "t&e", parts, spec, [])
     moved = expected_rows(tokens, k, experts, parts) // 2

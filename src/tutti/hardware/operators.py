@@ -39,7 +39,7 @@ CONVOLUTION = "convolution"
 KINDS = {
     "attention": ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
                   "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
-                  "tutti::attention"),
+                  "tutti::attention", "tutti::striped_attention"),
     CONVOLUTION: (CONVOLUTION,),
 }  # fmt: skip
 

@@ -94,7 +94,7 @@ class _Unroller:
     def __init__(self, step: StepGraph, sequence_chunks: int, book: Textbook):
         self.step, self.sequence_chunks = step, sequence_chunks
         any_cluster = Cluster.parse(f"h100:{sequence_chunks}x1")
-        self.plan = Planner(step, any_cluster).textbook(book).plan()
+        self.plan = Planner(step, any_cluster).textbook(book, stripes=False).plan()
         for label, layout in self.plan.inputs.items():
             if any(split.unit for split in layout.splits.values()):
                 raise ValueError(f"{label}: its sequence does not divide into {sequence_chunks} chunks")

@@ -6,7 +6,8 @@ to heads and back are the all-to-alls of DeepSpeed Ulysses (Jacobs et al. 2023).
 Sequence, with as many queries as keys: each rank keeps its queries, and blocks of keys and values circulate (Ring
 Attention, Liu et al. 2023); partial results are merged by their log-sum-exp. Under a causal mask, contiguous parts
 leave the first rank idle most of the time. Parts of every k-th token (a split with `outer = length / k`) are balanced
-to a token (Striped Attention, Brandon et al. 2023), without extra traffic if the whole network is split so.
+to a token (Striped Attention, Brandon et al. 2023), without extra traffic if the whole network is split so; all ranks
+then run equal Programs, whose communication can be hidden.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import tutti.nn.attention  # noqa: F401  (registers the operators)
+import tutti.nn.attention
+import tutti.nn.striped_attention  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import CONTIGUOUS, DENSE, FLOPS, LOCAL, SENDS, UNEVEN, WORK
 from tutti.ir.step_graph import Call
 from tutti.ops.halo import pad
@@ -27,6 +29,8 @@ from tutti.ops.registry import Cut, operands, rules, shape_of
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+STRIPED = torch.ops.tutti.striped_attention.default
+STRIPED_BACKWARD = torch.ops.tutti.striped_attention_backward.default
 ROWS = 2  # the token dim of queries, keys and values
 
 
@@ -69,6 +73,11 @@ def _attention_backward(node: Call):
 
 def causal(args: tuple, position: int) -> bool:
     return len(args) > position and args[position] is True
+
+
+def is_causal(node: Call) -> bool:
+    """Whether a call is fused attention under a causal mask, in the forward pass."""
+    return node.target is FORWARD and causal(node.args, 4)
 
 
 rules({FORWARD: _attention, BACKWARD: _attention_backward})
@@ -146,15 +155,35 @@ def _masked(here, mask: Tensor | None, source: int, block: Block) -> Tensor | No
     return mask if mask.shape[-2] == 1 else _cut(mask, block.rows, mask.ndim - 2)
 
 
+def _in_stripes(here, causal: bool, mask: Tensor | None) -> bool:
+    """Whether the parts of a causal sequence are every k-th token: all ranks then compute alike."""
+    if not causal or mask is not None or not here.even("s") or here.parts("s") < 2:
+        return False
+    first, *others = (axis for _, axis in here.digits("s"))
+    return first is None and all(axis is not None for axis in others)
+
+
+def _follows(here, source: int) -> bool:
+    """Whether the tokens of part `source` come after this part's at the same places of two stripes."""
+    axes = [axis for _, axis in here.digits("s") if axis is not None]
+    there, own = here.coordinates("s", source), here.coordinates("s", here.part("s"))
+    return [there[axis] for axis in axes] > [own[axis] for axis in axes]
+
+
 def _local(here, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     if here.axes("t"):
         return _merged_over_keys(here, q, k, v, attn_mask, scale)
     out = lse = None
     rows, parts = q.shape[ROWS], here.parts("s")
     kv = _padded(here, torch.cat([k, v], -1))
+    stripes = _in_stripes(here, is_causal, attn_mask)
     for step in range(parts):
         source = (here.part("s") - step) % parts
-        for block in _seen(here, is_causal, rows, k.shape[ROWS], source):
+        if stripes:
+            k, v = kv.split([q.shape[-1], v.shape[-1]], -1)
+            new, sums = STRIPED(q, k, v, _follows(here, source), scale)
+            out, lse = (new.to(sums.dtype), sums) if out is None or lse is None else _merge(out, lse, new, sums)
+        for block in [] if stripes else _seen(here, is_causal, rows, k.shape[ROWS], source):
             k, v = _cut(kv, block.columns).split([q.shape[-1], v.shape[-1]], -1)
             new, sums = _over(_cut(q, block.rows), k, v, block.causal, _masked(here, attn_mask, source, block), scale)
             before, after = block.rows.start, rows - block.rows.stop
@@ -201,10 +230,15 @@ def _local_backward(here, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn
     kv = _padded(here, torch.cat([k, v], -1))
     gkv = torch.zeros_like(kv, dtype=wide)
     widths = [k.shape[-1], v.shape[-1]]
+    stripes = _in_stripes(here, is_causal, attn_mask)
     for step in range(parts):
         source = (here.part("s") - step) % parts
         own = torch.zeros_like(gkv)
-        for block in _seen(here, is_causal, rows, k.shape[ROWS], source):
+        if stripes:
+            k, v = kv.split(widths, -1)
+            part, gk, gv = STRIPED_BACKWARD(grad, q, k, v, out, lse, _follows(here, source), scale)
+            gq, own = gq + part.to(wide), torch.cat([gk, gv], -1).to(wide)
+        for block in [] if stripes else _seen(here, is_causal, rows, k.shape[ROWS], source):
             k, v = _cut(kv, block.columns).split(widths, -1)
             g, x, y = (_cut(t, block.rows) for t in (grad, q, out))
             part, gk, gv = BACKWARD(
@@ -268,3 +302,5 @@ def attention_flops(products: int, backward: bool, causal_at: int) -> Callable[[
 
 FLOPS |= dict.fromkeys((FORWARD, torch.ops.tutti.attention.default), attention_flops(2, False, 4))
 FLOPS |= dict.fromkeys((BACKWARD, torch.ops.tutti.attention_backward.default), attention_flops(5, True, 7))
+FLOPS[STRIPED] = lambda node: attention_flops(2, False, 0)(node) // 2
+FLOPS[STRIPED_BACKWARD] = lambda node: attention_flops(5, True, 0)(node) // 2

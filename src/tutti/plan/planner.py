@@ -28,8 +28,8 @@ from tutti.plan.pin import Pin, resolve
 from tutti.plan.pipeline_candidate import PipelineCandidate, joined
 from tutti.plan.plan import PIPELINE, Plan, inner_of, renamed
 from tutti.plan.price import Pricer
-from tutti.plan.problem import problem_of
-from tutti.plan.roles import Free, Roles, UndividedBatch
+from tutti.plan.problem import problem_of, striped
+from tutti.plan.roles import Free, Roles, UndividedBatch, balances, sequences
 from tutti.plan.schedule import NO_PIPE, PAIRED, Pipe
 from tutti.plan.sharding_problem import ShardingProblem, Solution
 from tutti.plan.slots import in_flight
@@ -93,14 +93,19 @@ class Planner:
         return plan.replace(name=str(book) if without_effect else name, tiers=tiers, overlap_chunks=book.overlap_chunks,
                             sum_dtype=book.sum_dtype, matmul_dtype=book.matmul_dtype)  # fmt: skip
 
-    def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None) -> Candidate:
+    def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None, stripes: bool = True) -> Candidate:
         """The cheapest choices that the textbook plan allows.
 
+        stripes: whether `cp` splits the sequences of causal attention into stripes, else into contiguous parts.
         stored: fixed layouts of inputs, by label, for example those of the parameters during evaluation.
         """
         self._check_pins(book.mesh)
-        allowed = Roles(self.problem, book, self.pins, stored or {}, self.accumulate)
-        return Candidate(self, book.mesh, allowed, name=str(book))
+        planner, stripes = self, stripes and book.cp > 1 and balances(self.problem, book.cp)
+        if stripes:
+            planner = copy(self)
+            planner.problem = striped(self.problem, sequences(self.problem), book.cp)
+        allowed = Roles(planner.problem, book, self.pins, stored or {}, self.accumulate, stripes)
+        return Candidate(planner, book.mesh, allowed, name=str(book))
 
     def piped(self, book: Textbook) -> PipelineCandidate:
         """The textbook plan as a pipeline; each of its devices runs the rest of the plan."""

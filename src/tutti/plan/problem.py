@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from string import ascii_lowercase
+from types import MappingProxyType
 
 from torch import fx
 
@@ -217,14 +218,30 @@ def _input_rule(spec: Spec) -> Rule:
     )
 
 
-def _cuts(problem: Problem) -> dict[str, dict[str, set[Position]]]:
-    """Where each factor may be split: as a whole, and as follows from neighbours' dims.
+def striped(problem: Problem, labels: Iterable[str], parts: int) -> Problem:
+    """The problem in which dim 1 of some inputs, and what follows from it, may also be split into stripes: every
+    `parts`-th element goes to the same part."""
+    seeds = {}
+    for label in labels:
+        rule = problem.operators[label].rule
+        factor = rule.outputs[0][1][0]
+        seeds[label] = factor, (rule.sizes[factor] // parts, 1)
+    return replace(problem, cuts=_cuts(problem, seeds))
+
+
+def _cuts(
+    problem: Problem, seeds: Mapping[str, tuple[str, Position]] = MappingProxyType({})
+) -> dict[str, dict[str, set[Position]]]:
+    """Where each factor may be split: as a whole, and as follows from neighbours' dims. seeds: other positions of
+    factors, by label.
 
     A dim of (heads, head size) can be split between heads, unevenly in units of the head size, or inside the heads. A
     matmul that makes this dim as a single factor learns this from the reshape that follows. Cuts propagate along
     tensors in both directions until none is new.
     """
     cuts = {label: {f: {WHOLE} for f in o.rule.sizes} for label, o in problem.operators.items()}
+    for label, (factor, position) in seeds.items():
+        cuts[label][factor].add(position)
     dims: dict[Tensor, dict[int, set[Position]]] = defaultdict(lambda: defaultdict(lambda: {WHOLE}))
     places: dict[str, list[tuple[Tensor, tuple]]] = defaultdict(list)  # operator -> its tensors, with their dims
     for label, o in problem.operators.items():

@@ -12,6 +12,7 @@ import torch
 
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
+from tutti.ops.attention import is_causal
 from tutti.plan.choice import Choice, legal, output_placement, waste
 from tutti.plan.experts import ROUTED, Experts
 from tutti.plan.follow import follow
@@ -69,20 +70,25 @@ class Roles(Free):
     parts. `ep` splits experts, and everything else along the batch. The ZeRO stage determines the tensors that are
     split over `dp`, `cp` and `ep`. See `plan.textbook`.
 
-    microbatches: of an update, for errors; the problem is of one of them.
+    microbatches: of an update, for errors; the problem is of one of them. stripes: whether `cp` splits sequences into
+    stripes (`plan.problem.striped`).
     """
 
-    in_order = frozenset({"dp", "cp", "ep"})  # all split the batch: other orders are equal and cost a move between them
+    in_order = frozenset({"dp", "fsdp", "cp", "ep"})  # all split the batch: any order is as good, if it is the same
 
-    def __init__(self, problem: Problem, book: Textbook, pins, stored, microbatches: int = 1):
+    def __init__(self, problem: Problem, book: Textbook, pins, stored, microbatches: int = 1, stripes: bool = False):
         super().__init__(problem, book.mesh, pins, stored)
         self.microbatches = microbatches
-        self.zero, self.folded = book.zero, book.folded
+        self.zero, self.folded, self.hybrid = book.zero, book.folded, book.shard > 0
         self.from_batch = problem.reached_from("batch")
         self.experts = Experts(problem)
-        self.sequences = _sequences(problem)
+        self.sequences = sequences(problem)
         lengths = {label: problem.operators[label].outputs[0].shape[1] for label in self.sequences}
-        rows = {(label, 0): Split(1, unit=int(n % book.cp > 0)) for label, n in lengths.items()}
+        self.stripes = stripes
+        rows = {
+            (label, 0): Split(1, n // book.cp if self.stripes else 1, unit=int(n % book.cp > 0))
+            for label, n in lengths.items()
+        }
         self.along = follow(problem, rows, book.cp) if book.cp > 1 else {}
         self.stream = _stream(problem, follow(problem, rows, book.tp)) if book.sp else {}
         if (book.ep > 1 or book.folded) and not self.experts.factors:
@@ -90,15 +96,16 @@ class Roles(Free):
             raise ValueError(f"plan {str(book)!r}: the model has no experts that {what} could split; write dp")
 
     def free(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-        roles = {"dp": self._data, "cp": self._context, "ep": self._expert, "tp": self._tensor}
-        return roles[axis](o, choices)
+        if axis in ("dp", "fsdp"):
+            return self._data(o, choices, axis)
+        return {"cp": self._context, "ep": self._expert, "tp": self._tensor}[axis](o, choices)
 
     def _data(self, o: Operator, choices: Sequence[Choice | None], axis: str = "dp") -> Sequence[Choice | None]:
-        zero = self.zero
+        zero = 0 if axis == "dp" and self.hybrid else self.zero
         if o.kind == "batch" and o.outputs[0].shape:
             first = _along(o, 0, choices)
             if not first:
-                size, k, kind = o.outputs[0].shape[0], self.mesh[axis], {"dp": "data", "ep": "expert"}[axis]
+                size, k, kind = o.outputs[0].shape[0], self.mesh[axis], "expert" if axis == "ep" else "data"
                 many = self.microbatches
                 what = f"a batch of {size}" if many == 1 else f"each of {many} microbatches has {size} rows, and that"
                 raise UndividedBatch(
@@ -126,7 +133,8 @@ class Roles(Free):
         if o.kind == "batch":
             if o.label not in self.sequences:
                 return [None]
-            second = _along(o, 1, choices)
+            length = o.outputs[0].shape[1]
+            second = _along(o, 1, choices, length // self.mesh["cp"] if self.stripes else 1)
             if not second:
                 length = f"dim 1, a sequence of {o.outputs[0].shape[1]},"
                 raise ValueError(f"{o.label}: {length} does not divide into {self.mesh['cp']} parts")
@@ -192,17 +200,25 @@ class Roles(Free):
         return _split(choices) if o.target in FLOPS else choices
 
 
-def _sequences(problem: Problem) -> list[str]:
+def sequences(problem: Problem) -> list[str]:
     """Inputs of the batch whose dim 1 is as long as that of the first input with more than one dim."""
     shapes = {o.label: o.outputs[0].shape for o in problem.operators.values() if o.kind == "batch"}
     lengths = [shape[1] for shape in shapes.values() if len(shape) > 1 and shape[1] > 1]
     return [label for label, shape in shapes.items() if len(shape) > 1 and shape[1] in lengths[:1]]
 
 
-def _along(o: Operator, dim: int, choices: Sequence[Choice | None]) -> list[Choice]:
-    """The choice that splits a dim of an input in contiguous parts, by single elements if it does not divide."""
+def balances(problem: Problem, parts: int) -> bool:
+    """Whether a sequence should be split into stripes: attention is causal, and all its sequences divide."""
+    lengths = [problem.operators[label].outputs[0].shape[1] for label in sequences(problem)]
+    causal = any(o.node is not None and is_causal(o.node) for o in problem.operators.values())
+    return causal and bool(lengths) and all(length % parts == 0 and length > parts for length in lengths)
+
+
+def _along(o: Operator, dim: int, choices: Sequence[Choice | None], outer: int = 1) -> list[Choice]:
+    """The choice that splits a dim of an input in contiguous parts (with `outer`, inside so many blocks), by single
+    elements if it does not divide."""
     factor = o.rule.outputs[0][dim][0]
-    return [c for c in choices if c and c.factor == factor and c.outer == 1 and c.unit <= 1][:1]
+    return [c for c in choices if c and c.factor == factor and c.outer == outer and c.unit <= 1][:1]
 
 
 def _stream(problem: Problem, along: Mapping[str, Choice]) -> dict[str, Choice]:

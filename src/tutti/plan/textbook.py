@@ -8,6 +8,9 @@
  zero2 | as zero1; splits accumulated gradients | |
  zero3 | as zero2; splits parameters and gathers them for use | |
 
+`shard8` (`dp64xzero3xshard8`) makes ZeRO split over 8 neighbouring devices of dp; the groups of 8 replicate each other
+(hybrid sharding). The mesh then has an axis `fsdp`, the part of dp that splits state.
+
 `cp4` splits the sequence, dim 1 of the batch, over axis `cp` and replicates parameters. Attention is a ring.
 
 `sp` (`tp8xsp`) makes `tp` split norms and the residual stream along the sequence: a reduce-scatter and an all-gather
@@ -55,13 +58,13 @@ NAMES = (
 )
 WORDS = (
     "auto", "dp", "tp", "cp", "ep", "pp", "experts", "zero", "recompute", "offload", "splits", "overlap", "fp32sums",
-    "sp", *MATMULS, "single",
+    "sp", "shard", *MATMULS, "single",
 )  # fmt: skip
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 PART = re.compile(
     r"(?P<axis>dp|tp|cp|ep|pp|experts)(?P<size>\d*)(?:-(?P<schedule>.+))?|zero(?P<zero>[123])"
     r"|recompute(?:-(?P<again>[\w.*?+]+))?|offload(?P<offload>[123]?)|splits(?P<splits>\d+)|overlap(?P<overlap>\d+)"
-    r"|(?P<sums>fp32sums)|(?P<sp>sp)|(?P<matmul>fp8|mxfp8|nvfp4)|single"
+    r"|shard(?P<shard>\d+)|(?P<sums>fp32sums)|(?P<sp>sp)|(?P<matmul>fp8|mxfp8|nvfp4)|single"
 )
 # Operators to recompute may have an x in their names, and mxfp8 has one.
 BETWEEN = re.compile(rf"(?<!xm)(?<!^m)x(?={'|'.join(WORDS[1:])})")
@@ -80,6 +83,7 @@ class Textbook:
     folded: whether axis `ep` is a part of data parallelism, and experts are split over axes `ep` and `tp`.
     again: what is recomputed (`plan.recompute`); by default activations inside layers.
     sp: whether `tp` splits norms and the residual stream along the sequence.
+    shard: number of devices of dp over which ZeRO splits; 0 if it splits over all.
     """
 
     dp: int = 1
@@ -97,6 +101,7 @@ class Textbook:
     sum_dtype: str = ""
     sp: bool = False
     matmul_dtype: str = ""
+    shard: int = 0
 
     def __str__(self) -> str:
         dp, ep = (self.dp * self.ep, 1) if self.folded else (self.dp, self.ep)
@@ -105,6 +110,7 @@ class Textbook:
         parts += ["sp"] if self.sp else []
         parts += [f"experts{self.ep * self.tp}"] if self.folded else []
         parts += [f"zero{self.zero}"] if self.zero else []
+        parts += [f"shard{self.shard}"] if self.shard else []
         parts += ["-".join(("recompute", *(["+".join(self.again)] if self.again else [])))] if self.recompute else []
         parts += [f"offload{self.offload if self.offload > 1 else ''}"] if self.offload else []
         parts += [f"splits{self.batch_splits}"] if self.batch_splits > 1 else []
@@ -122,7 +128,8 @@ class Textbook:
     @property
     def mesh(self) -> dict[str, int]:
         """The mesh of a pipeline device. Tensor parallelism is the innermost axis, which has the fastest links."""
-        axes = (("dp", self.dp), ("cp", self.cp), ("ep", self.ep), ("tp", self.tp))
+        shard = self.shard or 1
+        axes = (("dp", self.dp // shard), ("fsdp", shard), ("cp", self.cp), ("ep", self.ep), ("tp", self.tp))
         return {axis: n for axis, n in axes if n > 1} or {"dp": 1}
 
 
@@ -168,6 +175,8 @@ def parse_name(name: str, devices: int) -> Textbook:
             book = replace(book, matmul_dtype=MATMULS[found["matmul"]])
         elif found["sp"]:
             book = replace(book, sp=True)
+        elif found["shard"]:
+            book = replace(book, shard=int(found["shard"]))
         elif found["sums"]:
             book = replace(book, sum_dtype="float32")
         elif found["splits"]:
@@ -243,6 +252,10 @@ def _folded(name: str, experts: int, dp: int, tp: int, ep: int) -> tuple[int, in
 
 def _check(name: str, book: Textbook) -> None:
     """Raise ValueError for what cannot be combined."""
+    if book.shard and (not book.zero or book.dp % book.shard or not 1 < book.shard < book.dp):
+        possible = [f"shard{n}" for n in range(2, book.dp) if book.dp % n == 0]
+        why = f"possible are {', '.join(possible)}" if book.zero and possible else "it goes with zero1, zero2 or zero3"
+        raise ValueError(f"plan {name!r}: shard{book.shard} of {book.dp} data-parallel devices; {why}")
     if book.sp and book.tp == 1:
         raise ValueError(f"plan {name!r}: sp splits the sequence over tp; add tp2 or more")
     if book.pipe.sequence_chunks > 1 and book.batch_splits > 1:

@@ -123,13 +123,14 @@ def lowered(make: Callable[[int], Program], level: str, hidden: Cluster | None) 
     """The Program of one rank as it runs. make: gives the Program of a rank. hidden: the cluster to hide communication
     for (`analysis.overlap`), or None.
 
-    In causal ring attention ranks have unequal work and would choose different orders, so the order is kept.
+    In causal ring attention over contiguous parts, ranks have unequal work and would choose different orders, so the
+    order is kept, and the last rank, which has the most work, stands for all.
     """
     program = make(RANK)
-    if hidden and any(node.target is ppermute for node in program.graph.nodes):
+    if any(node.target is ppermute for node in program.graph.nodes):
         last = make(devices(program.mesh) - 1)
         if [n.target for n in last.graph.nodes] != [n.target for n in program.graph.nodes]:
-            hidden = None
+            program, hidden = replace(last, rank=RANK), None
     return improve(program, level, hidden)
 
 

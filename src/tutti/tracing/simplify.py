@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import fx
@@ -101,7 +102,8 @@ def _alike(a: fx.Node, b: fx.Node) -> bool:
 def _range(node: Call) -> tuple[int, int, int] | None:
     """(dim, start, stop) of a slice or of an assignment to one; None if it has a step."""
     source, given = node.args[0], node.args[2 if node.target is aten.slice_scatter.default else 1 :]
-    dim, start, stop, step = (*given, *(0, None, None, 1)[len(given) :])
+    defaults: tuple[Any, ...] = (0, None, None, 1)
+    dim, start, stop, step = (*given, *defaults[len(given) :])
     if step != 1:
         return None
     dim %= len(source.meta["val"].shape)
