@@ -29,6 +29,7 @@ import harness
 import tutti
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster, machine
+from tutti.hardware.altered import altered
 from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
 from tutti.sim.dryrun import dry_run
@@ -41,14 +42,22 @@ NAMES = {  # plans that have no name in ours: the nearest
     "zero3 with selective recomputation": "zero3xrecompute",
 }
 SCORES = {"attention": "eager"}  # before fused attention: Megatron-LM of 2021 and 2022
+FLASH2 = {
+    "what_if": "attention=flash2"
+}  # FlashAttention-2 on an H100: runs before PyTorch preferred cuDNN's, FlexAttention
+BF16_ADAM = {"optimizer": "adam", "masters": False}  # torch.optim.Adam over the model's own bfloat16 parameters
+LORA = {"lora": 16}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # plans and options by row, where the source has a recipe
     # configs/strategy/*.json of SimuMax: zero_state 1, use_fp32_accum_grad, enable_sequence_parallel.
     "S2": ("pp2xdp4xzero1xfp32sums", {}),
     "S4": ("tp8xspxfp32sums", {}),
     "S6": ("ep8xzero1xfp32sums", {}),
+    "M6": ("zero3", FLASH2),
+    "M8": ("zero3xrecompute", FLASH2),
+    "T1": ("zero3xrecompute", FLASH2),
     # torchtitan's tensor parallelism splits norms and the residual stream along the sequence: SequenceParallel in
     # torchtitan/models/llama3/infra/parallelize.py.
-    "T3": ("tp8xspxzero3xrecompute", {}),
+    "T3": ("tp8xspxzero3xrecompute", FLASH2),
     # Korthikanti et al. 2022, section 5: selective recomputation is that of the scores. BigScience: Megatron-DeepSpeed.
     "K22": ("tp8xspxrecompute-attention", SCORES),
     "K175": ("pp8-interleaved3xtp8xspxrecompute-attention", SCORES),
@@ -56,9 +65,25 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # plans and options by row, 
     "B4": ("pp2xdp24xtp8xzero1xrecompute", SCORES),
     # llm_benchmark/qwen/qwen3_moe_30b_te_deepep.yaml of NVIDIA-NeMo/Automodel: FSDP2 over 8 devices, ep_size 8,
     # activation_checkpointing, torch.optim.Adam over the model's own bfloat16 parameters.
-    "A3": ("dp8xexperts8xzero3xrecompute", {"optimizer": "adam", "masters": False}),
-    # gpt_oss/gptoss_20b_te_deepep.yaml beside it: the same without activation_checkpointing.
-    "A4": ("dp8xexperts8xzero3", {"optimizer": "adam", "masters": False}),
+    "A3": ("dp8xexperts8xzero3xrecompute", BF16_ADAM),
+    # gpt_oss/gptoss_20b_te_deepep.yaml beside it: the same without activation_checkpointing, with FlexAttention.
+    "A4": ("dp8xexperts8xzero3", {**BF16_ADAM, **FLASH2}),
+    # Megatron-Bridge: sequence parallelism wherever there is TP, distributed optimizer (ZeRO-1).
+    "N1": ("zero3xfp8", {}),
+    "N2": ("pp8-interleaved8xdp8xcp2xtp8xspxzero1xfp8", {}),
+    "N3": ("pp2-interleaved24xdp8xexperts8xzero1xfp8", {}),
+    "N4": ("pp16xdp16xexperts8xzero1xmxfp8", {}),
+    # deepseek_v3_te_deepep_1024.yaml of November 2025: activation_checkpointing, reshard_after_forward: false.
+    "N5": ("pp4-interleaved8xdp256xexperts64xzero2xrecompute", BF16_ADAM),
+    # custom_llama3_1_70b_pretrain_benchmark_8nodes.yaml: activation_checkpointing, FusedAdam without masters.
+    "N6": ("dp32xcp2xzero3xrecompute", {"masters": False}),
+    # DualPipe on 16 devices is DualPipeV on 8 with twice the data parallelism (`tutti.plan.schedule`).
+    "N7": ("pp8-dualpipevxdp256xexperts64xzero1xfp8", {}),
+    "N8": ("pp8-interleaved5xdp2xtp4xspxzero1xfp8", {}),
+    "N9": ("dp16xexperts16xzero1xfp8", {}),
+    "N10": ("single", LORA),
+    "N11": ("dp4xtp2xspxzero3", LORA),
+    "N12": ("pp4-interleaved20xtp2xspxfp8", LORA),
 }
 Row = dict[str, Any]
 
@@ -71,7 +96,8 @@ def published(quick: bool = False) -> list[Row]:
 def named(row: Row) -> tuple[str, dict[str, Any]]:
     """The plan of a row and the options of its workload."""
     plan: str = row["plan"]
-    return RECIPES.get(row["row"]) or (NAMES.get(plan, plan), {})
+    name, options = RECIPES.get(row["row"]) or (NAMES.get(plan, plan), {})
+    return name, dict(options)
 
 
 def predicted(row: Row) -> Row:
@@ -79,6 +105,7 @@ def predicted(row: Row) -> Row:
     start = time.perf_counter()
     cluster, count = Cluster.parse(row["cluster"]), row["microbatches"]
     name, options = named(row)
+    cluster = altered(cluster, options.pop("what_if", ""))
     workload = Workload(str(DATA / row["config"]), row["global_batch"], row["sequence"], **options)
     captured = Captured(workload, lambda _: None)
     variant = parse_name(name, cluster.size).variant

@@ -42,6 +42,26 @@ class Workload:
     """Clip the gradient norm to this."""
     attention: str = "auto"
     """Attention of a transformers model: auto (fused where the model has it) or eager (the scores are in memory)."""
+    lora: int = 0
+    """Rank of low-rank adapters (LoRA) of a transformers model's linear layers, which alone are trained. 0: train the
+    model's own parameters."""
+
+
+def adapted(model: torch.nn.Module, rank: int) -> torch.nn.Module:
+    """The model with trainable low-rank adapters of its linear layers (`peft`) in its own dtype, frozen otherwise.
+
+    Raises ValueError for a model that is not of transformers, and without peft.
+    """
+    import transformers
+
+    try:
+        import peft
+    except ModuleNotFoundError:
+        raise ValueError("--lora needs the package peft: pip install peft") from None
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise ValueError("--lora is for transformers models; freeze the parameters of others where they are made")
+    config = peft.LoraConfig(r=rank, target_modules="all-linear")
+    return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 class Captured:
@@ -55,7 +75,11 @@ class Captured:
                 raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(known)}")
         progress("reading the model")
         self.workload, self.progress = workload, progress
+        if w.lora < 0:
+            raise ValueError(f"--lora {w.lora}: a rank is at least 1, or 0 to train the model itself")
         self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype], w.attention)
+        if w.lora:
+            self.model = adapted(self.model, w.lora)
         self.update = makers[w.optimizer](self.model.parameters(), lr=1e-3)
         self.captured = Steps(self._captured).planned
         self.graph = cache(self._graph)
