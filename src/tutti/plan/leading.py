@@ -3,6 +3,8 @@
 Each plan has a closed-form estimate (`plan.estimate`). The search repeatedly takes the fastest estimate that fits in
 memory. If its inner mesh (context, expert and tensor parallelism) has no outline yet, the outline is computed and the
 affected estimates are refined. Otherwise the plan is judged, and the judgement corrects all estimates of the same sort.
+Until a plan of a large step fits, pipelines of many stages come first: most of their stages are equal, so judging one
+takes a fraction of the time.
 The search ends when no estimate beats the fastest judged plan that fits, or when the work budget is spent.
 """
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 CAUTION = 0.7  # until a plan fits, each plan that did not fit scales the memory limit by this factor
 TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before and after a plan of its sort is judged
 BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
+LARGE = 5000  # nodes of a large step
+STAGES, QUICK = 8, 1.5  # the first plans of a large step: at least so many stages, at most so many times the fastest
 
 MATTERS = 0.3  # share of the activations of layers that attention must make for its recomputation to be tried
 
@@ -81,6 +85,10 @@ class Leading:
         self.flat = [i for i, (book, count) in enumerate(self.entries)
                      if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
         self.estimate(self.flat)
+        self.large = len(self.estimator.planner.step.graph.nodes) > LARGE
+        self.quick = np.array([self.large and book.pipe.stages >= STAGES for book, _ in self.entries], dtype=bool)
+        self.outlined = np.zeros(len(self.entries), dtype=bool)
+        self.outlined[self.inside.get(WHOLE, [])] = True
         sorts = [sort_of(book) for book, _ in self.entries]
         self.sorts = {sort: np.array([s == sort for s in sorts]) for sort in set(sorts)}
 
@@ -97,9 +105,9 @@ class Leading:
 
     @property
     def needed(self) -> bool:
-        """Whether no plan without a pipeline and without recomputation is estimated to fit at the first number of
-        microbatches. Such plans are searched without names."""
-        return bool(self.bytes[self.flat].min(initial=np.inf) > TIGHT * self.of.memory)
+        """Whether the step is large, or no plan without a pipeline and without recomputation is estimated to fit at the
+        first number of microbatches. Other plans are searched without names."""
+        return self.large or bool(self.bytes[self.flat].min(initial=np.inf) > TIGHT * self.of.memory)
 
     def search(self) -> None:
         """Judge named plans, best estimate first."""
@@ -171,6 +179,9 @@ class Leading:
             fits = self.open & (size <= room * CAUTION**self.missed)
             if not fits.any():
                 fits = self.open & (size <= room)
+            first = fits & self.quick & self.outlined & (size <= CAUTION * room)
+            if (first & (seconds < QUICK * seconds[fits].min(initial=np.inf))).any():
+                fits = first
         return int(np.argmin(np.where(fits, seconds, np.inf))) if fits.any() else None
 
     def corrected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +207,9 @@ class Leading:
         first = self.estimator.alike(inner) is None
         if not self.estimator.refine(inner):
             self.open[those] = False
-        elif first:
+            return
+        self.outlined[those] = True
+        if first:
             self.estimate([i for other, them in self.inside.items() if axes_of(other) == axes_of(inner) for i in them])
         else:
             self.estimate(those)

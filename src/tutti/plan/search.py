@@ -5,8 +5,8 @@ simulating the Programs of a plan (`tutti.sim`). Candidates are judged in the or
 that memory is free. Judging stops at the first candidate whose bound does not beat the best plan found, or when the
 budget is spent. A plan that does not fit is made smaller by a price on memory.
 
-If memory is scarce, named plans are searched first (`plan.leading`). These follow, each only if it can improve the
-result:
+If memory is scarce or the step is large, named plans are searched first (`plan.leading`). These follow, each only if it
+can improve the result:
 
 - plans without pipelines on meshes of one to three axes (`plan.flat`);
 - pipelines (`plan.pipelines`);
@@ -40,8 +40,8 @@ from tutti.plan.smaller import Smaller
 from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
-BUDGET = 45.0  # nominal seconds of work (`plan.work`) that a search may do
-LED = 0.95  # share of the budget for named plans, if memory is scarce
+BUDGET = 30.0  # nominal seconds of work (`plan.work`) that a search may do
+LED = 0.95  # share of the budget for named plans, if memory is scarce or the step is large
 PIPED = 0.8  # share of the budget after which smaller plans are tried
 TRIES = 4  # attempts to make a plan fit
 VARIED = 5  # capturing a step takes this many times the work of making it of one with other rows, or a variant
@@ -145,7 +145,8 @@ class Search:
         return self.in_order()
 
     def lead(self) -> None:
-        """Search the named plans if memory is scarce. If none fits, judge the smallest, as evidence."""
+        """Search the named plans if memory is scarce or the step is large. If none fits, judge the smallest, as
+        evidence."""
         self.leading = Leading(self)
         if self.leading.needed:
             self.deadline = LED * self.budget
