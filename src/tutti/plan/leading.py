@@ -31,6 +31,7 @@ CAUTION = 0.7  # until a plan fits, each plan that did not fit scales the memory
 TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before and after a plan of its sort is judged
 BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
 LARGE = 5000  # nodes of a large step
+UNLIKE = 4  # stages of a pipeline that are unlike others, about
 STAGES, QUICK = 8, 1.5  # the first plans of a large step: at least so many stages, at most so many times the fastest
 
 MATTERS = 0.3  # share of the activations of layers that attention must make for its recomputation to be tried
@@ -141,7 +142,7 @@ class Leading:
             search.progress(f"estimating plans with {inner.book} inside")
             search.work.price(len(self.estimator.planner.problem.operators))
             self.refine(inner)
-        elif search.affords(count, book.variant):
+        elif search.affords(count, book.variant, min(1.0, UNLIKE / book.pipe.stages)):
             self.open[i] = False
             self.judge(i)
         else:

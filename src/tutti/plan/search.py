@@ -40,7 +40,7 @@ from tutti.plan.smaller import Smaller
 from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
-BUDGET = 30.0  # nominal seconds of work (`plan.work`) that a search may do
+BUDGET = 20.0  # nominal seconds of work (`plan.work`) that a search may do
 LED = 0.95  # share of the budget for named plans, if memory is scarce or the step is large
 PIPED = 0.8  # share of the budget after which smaller plans are tried
 TRIES = 4  # attempts to make a plan fit
@@ -209,13 +209,16 @@ class Search:
             plan = self.judgement(candidate.plan(candidate.smallest(), gathered=candidate.planner.accumulate > 1))
         return plan
 
-    def affords(self, count: int, variant: Variant = PLAIN) -> bool:
-        """Whether the budget allows judging another plan. If no plan fits yet, true until the budget is spent."""
+    def affords(self, count: int, variant: Variant = PLAIN, share: float = 1.0) -> bool:
+        """Whether the budget allows judging another plan. If no plan fits yet, true until the budget is spent.
+
+        share: of the step's nodes, which are in unequal parts of it.
+        """
         if self.fastest is None:
             return not self.late or not self.plans
         known = next(iter(self.planners.values()))  # other numbers of microbatches give about as many nodes
         cost = Work()
-        cost.simulate(len(known.step.graph.nodes))
+        cost.simulate(len(known.step.graph.nodes), share)
         if (count, variant) not in self.planners:
             cost.capture(len(known.step.graph.nodes) // VARIED)
         return self.work.seconds + cost.seconds <= self.deadline and not self.stop()
