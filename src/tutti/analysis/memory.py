@@ -258,6 +258,7 @@ def _kinds(replay: Replay) -> dict[Storage, str]:
     return kinds
 
 
+@cache
 def input_kind(name: str) -> str:
     """The memory kind of a Program's input."""
     kind = name.partition(":")[0]

@@ -161,7 +161,8 @@ class Search:
         """The planner for a number of microbatches and a variant of the step."""
         if (count, variant) not in self.planners:
             step = self.graph_of(count, variant)
-            self.work.capture(len(step.graph.nodes) // (VARIED if self.planners else 1))  # made from a captured step
+            if self.planners:  # made from the captured step, which the budget does not count
+                self.work.capture(len(step.graph.nodes) // VARIED)
             self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
