@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 MOST = 8_000_000  # blocks of memory allocated since the last collection, about half a GiB
 _blocks = 0  # allocated after the last collection
 
