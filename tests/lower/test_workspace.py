@@ -84,7 +84,7 @@ def test_experts_keep_their_rows_though_tokens_are_gathered_anew():
 def test_two_backward_passes_share_what_one_forward_pass_kept():
     graph = fx.Graph()
     x, index, weight, up, down, g, h = (graph.placeholder(n) for n in "xiwudgh")
-    forward = graph.call_function(ops.experts.default, (x, index, weight, up, down, None, None, "silu", 0, 4))
+    forward = graph.call_function(ops.experts.default, (x, index, weight, up, down, None, None, "silu", 0, 4, "", -1))
     both = [graph.call_function(ops.experts_backward.default, (y, *forward.args)) for y in (g, h)]
     for node in (forward, *both):
         node.meta = {"phase": "", "path": "", "label": "", "val": None}

@@ -87,21 +87,21 @@ def test_experts_without_tokens_have_no_gradient():
 @pytest.mark.parametrize("first", [0, 2, 4])
 def test_tokens_of_experts_that_are_elsewhere_add_nothing(first):
     operands = drawn(total=9, biased=True)
-    y = ops.experts(*operands, "silu", first, 9)
+    y = ops.experts(*operands, "silu", first, 9, "", -1)
     expected = by_hand(*operands, first=first)
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)
     wanted = torch.autograd.grad(expected, learned(*operands), grad)
     for found in (
         torch.autograd.grad(y, learned(*operands), grad),
-        torch.autograd.grad(ops.experts_training(*operands, "silu", first, 9)[0], learned(*operands), grad),
+        torch.autograd.grad(ops.experts_training(*operands, "silu", first, 9, "", -1)[0], learned(*operands), grad),
     ):
         torch.testing.assert_close(found, wanted)
 
 
 def test_rows_are_kept_for_the_experts_that_are_here():
     x, index, *rest = drawn(total=9)
-    _, rows = ops.experts_training(x, index, *rest, "silu", 2, 9)
+    _, rows = ops.experts_training(x, index, *rest, "silu", 2, 9, "", -1)
     assert rows.shape == (int(((index >= 2) & (index < 7)).sum()), 2 * WIDTH)
 
 
@@ -111,7 +111,7 @@ def test_grouped_products_give_what_the_loop_gives(halves, biased, first):
     """They are for a GPU; PyTorch has them on a CPU too."""
     x, index, weight, *matrices = (t if t is None else t.detach() for t in drawn(halves, 9, torch.bfloat16, biased))
     activation = "clamped_swiglu:1.7:0.5" if biased else "silu"
-    arguments = (x, index, weight.float(), *matrices, activation, first, 9)
+    arguments = (x, index, weight.float(), *matrices, activation, first, 9, "", -1)
     y, rows = experts_loop.forward(*arguments, keep=True)
     theirs, more = experts_grouped.forward(*arguments, keep=True)
     close = {"rtol": 0.02, "atol": 0.02} if biased else {}  # the bias is added to a rounded product
@@ -124,7 +124,7 @@ def test_grouped_products_give_what_the_loop_gives(halves, biased, first):
 
 def test_grouped_products_without_a_local_token():
     x, index, weight, *matrices = (t.detach() for t in drawn(2, 9, torch.bfloat16, biased=True))
-    arguments = (x, index * 0, weight.float(), *matrices, "silu", 4, 9)
+    arguments = (x, index * 0, weight.float(), *matrices, "silu", 4, 9, "", -1)
     y, rows = experts_grouped.forward(*arguments, keep=True)
     assert not y.any() and not len(rows)
     assert not any(g.any() for g in experts_grouped.backward(torch.ones_like(x), *arguments, rows))
@@ -154,12 +154,12 @@ def test_autocast():
 def test_schemas_and_fakes_agree_with_the_kernels(biased):
     operands = drawn(biased=biased)
     for name in ("experts", "experts_training"):
-        torch.library.opcheck(getattr(ops, name), (*operands, "silu", 0, EXPERTS))
+        torch.library.opcheck(getattr(ops, name), (*operands, "silu", 0, EXPERTS, "", -1))
     plain = [t if t is None else t.detach() for t in operands]
-    _, rows = ops.experts_training(*plain, "silu", 0, EXPERTS)
+    _, rows = ops.experts_training(*plain, "silu", 0, EXPERTS, "", -1)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(ops.experts_backward, (plain[0], *plain, "silu", 0, EXPERTS), test_utils=checks)
-    torch.library.opcheck(ops.experts_backward_kept, (plain[0], *plain, "silu", 0, EXPERTS, rows), test_utils=checks)
+    torch.library.opcheck(ops.experts_backward, (plain[0], *plain, "silu", 0, EXPERTS, "", -1), test_utils=checks)
+    torch.library.opcheck(ops.experts_backward_kept, (plain[0], *plain, "silu", 0, EXPERTS, "", -1, rows), test_utils=checks)
 
 
 def test_errors_say_what_does_not_fit():

@@ -30,7 +30,7 @@ def test_equals_the_mixture(options, dtype):
     args = drawn(**{"tokens": 5, "dtype": dtype, **options})
     found = ops.experts_rows(*args)
     wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
-    wanted = ops.experts(*wide)
+    wanted = ops.experts(*wide, "", -1)
     assert found.dtype == dtype and found.shape == wanted.shape
     assert (found - wanted).norm() <= (2e-6 if dtype == torch.float32 else 8e-3) * wanted.norm()
 
@@ -58,6 +58,6 @@ def test_which_mixtures_of_a_graph_are_replaced(dtype, replaced):
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = Spec((3, 40), dtype)
-    call = graph.call_function(ops.experts.default, (x, *drawn(3, dtype)[1:]))
+    call = graph.call_function(ops.experts.default, (x, *drawn(3, dtype)[1:], "", -1))
     experts_rows.use(graph)
     assert (call.target is ops.experts_rows.default) == replaced

@@ -21,10 +21,10 @@ TOKENS, ONES, UP = torch.tensor([[0], [1], [1], [0]]), torch.ones(4, 1), torch.r
         ("rotary", lambda x, w: rotary(x, w, w.flip(0))),
         ("glu", glu),
         ("linear_cross_entropy", lambda x, w: linear_cross_entropy(x, w, torch.arange(4))),
-        ("experts", lambda x, w: ops.experts(x, TOKENS, ONES, UP, UP.mT.contiguous(), None, None, "silu", 0, 2)),
+        ("experts", lambda x, w: ops.experts(x, TOKENS, ONES, UP, UP.mT.contiguous(), None, None, "silu", 0, 2, "", -1)),
         (
             "experts",
-            lambda x, w: ops.experts_training(x, TOKENS, ONES, UP, UP.mT.contiguous(), None, None, "silu", 0, 2)[0],
+            lambda x, w: ops.experts_training(x, TOKENS, ONES, UP, UP.mT.contiguous(), None, None, "silu", 0, 2, "", -1)[0],
         ),
     ],
 )

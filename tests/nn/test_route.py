@@ -17,7 +17,7 @@ def drawn(choices: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("choices", [1, 2, 5])
 def test_a_token_goes_once_to_each_of_its_parts(choices, parts):
     index, own = drawn(choices), EXPERTS // parts
-    slot, counts = ops.route(index, own, parts)
+    slot, counts = ops.route(index, own, parts, -1)
     place = 0
     expected = torch.full_like(index, -1)
     for part in range(parts):
@@ -33,12 +33,12 @@ def test_a_token_goes_once_to_each_of_its_parts(choices, parts):
 
 def test_an_expert_that_does_not_exist():
     with pytest.raises(IndexError, match="index 12 is out of range; there are 12 experts"):
-        ops.route(torch.tensor([[0, 12]]), 3, 4)
+        ops.route(torch.tensor([[0, 12]]), 3, 4, -1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_written_and_added(dtype):
-    slot, counts = ops.route(drawn(4), 3, 4)
+    slot, counts = ops.route(drawn(4), 3, 4, -1)
     x = torch.randn(TOKENS, 8).to(dtype)
     rows = ops.send_rows(x, slot, most_sent(TOKENS, 4, 4), 0)
     assert len(rows) == TOKENS * 4
@@ -52,7 +52,7 @@ def test_rows_are_written_and_added(dtype):
 
 def test_the_expected_rows_are_the_mean_of_random_choices():
     own, parts, choices = 3, 4, 2
-    counts = [ops.route(drawn(choices, seed), own, parts)[1] for seed in range(300)]
+    counts = [ops.route(drawn(choices, seed), own, parts, -1)[1] for seed in range(300)]
     mean = torch.stack(counts).sum(1).double().mean()
     assert abs(expected_rows(TOKENS, choices, own, parts) - mean) < 0.02 * mean
     assert expected_rows(TOKENS, 13, own, parts) == 4 * TOKENS  # more choices than experts

@@ -1,6 +1,7 @@
 """FLOPs and bytes equal formulas."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -123,11 +124,15 @@ def test_bytes_that_experts_exchange():
     spec = [Spec((tokens, width), torch.bfloat16), Spec((tokens, width), torch.bfloat16),
             Spec((tokens, k), torch.int64), Spec((tokens, k), torch.bfloat16),
             Spec((experts, width, 16), torch.bfloat16)]  # fmt: skip
-    forward = Cut(None, None, "t&e", parts, spec[1:], [])
-    backward = Cut(None, None, "t&e", parts, spec, [])
+    plain, low = (SimpleNamespace(args=(*[None] * 10, matmul, matmul, -1)) for matmul in ("", "float8"))
+    forward = Cut(plain, None, "t&e", parts, spec[1:], [])
+    backward = Cut(plain, None, "t&e", parts, spec, [])
     moved = expected_rows(tokens, k, experts, parts) // 2
     choices = ("exchange", moved * 2 * k * 4)  # as float32, with their weights
     rows = ("exchange", moved * width * 2)
     assert sends(1)(forward) == [("exchange", 8), choices, rows, rows]
     assert sends(2)(backward) == [("exchange", 8), choices, rows, rows, rows, ("exchange", moved * k * 2)]
     assert sends(1)(replace(forward, factor="e")) == []
+    packed = ("exchange", moved * (width + 1))  # bytes of FP8, and one for the scale
+    assert sends(1)(replace(forward, node=low)) == [("exchange", 8), choices, packed, rows]
+    assert sends(2)(replace(backward, node=low))[2:5] == [packed, packed, rows]

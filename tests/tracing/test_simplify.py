@@ -62,6 +62,34 @@ def test_what_returns_nothing_is_dropped():
     assert aten._linalg_check_errors.default not in [node.target for node in left]
 
 
+def test_slices_that_fill_an_empty_tensor_are_a_concatenation():
+    def filled(x, y):
+        z = torch.slice_scatter(x.new_empty(4, 5), aten.copy(x.new_empty(4, 3), x), 1, 0, 3)
+        return (torch.slice_scatter(z, y, 1, 3) * 2,)
+
+    left = simplified(filled, torch.randn(4, 3), torch.randn(4, 2))
+    assert [node.target for node in left] == [aten.cat.default, aten.mul.Tensor]
+
+
+def test_slices_that_overlap_are_assigned_one_by_one():
+    def overlapping(x, y):
+        return (torch.slice_scatter(torch.slice_scatter(x.new_empty(4, 5), x, 1, 0, 3), y, 1, 2),)
+
+    left = simplified(overlapping, torch.randn(4, 3), torch.randn(4, 3))
+    assert [node.target for node in left].count(aten.slice_scatter.default) == 2
+
+
+def test_slices_of_what_an_assignment_wrote_or_left():
+    def partial(x, y):
+        z = torch.slice_scatter(x * 2, y, 1, 0, 3)
+        return z[:, 3:], z[:, :3] + 1, z[:, 2:4]
+
+    left = simplified(partial, torch.randn(4, 5), torch.randn(4, 3))
+    assert [node.target for node in left].count(aten.slice_scatter.default) == 1, "for the slice over both"
+    (whole,) = (node for node in left if node.target is aten.slice_scatter.default)
+    assert len(whole.users) == 1
+
+
 def test_a_piece_of_a_concatenation_is_the_part_only_in_its_dtype():
     class Model(torch.nn.Module):
         def __init__(self):

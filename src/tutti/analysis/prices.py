@@ -19,7 +19,7 @@ from tutti.lower.collectives import sent_by
 from tutti.lower.program import Program
 from tutti.plan import compute
 from tutti.plan.compute import LocalCall
-from tutti.plan.price import strides
+from tutti.plan.layout import extent
 from tutti.plan.tier import DISK
 
 
@@ -57,7 +57,6 @@ class Prices:
 
     def __init__(self, cluster: Cluster, program: Program):
         self.cluster, self.device, self.program = cluster, cluster.device, program
-        self.strides = strides(program.mesh)
 
     def compute(self, event: Event) -> float:
         """Seconds of a computing call or kernel, launch overhead included."""
@@ -96,8 +95,8 @@ class Prices:
 
     def group(self, event: Event) -> tuple[int, int]:
         """Stride and size of a collective's groups, over one axis or several adjacent ones."""
-        axes = str(event.node.args[1]).split()
-        return min(self.strides[a] for a in axes), prod(self.program.mesh[a] for a in axes)
+        extents = [extent(axis, self.program.mesh) for axis in str(event.node.args[1]).split()]
+        return min(stride for _, stride in extents), prod(size for size, _ in extents)
 
     def sent(self, event: Event) -> int:
         """Bytes that this rank sends. A rank without a ppermute target is charged like the ranks that have one."""

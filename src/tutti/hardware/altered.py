@@ -21,6 +21,7 @@ FIGURES = {  # by name: what it is, and the units that an amount may have
     "node": ("bandwidth inside a node", ("GB/s",)),
     "network": ("bandwidth between nodes", ("GB/s",)),
 }
+ATTENTION = "attention"  # the kernel of fused attention, by the prefix of its rates
 
 
 def altered(cluster: Cluster, text: str) -> Cluster:
@@ -30,12 +31,24 @@ def altered(cluster: Cluster, text: str) -> Cluster:
     """
     for part in filter(None, text.split(",")):
         name, _, amount = part.strip().partition("=")
+        if name == ATTENTION:
+            cluster = replace(cluster, device=_with_attention(cluster.device, amount))
+            continue
         if name not in FIGURES:
             raise ValueError(
-                f"no figure {name!r} to change; there are {', '.join(FIGURES)}, as in link=2x,memory=141GiB"
+                f"no figure {name!r} to change; there are {', '.join((*FIGURES, ATTENTION))}, as in "
+                "link=2x,memory=141GiB"
             )
         cluster = _changed(cluster, name, _change(name, amount))
     return cluster
+
+
+def _with_attention(device: Device, kernel: str) -> Device:
+    rates = {key.removeprefix(f"{kernel} "): ramp for key, ramp in device.attention.items() if key.startswith(kernel)}
+    if not kernel or not rates:
+        kernels = sorted({key.split()[0] for key in device.attention if " " in key})
+        raise ValueError(f"attention={kernel}: {device.name} has rates of {', '.join(kernels) or 'no other kernel'}")
+    return replace(device, attention=rates)
 
 
 def _change(name: str, amount: str) -> Callable[[float], float]:

@@ -34,6 +34,9 @@ FILL = 64
 # figures 5 to 7, FlashAttention-2 on an H100; SimuMax, configs/system, heads of 192 and 128 on an A100 and a B200.
 NARROW, WIDE = 0.9, 0.8
 
+LOW = ("float8", "mxfp8", "nvfp4")  # beginnings of names of formats of low precision
+ITEM_BYTES = {"tfloat32": 4, "mxfp8": 1, "nvfp4": 0.5}  # of what is no dtype of torch
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -73,7 +76,7 @@ class Device:
         gradient of a weight.
     streams: measured seconds over bytes (read and written), without the overhead, by "family dtype".
     attention: "forward" and "backward": the share of the peak that fused attention reaches, over the number of keys.
-        If it is empty, attention runs at `rate`.
+        If it is empty, attention runs at `rate`. Other kernels have a prefix: "flash2 forward".
     yields: share of its speed that computation loses while collectives run on the device too.
     varies: standard deviation of the time that devices of this kind take for the same work, as a share.
     beside: memory outside the device; None assumes something typical (`outside`).
@@ -128,9 +131,9 @@ class Device:
         """FLOP/s of large matrix products in this dtype, or the measured FLOP/s of another kind ("attention",
         "convolution")."""
         name = dtype_name(dtype)
-        like = "bfloat16" if name.startswith("float8") else name  # reaches the same share, if that is not measured
+        like = "bfloat16" if name.startswith(LOW) else name  # reaches the same share, if that is not measured
         share = self.efficiency.get(name, self.efficiency.get(like, 1.0))
-        return self.peak_of(dtype) * self.efficiency.get(f"{kind} {name}", share)
+        return self.peak_of(dtype) * self.efficiency.get(f"{kind} {name}", self.efficiency.get(f"{kind} {like}", share))
 
     @property
     def reached(self) -> float:
@@ -184,7 +187,7 @@ def _matmul_seconds(device: Device, batch: int, m: int, k: int, n: int, dtype: D
         grid = device.products[name]
         one = grid.at(m, k, n)
         return one + (batch - 1) * max(one - grid.call, 2.0 * m * k * n / device.rate(name))
-    itemsize = getattr(torch, name).itemsize if hasattr(torch, name) else 4  # tfloat32 is kept as float32
+    itemsize = ITEM_BYTES.get(name) or getattr(torch, name).itemsize
     moved = batch * (m * k + k * n + m * n) * itemsize / device.reached
     return max(moved, quantized_flops(device.units, batch, m, k, n) / device.rate(dtype, kind))
 

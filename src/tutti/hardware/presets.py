@@ -159,11 +159,13 @@ BLACKWELL = {
     "float16": 2.25e15,
     "float8_e4m3fn": 4.5e15,
     "float8_e5m2": 4.5e15,
+    "mxfp8": 4.5e15,
+    "nvfp4": 9e15,
     "int8": 4.5e15,
 }
 BLACKWELL_NVL72 = {
     "float64": 40e12, "float32": 80e12, "tfloat32": 1.25e15, "bfloat16": 2.5e15, "float16": 2.5e15,
-    "float8_e4m3fn": 5e15, "float8_e5m2": 5e15, "int8": 5e15,
+    "float8_e4m3fn": 5e15, "float8_e5m2": 5e15, "mxfp8": 5e15, "nvfp4": 1e16, "int8": 5e15,
 }  # fmt: skip
 ADA_L40S = {
     "float32": 91.6e12, "tfloat32": 183e12, "bfloat16": 362e12, "float16": 362e12, "float8_e4m3fn": 733e12,

@@ -10,16 +10,21 @@ import torch
 from tutti.lower.collectives import all_gather, all_reduce, exchange, ppermute
 from tutti.ops.rule import REDUCTIONS, Rule
 from tutti.plan.choice import Choices, factor_digits
-from tutti.plan.layout import Digit, Layout, Mesh
+from tutti.plan.layout import Digit, Layout, Mesh, extent
 
 
 class LocalContext:
-    """The context of a local computation: this rank's part of each factor, and collectives with its peers."""
+    """The context of a local computation: this rank's part of each factor, and collectives with its peers.
+
+    node_size: as in `Plan`. routing: the groups of experts of a router, and how many of them a token's experts are in;
+    None if they may be in any.
+    """
 
     def __init__(self, rule: Rule, choices: Choices, outputs: list[Layout], shapes: list[tuple[int, ...]],
-                 mesh: Mesh, where: Mapping[str, int]):  # fmt: skip
+                 mesh: Mesh, where: Mapping[str, int], node_size: int = 0,
+                 routing: tuple[int, int] | None = None):  # fmt: skip
         self._rule, self._choices, self._outputs, self._shapes = rule, choices, outputs, shapes
-        self._mesh, self._where = mesh, where
+        self._mesh, self._where, self.node_size, self.routing = mesh, where, node_size, routing
         self.asked_where = False  # whether the computation depends on which part this rank has
 
     @property
@@ -32,6 +37,8 @@ class LocalContext:
             choices,
             tuple(self._mesh.items()),
             repr(self._shapes),
+            self.node_size,
+            self.routing,
         )
 
     @property
@@ -119,14 +126,26 @@ class LocalContext:
         """
         return ppermute(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
 
-    def exchange(self, x: torch.Tensor, sends: torch.Tensor, receives: torch.Tensor, factor: str, rows: int,
+    def exchange(self, x: torch.Tensor, sends: torch.Tensor, receives: torch.Tensor, axes: str, rows: int,
                  expected: int) -> torch.Tensor:  # fmt: skip
-        """Send the rows of x to the ranks that share a factor: the first `sends[0]` to the first part, and so on.
+        """Send the rows of x to the ranks along axes: the first `sends[0]` to the first of them, and so on.
 
-        sends, receives: (parts,) int64, the rows for each part and from each part. rows: of the result, which is zero
-        behind the rows that arrive. expected: rows that leave a rank if they are evenly distributed, for predictions.
+        sends, receives: (ranks,) int64, the rows for each rank and from each rank. axes: one of `legs`. rows: of the
+        result, which is zero behind the rows that arrive. expected: rows that leave a rank if they are evenly
+        distributed, for predictions.
         """
-        return exchange(x, " ".join(self.axes(self._known(factor))), sends, receives, rows, expected)
+        return exchange(x, axes, sends, receives, rows, expected)
+
+    def legs(self, factor: str) -> list[tuple[str, int]]:
+        """The axes of the exchanges that reach all ranks that share a factor, with the number of ranks of each: one, or
+        one between nodes and one inside them."""
+        axes = self.axes(self._known(factor))
+        if len(axes) == 1 and self.node_size:
+            size, stride = extent(axes[0], self._mesh)
+            inside = self.node_size // stride
+            if 1 < inside < size and size % inside == 0:
+                return [(f"{axes[0]}/{inside}", size // inside), (f"{axes[0]}%{inside}", inside)]
+        return [(" ".join(axes), self.parts(factor))]
 
     def parts(self, factor: str) -> int:
         """The number of parts of a factor."""

@@ -75,7 +75,7 @@ def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice
         for (at, node), linear in factor.linear.items():
             if at == b:
                 operators.setdefault(node.meta["label"], {})[axis] = Choice(linear=linear)
-    program = shard(step, Plan(here.mesh, inputs, operators), here.rank, outputs)
+    program = shard(step, Plan(here.mesh, inputs, operators, node_size=here.node_size), here.rank, outputs)
     assert not any(node.target in COLLECTIVES for node in program.graph.nodes), "a loop's part communicates"
     graph = program.graph
     placeholders = {node.meta["input"]: node for node in graph.find_nodes(op="placeholder")}

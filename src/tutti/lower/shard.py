@@ -134,7 +134,8 @@ class Sharder:
         wholes = specs(node)
         local = [Spec(shape, whole.dtype) for shape, whole in zip(shapes, wholes, strict=True)]
         if any(factor in rule.local for choice in choices.values() for factor, _ in choice.splits):
-            here = LocalContext(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where)
+            here = LocalContext(rule, choices, outs, [s.shape for s in wholes], self.mesh, self.where,
+                                self.plan.node_size, node.meta.get("routing"))  # fmt: skip
             result = self.compute(node.target, here, args, kwargs, [s.dtype for s in wholes])
         else:
             if node.target in ARGUMENTS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.fp8 import in_fp8
+from tutti.lower.low_precision import in_low_precision
 from tutti.lower.recompute import checkpointed, recompute
 from tutti.lower.unroll import copy, unroll
 from tutti.plan.variant import Variant
@@ -12,10 +12,10 @@ from tutti.plan.variant import Variant
 def vary(step: StepGraph, variant: Variant) -> StepGraph:
     """The step in a variant, with recomputation of the model's `torch.utils.checkpoint` regions.
 
-    Raises ValueError if the sequence or the batch cannot be cut like this, or if no product can be in FP8.
+    Raises ValueError if the sequence or the batch cannot be cut like this, or if no product can be in low precision.
     """
     made = copy(unroll(step, variant.sequence_chunks), variant.batch_splits)
-    made = in_fp8(made) if variant.matmul_dtype else made
+    made = in_low_precision(made, variant.matmul_dtype) if variant.matmul_dtype else made
     made = recompute(made, (*variant.recompute, *checkpointed(made)))
     made.guards, made.checks, made.counts = step.guards, step.checks, step.counts
     return made

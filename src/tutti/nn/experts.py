@@ -18,6 +18,10 @@ Tokens of experts outside `first` to `first + E - 1` add nothing. A number of `t
 are sorted by expert, so that each expert has one product for all of its tokens; nothing of size tokens x experts is
 allocated. Sums over experts are accumulated in float32 or wider, in an order that depends only on the operands.
 
+matmul: a format of `tutti.nn.scaled_mm` for all products, or "". x and grad are then rounded to it first, along H.
+filled: -1, or the number of rows of x, on average, that come before the last token of a local expert. Results for rows
+behind that token are undefined then, and take no time.
+
 `experts_backward` recomputes the first product. If both passes run on the same tensors, `experts_training` and
 `experts_backward_kept` pass its result on: a row of 2F (F) elements for each token and choice, sorted by expert (see
 `tutti.lower.workspace`). In plain PyTorch they always do.
@@ -35,7 +39,7 @@ from tutti.nn.gate import gate_of
 from tutti.nn.once import differentiable_once
 
 TENSORS = "Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down, Tensor? up_bias, Tensor? down_bias"
-OPTIONS = "str activation, int first, int total"
+OPTIONS = "str activation, int first, int total, str matmul, int filled"
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(f"experts({TENSORS}, {OPTIONS}) -> Tensor")
@@ -86,8 +90,8 @@ def experts(
     operands = (x.to(dtype), index, weight, *matrices)
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
     if learns:
-        return ops.experts_training(*operands, activation, 0, up.shape[0])[0].to(x.dtype)
-    return ops.experts(*operands, activation, 0, up.shape[0]).to(x.dtype)
+        return ops.experts_training(*operands, activation, 0, up.shape[0], "", -1)[0].to(x.dtype)
+    return ops.experts(*operands, activation, 0, up.shape[0], "", -1).to(x.dtype)
 
 
 def kept_rows(index: Tensor, up: Tensor, total: int) -> int:
@@ -117,7 +121,7 @@ def _fake(x, *rest):
     return x.new_empty(x.shape)
 
 
-def _fake_training(x, index, weight, up, down, up_bias, down_bias, activation, first, total):
+def _fake_training(x, index, weight, up, down, up_bias, down_bias, activation, first, total, *options):
     return x.new_empty(x.shape), x.new_empty((kept_rows(index, up, total), up.shape[1]))
 
 
@@ -134,20 +138,19 @@ differentiable_once("experts", "experts_backward", "experts_backward_kept")
 
 def _save(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
-    *tensors, activation, first, total = inputs
+    tensors, ctx.options = inputs[:7], inputs[7:]
     rows = output[1:] if isinstance(output, tuple) else ()
     ctx.save_for_backward(*tensors, *rows)
-    ctx.options = activation, first, total
 
 
 def _gradients(ctx, grad, *others):
     """Gradients of all operands; None for the index and the options."""
     if grad is None:
-        return (None,) * 10
+        return (None,) * 12
     tensors, rows = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
     backward = ops.experts_backward_kept if rows else ops.experts_backward
     gx, gweight, gup, gdown, *biases = backward(grad, *tensors, *ctx.options, *rows)
-    return gx, None, gweight, gup, gdown, *(biases or (None, None)), None, None, None
+    return gx, None, gweight, gup, gdown, *(biases or (None, None)), *(None,) * 5
 
 
 for _name in ("experts", "experts_training"):

@@ -15,10 +15,11 @@ from tutti.nn import experts_loop
 from tutti.nn.gate import gate_of
 
 
-def forward(x, index, weight, up, down, up_bias, down_bias, activation, first, total, keep, only_rows=False):
+def forward(x, index, weight, up, down, up_bias, down_bias, activation, first, total, matmul, filled, keep,
+            only_rows=False):  # fmt: skip
     """(y, rows): rows are the results of the first product if `keep`; y is None if `only_rows`."""
-    operands = (x, index, weight, up, down, up_bias, down_bias, activation, first, total)
-    if not _takes(x, up, down):
+    operands = (x, index, weight, up, down, up_bias, down_bias, activation, first, total, matmul, filled)
+    if matmul or not _takes(x, up, down):
         return experts_loop.forward(*operands, keep, only_rows)
     gate, (tokens, k) = gate_of(activation), index.shape
     order, ends, expert = _sorted(index, first, up.shape[0], total)
@@ -36,10 +37,11 @@ def forward(x, index, weight, up, down, up_bias, down_bias, activation, first, t
     return _per_token(out, order, tokens, k).to(x.dtype), rows if keep else rows[:0]
 
 
-def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, rows):
+def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, matmul, filled,
+             rows):  # fmt: skip
     """Gradients of x, weight, up, down and the biases; see `experts_loop.backward`."""
-    operands = (grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, rows)
-    if not _takes(x, up, down):
+    operands = (grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, matmul, filled, rows)
+    if matmul or not _takes(x, up, down):
         return experts_loop.backward(*operands)
     gate, (tokens, k), width = gate_of(activation), index.shape, down.shape[2]
     order, ends, expert = _sorted(index, first, up.shape[0], total)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tutti.nn.fp8_rows import from_fp8, to_fp8
 from tutti.nn.gate import gate_of
+from tutti.nn.scaled_mm import product
 
 BLOCK = 512
 
@@ -22,17 +24,22 @@ BLOCK = 512
 class Block:
     """Some experts. pairs: (token, choice) sorted by expert, as token x k + choice. at: their range among all pairs.
 
-    parts: the index of each expert, and the range of its rows in the block.
+    parts: the index of each expert, and the range of its rows in the block. matmul: the format of products, or "".
     """
 
     pairs: Tensor
     at: slice
     parts: list[tuple[int, slice]]
+    matmul: str
 
     def products(self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
         """out[rows] = left[rows] @ right[expert] + bias[expert]"""
         for e, rows in self.parts:
-            if bias is None:
+            if self.matmul:
+                out[rows] = product(left[rows], right[e], self.matmul)
+                if bias is not None:
+                    out[rows] += bias[e]
+            elif bias is None:
                 torch.mm(left[rows], right[e], out=out[rows])
             else:
                 torch.addmm(bias[e], left[rows], right[e], out=out[rows])
@@ -51,60 +58,84 @@ class Block:
     def gradients(self, left: Tensor, right: Tensor, out: Tensor) -> None:
         """out[expert] = left[rows].T @ right[rows]"""
         for e, rows in self.parts:
-            torch.mm(left[rows].T, right[rows], out=out[e])
+            if self.matmul:
+                out[e] = product(left[rows].T, right[rows], self.matmul)
+            else:
+                torch.mm(left[rows].T, right[rows], out=out[e])
 
 
-def forward(x, index, weight, up, down, up_bias, down_bias, activation, first, total, keep, only_rows=False):
+def forward(x, index, weight, up, down, up_bias, down_bias, activation, first, total, matmul, filled, keep,
+            only_rows=False):  # fmt: skip
     """(y, rows): rows are the results of the first product if `keep`; y is None if `only_rows`."""
     gate, (_, k), (_, hidden, width) = gate_of(activation), index.shape, down.shape
-    blocks = list(_blocks(index, first, up.shape[0], total))
+    blocks = list(_blocks(index, first, up.shape[0], total, matmul))
     rows = x.new_empty((blocks[-1].at.stop if keep and blocks else 0, up.shape[1]))
-    y, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
+    y, scale = x.new_zeros((_used(x, blocks, k, filled), hidden), dtype=_wide(x)), weight.flatten()
     for block in blocks:
         tokens = block.pairs.div(k, rounding_mode="floor")
         made = rows[block.at] if keep else x.new_empty((tokens.numel(), up.shape[1]))
-        block.products(x.index_select(0, tokens), up.mT, made, up_bias)
+        block.products(_rounded(x.index_select(0, tokens), matmul), up.mT, made, up_bias)
         if not only_rows:
             out = x.new_empty((tokens.numel(), hidden))
             block.products(gate.forward(made, width), down.mT, out, down_bias)
             y.index_add_(0, tokens, out.to(y.dtype).mul_(scale.index_select(0, block.pairs).unsqueeze(1)))
-    return y.to(x.dtype), rows
+    return _whole(y, x), rows
 
 
-def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, rows):
+def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, first, total, matmul, filled,
+             rows):  # fmt: skip
     """Gradients of x, weight, up and down, and of the biases if there are any.
 
     With g = down^T grad of a row, before weighting: the gradient of its weight is g a + down_bias grad, without its
     result.
     """
     gate, (_, k), (_, hidden, width) = gate_of(activation), index.shape, down.shape
-    gx, scale = x.new_zeros(x.shape, dtype=_wide(x)), weight.flatten()
+    blocks = list(_blocks(index, first, up.shape[0], total, matmul))
+    gx, scale = x.new_zeros((_used(x, blocks, k, filled), hidden), dtype=_wide(x)), weight.flatten()
     gscale = torch.zeros_like(scale, dtype=gx.dtype)
     learned = [w for w in (up, down, up_bias, down_bias) if w is not None]
     gup, gdown, *gbiases = found = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in learned]
-    blocks = list(_blocks(index, first, up.shape[0], total))
     for e in {*range(len(up))} - {e for block in blocks for e, _ in block.parts}:
         for gradient in found:
             gradient[e] = 0
     for block in blocks:
         tokens = block.pairs.div(k, rounding_mode="floor")
         each, made = scale.index_select(0, block.pairs).unsqueeze(1).to(x.dtype), rows[block.at]
-        g, (a, kept) = grad.index_select(0, tokens), gate.kept(made, width)
+        g, (a, kept) = _rounded(grad.index_select(0, tokens), matmul), gate.kept(made, width)
         ga = block.products(g, down, torch.empty_like(a))
         of_weight = torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype))
         block.gradients(g, a * each, gdown)
         gmade = gate.backward(made, kept, ga.mul_(each))
-        block.gradients(gmade, x.index_select(0, tokens), gup)
+        block.gradients(gmade, _rounded(x.index_select(0, tokens), matmul), gup)
         if gbiases:
             of_weight += torch.linalg.vecdot(g.to(gx.dtype), block.biases(down_bias).to(gx.dtype))
             block.sums(gmade, gbiases[0])
             block.sums(g * each, gbiases[1])
         gscale.index_copy_(0, block.pairs, of_weight)
         gx.index_add_(0, tokens, block.products(gmade, up, g.new_empty((tokens.numel(), hidden))).to(gx.dtype))
-    return [gx.to(x.dtype), gscale.view(weight.shape).to(weight.dtype), *found]
+    return [_whole(gx, x), gscale.view(weight.shape).to(weight.dtype), *found]
 
 
-def _blocks(index: Tensor, first: int, count: int, total: int) -> Iterator[Block]:
+def _rounded(x: Tensor, matmul: str) -> Tensor:
+    """Rows in the format in which they travel to their experts (`nn.fp8_rows`)."""
+    return from_fp8(to_fp8(x), x.shape[1], x.dtype) if matmul else x
+
+
+def _used(x: Tensor, blocks: list[Block], k: int, filled: int) -> int:
+    """The number of rows to fill: all, or those up to the last token of a local expert."""
+    return len(x) if filled < 0 else max((int(block.pairs.max()) // k + 1 for block in blocks), default=0)
+
+
+def _whole(rows: Tensor, x: Tensor) -> Tensor:
+    """Rows in the shape and dtype of x, undefined behind the last."""
+    if len(rows) == len(x):
+        return rows.to(x.dtype)
+    out = torch.empty_like(x)
+    out[: len(rows)] = rows
+    return out
+
+
+def _blocks(index: Tensor, first: int, count: int, total: int, matmul: str) -> Iterator[Block]:
     """The local experts with tokens, in order."""
     flat = index.flatten()
     counts = torch.bincount(flat, minlength=total)
@@ -119,7 +150,7 @@ def _blocks(index: Tensor, first: int, count: int, total: int) -> Iterator[Block
             parts.append((e, slice(end - start, end - start + n)))
             end += n
         if end > start and (end - start >= least or e == count - 1):
-            yield Block(order[start:end], slice(start - before, end - before), parts)
+            yield Block(order[start:end], slice(start - before, end - before), parts, matmul)
             start, parts = end, []
 
 

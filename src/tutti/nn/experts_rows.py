@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, fx
 
 from tutti.nn import linear_rows
-from tutti.nn.experts import OPTIONS, TENSORS
+from tutti.nn.experts import TENSORS
 from tutti.nn.gate import gate_of
 
 ops = torch.ops.tutti
 
 _library = torch.library.Library("tutti", "FRAGMENT")
-_library.define(f"experts_rows({TENSORS}, {OPTIONS}) -> Tensor")
+_library.define(f"experts_rows({TENSORS}, str activation, int first, int total) -> Tensor")
 
 
 def cpu(x, index, weight, up, down, up_bias, down_bias, activation, first, total):
     """The operator on a CPU."""
     kinds = {t.dtype for t in (x, up, down, up_bias, down_bias) if t is not None}
     if len(kinds) > 1 or x.dtype not in linear_rows.KNOWN:
-        return ops.experts(x, index, weight, up, down, up_bias, down_bias, activation, first, total)
+        return ops.experts(x, index, weight, up, down, up_bias, down_bias, activation, first, total, "", -1)
     (tokens, k), flat = index.shape, index.flatten()
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < total:
         raise IndexError(f"experts_rows: an index is out of range; there are {total} experts")
@@ -53,7 +53,7 @@ def _sum(each: Tensor) -> Tensor:
 
 
 _library.impl("experts_rows", cpu, "CPU")
-_library.impl("experts_rows", lambda *args: ops.experts(*args), "CUDA")
+_library.impl("experts_rows", lambda *args: ops.experts(*args, "", -1), "CUDA")
 torch.library.register_fake("tutti::experts_rows", lambda x, *rest: x.new_empty(x.shape))
 
 
@@ -64,4 +64,4 @@ def use(graph: fx.Graph) -> None:
     if found:
         linear_rows.compile_ahead()
     for node in found:
-        node.target = ops.experts_rows.default
+        node.target, node.args = ops.experts_rows.default, node.args[:10]

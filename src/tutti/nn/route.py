@@ -1,14 +1,15 @@
-"""Routes of tokens to parts of the experts: part p has the experts `p own` to `(p + 1) own - 1`.
+"""Routes of tokens to parts of the experts: part p has the experts `begin + p own` to `begin + (p + 1) own - 1`.
 
     index (T, k) int64 -> slot (T, k) int64, counts (parts,) int64
 
 Each token goes once to each part that has any of its experts. `counts` says how many tokens go to each part. `slot` is
 the place of a token's row among all that are sent, those for part 0 first and tokens in order within a part; -1 for a
-choice whose part an earlier choice of the token has named.
+choice whose part an earlier choice of the token has named, and for experts of no part. `begin` -1 says that the parts
+have all experts: others are an error on a CPU.
 
 | operator | | |
 |---|---|---|
-| route | index, own, parts -> slot, counts | |
+| route | index, own, parts, begin -> slot, counts | |
 | send_rows | x (T, H), slot, size -> rows (size, H) | rows[slot[t, j]] = x[t]; undefined behind the last |
 | add_rows | rows (S, H), slot -> y (T, H) | y[t] = sum_j rows[slot[t, j]], in float32 or wider |
 
@@ -23,17 +24,17 @@ import torch
 from torch import Tensor
 
 _library = torch.library.Library("tutti", "FRAGMENT")
-_library.define("route(Tensor index, int own, int parts) -> (Tensor, Tensor)")
+_library.define("route(Tensor index, int own, int parts, int begin) -> (Tensor, Tensor)")
 _library.define("send_rows(Tensor x, Tensor slot, int size, int filled) -> Tensor")
 _library.define("add_rows(Tensor rows, Tensor slot, int filled) -> Tensor")
 
 
-def _route(index: Tensor, own: int, parts: int) -> tuple[Tensor, Tensor]:
-    part = index.div(own, rounding_mode="floor")
-    if index.device.type == "cpu" and index.numel() and not 0 <= int(part.min()) <= int(part.max()) < parts:
+def _route(index: Tensor, own: int, parts: int, begin: int) -> tuple[Tensor, Tensor]:
+    part = (index - max(begin, 0)).div(own, rounding_mode="floor")
+    if begin < 0 and index.device.type == "cpu" and index.numel() and not 0 <= int(part.min()) <= int(part.max()) < parts:
         raise IndexError(f"experts: index {int(index.max())} is out of range; there are {own * parts} experts")
     same = part.unsqueeze(2) == part.unsqueeze(1)
-    named = torch.tril(same, -1).any(2)
+    named = torch.tril(same, -1).any(2) | (part < 0) | (part >= parts)
     keys, order = torch.where(named, parts, part).flatten().sort(stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=index.device))
     ends = torch.searchsorted(keys, torch.arange(parts, device=index.device), right=True)
@@ -62,14 +63,28 @@ def most_sent(tokens: int, choices: int, parts: int) -> int:
     return tokens * min(choices, parts)
 
 
-def expected_rows(tokens: int, choices: int, own: int, parts: int) -> int:
+def expected_rows(tokens: int, choices: int, own: int, parts: int, routing: tuple[int, int] | None = None) -> int:
     """The rows that `slot` names on average, if each token's choices are distinct and equally likely.
 
-    A token misses a part of `own` of E experts with probability C(E - own, k) / C(E, k).
+    routing: groups of experts, and how many of them (equally likely) the choices of a token are in.
+
+    A token misses a part of `own` of E experts with probability C(E - own, k) / C(E, k). Of L of G groups, j are in the
+    part with probability C(g, j) C(G - g, L - j) / C(G, L) if g groups are, and E L / G experts can be chosen.
     """
     total = own * parts
-    hit = 1 - comb(total - own, choices) / comb(total, choices) if choices <= total else 1.0
-    return round(parts * tokens * hit)
+    groups, limit = routing or (1, 1)
+    if total % groups or (own * groups) % total and total % (own * groups):
+        groups = limit = 1  # parts and groups do not nest
+    size, possible = total // groups, total // groups * limit
+    if choices > possible:
+        return parts * tokens
+    inside = max(1, own // size)  # groups of a part, or the group that has it
+    missed = sum(
+        comb(inside, j) * comb(groups - inside, limit - j) / comb(groups, limit)
+        * comb(possible - j * min(own, size), choices) / comb(possible, choices)
+        for j in range(min(inside, limit) + 1) if groups - inside >= limit - j
+    )  # fmt: skip
+    return round(parts * tokens * (1 - missed))
 
 
 for _device in ("CPU", "CUDA"):
@@ -77,7 +92,7 @@ for _device in ("CPU", "CUDA"):
     _library.impl("send_rows", _send_rows, _device)
     _library.impl("add_rows", _add_rows, _device)
 torch.library.register_fake(
-    "tutti::route", lambda index, own, parts: (torch.empty_like(index).contiguous(), index.new_empty(parts))
+    "tutti::route", lambda index, own, parts, begin: (torch.empty_like(index).contiguous(), index.new_empty(parts))
 )
 torch.library.register_fake("tutti::send_rows", lambda x, slot, size, filled: x.new_empty((size, x.shape[1])))
 torch.library.register_fake("tutti::add_rows", lambda rows, slot, filled: rows.new_empty((len(slot), rows.shape[1])))

@@ -21,6 +21,7 @@ from tutti.ir.step_graph import Call
 from tutti.nn.gate import gate_of
 from tutti.ops import experts_exchange
 from tutti.ops.registry import operands, rules, shape_of
+from tutti.ops.scaled_mm import dtype_of, rounding_seconds
 
 ops = torch.ops.tutti
 FORWARD, BACKWARD = ops.experts.default, ops.experts_backward.default
@@ -46,16 +47,16 @@ def _own(target, traveling):
     width, one of them adds the bias of the second product."""
 
     def local(here, *args):
-        *tensors, down_bias, activation, first, total = args
+        *tensors, down_bias, activation, first, total, matmul, filled = args
         share = None
         if down_bias is not None and here.parts("f") > 1:
             share = 1.0 if here.part("f") == 0 else 0.0
             down_bias = down_bias * share
         args = (*tensors, down_bias, activation)
         if here.joint("e"):
-            made = traveling(target, here, *args, first, total)
+            made = traveling(target, here, *args, first, total, matmul)
         else:
-            made = target(*args, first + here.offset("e"), total)
+            made = target(*args, first + here.offset("e"), total, matmul, filled)
         return [*made[:-1], made[-1] * share] if share is not None and target is BACKWARD else made
 
     return local
@@ -86,27 +87,41 @@ def _flops(products: int, backward: bool = False) -> Callable[[Call], int]:
     to the local experts. The product that a backward pass recomputes is not counted."""
 
     def flops(node: Call) -> int:
-        _, index, _, up, down, *_, total = node.args[backward : 10 + backward]
+        _, index, _, up, down, _, _, _, _, total = node.args[backward : 10 + backward]
         return products * 2 * prod(shape_of(index)) * (prod(shape_of(up)) + prod(shape_of(down))) // total
 
     return flops
 
 
-def _seconds(device: Any, call: Any, backward: bool) -> float:
+def _seconds(device: Any, call: Any, backward: bool, repeats: bool = False) -> float:
     """A product for each expert, of its share of the choices; of more where `flops` says that this rank is busier.
-    Between them the choices' rows are gathered, activated and added."""
+    Between them the choices' rows are gathered, activated and added. repeats: whether the first product of the forward
+    pass is computed again. In low precision, both operands of each product are rounded first."""
     _, (tokens, k), _, (experts, made, hidden), (_, _, width) = call.shapes()[backward : 5 + backward]
-    rows = ceil(tokens * k / call.node.args[9 + backward])
+    total, matmul, filled = call.node.args[9 + backward : 12 + backward]
+    rows = ceil(tokens * k / total)
     products = [(rows, hidden, made), (rows, width, hidden)]
     if backward:
+        again = products[:1] if repeats else []
         products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
     busier = call.flops / max(1, sum(2 * experts * prod(sizes) for sizes in products))
-    bytes_ = call.bytes + (1 + backward) * 2 * rows * experts * (hidden + made) * call.dtype.itemsize
-    taken = sum(device.matmul_seconds(experts, *sizes, device.known(call.dtype), kind="grouped") for sizes in products)
+    products += again if backward else []
+    item = call.dtype.itemsize
+    unused = 0 if filled < 0 else (2 + backward) * (tokens - filled) * hidden * item  # of x and results, or gradients
+    bytes_ = call.bytes - unused + (1 + backward) * 2 * rows * experts * (hidden + made) * item
+    dtype = dtype_of(device, matmul, call.dtype) if matmul else device.known(call.dtype)
+    taken = sum(device.matmul_seconds(experts, *sizes, dtype, kind="grouped") for sizes in products)
+    if matmul:
+        for m, inner, n in products:
+            numbers = experts * (m + n) * inner
+            taken += rounding_seconds(device, matmul, numbers * item, experts * (m + n), inner, call.dtype)
     return max(1.0, busier) * taken + device.stream_seconds(bytes_, "add", call.dtype)
 
 
 FLOPS |= dict.fromkeys((FORWARD, ops.experts_training.default), _flops(1))
 FLOPS |= dict.fromkeys((BACKWARD, ops.experts_backward_kept.default), _flops(2, backward=True))
 SECONDS |= dict.fromkeys((FORWARD, ops.experts_training.default), partial(_seconds, backward=False))
-SECONDS |= dict.fromkeys((BACKWARD, ops.experts_backward_kept.default), partial(_seconds, backward=True))
+SECONDS |= {
+    BACKWARD: partial(_seconds, backward=True, repeats=True),
+    ops.experts_backward_kept.default: partial(_seconds, backward=True),
+}

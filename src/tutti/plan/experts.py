@@ -7,17 +7,23 @@ counts experts (with a capacity, between `dispatch` and `combine` of `tutti.nn.s
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import torch
 
 import tutti.nn.experts
 import tutti.nn.slots  # noqa: F401  (registers the operators)
+from tutti.hardware import Cluster
 from tutti.ir.step_graph import UPDATE
+from tutti.nn.route import expected_rows
+from tutti.plan.choice import Choices
+from tutti.plan.layout import Mesh, extent
 from tutti.plan.problem import Edge, Operator, Problem
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 # The operands that are the experts' matrices.
 FUSED: dict[object, tuple[int, ...]] = {ops.experts.default: (3, 4), ops.experts_backward.default: (4, 5)}
+MANY = 1 << 24  # tokens, at which the latency of messages does not count
 ROUTED = {ops.slots.default, ops.dispatch.default, ops.combine.default, ops.slot_products.default}
 
 
@@ -52,6 +58,28 @@ class Experts:
     def updates(self, o: Operator) -> bool:
         """Whether an operator belongs to the update of experts, judged by the shapes of its operands and outputs."""
         return o.phase == UPDATE and any(spec.shape in self.shapes for spec in (*o.operands, *o.outputs))
+
+
+def node_size(problem: Problem, operators: Mapping[str, Choices], mesh: Mesh, cluster: Cluster) -> int:
+    """`Plan.node_size`: devices of a node, if tokens reach their experts sooner by nodes than directly, else 0."""
+    node = cluster.levels[0][0]
+    for label, o in problem.operators.items():
+        axes = [axis for axis, choice in operators.get(label, {}).items() if choice.also]
+        if o.target not in FUSED or len(axes) != 1:
+            continue
+        (size, stride), (experts, choices) = extent(axes[0], mesh), (o.operands[3].shape[0], o.operands[1].shape[1])
+        inside = node // stride
+        if o.target is not ops.experts.default or not 1 < inside < size or size % inside:
+            continue
+
+        def seconds(parts: int, ranks: int, stride: int, choices: int = choices, experts: int = experts,
+                    routing: tuple[int, int] | None = o.node.meta.get("routing")) -> float:  # fmt: skip
+            rows = expected_rows(MANY, choices, experts // parts, parts, routing)
+            return cluster.time("exchange", rows * (ranks - 1) / ranks, stride, ranks)
+
+        by_nodes = seconds(size // inside, size // inside, inside * stride) + seconds(size, inside, stride)
+        return node if by_nodes < seconds(size, size, stride) else 0
+    return 0
 
 
 def _views(label: str, problem: Problem, edges: dict[str, list[Edge]]) -> set[str]:

@@ -34,7 +34,7 @@ def explain(plan: Plan) -> str:
         named = ", ".join(plan.recompute[:MOST]) + (", ..." if len(plan.recompute) > MOST else "")
         many = f"{len(plan.recompute)} operators: " if any("/" in label for label in plan.recompute) else ""
         lines.append(f"the backward pass recomputes {many}{named}")
-    lines += ["matrix products of layers are in FP8"] if plan.matmul_dtype else []
+    lines += [f"matrix products of layers are in {plan.matmul_dtype.upper()}"] if plan.matmul_dtype else []
     lines += _tiers(plan.tiers)
     if plan.batch_splits > 1:
         lines.append(f"the batch is cut into {plan.batch_splits} copies: one computes while another communicates")

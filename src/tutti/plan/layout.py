@@ -308,11 +308,31 @@ def rank_at(where: Mapping[str, int], mesh: Mesh) -> int:
     return rank
 
 
+def axis_part(axis: str) -> tuple[str, str, int]:
+    """The mesh axis of "ep", "ep%8" (groups of 8 neighbours) or "ep/8" (every 8th rank), the sign or "", the number."""
+    for sign in "%/":
+        name, found, count = axis.partition(sign)
+        if found:
+            return name, sign, int(count)
+    return axis, "", 1
+
+
+def extent(axis: str, mesh: Mesh) -> tuple[int, int]:
+    """(size, stride) of the groups along an axis or a part of it (`axis_part`), in ranks."""
+    name, sign, count = axis_part(axis)
+    stride = prod(list(mesh.values())[list(mesh).index(name) + 1 :])
+    if sign == "%":
+        return count, stride
+    return mesh[name] // count, stride * count
+
+
 def group_of(rank: int, axis: str, mesh: Mesh) -> list[int]:
-    """The ranks that differ from this one only along `axis`, in order, including this one."""
-    stride = prod(list(mesh.values())[list(mesh).index(axis) + 1 :])
-    first = rank - coordinates_of(rank, mesh)[axis] * stride
-    return [first + i * stride for i in range(mesh[axis])]
+    """The ranks that differ from this one only along `axis` or a part of it, in order, including this one."""
+    (name, _, _), (size, stride) = axis_part(axis), extent(axis, mesh)
+    outermost = prod(list(mesh.values())[list(mesh).index(name) :])
+    within = rank % outermost
+    first = rank - within // stride % size * stride
+    return [first + i * stride for i in range(size)]
 
 
 def group_over(rank: int, axes: Sequence[str], mesh: Mesh) -> list[int]:

@@ -8,7 +8,7 @@ options. Placements are encoded as integers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
@@ -51,15 +51,17 @@ class OptionTable:
     allowed: given an operator, an axis and all its legal choices (None: compute the full operator), returns the choices
         to consider.
     given: required layouts of inputs, by label and axis.
+    in_order: axes that nest only as in the mesh where they split the same factor of a computed value.
 
     Raises ValueError if an input cannot have its required layout.
     """
 
     def __init__(
         self, mesh: Mesh, cuts: Mapping[str, Mapping[str, set[Position]]], allowed: Allowed | None = None,
-        given: Given | None = None,
+        given: Given | None = None, in_order: Collection[str] = (),
     ):  # fmt: skip
         self.mesh, self.cuts, self.allowed, self.given = mesh, cuts, allowed, given or {}
+        self.in_order = in_order
         self.known: dict[tuple, Options] = {}
 
     def __getitem__(self, o: Operator) -> Options:
@@ -68,10 +70,11 @@ class OptionTable:
             choices = [None, *candidates(o.rule, self.cuts[o.label], k)] if k > 1 else [None]
             choices = [c for c in choices if not (c and c.linear and o.is_input)]
             per_axis.append(tuple(self.allowed(o, axis, choices) if self.allowed and k > 1 else choices))
-        key = (o.rule.notation, o.rule.inputs, tuple(sorted(o.rule.sizes.items())), tuple(per_axis))
+        fixed = () if o.is_input else self.in_order
+        key = (o.rule.notation, o.rule.inputs, tuple(sorted(o.rule.sizes.items())), tuple(per_axis), bool(fixed))
         if key not in self.known:
-            made = self._make(o.rule, per_axis)  # choices that are allowed for each axis may not be legal together
-            self.known[key] = made if len(made) else self._make(o.rule, [(*legal, None) for legal in per_axis])
+            made = self._make(o.rule, per_axis, fixed)  # choices allowed for each axis may not be legal together
+            self.known[key] = made if len(made) else self._make(o.rule, [(*legal, None) for legal in per_axis], fixed)
         return self._as_given(self.known[key], o)
 
     def _as_given(self, options: Options, o: Operator) -> Options:
@@ -88,10 +91,10 @@ class OptionTable:
             )
         return Options([options.choices[i] for i in kept], (), (options.outputs[0][kept],))
 
-    def _make(self, rule: Rule, per_axis: list[tuple[Choice | None, ...]]) -> Options:
+    def _make(self, rule: Rule, per_axis: list[tuple[Choice | None, ...]], in_order: Collection[str]) -> Options:
         unique: dict[tuple, dict[str, Choice]] = {}
         for taken in product(*per_axis):
-            for choices in self._nested(dict(zip(self.mesh, taken, strict=True))):
+            for choices in self._nested(dict(zip(self.mesh, taken, strict=True)), in_order):
                 if legal(rule, choices, self.mesh):
                     unique.setdefault(tuple(_codes(rule, choices, self.mesh)), choices)
         axes, ins = len(self.mesh), len(rule.inputs)
@@ -99,13 +102,17 @@ class OptionTable:
         parts = [codes[:, i * axes : (i + 1) * axes] for i in range(ins + len(rule.outputs))]
         return Options(list(unique.values()), tuple(parts[:ins]), tuple(parts[ins:]))
 
-    def _nested(self, taken: dict[str, Choice | None]) -> list[dict[str, Choice]]:
-        """These choices, with axes that split one factor at one position nested in every order."""
+    def _nested(self, taken: dict[str, Choice | None], in_order: Collection[str]) -> list[dict[str, Choice]]:
+        """These choices, with axes that split one factor at one position nested in every order. in_order: axes that
+        keep that of the mesh among themselves."""
         given = {axis: choice for axis, choice in taken.items() if choice}
         places = Counter(place for c in given.values() for place in c.splits)
         together = [axis for axis, c in given.items() if any(places[place] > 1 for place in c.splits)]
         found = []
+        fixed = [axis for axis in together if axis in in_order]
         for order in permutations(together):
+            if [axis for axis in order if axis in in_order] != fixed:
+                continue
             choices: dict[str, Choice] = {}
             for axis in (*(axis for axis in given if axis not in together), *order):
                 choices[axis] = nest(given[axis], choices, self.mesh)

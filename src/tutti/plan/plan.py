@@ -15,14 +15,13 @@ from tutti.plan.explain import explain
 from tutti.plan.layout import Layout, Mesh, parse_placement
 from tutti.plan.schedule import NO_PIPE, Pipe
 from tutti.plan.tier import check_tiers
-from tutti.plan.variant import Variant
+from tutti.plan.variant import MATMULS, Variant
 
 DECISIONS = (  # fields that define how a step runs, except durations
     "mesh", "accumulate", "sum_dtype", "schedule", "sequence_chunks", "recompute", "tiers", "batch_splits",
-    "overlap_chunks", "matmul_dtype", "stages", "inputs", "operators",
+    "overlap_chunks", "matmul_dtype", "node_size", "stages", "inputs", "operators",
 )  # fmt: skip
 SUMS = ("", "float32")  # dtypes of sums of gradients
-MATMULS = ("", "float8")
 PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
 
 
@@ -78,7 +77,9 @@ class Plan:
         (`plan.tier`).
     batch_splits: number of parts of the batch that overlap computation and communication (`lower.unroll`).
     overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.regions`).
-    matmul_dtype: "float8" for matrix products of layers in FP8 (`lower.fp8`); by default in the model's dtype.
+    matmul_dtype: format of the matrix products of layers (`nn.scaled_mm`); by default the model's dtype.
+    node_size: neighbouring devices to whose node a token travels once on the way to its experts; 0 if it travels to
+        each device directly (`ops.experts_exchange`).
     durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `auto` uses them.
     reasons: why this plan was chosen, in words.
     """
@@ -96,6 +97,7 @@ class Plan:
     batch_splits: int = 1
     overlap_chunks: int = 1
     matmul_dtype: str = ""
+    node_size: int = 0
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     graph: str = ""  # fingerprint of the graph that the plan was made for
@@ -152,8 +154,9 @@ class Plan:
         if self.overlap_chunks > 1 and (self.stages or self.tiers or self.batch_splits > 1):
             other = "stages" if self.stages else "tiers" if self.tiers else "batch_splits"
             raise ValueError(f"the plan computes regions in {self.overlap_chunks} parts, which excludes {other}")
-        if self.matmul_dtype not in MATMULS:
-            raise ValueError(f"matmul_dtype {self.matmul_dtype!r}: products are in 'float8', or '' in the model's")
+        if self.matmul_dtype not in ("", *MATMULS.values()):
+            formats = ", ".join(map(repr, MATMULS.values()))
+            raise ValueError(f"matmul_dtype {self.matmul_dtype!r}: products are in {formats}, or '' in the model's dtype")
         if self.sum_dtype not in SUMS:
             raise ValueError(f"sum_dtype {self.sum_dtype!r}: gradients are added in 'float32', or '' in their own")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}

@@ -21,6 +21,7 @@ from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, StepGraph
 from tutti.ops import source
 from tutti.plan.choice import Choice, layouts
 from tutti.plan.cuts import Layers
+from tutti.plan.experts import node_size
 from tutti.plan.explain import seconds
 from tutti.plan.layout import Layout, Mesh, devices
 from tutti.plan.pin import Pin, resolve
@@ -189,7 +190,8 @@ class Candidate:
         self.planner, self.mesh, self.name = planner, mesh, name
         deadline = planner.work.seconds + seconds
         pricer = Pricer(planner.cluster, mesh, planner.whole)
-        self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight)
+        self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight,
+                                     allowed.in_order)  # fmt: skip
         planner.work.price(sum(map(len, self.joint.network.unary.values())))
         self.only: dict[str, int] = {}  # fixed options, by label
         self.chosen = self.choose(0.0, deadline)
@@ -265,6 +267,7 @@ class Candidate:
             inputs |= self._accumulators(chosen.choices, gathered)
         plan = Plan(self.mesh, inputs, operators, planner.accumulate, recompute=planner.variant.recompute,
                     batch_splits=planner.variant.batch_splits, name=self.name,
+                    node_size=node_size(planner.problem, operators, self.mesh, planner.cluster),
                     graph=planner.step.fingerprint, cluster=str(planner.cluster),
                     reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
         if not self.name:
@@ -325,6 +328,7 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
         recompute=tuple(x for x in plan.recompute if "/" not in x or x in labels),
         sum_dtype=plan.sum_dtype,
         matmul_dtype=plan.matmul_dtype,
+        node_size=plan.node_size,
         tiers={label: tier for label, tier in plan.tiers.items() if label in labels},
         batch_splits=plan.batch_splits,
         overlap_chunks=plan.overlap_chunks,

@@ -29,7 +29,12 @@ STATELESS = ("param", "buffer", "batch", "common", "lr", "step", "count", "seed"
 
 
 class Free:
-    """Allows all choices, except for inputs with given layouts."""
+    """Allows all choices, except for inputs with given layouts.
+
+    in_order: see `plan.options`.
+    """
+
+    in_order: frozenset[str] = frozenset()
 
     def __init__(self, problem: Problem, mesh: Mesh, pins: Given, stored: Mapping[str, Layout]):
         self.problem, self.mesh = problem, mesh
@@ -66,6 +71,8 @@ class Roles(Free):
 
     microbatches: of an update, for errors; the problem is of one of them.
     """
+
+    in_order = frozenset({"dp", "cp", "ep"})  # all split the batch: other orders are equal and cost a move between them
 
     def __init__(self, problem: Problem, book: Textbook, pins, stored, microbatches: int = 1):
         super().__init__(problem, book.mesh, pins, stored)

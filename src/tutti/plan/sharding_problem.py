@@ -18,7 +18,7 @@ Gradients count only if they accumulate, wait for one another, or form few piece
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,11 +80,12 @@ class ShardingProblem:
 
     runs: number of runs of each phase in a step (microbatches); 1 for phases that are not listed.
     in_flight: microbatches whose activations are kept at once.
-    allowed, given: see `OptionTable`.
+    allowed, given, in_order: see `OptionTable`.
     """
 
     def __init__(self, problem: Problem, pricer: Pricer, runs: Mapping[str, int] | None = None,
-                 allowed: Allowed | None = None, given: Given | None = None, in_flight: float = 1):  # fmt: skip
+                 allowed: Allowed | None = None, given: Given | None = None, in_flight: float = 1,
+                 in_order: Collection[str] = ()):  # fmt: skip
         self.problem, self.pricer, self.runs = problem, pricer, runs or {}
         self.network = Network()
         self.hubs: dict[str, tuple[Tensor, str]] = {}  # the tensor of each hub, and its first reader
@@ -97,7 +98,7 @@ class ShardingProblem:
         self.kept = Kept(self.moves[FORWARD], in_flight, self.runs.get(BACKWARD, 1) > 1)
         self.known: dict[tuple, np.ndarray] = {}  # prices of moves
         self.priced: dict[tuple, np.ndarray] = {}  # prices of operators
-        table = OptionTable(pricer.mesh, problem.cuts, allowed, given)
+        table = OptionTable(pricer.mesh, problem.cuts, allowed, given, in_order)
         self.options = {label: table[o] for label, o in problem.operators.items()}
         for o in problem.operators.values():
             self.operator(o)

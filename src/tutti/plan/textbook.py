@@ -26,7 +26,7 @@ operators of these names.
 
 `fp32sums` (`dp8xfp32sums`) adds the gradients of microbatches in float32 (`lower.sums`).
 
-`fp8` (`dp8xfp8`) computes the matrix products of layers in FP8 (`lower.fp8`).
+`fp8` (`dp8xfp8`), `mxfp8` or `nvfp4` computes the matrix products of layers in this format (`lower.low_precision`).
 
 `splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
 `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or
@@ -47,7 +47,7 @@ from math import prod
 
 from tutti.plan.schedule import CHUNKED, COUNTED, NO_PIPE, REGISTERED, Pipe
 from tutti.plan.schedule import names as schedules
-from tutti.plan.variant import LAYERS, Variant
+from tutti.plan.variant import LAYERS, MATMULS, Variant
 
 NAMES = (
     "auto, dp, tp, zero1, zero2, zero3, dp2xtp2, tp2xzero3, cp4, ep4, dp4xtp2xexperts8, pp4, pp2-zb-vxdp2, "
@@ -55,15 +55,16 @@ NAMES = (
 )
 WORDS = (
     "auto", "dp", "tp", "cp", "ep", "pp", "experts", "zero", "recompute", "offload", "splits", "overlap", "fp32sums",
-    "sp", "fp8", "single",
+    "sp", *MATMULS, "single",
 )  # fmt: skip
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 PART = re.compile(
     r"(?P<axis>dp|tp|cp|ep|pp|experts)(?P<size>\d*)(?:-(?P<schedule>.+))?|zero(?P<zero>[123])"
     r"|recompute(?:-(?P<again>[\w.*?+]+))?|offload(?P<offload>[123]?)|splits(?P<splits>\d+)|overlap(?P<overlap>\d+)"
-    r"|(?P<sums>fp32sums)|(?P<sp>sp)|(?P<fp8>fp8)|single"
+    r"|(?P<sums>fp32sums)|(?P<sp>sp)|(?P<matmul>fp8|mxfp8|nvfp4)|single"
 )
-BETWEEN = re.compile(rf"x(?={'|'.join(WORDS[1:])})")  # operators to recompute may have an x in their names
+# Operators to recompute may have an x in their names, and mxfp8 has one.
+BETWEEN = re.compile(rf"(?<!xm)(?<!^m)x(?={'|'.join(WORDS[1:])})")
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Textbook:
         parts += [f"splits{self.batch_splits}"] if self.batch_splits > 1 else []
         parts += [f"overlap{self.overlap_chunks}"] if self.overlap_chunks > 1 else []
         parts += ["fp32sums"] if self.sum_dtype else []
-        parts += ["fp8"] if self.matmul_dtype else []
+        parts += [word for word, name in MATMULS.items() if name == self.matmul_dtype]
         return "x".join(parts) or "single"
 
     @property
@@ -163,8 +164,8 @@ def parse_name(name: str, devices: int) -> Textbook:
             )
         elif part.startswith("offload"):
             book = replace(book, offload=int(found["offload"] or 1))
-        elif found["fp8"]:
-            book = replace(book, matmul_dtype="float8")
+        elif found["matmul"]:
+            book = replace(book, matmul_dtype=MATMULS[found["matmul"]])
         elif found["sp"]:
             book = replace(book, sp=True)
         elif found["sums"]:

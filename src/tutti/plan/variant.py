@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+MATMULS = {"fp8": "float8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # words of a plan's name -> formats of `nn.scaled_mm`
+
+
 @dataclass(frozen=True)
 class Variant:
     """A variant of a step's graph.
@@ -13,7 +16,7 @@ class Variant:
     recompute: what the backward pass recomputes (`plan.recompute.chosen`): labels of forward nodes in the graph with
         these chunks, names of operators, `attention`, or `layers`.
     batch_splits: number of parts of the batch, one of which computes while another communicates (`lower.unroll`).
-    matmul_dtype: "float8" for products of layers in FP8 (`lower.fp8`), "" for the model's own dtype.
+    matmul_dtype: the format of products of layers (`nn.scaled_mm`), "" for the model's own dtype.
     """
 
     sequence_chunks: int = 1

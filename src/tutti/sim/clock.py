@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from tutti.plan.layout import Mesh, coordinates_of, group_of
+from tutti.plan.layout import Mesh, axis_part, coordinates_of, group_of
 from tutti.sim.tasks import COMPUTE, Task
 
 
@@ -190,7 +190,7 @@ class Clock:
     def axes(self, stream: str) -> list[str]:
         """The mesh axes of a stream's collectives, or none if the stream is private to a rank."""
         axes = stream.split()
-        return axes if set(axes) <= set(self.mesh) else []
+        return axes if {axis_part(axis)[0] for axis in axes} <= set(self.mesh) else []
 
     def _members(self, rank: int, stream: str) -> Iterator[int]:
         axes = self.axes(stream)

@@ -34,6 +34,7 @@ from tutti.tracing.explain import explained
 from tutti.tracing.functional import functionalize
 from tutti.tracing.pattern_table import PATTERNS
 from tutti.tracing.patterns import Pattern
+from tutti.tracing.routing import annotate_routing
 from tutti.tracing.slots import Slots, check_attributes, check_dense, check_memory_not_shared
 from tutti.tracing.substitute import substituted
 from tutti.tracing.trace import sign, stand_in, stood_in
@@ -176,6 +177,7 @@ def capture(
             "fp32_master_weights, or keep the parameter in float32"
         )
     check_memory_not_shared(slots.named(), {name for name in made.outputs if name in made.inputs})
+    annotate_routing(made, model)
     made.guards, made.checks = guards, attempts.checks
     updated = set(made.updated)
     made.counts = {key: [n for n in names if n in updated] for key, names in late.items() if key in made.inputs}

@@ -1,4 +1,7 @@
-"""Remove redundant nodes of a trace: identities, checks, empty concatenations, common subexpressions."""
+"""Remove redundant nodes of a trace: identities, checks, empty concatenations, common subexpressions.
+
+An empty tensor that assignments to its slices fill (`x[..., :8] = a; x[..., 8:] = b`) becomes a concatenation.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ aten = torch.ops.aten
 
 # The result is the first argument: the graph is functional.
 IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+
+EMPTY = {aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default, aten.new_empty_strided.default,
+         aten.empty_strided.default}  # fmt: skip
 
 # Views. A reshape is equivalent and also works on a non-contiguous shard.
 RESHAPES = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}
@@ -66,6 +72,12 @@ def _simpler(node: Call) -> fx.Node | int | float | complex | None:
     if node.target in IDENTITIES:
         return node.args[0]
     as_reshape(node)
+    if node.target is aten.copy.default:
+        return node.args[1] if _alike(node.args[1], node) else None
+    if node.target is aten.slice_scatter.default:
+        return node.args[1] if _alike(node.args[1], node) else _concatenation(node)
+    if node.target is aten.slice.Tensor and (unwritten := _unwritten(node)) is not None:
+        return unwritten
     if node.target in (aten.reshape.default, aten.expand.default, aten.slice.Tensor):
         return node.args[0] if node.args[0].meta["val"].shape == node.meta["val"].shape else None
     if node.target is aten._to_copy.default:
@@ -78,6 +90,58 @@ def _simpler(node: Call) -> fx.Node | int | float | complex | None:
         parts = [n for n in node.args[0] if n.meta["val"].shape != (0,) or node.meta["val"].shape == (0,)]
         node.args = (parts, *node.args[1:])
         return parts[0] if len(parts) == 1 else None
+    return None
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two tensors have equal shapes and dtypes."""
+    return a.meta["val"].shape == b.meta["val"].shape and a.meta["val"].dtype == b.meta["val"].dtype
+
+
+def _range(node: Call) -> tuple[int, int, int] | None:
+    """(dim, start, stop) of a slice or of an assignment to one; None if it has a step."""
+    source, given = node.args[0], node.args[2 if node.target is aten.slice_scatter.default else 1 :]
+    dim, start, stop, step = (*given, *(0, None, None, 1)[len(given) :])
+    if step != 1:
+        return None
+    dim %= len(source.meta["val"].shape)
+    start, stop, _ = slice(start, stop).indices(source.meta["val"].shape[dim])
+    return dim, start, stop
+
+
+def _concatenation(node: Call) -> fx.Node | None:
+    """The concatenation that assignments to slices of an empty tensor add up to, if they cover it without overlap."""
+    pieces: dict[int, tuple[int, fx.Node]] = {}  # by start: stop and source
+    base, dims = node, set()
+    while base.target is aten.slice_scatter.default and (place := _range(base)):
+        dim, start, stop = place
+        dims.add(dim)
+        pieces.setdefault(start, (stop, base.args[1]))
+        base = base.args[0]
+    if base.target not in EMPTY or len(dims) != 1 or any(x.meta["val"].dtype != node.meta["val"].dtype
+                                                         for _, x in pieces.values()):  # fmt: skip
+        return None
+    (dim,), end, parts = dims, 0, []
+    while end in pieces:
+        end, part = pieces.pop(end)
+        parts.append(part)
+    if pieces or end != node.meta["val"].shape[dim]:
+        return None
+    with node.graph.inserting_before(node):
+        joined = node.graph.call_function(aten.cat.default, (parts, dim))
+    joined.meta = dict(node.meta)
+    return joined
+
+
+def _unwritten(node: Call) -> fx.Node | None:
+    """The slice of a tensor that an assignment wrote as a whole (its source) or left as it was (a slice of that)."""
+    whole, place = node.args[0], _range(node)
+    if whole.target is not aten.slice_scatter.default or place is None or (written := _range(whole)) is None:
+        return None
+    if place == written:
+        return whole.args[1] if _alike(whole.args[1], node) else None
+    if place[0] == written[0] and (place[2] <= written[1] or written[2] <= place[1]):
+        node.args = (whole.args[0], *node.args[1:])
     return None
 
 

@@ -19,7 +19,7 @@ def drawn(d: Draw):
     shapes = [(tokens, hidden), (experts, halves * width, hidden), (experts, hidden, width)]
     x, up, down = (d.floats(*shape, dtype=torch.float64) for shape in shapes)
     biases = [d.floats(*t.shape[:2], dtype=torch.float64) for t in (up, down)] if d.flag() else [None, None]
-    return (x, index, d.positive(tokens, k), up, down, *biases), (activation, 0, experts)
+    return (x, index, d.positive(tokens, k), up, down, *biases), (activation, 0, experts, "", -1)
 
 
 @samples(ops.experts.default)

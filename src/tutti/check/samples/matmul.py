@@ -2,9 +2,9 @@
 
 import torch
 
-import tutti.nn.fp8
 import tutti.nn.ordered_mm  # noqa: F401  (registers the operator)
 from tutti.check.samples.sample import Draw, samples
+from tutti.nn.scaled_mm import FORMATS
 
 aten = torch.ops.aten
 
@@ -35,10 +35,10 @@ def ordered_mm(d: Draw):
     return (added, d.floats(m, k, dtype=torch.float64), d.floats(k, n, dtype=torch.float64), 0.5, 2.0), {}
 
 
-@samples(torch.ops.tutti.fp8_mm.default)
-def fp8_mm(d: Draw):
+@samples(torch.ops.tutti.scaled_mm.default)
+def scaled_mm(d: Draw):
     m, k, n = d.pick([(4, 256, 6), (2, 512, 4), (4, 6, 4)])
-    return (d.floats(m, k, dtype=torch.float32), d.floats(k, n, dtype=torch.float32)), {}
+    return (d.floats(m, k, dtype=torch.float32), d.floats(k, n, dtype=torch.float32), d.pick([*FORMATS])), {}
 
 
 @samples(aten.mv.default)

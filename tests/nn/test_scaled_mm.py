@@ -10,8 +10,8 @@ import zoo
 from cases import slow
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
-from tutti.nn.fp8 import LARGEST, block_of, rounded
-from tutti.ops.fp8 import FP8_MM
+from tutti.nn.scaled_mm import FORMATS, LARGEST, block_of, rounded, rounded_to
+from tutti.ops.scaled_mm import SCALED_MM
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
 
@@ -24,7 +24,7 @@ def adam(model):
 
 def bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The error of each result at most, from the errors of the operands, with the scales of their blocks."""
-    size, total = block_of(a.shape[1]), torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    size, total = block_of(a.shape[1], "float8"), torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
     for start in range(0, a.shape[1], size):
         x, y = a[:, start : start + size].double(), b[start : start + size].double()
         dx = torch.maximum(x.abs() * 2**-4, x.abs().amax(1, keepdim=True) / LARGEST * 2**-10)
@@ -40,7 +40,7 @@ def test_results_are_within_the_bound(k, dtype):
     a, b = (torch.randn(48, k, generator=generator) * 10).to(dtype), torch.randn(k, 32, generator=generator).to(dtype)
     a[3] = 0
     a[4, 1] = 1e4  # an outlier makes the rest of its block coarse
-    found, exact = ops.fp8_mm(a, b), a.double() @ b.double()
+    found, exact = ops.scaled_mm(a, b, "float8"), a.double() @ b.double()
     allowed = bound(a, b) + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 1e-6)
     assert ((found.double() - exact).abs() <= allowed).all()
     assert (found.double() - exact).norm() > 1e-3 * exact.norm(), "it rounds"
@@ -65,9 +65,9 @@ def trained(plan: str, devices: int):
 )
 def test_plans_compute_in_fp8(plan, devices):
     step, losses, _ = trained(plan, devices)
-    products = [node for node in step.graph.calls if node.target is FP8_MM]
+    products = [node for node in step.graph.calls if node.target is SCALED_MM]
     assert len({node.meta["label"] for node in products}) == 3 * 7  # q, k, v, o, gate, up and down: three products each
-    assert step.plan.from_json(step.plan.to_json()) == step.plan and "in FP8" in step.plan.explain()
+    assert step.plan.from_json(step.plan.to_json()) == step.plan and "in FLOAT8" in step.plan.explain()
     _, exact, _ = trained("single", 1)
     assert losses == pytest.approx(exact, rel=0.02) and losses != exact
 
@@ -98,6 +98,6 @@ def test_time_is_that_of_the_device_in_fp8(tmp_path):
 
 def test_a_model_without_such_products():
     model = torch.nn.Linear(16, 16)
-    with pytest.raises(ValueError, match="no matrix product of a numbered layer can be in FP8"):
+    with pytest.raises(ValueError, match="no matrix product of a numbered layer can be in float8"):
         tutti.parallelize(model, adam(model), (torch.ones(4, 16),), loss=lambda m, b: m(*b).sum(), cluster="cpu:2",
                           plan="dp2xfp8", level="O0")  # fmt: skip

@@ -1,8 +1,8 @@
-"""Matrix products of layers in FP8: a step whose products with weights inside layers are `tutti.fp8_mm`.
+"""Matrix products of layers in low precision: a step whose products with weights inside layers are `tutti.scaled_mm`.
 
-All three products of a weight are: the forward pass, the gradient of the input and that of the weight. Products outside
-numbered layers (embeddings, the last layer), routers (with a result of less than an eighth of the contracted dim),
-attention and fused experts keep their dtype. Sizes must be multiples of 16, as kernels require.
+All three products of a weight are: the forward pass, the gradient of the input and that of the weight. So are those of
+fused experts. Products outside numbered layers (embeddings, the last layer), routers (with a result of less than an
+eighth of the contracted dim) and attention keep their dtype. Sizes must be multiples of 16, as kernels require.
 """
 
 from __future__ import annotations
@@ -13,26 +13,30 @@ from torch import fx
 from tutti.ir.labels import annotate_labels, is_layer, layer_of
 from tutti.ir.step_graph import FORWARD, UPDATE, Call, StepGraph, copy_graph
 from tutti.ops.costs import annotate_costs
-from tutti.ops.fp8 import FP8_MM
+from tutti.ops.scaled_mm import SCALED_MM
 
 aten = torch.ops.aten
 ROUTES = 8  # a product with so many times fewer results than operands in a row belongs to a router
+MATMUL_AT = {torch.ops.tutti.experts.default: 10, torch.ops.tutti.experts_backward.default: 11}  # argument `matmul`
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def in_fp8(step: StepGraph) -> StepGraph:
-    """The step with FP8 products. Raises ValueError if it has none that could be."""
+def in_low_precision(step: StepGraph, name: str) -> StepGraph:
+    """The step with products in a format of `nn.scaled_mm`. Raises ValueError if it has none that could be."""
     graph, mapping = copy_graph(step.graph)
-    found = _products(graph)
-    if not found:
-        raise ValueError("no matrix product of a numbered layer can be in FP8: sizes must be multiples of 16")
-    for node in found:
+    products, experts = _products(graph), _experts(graph)
+    if not (products or experts):
+        raise ValueError(f"no matrix product of a numbered layer can be in {name}: sizes must be multiples of 16")
+    for node in experts:
+        at = MATMUL_AT[node.target]
+        node.args = (*node.args[:at], name, *node.args[at + 1 :])
+    for node in products:
         *added, a, b = node.args
         if not added:
-            node.target = FP8_MM
+            node.target, node.args = SCALED_MM, (a, b, name)
             continue
         with graph.inserting_before(node):
-            product = graph.call_function(FP8_MM, (a, b))
+            product = graph.call_function(SCALED_MM, (a, b, name))
         product.meta = dict(node.meta)
         node.target, node.args = aten.add.Tensor, (product, added[0])
     outputs = {name: mapping[node] for name, node in step.outputs.items()}
@@ -42,6 +46,11 @@ def in_fp8(step: StepGraph) -> StepGraph:
     annotate_labels(made)
     annotate_costs(made)
     return made
+
+
+def _experts(graph: fx.Graph) -> list[Call]:
+    calls = [n for n in graph.nodes if n.target in MATMUL_AT]
+    return [n for n in calls if all(size % 16 == 0 for size in n.args[MATMUL_AT[n.target] - 6].meta["val"].shape[1:])]
 
 
 def _products(graph: fx.Graph) -> list[Call]:
