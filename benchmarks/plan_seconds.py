@@ -1,14 +1,14 @@
 """Seconds of `tutti plan` for ten models on 8 to 16,384 devices, each in a process of its own.
 
-By request:
+By request (cluster, sequences of an update x tokens):
 
 - `nodes`: of the captured step.
 - `load`: seconds from the start of the process to the model, imports included; `capture`: from there to its step.
 - `first`: seconds from the captured step to the first plan that fits; `search`: to the end of the search.
-- `cpu_seconds`, `peak_rss_bytes`: of the process.
-- `plan`, `microbatches`, `step_seconds`, `peak_bytes`: the best plan, as predicted. `judged`: how many were simulated.
+- `cpu_seconds`, `peak_rss_bytes`: of the process. `judged`: how many plans were simulated.
+- `plan`, `microbatches`, `step_seconds`: the best plan, as predicted.
 
-`--quick` takes a Llama of four layers. Other options of the process: `--plan CONFIG CLUSTER BATCH SEQ`, one request.
+`--quick` takes a Llama of 12 layers.
 """
 
 from __future__ import annotations
@@ -107,10 +107,8 @@ def planned(config: str, cluster: str, batch: str, seq: str) -> dict[str, Any]:
     return {
         "nodes": nodes, "load": loaded - START, "capture": captured - loaded, "first": better[0] - captured,
         "search": end - captured, "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "work": search.work.seconds, "peak_rss_bytes": usage.ru_maxrss * 1024, "plan": plan.name,
+        "peak_rss_bytes": usage.ru_maxrss * 1024, "judged": len(search.plans), "plan": plan.name,
         "microbatches": plan.accumulate, "step_seconds": plan.predicted.step_seconds,
-        "peak_bytes": plan.predicted.peak_bytes, "judged": len(search.plans),
-        "plans": {f"{p.name}, {p.accumulate}": p.predicted.step_seconds for p in search.in_order()},
     }  # fmt: skip
 
 
@@ -122,7 +120,7 @@ def run(quick: bool) -> dict[str, Any]:
             done = subprocess.run([sys.executable, __file__, "--plan", *asked], stdout=subprocess.PIPE, text=True,
                                   env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)  # fmt: skip
         answer = json.loads(done.stdout.splitlines()[-1])
-        result[request.model] = {"cluster": request.cluster, "batch": request.batch, "seq": request.seq, **answer}
+        result[request.model] = {"request": f"{request.cluster}, {request.batch} x {request.seq}", **answer}
         harness.say(f"{request.model}: {answer}")
     return result
 

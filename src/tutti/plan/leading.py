@@ -3,8 +3,8 @@
 Each plan has a closed-form estimate (`plan.estimate`). The search repeatedly takes the fastest estimate that fits in
 memory. If its inner mesh (context, expert and tensor parallelism) has no outline yet, the outline is computed and the
 affected estimates are refined. Otherwise the plan is judged, and the judgement corrects all estimates of the same sort.
-Until a plan of a large step fits, pipelines of many stages come first: most of their stages are equal, so judging one
-takes a fraction of the time.
+Until a plan of a large step fits, a pipeline of many stages is judged instead of a plan that is about as fast: most of
+its stages are equal, so that takes a fraction of the time.
 The search ends when no estimate beats the fastest judged plan that fits, or when the work budget is spent.
 """
 
@@ -32,7 +32,7 @@ TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before a
 BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
 LARGE = 5000  # nodes of a large step
 UNLIKE = 4  # stages of a pipeline that are unlike others, about
-STAGES, QUICK = 8, 1.5  # the first plans of a large step: at least so many stages, at most so many times the fastest
+STAGES, QUICK = 8, 1.5  # the first plan of a large step: at least so many stages, at most so many times the fastest
 
 MATTERS = 0.3  # share of the activations of layers that attention must make for its recomputation to be tried
 
@@ -180,9 +180,10 @@ class Leading:
             fits = self.open & (size <= room * CAUTION**self.missed)
             if not fits.any():
                 fits = self.open & (size <= room)
-            first = fits & self.quick & self.outlined & (size <= CAUTION * room)
-            if (first & (seconds < QUICK * seconds[fits].min(initial=np.inf))).any():
-                fits = first
+            i = int(np.argmin(np.where(fits, seconds, np.inf)))
+            if self.outlined[i] and not self.quick[i]:
+                quick = fits & self.quick & self.outlined & (size <= CAUTION * room) & (seconds < QUICK * seconds[i])
+                fits = quick if quick.any() else fits
         return int(np.argmin(np.where(fits, seconds, np.inf))) if fits.any() else None
 
     def corrected(self) -> tuple[np.ndarray, np.ndarray]:
