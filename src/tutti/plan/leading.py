@@ -180,11 +180,13 @@ class Leading:
             fits = self.open & (size <= room * CAUTION**self.missed)
             if not fits.any():
                 fits = self.open & (size <= room)
-            i = int(np.argmin(np.where(fits, seconds, np.inf)))
-            if self.outlined[i] and not self.quick[i]:
-                quick = fits & self.quick & self.outlined & (size <= CAUTION * room) & (seconds < QUICK * seconds[i])
-                fits = quick if quick.any() else fits
-        return int(np.argmin(np.where(fits, seconds, np.inf))) if fits.any() else None
+        if not fits.any():
+            return None
+        i = int(np.argmin(np.where(fits, seconds, np.inf)))
+        if among is None and self.of.fastest is None and self.outlined[i] and not self.quick[i]:
+            quick = fits & self.quick & self.outlined & (size <= CAUTION * room) & (seconds < QUICK * seconds[i])
+            i = int(np.argmin(np.where(quick, seconds, np.inf))) if quick.any() else i
+        return i
 
     def corrected(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and bytes of all entries, corrected by the judged plans."""
