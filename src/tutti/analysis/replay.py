@@ -207,7 +207,7 @@ class _Replayer:
             value = self.values[node.args[0]][node.args[1]]  # pyright: ignore
         elif target in WRITES and target not in FAKES:  # returns nothing
             value = None
-        elif target is aten.slice.Tensor and (part := _sliced(operands[0], *node.args[1:])):
+        elif target is aten.slice.Tensor and (part := _sliced(operands[0], *node.args[1:])):  # pyright: ignore
             value = part
         else:
             if (tried := TRIED.get(key)) is None:
