@@ -40,7 +40,7 @@ from tutti.plan.smaller import Smaller
 from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
-BUDGET = 25.0  # nominal seconds of work (`plan.work`) that a search may do
+BUDGET = 20.0  # nominal seconds of work (`plan.work`) that a search may do
 LED = 0.95  # share of the budget for named plans, if memory is scarce or the step is large
 PIPED = 0.8  # share of the budget after which smaller plans are tried
 TRIES = 4  # attempts to make a plan fit
