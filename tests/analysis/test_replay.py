@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import fx
 
 from programs import program
-from tutti.analysis.replay import replay
+from tutti.analysis.replay import Operand, Storage, _sliced, form, replay
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 
@@ -21,6 +22,16 @@ def test_a_reshape_copies_only_where_it_has_to():
     assert not turned.computes and not viewed.computes
     assert copied.computes and [s.bytes for s in copied.made] == [24]
     assert not copied.reads[0].contiguous and viewed.reads[0].contiguous
+
+
+@pytest.mark.parametrize("arguments", [(0, 2, 5), (1,), (0, 1, None), (-1, -3, 2**63 - 1), (1, 6, 4), (0, 1, 99, 3)])
+def test_a_slice_lies_where_torch_puts_it(arguments):
+    x = torch.empty(7, 6).t()
+    storage = Storage(x.nbytes, fx.Graph().placeholder("x"))
+    part = _sliced(Operand(form(tuple(x.shape), x.stride(), x.dtype), storage, 3), *arguments)
+    expected = torch.ops.aten.slice.Tensor(x, *arguments)
+    assert (part.form.shape, part.form.stride) == (expected.shape, expected.stride())
+    assert part.offset - 3 == expected.storage_offset() and part.storage is storage
 
 
 def test_an_expanded_operand_is_read_once():

@@ -10,6 +10,7 @@ import pytest
 import tutti
 from searches import alone, predicted, wide
 from tutti.lower.vary import vary
+from tutti.plan import leading
 from tutti.plan.estimate import WHOLE, Inner, most_in_flight
 from tutti.plan.kind import kind, kind_of
 from tutti.plan.leading import Leading
@@ -48,6 +49,21 @@ first_led = cache(led)
 
 def test_named_plans_are_not_needed_where_memory_is_plenty():
     assert not Leading(tight(10)).needed and Leading(tight(0.3)).needed
+
+
+def test_pipelines_come_first_until_a_plan_of_a_large_step_fits(monkeypatch):
+    monkeypatch.setattr(leading, "LARGE", 0)
+    monkeypatch.setattr(leading, "STAGES", 2)
+    monkeypatch.setattr(leading, "QUICK", 10.0)
+    found = Leading(tight(10))
+    assert found.large and found.needed
+    found.begin()
+    while not found.outlined[i := found.next()]:
+        found.look_at(i)
+    book, count = found.entries[i]
+    assert book.pipe.stages >= 2
+    found.of.judgement(found.of.planner(count, book.variant).named(str(book)))
+    assert found.entries[found.next()][0].pipe.devices == 1
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from torch import fx
@@ -137,21 +136,22 @@ class _Segment:
         last: dict[fx.Node, int] = {}
         for i, kernel in enumerate(kernels):
             for node in kernel.nodes:
-                last[node] = max(i, last.get(node, 0))
-                for read in node.all_input_nodes:
-                    last[read] = max(i, last.get(read, 0))
+                last[node] = i
+                last.update(dict.fromkeys(node.all_input_nodes, i))
         dies: list[list[fx.Node]] = [[] for _ in kernels]
         for node in dead:
             dies[last[node] if node in own else -1].append(node)
         found = []
         for kernel, drops in zip(kernels, dies, strict=True):
             holds = {n: [s for s in held if s not in self.unwritten] for n, held in kernel.holds.items()}
-            found.append(replace(kernel, holds=holds, dies=drops, reuses=self.reused(kernel, kernels)))
+            reuses = self.reused(kernel, kernels, own)
+            found.append(Event(kernel.nodes, kernel.reads, kernel.made, holds, kernel.outputs, kernel.writes, drops,
+                               reuses, kernel.collective))  # fmt: skip
         return found
 
-    def reused(self, kernel: Event, kernels: list[Event]) -> int:
+    def reused(self, kernel: Event, kernels: list[Event], inside: set[fx.Node]) -> int:
         """Bytes of inputs that a kernel overwrites: made in this segment, of the output's size, and read by no later
-        kernel."""
+        kernel. inside: the calls of the segment."""
         if not kernel.computes or not fuses(kernel.node):
             return 0
         if not self.last_reader:
@@ -159,7 +159,6 @@ class _Segment:
                 for operand in other.reads:
                     if other.computes:
                         self.last_reader[operand.storage] = other
-        inside = {event.node for event in self.events}
         free = Counter(
             s.bytes
             for s in {operand.storage for operand in kernel.reads}

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from torch import fx
 
@@ -113,6 +114,11 @@ def memory(replay: Replay, on: Platform = CPU) -> Memory:
     )
 
 
+def peak(replay: Replay, on: Platform = CPU) -> int:
+    """The peak of a Program's run in bytes, as in `memory`."""
+    return max((total for total, *_ in walk(replay, on)), default=0)
+
+
 def on_device(storage: Storage) -> bool:
     return storage.tier == DEVICE
 
@@ -175,6 +181,7 @@ def walk(
     newly allocated bytes."""
     held: Counter[Storage] = Counter(replay.inputs.values())
 
+    @cache
     def counted(storage: Storage) -> int:
         return on.rounded(storage.bytes) if storage.tier == tier else 0
 
@@ -251,6 +258,7 @@ def _kinds(replay: Replay) -> dict[Storage, str]:
     return kinds
 
 
+@cache
 def input_kind(name: str) -> str:
     """The memory kind of a Program's input."""
     kind = name.partition(":")[0]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from torch import fx
 
 from tutti.analysis.kernels import fuse
-from tutti.analysis.memory import memory, platform
+from tutti.analysis.memory import peak, platform
 from tutti.analysis.prices import Prices
 from tutti.analysis.replay import Replay, Storage, replay
 from tutti.analysis.segments import BREAKS
@@ -56,7 +56,7 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
     played = _played(program, level)
     jobs, sizes, kept = jobs_of(found, played, prices)
     inputs = sum(storage.bytes for storage in played.inputs.values())
-    needed, free = memory(before, platform(cluster.device)).peak - inputs, cluster.device.memory - inputs
+    needed, free = peak(before, platform(cluster.device)) - inputs, cluster.device.memory - inputs
     room = free - (1 - ROOM) * cluster.device.memory - sum(sizes[v] for v in kept)
     if _is_part(program):
         room = min(room, needed + BESIDE * cluster.device.memory)

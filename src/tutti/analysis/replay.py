@@ -35,7 +35,7 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 _COLLECTIVES: dict[Any, str] = dict(COLLECTIVES)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Storage:
     """Memory allocated by a call, or of an input of the Program."""
 
@@ -105,7 +105,7 @@ class Operand:
         return min(self.form.spec.bytes, self.storage.bytes)
 
 
-@dataclass
+@dataclass(slots=True)
 class Event:
     """One call, or several calls fused into a kernel.
 
@@ -207,6 +207,8 @@ class _Replayer:
             value = self.values[node.args[0]][node.args[1]]  # pyright: ignore
         elif target in WRITES and target not in FAKES:  # returns nothing
             value = None
+        elif target is aten.slice.Tensor and (part := _sliced(operands[0], *node.args[1:])):  # pyright: ignore
+            value = part
         else:
             if (tried := TRIED.get(key)) is None:
                 if len(TRIED) >= MOST_TRIED:
@@ -276,6 +278,24 @@ def _placed(made: _Made, operands: list[Operand], new: list[Storage]) -> Operand
     base = operands[made.place]
     begin = base.offset * base.form.itemsize // made.form.itemsize
     return Operand(made.form, base.storage, begin + made.offset)
+
+
+def _sliced(
+    x: Operand, dim: int = 0, begin: int | None = None, end: int | None = None, step: int = 1
+) -> Operand | None:
+    """A part of a tensor along a dim. Programs have many, with places of their own, so they are not tried.
+
+    None if an argument is not a number.
+    """
+    shape, stride = x.form.shape, x.form.stride
+    if not shape or not all(n is None or type(n) is int for n in (dim, begin, end, step)):
+        return None
+    first, last, _ = slice(begin, end, None).indices(shape[dim])
+    dim %= len(shape)
+    size = max(0, -(-(last - first) // step))
+    made = form((*shape[:dim], size, *shape[dim + 1 :]), (*stride[:dim], stride[dim] * step, *stride[dim + 1 :]),
+                x.spec.dtype)  # fmt: skip
+    return Operand(made, x.storage, x.offset + first * stride[dim])
 
 
 def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (Operand, _Made)) -> Any:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+MOST = 8_000_000  # blocks of memory allocated since the last collection, about half a GiB
+_blocks = 0  # allocated after the last collection
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the process's cyclic garbage collector. For building one graph, not for a loop that builds many."""
+    """Disable the process's cyclic garbage collector. For building one graph, not for a loop that builds many.
+
+    Afterwards what was built is in the oldest generation, so that no collection of young objects looks at it. It is
+    looked at by a full collection, which is made here once there is much.
+    """
     if not gc.isenabled():
         yield
         return
@@ -17,7 +25,21 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        _age()
         gc.enable()
+
+
+def _age() -> None:
+    global _blocks
+    _blocks = min(_blocks or MOST, sys.getallocatedblocks())
+    if gc.get_freeze_count():  # by the user: unfreezing would undo it
+        return
+    if sys.getallocatedblocks() - _blocks > MOST:
+        gc.collect()
+        _blocks = sys.getallocatedblocks()
+    else:
+        gc.freeze()
+        gc.unfreeze()
 
 
 @contextmanager

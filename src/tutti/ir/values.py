@@ -145,7 +145,7 @@ def _call(target: Any, args: Any, kwargs: Any, real: Mapping[fx.Node, Any]) -> A
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """The base of a chain of views."""
+    """The base of a chain of views. An output of a call that returns several new tensors is one."""
     while node.op == "call_function" and node.all_input_nodes and _is_view(node):
         node = node.all_input_nodes[0]
     return node
@@ -153,7 +153,7 @@ def base_of(node: fx.Node) -> fx.Node:
 
 def _is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
-        return True
+        return _is_view(node.args[0])  # pyright: ignore[reportArgumentType]
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(x.alias_info is not None for x in schema.returns)
 

@@ -68,8 +68,7 @@ def makespan(jobs: Sequence[Job], order: Sequence[int]) -> float:
 
 def peak(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: set[int]) -> int:
     """Peak bytes of live values."""
-    alive = _Alive(jobs, sizes, kept)
-    return max((alive.take(i) for i in order), default=0)
+    return max(_course(jobs, order, sizes, kept), default=0)
 
 
 def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: float = 0.0,
@@ -87,12 +86,13 @@ def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: 
         "given": None,
     }
     given = list(range(len(jobs)))
-    needed = peak(jobs, given, sizes, kept)
+    course = _course(jobs, given, sizes, kept)
+    needed = max(course, default=0)
     found = [(makespan(jobs, given), needed, given)] if needed <= most else []
     for rule in RULES:
         for share in SHARES:
             bound = min(most, max(room, needed + share * headroom(needed)))
-            order = _Lister(jobs, sizes, kept, keys[rule], keys["critical_path"], bound).run()
+            order = _Lister(jobs, sizes, kept, keys[rule], keys["critical_path"], bound, course).run()
             needs = peak(jobs, order, sizes, kept)
             if needs <= min(most, max(room, needed + headroom(needed))):
                 found.append((makespan(jobs, order), needs, order))
@@ -131,11 +131,18 @@ def slacks(jobs: Sequence[Job]) -> list[float]:
     return [left[i] + jobs[i].seconds if target[i] < inf else inf for i in range(len(jobs))]
 
 
+def _course(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: set[int]) -> list[int]:
+    """Bytes of live values during each job of an order."""
+    alive = _Alive(jobs, sizes, kept)
+    return [alive.take(i) for i in order]
+
+
 class _Alive:
     """Bytes of live values: each lives from the job that makes it to the last job that reads it."""
 
     def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int]):
         self.jobs, self.sizes = jobs, sizes
+        self.made = [sum([sizes[v] for v in job.makes]) for job in jobs]
         self.readers = [0] * len(sizes)
         for job in jobs:
             for v in job.reads:
@@ -145,35 +152,37 @@ class _Alive:
         self.now = 0
 
     def makes(self, i: int) -> int:
-        return sum(self.sizes[v] for v in self.jobs[i].makes)
+        return self.made[i]
 
     def frees(self, i: int) -> int:
         return sum(self.sizes[v] for v in self.jobs[i].reads if self.readers[v] == 1)
 
     def take(self, i: int) -> int:
         """Run job i and return the bytes that are live during it."""
-        self.now += self.makes(i)
+        job, readers = self.jobs[i], self.readers
+        self.now += self.made[i]
         most = self.now
-        for v in self.jobs[i].reads:
-            self.readers[v] -= 1
-            self.now -= self.sizes[v] if not self.readers[v] else 0
-        self.now -= sum(self.sizes[v] for v in self.jobs[i].makes if not self.readers[v])
+        for v in job.reads:
+            readers[v] -= 1
+            if not readers[v]:
+                self.now -= self.sizes[v]
+        for v in job.makes:
+            if not readers[v]:
+                self.now -= self.sizes[v]
         return most
 
 
 class _Lister:
     """The list scheduler. first, send: priorities of computations and of collectives, smallest first; without `first`,
     computations keep the given order. bound: bytes of live values beyond which it falls back to the next job of the
-    given order."""
+    given order. course: bytes of live values in the given order."""
 
     def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys | None, send: Keys,
-                 bound: float):  # fmt: skip
+                 bound: float, course: list[int]):  # fmt: skip
         self.jobs, self.send, self.strict = jobs, send, first is None
         self.first = [(i,) for i in range(len(jobs))] if first is None else first
         self.alive = _Alive(jobs, sizes, kept)
-        given = _Alive(jobs, sizes, kept)
-        self.course = [given.take(i) for i in range(len(jobs))]  # live bytes in the given order
-        self.bound, self.headroom = bound, headroom(max(self.course, default=0))
+        self.course, self.bound, self.headroom = course, bound, headroom(max(course, default=0))
         self.next = 0  # the first job of the given order that is not placed yet
         self.following = 0  # the first such computation
         self.behind: list[list[int]] = [[] for _ in jobs]

@@ -61,7 +61,7 @@ def shard(
         results[name] = sharder.version(node, layout, node.meta["phase"])
         wanted[name] = (layout, node.meta["val"])
     sharder.graph.output(tuple(results.values())).meta["names"] = list(results)
-    sharder.graph.eliminate_dead_code()
+    sharder.graph.eliminate_dead_code(lambda node: bool(node.users) or node.is_impure())
     for node in sharder.graph.nodes if plan.tiers else ():
         passes = node.op == "placeholder" or (node.meta.get("phase") == FORWARD and node.target not in FREE)
         if passes and node.meta.get("label") in plan.tiers:

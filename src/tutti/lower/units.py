@@ -119,6 +119,7 @@ class _Units:
     def __init__(self, graph: fx.Graph, alone: Callable[[fx.Node], bool]):
         self.graph = graph
         self.calls = [n for n in graph.nodes if n.op == "call_function"]
+        self.reads = {n: [x for x in n.all_input_nodes if x.op == "call_function"] for n in self.calls}
         self.alone = {n for n in self.calls if n.target in COLLECTIVES or n.target in WRITES or alone(n)}
         self.given = {n for n in self.calls if is_view(n) and _is_given(n)}
         self.root = {n: n for n in self.calls}  # union-find
@@ -130,29 +131,29 @@ class _Units:
         for n in self.calls:
             if n in self.given:
                 continue
-            for x in n.all_input_nodes:
-                if x.op != "call_function" or x in self.given:
+            free = _is_free(n)
+            for x in self.reads[n]:
+                if x in self.given:
                     continue
                 made = self.find(x)
-                if _is_free(n):
+                if free:
                     self.root[n] = made
                 elif n not in self.alone:
                     joined = made not in self.alone and key[made] == key[n]
                     self.root[self.find(n)] = made if joined else self.find(beside.setdefault((x, key[n]), n))
-        last: Unit = []
+        last: dict[fx.Node, None] = {}
         for n in reversed(self.calls):
             if n in self.given:
                 (reader,) = n.users or (None,)
                 if reader is None or reader.op == "output" or reader in last:
-                    last.insert(0, n)
+                    last[n] = None
                 else:
                     self.root[n] = self.find(reader)
         groups: dict[fx.Node, Unit] = defaultdict(list)
-        ending = set(last)
         for n in self.calls:
-            if n not in ending:
+            if n not in last:
                 groups[self.find(n)].append(n)
-        return [*self.ordered(list(groups.values())), *([last] if last else [])]
+        return [*self.ordered(list(groups.values())), *([list(reversed(last))] if last else [])]
 
     def find(self, n: fx.Node) -> fx.Node:
         """The representative of a call's unit. Calls that stand alone represent themselves."""
@@ -164,9 +165,10 @@ class _Units:
     def depths(self) -> dict[fx.Node, int]:
         depth: dict[fx.Node, int] = {}
         for n in self.calls:
-            copy = n.meta.get("copy", 0)
-            before = [x for x in n.all_input_nodes if x in depth]
-            depth[n] = max((depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy) for x in before), default=0)
+            copy, most = n.meta.get("copy", 0), 0
+            for x in self.reads[n]:
+                most = max(most, depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy))
+            depth[n] = most
         return depth
 
     def phases(self) -> dict[fx.Node, int]:
@@ -174,7 +176,7 @@ class _Units:
         found: dict[fx.Node, int] = {}
         for n in self.calls:
             own = PHASES.index("recompute" if "recompute" in n.meta else n.meta.get("phase", ""))
-            found[n] = max([own, *(found[x] for x in n.all_input_nodes if x in found)])
+            found[n] = max([own, *[found[x] for x in self.reads[n]]])
         return found
 
     def firsts(self) -> dict[fx.Node, float]:

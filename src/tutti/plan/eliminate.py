@@ -19,7 +19,7 @@ import numpy as np
 
 from tutti.plan.network import NEVER, Network, Table
 
-MOST, FEW = 1 << 29, 1 << 24  # maximum additions to eliminate a variable, when solving and when improving
+MOST, FEW = 1 << 29, 1 << 21  # maximum additions to eliminate a variable, when solving and when improving
 AT_ONCE = 1 << 15  # maximum additions of a min-plus product in one array, which stays in a cache
 
 

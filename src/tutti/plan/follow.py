@@ -16,7 +16,8 @@ from tutti.plan.problem import Problem, Tensor
 
 
 def follow(problem: Problem, given: Mapping[Tensor, Split], size: int) -> dict[str, Choice]:
-    """The choices by label, for an axis of this size and given splits of some tensors."""
+    """The choices by label, for an axis of this size and given splits of some tensors. None splits two factors at once
+    (`t&e`): experts would follow tokens."""
     known, found = dict(given), {}
     read: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
     for edge in problem.edges:
@@ -29,6 +30,8 @@ def follow(problem: Problem, given: Mapping[Tensor, Split], size: int) -> dict[s
                 continue
             best, most = None, (0, 0)
             for choice in candidates(o.rule, problem.cuts[label], size):
+                if choice.also:
+                    continue
                 outputs = [output_placement(o.rule, choice, i) for i in range(len(o.rule.outputs))]
                 matched = sum(input_placement(o.rule, choice, i) == split for i, split in held)
                 score = matched, sum(isinstance(p, Split) for p in outputs)

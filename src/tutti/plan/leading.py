@@ -3,6 +3,8 @@
 Each plan has a closed-form estimate (`plan.estimate`). The search repeatedly takes the fastest estimate that fits in
 memory. If its inner mesh (context, expert and tensor parallelism) has no outline yet, the outline is computed and the
 affected estimates are refined. Otherwise the plan is judged, and the judgement corrects all estimates of the same sort.
+Until a plan of a large step fits, a pipeline of many stages is judged instead of a plan that is about as fast: most of
+its stages are equal, so that takes a fraction of the time.
 The search ends when no estimate beats the fastest judged plan that fits, or when the work budget is spent.
 """
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 CAUTION = 0.7  # until a plan fits, each plan that did not fit scales the memory limit by this factor
 TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before and after a plan of its sort is judged
 BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
+LARGE = 5000  # nodes of a large step
+UNLIKE = 4  # stages of a pipeline that are unlike others, about
+STAGES, QUICK = 8, 1.5  # the first plan of a large step: at least so many stages, at most so many times the fastest
 
 MATTERS = 0.3  # share of the activations of layers that attention must make for its recomputation to be tried
 
@@ -81,6 +86,10 @@ class Leading:
         self.flat = [i for i, (book, count) in enumerate(self.entries)
                      if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
         self.estimate(self.flat)
+        self.large = len(self.estimator.planner.step.graph.nodes) > LARGE
+        self.quick = np.array([self.large and book.pipe.stages >= STAGES for book, _ in self.entries], dtype=bool)
+        self.outlined = np.zeros(len(self.entries), dtype=bool)
+        self.outlined[self.inside.get(WHOLE, [])] = True
         sorts = [sort_of(book) for book, _ in self.entries]
         self.sorts = {sort: np.array([s == sort for s in sorts]) for sort in set(sorts)}
 
@@ -97,9 +106,9 @@ class Leading:
 
     @property
     def needed(self) -> bool:
-        """Whether no plan without a pipeline and without recomputation is estimated to fit at the first number of
-        microbatches. Such plans are searched without names."""
-        return bool(self.bytes[self.flat].min(initial=np.inf) > TIGHT * self.of.memory)
+        """Whether the step is large, or no plan without a pipeline and without recomputation is estimated to fit at the
+        first number of microbatches. Other plans are searched without names."""
+        return self.large or bool(self.bytes[self.flat].min(initial=np.inf) > TIGHT * self.of.memory)
 
     def search(self) -> None:
         """Judge named plans, best estimate first."""
@@ -133,7 +142,7 @@ class Leading:
             search.progress(f"estimating plans with {inner.book} inside")
             search.work.price(len(self.estimator.planner.problem.operators))
             self.refine(inner)
-        elif search.affords(count, book.variant):
+        elif search.affords(count, book.variant, min(1.0, UNLIKE / book.pipe.stages)):
             self.open[i] = False
             self.judge(i)
         else:
@@ -171,7 +180,13 @@ class Leading:
             fits = self.open & (size <= room * CAUTION**self.missed)
             if not fits.any():
                 fits = self.open & (size <= room)
-        return int(np.argmin(np.where(fits, seconds, np.inf))) if fits.any() else None
+        if not fits.any():
+            return None
+        i = int(np.argmin(np.where(fits, seconds, np.inf)))
+        if among is None and self.of.fastest is None and self.outlined[i] and not self.quick[i]:
+            quick = fits & self.quick & self.outlined & (size <= CAUTION * room) & (seconds < QUICK * seconds[i])
+            i = int(np.argmin(np.where(quick, seconds, np.inf))) if quick.any() else i
+        return i
 
     def corrected(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and bytes of all entries, corrected by the judged plans."""
@@ -196,7 +211,9 @@ class Leading:
         first = self.estimator.alike(inner) is None
         if not self.estimator.refine(inner):
             self.open[those] = False
-        elif first:
+            return
+        self.outlined[those] = True
+        if first:
             self.estimate([i for other, them in self.inside.items() if axes_of(other) == axes_of(inner) for i in them])
         else:
             self.estimate(those)

@@ -23,7 +23,7 @@ SWEEPS = 20  # dual sweeps per iteration
 SMALL, LARGE = 20_000, 100_000  # table entries for an integer program: at once, and if sweeps no longer help
 CLOSE = 1e-9  # relative gap that counts as zero
 PATIENT = 32  # an iteration stalls if it shrinks the gap by less than 1 / PATIENT of it
-STALLS = 16  # stalls after which a core that is too large for an integer program is given up
+STALLS = 3  # stalls after which a core that is too large for an integer program is given up
 IMPROVED = 2  # improvements of an assignment per iteration
 NEAR = (1 / 2, 1 / 8, 1 / 64, 1 / 512)  # shares of the gap: only states within them are tried after a stall
 

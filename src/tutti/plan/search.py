@@ -5,8 +5,8 @@ simulating the Programs of a plan (`tutti.sim`). Candidates are judged in the or
 that memory is free. Judging stops at the first candidate whose bound does not beat the best plan found, or when the
 budget is spent. A plan that does not fit is made smaller by a price on memory.
 
-If memory is scarce, named plans are searched first (`plan.leading`). These follow, each only if it can improve the
-result:
+If memory is scarce or the step is large, named plans are searched first (`plan.leading`). These follow, each only if it
+can improve the result:
 
 - plans without pipelines on meshes of one to three axes (`plan.flat`);
 - pipelines (`plan.pipelines`);
@@ -40,8 +40,8 @@ from tutti.plan.smaller import Smaller
 from tutti.plan.variant import PLAIN, Variant
 from tutti.plan.work import Work
 
-BUDGET = 45.0  # nominal seconds of work (`plan.work`) that a search may do
-LED = 0.95  # share of the budget for named plans, if memory is scarce
+BUDGET = 20.0  # nominal seconds of work (`plan.work`) that a search may do
+LED = 0.95  # share of the budget for named plans, if memory is scarce or the step is large
 PIPED = 0.8  # share of the budget after which smaller plans are tried
 TRIES = 4  # attempts to make a plan fit
 VARIED = 5  # capturing a step takes this many times the work of making it of one with other rows, or a variant
@@ -145,7 +145,8 @@ class Search:
         return self.in_order()
 
     def lead(self) -> None:
-        """Search the named plans if memory is scarce. If none fits, judge the smallest, as evidence."""
+        """Search the named plans if memory is scarce or the step is large. If none fits, judge the smallest, as
+        evidence."""
         self.leading = Leading(self)
         if self.leading.needed:
             self.deadline = LED * self.budget
@@ -160,7 +161,8 @@ class Search:
         """The planner for a number of microbatches and a variant of the step."""
         if (count, variant) not in self.planners:
             step = self.graph_of(count, variant)
-            self.work.capture(len(step.graph.nodes) // (VARIED if self.planners else 1))  # made from a captured step
+            if self.planners:  # made from the captured step, which the budget does not count
+                self.work.capture(len(step.graph.nodes) // VARIED)
             self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
@@ -208,13 +210,16 @@ class Search:
             plan = self.judgement(candidate.plan(candidate.smallest(), gathered=candidate.planner.accumulate > 1))
         return plan
 
-    def affords(self, count: int, variant: Variant = PLAIN) -> bool:
-        """Whether the budget allows judging another plan. If no plan fits yet, true until the budget is spent."""
+    def affords(self, count: int, variant: Variant = PLAIN, share: float = 1.0) -> bool:
+        """Whether the budget allows judging another plan. If no plan fits yet, true until the budget is spent.
+
+        share: of the step's nodes, which are in unequal parts of it.
+        """
         if self.fastest is None:
             return not self.late or not self.plans
         known = next(iter(self.planners.values()))  # other numbers of microbatches give about as many nodes
         cost = Work()
-        cost.simulate(len(known.step.graph.nodes))
+        cost.simulate(len(known.step.graph.nodes), share)
         if (count, variant) not in self.planners:
             cost.capture(len(known.step.graph.nodes) // VARIED)
         return self.work.seconds + cost.seconds <= self.deadline and not self.stop()

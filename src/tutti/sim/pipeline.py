@@ -196,7 +196,8 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
             kept[input_kind(name)] += sizes.get(name, 0)
     now = kept.copy()  # the messages that are held are added to it one by one: there are many
     alive: dict[Message, int] = {}
-    summed: dict[str, int] = {}
+    summed: set[str] = set()
+    accumulated, added = 0, set[Place]()
     gradients = {place: [name for name in part.outputs if name.startswith("grad:")]
                  for place, part in cut.parts.items()}  # fmt: skip
     held = {place: sum(sizes[name] for name in (*part.inputs, *gradients[place])
@@ -211,9 +212,13 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
     for action in actions:
         for message, _ in action.receives:
             hold(message)
-        for place, _ in action.runs:
-            summed |= {name: sizes[name] for name in gradients[place]}
-        here = now + Counter({"accumulated gradients": sum(summed.values())})
+        for place in (place for place, _ in action.runs if place not in added):
+            added.add(place)
+            accumulated += sum(sizes[name] for name in gradients[place] if name not in summed)
+            summed.update(gradients[place])
+        here = Counter({kind: n for kind, n in now.items() if n > 0})
+        if accumulated:
+            here["accumulated gradients"] += accumulated
         total = sum(here.values())
         if action.place is None:
             yield Held(total, here, "")

@@ -19,6 +19,7 @@ from typing import Literal
 import tutti
 from tutti.hardware import Cluster, machine
 from tutti.ir.costs import flat
+from tutti.ir.garbage import uncollected
 from tutti.ir.op_info import LOCAL, RULES
 from tutti.ir.step_graph import Call, StepGraph
 from tutti.launch.progress import progress
@@ -43,7 +44,8 @@ class Simulator(Judge):
     level: str
 
     def __call__(self, graph: StepGraph, plan: Plan, cluster: Cluster) -> Prediction:
-        return dry_run(graph, plan, cluster, self.level).prediction()
+        with uncollected():  # the Programs are garbage before the collector looks at them
+            return dry_run(graph, plan, cluster, self.level).prediction()
 
     def forward_seconds(self, graph: StepGraph, cluster: Cluster) -> Callable[[Call], float]:
         return forward_seconds(graph, cluster, self.level)

@@ -1,0 +1,132 @@
+"""Seconds of `tutti plan` for ten models on 8 to 16,384 devices, each in a process of its own.
+
+By request (cluster, sequences of an update x tokens):
+
+- `nodes`: of the captured step.
+- `load`: seconds from the start of the process to the model, imports included; `capture`: from there to its step.
+- `first`: seconds from the captured step to the first plan that fits; `search`: to the end of the search.
+- `cpu_seconds`, `peak_rss_bytes`: of the process. `judged`: how many plans were simulated.
+- `plan`, `microbatches`, `step_seconds`: the best plan, as predicted.
+
+`--quick` takes a Llama of 12 layers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+START = time.perf_counter()
+
+import harness  # noqa: E402
+from flagship_plans import MODELS  # noqa: E402
+
+RUNS = Path(__file__).parent / "published_runs"
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen3-235b": dict(
+        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=4096, intermediate_size=12288,
+        num_hidden_layers=94, num_attention_heads=64, num_key_value_heads=4, head_dim=128, moe_intermediate_size=1536,
+        num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[],
+        output_router_logits=False, max_position_embeddings=40960, vocab_size=151936,
+    ),
+    "mixtral-8x7b": dict(
+        architectures=["MixtralForCausalLM"], model_type="mixtral", hidden_size=4096, intermediate_size=14336,
+        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, num_local_experts=8,
+        num_experts_per_tok=2, max_position_embeddings=32768, sliding_window=None, vocab_size=32000,
+    ),
+}  # fmt: skip
+
+
+class Request(NamedTuple):
+    """What is asked of `tutti plan`."""
+
+    model: str
+    cluster: str
+    batch: int
+    seq: int
+
+    def config(self, folder: Path) -> Path:
+        """The file of the model's config."""
+        if (file := RUNS / f"{self.model}.json").exists():
+            return file
+        known = {**MODELS, **OTHERS}
+        if self.model == "gpt-oss-120b":
+            small = json.loads((RUNS / "gpt-oss-20b.json").read_text())
+            types = [small["layer_types"][i % 2] for i in range(36)]
+            known[self.model] = small | dict(num_hidden_layers=36, layer_types=types, num_local_experts=128)
+        file = folder / "config.json"
+        file.write_text(json.dumps(known[self.model]))
+        return file
+
+
+REQUESTS = (
+    Request("llama3-8b", "h100:8", 64, 8192),
+    Request("llama3-70b", "h100:32x8", 512, 8192),
+    Request("llama3-405b", "h100:2048x8", 2048, 8192),
+    Request("qwen3-30b", "h100:2x8", 256, 4096),
+    Request("qwen3-235b", "h100:32x8", 1024, 4096),
+    Request("dsv3", "h100:128x8", 8192, 4096),
+    Request("mixtral-8x7b", "h100:4x8", 256, 4096),
+    Request("gpt-oss-120b", "h100:8x8", 512, 4096),
+    Request("t5-11b", "a100-80:4x8", 512, 512),
+    Request("vit-22b", "a100-80:8x8", 4096, 224),
+)
+QUICK = (Request("llama3-70b-12l", "h100:4x8", 128, 8192),)
+
+
+def planned(config: str, cluster: str, batch: str, seq: str) -> dict[str, Any]:
+    """One request, in this process."""
+    from tutti.cli.workload import Captured, Workload
+    from tutti.hardware import Cluster
+    from tutti.plan.plan import Plan
+    from tutti.plan.search import Search
+    from tutti.sim.error_bars import MEMORY, error_bar
+    from tutti.sim.planning import Simulator
+
+    target, better = Cluster.parse(cluster), []
+
+    def note(plan: Plan) -> None:
+        better.append(time.perf_counter())
+        harness.say(f"{plan.name}: {plan.predicted.step_seconds:.4g} s a step")
+
+    workload = Captured(Workload(config, int(batch), int(seq)), harness.say)
+    loaded = time.perf_counter()
+    nodes = len(workload.graph(1).nodes)
+    captured = time.perf_counter()
+    search = Search(workload.graph, workload.batch, target, Simulator("O2"), accumulate=None, better=note,
+                    progress=harness.say, error=error_bar(MEMORY, target) or 0.0)  # fmt: skip
+    plan, end = search.best(5), time.perf_counter()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "nodes": nodes, "load": loaded - START, "capture": captured - loaded, "first": better[0] - captured,
+        "search": end - captured, "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_rss_bytes": usage.ru_maxrss * 1024, "judged": len(search.plans), "plan": plan.name,
+        "microbatches": plan.accumulate, "step_seconds": plan.predicted.step_seconds,
+    }  # fmt: skip
+
+
+def run(quick: bool) -> dict[str, Any]:
+    result = {}
+    for request in QUICK if quick else REQUESTS:
+        with tempfile.TemporaryDirectory() as folder:
+            asked = str(request.config(Path(folder))), request.cluster, str(request.batch), str(request.seq)
+            done = subprocess.run([sys.executable, __file__, "--plan", *asked], stdout=subprocess.PIPE, text=True,
+                                  env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)  # fmt: skip
+        answer = json.loads(done.stdout.splitlines()[-1])
+        result[request.model] = {"request": f"{request.cluster}, {request.batch} x {request.seq}", **answer}
+        harness.say(f"{request.model}: {answer}")
+    return result
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--plan"]:
+        print(json.dumps(planned(*sys.argv[2:])))
+    else:
+        harness.main(run, __file__, ("transformers",))
