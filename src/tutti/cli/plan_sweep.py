@@ -18,7 +18,8 @@ from tutti.hardware import Cluster
 from tutti.hardware.altered import altered
 from tutti.plan.explain import seconds, size
 from tutti.plan.plan import Plan
-from tutti.plan.search import BUDGET, Search
+from tutti.plan.reasons import TooLarge
+from tutti.plan.search import BUDGET, Progress, Search
 from tutti.sim.error_bars import MEMORY, error_bar
 from tutti.sim.picture import check_suffix, drawing
 from tutti.sim.planning import Simulator
@@ -28,7 +29,7 @@ MOST = 64  # clusters of a range
 
 @dataclass(frozen=True)
 class Point:
-    """The best plan for a cluster and a length of sequences, or why there is none."""
+    """The best plan for a cluster and a length of sequences, or why there is none and which cluster has one."""
 
     cluster: Cluster
     seq: int
@@ -36,6 +37,7 @@ class Point:
     plan: Plan | None = None
     fits: str = "no"
     why: str = ""
+    enough: str = ""
 
     @property
     def rate(self) -> float:
@@ -79,11 +81,8 @@ def plan_sweep(
     with narrated(progress, "reading the model") as tell:
         for seq in seqs or (workload.seq,):
             captured = Captured(replace(workload, seq=seq), tell)
-            work = Work.of(captured.example, captured.batch)
             for target in targets:
-                point = _point(
-                    captured, target, seq, work, level, budget, lambda what, on=target: tell(f"{on}: {what}")
-                )
+                point = best_on(captured, target, level, budget, lambda what, on=target: tell(f"{on}: {what}"))
                 points.append(point)
                 tell.found(f"{target}, {seq} tokens: {_brief(point)}")
     console.print(_table(points, tokens, price), crop=False)
@@ -121,13 +120,15 @@ def names_of(clusters: str) -> list[str]:
     return names
 
 
-def _point(captured: Captured, target: Cluster, seq: int, work: Work, level: str, budget: float, tell: Any) -> Point:
+def best_on(captured: Captured, target: Cluster, level: str, budget: float, tell: Progress) -> Point:
+    """The best plan that is found in so many seconds."""
+    seq, work = captured.workload.seq, Work.of(captured.example, captured.batch)
     try:
         search = Search(captured.graph, captured.batch, target, Simulator(level), accumulate=None, budget=BUDGET,
                         progress=tell, stop=Stopwatch(budget).past, error=error_bar(MEMORY, target) or 0.0)  # fmt: skip
         best = search.best()
     except ValueError as error:  # nothing fits, or the batch does not divide
-        return Point(target, seq, work, why=str(error))
+        return Point(target, seq, work, why=str(error), enough=error.enough if isinstance(error, TooLarge) else "")
     return Point(target, seq, work, best, fitting(search, best))
 
 

@@ -48,8 +48,16 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     return (*lines, *divided, *best.reasons)
 
 
-def too_large(search: Search, smallest: Plan) -> str:
-    """The message if no plan fits, with what would help."""
+class TooLarge(ValueError):
+    """No plan fits. enough: a cluster on which one does, "" if none was found."""
+
+    def __init__(self, message: str, enough: str = ""):
+        super().__init__(message)
+        self.enough = enough
+
+
+def too_large(search: Search, smallest: Plan) -> TooLarge:
+    """The error if no plan fits, with what would help."""
     made = smallest.predicted
     kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:KINDS]
     which = "no plan that was found within the budget" if search.late and not search.proven else "no plan"
@@ -67,7 +75,8 @@ def too_large(search: Search, smallest: Plan) -> str:
     said += f"; or devices with {size(made.peak_bytes)} of memory"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
-    return "; ".join((said, *search.planner(smallest.accumulate).undivided()))
+    said = "; ".join((said, *search.planner(smallest.accumulate).undivided()))
+    return TooLarge(said, larger.cluster if larger else "")
 
 
 def enough(search: Search) -> Plan | None:
