@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from tutti.analysis.passes import check_level
-from tutti.cli.answer import Work, ranking, throughput
+from tutti.cli.answer import Work, check_amounts, ranking, throughput
 from tutti.cli.narrate import Stopwatch, narrated
 from tutti.cli.tables import consoles, read, show_alive, show_kinds
 from tutti.cli.workload import Captured, Workload
@@ -34,10 +34,15 @@ SLACK = 1.05  # activations may shrink by more than rows do
 
 def plan(argv: list[str]) -> None:
     """`tutti plan --model ... --cluster ...`, `tutti plan show FILE`, `tutti plan --compare FILE FILE`,
-    `tutti plan --sweep CLUSTERS --model ...`, `tutti plan --serve MODEL --cluster ...`, `tutti plan --rl CONFIG
-    --cluster ...`, and `tutti plan --align ppo --model MODEL --cluster ...`."""
+    `tutti plan --compare CLUSTER CLUSTER --model ...`, `tutti plan --sweep CLUSTERS --model ...`,
+    `tutti plan --serve MODEL --cluster ...`, `tutti plan --rl CONFIG --cluster ...`, and `tutti plan --align ppo
+    --model MODEL --cluster ...`."""
     if argv[:1] == ["show"]:
         tyro.cli(show, prog="tutti plan show", args=argv[1:])
+    elif argv[:1] == ["--compare"] and any(word.partition("=")[0] in ("--model", "-h", "--help") for word in argv):
+        from tutti.cli.plan_compare import plan_compare
+
+        tyro.cli(plan_compare, prog="tutti plan --compare", args=argv[1:])
     elif argv[:1] == ["--compare"]:
         tyro.cli(compare, prog="tutti plan --compare", args=argv[1:])
     elif argv[:1] == ["--serve"]:
@@ -127,8 +132,7 @@ def make(
         raise ValueError("--recompute goes with a plan's name, such as --plan zero3; others decide it")
     if plan != "auto" and mesh:
         raise ValueError(f"plan {plan!r} already fixes the mesh: leave out --mesh or --plan")
-    if not (budget > 0 and tokens >= 0 and price >= 0):
-        raise ValueError(f"--budget {budget:g}, --tokens {tokens:g}, --price {price:g}: above 0, and not negative")
+    check_amounts(budget, tokens, price)
     target, pins, axes = altered(Cluster.parse(cluster), what_if), [parse_pin(text) for text in pin], _mesh(mesh)
     console, progress = consoles()
     with narrated(progress, "reading the model") as tell:
@@ -157,7 +161,7 @@ def make(
             made = dry_run(captured.graph(best.accumulate, best.variant), best, target, level)
             save_memory(made, memory)
     print(best.explain())
-    print("\n".join(throughput(best, target.size, work, tokens, price)))
+    print("\n".join(throughput(best, target, work, tokens, price)))
     if off := spread(kind_of(graph), target):
         print(f"two thirds of published runs on such devices: time{off}, memory{spread(MEMORY, target)}")
     if memory:
@@ -219,12 +223,10 @@ def show(file: Annotated[Path, tyro.conf.Positional]) -> None:
 
 
 def compare(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Print how two saved plans differ: lines with - are of the first, lines with + of the second.
-
-    Args:
-        first: A saved plan.
-        second: The plan to compare with.
-    """
+    """Print how two saved plans differ: lines with - are of the first, lines with + of the second."""
+    for file in (first, second):
+        if not file.exists():
+            raise ValueError(f"there is no plan {file}; to compare two clusters, say for which model: add --model")
     a, b = read(first), read(second)
     print("\n".join(a.diff(b)) or "the plans say the same")
     if a.prediction and b.prediction:
