@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from tutti.analysis.passes import check_level
+from tutti.cli import plan_report
 from tutti.cli.answer import Work, check_amounts, ranking, throughput
 from tutti.cli.narrate import Stopwatch, narrated
 from tutti.cli.tables import consoles, read, show_alive, show_kinds
@@ -62,7 +65,7 @@ def plan(argv: list[str]) -> None:
 
         tyro.cli(plan_align, prog="tutti plan --align", args=argv[1:])
     else:
-        tyro.cli(make, prog="tutti plan", args=argv)
+        tyro.cli(partial(make, command=shlex.join(["tutti", "plan", *argv])), prog="tutti plan", args=argv)
 
 
 def make(
@@ -81,7 +84,9 @@ def make(
     price: float = 0.0,
     why: str = "",
     memory: Path | None = None,
+    report: Path | None = None,
     save: Path | None = None,
+    command: tyro.conf.Suppress[str] = "",
 ) -> None:
     """Plan the training of a model for a cluster. Needs neither the devices nor memory for the model.
 
@@ -118,14 +123,19 @@ def make(
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
             .pdf.
+        report: Write the whole answer as a page to this .html file, to send to others: figures, reasons, timeline and
+            memory. It needs no network.
         save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
             and dtype (fp32_master_weights=True with bfloat16 and --masters).
     """
     check_level(level)
     if memory:
         check_suffix(memory)
-    if save and not save.parent.is_dir():  # found out before the search
-        raise ValueError(f"--save {save}: there is no folder {save.parent}")
+    if report and report.suffix not in (".html", ".htm"):
+        raise ValueError(f"--report {report}: a page is written, so its name must end in .html")
+    for option, file in (("save", save), ("report", report), ("memory", memory)):  # found out before the search
+        if file and not file.parent.is_dir():
+            raise ValueError(f"--{option} {file}: there is no folder {file.parent}")
     if top < 1 or (accumulate != "auto" and accumulate < 1):
         raise ValueError(f"--top {top}, --accumulate {accumulate}: both must be at least 1")
     if recompute and (plan == "auto" or plan.endswith(".json")):
@@ -149,6 +159,7 @@ def make(
         work = Work.of(captured.example, captured.batch)
         if plan != "auto":
             best = _asked(plan, search, recompute)
+            ranked = [best]
         else:
             best = search.best(top)
             ranked = [best, *search.in_order()[1:]]
@@ -156,10 +167,14 @@ def make(
             if len(ranked) > top:
                 console.print(f"and {len(ranked) - top} others that were simulated")
         others = otherwise(search, best, why) if why else []
-        if memory:
-            tell("drawing the memory")
+        if memory or report:
+            tell("drawing")
             made = dry_run(captured.graph(best.accumulate, best.variant), best, target, level)
+        if memory:
             save_memory(made, memory)
+        if report:
+            page = plan_report.page(command, captured, search, ranked[:top], made, tokens, price)
+            report.write_text(page, "utf-8")
     print(best.explain())
     print("\n".join(throughput(best, target, work, tokens, price)))
     if off := spread(kind_of(graph), target):
@@ -174,6 +189,8 @@ def make(
         print(f"tight: of {size(target.device.memory)}, less is free than predictions of memory are off")
     for label, layout, other in others:
         print(f"were {label} {layout}: {difference(best, other)}{'' if search.fits(other) else ', which does not fit'}")
+    if report:
+        print(f"saved {report}")
     if save:
         best.save(save)
         print(f"saved {save}")
