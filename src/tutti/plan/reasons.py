@@ -85,8 +85,7 @@ def enough(search: Search) -> Plan | None:
     deadline = search.work.seconds + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
     for n in sorted(counts):
-        more = search.work.seconds < deadline and not search.stop()
-        plan = (named_on(search, n) or on(search, planner, n)) if more else None
+        plan = (named_on(search, n) or on(search, planner, n)) if search.work.seconds < deadline else None
         if plan:
             fewer = 3 * n // 4
             return (named_on(search, fewer) or on(search, planner, fewer) if fewer > size else None) or plan
