@@ -20,6 +20,9 @@ from tutti.plan.search import Search
 LESS = ("sent", "hidden", "computing", "waiting", "microbatches", "of peak")
 
 
+FEW = 2048  # tokens of a step for each device: with fewer, the batch is likely what limits throughput
+
+
 @dataclass(frozen=True)
 class Work:
     """What a step is done on. amount: of a step. unit: "tokens" or "rows"."""
@@ -120,4 +123,15 @@ def throughput(plan: Plan, cluster: Cluster, work: Work, amount: float = 0.0, pr
         if took.energy:
             lines.append(f"energy           at most {took.mwh} MWh: the devices alone, at their rated "
                          f"{cluster.device.power:,.0f} W")  # fmt: skip
+        lines += few(work, cluster)
     return lines
+
+
+def few(work: Work, cluster: Cluster) -> list[str]:
+    """A line if a step has few tokens for so many devices: then their cost says little of a long run."""
+    if work.unit != "tokens" or work.amount >= FEW * cluster.size:
+        return []
+    return [
+        f"note             a step has {work.amount:,} tokens, few for {cluster.size:,} devices, which sets these "
+        "figures: give the batch of your run, such as --batch 512 --seq 8192"
+    ]

@@ -91,8 +91,9 @@ def make(
     """Plan the training of a model for a cluster. Needs neither the devices nor memory for the model.
 
     Prints the fastest plans that fit into memory, each simulated, and explains the first: why it won, and what the
-    runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare FILE FILE` shows how two
-    plans differ. `tutti plan --sweep h100:1x8..64x8 --model ...` draws how a model scales (`tutti plan --sweep
+    runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare h100:8x8 h200:8x8 --model
+    ...` plans for two clusters and says where the difference comes from, or compares two saved plans (`tutti plan
+    --compare --help`). `tutti plan --sweep h100:1x8..64x8 --model ...` draws how a model scales (`tutti plan --sweep
     --help`). `tutti plan --serve FOLDER --cluster ...` plans how to serve a model (`tutti plan --serve --help`),
     `tutti plan --rl CONFIG --cluster ...` where the fragments of an agent's training run (`tutti plan --rl --help`),
     `tutti plan --align ppo --model FOLDER --cluster ...` where completions are written (`tutti plan --align --help`).
@@ -117,9 +118,10 @@ def make(
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
         budget: Seconds after which the search ends with the best plan so far. It goes on until a plan fits.
         what_if: Other figures of the cluster, as factors or amounts: link=2x, memory=141GiB, network=100GB/s,
-            peak=1.5x, node (links inside a node), bandwidth (of memory), overhead (of a launch); separated by commas.
+            peak=1.5x, power=500W, node (links inside a node), bandwidth (of memory), overhead (of a launch); separated
+            by commas. Also prints what the plan takes without them.
         tokens: Also print how long training on so many tokens takes (rows, for a model without tokens): 1e12.
-        price: Of a device hour: also print what these tokens cost.
+        price: Of a device hour: also print what these tokens cost. Energy is printed for devices whose power is known.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
             .pdf.
@@ -143,7 +145,8 @@ def make(
     if plan != "auto" and mesh:
         raise ValueError(f"plan {plan!r} already fixes the mesh: leave out --mesh or --plan")
     check_amounts(budget, tokens, price)
-    target, pins, axes = altered(Cluster.parse(cluster), what_if), [parse_pin(text) for text in pin], _mesh(mesh)
+    given, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
+    target = altered(given, what_if)
     console, progress = consoles()
     with narrated(progress, "reading the model") as tell:
         captured = Captured(workload, tell)
@@ -167,6 +170,7 @@ def make(
             if len(ranked) > top:
                 console.print(f"and {len(ranked) - top} others that were simulated")
         others = otherwise(search, best, why) if why else []
+        before = search.judge(search.planner(best.accumulate, best.variant).step, best, given) if what_if else None
         if memory or report:
             tell("drawing")
             made = dry_run(captured.graph(best.accumulate, best.variant), best, target, level)
@@ -177,6 +181,8 @@ def make(
             report.write_text(page, "utf-8")
     print(best.explain())
     print("\n".join(throughput(best, target, work, tokens, price)))
+    if before:
+        print(f"without {what_if}: this plan takes {difference(best, best.replace(prediction=before))}")
     if off := spread(kind_of(graph), target):
         print(f"two thirds of published runs on such devices: time{off}, memory{spread(MEMORY, target)}")
     if memory:

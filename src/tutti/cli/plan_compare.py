@@ -13,7 +13,7 @@ from typing import Annotated
 import tyro
 from rich.table import Table
 
-from tutti.cli.answer import check_amounts
+from tutti.cli.answer import check_amounts, few
 from tutti.cli.narrate import narrated
 from tutti.cli.plan_sweep import Point, best_of_each, priced
 from tutti.cli.tables import consoles, table, unbroken
@@ -65,7 +65,8 @@ def plan_compare(
         a, b = (point.bill(tokens).cost for point in points)
         lines.append(f"{tokens:.3g} {points[0].work.unit} cost {100 * abs(b / a - 1):.0f} % "
                      f"{'more' if b > a else 'less'} there")  # fmt: skip
-    for line in [*lines, *(f"{point.cluster}: {point.why}" for point in points if point.why)]:
+    notes = [note for point in points if tokens for note in few(point.work, point.cluster)]
+    for line in [*lines, *notes[:1], *(f"{point.cluster}: {point.why}" for point in points if point.why)]:
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from tutti.cli.answer import Bill, Work, bill, check_amounts, fitting
+from tutti.cli.answer import Bill, Work, bill, check_amounts, few, fitting
 from tutti.cli.narrate import Narrator, Stopwatch, narrated
 from tutti.cli.tables import consoles, table, unbroken
 from tutti.cli.workload import Captured, Workload
@@ -87,6 +87,8 @@ def plan_sweep(
             captured = Captured(replace(workload, seq=seq), tell)
             points += best_of_each(captured, targets, level, budget, tell)
     console.print(_table(points, tokens), crop=False)
+    for note in [note for point in reversed(points) if tokens for note in few(point.work, point.cluster)][:1]:
+        console.print(note, markup=False, soft_wrap=True)
     for point in points:
         if point.why:
             console.print(f"{point.cluster}, sequences of {point.seq}: {point.why}", markup=False, soft_wrap=True)
