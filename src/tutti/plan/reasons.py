@@ -72,6 +72,10 @@ def too_large(search: Search, smallest: Plan) -> TooLarge:
         said += f"; it needs about {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
     else:
         said += "; none of the larger numbers of devices that were tried suffices by itself"
+    away = outside(search, smallest)
+    if away:
+        said += (f"; or state outside of the devices: --plan {away.name} --accumulate {away.accumulate} takes "
+                 f"{seconds(away.predicted.step_seconds)} a step and {size(away.predicted.peak_bytes)}")  # fmt: skip
     said += f"; or devices with {size(made.peak_bytes)} of memory"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
@@ -79,12 +83,34 @@ def too_large(search: Search, smallest: Plan) -> TooLarge:
     return TooLarge(said, larger.cluster if larger else "")
 
 
+def outside(search: Search, smallest: Plan) -> Plan | None:
+    """A named plan with offloaded state that fits, and stores as little as possible outside; else None."""
+    room = search.memory + search.cluster.device.outside.memory
+    if "offload" in smallest.name or room < smallest.predicted.peak_bytes:
+        return None
+    planner = search.planner(smallest.accumulate, smallest.variant)
+    for offload in ("offload", "offload2"):
+        try:
+            plan = planner.named(f"{smallest.name}x{offload}")
+        except ValueError:  # no named plan, or one that cannot be combined with offloading
+            return None
+        search.progress(f"simulating {plan.name}")
+        search.work.simulate(len(planner.step.graph.nodes))
+        plan = plan.replace(prediction=search.judge(planner.step, plan, search.cluster))
+        if search.fits(plan):
+            return plan
+    return None
+
+
 def enough(search: Search) -> Plan | None:
     """The smallest plan that fits on more devices of this kind: doubled repeatedly, or 3/4 of that; else None."""
     planner, size = search.planner(max(count for count, _ in search.planners)), search.cluster.size
     deadline = search.work.seconds + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
-    for n in sorted(counts):
+    state = sum(
+        prod(spec.shape) * spec.dtype.itemsize for spec in (x.meta["val"] for x in planner.step.inputs.values())
+    )
+    for n in sorted(n for n in counts if n * search.memory >= state):
         plan = (named_on(search, n) or on(search, planner, n)) if search.work.seconds < deadline else None
         if plan:
             fewer = 3 * n // 4
