@@ -54,8 +54,9 @@ def test_a_cluster_without_a_plan_says_so_and_what_would_do(model, capsys):
     (["h100:8", "h200:8"], "there is no plan h100:8; to compare two clusters, say for which model: add --model"),
     (["h100:1..4", "h200:8", "--model", "x"], "--compare h100:1..4 h200:8: two clusters, not ranges"),
     (["h100:8", "h20:8", "--model", "x"], "unknown device 'h20'"),
-    (["h100:8", "h200:8", "--model", "x", "--price", "1", "2", "3"], "3 prices for h100:8, h200:8"),
+    (["h100:8", "h200:8", "--model", "x", "--tokens", "1e9", "--price", "1", "2", "3"], "3 prices for h100:8, h200:8"),
     (["h100:8", "h200:8", "--model", "x", "--price", "inf"], "--price inf"),
+    (["h100:8", "h200:8", "--model", "x", "--price", "2"], "--price says what --tokens cost: add them"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(capsys, arguments, message):
     assert cli.main(["plan", "--compare", *arguments]) == 2

@@ -18,8 +18,6 @@ from tutti.plan.search import Search
 
 # What a narrow terminal goes without.
 LESS = ("sent", "hidden", "computing", "waiting", "microbatches", "of peak")
-
-
 FEW = 2048  # tokens of a step for each device: with fewer, the batch is likely what limits throughput
 
 
@@ -103,6 +101,8 @@ def check_amounts(budget: float, tokens: float, *prices: float) -> None:
     if not (budget > 0 and all(0 <= x < inf for x in (tokens, *prices))):
         shown = ", ".join(f"--price {price:g}" for price in prices)
         raise ValueError(f"--budget {budget:g}, --tokens {tokens:g}{shown and f', {shown}'}: above 0, and not negative")
+    if any(prices) and not tokens:
+        raise ValueError("--price says what --tokens cost: add them, for instance --tokens 1e12")
 
 
 def throughput(plan: Plan, cluster: Cluster, work: Work, amount: float = 0.0, price: float = 0.0) -> list[str]:
