@@ -155,7 +155,7 @@ def _differs(a: Plan, b: Plan) -> str:
     """What the second plan does otherwise, in words."""
     said = [f"{b.name} in place of {a.name}"] if a.name != b.name else []
     if a.accumulate != b.accumulate:
-        said.append(f"{b.accumulate} microbatches rather than {a.accumulate}")
+        said.append(f"{b.accumulate} instead of {a.accumulate} microbatches")
     if bool(a.recompute) != bool(b.recompute):
         said.append("recomputes activations" if b.recompute else "recomputes nothing")
     more = b.predicted.peak_bytes - a.predicted.peak_bytes

@@ -60,7 +60,7 @@ td, th { padding: .35rem 1.4rem .35rem 0; vertical-align: top; border-bottom: 1p
 .track u { position: absolute; top: -.25rem; bottom: -.25rem; border-left: 2px dashed var(--ink) }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; font-size: .86rem; color: var(--soft); margin: .6rem 0 }
 .key i { display: inline-block; width: .75em; height: .75em; border-radius: 2px; margin-right: .4em }
-svg { width: 100%; height: auto } svg text { fill: currentColor }
+.scroll svg { min-width: 640px } svg { width: 100%; height: auto } svg text { fill: currentColor }
 pre { background: var(--tile); border-radius: 8px; padding: 1rem; font-size: .82rem; line-height: 1.5;
   overflow-x: auto }
 pre.wrap { white-space: pre-wrap; overflow-wrap: anywhere } summary { cursor: pointer; margin-top: 1.5rem }
