@@ -16,7 +16,16 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
-from generating import benchmarks, command_line, packages, proofs, server_fields, supported_models  # noqa: E402
+from generating import (  # noqa: E402
+    benchmarks,
+    command_line,
+    gallery,
+    packages,
+    proofs,
+    published_runs,
+    server_fields,
+    supported_models,
+)
 from generating.packages import arrows  # noqa: E402, F401  (tests/test_house.py reads them)
 from generating.page import NOTE  # noqa: E402, F401  (tests/test_docs.py reads it)
 
@@ -29,6 +38,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "../src/tutti/cli/help.json": lambda: json.dumps(command_line.helps(), indent=1) + "\n",
     "reference/supported-models.md": supported_models.models_page,
     "reference/server-fields.md": server_fields.fields_page,
+    "published.md": published_runs.page,
+    "gallery.md": gallery.page,
     "proofs/files.md": proofs.proofs,
     "proofs/benchmarks.md": benchmarks.index,
     **{f"proofs/benchmarks/{name}.md": partial(benchmarks.page, name) for name in benchmarks.results()},

@@ -260,6 +260,14 @@ def test_hours_and_money_of_an_amount_of_tokens(model, capsys):
     assert rate == pytest.approx(2 * each, rel=0.01)
     assert float(hours.replace(",", "")) == pytest.approx(2e9 / rate / 3600, abs=1)
     assert float(money.replace(",", "")) == pytest.approx(2.5 * 2e9 / rate / 3600, abs=2)
+    assert "a step has 256 tokens, few for 2 devices" in out
+    before = re.search(r"without memory=1GiB,link=2x: this plan takes \+(\S+ \w+) a step", out)
+    assert before, "half as fast a link takes longer"
+    energy = float(re.search(r"at most ([\d.]+) MWh: the devices alone, at their rated 700 W", out)[1])
+    assert energy == pytest.approx(700 * 2e9 / rate / 3600 / 1e6, rel=0.01)
+    options = ["--cluster", "cpu:2", "--plan", "dp2", "--batch", "8", "--seq", "32", "--tokens", "1e9"]
+    assert "MWh" not in run(capsys, "plan", "--model", model, *options)[1], "no power of a CPU is known"
+    assert "at their rated 200 W" in run(capsys, "plan", "--model", model, *options, "--what-if", "power=200W")[1]
     code, _, err = run(capsys, "plan", "--model", model, "--cluster", "h100:2", "--what-if", "memory=2")
     assert code == 2 and "memory=2: memory (a device's memory) is a factor such as 2x or an amount in GB" in err
 

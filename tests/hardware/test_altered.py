@@ -28,6 +28,13 @@ def test_what_is_no_figure_or_amount_is_refused(text, message):
         altered(Cluster.parse("h100:8"), text)
 
 
+def test_power_is_an_amount_where_it_is_not_known():
+    assert altered(Cluster.parse("h100:8"), "power=0.5x").device.power == 350
+    assert altered(Cluster.parse("cpu:8"), "power=0.25kW").device.power == 250
+    with pytest.raises(ValueError, match="the power of cpu is not known: give an amount"):
+        altered(Cluster.parse("cpu:8"), "power=2x")
+
+
 def test_measured_figures_stay(tmp_path):
     cluster = Cluster.parse("cpu:2")
     assert altered(cluster, "memory=2x").device.memory == 2 * cluster.device.memory

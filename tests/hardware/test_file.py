@@ -41,6 +41,9 @@ def test_what_has_its_default_is_left_out():
     }
 
 
+POWER = '{"device": {"name": "x", "peak": {}, "memory": 1, "bandwidth": 1, "power": %s}, "levels": []}'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -57,6 +60,10 @@ def test_what_has_its_default_is_left_out():
             '{"device": {"name": "x", "peak": {}, "memory": 1, "bandwidth": 1},'
             ' "levels": [[2, {"bandwidth": 1, "latency": 0, "kind": "star"}]]}',
             "no kind of link 'star'; known are switch, ring, mesh",
+        ),
+        *(
+            (POWER % power, message)
+            for power, message in (("-1", "a device of -1 W"), ("1e999", "of inf W"), ('"x"', "not a cluster"))
         ),
     ],
 )

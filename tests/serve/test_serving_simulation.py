@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import tiny
@@ -97,5 +99,41 @@ def test_the_verb(tmp_path, capsys):
                 architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)  # fmt: skip
     plan_serve(str(tmp_path), "h100:2", requests=10, save=tmp_path / "found.json")
     told = capsys.readouterr().out
-    assert "2 x single" in told and "TTFT p50 ms" in told
+    lines = {line.strip().partition("  ")[0]: line for line in told.splitlines()}
+    assert "100 %" in lines["2 x single"] and "100 %" in lines["prompts 1 x single, generation 1 x single"]
+    assert "TTFT, ms" in told and "cost" not in told and "1 of the 2 devices do about as well: 1 x single" in told
     assert json.loads((tmp_path / "found.json").read_text())[0]["answered"] == 10
+    plan_serve(str(tmp_path), "h100:2", requests=10, search_seconds=1e-9, price=2.0)
+    output = capsys.readouterr()
+    assert "2 x single: 100 % in time" in output.err, "placements are told as they are found"
+    row = next(line for line in output.out.splitlines() if line.strip().startswith("2 x single")).split()
+    throughput, cost = float(row[5].replace(",", "")), float(row[-1])
+    assert cost == pytest.approx(2 * 2.0 / 3600 / throughput * 1e6, rel=0.01)
+    assert "3 other placements were left out" in output.out
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"model": "nowhere"}, "there is no model 'nowhere': give a folder with a transformers config.json"),
+    ({"config": {"model_type": "t5"}}, "T5Config is not served: "),
+    ({"config": {"model_type": "nothing"}}, "config.json is not a transformers config: "),
+    ({"rate": -1.0}, "--rate -1: 0 or more"), ({"prompt": (5, 2)}, "--prompt 5 2: the smallest number of tokens"),
+    ({"tokens": (0, 2)}, "--tokens 0 2"), ({"requests": 0}, "--requests 0: at least 1"), ({"ttft": 0.0}, "--ttft 0"),
+    ({"search_seconds": float("nan")}, "--search-seconds nan: above 0"), ({"price": -1.0}, "--price -1"),
+    ({"trace": '{"at": 0, "prompt": "text", "tokens": 1}'}, "whose prompts are numbers of tokens"),
+    ({"trace": ""}, "a load to simulate has requests"), ({"save": Path("/nowhere/x.json")}, "no folder /nowhere"),
+])  # fmt: skip
+def test_mistakes_are_named(tmp_path, change, message):
+    options = {"model": str(tmp_path), "cluster": "h100:1", **change}
+    (tmp_path / "config.json").write_text(json.dumps(options.pop("config", {"model_type": "llama"})))
+    if "trace" in options:
+        options["trace_file"] = tmp_path / "trace.jsonl"
+        options["trace_file"].write_text(options.pop("trace"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plan_serve(**options)
+
+
+def test_costs_between_and_beyond_the_sizes_that_are_known():
+    costs = Costs((1, 11, 31), (0.1, 0.2, 0.3), 0.0, 0.0)
+    for total, expected in ((1, 0.1), (6, 0.15), (11, 0.2), (21, 0.25), (31, 0.3), (51, 0.4)):
+        assert costs([(total, 0)]) == pytest.approx(expected)
+    assert Costs((4,), (0.1,), 0.0, 0.0)([(9, 0)]) == 0.1

@@ -8,6 +8,7 @@ import zoo
 from tutti.lower.cut import Place
 from tutti.lower.schedule_parts import schedule_of
 from tutti.plan.planner import Planner
+from tutti.sim import panels
 from tutti.sim.dryrun import dry_run
 from tutti.sim.gantt import save_gantt
 from tutti.sim.pipeline import KEPT, PipelineDryRun
@@ -158,11 +159,17 @@ def test_planned_by_name_and_explained():
     assert tutti.Plan.from_json(plan.to_json()) == plan.replace(prediction=None)
 
 
-def test_a_picture_and_a_trace(graph, tmp_path):
+def test_a_picture_and_a_trace(graph, tmp_path, monkeypatch):
     made = dried(graph, "zb-h1")
     save_gantt(made, tmp_path / "step.svg")
     text = (tmp_path / "step.svg").read_text()
-    assert "device 3" in text and "gradients" in text and "update" in text
+    assert "device 3" in text and "gradients" in text and "update" in text and "how it begins" not in text
+    monkeypatch.setattr(panels, "MANY", 2)
+    monkeypatch.setattr(panels, "FIRST", 5)
+    (title, seconds, rows), (_, whole, all_rows) = panels.panels(made)
+    first = [end for blocks in rows["device 0"].values() for _, end in blocks]
+    assert title == "how it begins" and len(first) == 5 and max(first) <= seconds < whole
+    assert rows["device 0"]["forward"] == all_rows["device 0"]["forward"][: len(rows["device 0"]["forward"])]
     events = timeline(made)["traceEvents"]
     work = [e for e in events if e["ph"] == "X" and e["pid"] == 2]
     assert sum(e["dur"] for e in work) / 1e6 == pytest.approx(made.seconds - _idle(made, 2))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from tutti.analysis.passes import check_level
-from tutti.cli.answer import Work, ranking, throughput
+from tutti.cli import plan_report
+from tutti.cli.answer import Work, check_amounts, ranking, throughput
 from tutti.cli.narrate import Stopwatch, narrated
 from tutti.cli.tables import consoles, read, show_alive, show_kinds
 from tutti.cli.workload import Captured, Workload
@@ -34,10 +37,15 @@ SLACK = 1.05  # activations may shrink by more than rows do
 
 def plan(argv: list[str]) -> None:
     """`tutti plan --model ... --cluster ...`, `tutti plan show FILE`, `tutti plan --compare FILE FILE`,
-    `tutti plan --sweep CLUSTERS --model ...`, `tutti plan --serve MODEL --cluster ...`, `tutti plan --rl CONFIG
-    --cluster ...`, and `tutti plan --align ppo --model MODEL --cluster ...`."""
+    `tutti plan --compare CLUSTER CLUSTER --model ...`, `tutti plan --sweep CLUSTERS --model ...`,
+    `tutti plan --serve MODEL --cluster ...`, `tutti plan --rl CONFIG --cluster ...`, and `tutti plan --align ppo
+    --model MODEL --cluster ...`."""
     if argv[:1] == ["show"]:
         tyro.cli(show, prog="tutti plan show", args=argv[1:])
+    elif argv[:1] == ["--compare"] and any(word.partition("=")[0] in ("--model", "-h", "--help") for word in argv):
+        from tutti.cli.plan_compare import plan_compare
+
+        tyro.cli(plan_compare, prog="tutti plan --compare", args=argv[1:])
     elif argv[:1] == ["--compare"]:
         tyro.cli(compare, prog="tutti plan --compare", args=argv[1:])
     elif argv[:1] == ["--serve"]:
@@ -57,7 +65,7 @@ def plan(argv: list[str]) -> None:
 
         tyro.cli(plan_align, prog="tutti plan --align", args=argv[1:])
     else:
-        tyro.cli(make, prog="tutti plan", args=argv)
+        tyro.cli(partial(make, command=shlex.join(["tutti", "plan", *argv])), prog="tutti plan", args=argv)
 
 
 def make(
@@ -76,13 +84,16 @@ def make(
     price: float = 0.0,
     why: str = "",
     memory: Path | None = None,
+    report: Path | None = None,
     save: Path | None = None,
+    command: tyro.conf.Suppress[str] = "",
 ) -> None:
     """Plan the training of a model for a cluster. Needs neither the devices nor memory for the model.
 
     Prints the fastest plans that fit into memory, each simulated, and explains the first: why it won, and what the
-    runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare FILE FILE` shows how two
-    plans differ. `tutti plan --sweep h100:1x8..64x8 --model ...` draws how a model scales (`tutti plan --sweep
+    runner-up would cost. `tutti plan show FILE` explains a saved plan. `tutti plan --compare h100:8x8 h200:8x8 --model
+    ...` plans for two clusters and says where the difference comes from, or compares two saved plans (`tutti plan
+    --compare --help`). `tutti plan --sweep h100:1x8..64x8 --model ...` draws how a model scales (`tutti plan --sweep
     --help`). `tutti plan --serve FOLDER --cluster ...` plans how to serve a model (`tutti plan --serve --help`),
     `tutti plan --rl CONFIG --cluster ...` where the fragments of an agent's training run (`tutti plan --rl --help`),
     `tutti plan --align ppo --model FOLDER --cluster ...` where completions are written (`tutti plan --align --help`).
@@ -107,29 +118,35 @@ def make(
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
         budget: Seconds after which the search ends with the best plan so far. It goes on until a plan fits.
         what_if: Other figures of the cluster, as factors or amounts: link=2x, memory=141GiB, network=100GB/s,
-            peak=1.5x, node (links inside a node), bandwidth (of memory), overhead (of a launch); separated by commas.
+            peak=1.5x, power=500W, node (links inside a node), bandwidth (of memory), overhead (of a launch); separated
+            by commas. Also prints what the plan takes without them.
         tokens: Also print how long training on so many tokens takes (rows, for a model without tokens): 1e12.
-        price: Of a device hour: also print what these tokens cost.
+        price: Of a device hour: also print what these tokens cost. Energy is printed for devices whose power is known.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
             .pdf.
+        report: Write the whole answer as a page to this .html file, to send to others: figures, reasons, timeline and
+            memory. It needs no network.
         save: Write the plan to this file, for `tutti.parallelize(..., plan=FILE)` with the same optimizer, clip_norm
             and dtype (fp32_master_weights=True with bfloat16 and --masters).
     """
     check_level(level)
     if memory:
         check_suffix(memory)
-    if save and not save.parent.is_dir():  # found out before the search
-        raise ValueError(f"--save {save}: there is no folder {save.parent}")
+    if report and report.suffix not in (".html", ".htm"):
+        raise ValueError(f"--report {report}: a page is written, so its name must end in .html")
+    for option, file in (("save", save), ("report", report), ("memory", memory)):  # found out before the search
+        if file and not file.parent.is_dir():
+            raise ValueError(f"--{option} {file}: there is no folder {file.parent}")
     if top < 1 or (accumulate != "auto" and accumulate < 1):
         raise ValueError(f"--top {top}, --accumulate {accumulate}: both must be at least 1")
     if recompute and (plan == "auto" or plan.endswith(".json")):
         raise ValueError("--recompute goes with a plan's name, such as --plan zero3; others decide it")
     if plan != "auto" and mesh:
         raise ValueError(f"plan {plan!r} already fixes the mesh: leave out --mesh or --plan")
-    if not (budget > 0 and tokens >= 0 and price >= 0):
-        raise ValueError(f"--budget {budget:g}, --tokens {tokens:g}, --price {price:g}: above 0, and not negative")
-    target, pins, axes = altered(Cluster.parse(cluster), what_if), [parse_pin(text) for text in pin], _mesh(mesh)
+    check_amounts(budget, tokens, price)
+    given, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
+    target = altered(given, what_if)
     console, progress = consoles()
     with narrated(progress, "reading the model") as tell:
         captured = Captured(workload, tell)
@@ -145,6 +162,7 @@ def make(
         work = Work.of(captured.example, captured.batch)
         if plan != "auto":
             best = _asked(plan, search, recompute)
+            ranked = [best]
         else:
             best = search.best(top)
             ranked = [best, *search.in_order()[1:]]
@@ -152,12 +170,19 @@ def make(
             if len(ranked) > top:
                 console.print(f"and {len(ranked) - top} others that were simulated")
         others = otherwise(search, best, why) if why else []
-        if memory:
-            tell("drawing the memory")
+        before = search.judge(search.planner(best.accumulate, best.variant).step, best, given) if what_if else None
+        if memory or report:
+            tell("drawing")
             made = dry_run(captured.graph(best.accumulate, best.variant), best, target, level)
+        if memory:
             save_memory(made, memory)
+        if report:
+            page = plan_report.page(command, captured, search, ranked[:top], made, tokens, price)
+            report.write_text(page, "utf-8")
     print(best.explain())
-    print("\n".join(throughput(best, target.size, work, tokens, price)))
+    print("\n".join(throughput(best, target, work, tokens, price)))
+    if before:
+        print(f"without {what_if}: this plan takes {difference(best, best.replace(prediction=before))}")
     if off := spread(kind_of(graph), target):
         print(f"two thirds of published runs on such devices: time{off}, memory{spread(MEMORY, target)}")
     if memory:
@@ -170,6 +195,8 @@ def make(
         print(f"tight: of {size(target.device.memory)}, less is free than predictions of memory are off")
     for label, layout, other in others:
         print(f"were {label} {layout}: {difference(best, other)}{'' if search.fits(other) else ', which does not fit'}")
+    if report:
+        print(f"saved {report}")
     if save:
         best.save(save)
         print(f"saved {save}")
@@ -219,12 +246,10 @@ def show(file: Annotated[Path, tyro.conf.Positional]) -> None:
 
 
 def compare(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Print how two saved plans differ: lines with - are of the first, lines with + of the second.
-
-    Args:
-        first: A saved plan.
-        second: The plan to compare with.
-    """
+    """Print how two saved plans differ: lines with - are of the first, lines with + of the second."""
+    for file in (first, second):
+        if not file.exists():
+            raise ValueError(f"there is no plan {file}; to compare two clusters, say for which model: add --model")
     a, b = read(first), read(second)
     print("\n".join(a.diff(b)) or "the plans say the same")
     if a.prediction and b.prediction:

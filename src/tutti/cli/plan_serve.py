@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from tutti.cli.tables import consoles, table
+from tutti.cli.narrate import Stopwatch, narrated
+from tutti.cli.tables import consoles, table, unbroken
 from tutti.hardware import Cluster
+from tutti.hardware.altered import altered
 from tutti.serve.bench import poisson, trace
-from tutti.serve.planning import ServingPlanner, why
+from tutti.serve.planning import Outcome, ServingPlanner, why
+from tutti.tracing.load import config_of
 
 
 def plan_serve(
@@ -28,11 +33,15 @@ def plan_serve(
     most: int = 128,
     top: int = 8,
     seed: int = 0,
+    search_seconds: float = 90.0,
+    price: float = 0.0,
+    what_if: str = "",
     save: Path | None = None,
 ) -> None:
     """Plan how to serve a model under a load: plans, replicas, and prompts and generation together or apart.
 
-    Needs neither the devices nor memory for the model. Predicts what `tutti bench-serve` would measure.
+    Needs neither the devices nor memory for the model. Predicts what `tutti bench-serve` would measure. A placement is
+    `tight` if not every cache has room for `--most` sequences of usual length at once.
 
     Args:
         model: Folder with a config.json of transformers, or such a file.
@@ -48,24 +57,103 @@ def plan_serve(
         most: Sequences that an engine runs at once.
         top: Placements to print.
         seed: Of arrivals and lengths.
+        search_seconds: Seconds after which the best placement so far is the answer.
+        price: Of a device hour: also print what a million generated tokens cost under this load.
+        what_if: Other figures of the cluster, as for `tutti plan`: memory=141GiB,link=2x.
         save: JSON file for all placements.
     """
-    from transformers import AutoConfig
-
+    if save and not save.parent.is_dir():
+        raise ValueError(f"--save {save}: there is no folder {save.parent}")
+    check(rate, requests, prompt, tokens, ttft, tpot, budget, most, top, search_seconds, price)
+    target = altered(Cluster.parse(cluster), what_if)
     load = trace(trace_file) if trace_file else poisson(requests, rate, prompt, tokens, seed)
-    planner = ServingPlanner(AutoConfig.from_pretrained(model), Cluster.parse(cluster), budget, most)
-    found = planner.outcomes(load, ttft, tpot)
-    shown = table(
-        "placement", "good/s", "tokens/s", "TTFT p50 ms", "p90", "TPOT p50 ms", "p90", "cache, k tokens", "busy"
+    if not load or any(isinstance(x.prompt, str) for x in load):
+        raise ValueError(f"{trace_file}: a load to simulate has requests, whose prompts are numbers of tokens")
+    config = config_of(model, "give a folder with a transformers config.json, or such a file")
+    console, progress = consoles()
+    with narrated(progress, "reading the model") as tell:
+        try:
+            planner = ServingPlanner(config, target, budget, most, progress=tell, stop=Stopwatch(search_seconds).past,
+                                     seen=lambda outcome: tell.found(_brief(outcome)))  # fmt: skip
+        except (ValueError, AttributeError, KeyError) as error:
+            raise ValueError(f"{model}: {type(config).__name__} is not served: {str(error).splitlines()[0]}; "
+                             "what is served are causal language models") from error  # fmt: skip
+        outcomes = planner.outcomes(load, ttft, tpot)
+        fewer = planner.fewer(outcomes[0], load, ttft, tpot)
+    shown = table("placement", *_cells(outcomes[0], price), left=("placement",))
+    for outcome in outcomes[:top]:
+        shown.add_row(str(outcome.placement), *_cells(outcome, price).values())
+    unbroken(shown)
+    console.print(shown, crop=False)
+    if len(outcomes) > top:
+        console.print(f"and {len(outcomes) - top} others that were simulated")
+    meaning = (
+        f"in time: within {ttft:g} s to the first token (TTFT) and {1e3 * tpot:g} ms for each further one (TPOT), of "
+        "which the quantiles 50 and 90 % are shown; cached: tokens in all caches"
     )
-    for x in found[:top]:
-        times = [f"{x.report.ttft.get(q, 0) * 1e3:.0f}" for q in ("p50", "p90")]
-        times += [f"{x.report.tpot.get(q, 0) * 1e3:.1f}" for q in ("p50", "p90")]
-        shown.add_row(str(x.placement), f"{x.report.goodput:.2f}", f"{x.report.throughput:.0f}", *times,
-                      f"{x.slots / 1e3:.0f}", " ".join(f"{b:.0%}" for b in x.busy))  # fmt: skip
-    consoles()[0].print(shown)
-    print(why(found))
-    for name, error in planner.refused.items():
-        print(f"not possible: {name}: {error}")
+    for line in [meaning, why(outcomes), *_notes(planner, outcomes[0], fewer, search_seconds, price)]:
+        console.print(line, markup=False, soft_wrap=True)
     if save:
-        save.write_text(json.dumps([{"placement": str(x.placement), **x.report.__dict__} for x in found], indent=2))
+        rows = [{"placement": str(x.placement), "devices": x.devices, "tight": x.tight, **x.report.__dict__}
+                for x in outcomes]  # fmt: skip
+        save.write_text(json.dumps(rows, indent=2) + "\n")
+        console.print(f"saved {save}")
+
+
+def check(
+    rate: float, requests: int, prompt: tuple[int, int], tokens: tuple[int, int], ttft: float, tpot: float,
+    budget: int, most: int, top: int, search_seconds: float, price: float,
+) -> None:  # fmt: skip
+    """Raise ValueError for numbers that make no load, no objective or no engine."""
+    for option, (low, high) in {"prompt": prompt, "tokens": tokens}.items():
+        if not 1 <= low <= high:
+            raise ValueError(f"--{option} {low} {high}: the smallest number of tokens, at least 1, then the largest")
+    for option, value in {"requests": requests, "budget": budget, "most": most, "top": top}.items():
+        if value < 1:
+            raise ValueError(f"--{option} {value}: at least 1")
+    for option, value in {"ttft": ttft, "tpot": tpot, "search-seconds": search_seconds}.items():
+        if not value > 0:
+            raise ValueError(f"--{option} {value:g}: above 0")
+    for option, value in {"rate": rate, "price": price}.items():
+        if not 0 <= value < inf:
+            raise ValueError(f"--{option} {value:g}: 0 or more")
+
+
+def _cells(outcome: Outcome, price: float) -> dict[str, str]:
+    """The line of a placement, by title of the column."""
+    report = outcome.report
+    first, each = ([1e3 * times.get(q, 0) for q in ("p50", "p90")] for times in (report.ttft, report.tpot))
+    return {
+        "in time": f"{100 * outcome.in_time:.0f} %", "tokens/s": f"{report.throughput:,.0f}",
+        "TTFT, ms": " / ".join(f"{x:.0f}" for x in first), "TPOT, ms": " / ".join(f"{x:.1f}" for x in each),
+        "cached": f"{outcome.slots / 1e3:,.0f} k", "fits": "tight" if outcome.tight else "yes",
+        "busy": " / ".join(f"{100 * b:.0f} %" for b in outcome.busy),
+        **({"cost of 1e6": f"{_cost(outcome, price):,.3g}"} if price else {}),
+    }  # fmt: skip
+
+
+def _cost(outcome: Outcome, price: float) -> float:
+    """Of a million generated tokens under this load."""
+    return outcome.devices * price / 3600 / outcome.report.throughput * 1e6 if outcome.report.throughput else inf
+
+
+def _brief(outcome: Outcome) -> str:
+    return f"{outcome.placement}: {100 * outcome.in_time:.0f} % in time, {outcome.report.throughput:,.0f} tokens/s"
+
+
+def _notes(
+    planner: ServingPlanner, best: Outcome, fewer: Outcome | None, search_seconds: float, price: float
+) -> Iterator[str]:
+    """What else to know: whether fewer devices do, what waits, and what was left out."""
+    if fewer:
+        cost = f", at {_cost(fewer, price):,.3g} for 1e6 tokens" if price else ""
+        yield (f"{fewer.devices} of the {best.devices} devices do about as well: {fewer.placement} answers "
+               f"{100 * fewer.in_time:.0f} % in time{cost}")  # fmt: skip
+    if best.report.answered < best.report.requests:
+        yield f"{best.report.requests - best.report.answered} requests are longer than a cache and are refused"
+    if best.tight:
+        yield f"tight: not every cache has room for --most {planner.most} sequences of usual length at once"
+    if planner.left:
+        yield f"{planner.left} other placements were left out: --search-seconds {search_seconds:g} were over"
+    for name, error in planner.refused.items():
+        yield f"not possible: {name}: {error}"

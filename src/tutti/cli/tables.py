@@ -36,7 +36,7 @@ def table(first: str, *others: str, left: tuple[str, ...] = ()) -> Table:
 def unbroken(shown: Table) -> int:
     """Give a table the width that it has without breaking any line. Print it with crop=False."""
     for column in shown.columns:
-        column.no_wrap, column.overflow = True, "ignore"
+        column.no_wrap, column.overflow = True, "crop"  # "ignore" would not align
     shown.width = Console(width=WIDE).measure(shown).maximum
     return shown.width
 

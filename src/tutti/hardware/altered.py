@@ -11,12 +11,14 @@ from tutti.hardware.device import Device, Link
 from tutti.hardware.topology import Cluster
 
 UNITS = {"": 1.0, "GB": 1e9, "GiB": 2**30, "TB": 1e12, "GB/s": 1e9, "TB/s": 1e12, "GFLOP/s": 1e9, "TFLOP/s": 1e12,
-         "us": 1e-6}  # fmt: skip
+         "us": 1e-6,
+         "W": 1.0, "kW": 1e3}  # fmt: skip
 FIGURES = {  # by name: what it is, and the units that an amount may have
     "memory": ("a device's memory", ("GB", "GiB", "TB")),
     "bandwidth": ("of a device's memory", ("GB/s", "TB/s")),
     "peak": ("FLOP/s of matrix products", ()),
     "overhead": ("of launching an operator", ("us",)),
+    "power": ("of a device, for energy", ("W", "kW")),
     "link": ("bandwidth of all links", ()),
     "node": ("bandwidth inside a node", ("GB/s",)),
     "network": ("bandwidth between nodes", ("GB/s",)),
@@ -68,6 +70,10 @@ def _changed(cluster: Cluster, name: str, change: Callable[[float], float]) -> C
     device = cluster.device
     if name == "peak":
         return replace(cluster, device=replace(device, peak={k: change(v) for k, v in device.peak.items()}))
+    if name == "power":
+        if not device.power and change(0.0) == 0.0:
+            raise ValueError(f"the power of {device.name} is not known: give an amount, such as power=300W")
+        return replace(cluster, device=replace(device, power=change(device.power)))
     if name in ("memory", "bandwidth", "overhead"):
         if device.products or device.streams:
             raise ValueError(f"{name} of {device.name} is measured; what-if questions are for known devices")

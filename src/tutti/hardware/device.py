@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil, log, sqrt
+from math import ceil, inf, log, sqrt
 
 import torch
 
@@ -80,6 +80,7 @@ class Device:
     yields: share of its speed that computation loses while collectives run on the device too.
     varies: standard deviation of the time that devices of this kind take for the same work, as a share.
     beside: memory outside the device; None assumes something typical (`outside`).
+    power: watts that the vendor rates the device at (TDP, or power of the board), without its host; 0 if unknown.
     overlaps: whether it computes at full speed while collectives run. None: all devices do except CPUs, whose cores
         carry the bytes themselves.
     """
@@ -99,6 +100,11 @@ class Device:
     yields: float = 0.0
     varies: float = 0.0
     beside: Outer | None = None
+    power: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.power < inf:
+            raise ValueError(f"a device of {self.power} W: power must be finite and not negative, 0 if it is unknown")
 
     @property
     def outside(self) -> Outer:

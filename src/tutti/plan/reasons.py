@@ -48,8 +48,16 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     return (*lines, *divided, *best.reasons)
 
 
-def too_large(search: Search, smallest: Plan) -> str:
-    """The message if no plan fits, with what would help."""
+class TooLarge(ValueError):
+    """No plan fits. enough: a cluster on which one does, "" if none was found."""
+
+    def __init__(self, message: str, enough: str = ""):
+        super().__init__(message)
+        self.enough = enough
+
+
+def too_large(search: Search, smallest: Plan) -> TooLarge:
+    """The error if no plan fits, with what would help."""
     made = smallest.predicted
     kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:KINDS]
     which = "no plan that was found within the budget" if search.late and not search.proven else "no plan"
@@ -64,10 +72,34 @@ def too_large(search: Search, smallest: Plan) -> str:
         said += f"; it needs about {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
     else:
         said += "; none of the larger numbers of devices that were tried suffices by itself"
+    away = outside(search, smallest)
+    if away:
+        said += (f"; or state outside of the devices: --plan {away.name} --accumulate {away.accumulate} takes "
+                 f"{seconds(away.predicted.step_seconds)} a step and {size(away.predicted.peak_bytes)}")  # fmt: skip
     said += f"; or devices with {size(made.peak_bytes)} of memory"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
-    return "; ".join((said, *search.planner(smallest.accumulate).undivided()))
+    said = "; ".join((said, *search.planner(smallest.accumulate).undivided()))
+    return TooLarge(said, larger.cluster if larger else "")
+
+
+def outside(search: Search, smallest: Plan) -> Plan | None:
+    """A named plan with offloaded state that fits, and stores as little as possible outside; else None."""
+    room = search.memory + search.cluster.device.outside.memory
+    if "offload" in smallest.name or room < smallest.predicted.peak_bytes:
+        return None
+    planner = search.planner(smallest.accumulate, smallest.variant)
+    for offload in ("offload", "offload2"):
+        try:
+            plan = planner.named(f"{smallest.name}x{offload}")
+        except ValueError:  # no named plan, or one that cannot be combined with offloading
+            return None
+        search.progress(f"simulating {plan.name}")
+        search.work.simulate(len(planner.step.graph.nodes))
+        plan = plan.replace(prediction=search.judge(planner.step, plan, search.cluster))
+        if search.fits(plan):
+            return plan
+    return None
 
 
 def enough(search: Search) -> Plan | None:
@@ -75,9 +107,11 @@ def enough(search: Search) -> Plan | None:
     planner, size = search.planner(max(count for count, _ in search.planners)), search.cluster.size
     deadline = search.work.seconds + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
-    for n in sorted(counts):
-        more = search.work.seconds < deadline and not search.stop()
-        plan = (named_on(search, n) or on(search, planner, n)) if more else None
+    state = sum(
+        prod(spec.shape) * spec.dtype.itemsize for spec in (x.meta["val"] for x in planner.step.inputs.values())
+    )
+    for n in sorted(n for n in counts if n * search.memory >= state):
+        plan = (named_on(search, n) or on(search, planner, n)) if search.work.seconds < deadline else None
         if plan:
             fewer = 3 * n // 4
             return (named_on(search, fewer) or on(search, planner, fewer) if fewer > size else None) or plan

@@ -121,7 +121,7 @@ class Search:
         """The fastest plan that fits in memory, with its reasons. top: see `ranked`. Raises ValueError if none fits."""
         plans = self.ranked(top)
         if not self.fits(plans[0]):
-            raise ValueError(reasons.too_large(self, plans[0]))
+            raise reasons.too_large(self, plans[0])
         best = plans[0].replace(reasons=reasons.why(self, plans))
         return best if best.name.startswith("auto-") else best.replace(name=f"auto-{best.name}")  # searched, not named
 

@@ -7,8 +7,10 @@ each sequence, or multiplies with it.
 from __future__ import annotations
 
 import copy
+import functools
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,13 +56,16 @@ class Costs:
         total = sum(n for n, _ in pieces)
         total = max(total, self.most) if total > len(pieces) else total
         total = next((n for n in self.sizes if n >= total), total)
-        if total <= self.tokens[-1]:
-            base = float(np.interp(total, self.tokens, self.seconds))
-        else:
-            slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
-            base = self.seconds[-1] + slope * (total - self.tokens[-1])
         attention = sum(max(self.read * c, self.multiply * n * (c - n / 2)) for n, c in pieces)
-        return base + attention + self.overhead + self.sequence * len(pieces)
+        return self._base(total) + attention + self.overhead + self.sequence * len(pieces)
+
+    def _base(self, total: int) -> float:
+        """Interpolated, or extrapolated from the last two. In plain Python: a simulated load asks for each step."""
+        if len(self.tokens) == 1:
+            return self.seconds[0]
+        right = min(max(1, bisect_left(self.tokens, total)), len(self.tokens) - 1)
+        (a, b), (x, y) = self.tokens[right - 1 : right + 1], self.seconds[right - 1 : right + 1]
+        return x + (y - x) * max(0, total - a) / (b - a)
 
 
 def measured(engine: Engine, rounds: int = 5) -> Costs:
@@ -175,6 +180,7 @@ class Predicted:
         """
         device = cluster.device
 
+        @functools.cache
         def planned(depth: int, tokens: int) -> tuple[Any, Plan]:
             graph = self._graph(depth, tokens)
             return graph, choose(name, lambda _, variant: vary(graph, variant), 1, cluster, level, (), None, 1, 0.0)

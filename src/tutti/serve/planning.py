@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tutti.hardware import Cluster
-from tutti.launch.progress import progress
 from tutti.serve.bench import Arrival, Report, report
 from tutti.serve.costs import Predicted, Served
 from tutti.serve.simulate import SimulatedEngine, Sizes, simulate
@@ -17,7 +16,7 @@ from tutti.serve.simulate import SimulatedEngine, Sizes, simulate
 MOST_PIPELINE = 4  # stages: a call runs them one after the other
 
 
-LITTLE = 0.005  # of the goodput: less is no reason for engines apart
+LITTLE = 0.005  # of the goodput or the requests: less is no reason for engines apart, or for more devices
 ENOUGH = 1 << 18  # blocks of a cache of 4 million tokens: more only cost memory to simulate
 
 
@@ -47,12 +46,26 @@ class Placement:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A placement and what clients see of it."""
+    """A placement and what clients see of it.
+
+    slots: tokens in all caches. busy: share of the time that each group computes. tight: whether the cache of an engine
+    is too small for as many sequences at once as the engine takes, of usual length: some then wait for room.
+    """
 
     placement: Placement
     report: Report
-    slots: int  # tokens in all caches
-    busy: tuple[float, ...]  # share of the time that each group computes
+    slots: int
+    busy: tuple[float, ...]
+    tight: bool = False
+
+    @property
+    def devices(self) -> int:
+        return sum(group.count * group.devices for group in self.placement.groups)
+
+    @property
+    def in_time(self) -> float:
+        """The share of the requests that are answered within the objective."""
+        return self.report.goodput * self.report.seconds / self.report.requests
 
     def key(self) -> tuple[float, float, float]:
         """Better is smaller: goodput, throughput, time to first token."""
@@ -74,45 +87,77 @@ def plans(devices: int) -> Iterator[tuple[str, int]]:
 class ServingPlanner:
     """Compares placements of a model on a cluster.
 
-    config: of `transformers`. budget, most: tokens and sequences of a step of each engine.
+    config: of `transformers`. budget, most: tokens and sequences of a step of each engine. progress: called with what
+    is being done. stop: whether to end, once there is an outcome. seen: called with each outcome.
     """
 
-    def __init__(self, config: Any, cluster: Cluster, budget: int = 1024, most: int = 128,
-                 dtype: torch.dtype = torch.bfloat16):  # fmt: skip
+    def __init__(
+        self,
+        config: Any,
+        cluster: Cluster,
+        budget: int = 1024,
+        most: int = 128,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        progress: Callable[[str], None] = lambda what: None,
+        stop: Callable[[], bool] = lambda: False,
+        seen: Callable[[Outcome], None] = lambda outcome: None,
+    ):
         self.cluster, self.budget, self.most = cluster, budget, most
+        self.progress, self.stop, self.seen = progress, stop, seen
+        progress("reading the model")
         self.predicted = Predicted(config, dtype)
+        self.engines: dict[str, Served] = {}  # of the plans whose weights fit
         self.refused: dict[str, str] = {}
-
-    def engines(self) -> dict[str, tuple[Served, int]]:
-        """The plans whose weights fit, with their predicted costs and numbers of devices."""
-        found = {}
-        with progress("predicting steps") as tell:
-            for name, n in plans(self.cluster.size):
-                tell(name)
-                try:
-                    found[name] = self.predicted.on(name, self.cluster.of(n)), n
-                except ValueError as error:
-                    self.refused[name] = str(error)
-        if not found:
-            raise ValueError(f"no plan fits {self.cluster}: {next(iter(self.refused.values()))}")
-        return found
+        self.left = 0  # plans and placements that were left out at the stop
 
     def outcomes(self, load: Sequence[Arrival], ttft: float, tpot: float, apart: bool = True) -> list[Outcome]:
-        """All placements, the best first. ttft, tpot: the objective, seconds. apart: also disaggregated ones."""
-        engines = self.engines()
-        placements = [Placement((Group(name, self.cluster.size // n, n),)) for name, (_, n) in engines.items()]
-        found = []
-        with progress("simulating the load") as tell:
-            for placement in placements:
-                tell(str(placement))
-                found.append(self._outcome(placement, engines, load, ttft, tpot))
-            found.sort(key=Outcome.key)
-            for placement in self._apart(found, engines) if apart else ():
-                tell(str(placement))
-                found.append(self._outcome(placement, engines, load, ttft, tpot))
-        return sorted(found, key=Outcome.key)
+        """All placements, the best first. ttft, tpot: the objective, seconds. apart: also disaggregated ones.
 
-    def _apart(self, found: Sequence[Outcome], engines: dict[str, tuple[Served, int]]) -> Iterator[Placement]:
+        Raises ValueError if the weights fit under no plan.
+        """
+        outcomes: list[Outcome] = []
+
+        def simulated(placement: Placement) -> None:
+            outcomes.append(self._outcome(placement, load, ttft, tpot))
+            self.seen(outcomes[-1])
+
+        self.left = 0
+        for name, n in plans(self.cluster.size):
+            if outcomes and self.stop():
+                self.left += 1
+                continue
+            self.progress(f"predicting the steps of {name}")
+            try:
+                self.engines[name] = self.predicted.on(name, self.cluster.of(n))
+            except ValueError as error:
+                self.refused[name] = str(error)
+                continue
+            simulated(Placement((Group(name, self.cluster.size // n, n),)))
+        if not outcomes:
+            raise ValueError(f"no plan fits {self.cluster}: {list(self.refused.values())[-1]}")
+        for placement in list(self._apart(sorted(outcomes, key=Outcome.key))) if apart else ():
+            if self.stop():
+                self.left += 1
+            else:
+                simulated(placement)
+        return sorted(outcomes, key=Outcome.key)
+
+    def fewer(self, best: Outcome, load: Sequence[Arrival], ttft: float, tpot: float) -> Outcome | None:
+        """A placement on fewer devices, halved repeatedly, that keeps about as many requests in time as the best."""
+        enough, devices = None, best.devices // 2
+        while devices and not self.stop():
+            placements = [
+                Placement((Group(name, devices // n, n),)) for name, n in plans(devices) if name in self.engines
+            ]
+            outcomes = [self._outcome(placement, load, ttft, tpot) for placement in placements]
+            outcomes = [x for x in outcomes if x.in_time >= best.in_time - LITTLE]
+            if not outcomes:
+                break
+            enough, devices = min(outcomes, key=Outcome.key), devices // 2
+        return enough
+
+    def _apart(self, found: Sequence[Outcome]) -> Iterator[Placement]:
         """Disaggregated placements of the plans that do best together."""
         best = [x.placement.groups[0] for x in found[:4]]
         for first in best:
@@ -124,18 +169,21 @@ class ServingPlanner:
                         yield Placement((Group(first.plan, prompts, first.devices),
                                          Group(second.plan, rest, second.devices)))  # fmt: skip
 
-    def _outcome(self, placement: Placement, engines: dict[str, tuple[Served, int]], load: Sequence[Arrival],
-                 ttft: float, tpot: float) -> Outcome:  # fmt: skip
-        made = [[self._engine(engines[group.plan][0], i == 0 and len(placement.groups) == 2)
+    def _outcome(self, placement: Placement, load: Sequence[Arrival], ttft: float, tpot: float) -> Outcome:
+        self.progress(f"simulating the load on {placement}")
+        engines = self.engines
+        made = [[self._engine(engines[group.plan], i == 0 and len(placement.groups) == 2)
                  for _ in range(group.count)] for i, group in enumerate(placement.groups)]  # fmt: skip
-        served = engines[placement.groups[0].plan][0]
+        served = engines[placement.groups[0].plan]
         link = self.cluster.levels[-1][1].bandwidth * placement.groups[0].devices
         measured = simulate(load, made[0], made[1] if len(made) == 2 else (),
                             lambda tokens: tokens * served.slot_bytes / link)  # fmt: skip
         found = report(measured, ttft, tpot)
-        slots = sum(engines[x.plan][0].slots * x.count for x in placement.groups)
+        slots = sum(engines[x.plan].slots * x.count for x in placement.groups)
+        usual = sum(int(x.prompt) + x.tokens for x in load) / len(load)
+        tight = any(engines[x.plan].slots < self.most * usual for x in placement.groups)
         busy = tuple(sum(x.seconds for x in group) / len(group) / max(found.seconds, 1e-9) for group in made)
-        return Outcome(placement, found, slots, busy)
+        return Outcome(placement, found, slots, busy, tight)
 
     def _engine(self, served: Served, hands_on: bool) -> SimulatedEngine:
         blocks = min(served.slots // 16, ENOUGH)

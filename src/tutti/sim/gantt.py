@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
-from tutti.sim.panels import Panel, panels
+from tutti.sim.panels import MANY, Panel, panels
 from tutti.sim.picture import bare, drawing, legend
 from tutti.sim.pipeline import PipelineDryRun
 from tutti.sim.step import DryRun
@@ -18,13 +19,16 @@ COLORS = {
 }  # fmt: skip
 
 
-def save_gantt(made: DryRun, path: Path) -> None:
-    """Write the chart: an .svg, .png or .pdf. One panel for each Program of the step, or one for a pipeline."""
+def save_gantt(made: DryRun, path: Path | StringIO) -> None:
+    """Write the chart: an .svg, .png or .pdf, or the text of an SVG.
+
+    One panel for each Program of the step, or one for a pipeline, and one for its begin if it has many microbatches.
+    """
     apart = 0.5 if isinstance(made, PipelineDryRun) else 0.0  # keep microbatches distinguishable
     draw(panels(made), path, apart)
 
 
-def draw(drawn: Sequence[Panel], path: Path, apart: float = 0.0) -> None:
+def draw(drawn: Sequence[Panel], path: Path | StringIO, apart: float = 0.0) -> None:
     """Write a chart of some panels. apart: line width around blocks."""
     rows = [held for _, _, held in drawn]
     with drawing(path, 10, 1.2 + 0.6 * len(rows) + 0.35 * sum(map(len, rows))) as figure:
@@ -35,9 +39,10 @@ def draw(drawn: Sequence[Panel], path: Path, apart: float = 0.0) -> None:
                 for kind, pieces in blocks.items():
                     bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in pieces]
                     color = COLORS.get(kind, "#888888")
-                    axes.broken_barh(bars, (y - 0.4, 0.8), facecolor=color, edgecolor="white", linewidth=apart)
+                    gap = apart if len(pieces) < MANY else 0.0  # many blocks would be all gaps
+                    axes.broken_barh(bars, (y - 0.4, 0.8), facecolor=color, edgecolor="white", linewidth=gap)
                     used[kind] = None
-                axes.text(0, y, f"{name}  ", ha="right", va="center", transform=axes.get_yaxis_transform())
+                axes.text(-0.008, y, name, ha="right", va="center", transform=axes.get_yaxis_transform())
             axes.set_ylim(len(held) - 0.5, -0.5)
             axes.set_yticks([])
             bare(axes, title, seconds)

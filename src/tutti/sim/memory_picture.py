@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tutti.analysis.memory import course, platform
 from tutti.sim.picture import bare, drawing, legend
 from tutti.sim.pipeline import PipelineDryRun
 from tutti.sim.step import RANK, DryRun, Part
+from tutti.sim.tasks import COMPUTE
 
 COLORS = {
     "parameters": "#3b6ea5", "optimizer state": "#9a7bb0", "accumulated gradients": "#6a9a58", "activations": "#e0934a",
@@ -26,8 +28,8 @@ GIB = 1 << 30
 Course = list[tuple[float, Counter[str]]]  # (seconds, bytes by kind from then on)
 
 
-def save_memory(made: DryRun, path: Path) -> None:
-    """Write the chart: an .svg, .png or .pdf."""
+def save_memory(made: DryRun, path: Path | StringIO) -> None:
+    """Write the chart: an .svg, .png or .pdf, or the text of an SVG."""
     panels_of = courses(made)
     with drawing(path, 10, 1 + 2.6 * len(panels_of)) as figure:
         panels = figure.subplots(len(panels_of), 1, squeeze=False, sharey=True)
@@ -61,11 +63,15 @@ def courses(made: DryRun) -> Sequence[tuple[str, float, Course]]:
 
 
 def _course(made: DryRun, part: Part) -> Course:
-    """The memory of a Program from the start of each call on."""
+    """The memory of a Program from the start of each call on.
+
+    Collectives may wait after they are called, and do not count: the computation after them says when they are called.
+    """
     simulation = part.simulation
-    begins = {simulation.task(span).event: span.begin for span in simulation.spans if span.rank == RANK}
+    tasks = [(simulation.task(span), span.begin) for span in simulation.spans if span.rank == RANK]
+    begins = {task.event: begin for task, begin in tasks if task.stream == COMPUTE}
     found, now = [], 0.0
     for call, kinds in course(simulation.replays[RANK], platform(made.cluster.device)):
         now = max(now, begins.get(call, now))  # calls without a span take no time
-        found.append((now, kinds))
+        found.append((now if found else 0.0, kinds))
     return found

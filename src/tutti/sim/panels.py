@@ -12,7 +12,8 @@ from tutti.sim.step import DryRun
 from tutti.sim.tasks import COMPUTE
 
 RESOLUTION = 4000  # blocks closer than the length over this are drawn as one
-
+MANY = 120  # blocks of a pipeline device, of which the first are drawn a second time, larger
+FIRST = 60  # of them
 
 Rows = dict[str, dict[str, list[tuple[float, float]]]]  # row -> kind of work -> (begin, end)
 Panel = tuple[str, float, Rows]  # title, seconds, rows
@@ -26,7 +27,16 @@ def panels(made: DryRun) -> list[Panel]:
     for span in made.spans:
         if span.work:
             rows[f"device {span.device}"][span.work].append((span.begin, span.end))
-    return [("a step", made.seconds, rows)]
+    whole = ("a step", made.seconds, rows)
+    begins = sorted(begin for blocks in next(iter(rows.values())).values() for begin, _ in blocks)
+    return [_start(rows, begins[FIRST]), whole] if len(begins) > MANY else [whole]
+
+
+def _start(rows: Rows, seconds: float) -> Panel:
+    """The blocks of the first so many seconds."""
+    first = {name: {kind: [(begin, min(end, seconds)) for begin, end in held if begin < seconds]
+                    for kind, held in blocks.items()} for name, blocks in rows.items()}  # fmt: skip
+    return "how it begins", seconds, first
 
 
 def _rows(made: Simulation) -> Rows:

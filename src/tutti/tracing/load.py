@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,31 +44,41 @@ def load(
         if attention != "auto":
             raise ValueError(f"attention {attention!r} is for transformers models; choose it in {source}")
         return _from_function(module, function)
-    path = Path(source)
-    if not path.exists():
-        raise ValueError(f"there is no model {source!r}: {EXPECTED}")
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.exists():
-        raise ValueError(f"no such file: {path}; {EXPECTED}")
+    config = config_of(source)
     if batch < 1 or seq < 2:
         raise ValueError(f"batch {batch}, seq {seq}: at least batch 1 and seq 2 are needed")
-    model = _from_config(path, dtype, ATTENTION[attention]).train()
+    model = _from_config(config, source, dtype, ATTENTION[attention]).train()
     return model, example(model, batch, seq)
 
 
-def _from_config(path: Path, dtype: torch.dtype, attention: dict[str, str]) -> nn.Module:
+def config_of(source: str, expected: str = EXPECTED) -> Any:
+    """The config of a folder with a transformers `config.json`, or of such a file.
+
+    Raises ValueError if there is none, which ends in what is `expected`.
+    """
+    import transformers
+
+    path = Path(source)
+    if not path.exists():
+        raise ValueError(f"there is no model {source!r}: {expected}")
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.exists():
+        raise ValueError(f"no such file: {path}; {expected}")
+    transformers.logging.set_verbosity_error()  # warnings about the config do not matter here
+    try:
+        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a transformers config: {error}") from error
+
+
+def _from_config(config: Any, source: str, dtype: torch.dtype, attention: dict[str, str]) -> nn.Module:
     """The model of the config's architecture, or a causal language model if it names none, on the meta device.
 
     Parameters have `dtype`; buffers have it where transformers casts them.
     """
     import transformers
 
-    transformers.logging.set_verbosity_error()  # warnings about the config do not matter here
-    try:
-        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a transformers config: {error}") from error
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id or 0  # labels are shifted right by this token
     named = (config.architectures or [""])[0]
@@ -78,7 +89,7 @@ def _from_config(path: Path, dtype: torch.dtype, attention: dict[str, str]) -> n
         with torch.device("meta"):
             return make(config, dtype=dtype, **attention)
     except ValueError as error:
-        raise ValueError(f"{path}: transformers cannot build this model ({error})") from error
+        raise ValueError(f"{source}: transformers cannot build this model ({error})") from error
 
 
 @contextmanager
