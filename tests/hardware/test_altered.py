@@ -38,3 +38,15 @@ def test_power_is_an_amount_where_it_is_not_known():
 def test_measured_figures_stay(tmp_path):
     cluster = Cluster.parse("cpu:2")
     assert altered(cluster, "memory=2x").device.memory == 2 * cluster.device.memory
+
+
+def test_attention_by_another_kernel():
+    h100 = Cluster.parse("h100:8").device
+    slower = altered(Cluster.parse("h100:8"), "attention=flash2").device
+    for kind in ("attention", "attention_backward"):
+        ratio = slower.attention_rate("bfloat16", kind, 8192, 128) / h100.attention_rate("bfloat16", kind, 8192, 128)
+        assert 0.55 < ratio < 0.7, "FlashAttention-3 (arXiv 2407.08608), figures 5 and 6"
+    with pytest.raises(ValueError, match="h100 has rates of flash2"):
+        altered(Cluster.parse("h100:8"), "attention=triton")
+    with pytest.raises(ValueError, match="a100-80 has rates of no other kernel"):
+        altered(Cluster.parse("a100-80:8"), "attention=flash2")

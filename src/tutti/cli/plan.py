@@ -103,10 +103,11 @@ def make(
             rtx-4090, mi300x, ascend-910, ascend-910b), the number of nodes and of devices per node: h100:16x8,
             a100-80:8, gb200:4x72, cpu:4; or a JSON file.
         plan: Explain this plan instead of the fastest: dp, tp4, zero3, dp2xtp4, tp8xzero1, ...; pipelines: pp4xtp2,
-            pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-auto, pp4-seq1f1b4; context and expert
-            parallelism: dp2xcp4, dp2xep4, experts over 8 devices of dp x tp: dp8xtp2xexperts8; choices without an axis:
-            tp8xspxrecompute-attentionxfp32sumsxfp8 (residuals along the sequence, recomputation of attention, sums of
-            gradients in float32, products in FP8); or the path of a saved plan, *.json.
+            pp4-gpipe, pp4-interleaved2, pp4-zb-h1, pp2-zb-vxdp2, pp4-dualpipev, pp4-auto, pp4-seq1f1b4; context and
+            expert parallelism: dp2xcp4, dp2xep4, experts over 8 devices of dp x tp: dp8xtp2xexperts8; ZeRO over 8 of
+            64: dp64xzero3xshard8; choices without an axis: tp8xspxrecompute-attentionxfp32sumsxfp8 (residuals along the
+            sequence, recomputation of attention, sums of gradients in float32, products in FP8; or mxfp8, nvfp4); or
+            the path of a saved plan, *.json.
         top: Number of plans to show.
         pin: Fix the layout of parameters and search the rest:
             'model.layers.*.mlp.up_proj.weight=tp:S0' (shard dim 0 over axis tp) or '...=tp:R' (replicate).
@@ -118,8 +119,8 @@ def make(
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
         budget: Seconds after which the search ends with the best plan so far. It goes on until a plan fits.
         what_if: Other figures of the cluster, as factors or amounts: link=2x, memory=141GiB, network=100GB/s,
-            peak=1.5x, power=500W, node (links inside a node), bandwidth (of memory), overhead (of a launch); separated
-            by commas. Also prints what the plan takes without them.
+            peak=1.5x, power=500W, node (links inside a node), bandwidth (of memory), overhead (of a launch),
+            attention=flash2 (the kernel, on an H100); separated by commas. Also prints what the plan takes without them.
         tokens: Also print how long training on so many tokens takes (rows, for a model without tokens): 1e12.
         price: Of a device hour: also print what these tokens cost. Energy is printed for devices whose power is known.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
