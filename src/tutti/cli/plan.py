@@ -120,7 +120,8 @@ def make(
         budget: Seconds after which the search ends with the best plan so far. It goes on until a plan fits.
         what_if: Other figures of the cluster, as factors or amounts: link=2x, memory=141GiB, network=100GB/s,
             peak=1.5x, power=500W, node (links inside a node), bandwidth (of memory), overhead (of a launch),
-            attention=flash2 (the kernel, on an H100); separated by commas. Also prints what the plan takes without them.
+            attention=flash2 (the kernel, on an H100); separated by commas. Also prints what the plan takes without
+            them.
         tokens: Also print how long training on so many tokens takes (rows, for a model without tokens): 1e12.
         price: Of a device hour: also print what these tokens cost. Energy is printed for devices whose power is known.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
