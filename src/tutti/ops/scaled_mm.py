@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 import tutti.nn.scaled_mm  # noqa: F401  (registers the operator)
-from tutti.hardware.device import Device, Dtype
 from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ir.step_graph import Call
 from tutti.nn.scaled_mm import block_of, format_of
@@ -30,12 +29,12 @@ rules({SCALED_MM: _scaled})
 FLOPS[SCALED_MM] = lambda node: 2 * prod(shape_of(node.args[0])) * shape_of(node.args[1])[1]
 
 
-def dtype_of(device: Device, name: str, other: Dtype) -> Dtype:
+def dtype_of(device: Any, name: str, other: Any) -> Any:
     """The dtype in which a device computes products of a format: its own, or that of the operands."""
     return next((dtype for dtype in DTYPES[name] if dtype in device.peak), device.known(other))
 
 
-def rounding_seconds(device: Device, name: str, read: int, rows: int, k: int, dtype: Dtype) -> float:
+def rounding_seconds(device: Any, name: str, read: int, rows: int, k: int, dtype: Any) -> float:
     """Seconds to round operands with so many rows in total: `read` bytes are read, and their rounded form written."""
     return device.stream_seconds(read + format_of(name).bytes_of(rows, k), "add", dtype)
 
