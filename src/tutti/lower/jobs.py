@@ -2,8 +2,8 @@
 
 A device computes one job at a time. Each mesh axis carries one collective at a time, in the order of their starts.
 List scheduling (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969) picks, among the ready jobs, by one
-of three rules (`RULES`), and the order with the smallest makespan wins, or one
-of nearly the same makespan that needs less memory:
+of three rules (`RULES`) within a fraction of the memory (`SHARES`), and the order with the smallest makespan wins, or
+one of nearly the same makespan that needs less memory:
 
     critical_path    the job with the longest path to the end first
     slack            the job that the next collective waits for first; keeps the two copies of a batch out of step
@@ -12,7 +12,7 @@ of nearly the same makespan that needs less memory:
 Collectives start in order of their critical paths, as many as keep an axis busy until the next job ends.
 
 A collective that reads only inputs, such as the gather of a parameter, does not start before there is memory for its
-result. A computation whose result needs memory, but cannot be read before a later value is there, waits for that value.
+result, and for what is gathered from that along another axis. A computation whose result needs memory, but cannot be read before a later value is there, waits for that value.
 If the peak would exceed that of the given order plus `headroom`, jobs that free memory go first, then the next
 job of the given order.
 """
@@ -27,9 +27,7 @@ from math import inf
 
 HEADROOM = 0.1  # the peak may exceed that of the given order by this fraction, or by AHEAD bytes if that is more
 AHEAD = 128 << 20  # bytes
-FETCHED = (
-    2 << 30
-)  # bytes of results of early collectives that may wait to be read, if there is memory: of a large layer
+FETCHED = 2 << 30  # bytes that early collectives may hold, where there is memory: of a large layer's parameters
 SHARES = (0.1, 1.0)  # fractions of the memory beyond the given order's to try
 NEARLY = 1.01  # of orders that take at most this many times the smallest makespan, the one with the lowest peak wins
 RULES = ("critical_path", "slack", "given")
