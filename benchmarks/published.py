@@ -82,7 +82,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # plans and options by row, 
     "N8": ("pp8-interleaved5xdp2xtp4xspxzero1xfp8", {}),
     "N9": ("dp16xexperts16xzero1xfp8", {}),
     "N10": ("single", LORA),
-    "N11": ("dp4xtp2xspxzero3", LORA),
+    "N11": ("dp4xtp2xzero3xrecompute", LORA),  # activation_checkpointing: true
     "N12": ("pp4-interleaved20xtp2xspxfp8", LORA),
 }
 Row = dict[str, Any]

@@ -12,7 +12,8 @@ one of nearly the same makespan that needs less memory:
 Collectives start in order of their critical paths, as many as keep an axis busy until the next job ends.
 
 A collective that reads only inputs, such as the gather of a parameter, does not start before there is memory for its
-result, and for what is gathered from that along another axis. A computation whose result needs memory, but cannot be read before a later value is there, waits for that value.
+result, and for what is gathered from that along another axis. A computation whose result needs memory, but cannot be
+read before a later value is there, waits for that value.
 If the peak would exceed that of the given order plus `headroom`, jobs that free memory go first, then the next
 job of the given order.
 """
