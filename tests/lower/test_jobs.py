@@ -57,27 +57,6 @@ def test_gathers_come_as_early_as_memory_lets_them():
     assert peak(roomy, order, [*sizes, 20 * size], set()) <= 20 * size + headroom(20 * size)
 
 
-def test_gathers_along_two_axes_come_early_one_after_the_other():
-    """Each layer reads what is gathered along one axis, put in order, and gathered along another."""
-    size, layers = 100 << 20, 8
-    jobs: list[Job] = []
-    sizes: list[int] = []
-    for i in range(layers):
-        first, before = len(jobs), (len(jobs) - 1,) if i else ()
-        values = range(3 * i, 3 * i + 3)
-        jobs += [
-            Job("dp", 0.4, (), (values[0],), stored=True),
-            Job("", 0.05, (first,), (values[1],), (values[0],), stored=True),
-            Job("cp", 0.4, (first + 1,), (values[2],), (values[1],), stored=True),
-            Job("", 1.0, (first + 2, *before), (), (values[2],)),
-        ]
-        sizes += [size, size, 2 * size]
-    assert makespan(jobs, range(len(jobs))) > 14
-    order = overlapped(jobs, sizes, set(), room=10 * size)
-    assert makespan(jobs, order) <= 0.85 + 1.06 * layers
-    assert peak(jobs, order, sizes, set()) <= 10 * size, "those of later layers wait for memory"
-
-
 def test_critical_paths_and_slacks():
     jobs = [Job("", 1.0), Job("", 2.0, (0,)), Job("tp", 4.0, (1,)), Job("", 8.0, (0,)), Job("", 16.0, (2,))]
     assert critical_paths(jobs) == [23.0, 22.0, 20.0, 8.0, 16.0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
 
 from torch import fx
 
@@ -28,7 +27,6 @@ from tutti.lower.transfers import TRANSFERS
 from tutti.lower.units import Unit, needs, take_back_views, units
 from tutti.lower.waits import insert_waits
 
-GIVEN = ("batch:", "common:", "value:", "grad:")  # inputs that are not stored
 GAIN = 0.99  # of the seconds with synchronous collectives: a new order must be at least this fast
 ROOM = 0.75  # fraction of a device's memory that an order may use
 BESIDE = 0.02  # fraction that the order of a part of a pipeline may use beyond what the given order needs
@@ -136,20 +134,9 @@ def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job
     returned = set(played.outputs)
     ended = {s for event in played.events for node, held in event.holds.items() if node in returned for s in held}
     kept = {number[storage] for storage in ended if storage in number}
-    varying = _varying(units)
-    jobs = [Job(streams[i], seconds[i], tuple(sorted(awaits[i])), tuple(number[s] for s in makes[i]), tuple(reads[i]),
-                not any(node in varying for node in unit)) for i, unit in enumerate(units)]  # fmt: skip
+    jobs = [Job(streams[i], seconds[i], tuple(sorted(awaits[i])), tuple(number[s] for s in makes[i]), tuple(reads[i]))
+            for i in range(len(units))]  # fmt: skip
     return jobs, [storage.bytes for storage in makers], kept
-
-
-def _varying(units: Sequence[Unit]) -> set[fx.Node]:
-    """The nodes that depend on more than stored tensors: on the batch, or on values of other parts."""
-    varying: set[fx.Node] = set()
-    for node in (node for unit in units for node in unit):
-        for x in node.all_input_nodes:
-            if x in varying or (x.op == "placeholder" and str(x.meta["input"]).startswith(GIVEN)):
-                varying.add(node)
-    return varying
 
 
 def _inputs(graph: fx.Graph) -> list[fx.Node]:

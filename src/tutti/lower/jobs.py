@@ -2,8 +2,8 @@
 
 A device computes one job at a time. Each mesh axis carries one collective at a time, in the order of their starts.
 List scheduling (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969) picks, among the ready jobs, by one
-of three rules (`RULES`) within a fraction of the memory (`SHARES`), and the order with the smallest makespan wins, or
-one of nearly the same makespan that needs less memory:
+of three rules (`RULES`), and the order with the smallest makespan wins, or one
+of nearly the same makespan that needs less memory:
 
     critical_path    the job with the longest path to the end first
     slack            the job that the next collective waits for first; keeps the two copies of a batch out of step
@@ -12,15 +12,13 @@ one of nearly the same makespan that needs less memory:
 Collectives start in order of their critical paths, as many as keep an axis busy until the next job ends.
 
 A collective that reads only inputs, such as the gather of a parameter, does not start before there is memory for its
-result, and for what is gathered from that along another axis. A computation whose result needs memory, but cannot be
-read before a later value is there, waits for that value.
+result. A computation whose result needs memory, but cannot be read before a later value is there, waits for that value.
 If the peak would exceed that of the given order plus `headroom`, jobs that free memory go first, then the next
 job of the given order.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -28,8 +26,7 @@ from math import inf
 
 HEADROOM = 0.1  # the peak may exceed that of the given order by this fraction, or by AHEAD bytes if that is more
 AHEAD = 128 << 20  # bytes
-FETCHED = 2 << 30  # bytes that early collectives may hold, where there is memory: of a large layer's parameters
-SHARES = (0.1, 1.0)  # fractions of the memory beyond the given order's to try
+SHARES = (1.0, 0.5, 0.0)  # fractions of the headroom to try, because the scheduler may exceed its bound
 NEARLY = 1.01  # of orders that take at most this many times the smallest makespan, the one with the lowest peak wins
 RULES = ("critical_path", "slack", "given")
 SEEN = 300  # jobs of the given order to look ahead for their memory
@@ -44,7 +41,7 @@ class Job:
     """A computation or a collective.
 
     stream: "" for a computation, else the mesh axis of the collective. needs: indices of the jobs that must end
-    before this one starts. makes, reads: indices of values. stored: whether it depends on stored tensors alone.
+    before this one starts. makes, reads: indices of values.
     """
 
     stream: str
@@ -52,7 +49,6 @@ class Job:
     needs: tuple[int, ...] = ()
     makes: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
-    stored: bool = False
 
 
 def makespan(jobs: Sequence[Job], order: Sequence[int]) -> float:
@@ -93,30 +89,18 @@ def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: 
     course = _course(jobs, given, sizes, kept)
     needed = max(course, default=0)
     found = [(makespan(jobs, given), needed, given)] if needed <= most else []
-    limit, least = min(most, max(room, needed + headroom(needed))), NEARLY * _least(jobs)
     for rule in RULES:
         for share in SHARES:
-            bound = min(most, needed + share * (limit - needed))
+            bound = min(most, max(room, needed + share * headroom(needed)))
             order = _Lister(jobs, sizes, kept, keys[rule], keys["critical_path"], bound, course).run()
-            needs, seconds = peak(jobs, order, sizes, kept), makespan(jobs, order)
-            if needs <= limit:  # the scheduler may exceed its bound
-                found.append((seconds, needs, order))
-                if seconds <= least:  # more memory would gain nothing
-                    break
-        if found and found[-1][0] <= least:
-            break
+            needs = peak(jobs, order, sizes, kept)
+            if needs <= min(most, max(room, needed + headroom(needed))):
+                found.append((makespan(jobs, order), needs, order))
+                break
     enough = NEARLY * min((seconds for seconds, _, _ in found), default=0.0)
     if needed <= most:
         enough = min(enough, found[0][0])  # never slower than the given order
     return min(((needs, seconds, order) for seconds, needs, order in found if seconds <= enough), default=(0, 0, []))[2]
-
-
-def _least(jobs: Sequence[Job]) -> float:
-    """Seconds that the jobs take in any order: of all computations, or of the busiest axis."""
-    busy: dict[str, float] = defaultdict(float)
-    for job in jobs:
-        busy[job.stream] += job.seconds
-    return max(busy.values(), default=0.0)
 
 
 def headroom(needed: int) -> float:
@@ -198,19 +182,14 @@ class _Lister:
         self.jobs, self.send, self.strict = jobs, send, first is None
         self.first = [(i,) for i in range(len(jobs))] if first is None else first
         self.alive = _Alive(jobs, sizes, kept)
-        needed = max(course, default=0)
-        self.course, self.bound = course, bound
-        self.most_ahead = max(headroom(needed), min(FETCHED, bound - needed))
+        self.course, self.bound, self.headroom = course, bound, headroom(max(course, default=0))
         self.next = 0  # the first job of the given order that is not placed yet
         self.following = 0  # the first such computation
         self.behind: list[list[int]] = [[] for _ in jobs]
         for i, job in enumerate(jobs):
             for j in job.needs:
                 self.behind[j].append(i)
-        self.fetches, of_inputs = self.of_inputs()
-        self.links = {i for i in of_inputs if self.behind[i] and all(j in self.fetches for j in self.behind[i])}
-        self.reserved = self.reserve()
-        self.idle = set() if self.strict else of_inputs | self.waiting(sizes, kept)
+        self.idle = set() if self.strict else self.of_inputs() | self.waiting(sizes, kept)
         self.left = [sum(j not in self.idle for j in job.needs) for job in jobs]
         self.wanted = [i not in self.idle for i in range(len(jobs))]
         self.settled = [False] * len(jobs)
@@ -221,7 +200,7 @@ class _Lister:
         self.given: list[int] = []  # all of both, in the given order
         self.sends: dict[str, list[Entry]] = {stream: [] for stream in self.free}
         self.early: dict[str, list[Entry]] = {stream: [] for stream in self.free}  # they read inputs only
-        self.ahead: dict[int, int] = {}  # bytes for early collectives, and for what follows, that no job has read
+        self.ahead: dict[int, int] = {}  # bytes of results of early collectives that no job has read
         self.at, self.order, self.placed = 0.0, [], [False] * len(jobs)
 
     def run(self) -> list[int]:
@@ -247,24 +226,11 @@ class _Lister:
                 self.begin(inf, force=True)
         return self.order
 
-    def of_inputs(self) -> tuple[set[int], set[int]]:
-        """Collectives of inputs, or of what such collectives bring of stored tensors (a parameter that is split over
-        two axes is gathered along one after the other); and computations of what they bring alone."""
-        fetches, computations = set[int](), set[int]()
-        for i, job in enumerate(self.jobs):
-            if job.stream and (not job.needs or job.stored):
-                fetches.add(i)
-            elif not job.stream and self.behind[i] and all(j in fetches for j in job.needs):
-                computations.add(i)
-        return fetches, computations
-
-    def reserve(self) -> dict[int, int]:
-        """Bytes of the largest result on the way from each of `fetches` and `links` to the computation behind them."""
-        reserved: dict[int, int] = {}
-        for i in sorted(self.fetches | self.links, reverse=True):
-            following = [reserved[j] for j in self.behind[i] if j in reserved]
-            reserved[i] = max([self.alive.makes(i), *following])
-        return reserved
+    def of_inputs(self) -> set[int]:
+        """Computations of inputs alone, or of gathered inputs."""
+        jobs = self.jobs
+        return {i for i, job in enumerate(jobs) if not job.stream and self.behind[i]
+                and all(jobs[j].stream and not jobs[j].needs for j in job.needs)}  # fmt: skip
 
     def waiting(self, sizes: Sequence[int], kept: set[int]) -> set[int]:
         """Computations that need more memory than they free and whose result cannot be read before another value is
@@ -315,8 +281,6 @@ class _Lister:
         self.alive.take(i)
         for j in self.jobs[i].needs:
             self.ahead.pop(j, None)
-        if i in self.links:
-            self.ahead[i] = self.reserved[i]
         for j in self.behind[i]:
             if i not in self.idle or self.settled[j]:
                 self.left[j] -= 1
@@ -334,8 +298,8 @@ class _Lister:
                     break
                 begin = max([self.free[stream], self.at, *(self.over[j] for j in self.jobs[i].needs)])
                 self.free[stream] = begin + self.jobs[i].seconds
-                if i in self.fetches:
-                    self.ahead[i] = self.reserved[i]
+                if not self.jobs[i].needs:
+                    self.ahead[i] = self.alive.makes(i)
                 self.place(i, self.free[stream])
                 if force:
                     return
@@ -352,8 +316,8 @@ class _Lister:
         """Whether there is memory to start a collective that reads only inputs."""
         if not self.ahead:
             return True
-        held = sum(self.ahead.values()) + self.reserved[i]
-        if held > self.most_ahead:
+        held = sum(self.ahead.values()) + self.alive.makes(i)
+        if held > self.headroom:
             return False
         until = min(self.behind[i], default=i)  # the given order starts it just before then
         return max(self.course[self.next : min(until, self.next + SEEN)], default=0) + held <= self.bound
