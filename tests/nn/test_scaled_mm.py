@@ -83,6 +83,15 @@ def test_nvfp4_has_the_numbers_of_e2m1():
     assert rounded_to(between, "nvfp4")[0, :6].tolist() == [6.0, 2.0, 3.0, 6.0, 0.5, 1.0]
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_what_is_not_finite_stays_so(name, value):
+    x = torch.ones(2, 32)
+    x[1, 3] = value
+    found = ops.scaled_mm(x, torch.ones(32, 4), name)
+    assert found[0].isfinite().all() and not found[1].isfinite().any()
+
+
 def test_an_unknown_format():
     with pytest.raises(ValueError, match="no format 'int3' of matrix products; there are float8, mxfp8, nvfp4"):
         rounded_to(torch.ones(2, 16), "int3")

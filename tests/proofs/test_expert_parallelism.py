@@ -154,6 +154,21 @@ def test_experts_and_their_tokens_in_low_precision(devices, word):
         assert (gradients[name] - gradient).norm() <= 0.05 * gradient.norm(), name
 
 
+@pytest.mark.parametrize("word, inner", [("fp8", 96), ("fp8", 256), slow("nvfp4", 48)])
+def test_the_inner_width_is_split_between_blocks(word, inner):
+    """In low precision the second product contracts it in blocks."""
+    torch.manual_seed(0)
+    model, x = nn.ModuleList([MoE(32, inner, 4, 2)]), torch.randn(4, 16, 32)
+    losses = []
+    for plan, devices in ((f"tp2x{word}", 2), (f"singlex{word}", 1)):
+        copied = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(copied.parameters(), lr=0.1)
+        step = tutti.parallelize(copied, optimizer, (x,), loss=lambda m, b: m[0](b[0])[0].square().mean(),
+                                 cluster=f"cpu:{devices}", plan=plan, level="O0")  # fmt: skip
+        losses.append([step((x,)).item() for _ in range(2)])
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5) and losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 class Stack(nn.Module):
     """Numbered layers of experts, whose products may be in low precision."""
 

@@ -75,6 +75,13 @@ def test_slices_that_overlap_are_assigned_one_by_one():
     def overlapping(x, y):
         return (torch.slice_scatter(torch.slice_scatter(x.new_empty(4, 5), x, 1, 0, 3), y, 1, 2),)
 
+    def again(x, y):
+        z = torch.slice_scatter(x.new_empty(4, 6), x, 1, 3, 6)
+        for piece, stop in ((y, 3), (torch.cat([x, y], 1), 6), (x, 3)):
+            z = torch.slice_scatter(z, piece, 1, 0, stop)
+        return (z,)
+
+    simplified(again, torch.randn(4, 3), torch.randn(4, 3))
     left = simplified(overlapping, torch.randn(4, 3), torch.randn(4, 3))
     assert [node.target for node in left].count(aten.slice_scatter.default) == 2
 

@@ -75,7 +75,7 @@ class Executor:
         self.held = {d: _Device(self, d, tensors) for d, tensors in kept.items()}
         held = [place for place in self.cut.parts if self.device(place) in self.held]
         self.parts = {place: _Part(self, place, level) for place in held}
-        self.pairs = {
+        self.pairs: dict[tuple[Place, ...], _Part] = {
             (action.place, action.second[0]): _Part(self, action.place, level, action.second[0])
             for number in self.held
             for action in self.actions[number]
@@ -126,12 +126,10 @@ class Executor:
         """The Programs that run a part for a microbatch."""
         return (self.each[microbatch] if self.each and microbatch >= 0 else self).parts[place]
 
-    def pair(self, first: tuple[Place, int], second: tuple[Place, int]) -> _Part:
-        """The Programs that run two parts together, each for a microbatch."""
-        a, b = ((self.each[i] if self.each else self) for _, i in (first, second))
-        if a is not b:
-            raise ValueError("microbatches that need different graphs do not run together: choose another schedule")
-        return a.pairs[first[0], second[0]]
+    def like(self, other: Executor) -> list[tuple[_Part, _Part]]:
+        """The Programs of this executor and of another one of the same graph that have run."""
+        every = [(part, other.parts[place]) for place, part in self.parts.items()]
+        return [*every, *((part, other.pairs[places]) for places, part in self.pairs.items())]
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients of the last run by parameter name, as full CPU tensors. They are freed."""
@@ -197,15 +195,15 @@ class Executor:
         """The functions that this executor calls and that are not compiled yet, each once, for the inputs of the last
         run of an executor of the same graph at another level."""
         found = {}
-        for place, part in self.parts.items():
-            for ready, inputs in zip(part.ready, like.parts[place].inputs, strict=True):
+        for part, other in self.like(like):
+            for ready, inputs in zip(part.ready, other.inputs, strict=True):
                 found |= {id(function): (function, args) for function, args in uncompiled(ready.graph, inputs)}
         return list(found.values())
 
     def compile_like(self, like: Executor) -> None:
         """Compile all functions now, for the inputs of the last run of an executor as in `uncompiled`."""
-        for place, part in self.parts.items():
-            for ready, inputs in zip(part.ready, like.parts[place].inputs, strict=True):
+        for part, other in self.like(like):
+            for ready, inputs in zip(part.ready, other.inputs, strict=True):
                 compile_ahead(ready.graph, inputs)
 
     def spec(self, name: str) -> Spec:
@@ -307,7 +305,7 @@ class _Device:
         inputs = [self.inputs(part, microbatch, given(max(microbatch, 0)))
                   for part, (_, microbatch) in zip(parts, action.runs, strict=True)]  # fmt: skip
         rows = [[x for row in each for x in row] for each in zip(*inputs, strict=True)]
-        whole = parts[0] if len(parts) == 1 else executor.pair(*action.runs)
+        whole = parts[0] if len(parts) == 1 else executor.pairs[tuple(place for place, _ in action.runs)]
         for i, budget in enumerate(whole.budgets):
             if budget:
                 budget.admit(whole.ready[i].peaks)

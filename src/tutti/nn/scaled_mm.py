@@ -33,7 +33,7 @@ from tutti.nn.once import differentiable_once
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
 FP4_LARGEST = 6.0
-ALIGNED = 16  # kernels take contracted dims of a multiple of it
+ALIGNED = 16  # kernels take contracted dims and columns of a multiple of it
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def _in_mxfp8(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
 def _in_nvfp4(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     mantissa, exponent = torch.frexp((largest / FP4_LARGEST).clamp(min=2.0**-127))
     scale = torch.ldexp(mantissa.to(FP8).float(), exponent)  # in [0.5, 1]: 3 bits of the mantissa, as in E4M3
+    scale = torch.where(largest.isfinite(), scale, torch.nan)  # as a number that is not finite makes its block
     x = (x / scale).clamp(-FP4_LARGEST, FP4_LARGEST)
     spacing = torch.exp2(torch.floor(torch.log2(x.abs().clamp(min=1.0))) - 1)  # 0.5 below 2, 1 below 4, then 2
     return torch.round(x / spacing) * spacing, scale
@@ -105,14 +106,14 @@ def product(a: Tensor, b: Tensor, name: str) -> Tensor:
         x, y = rounded_to(a, name), rounded_to(b.t(), name)
         dtype = torch.bfloat16 if a.device.type == "cuda" else torch.float32  # which has all bits of the numbers
         return (x.to(dtype) @ y.to(dtype).t()).to(a.dtype)
+    pad, columns = torch.nn.functional.pad, b.shape[1]
+    a, b = pad(a, (0, -a.shape[1] % ALIGNED)), pad(b, (0, -columns % ALIGNED, 0, -b.shape[0] % ALIGNED))
     total, size = torch.zeros((a.shape[0], b.shape[1]), dtype=torch.float32, device=a.device), FORMATS[name].block
-    if more := -a.shape[1] % ALIGNED:
-        a, b = torch.nn.functional.pad(a, (0, more)), torch.nn.functional.pad(b, (0, 0, 0, more))
     for start in range(0, a.shape[1], size):
         x, x_scale = rounded(a[:, start : start + size], 1)
         y, y_scale = rounded(b[start : start + size], 0)
         total += compat.scaled_mm(x, y, x_scale, y_scale, torch.float32)
-    return total.to(a.dtype)
+    return total[:, :columns].to(a.dtype)
 
 
 for _device in ("CPU", "CUDA"):

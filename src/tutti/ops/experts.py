@@ -19,6 +19,7 @@ import tutti.nn.experts  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, SENDS, WORK
 from tutti.ir.step_graph import Call
 from tutti.nn.gate import gate_of
+from tutti.nn.scaled_mm import block_of
 from tutti.ops import experts_exchange
 from tutti.ops.registry import operands, rules, shape_of
 from tutti.ops.scaled_mm import dtype_of, rounding_seconds
@@ -30,10 +31,13 @@ FORWARD, BACKWARD = ops.experts.default, ops.experts_backward.default
 def _rule(node: Call, backward: bool) -> tuple[str, dict[str, int]]:
     up, down, *biases = operands(node)[3 + backward :]
     halves = up.meta["val"].shape[1] // down.meta["val"].shape[2]
-    width = "f@" if biases else "f"
-    made = {1: width, 2: f"({width} c!)" if gate_of(node.args[7 + backward]).interleaved else f"(c! {width})"}[halves]
+    width, matmul = "f@" if biases else "f", node.args[10 + backward]
+    inner = f"{width} i!" if matmul else width  # in low precision, whole blocks of the second product's contracted dim
+    width = f"({inner})" if matmul else width
+    made = {1: width, 2: f"({inner} c!)" if gate_of(node.args[7 + backward]).interleaved else f"(c! {inner})"}[halves]
     experts = ", ".join([f"e* {made} h!", f"e* h! {width}", f"e* {made}", "e* h!"][: 2 + len(biases)])
     sizes = {} if halves == 1 else {"c": halves}
+    sizes |= {"i": block_of(down.meta["val"].shape[2], matmul)} if matmul else {}
     if backward:
         return f"t h!, t h!, t k, t k, {experts} -> t h!, t k, {experts} | ~0 t&e", sizes
     return f"t h!, t k, t k, {experts} -> t h! | ~2 {'~46' if biases else '~4'} t&e", sizes

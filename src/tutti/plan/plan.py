@@ -157,6 +157,8 @@ class Plan:
         if self.matmul_dtype not in ("", *MATMULS.values()):
             formats = ", ".join(map(repr, MATMULS.values()))
             raise ValueError(f"matmul_dtype {self.matmul_dtype!r}: products are in {formats}, or '' in their own dtype")
+        if not isinstance(self.node_size, int) or self.node_size < 0 or self.node_size == 1:
+            raise ValueError(f"node_size {self.node_size!r}: a node has at least 2 devices; 0 sends tokens directly")
         if self.sum_dtype not in SUMS:
             raise ValueError(f"sum_dtype {self.sum_dtype!r}: gradients are added in 'float32', or '' in their own")
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}

@@ -118,7 +118,9 @@ def _concatenation(node: Call) -> fx.Node | None:
     while base.target is aten.slice_scatter.default and (place := _range(base)):
         dim, start, stop = place
         dims.add(dim)
-        pieces.setdefault(start, (stop, base.args[1]))
+        if start in pieces:
+            return None
+        pieces[start] = stop, base.args[1]
         base = base.args[0]
     if base.target not in EMPTY or len(dims) != 1 or any(x.meta["val"].dtype != node.meta["val"].dtype
                                                          for _, x in pieces.values()):  # fmt: skip
