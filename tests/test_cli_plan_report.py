@@ -52,7 +52,8 @@ def test_the_page_has_the_answer_and_loads_nothing(model, plan, tmp_path, capsys
     assert all(value.startswith("#") for name, value in page.attributes if name in ("href", "xlink:href"))
     assert not re.search(r"url\((?!#)|@import", text)
     for expected in (seconds(made.step_seconds), size(made.peak_bytes), "MWh", "at 2 a device hour", "optimizer state",
-                     "NVIDIA H100 datasheet", f"within {100 * ERROR_BARS[DENSE]:.0f} %", "of 80 GiB on a device: fits"):  # fmt: skip
+                     "NVIDIA H100 datasheet", f"within {100 * ERROR_BARS[DENSE]:.0f} %",
+                     "of 80 GiB on a device: fits"):  # fmt: skip
         assert expected in words, expected
 
 
