@@ -46,7 +46,8 @@ def test_attention_by_another_kernel():
     for kind in ("attention", "attention_backward"):
         ratio = slower.attention_rate("bfloat16", kind, 8192, 128) / h100.attention_rate("bfloat16", kind, 8192, 128)
         assert 0.55 < ratio < 0.7, "FlashAttention-3 (arXiv 2407.08608), figures 5 and 6"
-    with pytest.raises(ValueError, match="h100 has rates of flash2"):
-        altered(Cluster.parse("h100:8"), "attention=triton")
+    for kernel in ("triton", "flash", "forward", ""):
+        with pytest.raises(ValueError, match="h100 has rates of flash2"):
+            altered(Cluster.parse("h100:8"), f"attention={kernel}")
     with pytest.raises(ValueError, match="a100-80 has rates of no other kernel"):
         altered(Cluster.parse("a100-80:8"), "attention=flash2")

@@ -46,8 +46,9 @@ def altered(cluster: Cluster, text: str) -> Cluster:
 
 
 def _with_attention(device: Device, kernel: str) -> Device:
-    rates = {key.removeprefix(f"{kernel} "): ramp for key, ramp in device.attention.items() if key.startswith(kernel)}
-    if not kernel or not rates:
+    prefix = f"{kernel} "
+    rates = {key.removeprefix(prefix): ramp for key, ramp in device.attention.items() if key.startswith(prefix)}
+    if not rates:
         kernels = sorted({key.split()[0] for key in device.attention if " " in key})
         raise ValueError(f"attention={kernel}: {device.name} has rates of {', '.join(kernels) or 'no other kernel'}")
     return replace(device, attention=rates)
