@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from tutti.cli.answer import bill
 from tutti.cli.plan_sweep import Point, best_on
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
@@ -85,13 +86,14 @@ def row_of(request: Request, cluster: str, point: Point, parameters: int, took: 
     }  # fmt: skip
     if point.plan is None:
         return row | {"fits": "no", "enough": point.enough, "why": point.why}
-    made, device_hours = point.plan.predicted, request.amount / point.rate / 3600 * point.cluster.size
+    prediction, price = point.plan.predicted, PRICES[point.cluster.device.name]
+    total = bill(point.rate, point.cluster, request.amount, price)
     return row | {
         "plan": point.plan.name, "microbatches": point.plan.accumulate, "fits": point.fits, "unit": point.work.unit,
-        "step_seconds": made.step_seconds, "per_second": point.rate, "fraction_of_peak": made.fraction_of_peak,
-        "waiting_seconds": made.communication_seconds, "bubble_seconds": made.bubble_seconds,
-        "peak_bytes": made.peak_bytes, "amount": request.amount, "device_hours": device_hours,
-        "price": PRICES[point.cluster.device.name], "cost": device_hours * PRICES[point.cluster.device.name],
+        "step_seconds": prediction.step_seconds, "per_second": point.rate,
+        "fraction_of_peak": prediction.fraction_of_peak, "waiting_seconds": prediction.communication_seconds,
+        "bubble_seconds": prediction.bubble_seconds, "peak_bytes": prediction.peak_bytes, "amount": request.amount,
+        "device_hours": total.device_hours, "price": price, "cost": total.cost,
     }  # fmt: skip
 
 
@@ -114,8 +116,8 @@ def run(quick: bool) -> dict[str, Any]:
             continue
         for row in rows_of(request, left) if left else ():
             rows.append(row)
-            told = row.get("plan") or f"no plan; {row['enough'] or 'no cluster found'} would do"
-            harness.say(f"{row['model']} on {row['cluster']}: {told} ({row['took']:.0f} s)")
+            answer = row.get("plan") or f"no plan; {row['enough'] or 'no cluster found'} would do"
+            harness.say(f"{row['model']} on {row['cluster']}: {answer} ({row['took']:.0f} s)")
             if not quick:
                 file.write_text(json.dumps({"benchmark": "gallery", "quick": False, **harness.environment(PACKAGES),
                                             "rows": rows}, indent=2) + "\n")  # fmt: skip

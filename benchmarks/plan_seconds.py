@@ -18,7 +18,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,22 +25,8 @@ from typing import Any, NamedTuple
 START = time.perf_counter()
 
 import harness  # noqa: E402
-from flagship_plans import MODELS  # noqa: E402
 
-RUNS = Path(__file__).parent / "published_runs"
-OTHERS: dict[str, dict[str, Any]] = {
-    "qwen3-235b": dict(
-        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=4096, intermediate_size=12288,
-        num_hidden_layers=94, num_attention_heads=64, num_key_value_heads=4, head_dim=128, moe_intermediate_size=1536,
-        num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[],
-        output_router_logits=False, max_position_embeddings=40960, vocab_size=151936,
-    ),
-    "mixtral-8x7b": dict(
-        architectures=["MixtralForCausalLM"], model_type="mixtral", hidden_size=4096, intermediate_size=14336,
-        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, num_local_experts=8,
-        num_experts_per_tok=2, max_position_embeddings=32768, sliding_window=None, vocab_size=32000,
-    ),
-}  # fmt: skip
+FOLDERS = [Path(__file__).parent / name for name in ("published_runs", "gallery_models")]
 
 
 class Request(NamedTuple):
@@ -52,18 +37,11 @@ class Request(NamedTuple):
     batch: int
     seq: int
 
-    def config(self, folder: Path) -> Path:
+    @property
+    def config(self) -> Path:
         """The file of the model's config."""
-        if (file := RUNS / f"{self.model}.json").exists():
-            return file
-        known = {**MODELS, **OTHERS}
-        if self.model == "gpt-oss-120b":
-            small = json.loads((RUNS / "gpt-oss-20b.json").read_text())
-            types = [small["layer_types"][i % 2] for i in range(36)]
-            known[self.model] = small | dict(num_hidden_layers=36, layer_types=types, num_local_experts=128)
-        file = folder / "config.json"
-        file.write_text(json.dumps(known[self.model]))
-        return file
+        files = (folder / f"{self.model}.json" for folder in FOLDERS)
+        return next(file for file in files if file.exists())
 
 
 REQUESTS = (
@@ -115,10 +93,9 @@ def planned(config: str, cluster: str, batch: str, seq: str) -> dict[str, Any]:
 def run(quick: bool) -> dict[str, Any]:
     result = {}
     for request in QUICK if quick else REQUESTS:
-        with tempfile.TemporaryDirectory() as folder:
-            asked = str(request.config(Path(folder))), request.cluster, str(request.batch), str(request.seq)
-            done = subprocess.run([sys.executable, __file__, "--plan", *asked], stdout=subprocess.PIPE, text=True,
-                                  env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)  # fmt: skip
+        asked = str(request.config), request.cluster, str(request.batch), str(request.seq)
+        done = subprocess.run([sys.executable, __file__, "--plan", *asked], stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)  # fmt: skip
         answer = json.loads(done.stdout.splitlines()[-1])
         result[request.model] = {"request": f"{request.cluster}, {request.batch} x {request.seq}", **answer}
         harness.say(f"{request.model}: {answer}")
