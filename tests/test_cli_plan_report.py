@@ -43,7 +43,7 @@ def test_the_page_has_the_answer_and_loads_nothing(model, plan, tmp_path, capsys
                  "--price", "2", "--report", str(file), "--save", str(saved)]  # fmt: skip
     assert cli.main(arguments) == 0
     assert f"saved {file}" in capsys.readouterr().out
-    text, made = file.read_text(), tutti.Plan.load(saved).predicted
+    text, prediction = file.read_text(), tutti.Plan.load(saved).predicted
     page = Page(text)
     words = " ".join(page.words)
     assert f"{HOSTILE} on h100:4" in words and "tutti plan --model" in words
@@ -51,8 +51,8 @@ def test_the_page_has_the_answer_and_loads_nothing(model, plan, tmp_path, capsys
     assert all(not name.startswith("on") and name != "src" for name, _ in page.attributes)
     assert all(value.startswith("#") for name, value in page.attributes if name in ("href", "xlink:href"))
     assert not re.search(r"url\((?!#)|@import", text)
-    for expected in (seconds(made.step_seconds), size(made.peak_bytes), "MWh", "at 2 a device hour", "optimizer state",
-                     "NVIDIA H100 datasheet", f"within {100 * ERROR_BARS[DENSE]:.0f} %",
+    for expected in (seconds(prediction.step_seconds), size(prediction.peak_bytes), "MWh", "at 2 a device hour",
+                     "optimizer state", "NVIDIA H100 datasheet", f"within {100 * ERROR_BARS[DENSE]:.0f} %",
                      "of 80 GiB on a device: fits"):  # fmt: skip
         assert expected in words, expected
 

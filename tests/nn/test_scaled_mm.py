@@ -40,17 +40,17 @@ def test_results_are_within_the_bound(k, dtype):
     a, b = (torch.randn(48, k, generator=generator) * 10).to(dtype), torch.randn(k, 32, generator=generator).to(dtype)
     a[3] = 0
     a[4, 1] = 1e4  # an outlier makes the rest of its block coarse
-    found, exact = ops.scaled_mm(a, b, "float8"), a.double() @ b.double()
+    result, exact = ops.scaled_mm(a, b, "float8"), a.double() @ b.double()
     allowed = bound(a, b) + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 1e-6)
-    assert ((found.double() - exact).abs() <= allowed).all()
-    assert (found.double() - exact).norm() > 1e-3 * exact.norm(), "it rounds"
-    assert not found[3].any()
+    assert ((result.double() - exact).abs() <= allowed).all()
+    assert (result.double() - exact).norm() > 1e-3 * exact.norm(), "it rounds"
+    assert not result[3].any()
 
 
 def test_no_number_overflows():
     x = torch.tensor([[3e38, -1e-30, 0.0]])
-    made, scale = rounded(x, 1)
-    assert made.float().isfinite().all() and (made.float() * scale)[0, 0] == pytest.approx(3e38, rel=1e-6)
+    numbers, scale = rounded(x, 1)
+    assert numbers.float().isfinite().all() and (numbers.float() * scale)[0, 0] == pytest.approx(3e38, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -88,8 +88,8 @@ def test_nvfp4_has_the_numbers_of_e2m1():
 def test_what_is_not_finite_stays_so(name, value):
     x = torch.ones(2, 32)
     x[1, 3] = value
-    found = ops.scaled_mm(x, torch.ones(32, 4), name)
-    assert found[0].isfinite().all() and not found[1].isfinite().any()
+    result = ops.scaled_mm(x, torch.ones(32, 4), name)
+    assert result[0].isfinite().all() and not result[1].isfinite().any()
 
 
 def test_an_unknown_format():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti.plan.layout import Layout, Partial, R, Split, coordinates_of, devices, group_of, parse_placement
+from tutti.plan.layout import Layout, Partial, R, Split, coordinates_of, devices, group_of, inside_node, parse_placement
 
 AXES = "abc"
 
@@ -103,6 +103,14 @@ def test_ranks_are_numbered_row_major():
         {"dp": 0, "tp": 0}, {"dp": 0, "tp": 1}, {"dp": 1, "tp": 0}, {"dp": 1, "tp": 2},
     ]  # fmt: skip
     assert group_of(4, "tp", mesh) == [3, 4, 5] and group_of(4, "dp", mesh) == [1, 4]
+
+
+def test_parts_of_an_axis():
+    mesh = {"dp": 2, "ep": 4, "tp": 2}
+    assert group_of(13, "ep", mesh) == [9, 11, 13, 15]
+    assert group_of(13, "ep%2", mesh) == [13, 15] and group_of(13, "ep/2", mesh) == [9, 13]
+    assert inside_node("ep", mesh, 4) == 2
+    assert [inside_node("ep", mesh, size) for size in (0, 1, 2, 6, 8, 16)] == [0] * 6, "no node, or one that has all"
 
 
 def test_replicated_axes_are_not_named():

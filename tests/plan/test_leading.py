@@ -55,15 +55,15 @@ def test_pipelines_come_first_until_a_plan_of_a_large_step_fits(monkeypatch):
     monkeypatch.setattr(leading, "LARGE", 0)
     monkeypatch.setattr(leading, "STAGES", 2)
     monkeypatch.setattr(leading, "QUICK", 10.0)
-    found = Leading(tight(10))
-    assert found.large and found.needed
-    found.begin()
-    while not found.outlined[i := found.next()]:
-        found.look_at(i)
-    book, count = found.entries[i]
+    named_plans = Leading(tight(10))
+    assert named_plans.large and named_plans.needed
+    named_plans.begin()
+    while not named_plans.outlined[i := named_plans.next()]:
+        named_plans.look_at(i)
+    book, count = named_plans.entries[i]
     assert book.pipe.stages >= 2
-    found.of.judgement(found.of.planner(count, book.variant).named(str(book)))
-    assert found.entries[found.next()][0].pipe.devices == 1
+    named_plans.of.judgement(named_plans.of.planner(count, book.variant).named(str(book)))
+    assert named_plans.entries[named_plans.next()][0].pipe.devices == 1
 
 
 @pytest.mark.slow

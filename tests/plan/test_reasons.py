@@ -26,23 +26,23 @@ def small(graph, share: float):
 
 
 def test_more_devices_are_named_even_after_the_time_is_over(graph):
-    found, _ = small(graph, 0.4)
-    found.stop = lambda: True
-    found.planner(1)
-    plan = enough(found)
-    assert plan and plan.predicted.peak_bytes <= found.memory
+    search, _ = small(graph, 0.4)
+    search.stop = lambda: True
+    search.planner(1)
+    plan = enough(search)
+    assert plan and plan.predicted.peak_bytes <= search.memory
     count = tutti.Cluster.parse(plan.cluster).size
     state = sum(node.meta["val"].bytes for node in graph.inputs.values())
-    assert count > 2 and state / count <= found.memory, "fewer could not hold the state"
+    assert count > 2 and state / count <= search.memory, "fewer could not hold the state"
 
 
 def test_state_outside_of_the_devices_is_named_if_it_helps(graph):
-    found, smallest = small(graph, 0.9)
-    assert outside(found, smallest) is None, "there is no room outside"
-    device = replace(found.cluster.device, beside=Outer(1e12, 1e10, 1e10))
-    found.cluster = tutti.Cluster(device, CLUSTER.levels)
-    plan = outside(found, smallest)
-    assert plan and plan.name in (f"{smallest.name}xoffload", f"{smallest.name}xoffload2") and found.fits(plan)
-    error = too_large(found, smallest)
+    search, smallest = small(graph, 0.9)
+    assert outside(search, smallest) is None, "there is no room outside"
+    device = replace(search.cluster.device, beside=Outer(1e12, 1e10, 1e10))
+    search.cluster = tutti.Cluster(device, CLUSTER.levels)
+    plan = outside(search, smallest)
+    assert plan and plan.name in (f"{smallest.name}xoffload", f"{smallest.name}xoffload2") and search.fits(plan)
+    error = too_large(search, smallest)
     assert f"or state outside of the devices: --plan {plan.name} --accumulate 1 takes " in str(error)
     assert error.enough.startswith("h100:") and f"it needs about {error.enough}: there " in str(error)

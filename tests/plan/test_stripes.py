@@ -44,7 +44,7 @@ def test_contiguous_parts_take_longer():
     cluster, book = Cluster.parse("h100:4"), parse_name("cp4", 4)
     work = {}
     for stripes in (True, False):
-        made = dry_run(graph, Planner(graph, cluster).textbook(book, stripes=stripes).plan(), cluster, overlaps=False)
-        tasks = made.parts[0].simulation.tasks[0]
+        run = dry_run(graph, Planner(graph, cluster).textbook(book, stripes=stripes).plan(), cluster, overlaps=False)
+        tasks = run.parts[0].simulation.tasks[0]
         work[stripes] = sum(task.flops for task in tasks if "attention" in task.name)
     assert work[False] > 1.5 * work[True]

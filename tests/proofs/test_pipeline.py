@@ -115,8 +115,8 @@ def on_this_rank(family: str, name: str, devices: int, inner: str) -> tuple:
     count = 4 if name == PAIRED else 2
     graph = unroll(case(family, count)[3], 2 if name == CHUNKED else 1)
     stages = random_stages(graph, 2 * devices if name in IN_V else devices, devices)
-    found = run(family, pipeline(graph, stages, devices, name, inner, count), 4, count)
-    return found[0], *({key: x.numpy() for key, x in tensors.items()} for tensors in found[1:3]), found[3]
+    results = run(family, pipeline(graph, stages, devices, name, inner, count), 4, count)
+    return results[0], *({key: x.numpy() for key, x in tensors.items()} for tensors in results[1:3]), results[3]
 
 
 @pytest.mark.slow

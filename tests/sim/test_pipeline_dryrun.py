@@ -68,13 +68,13 @@ def test_pairs_hide_communication():
     step, cluster = tower(8), tutti.Cluster.parse("h100:4")
     waits = {}
     for name in ("pp2-interleaved2xtp2", "pp2-dualpipevxtp2"):
-        made = dry_run(step, Planner(step, cluster, (), COUNT).named(name), cluster)
-        waits[name] = made.prediction().communication_seconds
-    assert isinstance(made, PipelineDryRun) and {span.work for span in made.spans} >= {"forward and backward"}
+        run = dry_run(step, Planner(step, cluster, (), COUNT).named(name), cluster)
+        waits[name] = run.prediction().communication_seconds
+    assert isinstance(run, PipelineDryRun) and {span.work for span in run.spans} >= {"forward and backward"}
     assert waits["pp2-dualpipevxtp2"] < 0.6 * waits["pp2-interleaved2xtp2"]
-    paired = sum(part.runs for *_, part in made.pairs)
-    assert paired == sum(span.action.second is not None for span in made.spans)
-    assert [part.runs for part in made.counted] != [COUNT] * len(made.counted)
+    paired = sum(part.runs for *_, part in run.pairs)
+    assert paired == sum(span.action.second is not None for span in run.spans)
+    assert [part.runs for part in run.counted] != [COUNT] * len(run.counted)
 
 
 def test_a_split_backward_pass_waits_less(graph):

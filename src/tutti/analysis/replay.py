@@ -293,9 +293,9 @@ def _sliced(
     first, last, _ = slice(begin, end, None).indices(shape[dim])
     dim %= len(shape)
     size = max(0, -(-(last - first) // step))
-    made = form((*shape[:dim], size, *shape[dim + 1 :]), (*stride[:dim], stride[dim] * step, *stride[dim + 1 :]),
+    part = form((*shape[:dim], size, *shape[dim + 1 :]), (*stride[:dim], stride[dim] * step, *stride[dim + 1 :]),
                 x.spec.dtype)  # fmt: skip
-    return Operand(made, x.storage, x.offset + first * stride[dim])
+    return Operand(part, x.storage, x.offset + first * stride[dim])
 
 
 def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (Operand, _Made)) -> Any:

@@ -147,8 +147,8 @@ def make(
     if plan != "auto" and mesh:
         raise ValueError(f"plan {plan!r} already fixes the mesh: leave out --mesh or --plan")
     check_amounts(budget, tokens, price)
-    given, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
-    target = altered(given, what_if)
+    unaltered, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
+    target = altered(unaltered, what_if)
     console, progress = consoles()
     with narrated(progress, "reading the model") as tell:
         captured = Captured(workload, tell)
@@ -172,14 +172,15 @@ def make(
             if len(ranked) > top:
                 console.print(f"and {len(ranked) - top} others that were simulated")
         others = otherwise(search, best, why) if why else []
-        before = search.judge(search.planner(best.accumulate, best.variant).step, best, given) if what_if else None
+        best_graph = captured.graph(best.accumulate, best.variant)
+        before = search.judge(best_graph, best, unaltered) if what_if else None
         if memory or report:
             tell("drawing")
-            made = dry_run(captured.graph(best.accumulate, best.variant), best, target, level)
+            run = dry_run(best_graph, best, target, level)
         if memory:
-            save_memory(made, memory)
+            save_memory(run, memory)
         if report:
-            page = plan_report.page(command, captured, search, ranked[:top], made, tokens, price)
+            page = plan_report.page(command, captured, search, ranked[:top], run, tokens, price)
             report.write_text(page, "utf-8")
     print(best.explain())
     print("\n".join(throughput(best, target, work, tokens, price)))
@@ -188,8 +189,8 @@ def make(
     if off := spread(kind_of(graph), target):
         print(f"two thirds of published runs on such devices: time{off}, memory{spread(MEMORY, target)}")
     if memory:
-        show_kinds(made.memory, console)
-        show_alive(made.memory, console)
+        show_kinds(run.memory, console)
+        show_alive(run.memory, console)
         print(f"saved {memory}")
     if not search.fits(best):
         print(f"does not fit: a device has {size(target.device.memory)}")

@@ -103,11 +103,11 @@ def page(
     captured: Captured,
     search: Search,
     plans: Sequence[Plan],
-    made: DryRun,
+    run: DryRun,
     amount: float = 0.0,
     price: float = 0.0,
 ) -> str:
-    """The page. plans: those to show, the chosen one first. made: its dry run. amount: of tokens or rows, whose time,
+    """The page. plans: those to show, the chosen one first. run: its dry run. amount: of tokens or rows, whose time,
     cost and energy are shown; price: of a device hour."""
     best, others = plans[0], [plan for plan in plans[1:] if search.fits(plan)]
     cluster, work = search.cluster, Work.of(captured.example, captured.batch)
@@ -123,15 +123,15 @@ def page(
         verdict=escape(_verdict(best)),
         reasons="".join(f"<li>{escape(reason)}</li>" for reason in best.reasons or runner_up),
         times=_times(shown),
-        gantt=inline(partial(save_gantt, made)),
+        gantt=inline(partial(save_gantt, run)),
         kinds=_kinds(shown, cluster),
         of="" if not best.stages else " of the fullest device",
-        memory=inline(partial(save_memory, made)),
+        memory=inline(partial(save_memory, run)),
         ranking=table([tuple(row.values()) for row in rows], tuple(rows[0])),
         command=escape(command),
-        asked=table(_asked(captured, best, made)),
+        asked=table(_asked(captured, best, run)),
         cluster=table(_figures(cluster)),
-        trust=escape(_trust(made, cluster)),
+        trust=escape(_trust(run, cluster)),
         explain=escape(best.explain()),
         foot=escape(f"Tutti {tutti.__version__}. Times and memory are of the programs that the plan would run, "
                     "simulated operator by operator; nothing was measured on these devices."),
@@ -157,13 +157,13 @@ def _count(number: float) -> str:
 
 
 def _tiles(search: Search, best: Plan, work: Work, amount: float, price: float) -> list[str]:
-    made, devices, rate = best.predicted, search.cluster.size, work.amount / best.predicted.step_seconds
+    prediction, devices, rate = best.predicted, search.cluster.size, work.amount / best.predicted.step_seconds
     room = {"yes": "fits", "tight": "tight", "no": "does not fit"}[fitting(search, best)]
     tiles = [
-        (seconds(made.step_seconds), "a step"),
+        (seconds(prediction.step_seconds), "a step"),
         (f"{rate:,.0f}", f"{work.unit}/s; {rate / devices:,.0f} a device"),
-        (f"{100 * made.fraction_of_peak:.1f} %", "of the devices' peak"),
-        (size(made.peak_bytes), f"of {size(search.memory)} on a device: {room}"),
+        (f"{100 * prediction.fraction_of_peak:.1f} %", "of the devices' peak"),
+        (size(prediction.peak_bytes), f"of {size(search.memory)} on a device: {room}"),
     ]
     if amount:
         its = bill(rate, search.cluster, amount, price)
@@ -176,9 +176,9 @@ def _tiles(search: Search, best: Plan, work: Work, amount: float, price: float) 
 
 
 def _verdict(best: Plan) -> str:
-    made = best.predicted
-    share = made.compute_seconds / made.step_seconds
-    lost = {what: of(made) / made.step_seconds for what, (_, of) in list(TIMES.items())[1:]}
+    prediction = best.predicted
+    share = prediction.compute_seconds / prediction.step_seconds
+    lost = {what: of(prediction) / prediction.step_seconds for what, (_, of) in list(TIMES.items())[1:]}
     most = max(lost, key=lambda what: lost[what])
     also = f"; {100 * lost[most]:.0f} % of it goes into {most}" if lost[most] >= 0.01 else ""
     count = f", {best.accumulate} microbatches an update" if best.accumulate > 1 else ""
@@ -203,12 +203,14 @@ def _times(plans: Sequence[Plan]) -> str:
     scale = max(plan.predicted.step_seconds for plan in plans)
     bars, key = [], []
     for plan in plans:
-        made = plan.predicted
-        parts = [(color, of(made), f"{what} {seconds(of(made))}") for what, (color, of) in TIMES.items() if of(made)]
-        rest = made.step_seconds - sum(amount for _, amount, _ in parts)
-        parts += [(GREY, rest, f"other {seconds(rest)}")] if rest > 0.005 * made.step_seconds else []
-        bars.append(_bar(f"{plan.name}, {seconds(made.step_seconds)}", parts, scale))
-        key = key or [(color, f"{title} ({100 * amount / made.step_seconds:.1f} %)") for color, amount, title in parts]
+        prediction = plan.predicted
+        step = prediction.step_seconds
+        amounts = [(color, of(prediction), what) for what, (color, of) in TIMES.items()]
+        rest = step - sum(amount for _, amount, _ in amounts)
+        amounts += [(GREY, rest, "other")] if rest > 0.005 * step else []
+        parts = [(color, amount, f"{what} {seconds(amount)}") for color, amount, what in amounts if amount]
+        bars.append(_bar(f"{plan.name}, {seconds(step)}", parts, scale))
+        key = key or [(color, f"{title} ({100 * amount / step:.1f} %)") for color, amount, title in parts]
     hidden = plans[0].predicted.hidden_seconds
     note = f"<p>Another {escape(seconds(hidden))} of communication runs while devices compute.</p>" if hidden else ""
     return "".join(bars[:1]) + _key(key) + note + "".join(bars[1:])
@@ -228,21 +230,21 @@ def _kinds(plans: Sequence[Plan], cluster: Cluster) -> str:
     return "".join(bars[:1]) + _key([*key, ("var(--ink)", f"dashed: the {size(has)} of a device")]) + "".join(bars[1:])
 
 
-def _largest(made: Prediction) -> list[tuple[str, int]]:
+def _largest(prediction: Prediction) -> list[tuple[str, int]]:
     """The kinds of memory at the peak, the largest first; what is below a hundredth of the peak is put together."""
-    kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])
-    large = [(kind, count) for kind, count in kinds if count >= 0.01 * made.peak_bytes]
-    rest = made.peak_bytes - sum(count for _, count in large)
+    kinds = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])
+    large = [(kind, count) for kind, count in kinds if count >= 0.01 * prediction.peak_bytes]
+    rest = prediction.peak_bytes - sum(count for _, count in large)
     return [*large, (OTHER, rest)] if rest > 0 else large
 
 
-def _asked(captured: Captured, best: Plan, made: DryRun) -> list[tuple[str, ...]]:
+def _asked(captured: Captured, best: Plan, run: DryRun) -> list[tuple[str, ...]]:
     w = captured.workload
     masters = ", with float32 masters" if w.masters and w.dtype != "float32" else ""
     return [
         ("model", w.model), ("parameters", f"{captured.parameters:,}"), ("dtype", f"{w.dtype}{masters}"),
         ("optimizer", w.optimizer), ("batch", f"{captured.batch:,}"), ("tokens of a sequence", f"{w.seq:,}"),
-        ("work of a step", f"{made.flops:.3g} FLOP"), ("level", best.predicted.level),
+        ("work of a step", f"{run.flops:.3g} FLOP"), ("level", best.predicted.level),
     ]  # fmt: skip
 
 
@@ -259,8 +261,8 @@ def _figures(cluster: Cluster) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _trust(made: DryRun, cluster: Cluster) -> str:
-    time, memory = error_bar(kind_of(made), cluster), error_bar(MEMORY, cluster)
+def _trust(run: DryRun, cluster: Cluster) -> str:
+    time, memory = error_bar(kind_of(run), cluster), error_bar(MEMORY, cluster)
     if not time or not memory:
         return "No published runs on such devices were compared with predictions: compare one run of your own first."
     return (

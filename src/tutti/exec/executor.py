@@ -126,7 +126,7 @@ class Executor:
         """The Programs that run a part for a microbatch."""
         return (self.each[microbatch] if self.each and microbatch >= 0 else self).parts[place]
 
-    def like(self, other: Executor) -> list[tuple[_Part, _Part]]:
+    def beside(self, other: Executor) -> list[tuple[_Part, _Part]]:
         """The Programs of this executor and of another one of the same graph that have run."""
         every = [(part, other.parts[place]) for place, part in self.parts.items()]
         return [*every, *((part, other.pairs[places]) for places, part in self.pairs.items())]
@@ -195,14 +195,14 @@ class Executor:
         """The functions that this executor calls and that are not compiled yet, each once, for the inputs of the last
         run of an executor of the same graph at another level."""
         found = {}
-        for part, other in self.like(like):
+        for part, other in self.beside(like):
             for ready, inputs in zip(part.ready, other.inputs, strict=True):
                 found |= {id(function): (function, args) for function, args in uncompiled(ready.graph, inputs)}
         return list(found.values())
 
     def compile_like(self, like: Executor) -> None:
         """Compile all functions now, for the inputs of the last run of an executor as in `uncompiled`."""
-        for part, other in self.like(like):
+        for part, other in self.beside(like):
             for ready, inputs in zip(part.ready, other.inputs, strict=True):
                 compile_ahead(ready.graph, inputs)
 

@@ -142,7 +142,7 @@ class _Alive:
 
     def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int]):
         self.jobs, self.sizes = jobs, sizes
-        self.made = [sum([sizes[v] for v in job.makes]) for job in jobs]
+        self.made_bytes = [sum([sizes[v] for v in job.makes]) for job in jobs]
         self.readers = [0] * len(sizes)
         for job in jobs:
             for v in job.reads:
@@ -152,7 +152,7 @@ class _Alive:
         self.now = 0
 
     def makes(self, i: int) -> int:
-        return self.made[i]
+        return self.made_bytes[i]
 
     def frees(self, i: int) -> int:
         return sum(self.sizes[v] for v in self.jobs[i].reads if self.readers[v] == 1)
@@ -160,7 +160,7 @@ class _Alive:
     def take(self, i: int) -> int:
         """Run job i and return the bytes that are live during it."""
         job, readers = self.jobs[i], self.readers
-        self.now += self.made[i]
+        self.now += self.made_bytes[i]
         most = self.now
         for v in job.reads:
             readers[v] -= 1

@@ -10,7 +10,7 @@ import torch
 from tutti.lower.collectives import all_gather, all_reduce, exchange, ppermute
 from tutti.ops.rule import REDUCTIONS, Rule
 from tutti.plan.choice import Choices, factor_digits
-from tutti.plan.layout import Digit, Layout, Mesh, extent
+from tutti.plan.layout import Digit, Layout, Mesh, inside_node
 
 
 class LocalContext:
@@ -140,12 +140,10 @@ class LocalContext:
         """The axes of the exchanges that reach all ranks that share a factor, with the number of ranks of each: one, or
         one between nodes and one inside them."""
         axes = self.axes(self._known(factor))
-        if len(axes) == 1 and self.node_size:
-            size, stride = extent(axes[0], self._mesh)
-            inside = self.node_size // stride
-            if 1 < inside < size and size % inside == 0:
-                return [(f"{axes[0]}/{inside}", size // inside), (f"{axes[0]}%{inside}", inside)]
-        return [(" ".join(axes), self.parts(factor))]
+        ranks = self.parts(factor)
+        if len(axes) == 1 and (inside := inside_node(axes[0], self._mesh, self.node_size)):
+            return [(f"{axes[0]}/{inside}", ranks // inside), (f"{axes[0]}%{inside}", inside)]
+        return [(" ".join(axes), ranks)]
 
     def parts(self, factor: str) -> int:
         """The number of parts of a factor."""

@@ -43,15 +43,13 @@ def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, strict: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not strict:
-        found = FLASH_BACKWARD(grad, q, k, v, out, lse.contiguous(), 0.0, True, scale=scale)
-        return tuple(g.contiguous() for g in found)  # pyright: ignore[reportReturnType]
+        gradients = FLASH_BACKWARD(grad, q, k, v, out, lse.contiguous(), 0.0, True, scale=scale)
+        return tuple(g.contiguous() for g in gradients)  # pyright: ignore[reportReturnType]
     gradients = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if q.shape[ROWS] > 1:
-        later = (x[:, :, 1:] for x in (grad, q, out, lse))
-        g, rows, y, sums = later
-        gq, gk, gv = FLASH_BACKWARD(
-            g, rows, k[:, :, :-1], v[:, :, :-1], y, sums.contiguous(), 0.0, True, scale=scale
-        )  # fmt: skip
+        grad, q, out, lse = (x[:, :, 1:] for x in (grad, q, out, lse))
+        k, v = k[:, :, :-1], v[:, :, :-1]
+        gq, gk, gv = FLASH_BACKWARD(grad, q, k, v, out, lse.contiguous(), 0.0, True, scale=scale)
         gradients[0][:, :, 1:], gradients[1][:, :, :-1], gradients[2][:, :, :-1] = gq, gk, gv
     return gradients  # pyright: ignore[reportReturnType]
 

@@ -104,12 +104,12 @@ def _seconds(device: Any, call: Any, backward: bool, repeats: bool = False) -> f
     _, (tokens, k), _, (experts, made, hidden), (_, _, width) = call.shapes()[backward : 5 + backward]
     total, matmul, filled = call.node.args[9 + backward : 12 + backward]
     rows = ceil(tokens * k / total)
-    products = [(rows, hidden, made), (rows, width, hidden)]
+    first = (rows, hidden, made)
+    products = [first, (rows, width, hidden)]
     if backward:
-        again = products[:1] if repeats else []
         products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
     busier = call.flops / max(1, sum(2 * experts * prod(sizes) for sizes in products))
-    products += again if backward else []
+    products += [first] if repeats else []
     item = call.dtype.itemsize
     unused = 0 if filled < 0 else (2 + backward) * (tokens - filled) * hidden * item  # of x and results, or gradients
     bytes_ = call.bytes - unused + (1 + backward) * 2 * rows * experts * (hidden + made) * item

@@ -134,13 +134,13 @@ def sends(products: int):
         if cut.inside:
             nodes = cut.k // cut.inside
             legs = [(f"exchange/{cut.inside}", nodes, nodes), (f"exchange%{cut.inside}", cut.inside, cut.k)]
-        found = []
+        messages = []
         for kind, ranks, parts in legs:
             arrive = expected_rows(tokens, k, own * cut.k // parts, parts, cut.node.meta.get("routing"))
             moved = arrive * (ranks - 1) // ranks
             rows = [8 * (ranks - 1), moved * 2 * k * wide, *[moved * there] * products, moved * row]
-            found += [(kind, n) for n in (rows if products == 1 else [*rows, moved * weights])]
-        return found
+            messages += [(kind, n) for n in (rows if products == 1 else [*rows, moved * weights])]
+        return messages
 
     return sent
 

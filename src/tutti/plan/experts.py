@@ -17,7 +17,7 @@ from tutti.hardware import Cluster
 from tutti.ir.step_graph import UPDATE
 from tutti.nn.route import expected_rows
 from tutti.plan.choice import Choices
-from tutti.plan.layout import Mesh, extent
+from tutti.plan.layout import Mesh, extent, inside_node
 from tutti.plan.problem import Edge, Operator, Problem
 
 aten, ops = torch.ops.aten, torch.ops.tutti
@@ -70,12 +70,9 @@ def node_size(problem: Problem, operators: Mapping[str, Choices], mesh: Mesh, cl
     node = cluster.levels[0][0]
     for label, o in problem.operators.items():
         axes = [axis for axis, choice in operators.get(label, {}).items() if choice.also]
-        if o.target not in FUSED or len(axes) != 1:
+        if o.target is not ops.experts.default or len(axes) != 1 or not (inside := inside_node(axes[0], mesh, node)):
             continue
         (size, stride), (experts, choices) = extent(axes[0], mesh), (o.operands[3].shape[0], o.operands[1].shape[1])
-        inside = node // stride
-        if o.target is not ops.experts.default or not 1 < inside < size or size % inside:
-            continue
 
         def seconds(parts: int, ranks: int, stride: int, choices: int = choices, experts: int = experts,
                     routing: tuple[int, int] | None = o.node.meta.get("routing")) -> float:  # fmt: skip

@@ -311,8 +311,8 @@ def rank_at(where: Mapping[str, int], mesh: Mesh) -> int:
 def axis_part(axis: str) -> tuple[str, str, int]:
     """The mesh axis of "ep", "ep%8" (groups of 8 neighbours) or "ep/8" (every 8th rank), the sign or "", the number."""
     for sign in "%/":
-        name, found, count = axis.partition(sign)
-        if found:
+        if sign in axis:
+            name, count = axis.split(sign)
             return name, sign, int(count)
     return axis, "", 1
 
@@ -324,6 +324,14 @@ def extent(axis: str, mesh: Mesh) -> tuple[int, int]:
     if sign == "%":
         return count, stride
     return mesh[name] // count, stride * count
+
+
+def inside_node(axis: str, mesh: Mesh, node_size: int) -> int:
+    """How many ranks of a group along an axis are in one node of so many devices, if the group fills several nodes
+    evenly, else 0."""
+    size, stride = extent(axis, mesh)
+    inside = node_size // stride
+    return inside if 1 < inside < size and size % inside == 0 else 0
 
 
 def group_of(rank: int, axis: str, mesh: Mesh) -> list[int]:

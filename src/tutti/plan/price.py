@@ -14,7 +14,7 @@ from tutti.ops import Cut, operands
 from tutti.plan import compute
 from tutti.plan.choice import Choice, Choices, input_placement, layouts, output_placement, waste
 from tutti.plan.compute import LocalCall
-from tutti.plan.layout import Layout, Mesh, Placement, Split, axis_part, extent
+from tutti.plan.layout import Layout, Mesh, Placement, Split, axis_part, extent, inside_node
 from tutti.plan.problem import Operator
 from tutti.plan.reshard import sent_bytes
 
@@ -91,9 +91,8 @@ class Pricer:
         """Values of `Cut.inside`: 0, and the ranks in a node if an axis that splits two factors spans several nodes."""
         if "&" not in factor or " " in axes:
             return [0]
-        (size, stride), node = extent(axes, self.mesh), self.cluster.levels[0][0]
-        count = node // stride
-        return [0, count] if 1 < count < size and size % count == 0 else [0]
+        inside = inside_node(axes, self.mesh, self.cluster.levels[0][0])
+        return [0, inside] if inside else [0]
 
     def size(self, axes: str) -> int:
         """The number of ranks along axes."""

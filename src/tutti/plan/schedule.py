@@ -29,6 +29,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tutti.plan.list_schedule import EQUAL, found, listed
 from tutti.plan.slots import Durations, Schedule, Slot, clock
@@ -262,11 +263,8 @@ def _in_pairs(device: int, p: int, m: int) -> list[tuple[Slot, ...]]:
 
 def _paired(units: Sequence[tuple[Slot, ...]]) -> frozenset[int]:
     """The positions of slots that run together with the next one."""
-    found, at = set(), 0
-    for unit in units:
-        found |= {at} if len(unit) == 2 else set()
-        at += len(unit)
-    return frozenset(found)
+    begins = accumulate(map(len, units), initial=0)
+    return frozenset(begin for begin, unit in zip(begins, units, strict=False) if len(unit) == 2)
 
 
 def _in_slices(device: int, p: int, m: int, n: int) -> list[Slot]:

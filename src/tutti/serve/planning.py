@@ -157,9 +157,9 @@ class ServingPlanner:
             enough, devices = min(outcomes, key=Outcome.key), devices // 2
         return enough
 
-    def _apart(self, found: Sequence[Outcome]) -> Iterator[Placement]:
-        """Disaggregated placements of the plans that do best together."""
-        best = [x.placement.groups[0] for x in found[:4]]
+    def _apart(self, outcomes: Sequence[Outcome]) -> Iterator[Placement]:
+        """Disaggregated placements of the plans that do best together. outcomes: the best first."""
+        best = [x.placement.groups[0] for x in outcomes[:4]]
         for first in best:
             for second in best:
                 for share in (1 / 4, 1 / 2, 3 / 4):
@@ -171,19 +171,19 @@ class ServingPlanner:
 
     def _outcome(self, placement: Placement, load: Sequence[Arrival], ttft: float, tpot: float) -> Outcome:
         self.progress(f"simulating the load on {placement}")
-        engines = self.engines
-        made = [[self._engine(engines[group.plan], i == 0 and len(placement.groups) == 2)
-                 for _ in range(group.count)] for i, group in enumerate(placement.groups)]  # fmt: skip
+        engines, apart = self.engines, len(placement.groups) == 2
+        groups = [[self._engine(engines[group.plan], apart and i == 0) for _ in range(group.count)]
+                  for i, group in enumerate(placement.groups)]  # fmt: skip
         served = engines[placement.groups[0].plan]
         link = self.cluster.levels[-1][1].bandwidth * placement.groups[0].devices
-        measured = simulate(load, made[0], made[1] if len(made) == 2 else (),
-                            lambda tokens: tokens * served.slot_bytes / link)  # fmt: skip
-        found = report(measured, ttft, tpot)
+        answers = simulate(load, groups[0], groups[1] if apart else (),
+                           lambda tokens: tokens * served.slot_bytes / link)  # fmt: skip
+        clients = report(answers, ttft, tpot)
         slots = sum(engines[x.plan].slots * x.count for x in placement.groups)
         usual = sum(int(x.prompt) + x.tokens for x in load) / len(load)
         tight = any(engines[x.plan].slots < self.most * usual for x in placement.groups)
-        busy = tuple(sum(x.seconds for x in group) / len(group) / max(found.seconds, 1e-9) for group in made)
-        return Outcome(placement, found, slots, busy, tight)
+        busy = tuple(sum(x.seconds for x in group) / len(group) / max(clients.seconds, 1e-9) for group in groups)
+        return Outcome(placement, clients, slots, busy, tight)
 
     def _engine(self, served: Served, hands_on: bool) -> SimulatedEngine:
         blocks = min(served.slots // 16, ENOUGH)

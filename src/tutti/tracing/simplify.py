@@ -101,9 +101,9 @@ def _alike(a: fx.Node, b: fx.Node) -> bool:
 
 def _range(node: Call) -> tuple[int, int, int] | None:
     """(dim, start, stop) of a slice or of an assignment to one; None if it has a step."""
-    source, given = node.args[0], node.args[2 if node.target is aten.slice_scatter.default else 1 :]
+    source, place = node.args[0], node.args[2 if node.target is aten.slice_scatter.default else 1 :]
     defaults: tuple[Any, ...] = (0, None, None, 1)
-    dim, start, stop, step = (*given, *defaults[len(given) :])
+    dim, start, stop, step = (*place, *defaults[len(place) :])
     if step != 1:
         return None
     dim %= len(source.meta["val"].shape)

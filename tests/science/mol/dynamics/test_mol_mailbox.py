@@ -33,10 +33,10 @@ def routed(shares: bool) -> list[torch.Tensor]:
         for step in range(7):
             table = torch.arange(30, dtype=torch.float64).view(10, 3) + 100 * rank + step
             head = torch.tensor([rank, step], dtype=torch.float64)
-            heads, found = route.forward(head, table)
+            heads, rows = route.forward(head, table)
             sums = torch.zeros(10, 3, dtype=torch.float64)
-            back = route.backward(head, 2 * found, sums)
-            results += [heads, found, sums, back, exchange.gather(table[:2])]
+            back = route.backward(head, 2 * rows, sums)
+            results += [heads, rows, sums, back, exchange.gather(table[:2])]
     return results
 
 
