@@ -71,6 +71,7 @@ def test_names(name, devices, book):
         ("ddp", "did you mean 'dp'?"),
         ("fsdp", "did you mean 'zero3'?"),
         ("autoo", "did you mean 'auto'?"),
+        ("dp4xfp4", r"did you mean 'dp4xfp8'\?"),
         ("dp2xdp2", "names dp twice"),
         ("dpxtp", "leaves the sizes of dp and tp open"),
         ("dp3", "needs 3 devices, not 4"),

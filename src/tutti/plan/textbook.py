@@ -296,5 +296,6 @@ def _nearest(name: str) -> str | None:
         if not near:
             return None
         stem = STEMS[near[0]]
-        words.append(f"zero{size if size in ('1', '2', '3') else 3}" if stem == "zero" else stem + size)
+        sized = stem + size
+        words.append(sized if PART.fullmatch(sized) else "zero3" if stem == "zero" else stem)
     return "x".join(words) or None
