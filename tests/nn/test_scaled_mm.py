@@ -10,12 +10,10 @@ import zoo
 from cases import slow
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
-from tutti.nn.scaled_mm import FORMATS, LARGEST, block_of, rounded, rounded_to
+from tutti.nn.scaled_mm import FORMATS, LARGEST, block_of, product, rounded, rounded_to
 from tutti.ops.scaled_mm import SCALED_MM
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
-
-ops = torch.ops.tutti
 
 
 def adam(model):
@@ -40,7 +38,7 @@ def test_results_are_within_the_bound(k, dtype):
     a, b = (torch.randn(48, k, generator=generator) * 10).to(dtype), torch.randn(k, 32, generator=generator).to(dtype)
     a[3] = 0
     a[4, 1] = 1e4  # an outlier makes the rest of its block coarse
-    result, exact = ops.scaled_mm(a, b, "float8"), a.double() @ b.double()
+    result, exact = product(a, b, "float8"), a.double() @ b.double()
     allowed = bound(a, b) + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 1e-6)
     assert ((result.double() - exact).abs() <= allowed).all()
     assert (result.double() - exact).norm() > 1e-3 * exact.norm(), "it rounds"
@@ -60,7 +58,7 @@ def test_products_are_those_of_rounded_operands(name, k):
     generator = torch.Generator().manual_seed(k)
     a, b = torch.randn(32, k, generator=generator), torch.randn(k, 16, generator=generator)
     expected = rounded_to(a, name).double() @ rounded_to(b.t(), name).t().double()
-    torch.testing.assert_close(ops.scaled_mm(a, b, name).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(product(a, b, name).double(), expected, rtol=1e-4, atol=1e-4)
     signs = torch.where(a > 0, 3.0, -3.0)
     torch.testing.assert_close(rounded_to(signs, name), signs, rtol=1e-6, atol=0)
 
@@ -88,7 +86,7 @@ def test_nvfp4_has_the_numbers_of_e2m1():
 def test_what_is_not_finite_stays_so(name, value):
     x = torch.ones(2, 32)
     x[1, 3] = value
-    result = ops.scaled_mm(x, torch.ones(32, 4), name)
+    result = product(x, torch.ones(32, 4), name)
     assert result[0].isfinite().all() and not result[1].isfinite().any()
 
 
@@ -108,7 +106,7 @@ def trained(plan: str, devices: int):
 def test_plans_compute_in_other_formats(word):
     step, losses, _ = trained(f"dp2x{word}", 2)
     assert step.plan.name == f"dp2x{word}" and word.upper() in step.plan.explain()
-    assert {node.args[2] for node in step.graph.calls if node.target is SCALED_MM} == {word}
+    assert {node.args[4] for node in step.graph.calls if node.target is SCALED_MM} == {word}
     assert losses == pytest.approx(trained("single", 1)[1], rel=0.05)
 
 

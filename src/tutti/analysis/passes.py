@@ -22,6 +22,7 @@ from tutti.lower.one_pass import make_losses_in_one_pass
 from tutti.lower.overwrite import write_over
 from tutti.lower.program import Program
 from tutti.lower.regions import divide
+from tutti.lower.round_once import round_once
 from tutti.lower.tiers import use_tiers
 from tutti.lower.workspace import keep_workspaces
 from tutti.lower.write_out import write_out
@@ -39,7 +40,7 @@ class Level:
     after: tuple[Pass, ...]
 
 
-ALL = make_losses_in_one_pass, keep_workspaces, bucket, use_tiers, update_in_place
+ALL = make_losses_in_one_pass, keep_workspaces, round_once, bucket, use_tiers, update_in_place
 
 LEVELS = {
     "O0": Level("operator by operator", ALL, (write_over,)),

@@ -3,6 +3,8 @@
 All three products of a weight are: the forward pass, the gradient of the input and that of the weight. So are those of
 fused experts. Products outside numbered layers (embeddings, the last layer), routers (with a result of less than an
 eighth of the contracted dim) and attention keep their dtype. Sizes must be multiples of 16, as kernels require.
+
+Operands are rounded by operators of their own (`lower.roundings`), so that products share them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from torch import fx
 
 from tutti.ir.labels import annotate_labels, is_layer, layer_of
 from tutti.ir.step_graph import FORWARD, UPDATE, Call, StepGraph, copy_graph
+from tutti.lower.roundings import rounded
 from tutti.ops.costs import annotate_costs
 from tutti.ops.scaled_mm import SCALED_MM
 
@@ -30,18 +33,21 @@ def in_low_precision(step: StepGraph, name: str) -> StepGraph:
     for node in experts:
         at = MATMUL_AT[node.target]
         node.args = (*node.args[:at], name, *node.args[at + 1 :])
+    operands = rounded(graph, products, name)
     for node in products:
-        *added, a, b = node.args
+        *added, _, _ = node.args
+        args = (*operands[node], name, node.meta["val"].dtype)
         if not added:
-            node.target, node.args = SCALED_MM, (a, b, name)
+            node.target, node.args = SCALED_MM, args
             continue
         with graph.inserting_before(node):
-            product = graph.call_function(SCALED_MM, (a, b, name))
+            product = graph.call_function(SCALED_MM, args)
         product.meta = dict(node.meta)
         node.target, node.args = aten.add.Tensor, (product, added[0])
     outputs = {name: mapping[node] for name, node in step.outputs.items()}
-    graph.output(tuple(outputs.values())).meta = {"path": "", "phase": "", "val": None}
     inputs = {name: mapping[node] for name, node in step.inputs.items()}
+    graph.output(tuple(outputs.values())).meta = {"path": "", "phase": "", "val": None}
+    graph.eliminate_dead_code(lambda node: node.op != "call_function")  # transposed views
     made = StepGraph(graph, inputs, outputs, step.constants, step.device)
     annotate_labels(made)
     annotate_costs(made)

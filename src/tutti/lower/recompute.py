@@ -34,6 +34,7 @@ def recompute(step: StepGraph, again: Collection[str]) -> StepGraph:
     writer.in_slices()
     outputs = {name: mapping[node] for name, node in step.outputs.items()}
     graph.output(tuple(outputs.values())).meta = {"path": "", "phase": "", "val": None}
+    writer.erase_unread()
     inputs = {name: mapping[node] for name, node in step.inputs.items()}
     made = StepGraph(graph, inputs, outputs, step.constants, step.device)
     annotate_labels(made)
@@ -105,3 +106,9 @@ class _Writer:
         for copy in reversed(self.made):
             if "slice" in copy.meta:
                 copy.meta["slice"] = max(user.meta["slice"] for user in copy.users)
+
+    def erase_unread(self) -> None:
+        """Erase forward nodes that only the backward pass has read."""
+        for x, copy in reversed(self.copies.items()):
+            if copy is not x and not x.users:
+                self.graph.erase_node(x)

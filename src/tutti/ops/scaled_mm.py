@@ -1,4 +1,7 @@
-"""Matrix products in low precision. The contracted dim is split at blocks, each of which has scales of its own."""
+"""Matrix products in low precision, and roundings of their operands.
+
+The contracted dim is split at blocks, each of which has scales of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from typing import Any
 
 import torch
 
-import tutti.nn.scaled_mm  # noqa: F401  (registers the operator)
+import tutti.nn.scaled_mm  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ir.step_graph import Call
 from tutti.nn.scaled_mm import block_of, format_of
 from tutti.ops.registry import rules, shape_of
 
+ROUND_OPERAND, ROUND_BOTH = torch.ops.tutti.round_operand.default, torch.ops.tutti.round_both.default
 SCALED_MM = torch.ops.tutti.scaled_mm.default
 DTYPES = {  # the peaks of devices with units for a format, by its name
     "float8": ("float8_e4m3fn", "float8_e4m3fnuz"),
@@ -21,12 +25,29 @@ DTYPES = {  # the peaks of devices with units for a format, by its name
 }
 
 
+def _round_operand(node: Call):
+    x, dim, name = node.args
+    block, form = block_of(shape_of(x)[dim], name), format_of(name)
+    operand = "m (q i!)" if dim == 1 else "(q i!) m"
+    return f"{operand} -> m (q p!), m (q s!)", {"i": block, "p": form.width(block), "s": form.blocks(block)}
+
+
 def _scaled(node: Call):
-    return "m (q i!), (q i!) n -> m n", {"i": block_of(shape_of(node.args[0])[1], str(node.args[2]))}
+    a, scales, *_, name, _ = node.args
+    width, form = shape_of(a)[1], format_of(name)
+    remainder = width * 8 // form.bits % form.block
+    sizes = {"p": width, "s": shape_of(scales)[1]} if remainder or not width else {"p": form.width(form.block), "s": 1}
+    return "m (q p!), m (q s!), n (q p!), n (q s!) -> m n", sizes
 
 
-rules({SCALED_MM: _scaled})
-FLOPS[SCALED_MM] = lambda node: 2 * prod(shape_of(node.args[0])) * shape_of(node.args[1])[1]
+def _product(node: Call) -> tuple[int, int, int]:
+    """(m, k, n) of a product."""
+    (m, width), (n, _) = shape_of(node.args[0]), shape_of(node.args[2])
+    return m, width * 8 // format_of(str(node.args[4])).bits, n
+
+
+rules({ROUND_OPERAND: _round_operand, SCALED_MM: _scaled})
+FLOPS[SCALED_MM] = lambda node: 2 * prod(_product(node))
 
 
 def dtype_of(device: Any, name: str, other: Any) -> Any:
@@ -39,12 +60,17 @@ def rounding_seconds(device: Any, name: str, read: int, rows: int, k: int, dtype
     return device.stream_seconds(read + format_of(name).bytes_of(rows, k), "add", dtype)
 
 
+def _rounding_seconds(device: Any, call: Any) -> float:
+    """The operand is read once, and each of its rounded forms is written."""
+    return device.stream_seconds(call.bytes, "add", call.read_dtype)
+
+
 def _seconds(device: Any, call: Any) -> float:
-    """The product at the device's rate for the format, after both operands were rounded."""
-    (m, k), (_, n) = call.shapes()
-    name = str(call.node.args[2])
-    rounding = rounding_seconds(device, name, sum(call.read), m + n, k, call.dtype)
-    return device.matmul_seconds(1, m, k, n, dtype_of(device, name, call.dtype)) + rounding
+    """The product at the device's rate for the format."""
+    (m, width), _, (n, _), _ = call.shapes()
+    name = str(call.node.args[4])
+    k = width * 8 // format_of(name).bits
+    return device.matmul_seconds(1, m, k, n, dtype_of(device, name, call.dtype))
 
 
-SECONDS[SCALED_MM] = _seconds
+SECONDS |= {ROUND_OPERAND: _rounding_seconds, ROUND_BOTH: _rounding_seconds, SCALED_MM: _seconds}

@@ -29,6 +29,7 @@ from tutti.ir.costs import FREE, flat
 from tutti.ir.labels import is_layer, layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, Call, StepGraph
 from tutti.ops import source
+from tutti.ops.scaled_mm import ROUND_OPERAND
 from tutti.plan.variant import ATTENTION, LAYERS
 
 SMALL = 1e-6  # weight of the secondary objective, time or memory
@@ -143,8 +144,14 @@ def chosen(step: StepGraph, found: Activations, words: Collection[str]) -> set[s
                 near = get_close_matches(word, {name.partition(".")[2] for name in names.values()}, 1)
                 hint = f"; the nearest is {near[0]!r}" if near else ""
                 raise ValueError(f"no operator of the forward pass is named {word!r}{hint}")
-            labels |= same
+            labels |= same | {x for x, node in found.example.items() if _rounds_one_of(node, same)}
     return labels - found.never
+
+
+def _rounds_one_of(node: Call, labels: Collection[str]) -> bool:
+    """Whether a call rounds the result of an operator with one of these labels for products in low precision. It would
+    otherwise be kept in place of that result."""
+    return node.target is ROUND_OPERAND and made_by(node.args[0])[0].meta["label"] in labels
 
 
 def operator_name(node: fx.Node) -> str:

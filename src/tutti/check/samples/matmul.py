@@ -4,7 +4,7 @@ import torch
 
 import tutti.nn.ordered_mm  # noqa: F401  (registers the operator)
 from tutti.check.samples.sample import Draw, samples
-from tutti.nn.scaled_mm import FORMATS
+from tutti.nn.scaled_mm import FORMATS, round_operand
 
 aten = torch.ops.aten
 
@@ -37,8 +37,15 @@ def ordered_mm(d: Draw):
 
 @samples(torch.ops.tutti.scaled_mm.default)
 def scaled_mm(d: Draw):
-    m, k, n = d.pick([(4, 256, 6), (2, 512, 4), (4, 6, 4)])
-    return (d.floats(m, k, dtype=torch.float32), d.floats(k, n, dtype=torch.float32), d.pick([*FORMATS])), {}
+    (m, k, n), name = d.pick([(4, 256, 6), (2, 512, 4), (4, 6, 4)]), d.pick([*FORMATS])
+    a, b = d.floats(m, k, dtype=torch.float32), d.floats(n, k, dtype=torch.float32)
+    return (*round_operand(a, 1, name), *round_operand(b, 1, name), name, torch.float32), {}
+
+
+@samples(torch.ops.tutti.round_operand.default)
+def round_operand_(d: Draw):
+    shape, dim = d.pick([(4, 256), (512, 2), (6, 4), (384, 6)]), d.pick([0, 1])
+    return (d.floats(*shape, dtype=torch.float32), dim, d.pick([*FORMATS])), {}
 
 
 @samples(aten.mv.default)
