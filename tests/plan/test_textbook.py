@@ -39,6 +39,7 @@ from tutti.plan.textbook import Textbook, parse_name, refined
             Textbook(2, recompute=True, again=("_softmax", "glu"), batch_splits=2),
         ),
         ("dp4xfp32sumsxfp8", 4, Textbook(4, sum_dtype="float32", matmul_dtype="float8")),
+        ("dp4xmxfp8xreround", 4, Textbook(4, matmul_dtype="mxfp8", reround=True)),
         ("dp4xfp32sums", 4, Textbook(4, sum_dtype="float32")),
         ("dp2xtp2xspxrecompute", 4, Textbook(2, 2, recompute=True, sp=True)),
         ("tp4xexperts4", 4, Textbook(tp=4, folded=True)),

@@ -29,7 +29,7 @@ from tutti.hardware import Cluster
 from tutti.ir.step_graph import OUTPUT, TOLD, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
-from tutti.lower.cut import Place
+from tutti.lower.cut import PREPARATION, Place
 from tutti.lower.joined import joined
 from tutti.lower.program import Collective, Program
 from tutti.lower.schedule_parts import label_of, passed, program_of, schedule_of, sizes_of, with_values
@@ -84,8 +84,8 @@ class Executor:
 
     @property
     def first(self) -> _Part:
-        """The first local part."""
-        return next(iter(self.parts.values()))
+        """The first local part that microbatches run."""
+        return next(part for place, part in self.parts.items() if place.kind != PREPARATION)
 
     def device(self, place: Place) -> int:
         """The device that runs a part."""
@@ -124,7 +124,11 @@ class Executor:
 
     def part(self, place: Place, microbatch: int) -> _Part:
         """The Programs that run a part for a microbatch."""
-        return (self.each[microbatch] if self.each and microbatch >= 0 else self).parts[place]
+        return self.of(microbatch).parts[place]
+
+    def of(self, microbatch: int) -> Executor:
+        """The executor whose parts run a microbatch."""
+        return self.each[microbatch] if self.each and microbatch >= 0 else self
 
     def beside(self, other: Executor) -> list[tuple[_Part, _Part]]:
         """The Programs of this executor and of another one of the same graph that have run."""
@@ -247,11 +251,12 @@ class _Device:
         self.loss: torch.Tensor | None = None
         self.told: dict[str, torch.Tensor] = {}  # by the update
         self.divided = False
+        self.prepared: dict[Executor, dict[str, Row]] = {}  # what microbatches of other graphs share
 
     def begin(self) -> None:
         self.todo = deque(self.executor.actions[self.number])  # an interrupted run leaves some
         self.loss, self.values, self.sums, self.divided, self.observed = None, {}, {}, False, {}
-        self.successors = {}
+        self.successors, self.prepared = {}, {}
 
     def act(self, given: Given) -> bool:
         """Run the next action if its inputs have arrived; whether it did."""
@@ -260,7 +265,7 @@ class _Device:
             return False
         self.todo.popleft()
         if action.microbatch == ONCE and self.sums and not self.divided:
-            self.divided = True
+            self.divided, self.prepared = True, {}
             torch._foreach_div_([x for row in self.sums.values() for x in row], self.executor.count)  # pyright: ignore[reportPrivateImportUsage]
             self.round_sums()
         for message, source in action.receives:
@@ -302,28 +307,50 @@ class _Device:
         """Run a part, or two together, and keep the outputs."""
         executor = self.executor
         parts = [executor.part(place, microbatch) for place, microbatch in action.runs]
-        inputs = [self.inputs(part, microbatch, given(max(microbatch, 0)))
-                  for part, (_, microbatch) in zip(parts, action.runs, strict=True)]  # fmt: skip
-        rows = [[x for row in each for x in row] for each in zip(*inputs, strict=True)]
+        numbers = [microbatch for _, microbatch in action.runs]
+        for microbatch in numbers:
+            self.prepare(microbatch, given)
         whole = parts[0] if len(parts) == 1 else executor.pairs[tuple(place for place, _ in action.runs)]
+        name = " with ".join(str(place) for place, _ in action.runs)
+        results = self.compute(parts, numbers, whole, name, given)
+        for part, microbatch, rows in zip(parts, numbers, results, strict=True):
+            for (output, kind), row in zip(part.outputs, rows, strict=True):
+                self.keep(output, kind, row, microbatch)
+
+    def prepare(self, microbatch: int, given: Given) -> None:
+        """Run what microbatches of another graph share, before the first of them. A pipeline mixes no graphs."""
+        other = self.executor.of(microbatch)
+        if other is self.executor or other in self.prepared:
+            return
+        self.prepared[other] = {}
+        for place, part in other.parts.items():
+            if place.kind == PREPARATION:
+                (rows,) = self.compute([part], [ONCE], part, str(place), given)
+                self.prepared[other] |= {name: row for (name, _), row in zip(part.outputs, rows, strict=True)}
+
+    def compute(self, parts: list[_Part], microbatches: list[int], whole: _Part, name: str,
+                given: Given) -> list[list[Row]]:  # fmt: skip
+        """The outputs of parts that are one Program, `whole`."""
+        executor = self.executor
+        inputs = [self.inputs(part, microbatch, given(max(microbatch, 0)))
+                  for part, microbatch in zip(parts, microbatches, strict=True)]  # fmt: skip
+        rows = [[x for row in each for x in row] for each in zip(*inputs, strict=True)]
         for i, budget in enumerate(whole.budgets):
             if budget:
                 budget.admit(whole.ready[i].peaks)
         whole.inputs = whole.inputs or [[Described.of(x) for x in row] for row in rows]
         runs = [ready.run for ready in whole.ready]
         if executor.recorder:
-            name = " with ".join(str(place) for place, _ in action.runs)
             runs = [executor.recorder.watch(name, whole.programs[0], whole.ready[0])]
         device_type = executor.cut.step.device.type
         with torch.no_grad(), torch.autocast(device_type, enabled=False):  # the graph holds its own casts
             results = iter(zip(*executor.driver.run(runs, rows), strict=True))
-        for part, (_, microbatch) in zip(parts, action.runs, strict=True):
-            for name, kind in part.outputs:
-                self.keep(name, kind, list(next(results)), microbatch)
+        return [[list(next(results)) for _ in part.outputs] for part in parts]
 
     def inputs(self, part: _Part, microbatch: int, given: Mapping[str, torch.Tensor]) -> list[list[torch.Tensor]]:
         """The inputs of a part on each local rank."""
         executor, rows = self.executor, []
+        prepared = self.prepared.get(executor.of(microbatch), {})
         for name in part.summed:
             if name not in self.sums:
                 self.sums[name] = self.counted([self.zeros(program, name) for program in part.programs])
@@ -334,6 +361,8 @@ class _Device:
                     row.append(own_part(name, given[name], layout, executor.mesh, rank, executor.cut.step.device))
                 elif name in part.stored:
                     row.append(kept[name])
+                elif name in prepared:
+                    row.append(prepared[name][i])
                 else:
                     row.append(self.row(_message(name, microbatch, self.values))[i])
             rows.append(row)

@@ -2,6 +2,7 @@
 and to free after it.
 
     lend     parameters that other stages read as well
+    prepare  parts `P`, whose results all microbatches read
     slots    of the schedule
     hand on  sums of gradients whose parameters belong to other devices
     update   parts `U0`, `U1`, ...
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tutti.lower.cut import LEVELLED, Cut, Place
+from tutti.lower.cut import LEVELLED, PREPARATION, Cut, Place
 from tutti.plan.slots import Schedule
 
 ONCE = -1  # instead of a microbatch: for values that exist once per step
@@ -88,7 +89,9 @@ class _Device:
         return self.schedule.place[stage]
 
     def actions(self) -> list[Action]:
-        cut, mine = self.cut, [self.lend()]
+        cut = self.cut
+        here = [place for place in cut.parts if self.at(place.stage) == self.number]
+        mine = [self.lend(), *(self.parts([(place, ONCE)]) for place in here if place.kind == PREPARATION)]
         for unit in self.schedule.units(self.number):
             places = [(Place(slot.stage, slot.kind, slot.slice), slot.microbatch) for slot in unit]
             places = [(place, microbatch) for place, microbatch in places if place in cut.parts]
@@ -96,8 +99,7 @@ class _Device:
                 mine.append(self.parts(places))
         if {slot.kind for slot in self.schedule.devices[self.number]} != {"F"}:
             mine.append(self.hand_on())
-            levels = [p for p in cut.parts if p.kind[0] in LEVELLED and self.at(p.stage) == self.number]
-            mine += [self.parts([(place, ONCE)]) for place in levels]
+            mine += [self.parts([(place, ONCE)]) for place in here if place.kind[0] in LEVELLED]
         for message, action in self.here.items():
             action.drops.append(message)
         return [a for a in mine if a.place or a.sends]
@@ -131,7 +133,8 @@ class _Device:
             maker = self.cut.makers[name].stage if home is None and name in self.cut.makers else home
             if maker is None or (name not in self.cut.makers and self.at(maker) == self.number):
                 continue  # an input, or kept here
-            message = Message(name, ONCE if home is not None else microbatch)
+            once = home is not None or self.cut.makers[name].once
+            message = Message(name, ONCE if once else microbatch)
             if self.at(maker) != self.number and message not in self.here:
                 route = self.route(name) if name.startswith("value:") else {}
                 action.receives.append((message, route.get(self.number, self.at(maker))))

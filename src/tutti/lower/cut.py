@@ -2,6 +2,7 @@
 
 | kind | runs | what it computes |
 |---|---|---|
+| `P` | once a step | what all microbatches share: the roundings of weights (`lower.once`) |
 | `F` | for every microbatch | the forward pass of a stage |
 | `B` | for every microbatch | its backward pass; if split, only what other stages or several gradients depend on |
 | `W` | for every microbatch | if split, the rest of the backward pass: gradients of single parameters |
@@ -18,6 +19,7 @@ A plan without a pipeline has one stage, whose forward and backward passes are n
 | kind | runs | what it computes |
 |---|---|---|
 | `S` | once a step | everything |
+| `P` | once a step | what all microbatches share |
 | `M` | for every microbatch | gradients, where they are accumulated |
 | `U` | once a step | the update from accumulated gradients |
 
@@ -38,10 +40,13 @@ from torch import fx
 
 from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, WRITTEN, StepGraph
 from tutti.lower.crossings import levels
+from tutti.lower.once import divided, merged, weight_roundings
 from tutti.plan.reads import Reads
 from tutti.plan.stages import alone, stages_of
 
 LEVELLED = ("U", "C")  # kinds of parts that are numbered by how often their values have crossed stages
+PREPARATION = "P"
+REPEATED = ("S", "M")  # kinds of parts that have the layers, without a pipeline
 FLAT = {"S": "a step", "M": "a microbatch", "U": "the update"}  # kinds of parts of a plan without a pipeline
 
 
@@ -55,11 +60,13 @@ class Place(NamedTuple):
     @property
     def once(self) -> bool:
         """Whether it runs once in a step or call, not for every microbatch."""
-        return self.kind[0] in ("S", *LEVELLED)
+        return self.kind[0] in ("S", PREPARATION, *LEVELLED)
 
     def __str__(self) -> str:
         if self.kind in FLAT:
             return FLAT[self.kind]
+        if self.kind == PREPARATION:
+            return f"the preparation of stage {self.stage}"
         return f"stage {self.stage} {self.kind}" + (f" of chunk {self.slice}" if self.slice else "")
 
 
@@ -81,29 +88,40 @@ class Cut:
     wide_sums: dict[str, bool] = field(default_factory=dict)
 
 
-def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Mapping[str, int] | None = None) -> Cut:
-    """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether the backward pass is `B` and `W`."""
-    reads = Reads(step, kept or ())
-    return _Cutter(reads, stages_of(reads, named, kept), split).cut()
+def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Mapping[str, int] | None = None,
+        once: bool = True) -> Cut:  # fmt: skip
+    """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether the backward pass is `B` and `W`. once:
+    whether what microbatches share is a part of its own (`lower.once`)."""
+    once = once and step.repeats
+    reads = Reads(merged(step) if once else step, kept or ())
+    return _Cutter(reads, stages_of(reads, named, kept), split, once).cut()
 
 
-def undivided(step: StepGraph, count: int) -> Cut:
-    """The parts of a plan without a pipeline. count: number of microbatches."""
+def undivided(step: StepGraph, count: int, once: bool = True) -> Cut:
+    """The parts of a plan without a pipeline. count: number of microbatches. once: as for `cut`."""
     homes = {name: 0 for name in step.inputs if name.partition(":")[0] not in GIVEN}
     updates = any(node.meta["phase"] == UPDATE for node in step.outputs.values())
     if not updates or count == 1:
         whole, part = Place(0, "S"), step.without_gradients() if updates else step
         return Cut(step, {whole: part}, homes, dict.fromkeys(part.outputs, whole))
+    step = merged(step) if once else step
     before, after = step.at_gradients()
+    shared, before = divided(before) if once else (None, before)
     microbatch, update = Place(0, "M"), Place(0, "U")
     makers = {name: microbatch for name in before.outputs} | {name: update for name in after.outputs}
-    return Cut(
+    made = Cut(
         step, {microbatch: before, update: after}, homes, makers, {name: [update] for name in step.gradient_names}
     )
+    if shared:
+        preparation = Place(0, PREPARATION)
+        made.parts = {preparation: shared, **made.parts}
+        made.makers |= dict.fromkeys(shared.outputs, preparation)
+        made.readers |= {name: [microbatch] for name in shared.outputs}
+    return made
 
 
 class _Cutter:
-    def __init__(self, reads: Reads, stages: Mapping[fx.Node, int], split: bool):
+    def __init__(self, reads: Reads, stages: Mapping[fx.Node, int], split: bool, once: bool):
         self.reads, self.stages = reads, stages
         self.step = step = reads.step
         self.names = {node: name for name, node in step.inputs.items()}
@@ -114,6 +132,7 @@ class _Cutter:
         self.written = {node: name for name, node in changed.items() if name.startswith("param:")}
         self.alone = alone(reads, stages) if split else {}
         self.levels = levels(reads, stages)
+        self.shared = set(weight_roundings(step) if once else ())
         self.places = {n: self.place(n) for n in reads.calls}
         self.shares = {name: self.shares_of(step.outputs[name]) for name in step.gradient_names}
         self.wanted: dict[Place, dict[str, fx.Node]] = defaultdict(dict)  # outputs by part
@@ -125,6 +144,8 @@ class _Cutter:
         stage, phase, chunk = self.stages[node], node.meta["phase"], node.meta.get("slice", 0)
         if not self.step.repeats:
             return Place(stage, f"C{self.levels[node]}")
+        if node in self.shared:
+            return Place(stage, PREPARATION)
         if phase == FORWARD:
             return Place(stage, "F", chunk)
         if phase == BACKWARD:
@@ -280,10 +301,14 @@ class _Draft:
                 todo += missing
             else:
                 self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
+                if self.place.kind == PREPARATION:
+                    self.made[n].meta["phase"] = FORWARD
         return self.made[node]
 
 
 def _order(place: Place) -> tuple:
-    """Sort key: forward parts by stage and chunk, backward parts in reverse, then the updates."""
+    """Sort key: preparations, forward parts by stage and chunk, backward parts in reverse, then the updates."""
     stage, kind, chunk = place
+    if kind == PREPARATION:
+        return -1, stage
     return (0, stage, chunk, "") if kind == "F" else (1, -stage, -chunk, kind) if kind in "BW" else (2, int(kind[1:]))

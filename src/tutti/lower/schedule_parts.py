@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from tutti.ir.step_graph import Spec, StepGraph
-from tutti.lower.cut import Cut, cut, undivided
+from tutti.lower.cut import REPEATED, Cut, cut, undivided
 from tutti.lower.program import Program
 from tutti.lower.shard import made_in, shard
 from tutti.lower.sums import WIDE, add_in_float32, add_to_sums
@@ -23,11 +23,12 @@ def schedule_of(
 
     count: number of microbatches. kept: the stages of inputs that are placed already.
     """
+    once = count > 1 and not (plan.reround or plan.tiers)
     if not plan.stages:
-        made = undivided(graph, count)
+        made = undivided(graph, count, once)
         if plan.sum_dtype:
             add_in_float32(made)
-        (kind, *_) = (place.kind for place in made.parts)
+        (kind,) = (place.kind for place in made.parts if place.kind in REPEATED)
         return made, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
     if not graph.repeats:
         check_called(plan)
@@ -37,7 +38,7 @@ def schedule_of(
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count, graph.sequence_chunks)
-    made = cut(graph, plan.stages, schedule.split, kept)
+    made = cut(graph, plan.stages, schedule.split, kept, once)
     if plan.sum_dtype:
         add_in_float32(made)
     return made, schedule

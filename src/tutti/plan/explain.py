@@ -34,7 +34,9 @@ def explain(plan: Plan) -> str:
         named = ", ".join(plan.recompute[:MOST]) + (", ..." if len(plan.recompute) > MOST else "")
         many = f"{len(plan.recompute)} operators: " if any("/" in label for label in plan.recompute) else ""
         lines.append(f"the backward pass recomputes {many}{named}")
-    lines += [f"matrix products of layers are in {plan.matmul_dtype.upper()}"] if plan.matmul_dtype else []
+    if plan.matmul_dtype:
+        again = ", weights are rounded in every microbatch" if plan.reround else ""
+        lines.append(f"matrix products of layers are in {plan.matmul_dtype.upper()}{again}")
     lines += _tiers(plan.tiers)
     if plan.batch_splits > 1:
         lines.append(f"the batch is cut into {plan.batch_splits} copies: one computes while another communicates")

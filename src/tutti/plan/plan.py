@@ -19,7 +19,7 @@ from tutti.plan.variant import MATMULS, Variant
 
 DECISIONS = (  # fields that define how a step runs, except durations
     "mesh", "accumulate", "sum_dtype", "schedule", "sequence_chunks", "recompute", "tiers", "batch_splits",
-    "overlap_chunks", "matmul_dtype", "node_size", "stages", "inputs", "operators",
+    "overlap_chunks", "matmul_dtype", "reround", "node_size", "stages", "inputs", "operators",
 )  # fmt: skip
 SUMS = ("", "float32")  # dtypes of sums of gradients
 PIPELINE = "pp"  # the mesh axis of a pipeline, the outermost
@@ -78,6 +78,8 @@ class Plan:
     batch_splits: number of parts of the batch that overlap computation and communication (`lower.unroll`).
     overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.regions`).
     matmul_dtype: format of the matrix products of layers (`nn.scaled_mm`); by default the model's dtype.
+    reround: whether weights are rounded to that format in every microbatch, instead of once a step and kept
+        (`lower.once`). They are in any case if `tiers` stores tensors elsewhere.
     node_size: neighbouring devices to whose node a token travels once on the way to its experts; 0 if it travels to
         each device directly (`ops.experts_exchange`).
     durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `auto` uses them.
@@ -97,6 +99,7 @@ class Plan:
     batch_splits: int = 1
     overlap_chunks: int = 1
     matmul_dtype: str = ""
+    reround: bool = False
     node_size: int = 0
     durations: tuple[tuple[float, ...], ...] = ()
     name: str = ""
@@ -157,6 +160,8 @@ class Plan:
         if self.matmul_dtype not in ("", *MATMULS.values()):
             formats = ", ".join(map(repr, MATMULS.values()))
             raise ValueError(f"matmul_dtype {self.matmul_dtype!r}: products are in {formats}, or '' in their own dtype")
+        if self.reround and not self.matmul_dtype:
+            raise ValueError("reround is for weights of products in low precision, and matmul_dtype is ''")
         if not isinstance(self.node_size, int) or self.node_size < 0 or self.node_size == 1:
             raise ValueError(f"node_size {self.node_size!r}: a node has at least 2 devices; 0 sends tokens directly")
         if self.sum_dtype not in SUMS:

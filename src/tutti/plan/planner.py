@@ -91,7 +91,7 @@ class Planner:
         plan = made.plan(gathered=book.zero >= 2)
         tiers = offloaded(self.step, book.offload, self.cluster.device.outer) if book.offload else {}
         return plan.replace(name=str(book) if without_effect else name, tiers=tiers, overlap_chunks=book.overlap_chunks,
-                            sum_dtype=book.sum_dtype, matmul_dtype=book.matmul_dtype)  # fmt: skip
+                            sum_dtype=book.sum_dtype, matmul_dtype=book.matmul_dtype, reround=book.reround)  # fmt: skip
 
     def textbook(self, book: Textbook, stored: Mapping[str, Layout] | None = None, stripes: bool = True) -> Candidate:
         """The cheapest choices that the textbook plan allows.
@@ -334,6 +334,7 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
         recompute=tuple(x for x in plan.recompute if "/" not in x or x in labels),
         sum_dtype=plan.sum_dtype,
         matmul_dtype=plan.matmul_dtype,
+        reround=plan.reround,
         node_size=plan.node_size,
         tiers={label: tier for label, tier in plan.tiers.items() if label in labels},
         batch_splits=plan.batch_splits,

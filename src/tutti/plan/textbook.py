@@ -30,6 +30,7 @@ operators of these names.
 `fp32sums` (`dp8xfp32sums`) adds the gradients of microbatches in float32 (`lower.sums`).
 
 `fp8` (`dp8xfp8`), `mxfp8` or `nvfp4` computes the matrix products of layers in this format (`lower.low_precision`).
+`reround` (`dp8xfp8xreround`) rounds weights in every microbatch instead of keeping them rounded (`lower.once`).
 
 `splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
 `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or
@@ -58,13 +59,14 @@ NAMES = (
 )
 WORDS = (
     "auto", "dp", "tp", "cp", "ep", "pp", "experts", "zero", "recompute", "offload", "splits", "overlap", "fp32sums",
-    "sp", "shard", *MATMULS, "single",
+    "sp", "shard", *MATMULS, "reround", "single",
 )  # fmt: skip
 STEMS = {**{word: word for word in WORDS}, "fsdp": "zero3"}
 PART = re.compile(
     r"(?P<axis>dp|tp|cp|ep|pp|experts)(?P<size>\d*)(?:-(?P<schedule>.+))?|zero(?P<zero>[123])"
     r"|recompute(?:-(?P<again>[\w.*?+]+))?|offload(?P<offload>[123]?)|splits(?P<splits>\d+)|overlap(?P<overlap>\d+)"
-    r"|shard(?P<shard>\d+)|(?P<sums>fp32sums)|(?P<sp>sp)|(?P<matmul>fp8|mxfp8|nvfp4)|single"
+    r"|shard(?P<shard>\d+)|(?P<sums>fp32sums)|(?P<sp>sp)|(?P<matmul>fp8|mxfp8|nvfp4)"
+    r"|(?P<reround>reround)|single"
 )
 # Operators to recompute may have an x in their names, and mxfp8 has one.
 BETWEEN = re.compile(rf"(?<!xm)(?<!^m)x(?={'|'.join(WORDS[1:])})")
@@ -79,7 +81,7 @@ class Textbook:
     pipe: the pipeline.
     recompute: whether the backward pass recomputes activations.
     offload: what is offloaded (`plan.tier`).
-    batch_splits, overlap_chunks, sum_dtype, matmul_dtype: as in `Plan`.
+    batch_splits, overlap_chunks, sum_dtype, matmul_dtype, reround: as in `Plan`.
     folded: whether axis `ep` is a part of data parallelism, and experts are split over axes `ep` and `tp`.
     again: what is recomputed (`plan.recompute`); by default activations inside layers.
     sp: whether `tp` splits norms and the residual stream along the sequence.
@@ -102,6 +104,7 @@ class Textbook:
     sp: bool = False
     matmul_dtype: str = ""
     shard: int = 0
+    reround: bool = False
 
     def __str__(self) -> str:
         dp, ep = (self.dp * self.ep, 1) if self.folded else (self.dp, self.ep)
@@ -117,6 +120,7 @@ class Textbook:
         parts += [f"overlap{self.overlap_chunks}"] if self.overlap_chunks > 1 else []
         parts += ["fp32sums"] if self.sum_dtype else []
         parts += [word for word, name in MATMULS.items() if name == self.matmul_dtype]
+        parts += ["reround"] if self.reround else []
         return "x".join(parts) or "single"
 
     @property
@@ -173,6 +177,8 @@ def parse_name(name: str, devices: int) -> Textbook:
             book = replace(book, offload=int(found["offload"] or 1))
         elif found["matmul"]:
             book = replace(book, matmul_dtype=MATMULS[found["matmul"]])
+        elif found["reround"]:
+            book = replace(book, reround=True)
         elif found["sp"]:
             book = replace(book, sp=True)
         elif found["shard"]:
@@ -256,6 +262,8 @@ def _check(name: str, book: Textbook) -> None:
         possible = [f"shard{n}" for n in range(2, book.dp) if book.dp % n == 0]
         why = f"possible are {', '.join(possible)}" if book.zero and possible else "it goes with zero1, zero2 or zero3"
         raise ValueError(f"plan {name!r}: shard{book.shard} of {book.dp} data-parallel devices; {why}")
+    if book.reround and not book.matmul_dtype:
+        raise ValueError(f"plan {name!r}: reround goes with products in low precision; add fp8, mxfp8 or nvfp4")
     if book.sp and book.tp == 1:
         raise ValueError(f"plan {name!r}: sp splits the sequence over tp; add tp2 or more")
     if book.pipe.sequence_chunks > 1 and book.batch_splits > 1:

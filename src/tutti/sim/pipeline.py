@@ -22,7 +22,8 @@ from tutti.plan.slots import Schedule
 from tutti.plan.tier import DEVICE
 from tutti.sim.step import RANK, DryRun, Part
 
-WORK = {"F": "forward", "B": "backward", "W": "gradients", "U": "update", "C": "call"}  # by kind of part
+# by kind of part
+WORK = {"P": "preparation", "F": "forward", "B": "backward", "W": "gradients", "U": "update", "C": "call"}
 PAIR = "forward and backward"
 # kinds of memory that a device holds throughout
 KEPT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
@@ -39,8 +40,8 @@ class Span:
 
     @property
     def work(self) -> str:
-        """The kind of work: "forward", "backward", "gradients" (of weights), "update", "call" (of a function), "forward
-        and backward" at once, or "" for a send or receive."""
+        """The kind of work: "preparation", "forward", "backward", "gradients" (of weights), "update", "call" (of a
+        function), "forward and backward" at once, or "" for a send or receive."""
         place = self.action.place
         if self.action.second:
             return PAIR
