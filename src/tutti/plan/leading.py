@@ -10,14 +10,13 @@ The search ends when no estimate beats the fastest judged plan that fits, or whe
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tutti.hardware import Cluster
-from tutti.plan.estimate import WHOLE, Estimator, Inner, axes_of
+from tutti.plan.estimate import WHOLE, Columns, Estimator, Inner, axes_of
 from tutti.plan.experts import Experts
 from tutti.plan.families import Limits, divisors, families
 from tutti.plan.kind import kind, kind_of
@@ -79,12 +78,14 @@ class Leading:
         counts = (search.accumulate,) if search.accumulate else tuple(divisors(search.batch))
         self.entries = list(families(self.limits(counts)))
         self.open = np.ones(len(self.entries), dtype=bool)
-        self.inside: dict[Inner, list[int]] = {}
+        inside: dict[Inner, list[int]] = {}
         for i, (book, _) in enumerate(self.entries):
-            self.inside.setdefault(Inner.of(book), []).append(i)
+            inside.setdefault(Inner.of(book), []).append(i)
+        self.inside = {inner: np.array(those) for inner, those in inside.items()}
+        self.columns = {inner: Columns.of([self.entries[i] for i in those]) for inner, those in inside.items()}
         self.seconds, self.bytes = np.zeros(len(self.entries)), np.zeros(len(self.entries))
-        self.flat = [i for i, (book, count) in enumerate(self.entries)
-                     if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
+        self.flat = np.array([count == self.first and book.pipe.devices == 1 and not book.recompute
+                              for book, count in self.entries], dtype=bool)  # fmt: skip
         self.estimate(self.flat)
         self.large = len(self.estimator.planner.step.graph.nodes) > LARGE
         self.quick = np.array([self.large and book.pipe.stages >= STAGES for book, _ in self.entries], dtype=bool)
@@ -131,7 +132,7 @@ class Leading:
         if not self.begun:
             self.begun = True
             self.estimator.by_rows()
-            self.estimate(range(len(self.entries)))
+            self.estimate(np.ones(len(self.entries), dtype=bool))
 
     def look_at(self, i: int) -> bool:
         """Compute the outline of an entry's inner mesh, or judge the entry if there is one. Returns False if the budget
@@ -198,25 +199,26 @@ class Leading:
             size[where] *= correction.bytes
         return seconds, size
 
-    def estimate(self, those: Collection[int] | np.ndarray) -> None:
-        self.of.work.estimate(len(those))
-        for i in those:
-            estimate = self.estimator.of(*self.entries[i])
-            self.seconds[i], self.bytes[i] = estimate.seconds, estimate.bytes
+    def estimate(self, those: np.ndarray) -> None:
+        """Estimate the entries where the mask `those` is true."""
+        self.of.work.estimate(int(those.sum()))
+        for inner, entries in self.inside.items():
+            if (chosen := those[entries]).any():
+                estimates = self.estimator.of(self.columns[inner][chosen])
+                self.seconds[entries[chosen]], self.bytes[entries[chosen]] = estimates.seconds, estimates.bytes
 
     def refine(self, inner: Inner) -> None:
         """Compute the outline of this inner mesh and update the estimates of its plans; if it is the first with its
         axes, also those of plans with the same axes."""
-        those = self.inside[inner]
         first = self.estimator.alike(inner) is None
         if not self.estimator.refine(inner):
-            self.open[those] = False
+            self.open[self.inside[inner]] = False
             return
-        self.outlined[those] = True
-        if first:
-            self.estimate([i for other, them in self.inside.items() if axes_of(other) == axes_of(inner) for i in them])
-        else:
-            self.estimate(those)
+        self.outlined[self.inside[inner]] = True
+        those = np.zeros(len(self.entries), dtype=bool)
+        for other, entries in self.inside.items():
+            those[entries] = other == inner or (first and axes_of(other) == axes_of(inner))
+        self.estimate(those)
 
     def judge(self, i: int) -> None:
         """Lower and simulate an entry, and correct the estimates of its sort."""
@@ -230,9 +232,10 @@ class Leading:
         made = plan.predicted
         self.missed += not search.fits(plan)
         if not self.corrections:  # fusion makes computation faster than the sum of its operators
-            self.estimator.computes = min(1.0, made.compute_seconds / self.estimator.of(book, count).computing)
-            self.estimate(np.flatnonzero(self.open))
-            self.estimate([i])
+            computing = self.estimator.of(Columns.of([(book, count)])).computing[0]
+            self.estimator.computes = min(1.0, made.compute_seconds / computing)
+            judged = np.arange(len(self.entries)) == i
+            self.estimate(self.open | judged)
         self.corrections[sort_of(book)] = Correction(
             made.step_seconds / self.seconds[i], made.peak_bytes / self.bytes[i] / SURE
         )
