@@ -56,7 +56,7 @@ def test_named_plans_are_not_needed_where_memory_is_plenty():
 def test_pipelines_come_first_until_a_plan_of_a_large_step_fits(monkeypatch):
     monkeypatch.setattr(leading, "LARGE", 0)
     monkeypatch.setattr(leading, "STAGES", 2)
-    monkeypatch.setattr(leading, "QUICK", 10.0)
+    monkeypatch.setattr(leading, "FIRST", 10.0)
     named_plans = Leading(tight(10))
     assert named_plans.large and named_plans.needed
     named_plans.begin()
@@ -131,7 +131,22 @@ def test_a_search_goes_on_after_a_judgement_until_the_budget_is_spent(monkeypatc
     for i in flat:
         leading.estimator.known.setdefault(Inner.of(leading.entries[i][0]), leading.estimator.known[WHOLE])
     leading.search()
-    assert judged == flat[:3] and [bool(leading.open[i]) for i in flat] == [False, False, False, True]
+    assert judged == flat[:3] and not leading.open[flat].any()
+
+
+def test_plans_that_the_budget_does_not_allow_to_judge_are_passed_over(monkeypatch):
+    leading, judged = Leading(tight(0.85)), []
+    leading.begin()
+    monkeypatch.setattr(leading, "judge", judged.append)
+    monkeypatch.setattr(leading.of, "affords", lambda count, variant, share: share < 1)
+    flat, piped = (int(np.flatnonzero(leading.stages == n)[0]) for n in (1, leading.stages.max()))
+    leading.outlined[:] = True
+    leading.estimator.known.update((inner, leading.estimator.known[WHOLE]) for inner in leading.inside)
+    leading.look_at(flat)
+    assert not judged and not leading.open[leading.stages == 1].any() and leading.open[piped]
+    monkeypatch.setattr("tutti.plan.leading.UNLIKE", 0.5)
+    leading.look_at(piped)
+    assert judged == [piped] and not leading.open[piped]
 
 
 def test_the_fullest_device_of_a_pipeline_counts():
