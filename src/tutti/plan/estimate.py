@@ -215,12 +215,14 @@ class Estimator:
         update = update / np.where(plans.zero > 0, plans.dp, 1)
         seconds = plans.count * slowest + bubble + update
         seconds += self.reduced(plans, params, experts, plans.count * slowest)
-        return Estimates(seconds, computing + update, self.memory(o, plans, rows, share, params, state))
+        return Estimates(seconds, computing + update, self.memory(o, plans, rows, share, params, experts, state))
 
     def memory(self, o: Outline, plans: Columns, rows: np.ndarray, share: np.ndarray, params: np.ndarray,
-               state: np.ndarray) -> dict[str, np.ndarray]:  # fmt: skip
+               experts: np.ndarray, state: np.ndarray) -> dict[str, np.ndarray]:  # fmt: skip
         """Bytes of the fullest device, by kind."""
         inner, dp, zero = plans.inner, plans.dp, plans.zero
+        dense = 1 - experts / np.maximum(params, 1)
+        sharded = dense / (dp * inner.cp * inner.ep) + (1 - dense) / dp  # `ep` divides the experts already
         kept, beside_kept = (
             np.where(plans.attention, s.held - s.scores, np.where(plans.again, s.kept, s.held))
             for s in (o.layers, o.beside)
@@ -232,9 +234,9 @@ class Estimator:
         gathered = np.where(zero == 3, o.layers.params / o.depth, 0.0)  # a layer
         waits = (plans.count > 1) | (plans.devices > 1) | self.planner.problem.coupled
         return {
-            "parameters": params / np.where(zero == 3, dp, 1),
-            "optimizer state": state / np.where(zero > 0, dp, 1),
-            "gradients": waits * params / np.where(zero > 1, dp, 1),
+            "parameters": params * np.where(zero == 3, sharded, 1),
+            "optimizer state": state * np.where(zero > 0, sharded, 1),
+            "gradients": waits * params * np.where(zero > 1, sharded, 1),
             "activations": np.maximum(first * in_layers, last * in_layers + rows * beside_kept),
             "temporaries": repeated + 2 * rows * o.largest + gathered,
         }
