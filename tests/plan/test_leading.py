@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 import tutti
 from searches import alone, predicted, wide
 from tutti.lower.vary import vary
 from tutti.plan import leading
-from tutti.plan.estimate import WHOLE, Inner, most_in_flight
+from tutti.plan.estimate import WHOLE, Columns, Inner, most_in_flight
 from tutti.plan.kind import kind, kind_of
 from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
+from tutti.plan.reshard import sent_bytes
 from tutti.plan.schedule import Pipe
 from tutti.plan.search import NEAR, Search
 from tutti.plan.slots import in_flight
@@ -54,7 +56,7 @@ def test_named_plans_are_not_needed_where_memory_is_plenty():
 def test_pipelines_come_first_until_a_plan_of_a_large_step_fits(monkeypatch):
     monkeypatch.setattr(leading, "LARGE", 0)
     monkeypatch.setattr(leading, "STAGES", 2)
-    monkeypatch.setattr(leading, "QUICK", 10.0)
+    monkeypatch.setattr(leading, "FIRST", 10.0)
     named_plans = Leading(tight(10))
     assert named_plans.large and named_plans.needed
     named_plans.begin()
@@ -86,8 +88,8 @@ def test_estimates_are_near_what_is_simulated():
     for book, count in leading.entries:
         if str(book) in ("dp4xzero3", "dp2xtp2xzero1") and count in (1, 4):
             plan = predicted(step(count), CLUSTER, str(book), count).predicted
-            estimate = leading.estimator.of(book, count)
-            assert estimate.bytes == pytest.approx(plan.peak_bytes, rel=0.5), (book, count)
+            estimate = leading.estimator.of(Columns.of([(book, count)]))
+            assert estimate.bytes[0] == pytest.approx(plan.peak_bytes, rel=0.5), (book, count)
 
 
 def test_a_mesh_without_an_outline_takes_after_one_with_the_same_axes():
@@ -110,39 +112,57 @@ def test_a_mesh_without_an_outline_takes_after_one_with_the_same_axes():
 def test_devices_that_stand_still_while_they_communicate_wait_for_all_of_it():
     """ZeRO-3 gathers parameters twice and scatters gradients in each microbatch, whatever there is to compute."""
     estimator, size = Leading(tight(0.85)).estimator, 1 << 28
-    scatter = estimator.collective("reduce_scatter", size, 1, 4)
-    gather = estimator.collective("all_gather", size / 4, 1, 4)
+    scatter = estimator.cluster.time("reduce_scatter", sent_bytes("reduce_scatter", size, 4), 1, 4)
+    gather = estimator.cluster.time("all_gather", sent_bytes("all_gather", size // 4, 4), 1, 4)
     book = Textbook(dp=4, zero=3)
+    plans, zero = Columns.of([(book, 3), (replace(book, recompute=True), 3)]), np.zeros(2)
     for computing in (0.0, 100.0):
-        waits = estimator.reduced(book, 3, size, 0.0, computing)
-        assert waits == pytest.approx(3 * (scatter + 2 * gather), rel=1e-12)
-    again = replace(book, recompute=True)
-    assert estimator.reduced(again, 3, size, 0.0, 0.0) == pytest.approx(3 * (scatter + 3 * gather), rel=1e-12)
+        waits = estimator.reduced(plans, zero + size, zero, zero + computing)
+        assert waits == pytest.approx([3 * (scatter + 2 * gather), 3 * (scatter + 3 * gather)], rel=1e-12)
 
 
 def test_a_search_goes_on_after_a_judgement_until_the_budget_is_spent(monkeypatch):
     leading, judged = Leading(tight(0.85)), []
     monkeypatch.setattr(leading, "judge", judged.append)
     monkeypatch.setattr(leading.of, "affords", lambda *_: len(judged) < 3)
-    flat = leading.flat[:4]
+    flat = np.flatnonzero(leading.flat)[:4].tolist()
     monkeypatch.setattr(leading, "next", lambda: next((i for i in flat if leading.open[i]), None))
     monkeypatch.setattr(leading, "begin", lambda: None)
     for i in flat:
         leading.estimator.known.setdefault(Inner.of(leading.entries[i][0]), leading.estimator.known[WHOLE])
     leading.search()
-    assert judged == flat[:3] and [bool(leading.open[i]) for i in flat] == [False, False, False, True]
+    assert judged == flat[:3] and not leading.open[flat].any()
+
+
+def test_plans_that_the_budget_does_not_allow_to_judge_are_passed_over(monkeypatch):
+    leading, judged = Leading(tight(0.85)), []
+    leading.begin()
+    monkeypatch.setattr(leading, "judge", judged.append)
+    monkeypatch.setattr(leading.of, "affords", lambda count, variant, share: share < 1)
+    flat, piped = (int(np.flatnonzero(leading.stages == n)[0]) for n in (1, leading.stages.max()))
+    leading.outlined[:] = True
+    leading.estimator.known.update((inner, leading.estimator.known[WHOLE]) for inner in leading.inside)
+    leading.look_at(flat)
+    assert not judged and not leading.open[leading.stages == 1].any() and leading.open[piped]
+    monkeypatch.setattr("tutti.plan.leading.UNLIKE", 0.5)
+    leading.look_at(piped)
+    assert judged == [piped] and not leading.open[piped]
 
 
 def test_the_fullest_device_of_a_pipeline_counts():
     estimator = Leading(tight(0.85)).estimator
     estimator.block = 1
-    share, seconds = estimator.fullest(8, Pipe(4), 1.0, 0.0)
-    assert (share, seconds) == (0.25, 2.0)
-    assert estimator.fullest(7, Pipe(4), 1.0, 1.0) == (2 / 7, 2.0)  # the last has one layer and what follows the layers
-    share, seconds = estimator.fullest(10, Pipe(4), 1.0, 0.0)
-    assert (share, seconds) == (0.3, 3.0)
-    uneven = estimator.fullest(12, Pipe(4, "interleaved", 2), 1.0, 0.0)[1]
-    assert uneven > estimator.fullest(12, Pipe(4, "interleaved", 3), 1.0, 0.0)[1] == pytest.approx(3.0)
+
+    def fullest(depth: int, *pipes: Pipe, last: float = 0.0) -> tuple[list[float], list[float]]:
+        plans, one = Columns.of([(Textbook(pipe=pipe), 8) for pipe in pipes]), np.ones(len(pipes))
+        share, seconds = estimator.fullest(depth, plans, one, last * one)
+        return share.tolist(), seconds.tolist()
+
+    assert fullest(8, Pipe(4), Pipe(1), Pipe(2)) == ([0.25, 1.0, 0.5], [2.0, 8.0, 4.0])
+    assert fullest(7, Pipe(4), last=1.0) == ([2 / 7], [2.0])  # the last has one layer and what follows the layers
+    assert fullest(10, Pipe(4)) == ([0.3], [3.0])
+    (uneven, even) = fullest(12, Pipe(4, "interleaved", 2), Pipe(4, "interleaved", 3))[1]
+    assert uneven > even == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +171,19 @@ def test_the_fullest_device_of_a_pipeline_counts():
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_microbatches_in_flight_are_those_of_the_schedule(pipe, rounds):
     held = [sum(each) / pipe.chunks for each in in_flight(pipe.of(rounds * pipe.devices))]
-    assert most_in_flight(pipe, rounds * pipe.devices) == pytest.approx((max(held), held[-1]))
+    plans = Columns.of([(Textbook(pipe=pipe), rounds * pipe.devices)])
+    assert np.concatenate(most_in_flight(plans)) == pytest.approx([max(held), held[-1]])
 
 
 def test_recomputation_of_attention_and_sequence_parallel_residuals_trade_time_for_memory():
     estimator = Leading(tight(0.85)).estimator
     assert estimator.refine(Inner(tp=4)) and estimator.refine(Inner(tp=4, sp=True))
-    plain, attention, layers, residuals = (
-        estimator.of(book, 4)
-        for book in (Textbook(tp=4), Textbook(tp=4, recompute=True, again=("attention",)),
-                     Textbook(tp=4, recompute=True), Textbook(tp=4, sp=True))
-    )  # fmt: skip
-    assert plain.seconds < attention.seconds < layers.seconds
-    assert plain.kinds["activations"] > attention.kinds["activations"] > layers.kinds["activations"]
-    assert residuals.kinds["activations"] <= plain.kinds["activations"]
+    attention = Textbook(tp=4, recompute=True, again=("attention",))
+    plans = Columns.of([(Textbook(tp=4), 4), (attention, 4), (Textbook(tp=4, recompute=True), 4)])
+    estimates, residuals = estimator.of(plans), estimator.of(Columns.of([(Textbook(tp=4, sp=True), 4)]))
+    assert (np.diff(estimates.seconds) > 0).all()
+    assert (np.diff(estimates.kinds["activations"]) < 0).all()
+    assert residuals.kinds["activations"][0] <= estimates.kinds["activations"][0]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from torch import fx
 
 import tutti
 from tutti import compat
+from tutti.tracing.like_operators import make_without_operands
 from tutti.tracing.simplify import simplify
 from tutti.tracing.trace import trace
 
@@ -17,6 +18,7 @@ def simplified(function, *inputs):
         graph = trace(function, *(torch.empty_like(x, device="cpu") for x in inputs)).graph
     for i, node in enumerate(graph.nodes):
         node.meta |= {"phase": "forward", "path": "model.layers.0.a" if i % 2 else "model.layers.0.b"}
+    make_without_operands(graph, torch.device("cpu"))
     simplify(graph)
     module = fx.GraphModule({}, graph)
     for expected, actual in zip(function(*inputs), module(*inputs), strict=True):
@@ -38,6 +40,25 @@ def test_every_kind_of_view_becomes_a_reshape():
 def test_an_empty_part_of_a_concatenation_is_dropped():
     left = simplified(lambda x: (torch.cat([torch.empty(0), x]) + 1,), torch.randn(4))
     assert [node.target for node in left] == [aten.add.Tensor]
+
+
+def test_a_slice_without_elements_and_its_gradient_vanish():
+    """As rotary embeddings of a part of each head (Phi, GPT-NeoX, StableLM) where the part is all of it."""
+
+    def rotated(x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = torch.cat((x[..., :4].sin(), x[..., 4:]), dim=-1)
+            return y, torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+    left = simplified(rotated, torch.randn(3, 4))
+    assert all(0 not in node.meta["val"].shape for node in left)
+    assert not {aten.cat.default, aten.slice.Tensor, aten.slice_backward.default} & {node.target for node in left}
+
+
+def test_an_empty_part_that_decides_the_dtype_of_a_concatenation_stays():
+    left = simplified(lambda x: (torch.cat((x, x[:0].double())),), torch.randn(4))
+    assert aten.cat.default in [node.target for node in left]
 
 
 def test_equal_subexpressions_are_computed_once_and_belong_to_what_holds_both():

@@ -18,7 +18,7 @@ the sender's actions (`orders`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -80,9 +80,28 @@ def had(actions: Sequence[list[Action]]) -> dict[tuple[int, int], dict[Message, 
     return found
 
 
+class Read(NamedTuple):
+    """A value that a part reads. once: whether it exists once per step. source: the device that sends it, if another
+    does. onward: the devices to which it is passed on."""
+
+    name: str
+    once: bool
+    source: int | None
+    onward: tuple[int, ...]
+
+
+class Traffic(NamedTuple):
+    """The values that a part exchanges with others, the same for each microbatch. writes: with the devices to which a
+    value is sent."""
+
+    reads: tuple[Read, ...]
+    writes: tuple[tuple[str, tuple[int, ...]], ...]
+
+
 class _Device:
     def __init__(self, cut: Cut, schedule: Schedule, number: int):
         self.cut, self.schedule, self.number = cut, schedule, number
+        self.traffic: dict[Place, Traffic] = {}
         self.here: dict[Message, Action] = {}  # values made or received, and the last action that reads each
 
     def at(self, stage: int) -> int:
@@ -127,25 +146,41 @@ class _Device:
         return action
 
     def part(self, action: Action, place: Place, microbatch: int) -> None:
-        part = self.cut.parts[place]
-        for name in part.inputs:
-            home = self.cut.homes.get(name)
-            maker = self.cut.makers[name].stage if home is None and name in self.cut.makers else home
-            if maker is None or (name not in self.cut.makers and self.at(maker) == self.number):
-                continue  # an input, or kept here
-            once = home is not None or self.cut.makers[name].once
+        if place not in self.traffic:
+            self.traffic[place] = self.traffic_of(place)
+        traffic = self.traffic[place]
+        for name, once, source, onward in traffic.reads:
             message = Message(name, ONCE if once else microbatch)
-            if self.at(maker) != self.number and message not in self.here:
-                route = self.route(name) if name.startswith("value:") else {}
-                action.receives.append((message, route.get(self.number, self.at(maker))))
-                action.sends += [(message, to) for to, source in route.items() if source == self.number]
-            if self.at(maker) != self.number or name.startswith("value:"):
-                self.here[message] = action
-        for name in part.outputs:
-            if name.startswith("value:"):
-                message = Message(name, microbatch)
-                self.here[message] = action
-                action.sends += [(message, to) for to, source in self.route(name).items() if source == self.number]
+            if source is not None and message not in self.here:
+                action.receives.append((message, source))
+                action.sends += [(message, to) for to in onward]
+            self.here[message] = action
+        for name, targets in traffic.writes:
+            message = Message(name, microbatch)
+            self.here[message] = action
+            action.sends += [(message, to) for to in targets]
+
+    def traffic_of(self, place: Place) -> Traffic:
+        """What a part of this device reads from other parts, and what others read of it."""
+        cut, reads = self.cut, []
+        for name in cut.parts[place].inputs:
+            home = cut.homes.get(name)
+            maker = cut.makers[name].stage if home is None and name in cut.makers else home
+            if maker is None or (name not in cut.makers and self.at(maker) == self.number):
+                continue  # an input, or kept here
+            value, away = name.startswith("value:"), self.at(maker) != self.number
+            if not (away or value):
+                continue
+            route = self.route(name) if value and away else {}
+            source = route.get(self.number, self.at(maker)) if away else None
+            once = home is not None or cut.makers[name].once
+            reads.append(Read(name, once, source, self.receivers(route)))
+        values = [name for name in cut.parts[place].outputs if name.startswith("value:")]
+        return Traffic(tuple(reads), tuple((name, self.receivers(self.route(name))) for name in values))
+
+    def receivers(self, route: Mapping[int, int]) -> tuple[int, ...]:
+        """The devices to which this one sends a value."""
+        return tuple(to for to, source in route.items() if source == self.number)
 
     def route(self, name: str) -> dict[int, int]:
         """For each device that reads a value and does not make it, the device that sends it."""

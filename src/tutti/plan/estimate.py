@@ -1,4 +1,4 @@
-"""Closed-form estimates of named plans: seconds of a step and bytes of a device, computed in microseconds.
+"""Closed-form estimates of named plans: seconds of a step and bytes of a device, of thousands of plans at once.
 
 With m microbatches, a data-parallel axis of d and a pipeline of p devices with v stages each, for a step whose outline
 (`plan.outline`) on the mesh inside of these has seconds F, B, U, bytes of parameters P and state S, activations A in
@@ -15,13 +15,15 @@ Without any it gets the bound: its devices divide everything evenly and run one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import ceil, log2, prod
+from math import log2, prod
 from typing import NamedTuple
+
+import numpy as np
 
 from tutti.hardware import Cluster
 from tutti.plan.cuts import Layers
@@ -29,7 +31,6 @@ from tutti.plan.outline import Outline, Sums, outline_of
 from tutti.plan.planner import Planner
 from tutti.plan.recompute import Activations
 from tutti.plan.reshard import sent_bytes
-from tutti.plan.schedule import Pipe
 from tutti.plan.textbook import Textbook
 
 BUBBLES = {"zb-v": 2.0}  # the bubble over (p - 1) / v of the work: stages are unequal, and so are F, B and W
@@ -64,21 +65,56 @@ WHOLE = Inner()
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """An estimate of a plan.
+class Columns:
+    """Named plans with one inner mesh. All fields but `inner` are arrays with one element per plan.
 
-    seconds: duration of a step.
-    computing: seconds of a step in which a device computes.
-    kinds: peak bytes of a device by kind.
+    count: microbatches. dp: size of data parallelism. zero: ZeRO stage. devices, chunks: of the pipeline.
+    schedule: name of the pipeline's schedule. again: whether all of a layer is recomputed. attention: whether parts of
+    layers are, which `recompute-attention` names.
     """
 
-    seconds: float
-    computing: float
-    kinds: Mapping[str, float]
+    inner: Inner
+    count: np.ndarray
+    dp: np.ndarray
+    zero: np.ndarray
+    devices: np.ndarray
+    chunks: np.ndarray
+    schedule: np.ndarray
+    again: np.ndarray
+    attention: np.ndarray
+
+    @staticmethod
+    def of(entries: Sequence[tuple[Textbook, int]]) -> Columns:
+        """The columns of named plans and their numbers of microbatches. Their inner meshes must be equal."""
+        rows = [
+            (count, book.dp, book.zero, book.pipe.devices, book.pipe.chunks, book.pipe.schedule,
+             book.recompute and not book.again, bool(book.again)) for book, count in entries
+        ]  # fmt: skip
+        return Columns(Inner.of(entries[0][0]), *map(np.array, zip(*rows, strict=True)))
 
     @property
-    def bytes(self) -> float:
-        return sum(self.kinds.values())
+    def stages(self) -> np.ndarray:
+        return self.devices * self.chunks
+
+    def __getitem__(self, those: np.ndarray) -> Columns:
+        """The plans with these indices, or where this mask is true."""
+        return replace(self, **{f.name: getattr(self, f.name)[those] for f in fields(self) if f.name != "inner"})
+
+
+class Estimates(NamedTuple):
+    """Estimates of plans, each an array with one element per plan.
+
+    seconds: duration of a step. computing: seconds of a step in which a device computes. kinds: peak bytes of a device
+    by kind.
+    """
+
+    seconds: np.ndarray
+    computing: np.ndarray
+    kinds: Mapping[str, np.ndarray]
+
+    @property
+    def bytes(self) -> np.ndarray:
+        return np.sum(list(self.kinds.values()), axis=0)
 
 
 class Estimator:
@@ -156,72 +192,78 @@ class Estimator:
             default=None,
         )
 
-    def of(self, book: Textbook, count: int) -> Estimate:
-        """The estimate of a named plan with `count` microbatches."""
-        o, again = self.outline(Inner.of(book)), book.recompute and not book.again
-        p, v, rows = book.pipe.devices, book.pipe.chunks, self.planner.accumulate / (count * book.dp)
-        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, o.repeats(book)))
-        sent, beside_sent = o.moves(rows, again)
+    def of(self, plans: Columns) -> Estimates:
+        """The estimates of named plans."""
+        o, p = self.outline(plans.inner), plans.devices
+        rows = self.planner.accumulate / (plans.count * plans.dp)
+        repeated = np.where(plans.attention, o.attention_share, plans.again)
+        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, repeated))
+        sent, beside_sent = o.moves(rows, plans.again)
         waits, last = self.waits(sent), outside + self.waits(beside_sent)
-        share, slowest = self.fullest(o.depth, book.pipe, (in_layers + waits) / o.depth, last)
-        beside = 1.0 if p == 1 else 0.5
-        params, experts, state = (
+        share, slowest = self.fullest(o.depth, plans, (in_layers + waits) / o.depth, last)
+        beside = np.where(p == 1, 1.0, 0.5)
+        params, experts, state, update = (
             share * getattr(o.layers, kind) + beside * getattr(o.beside, kind)
-            for kind in ("params", "experts", "state")
+            for kind in ("params", "experts", "state", "update")
         )
-        kinds = self.memory(o, book, count, rows, share, params, state)
         micro = in_layers + waits + last
-        computing = count * slowest * (in_layers + outside) / micro
-        bubble = BUBBLES.get(book.pipe.schedule, 1.0) * (p - 1) / v * micro / p
-        update = (share * o.layers.update + beside * o.beside.update) / (book.dp if book.zero else 1)
-        seconds = count * slowest + bubble + update
-        seconds += self.reduced(book, count, params, experts, count * slowest)
-        return Estimate(seconds, computing + update, kinds)
+        computing = plans.count * slowest * (in_layers + outside) / micro
+        bubble = np.ones(len(p))
+        for schedule, factor in BUBBLES.items():
+            bubble[plans.schedule == schedule] = factor
+        bubble = bubble * (p - 1) / plans.chunks * micro / p
+        update = update / np.where(plans.zero > 0, plans.dp, 1)
+        seconds = plans.count * slowest + bubble + update
+        seconds += self.reduced(plans, params, experts, plans.count * slowest)
+        return Estimates(seconds, computing + update, self.memory(o, plans, rows, share, params, experts, state))
 
-    def memory(self, o: Outline, book: Textbook, count: int, rows: float, share: float, params: float,
-               state: float) -> dict[str, float]:  # fmt: skip
+    def memory(self, o: Outline, plans: Columns, rows: np.ndarray, share: np.ndarray, params: np.ndarray,
+               experts: np.ndarray, state: np.ndarray) -> dict[str, np.ndarray]:  # fmt: skip
         """Bytes of the fullest device, by kind."""
-        p, dp = book.pipe.devices, book.dp
-        # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
-        in_layers = (
-            rows * share * (1 if book.sp or not book.recompute or book.again else book.tp) * o.layers.keeps(book)
+        inner, dp, zero = plans.inner, plans.dp, plans.zero
+        dense = 1 - experts / np.maximum(params, 1)
+        sharded = dense / (dp * inner.cp * inner.ep) + (1 - dense) / dp  # `ep` divides the experts already
+        kept, beside_kept = (
+            np.where(plans.attention, s.held - s.scores, np.where(plans.again, s.kept, s.held))
+            for s in (o.layers, o.beside)
         )
-        outside = rows * o.beside.keeps(book)
-        first, last = most_in_flight(book.pipe, count)
-        held = max(first * in_layers, last * in_layers + outside)
-        again = rows * (o.layers.held - o.layers.keeps(book)) / o.depth
-        piece = o.layers.params / o.depth if book.zero == 3 else 0.0  # gathered, of a layer
-        waits = count > 1 or p > 1 or self.planner.problem.coupled
+        # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
+        in_layers = rows * share * np.where(plans.again & (not inner.sp), inner.tp, 1) * kept
+        first, last = most_in_flight(plans)
+        repeated = rows * (o.layers.held - kept) / o.depth
+        gathered = np.where(zero == 3, o.layers.params / o.depth, 0.0)  # a layer
+        waits = (plans.count > 1) | (plans.devices > 1) | self.planner.problem.coupled
         return {
-            "parameters": params / (dp if book.zero == 3 else 1),
-            "optimizer state": state / (dp if book.zero else 1),
-            "accumulated gradients" if count > 1 else "gradients": waits * params / (dp if book.zero > 1 else 1),
-            "activations": held,
-            "temporaries": again + 2 * rows * o.largest + piece,
+            "parameters": params * np.where(zero == 3, sharded, 1),
+            "optimizer state": state * np.where(zero > 0, sharded, 1),
+            "gradients": waits * params * np.where(zero > 1, sharded, 1),
+            "activations": np.maximum(first * in_layers, last * in_layers + rows * beside_kept),
+            "temporaries": repeated + 2 * rows * o.largest + gathered,
         }
 
-    def fullest(self, depth: int, pipe: Pipe, layer: float, last: float) -> tuple[float, float]:
+    def fullest(self, depth: int, plans: Columns, layer: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The share of the layers that the fullest device has, and seconds of the slowest device for a microbatch.
 
         layer: seconds of a layer. last: seconds beside the layers, which the last stage has in addition. The fewer
         layers it has, the more the other stages have.
         """
-        p, v = pipe.devices, pipe.chunks
-        if p == 1:
-            return 1.0, depth * layer + last
-        found: list[tuple[float, float]] = []
-        for x in range(ceil(depth / pipe.stages), -1, -1):  # layers of the last stage
-            most = max(ceil((depth - x) / (pipe.stages - 1)), self.block)  # layers of another stage
-            fuller = max(0, depth - x - (most - 1) * (pipe.stages - 1))  # stages that have so many
-            device = v * (most - 1) + min(v, ceil(fuller / p))
-            part = min(1.0, fuller / (pipe.stages - 1))
-            varies = (part * (1 - part)) ** 0.5 / (most - 1 + part) if v > 1 else 0.0
-            slowest = max(device * layer, (v - 1) * (most - 1) * layer + x * layer + last)
-            found.append((slowest * (1 + UNEVEN * varies), device / depth))
-        slowest, share = min(found)
-        return min(1.0, share), slowest
+        p, v, others = plans.devices, plans.chunks, np.maximum(plans.stages - 1, 1)
+        share, slowest = np.ones(len(p)), np.where(p == 1, depth * layer + last, np.inf)
+        widest = np.where(p == 1, -1, -(-depth // plans.stages))
+        for x in range(int(widest.max(initial=-1)), -1, -1):  # layers of the last stage
+            most = np.maximum(-(-(depth - x) // others), self.block)  # layers of another stage
+            fuller = np.maximum(0, depth - x - (most - 1) * others)  # stages that have so many
+            device = v * (most - 1) + np.minimum(v, -(-fuller // p))
+            part = np.minimum(1.0, fuller / others)
+            mean = np.maximum(most - 1 + part, 1e-9)
+            varies = np.where(v > 1, (part * (1 - part)) ** 0.5 / mean, 0.0)
+            seconds = np.maximum(device * layer, (v - 1) * (most - 1) * layer + x * layer + last)
+            seconds = seconds * (1 + UNEVEN * varies)
+            better = (x <= widest) & ((seconds < slowest) | ((seconds == slowest) & (device / depth < share)))
+            share, slowest = np.where(better, device / depth, share), np.where(better, seconds, slowest)
+        return np.minimum(1.0, share), slowest
 
-    def waits(self, sent: float) -> float:
+    def waits(self, sent: np.ndarray) -> np.ndarray:
         """Seconds that collectives on activations add to a step: those that are not hidden slow down computation."""
         device = self.cluster.device
         return sent * (1 - INSIDE + INSIDE * device.yields) if device.computes_on else sent
@@ -236,41 +278,46 @@ class Estimator:
             stride *= k
         return seconds
 
-    def reduced(self, book: Textbook, count: int, params: float, experts: float, computing: float) -> float:
+    def reduced(self, plans: Columns, params: np.ndarray, experts: np.ndarray, computing: np.ndarray) -> np.ndarray:
         """Seconds in which a device waits for collectives on gradients and parameters."""
-        stride, seconds, hidden = book.cp * book.ep * book.tp, 0.0, 0.0
-        if book.cp * book.ep > 1:
-            seconds += self.collective("all_reduce", params - experts, book.tp, book.cp * book.ep)
-        if book.dp > 1:
-            scatter = self.collective("reduce_scatter", params, stride, book.dp)
-            gather = self.collective("all_gather", params / book.dp, stride, book.dp)
-            if book.zero == 3:
-                hidden += count * (scatter + (2 + (book.recompute and not book.again)) * gather)
-            elif book.zero == 2:
-                hidden, seconds = count * scatter, seconds + gather
-            elif count == 1 and book.pipe.devices == 1:
-                hidden += scatter + gather
-            else:
-                seconds += scatter + gather
+        inner, dp, zero = plans.inner, plans.dp, plans.zero
+        scatter = self.collectives("reduce_scatter", params, inner.size, dp)
+        gather = self.collectives("all_gather", params / dp, inner.size, dp)
+        both, at_once = scatter + gather, (plans.count == 1) & (plans.devices == 1)
+        hidden = np.select(
+            [zero == 3, zero == 2, at_once],
+            [plans.count * (scatter + (2 + plans.again) * gather), plans.count * scatter, both],
+            0.0,
+        )
+        seconds = np.select([zero == 3, zero == 2, at_once], [np.zeros(len(dp)), gather, np.zeros(len(dp))], both)
+        if inner.cp * inner.ep > 1:
+            ranks = np.full(len(dp), inner.cp * inner.ep)
+            seconds = seconds + self.collectives("all_reduce", params - experts, inner.tp, ranks)
         if not self.cluster.device.computes_on:
             return seconds + hidden
-        yields = self.cluster.device.yields * min(hidden, computing)
-        hides = HIDDEN if book.pipe.devices == 1 else INSIDE  # each part of a pipeline begins with collectives
-        return seconds + yields + max(hidden - hides * computing, (1 - hides) * hidden)
+        yields = self.cluster.device.yields * np.minimum(hidden, computing)
+        # each part of a pipeline begins with collectives
+        hides = np.where(plans.devices == 1, HIDDEN, INSIDE)
+        return seconds + yields + np.maximum(hidden - hides * computing, (1 - hides) * hidden)
 
-    def collective(self, kind: str, local: float, stride: int, k: int) -> float:
-        return self.cluster.time(kind, sent_bytes(kind, int(local), k), stride, k)
+    def collectives(self, kind: str, local: np.ndarray, stride: int, ranks: np.ndarray) -> np.ndarray:
+        """Seconds of a collective of each plan. local: bytes of a rank. Equal ones are priced once."""
+        pairs, where = np.unique(np.stack((local, ranks)), axis=1, return_inverse=True)
+        seconds = [
+            self.cluster.time(kind, sent_bytes(kind, int(size), int(k)), stride, int(k)) if k > 1 else 0.0
+            for size, k in pairs.T
+        ]
+        return np.array(seconds)[where.reshape(-1)]
 
 
-def most_in_flight(pipe: Pipe, count: int) -> tuple[float, float]:
+def most_in_flight(plans: Columns) -> tuple[np.ndarray, np.ndarray]:
     """Microbatches in flight, in units of a device's layers: of the device with most, and of the last. As
     `slots.in_flight` counts them in the schedules of named plans."""
-    p, v = pipe.devices, pipe.chunks
-    if pipe.schedule == "zb-v":
-        return min(count, p), min(count, p)
-    if pipe.schedule == "interleaved":
-        return min(count, (2 * p - 1 + (v - 1) * p) / v), min(count, ((v - 1) * p + 1) / v)
-    return min(count, p), 1.0
+    p, v, count = plans.devices, plans.chunks, plans.count
+    interleaved, both = plans.schedule == "interleaved", plans.schedule == "zb-v"
+    most = np.where(interleaved, (2 * p - 1 + (v - 1) * p) / v, p)
+    last = np.where(interleaved, ((v - 1) * p + 1) / v, np.where(both, p, 1.0))
+    return np.minimum(count, most), np.minimum(count, last)
 
 
 def axes_of(inner: Inner) -> tuple[bool, ...]:

@@ -78,7 +78,7 @@ def _variants(limits: Limits, inner: Textbook, p: int, counts: list[int]) -> Ite
     again: list[tuple[bool, tuple[str, ...]]] = [(False, ())]
     again += [(True, ())] if limits.depth > 1 else []
     again += [(True, (ATTENTION,))] if limits.attention else []
-    for zero in (1, 2, 3) if inner.dp > 1 else (0,):
+    for zero in (1, 2, 3) if inner.dp * inner.cp * inner.ep > 1 else (0,):
         for recompute, what in again:
             for pipe in pipes:
                 book = replace(inner, zero=zero, pipe=pipe, recompute=recompute, again=what)

@@ -3,21 +3,21 @@
 Each plan has a closed-form estimate (`plan.estimate`). The search repeatedly takes the fastest estimate that fits in
 memory. If its inner mesh (context, expert and tensor parallelism) has no outline yet, the outline is computed and the
 affected estimates are refined. Otherwise the plan is judged, and the judgement corrects all estimates of the same sort.
-Until a plan of a large step fits, a pipeline of many stages is judged instead of a plan that is about as fast: most of
-its stages are equal, so that takes a fraction of the time.
+Of a large step, a pipeline of many stages is judged before plans that are about as fast: most of its stages are equal,
+so that takes a fraction of the time. Until a plan fits, few outlines are computed.
 The search ends when no estimate beats the fastest judged plan that fits, or when the work budget is spent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tutti.hardware import Cluster
-from tutti.plan.estimate import WHOLE, Estimator, Inner, axes_of
+from tutti.plan import explain
+from tutti.plan.estimate import WHOLE, Columns, Estimator, Inner, axes_of
 from tutti.plan.experts import Experts
 from tutti.plan.families import Limits, divisors, families
 from tutti.plan.kind import kind, kind_of
@@ -32,17 +32,19 @@ TIGHT, SURE = 0.93, 0.995  # share of memory that an estimate may fill, before a
 BETTER = 0.98  # judge only plans whose estimate is below this share of the fastest time
 LARGE = 5000  # nodes of a large step
 UNLIKE = 4  # stages of a pipeline that are unlike others, about
-STAGES, QUICK = 8, 1.5  # the first plan of a large step: at least so many stages, at most so many times the fastest
+STAGES = 8  # pipelines of at least so many stages are simulated in a fraction of the time
+FIRST, LATER = 1.5, 1.1  # they come before plans that are faster by less than this factor: until a plan fits, and later
+OUTLINES = 3  # number of inner meshes with an outline after which the first plan of a large step is judged
 
 MATTERS = 0.3  # share of the activations of layers that attention must make for its recomputation to be tried
 
-Sort = tuple[str, tuple[str, ...], bool]
+Sort = tuple[str, tuple[str, ...], bool, bool]
 
 
 def sort_of(book: Textbook) -> Sort:
     """The sort of a plan. Estimates of plans of one sort have similar errors."""
     pipe = "" if book.pipe.devices == 1 else "split" if book.pipe.schedule in SPLIT else "whole"
-    return pipe, book.variant.recompute, book.zero == 3
+    return pipe, book.variant.recompute, book.zero == 3, book.folded or book.ep > 1
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,18 @@ class Leading:
         counts = (search.accumulate,) if search.accumulate else tuple(divisors(search.batch))
         self.entries = list(families(self.limits(counts)))
         self.open = np.ones(len(self.entries), dtype=bool)
-        self.inside: dict[Inner, list[int]] = {}
+        inside: dict[Inner, list[int]] = {}
         for i, (book, _) in enumerate(self.entries):
-            self.inside.setdefault(Inner.of(book), []).append(i)
+            inside.setdefault(Inner.of(book), []).append(i)
+        self.inside = {inner: np.array(those) for inner, those in inside.items()}
+        self.columns = {inner: Columns.of([self.entries[i] for i in those]) for inner, those in inside.items()}
         self.seconds, self.bytes = np.zeros(len(self.entries)), np.zeros(len(self.entries))
-        self.flat = [i for i, (book, count) in enumerate(self.entries)
-                     if count == self.first and book.pipe.devices == 1 and not book.recompute]  # fmt: skip
+        self.flat = np.array([count == self.first and book.pipe.devices == 1 and not book.recompute
+                              for book, count in self.entries], dtype=bool)  # fmt: skip
         self.estimate(self.flat)
         self.large = len(self.estimator.planner.step.graph.nodes) > LARGE
-        self.quick = np.array([self.large and book.pipe.stages >= STAGES for book, _ in self.entries], dtype=bool)
+        self.stages = np.array([book.pipe.stages for book, _ in self.entries])
+        self.quick = self.large & (self.stages >= STAGES)
         self.outlined = np.zeros(len(self.entries), dtype=bool)
         self.outlined[self.inside.get(WHOLE, [])] = True
         sorts = [sort_of(book) for book, _ in self.entries]
@@ -114,15 +119,15 @@ class Leading:
         """Judge named plans, best estimate first."""
         self.begin()
         while (i := self.next()) is not None:
-            if not self.look_at(i):
-                return
+            self.look_at(i)
 
     def another(self, than: tuple) -> None:
         """Judge named plans of other kinds (`plan.kind`), best estimate first, until one fits."""
         search = self.of
         self.begin()
         others = np.array([kind_of(book) != than for book, _ in self.entries])
-        while (i := self.next(others)) is not None and self.look_at(i):
+        while (i := self.next(others)) is not None:
+            self.look_at(i)
             if any(search.fits(plan) and kind(plan) != than for plan in search.plans):
                 return
 
@@ -131,11 +136,11 @@ class Leading:
         if not self.begun:
             self.begun = True
             self.estimator.by_rows()
-            self.estimate(range(len(self.entries)))
+            self.estimate(np.ones(len(self.entries), dtype=bool))
 
-    def look_at(self, i: int) -> bool:
-        """Compute the outline of an entry's inner mesh, or judge the entry if there is one. Returns False if the budget
-        does not allow that."""
+    def look_at(self, i: int) -> None:
+        """Compute the outline of an entry's inner mesh, or judge the entry if there is one. Close the entry if the
+        budget does not allow that."""
         search, (book, count) = self.of, self.entries[i]
         inner = Inner.of(book)
         if inner not in self.estimator.known:
@@ -145,9 +150,8 @@ class Leading:
         elif search.affords(count, book.variant, min(1.0, UNLIKE / book.pipe.stages)):
             self.open[i] = False
             self.judge(i)
-        else:
-            return False
-        return True
+        else:  # nor are pipelines of fewer stages, of which more are unlike others
+            self.open &= self.stages > book.pipe.stages
 
     def leanest(self) -> Lean | None:
         """The plan with the smallest estimated memory; None if no estimate is finite."""
@@ -171,10 +175,10 @@ class Leading:
         among: take the fastest that fits of these entries, even if it is slower.
         """
         seconds, size = self.corrected()
-        room = self.of.memory
+        room, first = self.of.memory, self.of.fastest is None
         if among is not None:
             fits = self.open & (size <= room) & among
-        elif self.of.fastest is not None:
+        elif not first:
             fits = self.open & (size <= room) & (seconds < BETTER * self.of.fastest)
         else:  # each plan that did not fit makes the limit stricter
             fits = self.open & (size <= room * CAUTION**self.missed)
@@ -182,11 +186,13 @@ class Leading:
                 fits = self.open & (size <= room)
         if not fits.any():
             return None
-        i = int(np.argmin(np.where(fits, seconds, np.inf)))
-        if among is None and self.of.fastest is None and self.outlined[i] and not self.quick[i]:
-            quick = fits & self.quick & self.outlined & (size <= CAUTION * room) & (seconds < QUICK * seconds[i])
-            i = int(np.argmin(np.where(quick, seconds, np.inf))) if quick.any() else i
-        return i
+        if self.large and among is None:
+            limit = (FIRST if first else LATER) * seconds[fits].min()
+            quick = fits & self.quick & (seconds < limit) & (size <= (CAUTION if first else 1.0) * room)
+            fits = quick if quick.any() else fits
+            if first and len(self.estimator.known) >= OUTLINES and (fits & self.outlined).any():
+                fits = fits & self.outlined
+        return int(np.argmin(np.where(fits, seconds, np.inf)))
 
     def corrected(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and bytes of all entries, corrected by the judged plans."""
@@ -198,30 +204,32 @@ class Leading:
             size[where] *= correction.bytes
         return seconds, size
 
-    def estimate(self, those: Collection[int] | np.ndarray) -> None:
-        self.of.work.estimate(len(those))
-        for i in those:
-            estimate = self.estimator.of(*self.entries[i])
-            self.seconds[i], self.bytes[i] = estimate.seconds, estimate.bytes
+    def estimate(self, those: np.ndarray) -> None:
+        """Estimate the entries where the mask `those` is true."""
+        self.of.work.estimate(int(those.sum()))
+        for inner, entries in self.inside.items():
+            if (chosen := those[entries]).any():
+                estimates = self.estimator.of(self.columns[inner][chosen])
+                self.seconds[entries[chosen]], self.bytes[entries[chosen]] = estimates.seconds, estimates.bytes
 
     def refine(self, inner: Inner) -> None:
         """Compute the outline of this inner mesh and update the estimates of its plans; if it is the first with its
         axes, also those of plans with the same axes."""
-        those = self.inside[inner]
         first = self.estimator.alike(inner) is None
         if not self.estimator.refine(inner):
-            self.open[those] = False
+            self.open[self.inside[inner]] = False
             return
-        self.outlined[those] = True
-        if first:
-            self.estimate([i for other, them in self.inside.items() if axes_of(other) == axes_of(inner) for i in them])
-        else:
-            self.estimate(those)
+        self.outlined[self.inside[inner]] = True
+        those = np.zeros(len(self.entries), dtype=bool)
+        for other, entries in self.inside.items():
+            those[entries] = other == inner or (first and axes_of(other) == axes_of(inner))
+        self.estimate(those)
 
     def judge(self, i: int) -> None:
         """Lower and simulate an entry, and correct the estimates of its sort."""
         search, (book, count) = self.of, self.entries[i]
-        search.progress(f"{book} with {count} microbatches")
+        about = f"about {explain.seconds(self.seconds[i])} a step and {explain.size(self.bytes[i])}"
+        search.progress(f"{book} with {count} microbatches: estimated {about}")
         try:
             plan = search.judgement(search.planner(count, book.variant).named(str(book)))
         except ValueError as error:  # for example, the batch does not divide or the layers cannot be cut there
@@ -230,9 +238,10 @@ class Leading:
         made = plan.predicted
         self.missed += not search.fits(plan)
         if not self.corrections:  # fusion makes computation faster than the sum of its operators
-            self.estimator.computes = min(1.0, made.compute_seconds / self.estimator.of(book, count).computing)
-            self.estimate(np.flatnonzero(self.open))
-            self.estimate([i])
+            computing = self.estimator.of(Columns.of([(book, count)])).computing[0]
+            self.estimator.computes = min(1.0, made.compute_seconds / computing)
+            judged = np.arange(len(self.entries)) == i
+            self.estimate(self.open | judged)
         self.corrections[sort_of(book)] = Correction(
             made.step_seconds / self.seconds[i], made.peak_bytes / self.bytes[i] / SURE
         )

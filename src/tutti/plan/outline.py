@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
+
 from tutti.ir.labels import in_layer, is_layer
 from tutti.ir.step_graph import FORWARD, UPDATE
 from tutti.plan.experts import Experts
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.recompute import Activations
 from tutti.plan.roles import STATELESS
-from tutti.plan.textbook import Textbook
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,6 @@ class Sums:
                     self.state * share, self.held / experts, self.kept / experts, self.sent / experts,
                     self.back / experts, self.attention / experts, self.scores / experts)  # fmt: skip
 
-    def keeps(self, book: Textbook) -> float:
-        """Bytes that the forward pass of a plan keeps."""
-        return self.held - self.scores if book.again else self.kept if book.recompute else self.held
-
     def scaled(self, other: Sums, ideal: Sums) -> Sums:
         """Larger than the ideal as another total is than its own."""
         return Sums(*(getattr(self, f.name) * max(1.0, getattr(other, f.name) / getattr(ideal, f.name))
@@ -85,20 +82,22 @@ class Outline:
     largest: float
     once: tuple[Sums, Sums] = (Sums(), Sums())
 
-    def repeats(self, book: Textbook) -> float:
-        """The share of the layers' forward pass that a plan's backward pass repeats."""
-        share = self.layers.attention / self.layers.forward if book.again and self.layers.forward else 1.0
-        return share if book.recompute else 0.0
+    @property
+    def attention_share(self) -> float:
+        """The share of the layers' forward pass that attention takes."""
+        return self.layers.attention / self.layers.forward if self.layers.forward else 1.0
 
-    def seconds(self, rows: float, again: float) -> tuple[float, float]:
-        """Seconds that a microbatch with this share of the rows computes, in layers and beside. again: share of the
-        layers' forward pass that is repeated."""
-        each = [Sums(s.forward * rows + o.forward, s.backward * rows + o.backward)
-                for s, o in zip((self.layers, self.beside), self.once, strict=True)]  # fmt: skip
-        return each[0].forward * (1 + again) + each[0].backward, each[1].forward + each[1].backward
+    def seconds(self, rows: np.ndarray, repeated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds that a microbatch with these shares of the rows computes, in layers and beside. repeated: shares of
+        the layers' forward pass that the backward pass repeats."""
+        (forward, backward), (beside, beside_backward) = (
+            (s.forward * rows + o.forward, s.backward * rows + o.backward)
+            for s, o in zip((self.layers, self.beside), self.once, strict=True)
+        )
+        return forward * (1 + repeated) + backward, beside + beside_backward
 
-    def moves(self, rows: float, again: bool) -> tuple[float, float]:
-        """Seconds of communication in a microbatch. again: recompute the layers."""
+    def moves(self, rows: np.ndarray, again: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of communication in microbatches. again: whether all of a layer is recomputed."""
         return (
             rows * (self.layers.sent * (1 + again) + self.layers.back),
             rows * (self.beside.sent + self.beside.back),

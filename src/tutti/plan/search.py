@@ -9,7 +9,7 @@ If memory is scarce or the step is large, named plans are searched first (`plan.
 can improve the result:
 
 - plans without pipelines on meshes of one to three axes (`plan.flat`);
-- pipelines (`plan.pipelines`);
+- pipelines (`plan.pipelines`), unless named ones were searched for a large step;
 - recomputation, if faster plans do not fit (`plan.smaller`);
 - offloading, if nothing fits (`plan.offload`);
 - copies of the batch, or regions in parts, to overlap communication (`plan.copies`);
@@ -132,17 +132,25 @@ class Search:
             self.lead()
         if not self.pipes.given:
             Flat(self).search()
-        self.deadline = PIPED * self.budget
-        self.pipes.whole()
-        self.deadline = self.budget
+        if not self.settled:
+            self.deadline = PIPED * self.budget
+            self.pipes.whole()
+            self.deadline = self.budget
         Smaller(self).search()
         Offload(self).search()
         Copies(self).search()
-        self.pipes.chunked()
+        if not self.settled:
+            self.pipes.chunked()
         if not self.plans and self.impossible:
             raise self.impossible
         self.fill(top)
         return self.in_order()
+
+    @property
+    def settled(self) -> bool:
+        """Whether named plans of a large step, pipelines among them, were searched and one fits. Other pipelines take
+        long to find there, and gain little."""
+        return self.led and self.leading is not None and self.leading.large
 
     def lead(self) -> None:
         """Search the named plans if memory is scarce or the step is large. If none fits, judge the smallest, as

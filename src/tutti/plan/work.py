@@ -11,7 +11,7 @@ from dataclasses import dataclass
 CAPTURED = 3.5e-4  # seconds to capture a node of a step
 SIMULATED = 4e-4  # seconds to lower and simulate a node
 CUT = 1e-4  # seconds per node to cut a step into the parts of a pipeline, and to find which of them are equal
-ESTIMATED = 2.5e-5  # seconds to estimate a named plan in closed form
+ESTIMATED = 2e-6  # seconds to estimate a named plan in closed form
 STATE = 4e-5  # seconds to price a state of a cost network
 SWEPT, PAIR = 5e-9, 1e-5  # seconds of a sweep: per table entry, and per pair
 SOLVED = 3e-5  # seconds per entry of an integer program

@@ -1,6 +1,8 @@
 """Replace operators such as `zeros_like(x)`, which read only the shape and dtype of x, by ones without operand.
 
-Otherwise x would be kept alive until then, and with several devices be sent to where the new tensor is used.
+Otherwise x would be kept alive until then, and with several devices be sent to where the new tensor is used. The
+gradient of a slice without elements (the part of a head that rotary embeddings leave as it is, where they rotate all of
+it) is such an operator, too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ NUMBER: dict[object, Callable[[Call], object]] = {
     aten.new_ones.default: lambda node: 1,
     aten.new_full.default: lambda node: node.args[2],
     aten.fill.Scalar: lambda node: node.args[1],
+    aten.slice_backward.default: lambda node: 0,
 }
 UNDEFINED = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
 
@@ -31,6 +34,8 @@ def make_without_operands(graph: fx.Graph, device: torch.device) -> None:
     may be on the host."""
     for node in graph.nodes:
         if node.target not in NUMBER and node.target not in UNDEFINED:
+            continue
+        if node.target is aten.slice_backward.default and 0 not in node.args[0].meta["val"].shape:
             continue
         spec: Spec = node.meta["val"]
         if spec.shape == () and node.meta.get("phase") != BACKWARD:

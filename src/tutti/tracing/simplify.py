@@ -1,12 +1,15 @@
 """Remove redundant nodes of a trace: identities, checks, empty concatenations, common subexpressions.
 
-An empty tensor that assignments to its slices fill (`x[..., :8] = a; x[..., 8:] = b`) becomes a concatenation.
+An uninitialized tensor that assignments to its slices fill (`x[..., :8] = a; x[..., 8:] = b`) becomes a concatenation.
+Parts of concatenations without elements vanish, and zeros that are added.
 """
 
 from __future__ import annotations
 
 import operator
+from functools import reduce
 from itertools import takewhile
+from math import prod
 from typing import Any
 
 import torch
@@ -87,16 +90,31 @@ def _simpler(node: Call) -> fx.Node | int | float | complex | None:
         return node.args[0]
     if node.target is operator.getitem and node.args[0].target is aten.split_with_sizes.default:
         return _joined(node)
-    if node.target is aten.cat.default:  # legacy: a 1-d empty tensor may be concatenated with anything
-        parts = [n for n in node.args[0] if n.meta["val"].shape != (0,) or node.meta["val"].shape == (0,)]
+    if node.target is aten.cat.default:
+        parts = _filled(node)
         node.args = (parts, *node.args[1:])
-        return parts[0] if len(parts) == 1 else None
+        return parts[0] if len(parts) == 1 and _alike(parts[0], node) else None
+    if node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs:
+        for kept, other in (node.args, node.args[::-1]):
+            if _is_zeros(other) and isinstance(kept, fx.Node) and _alike(kept, node):
+                return kept
     return None
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
     """Whether two tensors have equal shapes and dtypes."""
     return a.meta["val"].shape == b.meta["val"].shape and a.meta["val"].dtype == b.meta["val"].dtype
+
+
+def _filled(node: Call) -> list[fx.Node]:
+    """The parts of a concatenation that have elements; all of them where that would change its dtype."""
+    parts = [part for part in node.args[0] if prod(part.meta["val"].shape)]
+    dtypes = [part.meta["val"].dtype for part in parts]
+    return parts if parts and reduce(torch.promote_types, dtypes) == node.meta["val"].dtype else list(node.args[0])
+
+
+def _is_zeros(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] in (0, 0.0, False)
 
 
 def _range(node: Call) -> tuple[int, int, int] | None:
