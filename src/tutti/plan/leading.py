@@ -175,11 +175,11 @@ class Leading:
         among: take the fastest that fits of these entries, even if it is slower.
         """
         seconds, size = self.corrected()
-        room, first = self.of.memory, self.of.fastest is None
+        room, fastest = self.of.memory, self.of.fastest
         if among is not None:
             fits = self.open & (size <= room) & among
-        elif not first:
-            fits = self.open & (size <= room) & (seconds < BETTER * self.of.fastest)
+        elif fastest is not None:
+            fits = self.open & (size <= room) & (seconds < BETTER * fastest)
         else:  # each plan that did not fit makes the limit stricter
             fits = self.open & (size <= room * CAUTION**self.missed)
             if not fits.any():
@@ -187,10 +187,10 @@ class Leading:
         if not fits.any():
             return None
         if self.large and among is None:
-            limit = (FIRST if first else LATER) * seconds[fits].min()
-            quick = fits & self.quick & (seconds < limit) & (size <= (CAUTION if first else 1.0) * room)
+            factor, share = (LATER, 1.0) if fastest is not None else (FIRST, CAUTION)
+            quick = fits & self.quick & (seconds < factor * seconds[fits].min()) & (size <= share * room)
             fits = quick if quick.any() else fits
-            if first and len(self.estimator.known) >= OUTLINES and (fits & self.outlined).any():
+            if fastest is None and len(self.estimator.known) >= OUTLINES and (fits & self.outlined).any():
                 fits = fits & self.outlined
         return int(np.argmin(np.where(fits, seconds, np.inf)))
 
