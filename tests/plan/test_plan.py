@@ -106,6 +106,17 @@ def test_a_plan_for_another_update_says_what_was_other(then, now, message):
         planned.check(captured(**now))
 
 
+@pytest.mark.parametrize("size", [-3, 1, True, "8", 3.5, None])
+def test_a_node_of_experts_has_at_least_two_devices(plan, graph, size):
+    with pytest.raises(ValueError, match="node_size .*: a node has at least 2 devices"):
+        plan.replace(node_size=size).check(graph)
+
+
+def test_weights_are_rounded_only_for_products_in_low_precision(plan, graph):
+    with pytest.raises(ValueError, match="reround is for weights of products in low precision"):
+        plan.replace(reround=True).check(graph)
+
+
 def test_explain(plan):
     text = plan.replace(reasons=("because it fits",)).explain()
     lines = text.splitlines()
