@@ -15,7 +15,7 @@ from tutti.ir.step_graph import StepGraph
 from tutti.sim.step import DryRun
 
 DENSE, EXPERTS, MEMORY = "dense", "mixture of experts", "memory"
-ERROR_BARS = {DENSE: 0.17, EXPERTS: 0.22, MEMORY: 0.21}
+ERROR_BARS = {DENSE: 0.14, EXPERTS: 0.22, MEMORY: 0.21}
 ROUTED = ("tutti::experts", "tutti::grouped_mm")
 SHARE = 2 / 3  # of the runs
 
