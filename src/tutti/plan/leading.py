@@ -158,6 +158,19 @@ class Leading:
         i = int(np.argmin(size))
         return Lean(*self.entries[i], self.cluster, float(size[i]))
 
+    def advisable(self) -> Lean | None:
+        """The fastest plan that is estimated to leave room, else the smallest that is estimated to fit. Tensor
+        parallelism is inside a node if such a plan fits. None if none is estimated to fit."""
+        self.begin()
+        seconds, size = self.corrected()
+        inside = np.array([book.tp <= self.cluster.levels[0][0] for book, _ in self.entries], dtype=bool)
+        for share, among, key in ((CAUTION, inside, seconds), (1.0, inside, size), (1.0, self.open, size)):
+            fits = among & (size <= share * self.of.memory)
+            if fits.any():
+                i = int(np.argmin(np.where(fits, key, np.inf)))
+                return Lean(*self.entries[i], self.cluster, float(size[i]))
+        return None
+
     def judge_leanest(self) -> None:
         """Judge the plan with the smallest estimated memory, unless it was judged already."""
         lean = self.leanest()

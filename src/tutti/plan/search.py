@@ -73,7 +73,7 @@ class Search:
     mesh: the mesh; None searches for it.
     pins: decisions that the plan must respect.
     budget: nominal seconds of work (`plan.work`).
-    stop: whether the search must end, once it has a plan that fits, whatever the budget.
+    stop: whether the search must end, once it has a plan that fits or none can, whatever the budget.
     better: called with each plan that is the fastest so far that fits.
     error: share by which predicted memory may be off. Of plans about as fast, one that fits with it is preferred.
 
@@ -126,7 +126,7 @@ class Search:
         return best if best.name.startswith("auto-") else best.replace(name=f"auto-{best.name}")  # searched, not named
 
     def ranked(self, top: int = 1) -> list[Plan]:
-        """All judged plans: those that fit by time, then the others by memory. At least `top` plans are judged if there
+        """All judged plans: those that fit by time, then the others by the memory that they lack. At least `top` plans are judged if there
         are that many and the budget allows it. Raises ValueError if no mesh has a plan."""
         if self.cluster.size > 1 and not self.mesh and not self.pins:
             self.lead()
@@ -263,7 +263,13 @@ class Search:
 
     @property
     def late(self) -> bool:
-        return self.work.seconds > self.deadline or (self.fastest is not None and self.stop())
+        return self.work.seconds > self.deadline or ((self.fastest is not None or self.hopeless) and self.stop())
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no named plan is estimated to fit even with all that is stored outside of the devices."""
+        room = self.memory + self.cluster.device.outside.memory
+        return self.proven > 0 and min((p.predicted.peak_bytes for p in self.plans if not p.tiers), default=0) > room
 
     @property
     def fastest(self) -> float | None:
@@ -277,6 +283,11 @@ class Search:
     @property
     def best_of_all(self) -> Plan:
         return min(self.plans, key=self.rank)
+
+    def lacking(self, plan: Plan) -> float:
+        """Bytes by which a plan exceeds the memory of a device and what is outside of it."""
+        made, outside = plan.predicted, self.cluster.device.outside
+        return max(0, made.peak_bytes - self.memory) + max(0, sum(made.bytes_by_tier.values()) - outside.memory)
 
     def tight(self, plan: Plan) -> bool:
         """Whether the plan fits, but would not if its memory were underestimated by the error."""
@@ -292,5 +303,5 @@ class Search:
         return plans
 
     def rank(self, plan: Plan) -> tuple[bool, float]:
-        made, fits = plan.predicted, self.fits(plan)
-        return not fits, made.step_seconds if fits else made.peak_bytes
+        fits = self.fits(plan)
+        return not fits, plan.predicted.step_seconds if fits else self.lacking(plan)
