@@ -126,8 +126,8 @@ class Search:
         return best if best.name.startswith("auto-") else best.replace(name=f"auto-{best.name}")  # searched, not named
 
     def ranked(self, top: int = 1) -> list[Plan]:
-        """All judged plans: those that fit by time, then the others by the memory that they lack. At least `top` plans are judged if there
-        are that many and the budget allows it. Raises ValueError if no mesh has a plan."""
+        """All judged plans: those that fit by time, then the others by the memory that they lack. At least `top` plans
+        are judged if there are that many and the budget allows it. Raises ValueError if no mesh has a plan."""
         if self.cluster.size > 1 and not self.mesh and not self.pins:
             self.lead()
         if not self.pipes.given:
