@@ -72,10 +72,7 @@ class Leading:
         self.missed = 0  # judged plans that do not fit
         self.begun = False
         self.first = search.accumulate or 1
-        rows = search.batch // self.first
-        self.estimator = (
-            estimator.on(self.cluster) if estimator else Estimator(search.planner(self.first), self.cluster, rows)
-        )
+        self.estimator = estimator.on(self.cluster) if estimator else search.estimator
         counts = (search.accumulate,) if search.accumulate else tuple(divisors(search.batch))
         self.entries = list(families(self.limits(counts)))
         self.open = np.ones(len(self.entries), dtype=bool)

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tutti.hardware import Cluster
-from tutti.plan.explain import mesh_name, seconds, size
+from tutti.plan.explain import counted, mesh_name, seconds, size
 from tutti.plan.leading import Leading
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
@@ -25,7 +25,7 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     """The reasons for the first of the ranked plans."""
     best, *others = plans
     fitting = sum(map(search.fits, plans))
-    of = f" of {fitting} that fit, of {len(plans)} plans that were simulated"
+    of = f" of {fitting} that fit, of {counted(len(plans), 'plan')} that were simulated"
     fastest = min((p for p in plans if search.fits(p)), key=search.rank, default=best)
     lines = [f"chosen {_line(best)}: the fastest{of}" if others else f"chosen {_line(best)}"]
     if fastest is not best:
@@ -42,10 +42,11 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     if skipped:
         nearest = min(skipped, key=lambda c: c.bound)
         least = seconds(search.fused * nearest.bound)
-        lines.append(f"not simulated: {len(skipped)} other candidates, whose modelled steps take at least about "
-                       f"{least} (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
+        lines.append(f"not simulated: {counted(len(skipped), 'candidate')} on other meshes or of another sort, with "
+                       f"modelled steps of at least about {least} (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
-        lines.append(f"{search.left} meshes were skipped because the budget was spent: a larger budget includes them")
+        lines.append(f"skipped, because their share of the budget was spent: {counted(search.left, 'mesh', 'meshes')}; "
+                     "a larger budget includes more")  # fmt: skip
     divided = () if best.stages else search.planner(best.accumulate).undivided()
     return (*lines, *divided, *best.reasons)
 

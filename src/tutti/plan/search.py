@@ -19,13 +19,15 @@ can improve the result:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import Call, StepGraph
 from tutti.plan import reasons
 from tutti.plan.copies import Copies
-from tutti.plan.explain import mesh_name
+from tutti.plan.estimate import Estimator
+from tutti.plan.explain import counted, mesh_name
 from tutti.plan.flat import NEAR, Flat
 from tutti.plan.kind import kind
 from tutti.plan.layout import Mesh, devices
@@ -166,6 +168,12 @@ class Search:
             self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
 
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Closed-form estimates of named plans, for any number of microbatches."""
+        count = self.accumulate or 1
+        return Estimator(self.planner(count), self.cluster, self.batch // count)
+
     def candidate(self, planner: Planner, mesh: Mesh, among: int = 1) -> Candidate:
         """The candidate of a mesh. among: number of meshes left. Each may use twice its share of the remaining work."""
         begin = self.work.seconds
@@ -233,7 +241,7 @@ class Search:
         for known in self.plans:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
-        self.progress(f"simulating {plan.name}")
+        self.progress(f"simulating {plan.name}, {counted(plan.accumulate, 'microbatch', 'microbatches')}")
         planner = self.planner(plan.accumulate, plan.variant)
         step, nodes = planner.step, len(planner.step.graph.nodes)
         if plan.stages:
