@@ -215,7 +215,7 @@ def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model,
     found: list = []
     search = Search(captured.graph, 8, Cluster.parse("h100:4"), Simulator("O0"), better=found.append, error=0.08)
     plans = [search.judgement(search.planner(1).named(name)) for name in ("dp4", "dp2xtp2xzero3xfp32sums")]
-    work = Work.of(captured.example, captured.batch)
+    work = Work.of(captured)
     assert work == Work(256, "tokens") and found[0].name == "dp4"
     for width, titles in ((200, "microbatches"), (100, "memory"), (60, "fits"), (30, "plan")):
         console = Console(width=width, record=True, file=io.StringIO())
@@ -386,3 +386,35 @@ def test_the_room_of_a_device_is_what_its_peak_leaves():
     search = SimpleNamespace(memory=80 * 2**30)
     plans = [tutti.Plan({}, prediction=Prediction(1, 1, 0, 0, 0, n * 2**30)) for n in (66, 161)]
     assert [room(search, p) for p in plans] == ["14 GiB (17.5 %) free", "81 GiB (101 %) too much"]  # pyright: ignore
+
+
+def test_tokens_of_an_encoder_decoder_are_the_encoders(tmp_path, capsys):
+    from transformers import T5Config
+
+    T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=128, decoder_start_token_id=0,
+             architectures=["T5ForConditionalGeneration"]).save_pretrained(tmp_path)  # fmt: skip
+    options = ["--cluster", "h100:2", "--plan", "dp2", "--batch", "8", "--seq", "32"]
+    code, out, err = run(capsys, "plan", "--model", tmp_path, *options)
+    assert code == 0, err
+    assert "tokens are the encoder's 32 of a row; the decoder's 32 are computed, but not counted\n" in out
+    step = float(re.search(r"time +([\d.]+) ms", out)[1]) * 1e-3
+    assert float(re.search(r"([\d,]+) tokens/s", out)[1].replace(",", "")) == pytest.approx(8 * 32 / step, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_adapters_come_without_warnings(kind, tmp_path, recwarn):
+    import transformers
+
+    from tutti.cli.workload import adapted
+
+    configs = {
+        "llama": transformers.LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4
+        ),
+        "gpt2": transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4),
+    }
+    with torch.device("meta"):
+        model = adapted(transformers.AutoModelForCausalLM.from_config(configs[kind]), 4)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert names and all("lora_" in name for name in names)
+    assert [str(w.message) for w in recwarn] == []

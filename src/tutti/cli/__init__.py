@@ -101,7 +101,7 @@ VERBS = {
         reads=True,
         modes=("show", "--compare", "--sweep", "--serve", "--rl", "--align"),
     ),
-    "dryrun": Verb("tutti.cli.dryrun:dryrun", "predict the time and memory of a step", extra="train", reads=True),
+    "dryrun": Verb("tutti.cli.dryrun:dryrun", "predict the time and memory of a step", extra="train"),
     "diagnose": Verb(
         "tutti.cli.diagnose:diagnose",
         "find slow ranks and links in a run, and show where time goes",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from tutti.cli.tables import table, unbroken
+from tutti.cli.workload import Captured
 from tutti.hardware import Cluster
 from tutti.plan.explain import counted, figure, seconds, size
 from tutti.plan.plan import Plan
@@ -25,16 +25,25 @@ FEW = 2048  # tokens of a step for each device: with fewer, the batch is likely 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step is done on. amount: of a step. unit: "tokens" or "rows"."""
+    """What a step is done on. amount: of a step. unit: "tokens" or "rows". note: what is not counted."""
 
     amount: int
     unit: str
+    note: str = ""
 
     @classmethod
-    def of(cls, example: Any, batch: int) -> Work:
-        """Tokens of a batch that has `input_ids`, else its rows."""
-        ids = example.get("input_ids") if isinstance(example, Mapping) else None
-        return cls(ids.numel(), "tokens") if ids is not None else cls(batch, "rows")
+    def of(cls, captured: Captured) -> Work:
+        """Tokens of a batch that has `input_ids`, else its rows. The decoder's tokens are not counted beside an
+        encoder's."""
+        example, config = captured.example, getattr(captured.model, "config", None)
+        ids, labels = (example.get(key) if isinstance(example, Mapping) else None for key in ("input_ids", "labels"))
+        if ids is None:
+            return cls(captured.batch, "rows")
+        if not getattr(config, "is_encoder_decoder", False) or labels is None:
+            return cls(ids.numel(), "tokens")
+        encoder, decoder = ids.shape[-1], labels.shape[-1]
+        note = f"tokens are the encoder's {encoder:,} of a row; the decoder's {decoder:,} are computed, but not counted"
+        return cls(ids.numel(), "tokens", note)
 
 
 def fitting(search: Search, plan: Plan) -> str:
@@ -125,6 +134,7 @@ def summary(
         *_misfit(search, plan),
         f"time             {seconds(prediction.step_seconds)}{plus_minus(off)} a step",
         *throughput(plan, cluster, work),
+        *([f"note             {work.note}"] if work.note else []),
         f"of peak          {100 * prediction.fraction_of_peak:.3g} % of {peak(plan, cluster)}",
         f"memory           {size(prediction.peak_bytes)}{plus_minus(search.error)} of the {size(search.memory)} of a "
         f"device: {room(search, plan)}{beside}",

@@ -114,7 +114,7 @@ def make(
             'model.layers.*.mlp.up_proj.weight=tp:S0' (shard dim 0 over axis tp) or '...=tp:R' (replicate).
         mesh: Fix the mesh axes, outermost first: dp=4,tp=2. With experts=8, axes on which experts can be spread over 8
             of the devices of dp x tp: dp=8,tp=2,experts=8.
-        accumulate: Microbatches per update. auto: as few as fit into memory.
+        accumulate: Microbatches per update. auto: searched; with --plan, the fastest by estimate of those that fit.
         recompute: With --plan, what the backward pass recomputes: layers (activations inside layers), attention, names
             of operators (silu, '*norm*') or labels of a plan. In a plan's name: tp8xrecompute-attention.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
@@ -124,8 +124,9 @@ def make(
         what_if: Other figures of the cluster, as factors or amounts: link=2x, memory=141GiB, network=100GB/s,
             peak=1.5x, power=500W, node (links inside a node), bandwidth (of memory), overhead (of a launch),
             attention=flash2 (the kernel, on an H100); separated by commas. Also prints what the plan takes without
-            them.
-        tokens: Also print how long training on so many tokens takes (rows, for a model without tokens): 1e12.
+            them, and compares the plan that is best without them.
+        tokens: Also print how long training on so many tokens takes (rows, for a model without tokens; tokens of the
+            encoder, for one with a decoder, too): 1e12.
         price: Of a device hour: also print what these tokens cost. Energy is printed for devices whose power is known.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
@@ -177,7 +178,7 @@ def make(
                         stop=Stopwatch(budget).past, better=lambda found: tell.found(_brief(found)))  # fmt: skip
         if usual:
             search.judgement(usual)
-        work = Work.of(captured.example, captured.batch)
+        work = Work.of(captured)
         if plan != "auto":
             best = _asked(plan, search, recompute)
             ranked = [best]

@@ -66,7 +66,8 @@ def plan_compare(
         lines.append(f"{tokens:.3g} {points[0].work.unit} cost {100 * abs(b / a - 1):.0f} % "
                      f"{'more' if b > a else 'less'} there")  # fmt: skip
     notes = [note for point in points if tokens for note in few(point.work, point.cluster)]
-    for line in [*lines, *notes[:1], *(f"{point.cluster}: {point.why}" for point in points if point.why)]:
+    notes = [point.work.note for point in points[:1] if point.work.note] + notes[:1]
+    for line in [*lines, *notes, *(f"{point.cluster}: {point.why}" for point in points if point.why)]:
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -110,7 +110,7 @@ def page(
     """The page. plans: those to show, the chosen one first. run: its dry run. amount: of tokens or rows, whose time,
     cost and energy are shown; price: of a device hour."""
     best, others = plans[0], [plan for plan in plans[1:] if search.fits(plan)]
-    cluster, work = search.cluster, Work.of(captured.example, captured.batch)
+    cluster, work = search.cluster, Work.of(captured)
     shown = [best, *others[:1]]
     rows = [{title: x for title, x in cells(search, plan, work).items() if title not in LESS[:2]} for plan in plans]
     runner_up = [f"The runner-up, {others[0].name}: {difference(best, others[0])}."] if others else []

@@ -14,7 +14,7 @@ from tutti.cli.narrate import Stopwatch, narrated
 from tutti.cli.tables import consoles, table, unbroken
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered
-from tutti.plan.explain import figure
+from tutti.plan.explain import counted, figure
 from tutti.serve.bench import poisson, trace
 from tutti.serve.planning import Outcome, ServingPlanner, why
 from tutti.tracing.load import config_of
@@ -92,7 +92,13 @@ def plan_serve(
         f"in time: within {ttft:g} s to the first token (TTFT) and {1e3 * tpot:g} ms for each further one (TPOT), of "
         "which the quantiles 50 and 90 % are shown; cached: tokens in all caches"
     )
-    for line in [meaning, why(outcomes), *_notes(planner, outcomes[0], fewer, search_seconds, price)]:
+    first, last = (f(x.at for x in load) for f in (min, max))
+    period = (
+        f"a second: over the {figure(outcomes[0].report.seconds)} s from the first arrival to the last answer; "
+        f"{counted(len(load), 'request')} arrived within {figure(last - first)} s"
+        + (f", {figure(len(load) / (last - first))} a second" if last > first else "")
+    )
+    for line in [meaning, period, why(outcomes), *_notes(planner, outcomes[0], fewer, search_seconds, price)]:
         console.print(line, markup=False, soft_wrap=True)
     if save:
         rows = [{"placement": str(x.placement), "devices": x.devices, "tight": x.tight, **x.report.__dict__}

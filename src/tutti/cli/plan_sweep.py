@@ -87,6 +87,8 @@ def plan_sweep(
             captured = Captured(replace(workload, seq=seq), tell)
             points += best_of_each(captured, targets, level, budget, tell)
     console.print(_table(points, tokens), crop=False)
+    if points[0].work.note:
+        console.print(points[0].work.note, markup=False, soft_wrap=True)
     for note in [note for point in reversed(points) if tokens for note in few(point.work, point.cluster)][:1]:
         console.print(note, markup=False, soft_wrap=True)
     for point in points:
@@ -148,7 +150,7 @@ def best_of_each(
 
 def best_on(captured: Captured, target: Cluster, level: str, budget: float, tell: Progress) -> Point:
     """The best plan that is found in so many seconds."""
-    seq, work = captured.workload.seq, Work.of(captured.example, captured.batch)
+    seq, work = captured.workload.seq, Work.of(captured)
     try:
         search = Search(captured.graph, captured.batch, target, Simulator(level), accumulate=None, budget=BUDGET,
                         progress=tell, stop=Stopwatch(budget).past, error=error_bar(MEMORY, target) or 0.0)  # fmt: skip
