@@ -157,10 +157,10 @@ class Leading:
 
     def advisable(self) -> Lean | None:
         """The fastest plan that is estimated to leave room, else the smallest that is estimated to fit. Tensor
-        parallelism is inside a node if such a plan fits. None if none is estimated to fit."""
+        parallelism divides a node if such a plan fits. None if none is estimated to fit."""
         self.begin()
         seconds, size = self.corrected()
-        inside = np.array([book.tp <= self.cluster.levels[0][0] for book, _ in self.entries], dtype=bool)
+        inside = np.array([self.cluster.levels[0][0] % book.tp == 0 for book, _ in self.entries], dtype=bool)
         for share, among, key in ((CAUTION, inside, seconds), (1.0, inside, size), (1.0, self.open, size)):
             fits = among & (size <= share * self.of.memory)
             if fits.any():

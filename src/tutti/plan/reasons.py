@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tutti.hardware import Cluster
 from tutti.plan.explain import counted, mesh_name, seconds, size
-from tutti.plan.leading import Leading
+from tutti.plan.leading import CAUTION, Leading
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 
@@ -145,12 +145,15 @@ def enough(search: Search) -> Enough | None:
 
 
 def named_on(search: Search, planner: Planner, count: int) -> Enough | None:
-    """A named plan that fits on this number of devices; None if there is none. It is simulated if there is time."""
+    """A named plan that fits on this number of devices; None if there is none. It is simulated if there
+    is time; else its estimate must leave room."""
     leading = search.leading
     if leading is None:
         return None
     try:
-        lean = Leading(search, search.cluster.of(count), leading.estimator).advisable()
+        there = Leading(search, search.cluster.of(count), leading.estimator)
+        there.corrections = leading.corrections
+        lean = there.advisable()
     except ValueError:  # this number of devices does not fill whole nodes
         return None
     if lean is None:
@@ -158,11 +161,11 @@ def named_on(search: Search, planner: Planner, count: int) -> Enough | None:
     many = f" --accumulate {lean.count}" if lean.count > 1 else ""
     found = Enough(lean.cluster, f"{lean.book}{many}", lean.bytes, False)
     if search.stop():
-        return found
+        return found if lean.bytes <= CAUTION * search.memory else None
     planner = search.planner(lean.count, lean.book.variant)
     try:
-        there = Planner(planner.step, lean.cluster, (), lean.count, planner.variant, search.work)
-        return _simulated(search, planner, lean.cluster, there.named(str(lean.book)), found.plan)
+        plan = Planner(planner.step, lean.cluster, (), lean.count, planner.variant, search.work).named(str(lean.book))
+        return _simulated(search, planner, lean.cluster, plan, found.plan)
     except ValueError:
         return None
 
