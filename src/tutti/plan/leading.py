@@ -156,13 +156,13 @@ class Leading:
         return Lean(*self.entries[i], self.cluster, float(size[i]))
 
     def advisable(self) -> Lean | None:
-        """The fastest plan that is estimated to leave room, else the smallest that is estimated to fit. Tensor
-        parallelism divides a node if such a plan fits. None if none is estimated to fit."""
+        """The fastest plan that is estimated to leave room, else the smallest that is estimated to fit, of those whose
+        tensor parallelism divides a node. None if none is estimated to fit."""
         self.begin()
         seconds, size = self.corrected()
         inside = np.array([self.cluster.levels[0][0] % book.tp == 0 for book, _ in self.entries], dtype=bool)
-        for share, among, key in ((CAUTION, inside, seconds), (1.0, inside, size), (1.0, self.open, size)):
-            fits = among & (size <= share * self.of.memory)
+        for share, key in ((CAUTION, seconds), (1.0, size)):
+            fits = inside & (size <= share * self.of.memory)
             if fits.any():
                 i = int(np.argmin(np.where(fits, key, np.inf)))
                 return Lean(*self.entries[i], self.cluster, float(size[i]))
