@@ -19,6 +19,7 @@ import numpy as np
 from tutti.hardware import Cluster
 from tutti.plan.estimate import WHOLE, Estimator, Inner, axes_of
 from tutti.plan.experts import Experts
+from tutti.plan.explain import counted
 from tutti.plan.families import Limits, divisors, families
 from tutti.plan.kind import kind, kind_of
 from tutti.plan.schedule import SPLIT
@@ -231,7 +232,7 @@ class Leading:
     def judge(self, i: int) -> None:
         """Lower and simulate an entry, and correct the estimates of its sort."""
         search, (book, count) = self.of, self.entries[i]
-        search.progress(f"{book} with {count} microbatches")
+        search.progress(f"{book} with {counted(count, 'microbatch', 'microbatches')}")
         try:
             plan = search.judgement(search.planner(count, book.variant).named(str(book)))
         except ValueError as error:  # for example, the batch does not divide or the layers cannot be cut there
