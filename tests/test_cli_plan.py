@@ -359,7 +359,7 @@ def test_products_in_fp8_count_to_the_peak_of_bfloat16(model, capsys):
 
 
 def test_what_a_what_if_does_not_change_and_what_is_best_without_it(model, capsys):
-    options = ["--cluster", "h100:4", "--batch", "8", "--seq", "32", "--budget", "5", "--top", "20"]
+    options = ["--cluster", "h100:4", "--batch", "8", "--seq", "32", "--budget", "5", "--top", "1"]
     code, out, err = run(capsys, "plan", "--model", model, *options, "--what-if", "network=2x,memory=2x")
     assert code == 0, err
     assert "network=2x changes nothing on h100:4, which has one node\n" in out

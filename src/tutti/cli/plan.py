@@ -176,8 +176,7 @@ def make(
             progress.print(f"searching with {what_if}", markup=False)
         search = Search(captured.graph, captured.batch, target, Simulator(level), **options,
                         stop=Stopwatch(budget).past, better=lambda found: tell.found(_brief(found)))  # fmt: skip
-        if usual:
-            search.judgement(usual)
+        compared = search.judgement(usual) if usual else None
         work = Work.of(captured)
         if plan != "auto":
             best = _asked(plan, search, recompute)
@@ -206,9 +205,12 @@ def make(
         lines.append("±                two thirds of published runs on such devices are within")
     print("\n".join(lines))
     if plan == "auto":
-        console.print(ranking(search, ranked[:top], work, console), crop=False)
-        if len(ranked) > top:
-            console.print(f"and {counted(len(ranked) - top, 'other')} simulated")
+        shown = ranked[:top]
+        if compared and all(compared is not p for p in [search.in_order()[0], *shown]):
+            shown.append(compared)
+        console.print(ranking(search, shown, work, console), crop=False)
+        if len(ranked) > len(shown):
+            console.print(f"and {counted(len(ranked) - len(shown), 'other')} simulated")
     print(best.explain())
     if before:
         for line in without_effect(unaltered, what_if):
