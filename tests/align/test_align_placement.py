@@ -83,7 +83,6 @@ def test_messages_and_answers_larger_than_a_pipe_holds(monkeypatch):
     assert answers == [large] * 3
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
 def test_adapters(tmp_path):
     from peft import LoraConfig
 

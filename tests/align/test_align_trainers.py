@@ -147,7 +147,6 @@ def test_a_run_that_resumes_with_another_row_is_refused(tmp_path):
     trainer("dpo", tmp_path, max_steps=2, **saving).train(resume_from_checkpoint=True)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
 def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them(tmp_path):
     from peft import LoraConfig
 

@@ -145,3 +145,14 @@ def test_explain_says_what_it_does_not_know():
         "sent per step    1 GiB by each device",
         "  all_reduce over dp  4  1 GiB",
     ]
+
+
+def test_equal_stages_share_a_line():
+    stages = {"embed": 0, **{f"h.{i}": 1 + i // 2 for i in range(8)}, "head": 4}
+    plan = Plan({"pp": 5}, stages=stages, schedule="1f1b", durations=((1, 2, 0, 0), *[(3, 4, 0, 0)] * 4), accumulate=5)
+    lines = [line for line in plan.explain().splitlines() if " forward  " in line]
+    assert [line.split() for line in lines] == [
+        ["stage", "0", "1", "s", "forward", "2", "s", "backward", "embed"],
+        ["3", "stages,", "1-3", "3", "s", "forward", "4", "s", "backward", "2", "layers", "each,", "h.0-5"],
+        ["stage", "4", "3", "s", "forward", "4", "s", "backward", "h.6-7,", "head"],
+    ]

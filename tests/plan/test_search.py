@@ -39,7 +39,7 @@ def test_what_fits_comes_by_time_and_every_other_mesh_is_slower(graph):
     assert any(p.name.startswith("auto-") for p in plans[:2])
     assert {"dp4", "tp4"} & {p.name for p in plans}, "the textbook, to compare with"
     assert all(found.fused * c.bound > times[0] / NEAR for c in found.candidates if id(c) not in found.judged)
-    assert "mesh dp 2 x tp 2 (2 of 2)" in told and f"simulating {plans[0].name}" in told
+    assert "mesh dp 2 x tp 2 (2 of 2)" in told and f"simulating {plans[0].name}, 1 microbatch" in told
     best = search(graph, CLUSTER).best()
     assert best.name.removeprefix("auto-") == plans[0].name.removeprefix("auto-") and best.reasons[0].startswith(
         "chosen "
@@ -120,7 +120,7 @@ def test_meshes_of_three_axes_are_looked_at_while_there_is_time(graph):
     hurried = search(graph, "h100:2x4", budget=0.0)
     best = hurried.best()
     assert all(len(c.mesh) < 3 for c in hurried.candidates) and hurried.left > 0
-    assert any("meshes were skipped because the budget was spent" in reason for reason in best.reasons)
+    assert any("skipped, because their share of the budget was spent: " in reason for reason in best.reasons)
 
 
 def test_a_difference_is_that_of_two_simulations(graph):

@@ -75,9 +75,11 @@ def test_names(name, devices, book):
         ("dp4xfp4", r"did you mean 'dp4xfp8'\?"),
         ("dp2xdp2", "names dp twice"),
         ("dpxtp", "leaves the sizes of dp and tp open"),
-        ("dp3", "needs 3 devices, not 4"),
+        ("dp3", "needs 3 devices, not 4; the nearest is 'dp4'$"),
+        ("pp8xdp16xtp2xspxzero1", "needs 256 devices, not 4; the nearest is 'pp2xtp2xsp'$"),
+        ("tp3xsp", "needs 3 devices, not 4; the nearest is 'dp2xtp2xsp'$"),
         ("tp3xzero1", "needs a multiple of 3 devices, not 4"),
-        ("single", "needs 1 device, not 4$"),
+        ("single", "needs 1 device, not 4; the nearest is 'dp4'$"),
         ("splits2", "needs 1 device, not 4: say how they are used, as in 'dpxsplits2'"),
     ],
 )

@@ -102,7 +102,12 @@ def test_the_verb(tmp_path, capsys):
     lines = {line.strip().partition("  ")[0]: line for line in told.splitlines()}
     assert "100 %" in lines["2 x single"] and "100 %" in lines["prompts 1 x single, generation 1 x single"]
     assert "TTFT, ms" in told and "cost" not in told and "1 of the 2 devices do about as well: 1 x single" in told
-    assert json.loads((tmp_path / "found.json").read_text())[0]["answered"] == 10
+    best = json.loads((tmp_path / "found.json").read_text())[0]
+    assert best["answered"] == 10
+    period = re.search(r"a second: over the (\S+) s from .*; 10 requests arrived within (\S+) s, (\S+) a second", told)
+    seconds, within, rate = map(float, period.groups())
+    assert seconds == pytest.approx(best["seconds"], rel=0.01) and within < seconds
+    assert rate == pytest.approx(10 / within, rel=0.01) and best["goodput"] < rate
     plan_serve(str(tmp_path), "h100:2", requests=10, search_seconds=1e-9, price=2.0)
     output = capsys.readouterr()
     assert "2 x single: 100 % in time" in output.err, "placements are told as they are found"

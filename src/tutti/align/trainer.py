@@ -22,6 +22,7 @@ from tutti.align.arguments import (
 )
 from tutti.align.chat import Encoder, Tokens
 from tutti.align.sequences import IGNORED, cut, remainder
+from tutti.compat.adapters import peft_model
 from tutti.data import Mapped, StreamingSource, open_source
 from tutti.train.trainer import Trainer
 
@@ -60,9 +61,7 @@ class AlignTrainer(Trainer):
                 raise ValueError(f"{model} has adapters, and new ones cannot stand on them, as no file has their base: "
                                  "train without peft_config ([lora]), which merges them, or save the merged model "
                                  "(merge_and_unload of peft)")  # fmt: skip
-            from peft import get_peft_model
-
-            loaded = get_peft_model(loaded, peft_config)  # pyright: ignore[reportArgumentType]
+            loaded = peft_model(loaded, peft_config)
         if args.disable_dropout:
             without_dropout(loaded)
         self.encoder = Encoder(self.tokenizer)

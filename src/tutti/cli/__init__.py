@@ -25,6 +25,7 @@ class Verb:
     target: `module:function`. Its signature and docstring become the options and the help text. If `raw`, it takes the
     list of arguments instead. An int that it returns is the exit code.
     extra: the optional dependencies it needs, as in `pip install 'tutti[extra]'`.
+    reads: whether it reads a model with --model, which is said before anything is imported.
     verbs: its own subcommands. modes: first arguments with options of their own.
     """
 
@@ -32,6 +33,7 @@ class Verb:
     summary: str
     raw: bool = False
     extra: str = ""
+    reads: bool = False
     verbs: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
 
@@ -96,6 +98,7 @@ VERBS = {
         "plan for any cluster; explain and compare plans",
         raw=True,
         extra="train",
+        reads=True,
         modes=("show", "--compare", "--sweep", "--serve", "--rl", "--align"),
     ),
     "dryrun": Verb("tutti.cli.dryrun:dryrun", "predict the time and memory of a step", extra="train"),
@@ -221,6 +224,8 @@ def check_options(verb: str, rest: list[str]) -> None:
 def call(name: str, rest: list[str]) -> Any:
     """Call a verb with its arguments."""
     verb = VERBS[name]
+    if verb.reads and any(word.partition("=")[0] == "--model" for word in rest):
+        print("reading the model", file=sys.stderr, flush=True)
     if verb.raw:
         return verb.load()(rest)
     import tyro

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from tutti.cli.tables import table, unbroken
+from tutti.cli.workload import Captured
 from tutti.hardware import Cluster
-from tutti.plan.explain import seconds, size
+from tutti.plan.explain import counted, figure, seconds, size
 from tutti.plan.plan import Plan
+from tutti.plan.remedies import remedies
 from tutti.plan.search import Search
 
 # What a narrow terminal goes without.
@@ -23,16 +25,25 @@ FEW = 2048  # tokens of a step for each device: with fewer, the batch is likely 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step is done on. amount: of a step. unit: "tokens" or "rows"."""
+    """What a step is done on. amount: of a step. unit: "tokens" or "rows". note: what is not counted."""
 
     amount: int
     unit: str
+    note: str = ""
 
     @classmethod
-    def of(cls, example: Any, batch: int) -> Work:
-        """Tokens of a batch that has `input_ids`, else its rows."""
-        ids = example.get("input_ids") if isinstance(example, Mapping) else None
-        return cls(ids.numel(), "tokens") if ids is not None else cls(batch, "rows")
+    def of(cls, captured: Captured) -> Work:
+        """Tokens of a batch that has `input_ids`, else its rows. The decoder's tokens are not counted beside an
+        encoder's."""
+        example, config = captured.example, getattr(captured.model, "config", None)
+        ids, labels = (example.get(key) if isinstance(example, Mapping) else None for key in ("input_ids", "labels"))
+        if ids is None:
+            return cls(captured.batch, "rows")
+        if not getattr(config, "is_encoder_decoder", False) or labels is None:
+            return cls(ids.numel(), "tokens")
+        encoder, decoder = ids.shape[-1], labels.shape[-1]
+        note = f"tokens are the encoder's {encoder:,} of a row; the decoder's {decoder:,} are computed, but not counted"
+        return cls(ids.numel(), "tokens", note)
 
 
 def fitting(search: Search, plan: Plan) -> str:
@@ -45,7 +56,7 @@ def cells(search: Search, plan: Plan, work: Work) -> dict[str, str]:
     prediction = plan.predicted
     rate = work.amount / prediction.step_seconds / search.cluster.size
     return {
-        "plan": plan.name, "step": seconds(prediction.step_seconds), f"{work.unit}/s/device": f"{rate:,.0f}",
+        "plan": plan.name, "step": seconds(prediction.step_seconds), f"{work.unit}/s/device": figure(rate),
         "of peak": f"{100 * prediction.fraction_of_peak:.1f} %", "computing": seconds(prediction.compute_seconds),
         "waiting": seconds(prediction.communication_seconds), "hidden": seconds(prediction.hidden_seconds),
         "sent": size(prediction.communication_bytes), "microbatches": str(plan.accumulate),
@@ -82,11 +93,11 @@ class Bill:
 
     @property
     def time(self) -> str:
-        return f"{self.hours:,.1f} hours" if self.hours < 100 else f"{self.hours / 24:,.1f} days"
+        return f"{figure(self.hours)} hours" if self.hours < 100 else f"{figure(self.hours / 24)} days"
 
     @property
     def mwh(self) -> str:
-        return f"{self.energy:,.0f}" if self.energy >= 100 else f"{self.energy:.3g}"
+        return figure(self.energy)
 
 
 def bill(rate: float, cluster: Cluster, amount: float, price: float = 0.0) -> Bill:
@@ -98,33 +109,101 @@ def bill(rate: float, cluster: Cluster, amount: float, price: float = 0.0) -> Bi
 
 def check_amounts(budget: float, tokens: float, *prices: float) -> None:
     """Raise ValueError for a budget, an amount of work or prices that make no sense."""
-    if not (budget > 0 and all(0 <= x < inf for x in (tokens, *prices))):
-        shown = ", ".join(f"--price {price:g}" for price in prices)
-        raise ValueError(f"--budget {budget:g}, --tokens {tokens:g}{shown and f', {shown}'}: above 0, and not negative")
+    if not budget > 0:
+        raise ValueError(f"--budget {budget:g}: a number of seconds above 0")
+    for option, value in (("tokens", tokens), *(("price", price) for price in prices)):
+        if not 0 <= value < inf:
+            raise ValueError(f"--{option} {value:g}: 0 or more, and finite")
     if any(prices) and not tokens:
         raise ValueError("--price says what --tokens cost: add them, for instance --tokens 1e12")
 
 
-def throughput(plan: Plan, cluster: Cluster, work: Work, amount: float = 0.0, price: float = 0.0) -> list[str]:
-    """Lines: how fast a plan is; how long an amount of work takes, what it costs at a price of a device hour, and the
-    energy of the devices."""
-    step, devices = plan.predicted.step_seconds, cluster.size
-    rate = work.amount / step
-    lines = [
-        f"throughput       {rate:,.0f} {work.unit}/s, {rate / devices:,.0f} a device; {3600 / step:,.0f} steps an hour"
+def summary(
+    search: Search, plan: Plan, work: Work, off: float | None = None, amount: float = 0.0, price: float = 0.0
+) -> list[str]:
+    """The answer in lines: plan, whether it fits, time, throughput, share of the peak, memory and cost.
+
+    off: the share that predicted times may be off.
+    """
+    prediction, cluster = plan.predicted, search.cluster
+    many = counted(plan.accumulate, "microbatch", "microbatches")
+    beside = (f"; {size(sum(prediction.bytes_by_tier.values()))} of the {size(cluster.device.outside.memory)} of the "
+              f"{cluster.device.outer} for each") if prediction.bytes_by_tier else ""  # fmt: skip
+    return [
+        f"plan             {plan.name} on {cluster}, {many} per update",
+        *_misfit(search, plan),
+        f"time             {seconds(prediction.step_seconds)}{plus_minus(off)} a step",
+        *throughput(plan, cluster, work),
+        *([f"note             {work.note}"] if work.note else []),
+        f"of peak          {100 * prediction.fraction_of_peak:.3g} % of {peak(plan, cluster)}",
+        f"memory           {size(prediction.peak_bytes)}{plus_minus(search.error)} of the {size(search.memory)} of a "
+        f"device: {room(search, plan)}{beside}",
+        *costs(plan, cluster, work, amount, price),
     ]
-    if amount:
-        took = bill(rate, cluster, amount, price)
-        cost = f", {took.cost:,.0f} at {price:g} a device hour" if price else ""
-        lines.append(
-            f"{amount:.3g} {work.unit:<10} {took.time} on {devices:,} devices: {took.device_hours:,.0f} device "
-            f"hours{cost}"
-        )
-        if took.energy:
-            lines.append(f"energy           at most {took.mwh} MWh: the devices alone, at their rated "
-                         f"{cluster.device.power:,.0f} W")  # fmt: skip
-        lines += few(work, cluster)
-    return lines
+
+
+def _misfit(search: Search, plan: Plan) -> list[str]:
+    if not search.fits(plan):
+        lack = "device" if plan.predicted.peak_bytes > search.memory else search.cluster.device.outer
+        return [f"does not fit     the {lack} has too little memory; {remedies(search, plan)}"]
+    if search.tight(plan):
+        return ["tight            less memory is free than predictions of memory are off"]
+    return []
+
+
+def plus_minus(off: float | None) -> str:
+    """An error bar behind a figure: " ± 18 %", or nothing."""
+    return f" ± {100 * off:.0f} %" if off else ""
+
+
+def room(search: Search, plan: Plan) -> str:
+    """Memory of a device that is left, or that lacks, with its share."""
+    left = search.memory - plan.predicted.peak_bytes
+    return f"{size(abs(left))} ({100 * abs(left) / search.memory:.3g} %) {'free' if left >= 0 else 'too much'}"
+
+
+def peak(plan: Plan, cluster: Cluster) -> str:
+    """The peak that a share of the peak is of."""
+    dtype = plan.predicted.peak_dtype
+    low = f", to which its products in {plan.matmul_dtype.upper()} count too" if plan.matmul_dtype else ""
+    return f"the {dtype} peak of {figure(cluster.device.peak[dtype] / 1e12)} TFLOP/s a device{low}"
+
+
+def in_float32(dtype: torch.dtype, cluster: Cluster, transformers: bool) -> list[str]:
+    """A line if a model is in float32 and bfloat16 would be faster."""
+    peaks = cluster.device.peak
+    if dtype != torch.float32 or peaks.get("bfloat16", 0.0) <= peaks["float32"]:
+        return []
+    how = "--dtype bfloat16" if transformers else "model.to(torch.bfloat16)"
+    rates = f"{figure(peaks['float32'] / 1e12)} and {figure(peaks['bfloat16'] / 1e12)} TFLOP/s"
+    without = " without TF32, as PyTorch does by default" if "tfloat32" in peaks else ""
+    return [f"note             the model is in float32, whose matrix products are predicted{without}; bfloat16 ({how}) "
+            f"would be faster: the peaks are {rates}"]  # fmt: skip
+
+
+def throughput(plan: Plan, cluster: Cluster, work: Work) -> list[str]:
+    """A line: how fast a plan is."""
+    step = plan.predicted.step_seconds
+    rate = work.amount / step
+    return [
+        f"throughput       {figure(rate)} {work.unit}/s, {figure(rate / cluster.size)} a device; "
+        f"{figure(3600 / step)} steps an hour"
+    ]
+
+
+def costs(plan: Plan, cluster: Cluster, work: Work, amount: float = 0.0, price: float = 0.0) -> list[str]:
+    """Lines: how long an amount of work takes, what it costs at a price of a device hour, and the energy of the
+    devices."""
+    if not amount:
+        return []
+    took = bill(work.amount / plan.predicted.step_seconds, cluster, amount, price)
+    cost = f", {figure(took.cost)} at {price:g} a device hour" if price else ""
+    lines = [f"{f'{amount:.3g} {work.unit}':<16} {took.time} on {counted(cluster.size, 'device')}: "
+             f"{figure(took.device_hours)} device hours{cost}"]  # fmt: skip
+    if took.energy:
+        lines.append(f"energy           at most {took.mwh} MWh: the devices alone, at their rated "
+                     f"{cluster.device.power:,.0f} W")  # fmt: skip
+    return lines + few(work, cluster)
 
 
 def few(work: Work, cluster: Cluster) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-EVERY = 5.0  # seconds between lines where there is no terminal
+EVERY = 1.0  # seconds between lines where there is no terminal
 
 
 class Stopwatch:

@@ -7,32 +7,33 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 import tyro
 
 from tutti.analysis.passes import check_level
 from tutti.cli import plan_report
-from tutti.cli.answer import Work, check_amounts, ranking, throughput
+from tutti.cli.answer import Work, check_amounts, in_float32, ranking, summary
 from tutti.cli.narrate import Stopwatch, narrated
 from tutti.cli.tables import consoles, read, show_alive, show_kinds
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
-from tutti.hardware.altered import altered
-from tutti.plan.explain import seconds, size
+from tutti.hardware.altered import altered, without_effect
+from tutti.plan.explain import counted, mesh_name, seconds, size
+from tutti.plan.layout import Mesh, devices
+from tutti.plan.microbatches import named
 from tutti.plan.otherwise import otherwise
 from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
-from tutti.plan.reasons import difference
-from tutti.plan.roles import UndividedBatch
+from tutti.plan.reasons import TooLarge, difference
 from tutti.plan.search import BUDGET, Search
-from tutti.plan.textbook import refined, with_recompute
+from tutti.plan.textbook import parse_name, refined
 from tutti.sim.dryrun import dry_run
-from tutti.sim.error_bars import MEMORY, error_bar, kind_of, spread
+from tutti.sim.error_bars import MEMORY, error_bar, kind_of
 from tutti.sim.memory_picture import save_memory
 from tutti.sim.picture import check_suffix
 from tutti.sim.planning import Simulator
 
 SECONDS = 90.0  # of a search
-SLACK = 1.05  # activations may shrink by more than rows do
 
 
 def plan(argv: list[str]) -> None:
@@ -113,16 +114,19 @@ def make(
             'model.layers.*.mlp.up_proj.weight=tp:S0' (shard dim 0 over axis tp) or '...=tp:R' (replicate).
         mesh: Fix the mesh axes, outermost first: dp=4,tp=2. With experts=8, axes on which experts can be spread over 8
             of the devices of dp x tp: dp=8,tp=2,experts=8.
-        accumulate: Microbatches per update. auto: as few as fit into memory.
+        accumulate: Microbatches per update. auto: searched; with --plan, the fastest by estimate of those that fit.
         recompute: With --plan, what the backward pass recomputes: layers (activations inside layers), attention, names
             of operators (silu, '*norm*') or labels of a plan. In a plan's name: tp8xrecompute-attention.
         level: O0 runs operator by operator, O2 fuses the operators between two collectives.
-        budget: Seconds after which the search ends with the best plan so far. It goes on until a plan fits.
+        budget: Seconds, once the model is captured, after which the search ends with the best plan so far. If none fits
+            yet, it goes on while one may. It also ends by itself, after 20 nominal seconds of work (about as many on
+            an idle core), or in proportion more with a budget above 90.
         what_if: Other figures of the cluster, as factors or amounts: link=2x, memory=141GiB, network=100GB/s,
             peak=1.5x, power=500W, node (links inside a node), bandwidth (of memory), overhead (of a launch),
             attention=flash2 (the kernel, on an H100); separated by commas. Also prints what the plan takes without
-            them.
-        tokens: Also print how long training on so many tokens takes (rows, for a model without tokens): 1e12.
+            them, and compares the plan that is best without them.
+        tokens: Also print how long training on so many tokens takes (rows, for a model without tokens; tokens of the
+            encoder, for one with a decoder, too): 1e12.
         price: Of a device hour: also print what these tokens cost. Energy is printed for devices whose power is known.
         why: Also print the cost of other layouts of this parameter: model.layers.*.mlp.up_proj.weight.
         memory: Print the tensors alive at a device's peak, and draw its memory over the step to this .svg, .png or
@@ -149,6 +153,7 @@ def make(
     check_amounts(budget, tokens, price)
     unaltered, pins, axes = Cluster.parse(cluster), [parse_pin(text) for text in pin], _mesh(mesh)
     target = altered(unaltered, what_if)
+    check_size(plan, axes, target)
     console, progress = consoles()
     with narrated(progress, "reading the model") as tell:
         captured = Captured(workload, tell)
@@ -156,23 +161,33 @@ def make(
         count = 1 if accumulate == "auto" else accumulate
         progress.print(f"captured {len(graph.nodes):,} nodes: {captured.parameters:.3g} parameters, "
                        f"{count * graph.flops:.3g} FLOP a step")  # fmt: skip
-        search = Search(
-            captured.graph, captured.batch, target, Simulator(level), pins=pins, mesh=axes or None, budget=BUDGET,
-            accumulate=None if accumulate == "auto" else accumulate, progress=tell, stop=Stopwatch(budget).past,
-            better=lambda found: tell.found(_brief(found)), error=error_bar(MEMORY, target) or 0.0,
-        )  # fmt: skip
-        work = Work.of(captured.example, captured.batch)
+        options = {
+            "pins": pins, "mesh": axes or None, "budget": nominal(budget), "progress": tell,
+            "accumulate": None if accumulate == "auto" else accumulate, "error": error_bar(MEMORY, target) or 0.0,
+        }  # fmt: skip
+        usual = None
+        if what_if and plan == "auto":  # the best plan without it is compared too
+            progress.print(f"searching without {what_if}", markup=False)
+            usual = _best_without(
+                Search(
+                    captured.graph, captured.batch, unaltered, Simulator(level), **options, stop=Stopwatch(budget).past
+                )
+            )
+            progress.print(f"searching with {what_if}", markup=False)
+        search = Search(captured.graph, captured.batch, target, Simulator(level), **options,
+                        stop=Stopwatch(budget).past, better=lambda found: tell.found(_brief(found)))  # fmt: skip
+        compared = search.judgement(usual) if usual else None
+        work = Work.of(captured)
         if plan != "auto":
             best = _asked(plan, search, recompute)
             ranked = [best]
         else:
             best = search.best(top)
             ranked = [best, *search.in_order()[1:]]
-            console.print(ranking(search, ranked[:top], work, console), crop=False)
-            if len(ranked) > top:
-                console.print(f"and {len(ranked) - top} others that were simulated")
         others = otherwise(search, best, why) if why else []
         best_graph = captured.graph(best.accumulate, best.variant)
+        if what_if:
+            tell(f"simulating {best.name} without {what_if}")
         before = search.judge(best_graph, best, unaltered) if what_if else None
         if memory or report:
             tell("drawing")
@@ -182,20 +197,31 @@ def make(
         if report:
             page = plan_report.page(command, captured, search, ranked[:top], run, tokens, price)
             report.write_text(page, "utf-8")
+    off = error_bar(kind_of(graph), target)
+    dtype = next((p.dtype for p in captured.model.parameters()), torch.float32)
+    lines = summary(search, best, work, off, tokens, price)
+    lines += in_float32(dtype, target, ":" not in workload.model)
+    if off:
+        lines.append("±                two thirds of published runs on such devices are within")
+    print("\n".join(lines))
+    if plan == "auto":
+        shown = ranked[:top]
+        if compared and all(compared is not p for p in [search.in_order()[0], *shown]):
+            shown.append(compared)
+        console.print(ranking(search, shown, work, console), crop=False)
+        if len(ranked) > len(shown):
+            console.print(f"and {counted(len(ranked) - len(shown), 'other')} simulated")
     print(best.explain())
-    print("\n".join(throughput(best, target, work, tokens, price)))
     if before:
+        for line in without_effect(unaltered, what_if):
+            print(line)
         print(f"without {what_if}: this plan takes {difference(best, best.replace(prediction=before))}")
-    if off := spread(kind_of(graph), target):
-        print(f"two thirds of published runs on such devices: time{off}, memory{spread(MEMORY, target)}")
+    if usual:
+        print(f"without {what_if}, the best plan is {usual.name}: {_brief(usual).partition(': ')[2]}")
     if memory:
         show_kinds(run.memory, console)
         show_alive(run.memory, console)
         print(f"saved {memory}")
-    if not search.fits(best):
-        print(f"does not fit: a device has {size(target.device.memory)}")
-    elif search.tight(best):
-        print(f"tight: of {size(target.device.memory)}, less is free than predictions of memory are off")
     for label, layout, other in others:
         print(f"were {label} {layout}: {difference(best, other)}{'' if search.fits(other) else ', which does not fit'}")
     if report:
@@ -205,38 +231,38 @@ def make(
         print(f"saved {save}")
 
 
+def check_size(plan: str, mesh: Mesh, cluster: Cluster) -> None:
+    """Raise ValueError if a named plan, a saved one or a mesh is for another number of devices."""
+    if plan.endswith(".json"):
+        saved = read(Path(plan))
+        if devices(saved.mesh) != cluster.size:
+            raise ValueError(f"{plan} is for {devices(saved.mesh)} devices, {cluster} has {cluster.size}")
+    elif plan != "auto":
+        parse_name(plan, cluster.size)
+    elif mesh and devices(mesh) != cluster.size:
+        raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
+
+
+def _best_without(search: Search) -> Plan | None:
+    """The best plan on the unaltered cluster; None if none fits there."""
+    try:
+        return search.best()
+    except TooLarge:
+        return None
+
+
+def nominal(budget: float) -> float:
+    """Nominal seconds of work of a search that may take so many seconds."""
+    return BUDGET * max(1.0, budget / SECONDS)
+
+
 def _asked(name: str, search: Search, recompute: tuple[str, ...] = ()) -> Plan:
-    """The plan in a file or of a name. If the name gives no number of microbatches, as few as fit into memory."""
-    if name.endswith(".json"):
-        saved = read(Path(name))
-        saved.check(search.planner(saved.accumulate, saved.variant).step)
-        return search.judgement(saved)
-    counts, found, why = [n for n in range(1, search.batch + 1) if search.batch % n == 0], None, None
-    left = [search.accumulate] if search.accumulate else counts
-    while left and not (found and search.stop()):
-        count, *left = left
-        try:
-            variant = with_recompute(name, search.cluster.size, recompute)
-            found = search.judgement(search.planner(count, variant).named(name))
-        except ValueError as error:  # the batch does not divide, or too few microbatches for a pipeline
-            if not isinstance(why, UndividedBatch):  # more microbatches have fewer rows: the first says how many
-                why = error
-            continue
-        if search.fits(found):
-            break
-        left = _likely(found, left, search.memory)
-    if found is None:
-        raise why or ValueError(f"no plan {name!r}: write for instance dp, tp4, dp2xtp4 or pp4xtp2")
-    return found
-
-
-def _likely(plan: Plan, counts: list[int], memory: float) -> list[int]:
-    """Numbers of microbatches from the first with which a plan that does not fit may, or the last: its activations
-    are of as many rows less."""
-    prediction = plan.predicted
-    activations = prediction.bytes_by_kind.get("activations", 0)
-    rest = prediction.peak_bytes - activations
-    return [n for n in counts if rest + activations * plan.accumulate / n <= SLACK * memory] or counts[-1:]
+    """The plan in a file or of a name."""
+    if not name.endswith(".json"):
+        return named(search, name, recompute)
+    saved = read(Path(name))
+    saved.check(search.planner(saved.accumulate, saved.variant).step)
+    return search.judgement(saved)
 
 
 def show(file: Annotated[Path, tyro.conf.Positional]) -> None:

@@ -19,7 +19,7 @@ from tutti.cli.plan_sweep import Point, best_of_each, priced
 from tutti.cli.tables import consoles, table, unbroken
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
-from tutti.plan.explain import seconds, size
+from tutti.plan.explain import figure, seconds, size
 from tutti.plan.plan import Plan
 from tutti.sim.planning import Simulator
 
@@ -66,7 +66,8 @@ def plan_compare(
         lines.append(f"{tokens:.3g} {points[0].work.unit} cost {100 * abs(b / a - 1):.0f} % "
                      f"{'more' if b > a else 'less'} there")  # fmt: skip
     notes = [note for point in points if tokens for note in few(point.work, point.cluster)]
-    for line in [*lines, *notes[:1], *(f"{point.cluster}: {point.why}" for point in points if point.why)]:
+    notes = [point.work.note for point in points[:1] if point.work.note] + notes[:1]
+    for line in [*lines, *notes, *(f"{point.cluster}: {point.why}" for point in points if point.why)]:
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -88,16 +89,16 @@ def side_by_side(points: list[Point], tokens: float) -> Table:
     line("  waiting for communication", [p and p.communication_seconds for p in plans], seconds)
     line("  waiting for the pipeline", [p and p.bubble_seconds for p in plans], seconds)
     unit = points[0].work.unit
-    line(f"{unit}/s", [p.rate for p in points], "{:,.0f}".format)
-    line(f"{unit}/s a device", [p.rate / p.cluster.size for p in points], "{:,.0f}".format)
+    line(f"{unit}/s", [p.rate for p in points], figure)
+    line(f"{unit}/s a device", [p.rate / p.cluster.size for p in points], figure)
     line("of peak", [p and p.fraction_of_peak for p in plans], lambda share: f"{100 * share:.1f} %")
     line("memory of a device", [p and p.peak_bytes for p in plans], size)
     line("  it has", [p.cluster.device.memory for p in points], size)
     shown.add_row("fits", *(p.fits for p in points), "")
-    line(f"hours for {tokens:.3g} {unit}", [b and b.hours for b in bills], "{:,.0f}".format)
-    line("device hours", [b and b.device_hours for b in bills], "{:,.0f}".format)
-    line("cost", [b and b.cost for b in bills], "{:,.0f}".format)
-    line("MWh at most", [b and b.energy for b in bills], "{:,.1f}".format)
+    line(f"hours for {tokens:.3g} {unit}", [b and b.hours for b in bills], figure)
+    line("device hours", [b and b.device_hours for b in bills], figure)
+    line("cost", [b and b.cost for b in bills], figure)
+    line("MWh at most", [b and b.energy for b in bills], figure)
     unbroken(shown)
     return shown
 

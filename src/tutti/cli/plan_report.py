@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 
 import tutti
-from tutti.cli.answer import LESS, Work, bill, cells, fitting
+from tutti.cli.answer import LESS, Work, bill, cells, fitting, peak, room
 from tutti.cli.workload import Captured
 from tutti.hardware import Cluster
-from tutti.plan.explain import mesh_name, seconds, size
+from tutti.plan.explain import figure, mesh_name, seconds, size
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.reasons import difference
 from tutti.plan.search import Search
@@ -110,7 +110,7 @@ def page(
     """The page. plans: those to show, the chosen one first. run: its dry run. amount: of tokens or rows, whose time,
     cost and energy are shown; price: of a device hour."""
     best, others = plans[0], [plan for plan in plans[1:] if search.fits(plan)]
-    cluster, work = search.cluster, Work.of(captured.example, captured.batch)
+    cluster, work = search.cluster, Work.of(captured)
     shown = [best, *others[:1]]
     rows = [{title: x for title, x in cells(search, plan, work).items() if title not in LESS[:2]} for plan in plans]
     runner_up = [f"The runner-up, {others[0].name}: {difference(best, others[0])}."] if others else []
@@ -158,18 +158,18 @@ def _count(number: float) -> str:
 
 def _tiles(search: Search, best: Plan, work: Work, amount: float, price: float) -> list[str]:
     prediction, devices, rate = best.predicted, search.cluster.size, work.amount / best.predicted.step_seconds
-    room = {"yes": "fits", "tight": "tight", "no": "does not fit"}[fitting(search, best)]
+    fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[fitting(search, best)]
     tiles = [
         (seconds(prediction.step_seconds), "a step"),
-        (f"{rate:,.0f}", f"{work.unit}/s; {rate / devices:,.0f} a device"),
-        (f"{100 * prediction.fraction_of_peak:.1f} %", "of the devices' peak"),
-        (size(prediction.peak_bytes), f"of {size(search.memory)} on a device: {room}"),
+        (figure(rate), f"{work.unit}/s; {figure(rate / devices)} a device"),
+        (f"{100 * prediction.fraction_of_peak:.3g} %", f"of {peak(best, search.cluster)}"),
+        (size(prediction.peak_bytes), f"of {size(search.memory)} on a device: {fits}, {room(search, best)}"),
     ]
     if amount:
         its = bill(rate, search.cluster, amount, price)
         of = f"{_count(amount)} {work.unit}"
-        tiles.append((its.time, f"for {of}: {its.device_hours:,.0f} device hours"))
-        tiles += [(f"{its.cost:,.0f}", f"for {of}, at {price:g} a device hour")] if its.cost else []
+        tiles.append((its.time, f"for {of}: {figure(its.device_hours)} device hours"))
+        tiles += [(figure(its.cost), f"for {of}, at {price:g} a device hour")] if its.cost else []
         watts = f"{search.cluster.device.power:,.0f} W"
         tiles += [(f"{its.mwh} MWh", f"at most: devices alone, at their rated {watts}")] if its.energy else []
     return [f'<div class="tile"><b>{escape(figure)}</b><span>{escape(text)}</span></div>' for figure, text in tiles]

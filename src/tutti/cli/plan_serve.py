@@ -14,6 +14,7 @@ from tutti.cli.narrate import Stopwatch, narrated
 from tutti.cli.tables import consoles, table, unbroken
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered
+from tutti.plan.explain import counted, figure
 from tutti.serve.bench import poisson, trace
 from tutti.serve.planning import Outcome, ServingPlanner, why
 from tutti.tracing.load import config_of
@@ -91,7 +92,13 @@ def plan_serve(
         f"in time: within {ttft:g} s to the first token (TTFT) and {1e3 * tpot:g} ms for each further one (TPOT), of "
         "which the quantiles 50 and 90 % are shown; cached: tokens in all caches"
     )
-    for line in [meaning, why(outcomes), *_notes(planner, outcomes[0], fewer, search_seconds, price)]:
+    first, last = (f(x.at for x in load) for f in (min, max))
+    period = (
+        f"a second: over the {figure(outcomes[0].report.seconds)} s from the first arrival to the last answer; "
+        f"{counted(len(load), 'request')} arrived within {figure(last - first)} s"
+        + (f", {figure(len(load) / (last - first))} a second" if last > first else "")
+    )
+    for line in [meaning, period, why(outcomes), *_notes(planner, outcomes[0], fewer, search_seconds, price)]:
         console.print(line, markup=False, soft_wrap=True)
     if save:
         rows = [{"placement": str(x.placement), "devices": x.devices, "tight": x.tight, **x.report.__dict__}
@@ -124,9 +131,9 @@ def _cells(outcome: Outcome, price: float) -> dict[str, str]:
     report = outcome.report
     first, each = ([1e3 * times.get(q, 0) for q in ("p50", "p90")] for times in (report.ttft, report.tpot))
     return {
-        "in time": f"{100 * outcome.in_time:.0f} %", "tokens/s": f"{report.throughput:,.0f}",
+        "in time": f"{100 * outcome.in_time:.0f} %", "tokens/s": figure(report.throughput),
         "TTFT, ms": " / ".join(f"{x:.0f}" for x in first), "TPOT, ms": " / ".join(f"{x:.1f}" for x in each),
-        "cached": f"{outcome.slots / 1e3:,.0f} k", "fits": "tight" if outcome.tight else "yes",
+        "cached": f"{figure(outcome.slots / 1e3)} k", "fits": "tight" if outcome.tight else "yes",
         "busy": " / ".join(f"{100 * b:.0f} %" for b in outcome.busy),
         **({"cost of 1e6": f"{_cost(outcome, price):,.3g}"} if price else {}),
     }  # fmt: skip
@@ -138,7 +145,7 @@ def _cost(outcome: Outcome, price: float) -> float:
 
 
 def _brief(outcome: Outcome) -> str:
-    return f"{outcome.placement}: {100 * outcome.in_time:.0f} % in time, {outcome.report.throughput:,.0f} tokens/s"
+    return f"{outcome.placement}: {100 * outcome.in_time:.0f} % in time, {figure(outcome.report.throughput)} tokens/s"
 
 
 def _notes(

@@ -17,7 +17,7 @@ from tutti.cli.tables import consoles, table, unbroken
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered
-from tutti.plan.explain import seconds, size
+from tutti.plan.explain import figure, seconds, size
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import TooLarge
 from tutti.plan.search import BUDGET, Progress, Search
@@ -87,6 +87,8 @@ def plan_sweep(
             captured = Captured(replace(workload, seq=seq), tell)
             points += best_of_each(captured, targets, level, budget, tell)
     console.print(_table(points, tokens), crop=False)
+    if points[0].work.note:
+        console.print(points[0].work.note, markup=False, soft_wrap=True)
     for note in [note for point in reversed(points) if tokens for note in few(point.work, point.cluster)][:1]:
         console.print(note, markup=False, soft_wrap=True)
     for point in points:
@@ -148,7 +150,7 @@ def best_of_each(
 
 def best_on(captured: Captured, target: Cluster, level: str, budget: float, tell: Progress) -> Point:
     """The best plan that is found in so many seconds."""
-    seq, work = captured.workload.seq, Work.of(captured.example, captured.batch)
+    seq, work = captured.workload.seq, Work.of(captured)
     try:
         search = Search(captured.graph, captured.batch, target, Simulator(level), accumulate=None, budget=BUDGET,
                         progress=tell, stop=Stopwatch(budget).past, error=error_bar(MEMORY, target) or 0.0)  # fmt: skip
@@ -162,14 +164,14 @@ def _brief(point: Point) -> str:
     if point.plan is None:
         return "no plan"
     prediction = point.plan.predicted
-    return f"{point.plan.name}, {seconds(prediction.step_seconds)} a step, {point.rate:,.0f} {point.work.unit}/s"
+    return f"{point.plan.name}, {seconds(prediction.step_seconds)} a step, {figure(point.rate)} {point.work.unit}/s"
 
 
 def _table(points: list[Point], tokens: float) -> Any:
     unit = points[0].work.unit
     bills = [point.bill(tokens) if point.plan and tokens else None for point in points]
-    money: dict[str, Callable[[Bill], str]] = {f"hours for {tokens:.3g}": lambda x: f"{x.hours:,.0f}"}
-    money |= {"cost": lambda x: f"{x.cost:,.0f}"} if any(x and x.cost for x in bills) else {}
+    money: dict[str, Callable[[Bill], str]] = {f"hours for {tokens:.3g}": lambda x: figure(x.hours)}
+    money |= {"cost": lambda x: figure(x.cost)} if any(x and x.cost for x in bills) else {}
     money |= {"MWh at most": lambda x: x.mwh} if any(x and x.energy for x in bills) else {}
     money = money if tokens else {}
     seqs = len({point.seq for point in points}) > 1
@@ -185,7 +187,7 @@ def _table(points: list[Point], tokens: float) -> Any:
         prediction, devices, base = point.plan.predicted, point.cluster.size, first[point.seq]
         each = point.rate / devices
         shown.add_row(
-            *start, point.plan.name, seconds(prediction.step_seconds), f"{point.rate:,.0f}", f"{each:,.0f}",
+            *start, point.plan.name, seconds(prediction.step_seconds), figure(point.rate), figure(each),
             f"{100 * each / (base.rate / base.cluster.size):.0f} %", f"{100 * prediction.fraction_of_peak:.1f} %",
             size(prediction.peak_bytes), point.fits, *(cell(its) for cell in money.values() if its),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from functools import cache
 
 import torch
 
+from tutti.compat.adapters import peft_model
 from tutti.exec.batches import batch_size, microbatches
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.rebatch import Steps
@@ -60,8 +61,9 @@ def adapted(model: torch.nn.Module, rank: int) -> torch.nn.Module:
         raise ValueError("--lora needs the package peft: pip install peft") from None
     if not isinstance(model, transformers.PreTrainedModel):
         raise ValueError("--lora is for transformers models; freeze the parameters of others where they are made")
-    config = peft.LoraConfig(r=rank, target_modules="all-linear")
-    return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    transposed = any(isinstance(part, transformers.pytorch_utils.Conv1D) for part in model.modules())
+    config = peft.LoraConfig(r=rank, target_modules="all-linear", fan_in_fan_out=transposed)
+    return peft_model(model, config, autocast_adapter_dtype=False)
 
 
 class Captured:

@@ -1,6 +1,6 @@
 """All uses of torch's private API, by topic, so that a torch release is checked by reading one package.
 
-Tested with torch 2.11 and 2.13.
+Tested with torch 2.11 and 2.13. `compat.adapters` is about `peft`.
 """
 
 from tutti.compat.autograd import autograd_clock, born_at, hooks_on, in_backward_order, is_custom

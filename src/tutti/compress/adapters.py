@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from tutti.compat.adapters import peft_model
 from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
 
 
@@ -23,7 +24,6 @@ def with_adapters(model: nn.Module, config: Any) -> Any:
     config: a `peft.LoraConfig`. Raises ValueError for a model without quantized layers, and for DoRA, which needs
     weights that are not packed.
     """
-    import peft
     from peft.tuners.lora import Linear
 
     class QuantizedLora(Linear):
@@ -43,5 +43,4 @@ def with_adapters(model: nn.Module, config: Any) -> Any:
     config._register_custom_module({QuantizedLinear: QuantizedLora})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Unsupported layer type")
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft reads it
-        return peft.get_peft_model(model, config)  # pyright: ignore[reportArgumentType]
+        return peft_model(model, config)

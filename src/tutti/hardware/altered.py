@@ -45,6 +45,16 @@ def altered(cluster: Cluster, text: str) -> Cluster:
     return cluster
 
 
+def without_effect(cluster: Cluster, text: str) -> list[str]:
+    """A line for each part of the text that leaves the cluster as it is."""
+    lines = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if altered(cluster, part) == cluster:
+            why = ", which has one node" if part.startswith("network") and cluster.size > 1 else ""
+            lines.append(f"{part} changes nothing on {cluster}{why}")
+    return lines
+
+
 def _with_attention(device: Device, kernel: str) -> Device:
     prefix = f"{kernel} "
     rates = {key.removeprefix(prefix): ramp for key, ramp in device.attention.items() if key.startswith(prefix)}

@@ -159,7 +159,7 @@ class Estimator:
     def on(self, cluster: Cluster) -> Estimator:
         """An estimator for another number of devices that shares this one's outlines."""
         other = copy(self)
-        other.cluster = cluster
+        other.cluster, other.outline = cluster, cache(other._outline)
         return other
 
     def outlined(self, book: Textbook) -> Outline:

@@ -26,7 +26,7 @@ def explain(plan: Plan) -> str:
         chunks = f" over {plan.sequence_chunks} chunks of the sequence" if plan.sequence_chunks > 1 else ""
         schedule = plan.schedule or "each of which a call runs once"
         lines.append(f"a pipeline of {1 + max(plan.stages.values())} stages, {schedule}{chunks}")
-        lines += _table([_stage(plan, i, names) for i, names in _by_stage(plan)], "  ")
+        lines += _table([_stages(plan, run) for run in _equal_stages(plan)], "  ")
         lines += ["", *drawn(plan), ""] if plan.schedule else []
     if plan.recompute == (LAYERS,):
         lines.append("the backward pass recomputes activations that layers do not pass on")
@@ -60,10 +60,11 @@ def _predicted(made: Prediction) -> list[str]:
     bubble = f", {seconds(made.bubble_seconds)} for the pipeline" if made.bubble_seconds else ""
     hidden = f" ({seconds(made.hidden_seconds)} of it hidden)" if made.hidden_seconds > 1e-9 else ""
     level = f" at {made.level}" if made.level else ""
+    peak = f"of the {made.peak_dtype} peak" if made.peak_dtype else "of peak"
     lines = [
         f"predicted step   {seconds(made.step_seconds)}{level}: {seconds(made.compute_seconds)} computing, "
         f"{seconds(made.communication_seconds)} waiting for communication{hidden}{bubble}; "
-        f"{100 * made.fraction_of_peak:.3g} % of peak",
+        f"{100 * made.fraction_of_peak:.3g} % {peak}",
         f"predicted memory {size(made.peak_bytes)} per device"
         + "".join(f"{',' if i else ':'} {kind} {size(n)}" for i, (kind, n) in enumerate(_largest(made.bytes_by_kind))),
         f"sent per step    {size(made.communication_bytes)} by each device",
@@ -94,13 +95,37 @@ def _by_stage(plan: Plan) -> list[tuple[int, list[str]]]:
     return sorted(found.items())
 
 
-def _stage(plan: Plan, stage: int, names: list[str]) -> tuple[str, ...]:
-    """Number, seconds of the forward and backward pass of a microbatch if known, and layers."""
-    row = (f"stage {stage}", _ranges(names))
+def _equal_stages(plan: Plan) -> list[list[tuple[int, list[str]]]]:
+    """Runs of consecutive stages with as many layers and, as printed, the same durations."""
+    runs: list[list[tuple[int, list[str]]]] = []
+    for stage, names in _by_stage(plan):
+        if runs and _alike(plan, stage, names) == _alike(plan, *runs[-1][-1]):
+            runs[-1].append((stage, names))
+        else:
+            runs.append([(stage, names)])
+    return runs
+
+
+def _alike(plan: Plan, stage: int, names: list[str]) -> tuple:
+    return len(names), {name.rpartition(".")[0] for name in names}, _durations(plan, stage)
+
+
+def _durations(plan: Plan, stage: int) -> tuple[str, ...]:
+    """Seconds of the forward and backward pass of a microbatch, if known."""
     if not plan.durations:
-        return row
+        return ()
     forward, backward, rest, _ = plan.durations[stage]
-    return row[0], f"{seconds(forward)} forward", f"{seconds(backward + rest)} backward", row[1]
+    return f"{seconds(forward)} forward", f"{seconds(backward + rest)} backward"
+
+
+def _stages(plan: Plan, run: list[tuple[int, list[str]]]) -> tuple[str, ...]:
+    """Numbers, durations and layers of equal stages."""
+    (first, names), (last, _) = run[0], run[-1]
+    layers = _ranges([name for _, names in run for name in names])
+    if len(run) == 1:
+        return f"stage {first}", *_durations(plan, first), layers
+    each = f"{counted(len(names), 'layer')} each, " if all(name[-1].isdigit() for name in names) else ""
+    return f"{len(run)} stages, {first}-{last}", *_durations(plan, first), each + layers
 
 
 def _ranges(names: list[str]) -> str:
@@ -162,6 +187,16 @@ def seconds(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value / 1e-6:.3g} us"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """`1 mesh`, `2 meshes`: a number and a noun, by default with an s."""
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+
+
+def figure(value: float) -> str:
+    """At least three digits: `5.78`, `12,345`."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def size(count: float) -> str:

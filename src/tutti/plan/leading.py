@@ -74,10 +74,7 @@ class Leading:
         self.missed = 0  # judged plans that do not fit
         self.begun = False
         self.first = search.accumulate or 1
-        rows = search.batch // self.first
-        self.estimator = (
-            estimator.on(self.cluster) if estimator else Estimator(search.planner(self.first), self.cluster, rows)
-        )
+        self.estimator = estimator.on(self.cluster) if estimator else search.estimator
         counts = (search.accumulate,) if search.accumulate else tuple(divisors(search.batch))
         self.entries = list(families(self.limits(counts)))
         self.open = np.ones(len(self.entries), dtype=bool)
@@ -162,6 +159,19 @@ class Leading:
         i = int(np.argmin(size))
         return Lean(*self.entries[i], self.cluster, float(size[i]))
 
+    def advisable(self) -> Lean | None:
+        """The fastest plan that is estimated to leave room, else the smallest that is estimated to fit, of those whose
+        tensor parallelism divides a node. None if none is estimated to fit."""
+        self.begin()
+        seconds, size = self.corrected()
+        inside = np.array([self.cluster.levels[0][0] % book.tp == 0 for book, _ in self.entries], dtype=bool)
+        for share, key in ((CAUTION, seconds), (1.0, size)):
+            fits = inside & (size <= share * self.of.memory)
+            if fits.any():
+                i = int(np.argmin(np.where(fits, key, np.inf)))
+                return Lean(*self.entries[i], self.cluster, float(size[i]))
+        return None
+
     def judge_leanest(self) -> None:
         """Judge the plan with the smallest estimated memory, unless it was judged already."""
         lean = self.leanest()
@@ -229,7 +239,8 @@ class Leading:
         """Lower and simulate an entry, and correct the estimates of its sort."""
         search, (book, count) = self.of, self.entries[i]
         about = f"about {explain.seconds(self.seconds[i])} a step and {explain.size(self.bytes[i])}"
-        search.progress(f"{book} with {count} microbatches: estimated {about}")
+        microbatches = explain.counted(count, "microbatch", "microbatches")
+        search.progress(f"{book} with {microbatches}: estimated {about}")
         try:
             plan = search.judgement(search.planner(count, book.variant).named(str(book)))
         except ValueError as error:  # for example, the batch does not divide or the layers cannot be cut there

@@ -42,6 +42,7 @@ class Prediction:
     transfer_seconds: time in which it waits for transfers between tiers.
     bytes_by_tier: peak memory on the other tiers.
     hidden_seconds: time in which collectives run while it computes.
+    peak_dtype: dtype of the peak of `fraction_of_peak`: that of most of the matrix work, as far as its peak is known.
     """
 
     step_seconds: float
@@ -57,6 +58,7 @@ class Prediction:
     transfer_seconds: float = 0.0
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
     hidden_seconds: float = 0.0
+    peak_dtype: str = ""
 
 
 @dataclass(frozen=True)

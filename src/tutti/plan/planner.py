@@ -288,12 +288,13 @@ class Candidate:
         """What is proven about other choices."""
         if chosen.price:
             return f"made smaller: the cheapest on this mesh if a GiB of memory costs {seconds(2**30 * chosen.price)}"
-        what = "choices of the textbook" if self.name else "choices on this mesh"
+        whose = f"that {self.name} leaves open" if self.name else "on this mesh"
+        what = f"splits of operators and tensors {whose}"
         if chosen.gap < 1e-6:
-            return f"proven: no other {what} cost less"
+            return f"proven for this mesh alone: no other {what} have a lower modelled cost"
         if chosen.gap <= CLOSE:
-            return f"proven: no other {what} cost {100 * CLOSE:g} % less"
-        return f"the search ended early: other {what} could cost {100 * chosen.gap:.2g} % less"
+            return f"proven for this mesh alone: no other {what} have a modelled cost {100 * CLOSE:g} % lower"
+        return f"the search ended early: other {what} could have a modelled cost {100 * chosen.gap:.2g} % lower"
 
     def _accumulators(self, taken: Mapping[str, Mapping[str, Choice]], gathered: bool) -> dict[str, Layout]:
         """The layouts of accumulated gradients: as the backward pass makes them, or as the update reads them."""

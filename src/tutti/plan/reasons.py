@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from tutti.plan.explain import mesh_name, seconds, size
-from tutti.plan.leading import Leading
+from tutti.hardware import Cluster
+from tutti.plan.explain import counted, mesh_name, seconds, size
+from tutti.plan.leading import CAUTION, Leading
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 
@@ -23,7 +25,7 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     """The reasons for the first of the ranked plans."""
     best, *others = plans
     fitting = sum(map(search.fits, plans))
-    of = f" of {fitting} that fit, of {len(plans)} plans that were simulated"
+    of = f" of {fitting} that fit, of {counted(len(plans), 'plan')} that were simulated"
     fastest = min((p for p in plans if search.fits(p)), key=search.rank, default=best)
     lines = [f"chosen {_line(best)}: the fastest{of}" if others else f"chosen {_line(best)}"]
     if fastest is not best:
@@ -40,10 +42,11 @@ def why(search: Search, plans: list[Plan]) -> tuple[str, ...]:
     if skipped:
         nearest = min(skipped, key=lambda c: c.bound)
         least = seconds(search.fused * nearest.bound)
-        lines.append(f"not simulated: {len(skipped)} other candidates, whose modelled steps take at least about "
-                       f"{least} (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
+        lines.append(f"not simulated: {counted(len(skipped), 'candidate')} on other meshes or of another sort, with "
+                       f"modelled steps of at least about {least} (mesh {mesh_name(nearest.mesh)})")  # fmt: skip
     if search.left:
-        lines.append(f"{search.left} meshes were skipped because the budget was spent: a larger budget includes them")
+        lines.append(f"skipped, because their share of the budget was spent: {counted(search.left, 'mesh', 'meshes')}; "
+                     "a larger budget includes more")  # fmt: skip
     divided = () if best.stages else search.planner(best.accumulate).undivided()
     return (*lines, *divided, *best.reasons)
 
@@ -56,31 +59,52 @@ class TooLarge(ValueError):
         self.enough = enough
 
 
+@dataclass(frozen=True)
+class Enough:
+    """A larger cluster, and a plan that fits there. bytes: of a device, simulated or estimated."""
+
+    cluster: Cluster
+    plan: str
+    bytes: float
+    simulated: bool
+
+    def __str__(self) -> str:
+        needs = "needs" if self.simulated else "is estimated to need"
+        return f"{self.cluster}: there {self.plan} {needs} {size(self.bytes)}"
+
+
 def too_large(search: Search, smallest: Plan) -> TooLarge:
     """The error if no plan fits, with what would help."""
-    made = smallest.predicted
+    made, device = smallest.predicted, search.cluster.device
     kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:KINDS]
     which = "no plan that was found within the budget" if search.late and not search.proven else "no plan"
+    there = sum(made.bytes_by_tier.values())
+    beside = f" and {size(device.outside.memory)} of the {device.outer} for each" if there else ""
     said = (
-        f"{which} fits into {size(search.memory)} per device on {search.cluster}: the smallest, {smallest.name}, needs "
-        f"{size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
+        f"{which} fits into {size(search.memory)} per device{beside} on {search.cluster}: the smallest, "
+        f"{smallest.name}, needs {size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
     )
+    said += f" and {size(there)} of the {device.outer}" if there else ""
     if search.proven:
         said += f"; none of the {search.proven:,} named plans for {search.cluster} is estimated to need less"
     larger = enough(search)
     if larger:
-        said += f"; it needs about {larger.cluster}: there {larger.name} needs {size(larger.predicted.peak_bytes)}"
+        said += f"; it needs about {larger}"
     else:
         said += "; none of the larger numbers of devices that were tried suffices by itself"
     away = outside(search, smallest)
     if away:
         said += (f"; or state outside of the devices: --plan {away.name} --accumulate {away.accumulate} takes "
                  f"{seconds(away.predicted.step_seconds)} a step and {size(away.predicted.peak_bytes)}")  # fmt: skip
-    said += f"; or devices with {size(made.peak_bytes)} of memory"
+    if there > device.outside.memory:
+        said += f"; or {size(there)} of the {device.outer} for each device (`beside` in a cluster's JSON file)"
+    inside = min((p.predicted.peak_bytes for p in search.plans if not p.tiers), default=made.peak_bytes)
+    if inside > search.memory:
+        said += f"; or devices with {size(inside)} of memory"
     if search.accumulate is not None and search.accumulate < search.batch:
         said += f"; or more microbatches than {search.accumulate} per update, or a smaller batch"
     said = "; ".join((said, *search.planner(smallest.accumulate).undivided()))
-    return TooLarge(said, larger.cluster if larger else "")
+    return TooLarge(said, str(larger.cluster) if larger else "")
 
 
 def outside(search: Search, smallest: Plan) -> Plan | None:
@@ -102,59 +126,68 @@ def outside(search: Search, smallest: Plan) -> Plan | None:
     return None
 
 
-def enough(search: Search) -> Plan | None:
-    """The smallest plan that fits on more devices of this kind: doubled repeatedly, or 3/4 of that; else None."""
+def enough(search: Search) -> Enough | None:
+    """The fewest devices of this kind on which a plan fits: doubled repeatedly, or 3/4 of that; else None. Named plans
+    come first."""
     planner, size = search.planner(max(count for count, _ in search.planners)), search.cluster.size
     deadline = search.work.seconds + TRYING
     counts = {size << i for i in range(1, DOUBLINGS)} | {1 << i for i in range(DOUBLINGS) if 1 << i > size}
     state = sum(
         prod(spec.shape) * spec.dtype.itemsize for spec in (x.meta["val"] for x in planner.step.inputs.values())
     )
-    for n in sorted(n for n in counts if n * search.memory >= state):
-        plan = (named_on(search, n) or on(search, planner, n)) if search.work.seconds < deadline else None
-        if plan:
-            fewer = 3 * n // 4
-            return (named_on(search, fewer) or on(search, planner, fewer) if fewer > size else None) or plan
+    for look in (named_on, on):
+        for n in sorted(n for n in counts if n * search.memory >= state):
+            found = look(search, planner, n) if search.work.seconds < deadline else None
+            if found:
+                fewer = 3 * n // 4
+                return (look(search, planner, fewer) if fewer > size else None) or found
     return None
 
 
-def named_on(search: Search, count: int) -> Plan | None:
-    """The named plan with the smallest estimated memory on this number of devices; None if it does not fit."""
+def named_on(search: Search, planner: Planner, count: int) -> Enough | None:
+    """A named plan that fits on this number of devices; None if there is none. It is simulated if there
+    is time; else its estimate must leave room."""
     leading = search.leading
     if leading is None:
         return None
     try:
-        lean = Leading(search, search.cluster.of(count), leading.estimator).leanest()
+        there = Leading(search, search.cluster.of(count), leading.estimator)
+        there.corrections = leading.corrections
+        lean = there.advisable()
     except ValueError:  # this number of devices does not fill whole nodes
         return None
-    if lean is None or lean.bytes > search.memory:
+    if lean is None:
         return None
+    many = f" --accumulate {lean.count}" if lean.count > 1 else ""
+    found = Enough(lean.cluster, f"{lean.book}{many}", lean.bytes, False)
+    if search.stop():
+        return found if lean.bytes <= CAUTION * search.memory else None
     planner = search.planner(lean.count, lean.book.variant)
     try:
-        there = Planner(planner.step, lean.cluster, (), lean.count, planner.variant, search.work)
-        plan = there.named(str(lean.book))
+        plan = Planner(planner.step, lean.cluster, (), lean.count, planner.variant, search.work).named(str(lean.book))
+        return _simulated(search, planner, lean.cluster, plan, found.plan)
     except ValueError:
         return None
-    search.progress(f"checking {lean.cluster}")
-    search.work.simulate(len(planner.step.graph.nodes))
-    made = search.judge(planner.step, plan, lean.cluster)
-    return plan.replace(prediction=made) if made.peak_bytes <= search.memory else None
 
 
-def on(search: Search, planner: Planner, count: int) -> Plan | None:
+def on(search: Search, planner: Planner, count: int) -> Enough | None:
     """A plan that fits on this number of devices; None if there is none."""
     try:
         cluster = search.cluster.of(count)
-        search.progress(f"checking {cluster}")
         inner = cluster.levels[0][0]
         mesh = {"dp": cluster.size // inner, "tp": inner} if inner < cluster.size else {"dp": cluster.size}
         candidate = Planner(planner.step, cluster, (), planner.accumulate, work=search.work).on(mesh)
     except ValueError:
         return None
     plan = candidate.plan(candidate.smallest())
+    return _simulated(search, planner, cluster, plan, plan.name)
+
+
+def _simulated(search: Search, planner: Planner, cluster: Cluster, plan: Plan, name: str) -> Enough | None:
+    search.progress(f"simulating {name} on {cluster}")
     search.work.simulate(len(planner.step.graph.nodes))
-    made = search.judge(planner.step, plan, cluster)
-    return plan.replace(prediction=made) if made.peak_bytes <= search.memory else None
+    peak = search.judge(planner.step, plan, cluster).peak_bytes
+    return Enough(cluster, name, peak, True) if peak <= search.memory else None
 
 
 def difference(ours: Plan, other: Plan) -> str:

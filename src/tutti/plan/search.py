@@ -19,13 +19,15 @@ can improve the result:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import Call, StepGraph
 from tutti.plan import reasons
 from tutti.plan.copies import Copies
-from tutti.plan.explain import mesh_name
+from tutti.plan.estimate import Estimator
+from tutti.plan.explain import counted, mesh_name
 from tutti.plan.flat import NEAR, Flat
 from tutti.plan.kind import kind
 from tutti.plan.layout import Mesh, devices
@@ -73,7 +75,7 @@ class Search:
     mesh: the mesh; None searches for it.
     pins: decisions that the plan must respect.
     budget: nominal seconds of work (`plan.work`).
-    stop: whether the search must end, once it has a plan that fits, whatever the budget.
+    stop: whether the search must end, once it has a plan that fits or none can, whatever the budget.
     better: called with each plan that is the fastest so far that fits.
     error: share by which predicted memory may be off. Of plans about as fast, one that fits with it is preferred.
 
@@ -126,8 +128,8 @@ class Search:
         return best if best.name.startswith("auto-") else best.replace(name=f"auto-{best.name}")  # searched, not named
 
     def ranked(self, top: int = 1) -> list[Plan]:
-        """All judged plans: those that fit by time, then the others by memory. At least `top` plans are judged if there
-        are that many and the budget allows it. Raises ValueError if no mesh has a plan."""
+        """All judged plans: those that fit by time, then the others by the memory that they lack. At least `top` plans
+        are judged if there are that many and the budget allows it. Raises ValueError if no mesh has a plan."""
         if self.cluster.size > 1 and not self.mesh and not self.pins:
             self.lead()
         if not self.pipes.given:
@@ -173,6 +175,12 @@ class Search:
                 self.work.capture(len(step.graph.nodes) // VARIED)
             self.planners[count, variant] = Planner(step, self.cluster, self.pins, count, variant, self.work)
         return self.planners[count, variant]
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Closed-form estimates of named plans, for any number of microbatches."""
+        count = self.accumulate or 1
+        return Estimator(self.planner(count), self.cluster, self.batch // count)
 
     def candidate(self, planner: Planner, mesh: Mesh, among: int = 1) -> Candidate:
         """The candidate of a mesh. among: number of meshes left. Each may use twice its share of the remaining work."""
@@ -241,7 +249,7 @@ class Search:
         for known in self.plans:
             if all(getattr(known, what) == getattr(plan, what) for what in SAID):
                 return known
-        self.progress(f"simulating {plan.name}")
+        self.progress(f"simulating {plan.name}, {counted(plan.accumulate, 'microbatch', 'microbatches')}")
         planner = self.planner(plan.accumulate, plan.variant)
         step, nodes = planner.step, len(planner.step.graph.nodes)
         if plan.stages:
@@ -271,7 +279,13 @@ class Search:
 
     @property
     def late(self) -> bool:
-        return self.work.seconds > self.deadline or (self.fastest is not None and self.stop())
+        return self.work.seconds > self.deadline or ((self.fastest is not None or self.hopeless) and self.stop())
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no named plan is estimated to fit even with all that is stored outside of the devices."""
+        room = self.memory + self.cluster.device.outside.memory
+        return self.proven > 0 and min((p.predicted.peak_bytes for p in self.plans if not p.tiers), default=0) > room
 
     @property
     def fastest(self) -> float | None:
@@ -285,6 +299,11 @@ class Search:
     @property
     def best_of_all(self) -> Plan:
         return min(self.plans, key=self.rank)
+
+    def lacking(self, plan: Plan) -> float:
+        """Bytes by which a plan exceeds the memory of a device and what is outside of it."""
+        made, outside = plan.predicted, self.cluster.device.outside
+        return max(0, made.peak_bytes - self.memory) + max(0, sum(made.bytes_by_tier.values()) - outside.memory)
 
     def tight(self, plan: Plan) -> bool:
         """Whether the plan fits, but would not if its memory were underestimated by the error."""
@@ -300,5 +319,5 @@ class Search:
         return plans
 
     def rank(self, plan: Plan) -> tuple[bool, float]:
-        made, fits = plan.predicted, self.fits(plan)
-        return not fits, made.step_seconds if fits else made.peak_bytes
+        fits = self.fits(plan)
+        return not fits, plan.predicted.step_seconds if fits else self.lacking(plan)

@@ -237,12 +237,40 @@ def _sizes(name: str, sizes: dict[str, int], devices: int) -> list[int]:
         raise ValueError(f"plan {name!r} leaves the sizes of {' and '.join(open_axes)} open: give all but one")
     if devices % given or (not open_axes and given != devices):
         several = "device" if given == 1 else "devices"
-        hint = f": say how they are used, as in 'dpx{name}'" if not sizes and name != "single" else ""
+        near = _resized(name, sizes, devices)
+        hint = f": say how they are used, as in 'dpx{name}'" if not sizes and name != "single" else (
+            f"; the nearest is {near!r}" if near else "")  # fmt: skip
         raise ValueError(
             f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} {several}, not {devices}{hint}"
         )
     rest = dict.fromkeys(open_axes, devices // given)
     return [{**sizes, **rest}.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp")]
+
+
+def _resized(name: str, sizes: Mapping[str, int], devices: int) -> str | None:
+    """The plan of a name with sizes that fill this number of devices: tensor parallelism stays as large as possible,
+    data parallelism takes the rest."""
+    fitting, left = {}, devices
+    for axis in ("tp", "cp", "ep", "pp"):
+        fitting[axis] = max(n for n in range(1, max(1, sizes.get(axis, 1)) + 1) if left % n == 0)
+        left //= fitting[axis]
+    fitting["dp"] = left
+    parts = []
+    for part in BETWEEN.split(name):
+        found = PART.fullmatch(part)
+        assert found
+        useless = (found["sp"] and fitting["tp"] == 1) or (found["zero"] and devices == fitting["tp"] * fitting["pp"])
+        if (axis := found["axis"]) in fitting:
+            if fitting[axis] > 1:
+                parts.append(f"{axis}{fitting[axis]}" + (f"-{found['schedule']}" if found["schedule"] else ""))
+        elif not useless:
+            parts.append(part)
+    if "dp" not in sizes and left > 1:
+        parts.insert(1 if fitting["pp"] > 1 and parts[0].startswith("pp") else 0, f"dp{left}")
+    try:
+        return str(parse_name("x".join(parts) or "single", devices))
+    except ValueError:
+        return None
 
 
 def _folded(name: str, experts: int, dp: int, tp: int, ep: int) -> tuple[int, int]:

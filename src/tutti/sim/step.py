@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tutti.analysis.memory import Memory
 from tutti.analysis.passes import improve
 from tutti.hardware import Cluster
+from tutti.hardware.device import dtype_name
 from tutti.lower.collectives import ppermute
 from tutti.lower.program import Program
 from tutti.plan.layout import devices
@@ -107,6 +108,7 @@ class DryRun:
             sum(exposed for key, (*_, exposed) in every.items() if key[1] in BESIDE),
             dict(memory.tiers),
             sum(max(0.0, took - exposed) for *_, took, exposed in communication.values()),
+            dtype_name(self.cluster.device.known(dtype_of(part.program for part in self.parts))),
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
