@@ -108,7 +108,7 @@ def test_a_plan_for_another_update_says_what_was_other(then, now, message):
 
 @pytest.mark.parametrize("size", [-3, 1, True, "8", 3.5, None])
 def test_a_node_of_experts_has_at_least_two_devices(plan, graph, size):
-    with pytest.raises(ValueError, match="node_size .*: a node has at least 2 devices"):
+    with pytest.raises(ValueError, match=r"node_size .*: a node has at least 2 devices"):
         plan.replace(node_size=size).check(graph)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tutti.hardware import Cluster
 from tutti.plan.estimate import Columns, Inner
 from tutti.plan.families import divisors
@@ -93,5 +95,5 @@ def guesses(search: Search, book: Textbook, cluster: Cluster | None = None) -> l
     estimator.refine(Inner.of(book))
     estimator.by_rows()
     estimates = estimator.of(Columns.of([(book, count) for count in counts]))
-    here = sum(size for kind, size in estimates.kinds.items() if kind not in AWAY[: book.offload])
+    here = np.sum([size for kind, size in estimates.kinds.items() if kind not in AWAY[: book.offload]], axis=0)
     return list(map(Guess, counts, estimates.seconds.tolist(), here.tolist()))
