@@ -13,8 +13,8 @@ import zoo
 from cases import slow
 from tutti.hardware import Cluster
 from tutti.lower.cut import PREPARATION, Place, undivided
-from tutti.lower.once import weight_roundings
 from tutti.lower.vary import vary
+from tutti.lower.weight_roundings import weight_roundings
 from tutti.ops.scaled_mm import ROUND_BOTH, ROUND_OPERAND
 from tutti.plan.planner import Planner
 from tutti.plan.variant import Variant

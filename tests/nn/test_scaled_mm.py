@@ -10,7 +10,7 @@ import zoo
 from cases import slow
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
-from tutti.nn.scaled_mm import FORMATS, LARGEST, block_of, product, rounded, rounded_to
+from tutti.nn.scaled_mm import FORMATS, LARGEST, block_of, product, round_operand, rounded, scaled_back
 from tutti.ops.scaled_mm import SCALED_MM
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
@@ -49,6 +49,11 @@ def test_no_number_overflows():
     x = torch.tensor([[3e38, -1e-30, 0.0]])
     numbers, scale = rounded(x, 1)
     assert numbers.float().isfinite().all() and (numbers.float() * scale)[0, 0] == pytest.approx(3e38, rel=1e-6)
+
+
+def rounded_to(x: torch.Tensor, name: str) -> torch.Tensor:
+    """x (rows, k) rounded to a format along dim 1 and scaled back."""
+    return scaled_back(*round_operand(x, 1, name), name)[:, : x.shape[1]]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -115,6 +115,8 @@ def test_a_node_of_experts_has_at_least_two_devices(plan, graph, size):
 def test_weights_are_rounded_only_for_products_in_low_precision(plan, graph):
     with pytest.raises(ValueError, match="reround is for weights of products in low precision"):
         plan.replace(reround=True).check(graph)
+    with pytest.raises(ValueError, match="reround 'no': true, or false"):
+        plan.replace(reround="no", matmul_dtype="float8").check(graph)
 
 
 def test_explain(plan):

@@ -1,5 +1,6 @@
 """Simplification removes nodes and changes no number."""
 
+import pytest
 import torch
 from torch import fx
 
@@ -12,12 +13,12 @@ from tutti.tracing.trace import trace
 aten = torch.ops.aten
 
 
-def simplified(function, *inputs):
-    """(operators left, function of the simplified graph)."""
+def simplified(function, *inputs, phase="forward"):
+    """The operators that are left. Their results are those of the function."""
     with compat.fake_mode():
         graph = trace(function, *(torch.empty_like(x, device="cpu") for x in inputs)).graph
     for i, node in enumerate(graph.nodes):
-        node.meta |= {"phase": "forward", "path": "model.layers.0.a" if i % 2 else "model.layers.0.b"}
+        node.meta |= {"phase": phase, "path": "model.layers.0.a" if i % 2 else "model.layers.0.b"}
     make_without_operands(graph, torch.device("cpu"))
     simplify(graph)
     module = fx.GraphModule({}, graph)
@@ -51,14 +52,23 @@ def test_a_slice_without_elements_and_its_gradient_vanish():
             y = torch.cat((x[..., :4].sin(), x[..., 4:]), dim=-1)
             return y, torch.autograd.grad(y, x, torch.ones_like(y))[0]
 
-    left = simplified(rotated, torch.randn(3, 4))
+    left = simplified(rotated, torch.randn(3, 4), phase="backward")
     assert all(0 not in node.meta["val"].shape for node in left)
     assert not {aten.cat.default, aten.slice.Tensor, aten.slice_backward.default} & {node.target for node in left}
 
 
-def test_an_empty_part_that_decides_the_dtype_of_a_concatenation_stays():
-    left = simplified(lambda x: (torch.cat((x, x[:0].double())),), torch.randn(4))
-    assert aten.cat.default in [node.target for node in left]
+@pytest.mark.parametrize(
+    "x", [torch.randn(4), torch.randn(2, 3).bfloat16(), torch.randn(0, 3)], ids=("1-d", "2-d", "empty")
+)
+def test_an_empty_part_decides_the_dtype_of_a_concatenation(x):
+    left = simplified(lambda x: (torch.cat((x, x[:0].double(), torch.empty(0)), 0) * 2,), x)
+    assert (aten.cat.default in [node.target for node in left]) == (not x.numel())
+
+
+def test_zeros_are_added_in_the_forward_pass():
+    """The sum of -0.0 and 0.0 is 0.0."""
+    negative = torch.full((3,), -0.0)
+    simplified(lambda x: (torch.copysign(torch.ones_like(x), x + torch.zeros_like(x)),), negative)
 
 
 def test_equal_subexpressions_are_computed_once_and_belong_to_what_holds_both():

@@ -2,7 +2,7 @@
 
 | kind | runs | what it computes |
 |---|---|---|
-| `P` | once a step | what all microbatches share: the roundings of weights (`lower.once`) |
+| `P` | once a step | what all microbatches share: the roundings of weights (`lower.weight_roundings`) |
 | `F` | for every microbatch | the forward pass of a stage |
 | `B` | for every microbatch | its backward pass; if split, only what other stages or several gradients depend on |
 | `W` | for every microbatch | if split, the rest of the backward pass: gradients of single parameters |
@@ -40,13 +40,13 @@ from torch import fx
 
 from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, WRITTEN, StepGraph
 from tutti.lower.crossings import levels
-from tutti.lower.once import divided, merged, weight_roundings
+from tutti.lower.weight_roundings import divided, merged, weight_roundings
 from tutti.plan.reads import Reads
 from tutti.plan.stages import alone, stages_of
 
 LEVELLED = ("U", "C")  # kinds of parts that are numbered by how often their values have crossed stages
 PREPARATION = "P"
-REPEATED = ("S", "M")  # kinds of parts that have the layers, without a pipeline
+WITH_LAYERS = ("S", "M")  # kinds of parts that have the layers, without a pipeline
 FLAT = {"S": "a step", "M": "a microbatch", "U": "the update"}  # kinds of parts of a plan without a pipeline
 
 
@@ -91,7 +91,7 @@ class Cut:
 def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Mapping[str, int] | None = None,
         once: bool = True) -> Cut:  # fmt: skip
     """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether the backward pass is `B` and `W`. once:
-    whether what microbatches share is a part of its own (`lower.once`)."""
+    whether what microbatches share is a part of its own (`lower.weight_roundings`)."""
     once = once and step.repeats
     reads = Reads(merged(step) if once else step, kept or ())
     return _Cutter(reads, stages_of(reads, named, kept), split, once).cut()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from tutti.ir.step_graph import Spec, StepGraph
-from tutti.lower.cut import REPEATED, Cut, cut, undivided
+from tutti.lower.cut import WITH_LAYERS, Cut, cut, undivided
 from tutti.lower.program import Program
 from tutti.lower.shard import made_in, shard
 from tutti.lower.sums import WIDE, add_in_float32, add_to_sums
@@ -28,7 +28,7 @@ def schedule_of(
         made = undivided(graph, count, once)
         if plan.sum_dtype:
             add_in_float32(made)
-        (kind,) = (place.kind for place in made.parts if place.kind in REPEATED)
+        (kind,) = (place.kind for place in made.parts if place.kind in WITH_LAYERS)
         return made, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
     if not graph.repeats:
         check_called(plan)

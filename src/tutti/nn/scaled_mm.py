@@ -97,12 +97,6 @@ def rounded(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
 
 
-def rounded_to(x: Tensor, name: str) -> Tensor:
-    """x (rows, k) rounded to a format along dim 1 and scaled back, in float32."""
-    numbers, scale = _in_blocks(x, name)
-    return (numbers.float() * scale).flatten(1)[:, : x.shape[1]]
-
-
 def _in_blocks(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Numbers (rows, blocks, block) and float32 scales (rows, blocks, 1) of x (rows, k)."""
     block = format_of(name).block
@@ -160,7 +154,7 @@ def _unpacked(packed: Tensor) -> Tensor:
 
 
 def scaled_back(numbers: Tensor, scales: Tensor, name: str) -> Tensor:
-    """The numbers of a rounded operand times their scales, in float32."""
+    """The numbers of a rounded operand times their scales, in float32. Of an odd number in NVFP4, one zero follows."""
     block = FORMATS[name].block
     x = _unpacked(numbers) if name == "nvfp4" else numbers.view(FP8).float()
     scale = (scales.view(torch.float8_e8m0fnu) if name == "mxfp8" else scales).float()

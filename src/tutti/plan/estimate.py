@@ -96,6 +96,11 @@ class Columns:
     def stages(self) -> np.ndarray:
         return self.devices * self.chunks
 
+    @property
+    def ranks(self) -> np.ndarray:
+        """Devices that have the same dense parameters of a layer, over which ZeRO shards them."""
+        return self.dp * self.inner.cp * self.inner.ep
+
     def __getitem__(self, those: np.ndarray) -> Columns:
         """The plans with these indices, or where this mask is true."""
         return replace(self, **{f.name: getattr(self, f.name)[those] for f in fields(self) if f.name != "inner"})
@@ -212,17 +217,18 @@ class Estimator:
         for schedule, factor in BUBBLES.items():
             bubble[plans.schedule == schedule] = factor
         bubble = bubble * (p - 1) / plans.chunks * micro / p
-        update = update / np.where(plans.zero > 0, plans.dp, 1)
+        dense = 1 - experts / np.maximum(params, 1)
+        sharded = dense / plans.ranks + (1 - dense) / plans.dp  # `ep` divides the experts already
+        update = update * np.where(plans.zero > 0, sharded, 1)
         seconds = plans.count * slowest + bubble + update
         seconds += self.reduced(plans, params, experts, plans.count * slowest)
-        return Estimates(seconds, computing + update, self.memory(o, plans, rows, share, params, experts, state))
+        kinds = self.memory(o, plans, rows, share, params, state, sharded)
+        return Estimates(seconds, computing + update, kinds)
 
     def memory(self, o: Outline, plans: Columns, rows: np.ndarray, share: np.ndarray, params: np.ndarray,
-               experts: np.ndarray, state: np.ndarray) -> dict[str, np.ndarray]:  # fmt: skip
-        """Bytes of the fullest device, by kind."""
-        inner, dp, zero = plans.inner, plans.dp, plans.zero
-        dense = 1 - experts / np.maximum(params, 1)
-        sharded = dense / (dp * inner.cp * inner.ep) + (1 - dense) / dp  # `ep` divides the experts already
+               state: np.ndarray, sharded: np.ndarray) -> dict[str, np.ndarray]:  # fmt: skip
+        """Bytes of the fullest device, by kind. sharded: share of the parameters that ZeRO leaves on a device."""
+        inner, zero = plans.inner, plans.zero
         kept, beside_kept = (
             np.where(plans.attention, s.held - s.scores, np.where(plans.again, s.kept, s.held))
             for s in (o.layers, o.beside)
@@ -280,19 +286,17 @@ class Estimator:
 
     def reduced(self, plans: Columns, params: np.ndarray, experts: np.ndarray, computing: np.ndarray) -> np.ndarray:
         """Seconds in which a device waits for collectives on gradients and parameters."""
-        inner, dp, zero = plans.inner, plans.dp, plans.zero
-        scatter = self.collectives("reduce_scatter", params, inner.size, dp)
-        gather = self.collectives("all_gather", params / dp, inner.size, dp)
+        inner, zero = plans.inner, plans.zero
+        groups = ((params - experts, inner.tp, plans.ranks), (experts, inner.size, plans.dp))  # bytes, stride, ranks
+        scatter = sum(self.collectives("reduce_scatter", local, stride, ranks) for local, stride, ranks in groups)
+        gather = sum(self.collectives("all_gather", local / ranks, stride, ranks) for local, stride, ranks in groups)
         both, at_once = scatter + gather, (plans.count == 1) & (plans.devices == 1)
         hidden = np.select(
             [zero == 3, zero == 2, at_once],
             [plans.count * (scatter + (2 + plans.again) * gather), plans.count * scatter, both],
             0.0,
         )
-        seconds = np.select([zero == 3, zero == 2, at_once], [np.zeros(len(dp)), gather, np.zeros(len(dp))], both)
-        if inner.cp * inner.ep > 1:
-            ranks = np.full(len(dp), inner.cp * inner.ep)
-            seconds = seconds + self.collectives("all_reduce", params - experts, inner.tp, ranks)
+        seconds = np.select([zero == 3, zero == 2, at_once], [0.0 * both, gather, 0.0 * both], both)
         if not self.cluster.device.computes_on:
             return seconds + hidden
         yields = self.cluster.device.yields * np.minimum(hidden, computing)
@@ -304,7 +308,7 @@ class Estimator:
         """Seconds of a collective of each plan. local: bytes of a rank. Equal ones are priced once."""
         pairs, where = np.unique(np.stack((local, ranks)), axis=1, return_inverse=True)
         seconds = [
-            self.cluster.time(kind, sent_bytes(kind, int(size), int(k)), stride, int(k)) if k > 1 else 0.0
+            self.cluster.time(kind, sent_bytes(kind, int(size), int(k)), stride, int(k)) if k > 1 and size else 0.0
             for size, k in pairs.T
         ]
         return np.array(seconds)[where.reshape(-1)]

@@ -81,7 +81,7 @@ class Plan:
     overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.regions`).
     matmul_dtype: format of the matrix products of layers (`nn.scaled_mm`); by default the model's dtype.
     reround: whether weights are rounded to that format in every microbatch, instead of once a step and kept
-        (`lower.once`). They are in any case if `tiers` stores tensors elsewhere.
+        (`lower.weight_roundings`). They are in any case if `tiers` stores tensors elsewhere.
     node_size: neighbouring devices to whose node a token travels once on the way to its experts; 0 if it travels to
         each device directly (`ops.experts_exchange`).
     durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `auto` uses them.
@@ -162,6 +162,8 @@ class Plan:
         if self.matmul_dtype not in ("", *MATMULS.values()):
             formats = ", ".join(map(repr, MATMULS.values()))
             raise ValueError(f"matmul_dtype {self.matmul_dtype!r}: products are in {formats}, or '' in their own dtype")
+        if not isinstance(self.reround, bool):
+            raise ValueError(f"reround {self.reround!r}: true, or false to round weights once a step")
         if self.reround and not self.matmul_dtype:
             raise ValueError("reround is for weights of products in low precision, and matmul_dtype is ''")
         if not isinstance(self.node_size, int) or self.node_size < 0 or self.node_size == 1:

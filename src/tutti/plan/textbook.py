@@ -30,7 +30,7 @@ operators of these names.
 `fp32sums` (`dp8xfp32sums`) adds the gradients of microbatches in float32 (`lower.sums`).
 
 `fp8` (`dp8xfp8`), `mxfp8` or `nvfp4` computes the matrix products of layers in this format (`lower.low_precision`).
-`reround` (`dp8xfp8xreround`) rounds weights in every microbatch instead of keeping them rounded (`lower.once`).
+`reround` (`dp8xfp8xreround`) rounds weights in every microbatch instead of once a step (`lower.weight_roundings`).
 
 `splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
 `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or

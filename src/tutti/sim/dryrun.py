@@ -11,7 +11,7 @@ from tutti.analysis.memory import input_kind
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.cut import REPEATED, Place
+from tutti.lower.cut import WITH_LAYERS, Place
 from tutti.lower.joined import joined
 from tutti.lower.program import Program
 from tutti.lower.regions import check_divided
@@ -60,7 +60,7 @@ def dry_run(
             program = lowered(make, level, within if overlaps else None)
             known[signature] = program, simulate([program], within, level)
         program, simulation = known[signature]
-        if flat and place.kind in REPEATED:
+        if flat and place.kind in WITH_LAYERS:
             check_divided(program, plan.overlap_chunks)
         parts[place] = Part(str(place), program, simulation, runs)
     peak = peak_of((part.program for part in parts.values()), cluster)

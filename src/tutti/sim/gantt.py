@@ -13,6 +13,7 @@ from tutti.sim.step import DryRun
 
 COLORS = {
     "forward": "#3b6ea5", "backward": "#7aa6d1", "gradients": "#a9c9a4", "update": "#9a7bb0", "call": "#3b6ea5",
+    "preparation": "#b58ca0",
     "all_reduce": "#c8553d", "all_gather": "#e0934a", "reduce_scatter": "#d9b44a", "all_to_all": "#6a9a58",
     "ppermute": "#4f8f8b", "exchange": "#6a9a58",
     "waits for others": "#dddddd",

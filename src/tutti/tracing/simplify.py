@@ -1,7 +1,8 @@
 """Remove redundant nodes of a trace: identities, checks, empty concatenations, common subexpressions.
 
 An uninitialized tensor that assignments to its slices fill (`x[..., :8] = a; x[..., 8:] = b`) becomes a concatenation.
-Parts of concatenations without elements vanish, and zeros that are added.
+Parts of concatenations without elements vanish, and zeros that the backward pass adds to a gradient. A gradient of -0.0
+then stays what it is, where the sum would be 0.0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tutti.ir.step_graph import Call
+from tutti.ir.step_graph import BACKWARD, Call, Spec
 
 aten = torch.ops.aten
 
@@ -94,7 +95,7 @@ def _simpler(node: Call) -> fx.Node | int | float | complex | None:
         parts = _filled(node)
         node.args = (parts, *node.args[1:])
         return parts[0] if len(parts) == 1 and _alike(parts[0], node) else None
-    if node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs:
+    if node.target is aten.add.Tensor and node.meta["phase"] == BACKWARD and len(node.args) == 2 and not node.kwargs:
         for kept, other in (node.args, node.args[::-1]):
             if _is_zeros(other) and isinstance(kept, fx.Node) and _alike(kept, node):
                 return kept
@@ -107,10 +108,17 @@ def _alike(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _filled(node: Call) -> list[fx.Node]:
-    """The parts of a concatenation that have elements; all of them where that would change its dtype."""
+    """The parts of a concatenation that have elements, which is of the same dtype as with the others."""
+    shape, dtype = node.meta["val"].shape, node.meta["val"].dtype
     parts = [part for part in node.args[0] if prod(part.meta["val"].shape)]
-    dtypes = [part.meta["val"].dtype for part in parts]
-    return parts if parts and reduce(torch.promote_types, dtypes) == node.meta["val"].dtype else list(node.args[0])
+    if not parts:  # legacy: a 1-d empty tensor may be concatenated with anything
+        return [part for part in node.args[0] if len(part.meta["val"].shape) == len(shape)]
+    if reduce(torch.promote_types, [part.meta["val"].dtype for part in parts]) != dtype:
+        with node.graph.inserting_before(node):
+            first = node.graph.call_function(aten._to_copy.default, (parts[0],), {"dtype": dtype})
+        first.meta = {**node.meta, "val": Spec(parts[0].meta["val"].shape, dtype)}
+        parts[0] = first
+    return parts
 
 
 def _is_zeros(node: Any) -> bool:

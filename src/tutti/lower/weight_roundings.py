@@ -2,7 +2,8 @@
 
 They depend on weights alone, so they are computed once a step, before the first microbatch, and kept until the last one
 has read them, as in Transformer Engine. That takes the memory of two rounded forms of each weight, in the layout in
-which the plan rounds them. A step of one microbatch rounds each weight where it is used.
+which the plan rounds them. A step of one microbatch rounds each weight where it is used; so does every microbatch under
+autocast, which casts weights to the dtype of products first.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def divided(step: StepGraph) -> tuple[StepGraph | None, StepGraph]:
     copy.output(tuple(rounded.values()))
     copy.eliminate_dead_code(_stays)
     inputs = {name: mapping[node] for name, node in step.inputs.items()}
+    for name in [name for name, node in inputs.items() if not node.users]:
+        copy.erase_node(inputs.pop(name))
     before = StepGraph(copy, inputs, rounded, step.constants, step.device)
     graph, mapping = copy_graph(step.graph)
     inputs = {name: mapping[node] for name, node in step.inputs.items()}
