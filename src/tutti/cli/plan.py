@@ -202,7 +202,7 @@ def make(
     lines = summary(search, best, work, off, tokens, price)
     lines += in_float32(dtype, target, ":" not in workload.model)
     if off:
-        lines.append("±                two thirds of published runs on such devices are within")
+        lines.append("±                the error that two thirds of published runs on such devices stay within")
     print("\n".join(lines))
     if plan == "auto":
         shown = ranked[:top]
