@@ -75,9 +75,9 @@ def test_numbers_are_those_of_rounding_in_every_microbatch(plan, devices):
 
 def test_rounded_weights_take_time_once_and_memory_throughout(step):
     """FP8 along both dims: two bytes a weight, and a float32 for each block of at most 128."""
-    made, cluster = variant_of(step), Cluster.parse("h100:1")
-    planner = Planner(made, cluster, accumulate=MICROBATCHES, variant=Variant(matmul_dtype="float8"))
-    once, again = (dry_run(made, planner.named(name), cluster) for name in ("singlexfp8", "singlexfp8xreround"))
+    varied, cluster = variant_of(step), Cluster.parse("h100:1")
+    planner = Planner(varied, cluster, accumulate=MICROBATCHES, variant=Variant(matmul_dtype="float8"))
+    once, again = (dry_run(varied, planner.named(name), cluster) for name in ("singlexfp8", "singlexfp8xreround"))
     preparation, microbatch, _ = once.parts
     assert preparation.runs == 1 and microbatch.runs == MICROBATCHES and len(again.parts) == 2
 
@@ -89,8 +89,8 @@ def test_rounded_weights_take_time_once_and_memory_throughout(step):
     assert rounded(microbatch)[ROUND_OPERAND] == rounded(again.parts[0])[ROUND_OPERAND] - 28
     weights = sum(step.spec(f"param:{x}").numel for x in step.names("param") if "proj" in x)
     inputs = microbatch.program.graph.find_nodes(op="placeholder")
-    held = sum(node.meta["val"].bytes for node in inputs if node.meta["input"].startswith("value:"))
-    assert 2 * weights <= held <= 2 * weights * (1 + 4 / 32), "the smallest block has 32 numbers"
+    rounded_bytes = sum(node.meta["val"].bytes for node in inputs if node.meta["input"].startswith("value:"))
+    assert 2 * weights <= rounded_bytes <= 2 * weights * (1 + 4 / 32), "the smallest block has 32 numbers"
 
 
 def test_microbatches_of_different_graphs_have_their_own():
@@ -102,8 +102,8 @@ def test_microbatches_of_different_graphs_have_their_own():
             self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
 
         def forward(self, x):
-            kept = [self.layers[0], self.layers[1 if x.sum() > 0 else 2]]
-            for layer in kept:
+            layers = [self.layers[0], self.layers[1 if x.sum() > 0 else 2]]
+            for layer in layers:
                 x = x + torch.tanh(layer(x))
             return x.square().mean() + 0 * sum(layer.weight.sum() + layer.bias.sum() for layer in self.layers)
 

@@ -34,10 +34,10 @@ def test_more_devices_are_named_even_after_the_time_is_over(graph):
     search, _ = small(graph, 0.4)
     search.stop = lambda: True
     search.planner(1)
-    found = enough(search)
-    assert found and found.bytes <= search.memory and found.simulated
+    larger = enough(search)
+    assert larger and larger.bytes <= search.memory and larger.simulated
     state = sum(node.meta["val"].bytes for node in graph.inputs.values())
-    assert found.cluster.size > 2 and state / found.cluster.size <= search.memory, "fewer could not hold the state"
+    assert larger.cluster.size > 2 and state / larger.cluster.size <= search.memory, "fewer could not hold the state"
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -45,18 +45,18 @@ def test_a_named_plan_on_more_devices_has_tp_inside_a_node(graph, late):
     search, _ = small(graph, 0.1)
     search.leading = Leading(search)
     search.stop = lambda: late
-    found = enough(search)
-    assert found and found.bytes <= search.memory and found.simulated != late
-    name, _, count = found.plan.partition(" --accumulate ")
-    book = parse_name(name, found.cluster.size)
-    assert found.cluster.levels[0][0] % book.tp == 0 and str(found).startswith(f"{found.cluster}: there {name}")
+    larger = enough(search)
+    assert larger and larger.bytes <= search.memory and larger.simulated != late
+    name, _, count = larger.plan.partition(" --accumulate ")
+    book = parse_name(name, larger.cluster.size)
+    assert larger.cluster.levels[0][0] % book.tp == 0 and str(larger).startswith(f"{larger.cluster}: there {name}")
     if late:  # an estimate is what there is time for
-        assert found.bytes <= 0.7 * search.memory
+        assert larger.bytes <= 0.7 * search.memory
         return
     microbatches = int(count or 1)
     step = search.planner(microbatches, book.variant).step
-    plan = Planner(step, found.cluster, (), microbatches, book.variant).named(name)
-    assert Simulator("O0")(step, plan, found.cluster).peak_bytes <= search.memory
+    plan = Planner(step, larger.cluster, (), microbatches, book.variant).named(name)
+    assert Simulator("O0")(step, plan, larger.cluster).peak_bytes <= search.memory
 
 
 def test_what_lacks_outside_of_the_devices_is_told():

@@ -109,15 +109,15 @@ def undivided(step: StepGraph, count: int, once: bool = True) -> Cut:
     shared, before = divided(before) if once else (None, before)
     microbatch, update = Place(0, "M"), Place(0, "U")
     makers = {name: microbatch for name in before.outputs} | {name: update for name in after.outputs}
-    made = Cut(
+    result = Cut(
         step, {microbatch: before, update: after}, homes, makers, {name: [update] for name in step.gradient_names}
     )
     if shared:
         preparation = Place(0, PREPARATION)
-        made.parts = {preparation: shared, **made.parts}
-        made.makers |= dict.fromkeys(shared.outputs, preparation)
-        made.readers |= {name: [microbatch] for name in shared.outputs}
-    return made
+        result.parts = {preparation: shared, **result.parts}
+        result.makers |= dict.fromkeys(shared.outputs, preparation)
+        result.readers |= {name: [microbatch] for name in shared.outputs}
+    return result
 
 
 class _Cutter:

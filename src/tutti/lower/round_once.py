@@ -13,12 +13,12 @@ from tutti.ops.scaled_mm import ROUND_BOTH, ROUND_OPERAND
 def round_once(graph: fx.Graph) -> None:
     """Make two roundings of a tensor in the same phase one operator that reads it once, in place. It is where the first
     was."""
-    known: dict[tuple, Call] = {}
+    firsts: dict[tuple, Call] = {}
     node: Call
     for node in graph.find_nodes(op="call_function", target=ROUND_OPERAND):
         x, dim, name = node.args
         phase = node.meta.get("phase")
-        first = known.setdefault((x, phase, name), node)
+        first = firsts.setdefault((x, phase, name), node)
         if first is node or first.args[1] == dim:
             continue
         with graph.inserting_before(first):
@@ -32,4 +32,4 @@ def round_once(graph: fx.Graph) -> None:
                     part.args = (both, part.args[1] + 2 * i)
                     both.append(part)
             graph.erase_node(old)
-        del known[x, phase, name]
+        del firsts[x, phase, name]

@@ -35,24 +35,29 @@ def rounded(graph: fx.Graph, products: Sequence[Call], name: str) -> dict[Call, 
     of each product."""
     reads = {node: [_untransposed(x, 1 - at) for at, x in enumerate(node.args[-2:])] for node in products}
     in_backward = {read for node in products for read in reads[node] if node.meta["phase"] == BACKWARD}
-    kept = _kept(graph, set(products))
-    made: dict[Key, tuple[fx.Node, fx.Node]] = {}
+    needed = _read_otherwise(graph, set(products))
+    roundings: dict[Key, tuple[fx.Node, fx.Node]] = {}
 
     def make(x: fx.Node, dim: int, reader: Call) -> None:
         phase = reader.meta["phase"]
-        if not made.keys() & {(x, dim, FORWARD), (x, dim, phase)}:
+        if not roundings.keys() & {(x, dim, FORWARD), (x, dim, phase)}:
             with graph.inserting_before(reader):
-                made[x, dim, phase] = _round(graph, x, dim, name, reader.meta)
+                roundings[x, dim, phase] = _round(graph, x, dim, name, reader.meta)
 
     for node in products:
         for x, dim in reads[node]:
             make(x, dim, node)
-            if node.meta["phase"] == FORWARD and (x, 1 - dim) in in_backward and _is_made(x) and made_by(x) not in kept:
+            if (
+                node.meta["phase"] == FORWARD
+                and (x, 1 - dim) in in_backward
+                and _is_computed(x)
+                and made_by(x) not in needed
+            ):
                 make(x, 1 - dim, node)
     return {
         node: tuple(
             part for x, dim in reads[node]
-            for part in (made[x, dim, FORWARD if (x, dim, FORWARD) in made else node.meta["phase"]])
+            for part in (roundings[x, dim, FORWARD if (x, dim, FORWARD) in roundings else node.meta["phase"]])
         )
         for node in products
     }  # fmt: skip
@@ -83,13 +88,13 @@ def _is_swap(x: Call) -> bool:
     return len(shape) == 2 and dims[0] % 2 != dims[1] % 2 and (x.target is aten.transpose.int or dims[0] % 2 == 1)
 
 
-def _is_made(x: fx.Node) -> bool:
+def _is_computed(x: fx.Node) -> bool:
     """Whether the forward pass makes the memory of a matrix."""
     maker, _ = made_by(x)
     return maker.op == "call_function" and maker.meta["phase"] == FORWARD
 
 
-def _kept(graph: fx.Graph, products: set[Call]) -> set[tuple[fx.Node, int]]:
+def _read_otherwise(graph: fx.Graph, products: set[Call]) -> set[tuple[fx.Node, int]]:
     """What the backward pass reads, except in these products."""
     readers = (n for n in graph.nodes if n.op == "call_function" and n.meta["phase"] != FORWARD)
     return {made_by(x) for n in readers if n.target not in FREE and n not in products for x in n.all_input_nodes}

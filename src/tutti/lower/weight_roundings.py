@@ -19,8 +19,8 @@ def weight_roundings(step: StepGraph) -> list[Call]:
     """The roundings of parameters, except those that the forward pass writes into: they change with each microbatch."""
     changed = step.changed_by_forward
     params = {node for name, node in step.inputs.items() if name.startswith("param:") and name not in changed}
-    found = step.graph.find_nodes(op="call_function", target=ROUND_OPERAND)
-    return [node for node in found if made_by(node.args[0])[0] in params]
+    nodes = step.graph.find_nodes(op="call_function", target=ROUND_OPERAND)
+    return [node for node in nodes if made_by(node.args[0])[0] in params]
 
 
 def merged(step: StepGraph) -> StepGraph:
@@ -32,19 +32,19 @@ def merged(step: StepGraph) -> StepGraph:
     outputs = {name: mapping[node] for name, node in step.outputs.items()}
     graph.output(tuple(outputs.values())).meta = {"path": "", "phase": "", "val": None}
     inputs = {name: mapping[node] for name, node in step.inputs.items()}
-    made = StepGraph(graph, inputs, outputs, step.constants, step.device, step.matches, step.guards, step.checks,
+    result = StepGraph(graph, inputs, outputs, step.constants, step.device, step.matches, step.guards, step.checks,
                      step.counts)  # fmt: skip
-    known: dict[tuple, fx.Node] = {}
-    for node in weight_roundings(made):
+    firsts: dict[tuple, fx.Node] = {}
+    for node in weight_roundings(result):
         part: Call
         for part in list(node.users):
-            first = known.setdefault((node.args, part.args[1]), part)
+            first = firsts.setdefault((node.args, part.args[1]), part)
             if first is not part:
                 part.replace_all_uses_with(first)
                 graph.erase_node(part)
         if not node.users:
             graph.erase_node(node)
-    return made
+    return result
 
 
 def divided(step: StepGraph) -> tuple[StepGraph | None, StepGraph]:

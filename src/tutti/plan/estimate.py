@@ -229,21 +229,21 @@ class Estimator:
                state: np.ndarray, sharded: np.ndarray) -> dict[str, np.ndarray]:  # fmt: skip
         """Bytes of the fullest device, by kind. sharded: share of the parameters that ZeRO leaves on a device."""
         inner, zero = plans.inner, plans.zero
-        kept, beside_kept = (
+        saved, beside_saved = (
             np.where(plans.attention, s.held - s.scores, np.where(plans.again, s.kept, s.held))
             for s in (o.layers, o.beside)
         )
         # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
-        in_layers = rows * share * np.where(plans.again & (not inner.sp), inner.tp, 1) * kept
+        in_layers = rows * share * np.where(plans.again & (not inner.sp), inner.tp, 1) * saved
         first, last = most_in_flight(plans)
-        repeated = rows * (o.layers.held - kept) / o.depth
+        repeated = rows * (o.layers.held - saved) / o.depth
         gathered = np.where(zero == 3, o.layers.params / o.depth, 0.0)  # a layer
         waits = (plans.count > 1) | (plans.devices > 1) | self.planner.problem.coupled
         return {
             "parameters": params * np.where(zero == 3, sharded, 1),
             "optimizer state": state * np.where(zero > 0, sharded, 1),
             "gradients": waits * params * np.where(zero > 1, sharded, 1),
-            "activations": np.maximum(first * in_layers, last * in_layers + rows * beside_kept),
+            "activations": np.maximum(first * in_layers, last * in_layers + rows * beside_saved),
             "temporaries": repeated + 2 * rows * o.largest + gathered,
         }
 

@@ -42,7 +42,7 @@ def named(search: Search, name: str, recompute: Sequence[str] = ()) -> Plan:
 
     Raises ValueError if no number of microbatches is possible.
     """
-    error, found, failures = 1 / TIGHT, None, {}
+    error, chosen, failures = 1 / TIGHT, None, {}
     left = [Guess(search.accumulate or 1)]
     if search.accumulate is None and search.batch > 1:
         book = parse_name(name, search.cluster.size)
@@ -64,13 +64,13 @@ def named(search: Search, name: str, recompute: Sequence[str] = ()) -> Plan:
             left = [other for other in left if other.bytes < guess.bytes]
         if tried is None:
             break
-        found = tried if found is None else min(found, tried, key=search.rank)
-        if search.fits(found) or search.stop():
+        chosen = tried if chosen is None else min(chosen, tried, key=search.rank)
+        if search.fits(chosen) or search.stop():
             break
-    if found is None:
+    if chosen is None:
         undivided = [count for count in sorted(failures) if isinstance(failures[count], UndividedBatch)]
         raise failures[undivided[0] if undivided else max(failures)]
-    return found
+    return chosen
 
 
 def best(left: Iterable[Guess], room: float) -> Guess | None:

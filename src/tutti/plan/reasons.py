@@ -75,14 +75,14 @@ class Enough:
 
 def too_large(search: Search, smallest: Plan) -> TooLarge:
     """The error if no plan fits, with what would help."""
-    made, device = smallest.predicted, search.cluster.device
-    kinds = sorted(made.bytes_by_kind.items(), key=lambda item: -item[1])[:KINDS]
+    prediction, device = smallest.predicted, search.cluster.device
+    kinds = sorted(prediction.bytes_by_kind.items(), key=lambda item: -item[1])[:KINDS]
     which = "no plan that was found within the budget" if search.late and not search.proven else "no plan"
-    there = sum(made.bytes_by_tier.values())
+    there = sum(prediction.bytes_by_tier.values())
     beside = f" and {size(device.outside.memory)} of the {device.outer} for each" if there else ""
     said = (
         f"{which} fits into {size(search.memory)} per device{beside} on {search.cluster}: the smallest, "
-        f"{smallest.name}, needs {size(made.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
+        f"{smallest.name}, needs {size(prediction.peak_bytes)} ({', '.join(f'{kind} {size(n)}' for kind, n in kinds)})"
     )
     said += f" and {size(there)} of the {device.outer}" if there else ""
     if search.proven:
@@ -98,7 +98,7 @@ def too_large(search: Search, smallest: Plan) -> TooLarge:
                  f"{seconds(away.predicted.step_seconds)} a step and {size(away.predicted.peak_bytes)}")  # fmt: skip
     if there > device.outside.memory:
         said += f"; or {size(there)} of the {device.outer} for each device (`beside` in a cluster's JSON file)"
-    inside = min((p.predicted.peak_bytes for p in search.plans if not p.tiers), default=made.peak_bytes)
+    inside = min((p.predicted.peak_bytes for p in search.plans if not p.tiers), default=prediction.peak_bytes)
     if inside > search.memory:
         said += f"; or devices with {size(inside)} of memory"
     if search.accumulate is not None and search.accumulate < search.batch:
@@ -137,10 +137,10 @@ def enough(search: Search) -> Enough | None:
     )
     for look in (named_on, on):
         for n in sorted(n for n in counts if n * search.memory >= state):
-            found = look(search, planner, n) if search.work.seconds < deadline else None
-            if found:
+            larger = look(search, planner, n) if search.work.seconds < deadline else None
+            if larger:
                 fewer = 3 * n // 4
-                return (look(search, planner, fewer) if fewer > size else None) or found
+                return (look(search, planner, fewer) if fewer > size else None) or larger
     return None
 
 
@@ -159,13 +159,13 @@ def named_on(search: Search, planner: Planner, count: int) -> Enough | None:
     if lean is None:
         return None
     many = f" --accumulate {lean.count}" if lean.count > 1 else ""
-    found = Enough(lean.cluster, f"{lean.book}{many}", lean.bytes, False)
+    estimate = Enough(lean.cluster, f"{lean.book}{many}", lean.bytes, False)
     if search.stop():
-        return found if lean.bytes <= CAUTION * search.memory else None
+        return estimate if lean.bytes <= CAUTION * search.memory else None
     planner = search.planner(lean.count, lean.book.variant)
     try:
         plan = Planner(planner.step, lean.cluster, (), lean.count, planner.variant, search.work).named(str(lean.book))
-        return _simulated(search, planner, lean.cluster, plan, found.plan)
+        return _simulated(search, planner, lean.cluster, plan, estimate.plan)
     except ValueError:
         return None
 

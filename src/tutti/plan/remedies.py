@@ -36,14 +36,14 @@ def remedies(search: Search, plan: Plan) -> str:
     if here is None or plan.tiers:
         return GENERAL
     room = search.memory * here.bytes / plan.predicted.peak_bytes
-    found = [f"--plan {other} --accumulate {guess.count} ({size(guess.bytes * search.memory / room)})"
+    offers = [f"--plan {other} --accumulate {guess.count} ({size(guess.bytes * search.memory / room)})"
              for other in smaller(book) if (guess := fitting(search, other, room))]  # fmt: skip
     for other, cluster in larger(book, search.cluster):
         if guess := fitting(search, other, room, cluster):
             need = size(guess.bytes * search.memory / room)
-            found.append(f"--cluster {cluster} --plan {other} --accumulate {guess.count} ({need})")
+            offers.append(f"--cluster {cluster} --plan {other} --accumulate {guess.count} ({need})")
             break
-    return f"estimated to fit: {'; '.join(found)}" if found else NOTHING
+    return f"estimated to fit: {'; '.join(offers)}" if offers else NOTHING
 
 
 def fitting(search: Search, book: Textbook, room: float, cluster: Cluster | None = None) -> Guess | None:

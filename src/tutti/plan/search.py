@@ -302,8 +302,10 @@ class Search:
 
     def lacking(self, plan: Plan) -> float:
         """Bytes by which a plan exceeds the memory of a device and what is outside of it."""
-        made, outside = plan.predicted, self.cluster.device.outside
-        return max(0, made.peak_bytes - self.memory) + max(0, sum(made.bytes_by_tier.values()) - outside.memory)
+        prediction, outside = plan.predicted, self.cluster.device.outside
+        return max(0, prediction.peak_bytes - self.memory) + max(
+            0, sum(prediction.bytes_by_tier.values()) - outside.memory
+        )
 
     def tight(self, plan: Plan) -> bool:
         """Whether the plan fits, but would not if its memory were underestimated by the error."""

@@ -257,12 +257,12 @@ def _resized(name: str, sizes: Mapping[str, int], devices: int) -> str | None:
     fitting["dp"] = left
     parts = []
     for part in BETWEEN.split(name):
-        found = PART.fullmatch(part)
-        assert found
-        useless = (found["sp"] and fitting["tp"] == 1) or (found["zero"] and devices == fitting["tp"] * fitting["pp"])
-        if (axis := found["axis"]) in fitting:
+        match = PART.fullmatch(part)
+        assert match
+        useless = (match["sp"] and fitting["tp"] == 1) or (match["zero"] and devices == fitting["tp"] * fitting["pp"])
+        if (axis := match["axis"]) in fitting:
             if fitting[axis] > 1:
-                parts.append(f"{axis}{fitting[axis]}" + (f"-{found['schedule']}" if found["schedule"] else ""))
+                parts.append(f"{axis}{fitting[axis]}" + (f"-{match['schedule']}" if match["schedule"] else ""))
         elif not useless:
             parts.append(part)
     if "dp" not in sizes and left > 1:

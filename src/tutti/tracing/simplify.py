@@ -96,9 +96,9 @@ def _simpler(node: Call) -> fx.Node | int | float | complex | None:
         node.args = (parts, *node.args[1:])
         return parts[0] if len(parts) == 1 and _alike(parts[0], node) else None
     if node.target is aten.add.Tensor and node.meta["phase"] == BACKWARD and len(node.args) == 2 and not node.kwargs:
-        for kept, other in (node.args, node.args[::-1]):
-            if _is_zeros(other) and isinstance(kept, fx.Node) and _alike(kept, node):
-                return kept
+        for summand, other in (node.args, node.args[::-1]):
+            if _is_zeros(other) and isinstance(summand, fx.Node) and _alike(summand, node):
+                return summand
     return None
 
 
