@@ -17,6 +17,7 @@ from tutti.plan.explain import counted, figure, seconds, size
 from tutti.plan.plan import Plan
 from tutti.plan.remedies import remedies
 from tutti.plan.search import Search
+from tutti.sim.error_bars import plus_minus
 
 # What a narrow terminal goes without.
 LESS = ("sent", "hidden", "computing", "waiting", "microbatches", "of peak")
@@ -149,11 +150,6 @@ def _misfit(search: Search, plan: Plan) -> list[str]:
     if search.tight(plan):
         return ["tight            less memory is free than predictions of memory are off"]
     return []
-
-
-def plus_minus(off: float | None) -> str:
-    """An error bar behind a figure: " ± 18 %", or nothing."""
-    return f" ± {100 * off:.0f} %" if off else ""
 
 
 def room(search: Search, plan: Plan) -> str:

@@ -18,14 +18,14 @@ from tutti.cli.tables import consoles, read, show_alive, show_kinds
 from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered, without_effect
-from tutti.plan.explain import counted, mesh_name, seconds, size
+from tutti.plan.explain import counted, seconds, size
 from tutti.plan.layout import Mesh, devices
 from tutti.plan.microbatches import named
 from tutti.plan.otherwise import otherwise
 from tutti.plan.pin import parse_pin
 from tutti.plan.plan import Plan
 from tutti.plan.reasons import TooLarge, difference
-from tutti.plan.search import BUDGET, Search
+from tutti.plan.search import BUDGET, Search, check_mesh
 from tutti.plan.textbook import parse_name, refined
 from tutti.sim.dryrun import dry_run
 from tutti.sim.error_bars import MEMORY, error_bar, kind_of
@@ -239,8 +239,8 @@ def check_size(plan: str, mesh: Mesh, cluster: Cluster) -> None:
             raise ValueError(f"{plan} is for {devices(saved.mesh)} devices, {cluster} has {cluster.size}")
     elif plan != "auto":
         parse_name(plan, cluster.size)
-    elif mesh and devices(mesh) != cluster.size:
-        raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
+    else:
+        check_mesh(mesh, cluster)
 
 
 def _best_without(search: Search) -> Plan | None:

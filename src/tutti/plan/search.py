@@ -54,6 +54,12 @@ NEARLY = 1.03  # plans whose times are within this factor are about as fast
 Progress = Callable[[str], None]
 
 
+def check_mesh(mesh: Mesh | None, cluster: Cluster) -> None:
+    """Raise ValueError if a mesh has another number of devices than the cluster."""
+    if mesh and devices(mesh) != cluster.size:
+        raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
+
+
 class Judge(Protocol):
     """Predicts the cost of plans."""
 
@@ -98,8 +104,7 @@ class Search:
         better: Callable[[Plan], None] = lambda plan: None,
         error: float = 0.0,
     ):
-        if mesh and devices(mesh) != cluster.size:
-            raise ValueError(f"the mesh {mesh_name(mesh)} has {devices(mesh)} devices, {cluster} has {cluster.size}")
+        check_mesh(mesh, cluster)
         self.graph_of, self.batch, self.cluster, self.judge = graph_of, batch, cluster, judge
         self.pins, self.accumulate, self.mesh, self.progress = tuple(pins), accumulate, mesh, progress
         self.stop, self.better, self.error = stop, better, error

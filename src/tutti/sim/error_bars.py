@@ -27,8 +27,12 @@ def error_bar(what: str, cluster: Cluster) -> float | None:
 
 def spread(what: str, cluster: Cluster) -> str:
     """The error bar as text behind a figure: " ± 18 %", or nothing."""
-    bar = error_bar(what, cluster)
-    return f" ± {100 * bar:.0f} %" if bar else ""
+    return plus_minus(error_bar(what, cluster))
+
+
+def plus_minus(error: float | None) -> str:
+    """An error bar as text behind a figure: " ± 18 %", or nothing."""
+    return f" ± {100 * error:.0f} %" if error else ""
 
 
 def kind_of(made: DryRun | StepGraph) -> str:
