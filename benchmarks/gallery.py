@@ -103,7 +103,7 @@ def rows_of(request: Request, clusters: Sequence[str]) -> Any:
     for cluster in clusters:
         start = time.perf_counter()
         point = best_on(captured, Cluster.parse(cluster), "O2", LIMIT, lambda _: None)
-        yield row_of(request, cluster, point, captured.parameters, time.perf_counter() - start)
+        yield row_of(request, cluster, point, captured.facts.parameters, time.perf_counter() - start)
 
 
 def run(quick: bool) -> dict[str, Any]:

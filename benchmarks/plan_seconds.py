@@ -4,6 +4,7 @@ By request (cluster, sequences of an update x tokens):
 
 - `nodes`: of the captured step.
 - `load`: seconds from the start of the process to the model, imports included; `capture`: from there to its step.
+- `warm`: seconds from the start of another process to the step, which the first one left in the cache.
 - `first`: seconds from the captured step to the first plan that fits; `search`: to the end of the search.
 - `cpu_seconds`, `peak_rss_bytes`: of the process. `judged`: how many plans were simulated.
 - `plan`, `microbatches`, `step_seconds`: the best plan, as predicted.
@@ -18,6 +19,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,8 +61,8 @@ REQUESTS = (
 QUICK = (Request("llama3-70b-12l", "h100:4x8", 128, 8192),)
 
 
-def planned(config: str, cluster: str, batch: str, seq: str) -> dict[str, Any]:
-    """One request, in this process."""
+def planned(config: str, cluster: str, batch: str, seq: str, only: str = "") -> dict[str, Any]:
+    """One request, in this process; with only = "capture" no more than its step."""
     from tutti.cli.workload import Captured, Workload
     from tutti.hardware import Cluster
     from tutti.plan.plan import Plan
@@ -78,7 +80,9 @@ def planned(config: str, cluster: str, batch: str, seq: str) -> dict[str, Any]:
     loaded = time.perf_counter()
     nodes = len(workload.graph(1).nodes)
     captured = time.perf_counter()
-    search = Search(workload.graph, workload.batch, target, Simulator("O2"), accumulate=None, better=note,
+    if only == "capture":
+        return {"warm": captured - START}
+    search = Search(workload.graph, workload.facts.batch, target, Simulator("O2"), accumulate=None, better=note,
                     progress=harness.say, error=error_bar(MEMORY, target) or 0.0)  # fmt: skip
     plan, end = search.best(5), time.perf_counter()
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -90,15 +94,21 @@ def planned(config: str, cluster: str, batch: str, seq: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def answer(request: Request, home: str, *only: str) -> dict[str, Any]:
+    """One request in another process, with the caches of this home folder."""
+    arguments = str(request.config), request.cluster, str(request.batch), str(request.seq), *only
+    done = subprocess.run([sys.executable, __file__, "--plan", *arguments], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": home}, check=True)  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def run(quick: bool) -> dict[str, Any]:
     result = {}
     for request in QUICK if quick else REQUESTS:
-        asked = str(request.config), request.cluster, str(request.batch), str(request.seq)
-        done = subprocess.run([sys.executable, __file__, "--plan", *asked], stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)  # fmt: skip
-        answer = json.loads(done.stdout.splitlines()[-1])
-        result[request.model] = {"request": f"{request.cluster}, {request.batch} x {request.seq}", **answer}
-        harness.say(f"{request.model}: {answer}")
+        with tempfile.TemporaryDirectory() as home:
+            figures = answer(request, home) | answer(request, home, "capture")
+        result[request.model] = {"request": f"{request.cluster}, {request.batch} x {request.seq}", **figures}
+        harness.say(f"{request.model}: {figures}")
     return result
 
 

@@ -215,7 +215,7 @@ def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model,
     found: list = []
     search = Search(captured.graph, 8, Cluster.parse("h100:4"), Simulator("O0"), better=found.append, error=0.08)
     plans = [search.judgement(search.planner(1).named(name)) for name in ("dp4", "dp2xtp2xzero3xfp32sums")]
-    work = Work.of(captured)
+    work = captured.facts.work
     assert work == Work(256, "tokens") and found[0].name == "dp4"
     for width, titles in ((200, "microbatches"), (100, "memory"), (60, "fits"), (30, "plan")):
         console = Console(width=width, record=True, file=io.StringIO())
@@ -346,9 +346,9 @@ def test_a_model_in_float32_is_told_and_what_it_is_compared_with(capsys):
     assert code == 0 and "% of the float32 peak of 66.9 TFLOP/s a device\n" in out
     assert "predicted without TF32, as PyTorch does by default; bfloat16 (model.to(torch.bfloat16)) would be" in out
     assert "the peaks are 66.9 and 989 TFLOP/s" in out
-    assert in_float32(torch.bfloat16, Cluster.parse("h100:2"), True) == []
-    assert "(--dtype bfloat16)" in in_float32(torch.float32, Cluster.parse("h100:2"), True)[0]
-    assert in_float32(torch.float32, Cluster.parse("v100-32:2"), False) == [], "it has no bfloat16"
+    assert in_float32("bfloat16", Cluster.parse("h100:2"), True) == []
+    assert "(--dtype bfloat16)" in in_float32("float32", Cluster.parse("h100:2"), True)[0]
+    assert in_float32("float32", Cluster.parse("v100-32:2"), False) == [], "it has no bfloat16"
 
 
 def test_products_in_fp8_count_to_the_peak_of_bfloat16(model, capsys):

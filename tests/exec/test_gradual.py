@@ -11,7 +11,6 @@ from torch import nn
 import tutti
 from tutti.compile import background
 from tutti.compile.compiled import Compiled, Described
-from tutti.compile.portable import NotPortable, packed, unpacked
 from tutti.exec import gradual
 from tutti.exec.gradual import Gradual
 
@@ -190,27 +189,6 @@ def traced(function, *args):
 
     with compat.fake_mode():
         return trace(function, *(torch.empty(x.shape) for x in args)).graph
-
-
-def function(x, y):
-    z = torch.nn.functional.gelu(x @ y, approximate="tanh").to(torch.bfloat16)
-    low, high = z.float().clamp(-1e30, float("inf"))[:, 1:].split([2, 2], 1)
-    return (torch.cat([low, high], 1).sum(dim=(0,), dtype=torch.float64), x.new_zeros(3, dtype=torch.int64))
-
-
-def test_graphs_go_through_json_unchanged():
-    x, y = torch.randn(4, 3), torch.randn(3, 5)
-    graph = traced(function, x, y)
-    copy = unpacked(packed(graph))
-    assert [(n.op, n.name, n.target) for n in copy.nodes] == [(n.op, n.name, n.target) for n in graph.nodes]
-    for ours, theirs in zip(torch.fx.GraphModule({}, copy)(x, y), function(x, y), strict=True):
-        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
-
-
-@pytest.mark.parametrize("target", ["function os.system", "function subprocess.run", "call os.system", "op aten"])
-def test_rows_that_name_other_functions_are_refused(target):
-    with pytest.raises((NotPortable, ValueError)):
-        unpacked([["call_function", "x", target, ["tuple", "true"], ["dict"]]])
 
 
 @pytest.mark.starts

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from tutti.cli.tables import table, unbroken
-from tutti.cli.workload import Captured
+from tutti.cli.workload import Work
 from tutti.hardware import Cluster
 from tutti.plan.explain import counted, figure, seconds, size
 from tutti.plan.plan import Plan
@@ -22,29 +21,6 @@ from tutti.sim.error_bars import plus_minus
 # What a narrow terminal goes without.
 LESS = ("sent", "hidden", "computing", "waiting", "microbatches", "of peak")
 FEW = 2048  # tokens of a step for each device: with fewer, the batch is likely what limits throughput
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a step is done on. amount: of a step. unit: "tokens" or "rows". note: what is not counted."""
-
-    amount: int
-    unit: str
-    note: str = ""
-
-    @classmethod
-    def of(cls, captured: Captured) -> Work:
-        """Tokens of a batch that has `input_ids`, else its rows. The decoder's tokens are not counted beside an
-        encoder's."""
-        example, config = captured.example, getattr(captured.model, "config", None)
-        ids, labels = (example.get(key) if isinstance(example, Mapping) else None for key in ("input_ids", "labels"))
-        if ids is None:
-            return cls(captured.batch, "rows")
-        if not getattr(config, "is_encoder_decoder", False) or labels is None:
-            return cls(ids.numel(), "tokens")
-        encoder, decoder = ids.shape[-1], labels.shape[-1]
-        note = f"tokens are the encoder's {encoder:,} of a row; the decoder's {decoder:,} are computed, but not counted"
-        return cls(ids.numel(), "tokens", note)
 
 
 def fitting(search: Search, plan: Plan) -> str:
@@ -165,10 +141,10 @@ def peak(plan: Plan, cluster: Cluster) -> str:
     return f"the {dtype} peak of {figure(cluster.device.peak[dtype] / 1e12)} TFLOP/s a device{low}"
 
 
-def in_float32(dtype: torch.dtype, cluster: Cluster, transformers: bool) -> list[str]:
+def in_float32(dtype: str, cluster: Cluster, transformers: bool) -> list[str]:
     """A line if a model is in float32 and bfloat16 would be faster."""
     peaks = cluster.device.peak
-    if dtype != torch.float32 or peaks.get("bfloat16", 0.0) <= peaks["float32"]:
+    if dtype != "float32" or peaks.get("bfloat16", 0.0) <= peaks["float32"]:
         return []
     how = "--dtype bfloat16" if transformers else "model.to(torch.bfloat16)"
     rates = f"{figure(peaks['float32'] / 1e12)} and {figure(peaks['bfloat16'] / 1e12)} TFLOP/s"

@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import tyro
 
 from tutti.analysis.passes import check_level
 from tutti.cli import plan_report
-from tutti.cli.answer import Work, check_amounts, in_float32, ranking, summary
+from tutti.cli.answer import check_amounts, in_float32, ranking, summary
 from tutti.cli.narrate import Stopwatch, narrated
 from tutti.cli.tables import consoles, read, show_alive, show_kinds
 from tutti.cli.workload import Captured, Workload
@@ -159,8 +158,9 @@ def make(
         captured = Captured(workload, tell)
         graph = captured.graph(1 if accumulate == "auto" else accumulate)
         count = 1 if accumulate == "auto" else accumulate
-        progress.print(f"captured {len(graph.nodes):,} nodes: {captured.parameters:.3g} parameters, "
+        progress.print(f"captured {len(graph.nodes):,} nodes: {captured.facts.parameters:.3g} parameters, "
                        f"{count * graph.flops:.3g} FLOP a step")  # fmt: skip
+        batch = captured.facts.batch
         options = {
             "pins": pins, "mesh": axes or None, "budget": nominal(budget), "progress": tell,
             "accumulate": None if accumulate == "auto" else accumulate, "error": error_bar(MEMORY, target) or 0.0,
@@ -169,15 +169,13 @@ def make(
         if what_if and plan == "auto":  # the best plan without it is compared too
             progress.print(f"searching without {what_if}", markup=False)
             usual = _best_without(
-                Search(
-                    captured.graph, captured.batch, unaltered, Simulator(level), **options, stop=Stopwatch(budget).past
-                )
+                Search(captured.graph, batch, unaltered, Simulator(level), **options, stop=Stopwatch(budget).past)
             )
             progress.print(f"searching with {what_if}", markup=False)
-        search = Search(captured.graph, captured.batch, target, Simulator(level), **options,
+        search = Search(captured.graph, batch, target, Simulator(level), **options,
                         stop=Stopwatch(budget).past, better=lambda found: tell.found(_brief(found)))  # fmt: skip
         compared = search.judgement(usual) if usual else None
-        work = Work.of(captured)
+        work = captured.facts.work
         if plan != "auto":
             best = _asked(plan, search, recompute)
             ranked = [best]
@@ -198,9 +196,8 @@ def make(
             page = plan_report.page(command, captured, search, ranked[:top], run, tokens, price)
             report.write_text(page, "utf-8")
     off = error_bar(kind_of(graph), target)
-    dtype = next((p.dtype for p in captured.model.parameters()), torch.float32)
     lines = summary(search, best, work, off, tokens, price)
-    lines += in_float32(dtype, target, ":" not in workload.model)
+    lines += in_float32(captured.facts.dtype, target, ":" not in workload.model)
     if off:
         lines.append("±                the error that two thirds of published runs on such devices stay within")
     print("\n".join(lines))

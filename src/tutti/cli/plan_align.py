@@ -73,7 +73,8 @@ def plan_align(
     with progress.status("reading the model") as status:
         workload = Workload(model, rows, prompt + tokens, optimizer, dtype, masters=dtype == "bfloat16")
         captured = Captured(workload, status.update)
-        planner = Planner(captured.graph, captured.batch, config, DTYPES[dtype], target, sizes, level, status.update)
+        batch = captured.facts.batch
+        planner = Planner(captured.graph, batch, config, DTYPES[dtype], target, sizes, level, status.update)
         ranked = planner.forecasts()
     best = chosen(ranked)
     shown = table("placement", "training", "engines", "round", "writing", "scoring", "learning", "weights", "received",

@@ -110,7 +110,7 @@ def page(
     """The page. plans: those to show, the chosen one first. run: its dry run. amount: of tokens or rows, whose time,
     cost and energy are shown; price: of a device hour."""
     best, others = plans[0], [plan for plan in plans[1:] if search.fits(plan)]
-    cluster, work = search.cluster, Work.of(captured)
+    cluster, work = search.cluster, captured.facts.work
     shown = [best, *others[:1]]
     rows = [{title: x for title, x in cells(search, plan, work).items() if title not in LESS[:2]} for plan in plans]
     runner_up = [f"The runner-up, {others[0].name}: {difference(best, others[0])}."] if others else []
@@ -146,7 +146,7 @@ def model_name(source: str) -> str:
 
 def _about(captured: Captured, work: Work) -> str:
     each = f"sequences of {captured.workload.seq:,} tokens" if work.unit == "tokens" else "rows"
-    return f"{_count(captured.parameters)} parameters; {captured.batch:,} {each} in a step"
+    return f"{_count(captured.facts.parameters)} parameters; {captured.facts.batch:,} {each} in a step"
 
 
 def _count(number: float) -> str:
@@ -242,8 +242,8 @@ def _asked(captured: Captured, best: Plan, run: DryRun) -> list[tuple[str, ...]]
     w = captured.workload
     masters = ", with float32 masters" if w.masters and w.dtype != "float32" else ""
     return [
-        ("model", w.model), ("parameters", f"{captured.parameters:,}"), ("dtype", f"{w.dtype}{masters}"),
-        ("optimizer", w.optimizer), ("batch", f"{captured.batch:,}"), ("tokens of a sequence", f"{w.seq:,}"),
+        ("model", w.model), ("parameters", f"{captured.facts.parameters:,}"), ("dtype", f"{w.dtype}{masters}"),
+        ("optimizer", w.optimizer), ("batch", f"{captured.facts.batch:,}"), ("tokens of a sequence", f"{w.seq:,}"),
         ("work of a step", f"{run.flops:.3g} FLOP"), ("level", best.predicted.level),
     ]  # fmt: skip
 

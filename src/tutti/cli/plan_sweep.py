@@ -150,9 +150,9 @@ def best_of_each(
 
 def best_on(captured: Captured, target: Cluster, level: str, budget: float, tell: Progress) -> Point:
     """The best plan that is found in so many seconds."""
-    seq, work = captured.workload.seq, Work.of(captured)
+    seq, work = captured.workload.seq, captured.facts.work
     try:
-        search = Search(captured.graph, captured.batch, target, Simulator(level), accumulate=None, budget=BUDGET,
+        search = Search(captured.graph, captured.facts.batch, target, Simulator(level), accumulate=None, budget=BUDGET,
                         progress=tell, stop=Stopwatch(budget).past, error=error_bar(MEMORY, target) or 0.0)  # fmt: skip
         best = search.best()
     except ValueError as error:  # nothing fits, or the batch does not divide

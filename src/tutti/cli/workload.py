@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 
 import torch
 
+from tutti.cli.capture_cache import CaptureCache
 from tutti.compat.adapters import peft_model
 from tutti.exec.batches import batch_size, microbatches
 from tutti.ir.step_graph import StepGraph
@@ -15,11 +17,13 @@ from tutti.lower.rebatch import Steps
 from tutti.lower.vary import vary
 from tutti.plan.search import Progress
 from tutti.plan.variant import PLAIN, Variant
+from tutti.tracing.batch import Batch
 from tutti.tracing.capture import capture
 from tutti.tracing.load import load, suiting
 from tutti.tracing.optimizers import TABLE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {kind.__name__.lower(): kind for kind in TABLE}
 
 
 @dataclass(frozen=True)
@@ -66,33 +70,75 @@ def adapted(model: torch.nn.Module, rank: int) -> torch.nn.Module:
     return peft_model(model, config, autocast_adapter_dtype=False)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a step is done on. amount: of a step. unit: "tokens" or "rows". note: what is not counted."""
+
+    amount: int
+    unit: str
+    note: str = ""
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, example: Batch) -> Work:
+        """Tokens of a batch that has `input_ids`, else its rows. The decoder's tokens are not counted beside an
+        encoder's."""
+        config = getattr(model, "config", None)
+        ids, labels = (example.get(key) if isinstance(example, Mapping) else None for key in ("input_ids", "labels"))
+        if ids is None:
+            return cls(batch_size(example), "rows")
+        if not getattr(config, "is_encoder_decoder", False) or labels is None:
+            return cls(ids.numel(), "tokens")
+        encoder, decoder = ids.shape[-1], labels.shape[-1]
+        note = f"tokens are the encoder's {encoder:,} of a row; the decoder's {decoder:,} are computed, but not counted"
+        return cls(ids.numel(), "tokens", note)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is said of a workload. dtype: of the model's first parameter."""
+
+    parameters: int
+    dtype: str
+    batch: int
+    work: Work
+
+
 class Captured:
-    """The captured step of a workload, for any number of microbatches."""
+    """The captured step of a workload, for any number of microbatches.
+
+    The steps of a transformers config are kept in the user's cache folder (see `cli.capture_cache`). Where it has them,
+    no model is built.
+    """
 
     def __init__(self, workload: Workload, progress: Progress):
-        makers: dict[str, Callable[..., torch.optim.Optimizer]] = {kind.__name__.lower(): kind for kind in TABLE}
-        w = workload
-        for value, known, what in ((w.optimizer, makers, "optimizer"), (w.dtype, DTYPES, "dtype")):
-            if value not in known:
-                raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(known)}")
-        progress("reading the model")
+        for value, choices, what in ((workload.optimizer, OPTIMIZERS, "optimizer"), (workload.dtype, DTYPES, "dtype")):
+            if value not in choices:
+                raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(choices)}")
+        if workload.lora < 0:
+            raise ValueError(f"--lora {workload.lora}: a rank is at least 1, or 0 to train the model itself")
         self.workload, self.progress = workload, progress
-        if w.lora < 0:
-            raise ValueError(f"--lora {w.lora}: a rank is at least 1, or 0 to train the model itself")
-        self.model, self.example = load(w.model, w.batch, w.seq, DTYPES[w.dtype], w.attention)
-        if w.lora:
-            self.model = adapted(self.model, w.lora)
-        self.update = makers[w.optimizer](self.model.parameters(), lr=1e-3)
-        self.captured = Steps(self._captured).planned
+        self.cache = CaptureCache.of(workload)
+        self.facts = self._facts()
+        self.captured = Steps(self._step).planned
         self.graph = cache(self._graph)
 
-    @property
-    def batch(self) -> int:
-        return batch_size(self.example)
+    def _facts(self) -> Facts:
+        if self.cache:
+            with suppress(TypeError, KeyError):  # not cached, or by other code
+                stored = self.cache.facts() or {}
+                return Facts(**{**stored, "work": Work(**stored["work"])})
+        model, example = self.loaded
+        dtype = next((str(p.dtype) for p in model.parameters()), "torch.float32").removeprefix("torch.")
+        count = sum(p.numel() for p in model.parameters())
+        return Facts(count, dtype, batch_size(example), Work.of(model, example))
 
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+    @cached_property
+    def loaded(self) -> tuple[torch.nn.Module, Batch]:
+        """The model and an example batch, on the meta device."""
+        w = self.workload
+        self.progress("reading the model")
+        model, example = load(w.model, w.batch, w.seq, DTYPES[w.dtype], w.attention)
+        return adapted(model, w.lora) if w.lora else model, example
 
     def _graph(self, microbatch_count: int = 1, variant: Variant = PLAIN) -> StepGraph:
         """The step of one microbatch out of `microbatch_count`."""
@@ -101,9 +147,21 @@ class Captured:
             self.progress(f"cutting the sequence into {variant.sequence_chunks} chunks")
         return vary(graph, variant)
 
+    def _step(self, microbatch_count: int) -> StepGraph:
+        """The captured step, from the cache if it is there."""
+        if not self.cache:
+            return self._captured(microbatch_count)
+        if step := self.cache.step(microbatch_count):
+            return step
+        step = self._captured(microbatch_count)
+        self.cache.keep(asdict(self.facts), microbatch_count, step)
+        return step
+
     def _captured(self, microbatch_count: int) -> StepGraph:
-        first = microbatches(self.example, microbatch_count)[0]
+        model, example = self.loaded
+        first = microbatches(example, microbatch_count)[0]
         self.progress("capturing the step" + (f" of 1/{microbatch_count} of the batch" if microbatch_count > 1 else ""))
-        with suiting(self.model):
-            return capture(self.model, first, self.update, clip_norm=self.workload.clip_norm,
+        update = OPTIMIZERS[self.workload.optimizer](model.parameters(), lr=1e-3)
+        with suiting(model):
+            return capture(model, first, update, clip_norm=self.workload.clip_norm,
                            fp32_master_weights=self.workload.masters)  # fmt: skip

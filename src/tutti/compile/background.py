@@ -22,7 +22,7 @@ from typing import IO
 import torch
 
 from tutti.compile.compiled import Arguments, Compiled, Described
-from tutti.compile.portable import NotPortable, packed
+from tutti.ir.portable import NotPortable, packed
 
 # Where this process finds tutti. -P keeps the working directory, with whatever is in it, out of the path.
 PATH = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]

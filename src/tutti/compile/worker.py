@@ -14,7 +14,7 @@ import torch
 
 import tutti.nn
 from tutti import compat
-from tutti.compile.portable import unpacked
+from tutti.ir.portable import unpacked
 
 
 def main(text: str) -> None:

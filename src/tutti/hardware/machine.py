@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import tempfile
@@ -114,3 +115,12 @@ def write(path: Path, text: str) -> None:
     with os.fdopen(handle, "w") as file:
         file.write(text)
     Path(name).replace(path)
+
+
+@cache
+def sources() -> str:
+    """A hash of this package's source, for caches of what it computes: other rules or prices may give other results."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -12,11 +12,9 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import tutti
 from tutti.hardware import Cluster, machine
 from tutti.ir.costs import flat
 from tutti.ir.garbage import uncollected
@@ -157,15 +155,5 @@ def _file(asked: tuple) -> Path | None:
     if os.environ.get("TUTTI_PLANS") == "off":
         return None
     rules = sorted((str(target), rule if isinstance(rule, str) else "") for target, rule in RULES.items())
-    digest = hashlib.sha256(repr((_sources(), rules, sorted(map(str, LOCAL)), asked)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((machine.sources(), rules, sorted(map(str, LOCAL)), asked)).encode()).hexdigest()
     return machine.FOLDER / "plans" / f"{digest[:24]}.json"
-
-
-@cache
-def _sources() -> str:
-    """A hash of this package's source: other rules or prices may give another plan."""
-    digest = hashlib.sha256()
-    root = Path(tutti.__file__).parent
-    for file in sorted(root.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
