@@ -49,7 +49,7 @@ else:
 trainer = kind(model, args, train_dataset=rows, callbacks=[Clock()])
 trainer.train()
 if trainer.is_world_process_zero():
-    changes = getattr(trainer, "step", None) and trainer.step._made.level_changes()
+    changes = getattr(trainer, "step", None) and trainer.step._executables.level_changes()
     last = [x[-1][1] for x in (changes or {}).values()]
     print(json.dumps({"first": times[1], "tenth": times[10], "total": time.time() - start,
                       "loss": trainer.state.log_history[-1]["train_loss"], "ends_at": last[0] if last else ""}))

@@ -1,8 +1,10 @@
-"""Packages import one another in one direction: each only packages that stand before it in `ORDER`."""
+"""The house: packages import one another in one direction, and names are words of the field."""
 
 from __future__ import annotations
 
+import ast
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,12 @@ import tutti
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tutti"
 ORDER = (
-    "compat", "nn", "models", "compress", "ir", "ops", "tracing", "optim", "hardware", "plan", "launch", "lower",
-    "analysis", "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "serve", "rl", "train",
-    "align", "science", "cli",
+    "config", "compat", "nn", "models", "compress", "ir", "ops", "tracing", "optim", "hardware", "plan", "launch",
+    "lower", "analysis", "compile", "sim", "exec", "observe", "checkpoint", "api", "data", "check", "serve", "rl",
+    "train", "align", "science", "cli",
 )  # fmt: skip
 APART = {  # packages that know nothing of parallelism
-    "nn": {"compat"}, "models": {"nn"}, "compress": {"compat", "nn", "models"}, "data": {"compat"},
+    "config": set(), "nn": {"compat"}, "models": {"nn"}, "compress": {"compat", "nn", "models"}, "data": {"compat"},
     "sim": set(ORDER) - {"exec"},
 }  # fmt: skip
 
@@ -45,3 +47,51 @@ def test_names_of_test_modules_are_unique():
     """pytest imports them by name."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+RETIRED = {
+    "made",
+    "found",
+    "known",
+    "held",
+    "kept",
+    "told",
+    "given",
+}  # names say what a variable holds: docs/glossary.md
+
+
+def _bound(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(name, line) of all variables, parameters, attributes, functions and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Attribute):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+
+
+def _documented(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
+        if documented and (text := ast.get_docstring(node)):
+            yield text, getattr(node, "lineno", 1)
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_names_say_what_they_hold(package):
+    wrong = []
+    for path in sorted((SOURCE / package).rglob("*.py")):
+        tree, file = ast.parse(path.read_text()), path.relative_to(SOURCE)
+        wrong += [f"{file}:{line} {name}" for name, line in _bound(tree) if name.strip("_").lower() in RETIRED]
+        wrong += [f"{file}:{line} {text[:40]!r}" for text, line in _documented(tree) if text.startswith("Of ")]
+    assert not wrong, f"retired names, and docstrings that begin with 'Of': {wrong[:20]}"
+
+
+def test_the_glossary_names_the_terms_of_the_field():
+    rows = [line for line in (ROOT / "docs" / "glossary.md").read_text().splitlines() if line.startswith("| ")][1:]
+    terms = [row.split("|")[1].strip().lower() for row in rows]
+    assert len(rows) >= 60 and terms == sorted(terms), "sorted, 60 or more"
+    assert all(row.count("|") == 4 for row in rows)

@@ -113,9 +113,9 @@ def test_state_of_another_model_is_refused():
 def test_another_shape_is_captured_once():
     step = make("dp2", "cpu:2")
     step(zoo.tokens())
-    first = len(step._made.plans)
+    first = len(step._executables.plans)
     step(zoo.tokens(length=8)), step(zoo.tokens(length=8)), step(zoo.tokens(batch=6))
-    assert (first, len(step._made.plans)) == (1, 3)
+    assert (first, len(step._executables.plans)) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_order_of_keys_is_none_of_the_graphs():
     step, batch = make(), zoo.tokens()
     step(batch)
     step(dict(reversed(batch.items())))
-    assert len(step._made.plans) == len(step._made.made) == 1
+    assert len(step._executables.plans) == len(step._executables.executors) == 1
 
 
 @pytest.mark.parametrize("level", [slow("O1"), "O2"])
@@ -302,7 +302,7 @@ def test_autocast_is_kept_for_shapes_that_come_later():
         step = make()
     assert any(n.meta["val"].dtype == torch.bfloat16 for n in step.graph.calls if isinstance(n.meta["val"], Spec))
     loss = step(zoo.tokens(length=8))
-    (graph, _), *_ = [v for k, v in step._made.plans.items() if k.signature[0][1].shape[1] == 8]
+    (graph, _), *_ = [v for k, v in step._executables.plans.items() if k.signature[0][1].shape[1] == 8]
     assert any(n.meta["val"].dtype == torch.bfloat16 for n in graph.calls if isinstance(n.meta["val"], Spec))
     assert loss.dtype == torch.float32
 

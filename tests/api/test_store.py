@@ -66,7 +66,7 @@ def test_training_and_inference_alternate_between_their_layouts(there):
         torch.testing.assert_close(infer(data(9)), before, rtol=1e-5, atol=1e-6)
         store.relayout(home)
         other.calls = store.calls  # draws of dropout are numbered by calls
-    assert len(set(bytes_moved)) == 1 and len(train._made) == 1 and len(infer._made) == 2
+    assert len(set(bytes_moved)) == 1 and len(train._executables) == 1 and len(infer._executables) == 2
 
 
 def test_all_layers_of_a_kind_move():

@@ -13,10 +13,10 @@ import transformers
 
 from tutti.checkpoint.model import load_model
 from tutti.checkpoint.values import read_values, write_values
+from tutti.config import files
 from tutti.data.rows import BadRow
 from tutti.data.sources.decode import decoded
 from tutti.science.em.mt.vae import VAE
-from tutti.train import configfile
 from tutti.weight_files import opened
 
 
@@ -83,7 +83,7 @@ def test_arrays_of_objects_and_tags_of_python_are_refused(tmp_path):
         decoded((tmp_path / "a.npy").read_bytes(), "npy", "a.npy")
     (tmp_path / "run.yaml").write_text(f"out: !!python/object/apply:os.system ['touch {marker}']\n")
     with pytest.raises(ValueError, match=r"run\.yaml"):
-        configfile.read(tmp_path / "run.yaml")
+        files.read(tmp_path / "run.yaml")
     assert not marker.exists()
 
 

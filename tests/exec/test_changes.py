@@ -79,7 +79,7 @@ def test_parameters_that_are_frozen_and_freed(plan):
 @pytest.mark.parametrize("plan", SOME)
 def test_a_submodule_that_goes_to_evaluation_and_back(plan):
     step = compare([lambda model, optimizer: model.norm.eval(), lambda model, optimizer: model.norm.train()], plan)
-    assert len(step._made.plans) == 2 and any("norm.training is False" in reason for reason in step.recaptures)
+    assert len(step._executables.plans) == 2 and any("norm.training is False" in reason for reason in step.recaptures)
 
 
 @pytest.mark.parametrize("plan", SOME[:3])
@@ -96,7 +96,7 @@ def test_an_attribute_that_forward_does_not_read_costs_one_capture_and_no_compil
         model.epoch += 1
 
     step = compare([count, count])
-    assert len(step._made.plans) == len(step._made.made) == 1 and len(step.recaptures) == 2
+    assert len(step._executables.plans) == len(step._executables.executors) == 1 and len(step.recaptures) == 2
 
 
 @pytest.mark.parametrize("plan", SOME)

@@ -144,7 +144,7 @@ def test_steps_are_those_of_each_level_and_a_checkpoint_has_the_change(monkeypat
     monkeypatch.setattr(gradual, "ROOM", 0)  # so another process compiles
     live = step()
     losses = losses_of(live, 1)
-    (chosen,) = live._made.gradual.values()
+    (chosen,) = live._executables.gradual.values()
     while chosen.phase != "decided":
         losses += losses_of(live, 1)
         assert len(losses) < 100_000, "compilation does not end"
@@ -155,7 +155,7 @@ def test_steps_are_those_of_each_level_and_a_checkpoint_has_the_change(monkeypat
     again = step(seed=3)
     again.load(checkpoints.wait())
     assert losses_of(again, 3) == losses_of(live, 3)
-    assert again._made.level_changes() == live._made.level_changes() != {}
+    assert again._executables.level_changes() == live._executables.level_changes() != {}
 
 
 def losses_of(made, count):
@@ -168,7 +168,7 @@ def on_ranks(plan):
     try:
         made = step(plan, "auto")
         losses = losses_of(made, 1)
-        (chosen,) = made._made.gradual.values()
+        (chosen,) = made._executables.gradual.values()
         while chosen.phase != "decided":
             losses += losses_of(made, 1)
             assert len(losses) < 100_000, "compilation does not end"

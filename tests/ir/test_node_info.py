@@ -35,7 +35,7 @@ def test_nodes_carry_what_is_described(plan, devices):
     step(batch)
     for node in step.graph.nodes:
         check(node, complete=True)
-    (executor,) = step._made.made.values()
+    (executor,) = step._executables.executors.values()
     for part in executor.parts.values():
         for program in part.programs:
             for node in program.graph.nodes:

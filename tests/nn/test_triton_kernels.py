@@ -19,7 +19,6 @@ pytest.importorskip("triton", minversion=None if GPU else "3.7")
 from tutti.nn import (  # noqa: E402
     linear_cross_entropy,
     linear_quantized_triton,
-    linear_rows,
     linear_rows_triton,
     linears_rows,
     paged_attention,
@@ -27,6 +26,7 @@ from tutti.nn import (  # noqa: E402
     rows,
     rows_joined,
     rows_triton,
+    weight_kinds,
 )
 from tutti.nn.linear_cross_entropy_triton import differentiate  # noqa: E402
 from tutti.nn.paged_attention_triton import attend, parts_of  # noqa: E402
@@ -216,9 +216,9 @@ def test_linear_layers_with_quantized_weights(rows_of_x, n, scheme, dtype):
     bias = torch.nn.Parameter(randn(n, dtype=dtype), False) if n > 10 else None
     layer = QuantizedLinear(k, n, scheme, bias, dtype, DEVICE)
     layer.load(randn(n, k) / 10)
-    low = linear_rows.INT3 if scheme.bits == 3 else linear_rows.INT2
-    kind = {"int8": linear_rows.INT8, "int4": linear_rows.INT4, "float8": linear_rows.FLOAT8,
-            "low": low, "bits": linear_rows.CODES}[layout(scheme, k)]  # fmt: skip
+    low = weight_kinds.INT3 if scheme.bits == 3 else weight_kinds.INT2
+    kind = {"int8": weight_kinds.INT8, "int4": weight_kinds.INT4, "float8": weight_kinds.FLOAT8,
+            "low": low, "bits": weight_kinds.CODES}[layout(scheme, k)]  # fmt: skip
     x = randn(rows_of_x, k, dtype=dtype)
     found = linear_quantized_triton.linear(x, layer.q, layer.scales, layer.zeros, bias, kind, scheme.bits)
     wanted = torch.nn.functional.linear(

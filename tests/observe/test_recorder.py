@@ -12,7 +12,7 @@ from cases import slow
 from tutti.ir.op_info import FLOPS
 from tutti.observe.calls import MATMULS, WAIT, calls_of, count
 from tutti.observe.diagnosis import diagnose
-from tutti.observe.recorder import KEPT
+from tutti.observe.recorder import STEPS
 from tutti.observe.recording import read
 from zoo import llama, tokens
 
@@ -61,10 +61,10 @@ def test_every_third_step_and_no_more_than_are_kept(tmp_path):
     step.evaluate(batch)
     assert list(read(tmp_path).ranks[0].steps) == [3, 6]
     step.record(tmp_path)
-    for _ in range(2 * KEPT + 2):
+    for _ in range(2 * STEPS + 2):
         step(batch)
     kept = list(read(tmp_path).ranks[0].steps)
-    assert kept == list(range(8 + KEPT, 8 + 2 * KEPT + 2))
+    assert kept == list(range(8 + STEPS, 8 + 2 * STEPS + 2))
 
 
 def test_another_shape_of_batch_is_another_program(tmp_path):

@@ -39,7 +39,7 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_stage(seed):
 
     def most(starts):
         made = together(layers, starts)
-        return max(stage.kept + n * stage.held for stage, n in zip(made, in_flight, strict=True))
+        return max(stage.stored + n * stage.activations for stage, n in zip(made, in_flight, strict=True))
 
     def slowest(starts):
         return max(stage.seconds for stage in together(layers, starts))
@@ -128,7 +128,7 @@ def test_layers_stand_in_the_order_of_the_forward_pass(graph):
     assert list(layers) == ["model.embed_tokens", *(f"model.layers.{i}" for i in range(4)), "model.norm", "lm_head"]
     first = layers["model.layers.0"]
     assert first.seconds == layers["model.layers.3"].seconds and first.seconds > layers["model.norm"].seconds
-    assert first.kept == 9 and layers["model.norm"].kept == 1, "parameters"
+    assert first.stored == 9 and layers["model.norm"].stored == 1, "parameters"
     assert first.rest == pytest.approx(first.forward, rel=0.2), "gradients of matrices cost what their products do"
     whole = sum(meta["flops"] for n in graph.graph.nodes if (meta := n.meta).get("path") and n.op == "call_function")
     assert sum(layer.seconds + layer.update for layer in layers.values()) == pytest.approx(whole, rel=0.01)

@@ -29,8 +29,8 @@ def held(joint, chosen) -> float:
     """Bytes of what stays in memory under these choices, of inputs."""
     total = 0.0
     for label, options in joint.options.items():
-        if label in joint.kept.inputs:
-            total += joint.kept.inputs[label][options.choices.index(chosen.choices[label])]
+        if label in joint.memory.inputs:
+            total += joint.memory.inputs[label][options.choices.index(chosen.choices[label])]
     return total
 
 
@@ -72,6 +72,6 @@ def test_costs_of_labels_add_up_to_what_was_paid(graph):
     costs, operators = joint.costs(chosen), joint.problem.operators
     runs = {label: o.count * often.get(o.phase, 1) for label, o in operators.items()}
     assert sum(cost.seconds * runs[label] for label, cost in costs.items()) == pytest.approx(chosen.cost)
-    inputs = sum(cost.kept * operators[label].count for label, cost in costs.items() if operators[label].is_input)
-    held = sum(cost.held * operators[label].count for label, cost in costs.items())
-    assert inputs < chosen.kept and 0 < held < chosen.kept
+    inputs = sum(cost.stored * operators[label].count for label, cost in costs.items() if operators[label].is_input)
+    held = sum(cost.activations * operators[label].count for label, cost in costs.items())
+    assert inputs < chosen.memory and 0 < held < chosen.memory

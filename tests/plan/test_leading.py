@@ -102,7 +102,7 @@ def test_a_mesh_without_an_outline_takes_after_one_with_the_same_axes():
         and estimator.alike(Inner(2, 1, 1)) is None
     )
     taken, known = estimator.outline(Inner(1, 1, 2)), estimator.outline(Inner(1, 1, 4))
-    ideal = estimator.known[WHOLE].split(4, 4)
+    ideal = estimator.outlines[WHOLE].split(4, 4)
     assert taken.layers.forward / bound.layers.forward == pytest.approx(
         max(1.0, known.layers.forward / ideal.layers.forward)
     )
@@ -129,7 +129,7 @@ def test_a_search_goes_on_after_a_judgement_until_the_budget_is_spent(monkeypatc
     monkeypatch.setattr(leading, "next", lambda: next((i for i in flat if leading.open[i]), None))
     monkeypatch.setattr(leading, "begin", lambda: None)
     for i in flat:
-        leading.estimator.known.setdefault(Inner.of(leading.entries[i][0]), leading.estimator.known[WHOLE])
+        leading.estimator.outlines.setdefault(Inner.of(leading.entries[i][0]), leading.estimator.outlines[WHOLE])
     leading.search()
     assert judged == flat[:3] and not leading.open[flat].any()
 
@@ -141,7 +141,7 @@ def test_plans_that_the_budget_does_not_allow_to_judge_are_passed_over(monkeypat
     monkeypatch.setattr(leading.of, "affords", lambda count, variant, share: share < 1)
     flat, piped = (int(np.flatnonzero(leading.stages == n)[0]) for n in (1, leading.stages.max()))
     leading.outlined[:] = True
-    leading.estimator.known.update((inner, leading.estimator.known[WHOLE]) for inner in leading.inside)
+    leading.estimator.outlines.update((inner, leading.estimator.outlines[WHOLE]) for inner in leading.inside)
     leading.look_at(flat)
     assert not judged and not leading.open[leading.stages == 1].any() and leading.open[piped]
     monkeypatch.setattr("tutti.plan.leading.UNLIKE", 0.5)

@@ -75,10 +75,10 @@ def test_a_price_on_memory_makes_a_candidate_smaller_and_slower(graph):
     candidate = Planner(graph, tutti.Cluster.parse("h100:4")).on({"dp": 2, "tp": 2})
     fastest, smallest = candidate.chosen, candidate.smallest()
     assert fastest.price == 0 and fastest.seconds == fastest.cost
-    between = candidate.within((fastest.kept + smallest.kept) / 2, time.monotonic() + 60)
-    assert smallest.kept <= between.kept <= (fastest.kept + smallest.kept) / 2
+    between = candidate.within((fastest.memory + smallest.memory) / 2, time.monotonic() + 60)
+    assert smallest.memory <= between.memory <= (fastest.memory + smallest.memory) / 2
     assert fastest.seconds < between.seconds <= 1.001 * smallest.seconds
-    assert candidate.within(0, time.monotonic() + 60).kept == pytest.approx(smallest.kept, rel=0.01)
+    assert candidate.within(0, time.monotonic() + 60).memory == pytest.approx(smallest.memory, rel=0.01)
     assert "if a GiB of memory costs" in candidate.plan(between).reasons[-1]
     assert candidate.plan().reasons[-1] == (
         "proven for this mesh alone: no other splits of operators and tensors on this mesh have a lower modelled cost"
@@ -92,9 +92,9 @@ def test_what_is_kept_is_what_changes_the_peak(graph):
     beside = []
     for chosen in (candidate.chosen, candidate.smallest()):
         made = Simulator("O0")(graph, candidate.plan(chosen), cluster)
-        beside.append(made.peak_bytes - chosen.kept)
-    assert candidate.smallest().kept < 0.7 * candidate.chosen.kept
-    assert abs(beside[0] - beside[1]) < 0.1 * candidate.chosen.kept
+        beside.append(made.peak_bytes - chosen.memory)
+    assert candidate.smallest().memory < 0.7 * candidate.chosen.memory
+    assert abs(beside[0] - beside[1]) < 0.1 * candidate.chosen.memory
 
 
 def test_gradients_are_kept_together_where_they_wait_for_one_another():
@@ -103,11 +103,11 @@ def test_gradients_are_kept_together_where_they_wait_for_one_another():
     for options, together in (({}, False), ({"clip_norm": 1.0}, True)):
         step = wide(batch=2, layers=4, length=16, **options)
         candidate = Planner(step, cluster).textbook(Textbook(2, 1, 0))
-        assert bool(candidate.joint.kept.gradients) == together
+        assert bool(candidate.joint.memory.gradients) == together
         peaks.append(Simulator("O0")(step, candidate.plan(), cluster).peak_bytes)
     whole = sum(step.spec(f"param:{name}").bytes for name in step.names("param"))
     assert peaks[1] - peaks[0] > 0.3 * whole
-    assert Planner(capture(), cluster).textbook(Textbook(2, 1, 0)).joint.kept.gradients
+    assert Planner(capture(), cluster).textbook(Textbook(2, 1, 0)).joint.memory.gradients
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,10 @@ def test_inputs_that_are_given_lie_so(problem):
     name, mesh = "param:model.layers.*.mlp.up_proj.weight", {"dp": 2, "tp": 2}
     o = problem.operators[name]
     free = Free(problem, mesh, {name: {"tp": Split(1)}}, {})
-    table = OptionTable(mesh, problem.cuts, free, free.given)
+    table = OptionTable(mesh, problem.cuts, free, free.required)
     assert {str(c["tp"]) for c in table[o].choices} == {"b"} and any("dp" in c for c in table[o].choices)
     free = Free(problem, mesh, {}, {name: Layout.of({"dp": Split(0)})})
-    table = OptionTable(mesh, problem.cuts, free, free.given)
+    table = OptionTable(mesh, problem.cuts, free, free.required)
     assert [{a: str(c) for a, c in choices.items()} for choices in table[o].choices] == [{"dp": "a"}]
 
 

@@ -81,7 +81,7 @@ def test_together_costs_less_than_with_the_layouts_of_either_alone(mesh):
         chosen = candidate.plan()
         given = {name: chosen.input_layout(label) for name, label in stored[i].items()}
         try:
-            alone.append(plan_together(made, weights, stored, given=given).cost)
+            alone.append(plan_together(made, weights, stored, fixed=given).cost)
         except ValueError:  # layouts that the other function cannot have
             continue
     assert alone and together.cost < 0.99 * min(alone)

@@ -399,4 +399,4 @@ def test_a_function_is_captured_again_only_for_what_changes_it(kind, wanted):
         with torch.no_grad():
             model[0].weight.mul_(0.9)
         optimizer.load_state_dict(optimizer.state_dict())
-    assert [sum(map(len, fn._made.values())) for fn in (train, rest, evaluate)] == wanted
+    assert [sum(map(len, fn._executables.values())) for fn in (train, rest, evaluate)] == wanted

@@ -61,10 +61,10 @@ def test_nothing_is_captured_after_warming_up(kind):
     model = encoders.model_of("T5") if kind == "texts" else encoders.llava()
     made = engine(model, budget=16, blocks=8)
     made.warm_up()
-    ready, known = len(made.runner.ready), len(made.runner.encoding._made)
+    ready, known = len(made.runner.ready), len(made.runner.encoding._executables)
     sources = encoders.sources("T5") if kind == "texts" else seen(1, 2, 3)
     made.generate(requests(sources))
-    assert len(made.runner.ready) == ready and len(made.runner.encoding._made) == known and made.pool.used == 0
+    assert len(made.runner.ready) == ready and len(made.runner.encoding._executables) == known and made.pool.used == 0
 
 
 def test_requests_of_one_source_share_it():

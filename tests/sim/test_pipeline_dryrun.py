@@ -11,7 +11,7 @@ from tutti.plan.planner import Planner
 from tutti.sim import panels
 from tutti.sim.dryrun import dry_run
 from tutti.sim.gantt import save_gantt
-from tutti.sim.pipeline import KEPT, PipelineDryRun
+from tutti.sim.pipeline import RESIDENT, PipelineDryRun
 from tutti.sim.timeline import timeline
 
 COUNT = 12
@@ -98,7 +98,7 @@ def test_a_device_holds_the_state_of_its_stages_alone(graph):
     assert sum(m.kinds["parameters"] for m in made.memories) == whole
     gradients = [max(held.kinds["accumulated gradients"] for held in course) for course in made.courses]
     assert sum(gradients) == whole, "each device accumulates those of its own parameters"
-    assert all(held.total >= sum(held.kinds[kind] for kind in KEPT) for course in made.courses for held in course)
+    assert all(held.total >= sum(held.kinds[kind] for kind in RESIDENT) for course in made.courses for held in course)
 
 
 def test_a_split_state_counts_as_its_parts():
@@ -139,8 +139,8 @@ def test_activations_that_every_device_holds_between_its_actions():
         return acting
 
     step(data)
-    (executor,) = step._made.made.values()
-    for device in executor.held.values():
+    (executor,) = step._executables.executors.values()
+    for device in executor.local_devices.values():
         device.act = watch(device, device.act)
     step(data)
     made = dry_run(step.graph, step.plan, tutti.Cluster.parse("cpu:2"))

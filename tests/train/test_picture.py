@@ -3,7 +3,7 @@ import pytest
 
 from tutti.plan.layout import Layout, Split
 from tutti.plan.plan import Plan
-from tutti.train.picture import coordinates, held, loss_curve, plan_picture, running_mean
+from tutti.train.picture import coordinates, covered, loss_curve, plan_picture, running_mean
 
 MESH = {"dp": 2, "tp": 3}
 
@@ -15,19 +15,19 @@ def test_ranks_are_numbered_row_major():
 
 def test_a_split_dim_is_held_in_blocks():
     layout = Layout.of({"tp": Split(0)})
-    assert held(6, 0, layout, MESH, 1).tolist() == [False, False, True, True, False, False]
-    assert held(6, 1, layout, MESH, 1).all()
-    assert np.array_equal(held(6, 0, layout, MESH, 1), held(6, 0, layout, MESH, 4))  # dp replicates
+    assert covered(6, 0, layout, MESH, 1).tolist() == [False, False, True, True, False, False]
+    assert covered(6, 1, layout, MESH, 1).all()
+    assert np.array_equal(covered(6, 0, layout, MESH, 1), covered(6, 0, layout, MESH, 4))  # dp replicates
 
 
 def test_a_strided_split_holds_a_part_of_each_block():
     layout = Layout.of({"dp": Split(0, outer=3)})  # a fused qkv of 3 blocks of 4
-    assert np.flatnonzero(held(12, 0, layout, MESH, 0)).tolist() == [0, 1, 4, 5, 8, 9]
+    assert np.flatnonzero(covered(12, 0, layout, MESH, 0)).tolist() == [0, 1, 4, 5, 8, 9]
 
 
 @pytest.mark.parametrize("layout", [{"dp": Split(0), "tp": Split(0, 2)}, {"dp": Split(0, 3), "tp": Split(0)}])
 def test_two_axes_on_one_dim_hold_every_index_once(layout):
-    masks = [held(12, 0, Layout.of(layout), MESH, rank) for rank in range(6)]
+    masks = [covered(12, 0, Layout.of(layout), MESH, rank) for rank in range(6)]
     assert (sum(m.astype(int) for m in masks) == 1).all()
 
 

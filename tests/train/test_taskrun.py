@@ -10,6 +10,7 @@ import transformers
 
 from tutti.cli import main
 from tutti.data.reviews import Reviews
+from tutti.train.configfile import parse
 from tutti.train.trainer import Trainer
 
 BASE = """
@@ -84,13 +85,30 @@ def test_mistakes_are_named(base, tmp_path, capsys):
         assert main(["train", str(file)]) not in (0, None)
         return capsys.readouterr().err
 
-    assert "did you mean 'trainer'" in said('task = "masked-lm"\n[trainr]\n')
+    assert "there is no key trainr; did you mean trainer?" in said('task = "masked-lm"\n[trainr]\n')
     assert "learning_rate" in said('include = "base.toml"\n[trainer]\nlearning_rat = 1.0\n')
     assert "masked-lm" in said('include = "base.toml"\ntask = "masked-lms"\n')
     assert "includes itself" in said('include = "wrong.toml"\n')
     assert "no file" in said('include = "nothing.toml"\n')
-    assert "needs train" in said('task = "masked-lm"\n')
-    assert main(["train", str(base), "--seed", "1"]) not in (0, None)
+    assert "the file needs [data] train" in said('task = "masked-lm"\n')
+    assert "data.streaming" in said('include = "base.toml"\n[data]\nstreaming = true\n')
+    assert "one of 'bytes', 'wordpiece'" in said('include = "base.toml"\n[tokenizer]\nkind = "word"\n')
+    assert "parallel.processes is 0; it must be at least 1" in said('include = "base.toml"\nparallel.processes = 0\n')
+    assert main(["train", str(base), "--sed", "1"]) not in (0, None)
+    assert "there is no key sed; did you mean seed?" in capsys.readouterr().err
+
+
+def test_options_of_the_command_line_are_over_the_file(base, tmp_path, capsys):
+    parsed = parse(
+        [str(base), "--trainer.max_steps", "1", f"--out={tmp_path / 'other'}", "--tokenizer.vocab-size", "90"]
+    )
+    assert (parsed.trainer["max_steps"], parsed.trainer["plan"], parsed.tokenizer.vocab_size) == (1, "dp", 90)
+    assert parsed.out == str(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"--section\.key value"):
+        parse([str(base), "--seed"])
+    with pytest.raises(SystemExit):
+        parse([str(base), "--help"])
+    assert "tokenizer.vocab_size     a whole number; 4096 without it" in capsys.readouterr().out
 
 
 def test_a_signal_stops_it_with_a_checkpoint(base, tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tutti.align.sequences import IGNORED, learned
-from tutti.serve.attention import sequence_logits
+from tutti.serve.logits import sequence_logits
 from tutti.serve.rotary import scaling_of
 
 OTHER_BITS = "quantize", "cache_dtype", "level"  # options of an engine whose numbers are others

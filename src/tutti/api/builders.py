@@ -79,9 +79,9 @@ def decode(model: nn.Module, cache: Any, tokens: Tensor, *, store: Store, **opti
 def _next(model: nn.Module, cache: Any) -> Callable[[Tensor, Tensor], Tensor]:
     @torch.no_grad()
     def logits(tokens: Tensor, positions: Tensor) -> Tensor:
-        made = model(input_ids=tokens, past_key_values=cache, cache_position=positions,
+        output = model(input_ids=tokens, past_key_values=cache, cache_position=positions,
                      position_ids=positions[None], use_cache=True)  # fmt: skip
-        return made.logits[:, -1]
+        return output.logits[:, -1]
 
     return logits
 

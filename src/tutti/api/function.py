@@ -127,9 +127,9 @@ def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -
     planners = [Planner(graph, cluster) for graph in graphs]
     n, best = cluster.size, None
     for mesh in [Textbook(n // k, k).mesh for k in range(1, n + 1) if n % k == 0 and (k < n or n == 1)]:
-        found = plan_together([planner.on(mesh) for planner in planners], weights, stored)
-        if best is None or found.cost < best.cost:
-            best = found
+        together = plan_together([planner.on(mesh) for planner in planners], weights, stored)
+        if best is None or together.cost < best.cost:
+            best = together
     assert best is not None
     meshes = {tuple(plan.mesh) for plan in best.plans}
     if len(meshes) > 1:  # a single axis that one function calls dp and another tp
@@ -139,24 +139,24 @@ def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -
 
 @dataclass
 class Executable:
-    """A captured function with its plan. made: its executor, or at level "auto" what chooses one."""
+    """A captured function with its plan. runs: its executor, or at level "auto" what chooses one."""
 
     captured: Captured
     plan: Plan
-    made: Executor | Gradual
+    runs: Executor | Gradual
     calls: int = 0
 
     @property
     def executor(self) -> Executor:
         """The executor of the next call."""
-        return self.made.executor(self.calls + 1) if isinstance(self.made, Gradual) else self.made
+        return self.runs.executor(self.calls + 1) if isinstance(self.runs, Gradual) else self.runs
 
-    def run(self, given: Mapping[str, torch.Tensor]) -> Executor:
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> Executor:
         """Run the function. Returns the executor, which has the results."""
         executor = self.executor
         self.calls += 1
-        with self.made.timed(self.calls) if isinstance(self.made, Gradual) else nullcontext():
-            executor.run(lambda _: given)
+        with self.runs.timed(self.calls) if isinstance(self.runs, Gradual) else nullcontext():
+            executor.run(lambda _: inputs)
         return executor
 
 
@@ -169,7 +169,7 @@ class Function(Planned):
         self.cluster, self.pins, self.budget = cluster_of(cluster, store.device), tuple(pins), budget
         self.asked = loaded(plan)
         self._autocast = autocast_state(store.device)
-        self._made: dict[tuple, list[Executable]] = {}
+        self._executables: dict[tuple, list[Executable]] = {}
         self._watch = self._watched()
         self._rows = rows(arguments(args, kwargs, store.holdings)) or 1
         self._first = self._executable(args, kwargs)
@@ -198,13 +198,13 @@ class Function(Planned):
     def _run(self, executable: Executable, data: Mapping[str, torch.Tensor]) -> Any:
         HEARTBEAT.moves += 1
         captured, store = executable.captured, self.store
-        executor = executable.run(self._given(captured.graph, data))
+        executor = executable.run(self._inputs(captured.graph, data))
         store.ran(captured)
         self.calls += 1
         executor.observed(Observed({})).check(captured.graph.checks, f"call {self.calls}")
         return result_of(captured, executor)
 
-    def _given(self, graph: StepGraph, data: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _inputs(self, graph: StepGraph, data: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The inputs that are not stored: data, and numbers of this call."""
         numbers = {"step": torch.tensor(self.store.calls + 1), "seed": torch.tensor(self.seed)}
         for key, optimizer in self.store.holdings.optimizers.items():
@@ -218,15 +218,15 @@ class Function(Planned):
         """The executable for a call. Arguments of a new kind are captured and planned."""
         data, state = arguments(args, kwargs, self.store.holdings), self.store.look()
         options = repr([optimizers.constants_of(x) for x in self.store.holdings.optimizers.values()])
-        held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
-        key = signature_of(data), held, self._watch.state(), options, state
-        known = self._made.setdefault(key, [])
-        counted = [(x, x.captured.graph.guards) for x in known if self.store.updates.alike(x.captured.graph)]
+        objects = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
+        key = signature_of(data), objects, self._watch.state(), options, state
+        executables = self._executables.setdefault(key, [])
+        counted = [(x, x.captured.graph.guards) for x in executables if self.store.updates.alike(x.captured.graph)]
         executable, _ = holding_for(counted, data, "function")
         if executable is not None:
             return executable
-        known.append(self._new(args, kwargs))
-        return known[-1]
+        executables.append(self._new(args, kwargs))
+        return executables[-1]
 
     def _watched(self) -> Watch:
         """What captured code reads besides the tensors of the store."""
@@ -255,10 +255,10 @@ class Function(Planned):
         store.lay_out(graph, plan, homes)
         hidden = self.cluster if self.cluster.device.computes_on else None
 
-        def made(level: str) -> Executor:
+        def build(level: str) -> Executor:
             return Executor(graph, plan, 1, level, store, homes, store.engine, hidden, platform(self.cluster.device))
 
-        return Executable(captured, plan, Gradual(made) if self.level == AUTO else made(self.level))
+        return Executable(captured, plan, Gradual(build) if self.level == AUTO else build(self.level))
 
     def _planned(self, graph: StepGraph, size: int, stored: Mapping[str, Layout]) -> Plan:
         """The requested plan, with stored tensors as they are laid out."""

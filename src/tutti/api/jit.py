@@ -107,18 +107,18 @@ class Jit:
         return Report(name, self.level, tuple(self._graphs), tuple(self._breaks.values()), tuple(self._recompilations))
 
     def _compile(self, graph: fx.GraphModule, inputs: list) -> Callable:
-        made = Graph.of(graph)
+        compiled = Graph.of(graph)
         for node in graph.graph.find_nodes(op="call_function", target=torch.tensor):
             node.target = _copied
         graph.recompile()
         runs = LEVELS[self.level](graph, inputs)
-        if made.operators:
-            self._graphs.append(made)
+        if compiled.operators:
+            self._graphs.append(compiled)
         return runs
 
-    def _add(self, found: compat.GraphBreak) -> None:
+    def _add(self, graph_break: compat.GraphBreak) -> None:
         """Add a break once: a function that is compiled several times reports it each time."""
-        new = breaks.put_into_words(found)
+        new = breaks.put_into_words(graph_break)
         key = new.file, new.line, new.reason
         if key not in self._breaks or (new.whole and not self._breaks[key].whole):
             self._breaks[key] = new
@@ -126,8 +126,8 @@ class Jit:
     def _note(self, place: tuple[Any, int]) -> None:
         """Add what was compiled since a place in the log to the report."""
         broken, again = compat.compiled_since(place)
-        for found in broken:
-            self._add(found)
+        for graph_break in broken:
+            self._add(graph_break)
         self._recompilations += map(recompilations.put_into_words, again)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:

@@ -64,16 +64,16 @@ class Report:
         parts = {"graphs": map(str, self.graphs), "breaks": map(str, self.breaks), "recompilations": self._again()}
         lines = [f"{self.name}, level {self.level}: {counts}"]
         for title, texts in parts.items():
-            if found := [f"  {line}" for text in texts for line in text.splitlines()]:
-                lines += ["", title, *found]
+            if indented := [f"  {line}" for text in texts for line in text.splitlines()]:
+                lines += ["", title, *indented]
         return "\n".join(lines)
 
     def _again(self) -> Iterator[str]:
         """A text for each recompiled function. A hint that several guards share appears once."""
         functions = groupby(self.recompilations, lambda again: (again.file, again.line, again.function))
-        for (file, line, function), found in functions:
+        for (file, line, function), recompilations in functions:
             lines = [f"{file}:{line} in {function}"]
-            for hint, alike in groupby(found, lambda again: again.hint):
+            for hint, alike in groupby(recompilations, lambda again: again.hint):
                 for again in alike:
                     lines.append(f"    {again.reason}{GIVEN_UP if again.given_up else ''}")
                 lines.append(f"    {hint}")
@@ -86,8 +86,8 @@ def _name(node: fx.Node) -> str:
 
 def _innermost(trace: str) -> tuple[str, int, str] | None:
     """The last line of a stack trace."""
-    found = re.findall(r'File "(.+?)", line (\d+), in (\S+)', trace)
-    return (found[-1][0], int(found[-1][1]), compat.function_of(found[-1][2])) if found else None
+    frames = re.findall(r'File "(.+?)", line (\d+), in (\S+)', trace)
+    return (frames[-1][0], int(frames[-1][1]), compat.function_of(frames[-1][2])) if frames else None
 
 
 def _count(number: int, what: str) -> str:

@@ -128,7 +128,7 @@ class Step(Planned):
         if self.device.type == "cpu":
             give_back_freed_memory()
         self._inspector = Inspector()
-        self._made = Executables(
+        self._executables = Executables(
             recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, self.level, store, homes,
             self._inspector,
         )  # fmt: skip
@@ -175,7 +175,7 @@ class Step(Planned):
         """
         if self._last is None or self._config.clip_norm is None:
             raise ValueError("the norm of the gradients is known after a step of tutti.parallelize(..., clip_norm=...)")
-        return self._last.told("grad_norm")
+        return self._last.reported("grad_norm")
 
     def _observe(self, executor: Executor, what: str) -> None:
         """Take metrics of the last run; raise CheckFailed if a check of the model failed in it."""
@@ -199,7 +199,7 @@ class Step(Planned):
         changed = self._recipe.watch.learns_otherwise or groups_of([self.optimizer]) != self._groups
         if changed or self._live.absorb():
             self._adopt()
-        self._made.look()
+        self._executables.look()
 
     def _adopt(self) -> None:
         """Capture the model again after parameters were frozen, unfrozen, replaced, added or converted. The others keep
@@ -209,12 +209,12 @@ class Step(Planned):
         fresh = Step(self.model, self.optimizer, self._example, self._config, None if named else self._plan)
         counts = {p: self.updates[name] for name, p in self._params.items() if name in self.updates}
         counts = {name: counts[p] for name, p in fresh._params.items() if name in fresh.updates and p in counts}
-        apart = {self._params[name]: number for name, number in self._made.apart.items()}
+        apart = {self._params[name]: number for name, number in self._executables.apart.items()}
         fresh.updates.done, fresh.skipped, fresh._in_a_row = self.updates.done, self.skipped, self._in_a_row
         fresh.updates.recount({name: n for name, n in counts.items() if n != fresh.updates[name]})
         fresh._recorder = self._recorder
         if apart := {name: apart[p] for name, p in fresh._params.items() if p in apart}:
-            fresh._made.count_apart(apart)
+            fresh._executables.count_apart(apart)
         self._live.leave()
         self.__dict__.update(fresh.__dict__)
 
@@ -240,12 +240,12 @@ class Step(Planned):
         """
         if self._plan.stages and names is not None:
             raise ValueError("train_only does not work with a pipeline; choose a plan without one")
-        known = {name for name, p in self._root.named_parameters() if p.requires_grad}
-        if names is not None and (not names or not known.issuperset(names)):
-            missing = sorted(set(names) - known)
+        trainable = {name for name, p in self._root.named_parameters() if p.requires_grad}
+        if names is not None and (not names or not trainable.issuperset(names)):
+            missing = sorted(set(names) - trainable)
             raise ValueError(f"{missing[0]!r} is no parameter that requires gradients" if missing else
                              "names is empty; a step trains at least one parameter")  # fmt: skip
-        self._made.train_only(None if names is None or known == set(names) else frozenset(names))
+        self._executables.train_only(None if names is None or trainable == set(names) else frozenset(names))
 
     def count_apart(self, classes: Mapping[str, int]) -> None:
         """Expect that `train_only` will leave out whole classes of parameters, so that their numbers of updates differ.
@@ -254,7 +254,7 @@ class Step(Planned):
         has an input for the number of updates of each class. Without it, the model is captured again whenever
         parameters that had equally many updates no longer have.
         """
-        self._made.count_apart(classes)
+        self._executables.count_apart(classes)
 
     def record(self, folder: str | Path, every: int = 1) -> None:
         """Record every `every`-th step from now on, for `tutti diagnose`: when each call ended on each rank.
@@ -315,7 +315,7 @@ class Step(Planned):
         """
         self.look()
         counts: dict[str, Any] = {"skipped": self.skipped, "in_a_row": self._in_a_row, "behind": self.updates.behind()}
-        counts["levels"] = self._made.level_changes()
+        counts["levels"] = self._executables.level_changes()
         manifest = {"seed": self.seed, **counts, "plan": json.loads(self._plan.to_json()), **(facts or {})}
         write_store(self.store, checkpoints, self.steps, manifest, fill, in_memory)
 
@@ -334,7 +334,7 @@ class Step(Planned):
             return count
         about, _, count = read_store(self.store, folder, exactly=True)
         self._in_a_row = about.get("in_a_row", 0)
-        self._made.follow(about.get("levels", {}))
+        self._executables.follow(about.get("levels", {}))
         self._resume(about["step"], about.get("skipped", 0), about.get("behind", {}))
         return count
 
@@ -375,12 +375,12 @@ class Step(Planned):
 
     @property
     def _executor(self) -> Executor:
-        return self._made.executor("train", self._made.first, self.accumulate)
+        return self._executables.executor("train", self._executables.first, self.accumulate)
 
     @property
     def recaptures(self) -> list[str]:
         """Why the model was captured again: other shapes, values, modes or attributes."""
-        return list(self._made.reasons)
+        return list(self._executables.reasons)
 
     @property
     def flops(self) -> int:
@@ -396,17 +396,17 @@ class Step(Planned):
         divides = what != "evaluate" and rows(batch) % self.accumulate == 0  # a smaller last batch may not
         count = self.accumulate if divides else 1
         parts = microbatches(batch, count)
-        keys, each = self._made.of_microbatches(what, parts, self.steps + 1)
+        keys, each = self._executables.of_microbatches(what, parts, self.steps + 1)
 
-        def given(number: int) -> dict[str, torch.Tensor]:
-            return self._given(parts[number], number, each[number].graph)
+        def inputs_of(number: int) -> dict[str, torch.Tensor]:
+            return self._inputs(parts[number], number, each[number].graph)
 
         recorder = self._recorder
-        with self._made.timed(what, keys, self.steps + 1):
-            each[0].run(given, recorder if recorder and recorder.active and what != "inspect" else None, each)
+        with self._executables.timed(what, keys, self.steps + 1):
+            each[0].run(inputs_of, recorder if recorder and recorder.active and what != "inspect" else None, each)
         return each[0]
 
-    def _given(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
+    def _inputs(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
         """The inputs that are not stored: the batch, and numbers of this step. Each `draw` has other random numbers."""
         numbers = {"step": torch.tensor(self.updates.done + 1), "seed": torch.tensor(self.seed + (draw << 32))}
         rates = {f"lr:{i}": optimizers.rate_of(group) for i, group in enumerate(self.optimizer.param_groups)}

@@ -56,7 +56,7 @@ class Store(LiveStore):
         self._home: tuple[Mesh, dict[str, Layout]] = {}, {}  # as functions chose them
         self.calls = 0  # of all functions
         self._loaded: CheckpointReader | None = None  # values of tensors that are not placed yet
-        self._given: dict[str, torch.Tensor] = {}  # such values, too
+        self._loaded_values: dict[str, torch.Tensor] = {}  # such values, too
         self.conversions = 0  # how often tensors have got another shape, dtype or device
         self._hold(self.holdings)
 
@@ -145,11 +145,11 @@ class Store(LiveStore):
             self.live.release()  # parameters that an optimizer's first state was made for
         else:
             self.begin((name, x.detach()) for name, x in values if not self._shares(name, x))
-        self.begin((name, x) for name, x in self._given.items() if name in names)
+        self.begin((name, x) for name, x in self._loaded_values.items() if name in names)
         if self._loaded:
-            held = self.held()
-            known = names & self._loaded.tensors.keys()  # others were not used when it was saved
-            self._loaded.load({name: held[name] for name in sorted(known) if held[name].spec.bytes})
+            placed = self.sharded()
+            saved = names & self._loaded.tensors.keys()  # others were not used when it was saved
+            self._loaded.load({name: placed[name] for name in sorted(saved) if placed[name].spec.bytes})
 
     def _shares(self, name: str, x: torch.Tensor) -> bool:
         """Share the memory of a parameter, if that is wanted and possible."""
@@ -242,7 +242,7 @@ class Store(LiveStore):
             raise ValueError("there is no checkpoint to load: Checkpoints.latest() returned None")
         self.look()  # or what the user has replaced would win
         about, self._loaded, _ = read_store(self, folder, exactly=False)
-        self._given, self.calls = {}, about["step"]
+        self._loaded_values, self.calls = {}, about["step"]
         self.updates.update({name: n for name, n in about["updates"].items() if name in self.updates})
         self.replaced()
 
@@ -265,7 +265,7 @@ class Store(LiveStore):
         self.look()
         counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("calls", "updates")}
         self.place_all({name: x for name, x in state.items() if name in self.tensors})
-        self._given = {name: x for name, x in state.items() if name not in self.tensors and name not in counts}
+        self._loaded_values = {name: x for name, x in state.items() if name not in self.tensors and name not in counts}
         self._loaded = None
         self.calls = counts.pop("calls", self.calls)
         self.updates.update({name.partition(":")[2]: n for name, n in counts.items()})

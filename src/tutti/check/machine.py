@@ -220,13 +220,14 @@ class _Call:
         """Run on all ranks. turned: the last two dims of the parts are swapped in memory, if neither is of size one."""
         programs = self.programs(rule, mesh, choices, whole=True)
         runs = [generate(p.graph) for p in programs]
-        given = [_parts(x, layout, mesh) for x, layout in zip(self.tensors, layouts(rule, choices)[0], strict=True)]
+        operand_layouts, _ = layouts(rule, choices)
+        operand_parts = [_parts(x, at, mesh) for x, at in zip(self.tensors, operand_layouts, strict=True)]
         if turned:
-            given = [[_turned(x) for x in parts] for parts in given]
-        inputs = [[parts[rank] for parts in given] for rank in range(devices(mesh))]
+            operand_parts = [[_turned(x) for x in parts] for parts in operand_parts]
+        inputs = [[parts[rank] for parts in operand_parts] for rank in range(devices(mesh))]
         undefined = self.sample.target in {aten.empty.memory_format, *UNDEFINED}
-        for rank, found in enumerate(run_virtual(runs, inputs, mesh)):
-            for i, (ours, expected) in enumerate(zip(found, self.expected, strict=True)):
+        for rank, outputs in enumerate(run_virtual(runs, inputs, mesh)):
+            for i, (ours, expected) in enumerate(zip(outputs, self.expected, strict=True)):
                 shape_only = undefined or i in self.unset
                 assert_same(ours, expected, f"output {i} on rank {rank}", self.rounding, shape_only)
 

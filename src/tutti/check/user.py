@@ -52,11 +52,11 @@ def rule(
     arguments, or if the operator is unknown or has another rule. Raises AssertionError, with the smallest sample found,
     if a checked rule is wrong. Warns about a rule that was not registered because nothing follows it.
     """
-    known = read(notation)
+    parsed = read(notation)
     checked = os.environ.get("TUTTI_DEBUG", "0") not in ("", "0") if check is None else check
-    if sends is not None and not known.local:
+    if sends is not None and not parsed.local:
         raise ValueError(f"sends=... prices a local computation, but rule {notation!r} marks no factor with @ or *")
-    if not known.local and _find(operator) is not None:
+    if not parsed.local and _find(operator) is not None:
         _register(_find(operator), notation, None, None, samples, checked)
         return lambda function: function
     return _Waiting(operator, notation, sends, samples, checked)
@@ -66,7 +66,7 @@ class _Waiting:
     """A rule that waits for the function below it: a local computation, or the definition of the operator."""
 
     def __init__(self, operator: str | Any, notation: str, sends, samples, checked: bool):
-        self.operator, self.notation, self.given = operator, notation, (sends, samples, checked)
+        self.operator, self.notation, self.options = operator, notation, (sends, samples, checked)
         self.waits = True
 
     def __call__(self, function: F) -> F:
@@ -75,7 +75,7 @@ class _Waiting:
         if target is None:
             raise ValueError(f"there is no operator {self.operator!r}; define it with torch.library.custom_op first")
         local = _computation(function, target, self.notation) if read(self.notation).local else None
-        _register(target, self.notation, local, *self.given)
+        _register(target, self.notation, local, *self.options)
         return function
 
     def __del__(self):
@@ -105,9 +105,9 @@ def _computation(function: Callable, target: Any, notation: str) -> Callable:
             f"rule {notation!r} marks {_marks(notation)}, so it needs the local computation below it, not {target} "
             f"itself: {_example(target)}"
         )
-    given = [a for a in _all(target) if not a.kwarg_only]
+    arguments = [a for a in _all(target) if not a.kwarg_only]
     named = {a.name: None for a in _all(target) if a.kwarg_only}
-    for called in (given, [a for a in given if not a.has_default_value()]):
+    for called in (arguments, [a for a in arguments if not a.has_default_value()]):
         try:
             inspect.signature(function).bind("here", *(a.name for a in called), **named)
         except TypeError as error:
@@ -149,16 +149,18 @@ def _register(target: Any, notation: str, local, sends, samples, checked: bool) 
 
 def _agree(target: Any, notation: str) -> None:
     """Raise ValueError if a notation cannot be a rule of this operator."""
-    known = read(notation)
+    parsed = read(notation)
     ins, outs = _all(target), target._schema.returns
-    for what, found, given in (("inputs", ins, known.inputs), ("outputs", outs, known.outputs)):
-        tensors = [a for a in found if isinstance(a.type, torch.TensorType)]
-        many = any("Tensor?" in str(a.type) or "[]" in str(a.type) for a in found)
-        if len(tensors) != len(given) and not many:
-            raise ValueError(f"rule {notation!r} has {len(given)} {what}, {target} has {len(tensors)} tensors")
-    made = {f for dims in known.outputs for dim in dims for f in dim}
-    read_ = {f for dims in known.inputs for dim in dims for f in dim}
-    if unknown := sorted(made - read_ - known.whole - known.local):
+    for what, arguments, tensors_of_rule in (("inputs", ins, parsed.inputs), ("outputs", outs, parsed.outputs)):
+        tensors = [a for a in arguments if isinstance(a.type, torch.TensorType)]
+        many = any("Tensor?" in str(a.type) or "[]" in str(a.type) for a in arguments)
+        if len(tensors) != len(tensors_of_rule) and not many:
+            raise ValueError(
+                f"rule {notation!r} has {len(tensors_of_rule)} {what}, {target} has {len(tensors)} tensors"
+            )
+    written_factors = {f for dims in parsed.outputs for dim in dims for f in dim}
+    read_factors = {f for dims in parsed.inputs for dim in dims for f in dim}
+    if unknown := sorted(written_factors - read_factors - parsed.whole - parsed.local):
         name = unknown[0]
         raise ValueError(
             f"rule {notation!r}: factor {name!r} is in no operand, so {target} cannot know its part of it; forbid its "

@@ -24,7 +24,7 @@ def write_store(
     if not isinstance(checkpoints, Checkpoints):
         raise ValueError(f"checkpoints is {checkpoints!r}: make `tutti.Checkpoints(folder)` once, and save into it")
     labels = {name: stored.label for name, stored in store.tensors.items()}
-    checkpoints.save(number, store.held(), {"labels": labels, **manifest}, fill, in_memory)
+    checkpoints.save(number, store.sharded(), {"labels": labels, **manifest}, fill, in_memory)
 
 
 def read_store(
@@ -35,7 +35,7 @@ def read_store(
     Returns its manifest, its reader, and the bytes read. ValueError changes nothing.
     """
     about, reader = opened(folder)
-    parts, before = {name: x for name, x in store.held().items() if x.spec.bytes}, reader.bytes
+    parts, before = {name: x for name, x in store.sharded().items() if x.spec.bytes}, reader.bytes
     if exactly:
         check_names(parts, reader.tensors)
     reader.load(parts)

@@ -210,14 +210,16 @@ def check_options(verb: str, rest: list[str]) -> None:
     """Raise ValueError for an option that is not in the help, but resembles one that is."""
     if verb == "run":  # options of the script follow, and its own parser checks the others
         return
+    if verb == "train" and rest and not rest[0].startswith("-"):  # the file says which options there are
+        return
     rest = rest[: rest.index("--")] if "--" in rest else rest
     inner = VERBS[verb].verbs + VERBS[verb].modes
     path = [verb, *(word for word in rest[:1] if word in inner)]
     text = _help(path[0], [*path[1:], "--help"])
-    known = re.findall(r"--[a-z][\w.-]*", text or "")
+    options = re.findall(r"--[a-z][\w.-]*", text or "")
     for name in (word.partition("=")[0] for word in rest if text and word.startswith("--")):
-        near = get_close_matches(name, known, 1, 0.7)
-        if name not in known and near and name.replace("_", "-") not in known:
+        near = get_close_matches(name, options, 1, 0.7)
+        if name not in options and near and name.replace("_", "-") not in options:
             raise ValueError(f"no option {name}; did you mean {near[0]}? tutti {' '.join(path)} --help lists all")
 
 

@@ -54,7 +54,7 @@ def show(folder: Annotated[Path, tyro.conf.Positional]) -> None:
         dtypes = sorted(row.keys() - {"tensors", "numbers", "bytes"})
         shown.add_row(kind, f"{row['tensors']:,}", f"{row['numbers']:,}", size(row["bytes"]), ", ".join(dtypes))
     console.print(shown)
-    data = [told["bytes"] for name, told in about["files"].items() if name.endswith(".distcp")]
+    data = [facts["bytes"] for name, facts in about["files"].items() if name.endswith(".distcp")]
     files = "a file" if len(data) == 1 else f"{len(data)} files"
     console.print(f"{files} of tensors, {size(sum(data))}, the largest {size(max(data, default=0))}")
 
@@ -65,15 +65,15 @@ def verify(folder: Annotated[Path, tyro.conf.Positional]) -> int:
     Args:
         folder: A checkpoint, or a run folder: all of its checkpoints are verified.
     """
-    console, told = consoles()
+    console, progress = consoles()
     whole = (folder / folders.MANIFEST).exists()
     checkpoints = [folder] if whole else folders.trainer_checkpoints(folder) or _of_run(folder)
     faults = 0
     for path in checkpoints:
-        with told.status(f"reading {path}"):
+        with progress.status(f"reading {path}"):
             fault = folders.find_fault(path)
         files = {} if fault else folders.manifest(path)["files"]
-        whole = f"complete: {len(files)} files, {size(sum(told['bytes'] for told in files.values()))}"
+        whole = f"complete: {len(files)} files, {size(sum(facts['bytes'] for facts in files.values()))}"
         console.print(f"{path}: {fault or whole}")
         faults += bool(fault)
     return int(faults > 0)
@@ -86,7 +86,7 @@ def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, t
         first: A checkpoint, or a run folder: its newest checkpoint is read.
         second: The checkpoint or run folder to compare with.
     """
-    console, told = consoles()
+    console, progress = consoles()
     first, second = find(first), find(second)
     for path in (first, second):
         folders.check(path)
@@ -105,7 +105,7 @@ def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, t
         console.print(f"{name} is only in {where}")
     rows = []
     both = [name for name in a.tensors if name in b.tensors]
-    with Progress(console=told, transient=True) as bar:
+    with Progress(console=progress, transient=True) as bar:
         for name in bar.track(both, description="comparing"):
             if a.tensors[name] != b.tensors[name]:
                 rows.append((name, float("inf"), f"{a.tensors[name]} and {b.tensors[name]}"))
@@ -145,8 +145,8 @@ def reshard(
     source, chosen = find(source), read(plan)
     with Progress(console=consoles()[1], transient=True) as bar:
         task = bar.add_task(f"writing {out}", total=None)
-        made = write_anew(source, chosen, out, lambda done, ranks: bar.update(task, completed=done, total=ranks))
-    print(f"{made}: written under {chosen.name} ({mesh_name(chosen.mesh)})")
+        written = write_anew(source, chosen, out, lambda done, ranks: bar.update(task, completed=done, total=ranks))
+    print(f"{written}: written under {chosen.name} ({mesh_name(chosen.mesh)})")
 
 
 def find(folder: Path) -> Path:
@@ -156,10 +156,10 @@ def find(folder: Path) -> Path:
     """
     if folders.is_step_checkpoint(folder):
         return folder
-    found = folders.latest(_of_run(folder)[0].parent, lambda said: print(said, file=sys.stderr))
-    if found is None:
+    newest = folders.latest(_of_run(folder)[0].parent, lambda said: print(said, file=sys.stderr))
+    if newest is None:
         raise ValueError(f"{folder} has no complete checkpoint; `tutti checkpoint verify {folder}` says why")
-    return found
+    return newest
 
 
 def _of_run(folder: Path) -> list[Path]:

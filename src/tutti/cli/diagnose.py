@@ -37,57 +37,59 @@ def diagnose(
     if picture:
         check_suffix(picture)
     folder = folder / MONITOR if (folder / MONITOR).is_dir() else folder
-    console, told = consoles()
-    with told.status(f"reading {folder}"):
-        found = look_into(folder)
-    _say(found, console)
+    console, progress = consoles()
+    with progress.status(f"reading {folder}"):
+        diagnosis = look_into(folder)
+    _say(diagnosis, console)
     if picture:
-        save_picture(found.recording, {slow.rank for slow in found.ranks}, picture)
+        save_picture(diagnosis.recording, {slow.rank for slow in diagnosis.ranks}, picture)
     if timeline:
-        save_timeline(found.recording, timeline)
+        save_timeline(diagnosis.recording, timeline)
     if numbers:
-        numbers.write_text(_numbers(found))
+        numbers.write_text(_numbers(diagnosis))
 
 
-def _say(found: Diagnosis, console: Console) -> None:
-    steps = found.recording.steps
-    expected = found.recording.predicted.get("seconds")
+def _say(diagnosis: Diagnosis, console: Console) -> None:
+    steps = diagnosis.recording.steps
+    expected = diagnosis.recording.predicted.get("seconds")
     predicted = f"; predicted {1e3 * expected:.3g} ms" if expected else ""
     console.print(
-        f"{len(steps)} recorded steps, {steps[0]} to {steps[-1]}, on {len(found.shares)} ranks: "
-        f"{1e3 * found.seconds:.3g} ms a step{predicted}\n"
+        f"{len(steps)} recorded steps, {steps[0]} to {steps[-1]}, on {len(diagnosis.shares)} ranks: "
+        f"{1e3 * diagnosis.seconds:.3g} ms a step{predicted}\n"
     )
-    for sentence in found.words() or ["nothing is slow: ranks that compute the same take as long, links carry as much"]:
+    for sentence in diagnosis.words() or [
+        "nothing is slow: ranks that compute the same take as long, links carry as much"
+    ]:
         console.print(sentence)
-    if found.exposed:
-        rank, seconds, share = found.exposed
+    if diagnosis.exposed:
+        rank, seconds, share = diagnosis.exposed
         console.print(f"rank {rank} waits {1e3 * seconds:.3g} ms a step for batches, {share:.1%} of its time")
     shown = table("share of rank", "matmuls", "other", "communicates", "waits", "pipeline", "Python", "is waited for")
-    for rank, share in sorted(enumerate(found.shares), key=lambda item: -found.caused(item[0]))[:SHOWN]:
+    for rank, share in sorted(enumerate(diagnosis.shares), key=lambda item: -diagnosis.caused(item[0]))[:SHOWN]:
         parts = (share.computing[MATMULS], share.computing[REST], sum(share.moving.values()),
-                 sum(share.waiting.values()), share.passing, share.other, found.caused(rank))  # fmt: skip
+                 sum(share.waiting.values()), share.passing, share.other, diagnosis.caused(rank))  # fmt: skip
         shown.add_row(str(rank), *(f"{part / share.seconds:.0%}" for part in parts))
     console.print("", shown)
     kinds = table("rank 0, a step", "predicted ms", "measured ms", "measured / predicted")
-    for title, expects, took in sorted(found.kinds, key=lambda kind: -kind[2]):
-        known = (f"{1e3 * expects:.3g}", f"{took / expects:.2f}") if expects else ("", "")
-        kinds.add_row(title, known[0], f"{1e3 * took:.3g}", known[1])
+    for title, expects, took in sorted(diagnosis.kinds, key=lambda kind: -kind[2]):
+        expectation = (f"{1e3 * expects:.3g}", f"{took / expects:.2f}") if expects else ("", "")
+        kinds.add_row(title, expectation[0], f"{1e3 * took:.3g}", expectation[1])
     console.print("", kinds)
 
 
-def _numbers(found: Diagnosis) -> str:
+def _numbers(diagnosis: Diagnosis) -> str:
     shares = [{**vars(share), "moving": {" over ".join(k): v for k, v in share.moving.items()}, "other": share.other}
-              for share in found.shares]  # fmt: skip
+              for share in diagnosis.shares]  # fmt: skip
     whole = {
-        "steps": found.recording.steps,
-        "seconds": found.seconds,
-        "predicted": found.recording.predicted.get("seconds"),
-        "words": found.words(),
-        "slow_ranks": [asdict(slow) for slow in found.ranks],
-        "slow_links": [asdict(slow) for slow in found.links],
+        "steps": diagnosis.recording.steps,
+        "seconds": diagnosis.seconds,
+        "predicted": diagnosis.recording.predicted.get("seconds"),
+        "words": diagnosis.words(),
+        "slow_ranks": [asdict(slow) for slow in diagnosis.ranks],
+        "slow_links": [asdict(slow) for slow in diagnosis.links],
         "ranks": shares,
-        "phases": found.phases,
-        "data": dict(zip(("rank", "seconds", "share"), found.exposed, strict=True)) if found.exposed else None,
-        "kinds": found.kinds,
+        "phases": diagnosis.phases,
+        "data": dict(zip(("rank", "seconds", "share"), diagnosis.exposed, strict=True)) if diagnosis.exposed else None,
+        "kinds": diagnosis.kinds,
     }
     return json.dumps(whole, indent=1) + "\n"

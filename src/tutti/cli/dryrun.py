@@ -76,44 +76,44 @@ def dryrun(
     console, progress = consoles()
     with progress.status("reading the model") as status:
         graph = Captured(workload, status.update).graph(chosen.accumulate, chosen.variant)
-        made = dry_run(graph, chosen, target, level, overlaps=OVERLAPS[overlap], progress=status.update)
+        run = dry_run(graph, chosen, target, level, overlaps=OVERLAPS[overlap], progress=status.update)
         planned = time.perf_counter() - start
         again = read_again(graph, chosen, machine_width(target), written, storage) if restart else None
         status.update("writing")
         if timeline:
-            save_timeline(made, timeline)
+            save_timeline(run, timeline)
         if gantt:
-            save_gantt(made, gantt)
+            save_gantt(run, gantt)
         if memory:
-            save_memory(made, memory)
+            save_memory(run, memory)
     if chosen.graph and chosen.graph != graph.fingerprint:
         console.print("the plan was made for another step: another model, batch, seq, dtype or optimizer")
     console.print(f"plan {chosen.name or plan} at {level} on {target}: {mesh_name(chosen.mesh)}")
     if again:
-        show_restart(again, made.seconds, planned, console)
+        show_restart(again, run.seconds, planned, console)
     else:
-        _show(made, console)
+        _show(run, console)
     for file in (timeline, gantt, memory):
         if file:
             console.print(f"saved {file}")
 
 
-def _show(made: DryRun, console: Console) -> None:
+def _show(run: DryRun, console: Console) -> None:
     """Print time, communication, memory and operators as tables."""
-    memory, communication = made.memory, made.communication()
-    predicted = made.prediction()
+    memory, communication = run.memory, run.communication()
+    predicted = run.prediction()
     exposed, carried = predicted.communication_seconds, predicted.transfer_seconds
-    device = made.cluster.device
-    off = spread(kind_of(made), made.cluster)
-    console.print(f"step       {seconds(made.seconds)}{off}: {seconds(made.compute)} computing, "
+    device = run.cluster.device
+    off = spread(kind_of(run), run.cluster)
+    console.print(f"step       {seconds(run.seconds)}{off}: {seconds(run.compute)} computing, "
                   f"{seconds(exposed)} waiting for communication"
                   + (f", {seconds(carried)} for transfers between tiers" if carried else "")
-                  + (f", {seconds(made.bubble)} for the pipeline" if made.bubble else ""))  # fmt: skip
-    each = made.peak / made.cluster.size
-    console.print(f"of peak    {100 * made.fraction_of_peak:.1f} %: {made.flops:.3g} FLOP a step, "
-                  f"{made.cluster.size} devices of {each:.3g} FLOP/s")  # fmt: skip
+                  + (f", {seconds(run.bubble)} for the pipeline" if run.bubble else ""))  # fmt: skip
+    each = run.peak / run.cluster.size
+    console.print(f"of peak    {100 * run.fraction_of_peak:.1f} %: {run.flops:.3g} FLOP a step, "
+                  f"{run.cluster.size} devices of {each:.3g} FLOP/s")  # fmt: skip
     over = "" if memory.peak <= device.memory else f": more than the {size(device.memory)} of the device"
-    console.print(f"memory     {size(memory.peak)}{spread(MEMORY, made.cluster)} per device at the peak{over}")
+    console.print(f"memory     {size(memory.peak)}{spread(MEMORY, run.cluster)} per device at the peak{over}")
     for tier, count in memory.tiers.items():
         has, more = device.outside.memory, ""
         if count > has:
@@ -127,13 +127,13 @@ def _show(made: DryRun, console: Console) -> None:
             shown.add_row(f"{kind} over {axis}", f"{count:,}", size(sent), seconds(took), seconds(waited))
         console.print(shown)
     show_kinds(memory, console)
-    if isinstance(made, PipelineDryRun):
+    if isinstance(run, PipelineDryRun):
         shown = table("memory by device", "bytes")
-        for device, held in enumerate(made.memories):
-            shown.add_row(f"device {device}", size(held.peak))
+        for device, memory_of_device in enumerate(run.memories):
+            shown.add_row(f"device {device}", size(memory_of_device.peak))
         console.print(shown)
     show_alive(memory, console)
     shown = table("slowest operators", "number", "seconds", "share")
-    for label, _, count, took in made.slowest()[:SHOWN]:
-        shown.add_row(label, f"{count:,}", seconds(took), f"{100 * took / made.seconds:.1f} %")
+    for label, _, count, took in run.slowest()[:SHOWN]:
+        shown.add_row(label, f"{count:,}", seconds(took), f"{100 * took / run.seconds:.1f} %")
     console.print(shown)

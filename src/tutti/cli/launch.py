@@ -181,7 +181,7 @@ def on_kubernetes(options: Options, job: Job, served: dict[str, Any]) -> None:
 
     pod = {}
     if options.pod:
-        from tutti.train.configfile import read
+        from tutti.config.files import read
 
         if options.pod.suffix not in (".yaml", ".yml"):
             raise ValueError(f"--pod {options.pod}: give a YAML file with fields of a pod's spec")

@@ -42,8 +42,8 @@ def _recorder(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """A function with the same parameters that returns its arguments."""
 
     @functools.wraps(function)
-    def record(**given: Any) -> dict[str, Any]:
-        return given
+    def record(**arguments: Any) -> dict[str, Any]:
+        return arguments
 
     return record
 
@@ -58,20 +58,16 @@ def _check_script(words: Sequence[str], here: bool) -> None:
 
 
 def _train(words: list[str]) -> None:
-    from tutti.train import configfile
-    from tutti.train.taskrun import TaskRun
+    from tutti.train.configfile import parse
 
-    if words and not words[0].startswith("-") and "task" in (table := configfile.read(Path(words[0]))):
-        TaskRun.of(table, words[0])
-    else:
-        configfile.parse(words)
+    parse(words)
 
 
 def _align(words: list[str]) -> None:
     from tutti.align.command import command, read
 
-    given = parsed(command, "tutti align", words)
-    read(given["config"], given["kind"])
+    arguments = parsed(command, "tutti align", words)
+    read(arguments["config"], arguments["kind"])
 
 
 def _rl(words: list[str]) -> None:
@@ -81,11 +77,11 @@ def _rl(words: list[str]) -> None:
     if verb not in VERBS:
         raise ValueError(f"there is no verb {verb!r} of rl; there are {', '.join(VERBS)}")
     check_verb_options(verb, words[1:])
-    given = parsed(VERBS[verb], f"tutti rl {verb}", words[1:])
+    arguments = parsed(VERBS[verb], f"tutti rl {verb}", words[1:])
     if verb == "train":
         from tutti.rl.run import Run
 
-        Run.of(given["config"])
+        Run.of(arguments["config"])
 
 
 def _corpus(words: list[str]) -> None:
@@ -93,10 +89,10 @@ def _corpus(words: list[str]) -> None:
     from tutti.train.corpus import load_pipeline
 
     if words[:1] == ["run"]:
-        given = parsed(run, "tutti corpus run", words[1:])
-        if given.get("ray"):
+        arguments = parsed(run, "tutti corpus run", words[1:])
+        if arguments.get("ray"):
             raise ValueError("corpus run --ray gives its tasks to Ray itself; leave --ray out: ranks share the tasks")
-        load_pipeline(given["config"], out=given.get("out"), memory=given.get("memory"))
+        load_pipeline(arguments["config"], out=arguments.get("out"), memory=arguments.get("memory"))
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {"train": _train, "align": _align, "rl": _rl, "corpus": _corpus}

@@ -32,9 +32,9 @@ class Narrator:
         if self.show is not None:
             self.show(text)
         elif time.monotonic() - self.last > EVERY:
-            self.found(text)
+            self.result(text)
 
-    def found(self, text: str) -> None:
+    def result(self, text: str) -> None:
         self.last = time.monotonic()
         self.console.print(f"{self.last - self.begin:5.1f} s  {text}", markup=False, soft_wrap=True)
 

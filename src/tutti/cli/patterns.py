@@ -68,5 +68,5 @@ def patterns(
             {"family": family, "module": path, "operator": operator, "number": n}
             for (family, path, operator), n in left.items()
         ]
-        found = {"matches": {name: graph.matches[name] for name in operators}, "fused": whole, "left": rows}
-        numbers.write_text(json.dumps(found, indent=1) + "\n")
+        report = {"matches": {name: graph.matches[name] for name in operators}, "fused": whole, "left": rows}
+        numbers.write_text(json.dumps(report, indent=1) + "\n")

@@ -173,7 +173,7 @@ def make(
             )
             progress.print(f"searching with {what_if}", markup=False)
         search = Search(captured.graph, batch, target, Simulator(level), **options,
-                        stop=Stopwatch(budget).past, better=lambda found: tell.found(_brief(found)))  # fmt: skip
+                        stop=Stopwatch(budget).past, better=lambda plan: tell.result(_brief(plan)))  # fmt: skip
         compared = search.judgement(usual) if usual else None
         work = captured.facts.work
         if plan != "auto":

@@ -59,29 +59,29 @@ def plan_rl(
     console, progress = consoles()
     with progress.status("measuring messages") as status:
         machine = links.this_machine(ranks, status.update)
-        found = costs(run.algorithm, run.env, options_of(run), "eager" if remote else run.level, status.update,
+        measured = costs(run.algorithm, run.env, options_of(run), "eager" if remote else run.level, status.update,
                       fresh=fresh)  # fmt: skip
     notes = list(machine.notes)
     if target is not None:
         machine = links.of_cluster(target, machine)
-        notes = [f"fragments: measured on a core of this machine, level {found.level}", *machine.notes]
+        notes = [f"fragments: measured on a core of this machine, level {measured.level}", *machine.notes]
         if remote:
-            found, note = _scaled(found, target.device)
+            measured, note = _scaled(measured, target.device)
             notes.append(note)
-    ranked = forecasts(found, machine)
+    ranked = forecasts(measured, machine)
     best = chosen(ranked)
     console.print(_ranking(ranked[:top], best))
     print(why(ranked, best))
-    for placement, error in found.refused.items():
+    for placement, error in measured.refused.items():
         print(f"not possible: {placement}: {error}")
     print(f"on {machine.name}: {'; '.join(notes)}")
     if picture:
-        draw(ranked, picture, f"{run.algorithm} on {run.env}, n_envs {found.n_envs}, {machine.name}")
+        draw(ranked, picture, f"{run.algorithm} on {run.env}, n_envs {measured.n_envs}, {machine.name}")
         print(f"saved {picture}")
     if save:
         rows = [{**asdict(x.place), "steps_per_second": round(x.rate, 1)} for x in ranked]
-        made = {"place": asdict(best.place), "cluster": cluster, "predicted": rows}
-        save.write_text(json.dumps(made, indent=2) + "\n")
+        content = {"place": asdict(best.place), "cluster": cluster, "predicted": rows}
+        save.write_text(json.dumps(content, indent=2) + "\n")
         print(f"saved {save}")
 
 
@@ -114,7 +114,7 @@ def _ranking(ranked: list[Forecast], best: Forecast):
     return shown
 
 
-def _scaled(found: Costs, device: Device) -> tuple[Costs, str]:
+def _scaled(measured: Costs, device: Device) -> tuple[Costs, str]:
     """The costs on another device, and what is assumed."""
     core = PRESETS["cpu"].device
     launches = device.overhead / core.overhead
@@ -124,7 +124,7 @@ def _scaled(found: Costs, device: Device) -> tuple[Costs, str]:
         f"{launches:.2g} times as long; what does is {1 / numbers:.0f} times as fast, the smaller ratio of FLOP/s and "
         "bandwidth; environments of the host stay on cores like this machine's, one for each device"
     )
-    return on_device(found, launches, numbers), note
+    return on_device(measured, launches, numbers), note
 
 
 def draw(ranked: list[Forecast], to: Path, title: str) -> None:

@@ -75,7 +75,7 @@ def plan_serve(
     with narrated(progress, "reading the model") as tell:
         try:
             planner = ServingPlanner(config, target, budget, most, progress=tell, stop=Stopwatch(search_seconds).past,
-                                     seen=lambda outcome: tell.found(_brief(outcome)))  # fmt: skip
+                                     seen=lambda outcome: tell.result(_brief(outcome)))  # fmt: skip
         except (ValueError, AttributeError, KeyError) as error:
             raise ValueError(f"{model}: {type(config).__name__} is not served: {str(error).splitlines()[0]}; "
                              "what is served are causal language models") from error  # fmt: skip
@@ -140,7 +140,7 @@ def _cells(outcome: Outcome, price: float) -> dict[str, str]:
 
 
 def _cost(outcome: Outcome, price: float) -> float:
-    """Of a million generated tokens under this load."""
+    """The cost of a million generated tokens under this load."""
     return outcome.devices * price / 3600 / outcome.report.throughput * 1e6 if outcome.report.throughput else inf
 
 

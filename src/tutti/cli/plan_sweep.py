@@ -144,7 +144,7 @@ def best_of_each(
     """The best plan for each cluster and its price, told as it is found."""
     for target, price in targets:
         point = best_on(captured, target, level, budget, lambda what, on=target: tell(f"{on}: {what}"))
-        tell.found(f"{target}, {point.seq} tokens: {_brief(point)}")
+        tell.result(f"{target}, {point.seq} tokens: {_brief(point)}")
         yield replace(point, price=price)
 
 

@@ -146,15 +146,15 @@ def matching(rows: list[tuple[str, str, str]], names: tuple[str, ...]) -> list[t
 
     Raises ValueError with the nearest name if a name matches none.
     """
-    found = set() if names else set(rows)
+    matched = set() if names else set(rows)
     for part in names:
         exact = {row for row in rows if part in _names(row[0])}
-        found |= exact or {row for row in rows if part in row[0]}
+        matched |= exact or {row for row in rows if part in row[0]}
         if not exact and not any(part in row[0] for row in rows):
             near = get_close_matches(part, [word for row in rows for word in _names(row[0])], 1)
             hint = f"; the nearest is {near[0]!r}" if near else ""
             raise ValueError(f"no operator contains {part!r}{hint}")
-    return sorted(found)
+    return sorted(matched)
 
 
 def _names(operator: str) -> set[str]:

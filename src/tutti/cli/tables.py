@@ -26,11 +26,11 @@ def consoles() -> tuple[Console, Console]:
 
 def table(first: str, *others: str, left: tuple[str, ...] = ()) -> Table:
     """A table with these columns, right-aligned except the first and those in `left`."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column(first, overflow="fold")
+    columns = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns.add_column(first, overflow="fold")
     for title in others:
-        made.add_column(title, justify="left" if title in left else "right")
-    return made
+        columns.add_column(title, justify="left" if title in left else "right")
+    return columns
 
 
 def unbroken(shown: Table) -> int:

@@ -15,8 +15,8 @@ def is_custom(grad_fn: Any) -> bool:
 
 def hooks_on(parameter: torch.Tensor) -> tuple[list[Callable], list[Callable]]:
     """The hooks on a tensor's gradient: those of `register_hook`, and of `register_post_accumulate_grad_hook`."""
-    found = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # pyright: ignore
-    before, after = (list(hooks.values()) if hooks else [] for hooks in found)
+    hook_dicts = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # pyright: ignore
+    before, after = (list(hooks.values()) if hooks else [] for hooks in hook_dicts)
     return before, after
 
 

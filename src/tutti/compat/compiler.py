@@ -81,12 +81,12 @@ def forget_compiled() -> None:
     torch._dynamo.reset_code_caches()
 
 
-def tell_of_compilation(told: Callable[[bool], None]) -> None:
-    """Call `told(True)` when torch starts to compile, and `told(False)` when it is done, until
+def tell_of_compilation(notify: Callable[[bool], None]) -> None:
+    """Call `notify(True)` when torch starts to compile, and `notify(False)` when it is done, until
     `torch.compiler.reset()`. Registers the function only once."""
     from torch._dynamo.callback import callback_handler  # slow to import
 
-    begins, ends = _told_of_compilation.setdefault(told, (lambda args: told(True), lambda args: told(False)))
+    begins, ends = _told_of_compilation.setdefault(notify, (lambda args: notify(True), lambda args: notify(False)))
     if begins not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(begins)
         callback_handler.register_end_callback(ends)
@@ -116,8 +116,8 @@ def compile_graph(
     flags = _flags({"O3": "O2"}) if size > LARGE else nullcontext()
     with torch.no_grad(), tracing(TracingContext(fake)), wrapper, flags:
         with fake:
-            given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
-        return compile_fx(fx.GraphModule(dict(modules or {}), graph), given)  # pyright: ignore
+            examples = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in args]
+        return compile_fx(fx.GraphModule(dict(modules or {}), graph), examples)  # pyright: ignore
 
 
 def _bodies(modules: Mapping[str, torch.nn.Module]) -> Iterator[fx.Graph]:
@@ -226,10 +226,10 @@ def compilers_beside_each_other() -> Iterator[None]:
             return written[*argtypes, source_code]
         if len(files[-1].kernels) == KERNELS:
             files.append(_Kernels())
-        written[*argtypes, source_code] = made = files[-1].write(argtypes, source_code)
+        written[*argtypes, source_code] = path = files[-1].write(argtypes, source_code)
         if HEADER not in _getting_ready or not _getting_ready[HEADER].is_alive():
             compile_those_of(KERNELS)
-        return made
+        return path
 
     def compile_those_of(kernels: int) -> None:
         for file in files:
@@ -277,8 +277,8 @@ class _Kernels:
             @classmethod
             def _load_library_inner(cls, path: str, key: str) -> Any:
                 kernels = [kernel for kernel, _ in named]
-                made = [getattr(k._load_library_inner(path, key), k.entry_function) for k in kernels]
-                return SimpleNamespace(functions=made)
+                functions = [getattr(k._load_library_inner(path, key), k.entry_function) for k in kernels]
+                return SimpleNamespace(functions=functions)
 
         lines = [line for _, code in named for line in code.splitlines()]
         includes = dict.fromkeys(line.strip() for line in lines if line.lstrip().startswith("#include"))

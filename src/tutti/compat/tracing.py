@@ -150,11 +150,11 @@ def no_nested_tensors() -> Iterator[None]:
 
 def operators(namespace: str) -> list:
     """The overloads of all registered operators of a namespace."""
-    found = []
+    overloads = []
     for qualified in torch._C._dispatch_get_all_op_names():
         space, _, rest = qualified.partition("::")
         name, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, space), name, None) if space == namespace else None
         if packet is not None and (overload or "default") in packet.overloads():
-            found.append(getattr(packet, overload or "default"))
-    return found
+            overloads.append(getattr(packet, overload or "default"))
+    return overloads

@@ -20,7 +20,10 @@ def in_vmap() -> bool:
 
 
 def outside_vmap(
-    run: Callable[[list[Tensor]], list[Tensor]], tensors: list[Tensor], given: list[int], returned: Callable[[int], int]
+    run: Callable[[list[Tensor]], list[Tensor]],
+    tensors: list[Tensor],
+    vmap_dims: list[int],
+    returned: Callable[[int], int],
 ) -> list[Tensor]:
     """Call a function outside of the innermost `torch.vmap`, with tensors that have its dim.
 
@@ -35,10 +38,10 @@ def outside_vmap(
             return inner.movedim(at, dim) if at is not None else inner.unsqueeze(dim).expand(
                 *inner.shape[:dim], size, *inner.shape[dim:])  # fmt: skip
 
-    batched = [whole(x, dim) for x, dim in zip(tensors, given, strict=True)]
+    batched = [whole(x, dim) for x, dim in zip(tensors, vmap_dims, strict=True)]
     with interpreter.lower():
-        made = run(batched)
-    return [_functorch._add_batch_dim(x, returned(i), level) for i, x in enumerate(made)]
+        results = run(batched)
+    return [_functorch._add_batch_dim(x, returned(i), level) for i, x in enumerate(results)]
 
 
 def vmapped(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:

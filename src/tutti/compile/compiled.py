@@ -54,10 +54,10 @@ class Compiled:
 
     def __init__(self, graph: fx.Graph):
         self.graph = graph
-        self.made: dict[How, Callable] = {}
+        self.compiled: dict[How, Callable] = {}
 
     def __call__(self, *args: torch.Tensor):
-        function = self.made.get(_how(args))
+        function = self.compiled.get(_how(args))
         if function is None:
             with COMPILING, _busy():
                 function = self.compile(args)
@@ -66,7 +66,7 @@ class Compiled:
     def compile(self, args: Arguments) -> Callable:
         """The function for arguments with these strides."""
         graph, modules = self.rewritten(args)
-        function = self.made[_how(args)] = compat.compile_graph(graph, args, modules)
+        function = self.compiled[_how(args)] = compat.compile_graph(graph, args, modules)
         return function
 
     def rewritten(self, args: Arguments) -> tuple[fx.Graph, dict[str, fx.GraphModule]]:
@@ -84,7 +84,7 @@ class Compiled:
 
 def uncompiled(graph: fx.Graph, inputs: Arguments) -> list[tuple[Compiled, Arguments]]:
     """The functions that a graph calls and that are not compiled yet, with fake arguments."""
-    waiting = {node.target for node in graph.nodes if isinstance(node.target, Compiled) and not node.target.made}
+    waiting = {node.target for node in graph.nodes if isinstance(node.target, Compiled) and not node.target.compiled}
     return [(function, args) for function, args in _calls(graph, inputs) if function in waiting] if waiting else []
 
 
@@ -104,7 +104,7 @@ def compile_ahead(graph: fx.Graph, inputs: Arguments) -> None:
             tell("compiling: waiting for the compilers of kernels")
     except BaseException:
         for function, _ in calls:
-            function.made.clear()  # their kernels may not have been compiled
+            function.compiled.clear()  # their kernels may not have been compiled
         raise
 
 
@@ -113,10 +113,10 @@ def _calls(graph: fx.Graph, inputs: Arguments) -> list[tuple[Compiled, Arguments
 
     Values with equal shapes and strides are one tensor here, so that equal layers are analysed once.
     """
-    found: list[tuple[Compiled, Arguments]] = []
-    given, values, places = iter(inputs), {}, {}
+    calls: list[tuple[Compiled, Arguments]] = []
+    arguments, values, places = iter(inputs), {}, {}
     alike: dict[tuple, torch.Tensor] = {}  # keeps them alive, so that ids stay unique
-    known: dict[tuple, tuple[Any, Any]] = {}  # results of calls, and where these tensors are
+    results: dict[tuple, tuple[Any, Any]] = {}  # results of calls, and where these tensors are
 
     def like(x: torch.Tensor) -> torch.Tensor:
         return alike.setdefault((x.shape, x.stride(), x.dtype, x.device), x)
@@ -124,7 +124,7 @@ def _calls(graph: fx.Graph, inputs: Arguments) -> list[tuple[Compiled, Arguments
     def outcome(node: Any, args: Any, kwargs: Any) -> Any:
         function = node.target
         if isinstance(function, Compiled):
-            found.append((function, args))
+            calls.append((function, args))
             return fx.Interpreter(fx.GraphModule({}, function.graph)).run(*args)
         if function is operator.getitem and args[1] < len(args[0]):  # opaque values have no description
             return args[0][args[1]]
@@ -138,17 +138,17 @@ def _calls(graph: fx.Graph, inputs: Arguments) -> list[tuple[Compiled, Arguments
     with compat.fake_mode():
         for node in graph.nodes:
             if node.op == "placeholder":
-                x = next(given)
+                x = next(arguments)
                 values[node] = like(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device))
                 places[node] = id(values[node])
             elif node.op == "call_function":
                 key = node.target, repr(map_arg((node.args, node.kwargs), places.__getitem__)), node.meta.get("val")
-                if key not in known:
+                if key not in results:
                     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-                    made = pytree.tree_map_only(torch.Tensor, like, outcome(node, args, kwargs))
-                    known[key] = made, pytree.tree_map_only(torch.Tensor, id, made)
-                values[node], places[node] = known[key]
-    return found
+                    result = pytree.tree_map_only(torch.Tensor, like, outcome(node, args, kwargs))
+                    results[key] = result, pytree.tree_map_only(torch.Tensor, id, result)
+                values[node], places[node] = results[key]
+    return calls
 
 
 def _empty(spec: Any, device: torch.device | None) -> Any:

@@ -23,10 +23,10 @@ def with_higher_order(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.GraphModu
     for node in graph.nodes:
         if node.target in LOOPS:
             operands = [mapping[x] for x in node.args[0]]
-            made = _written(copy, LOOPS[node.target], operands, modules, numbers)
+            results = _written(copy, LOOPS[node.target], operands, modules, numbers)
             for user in list(node.users):
                 assert user.target is operator.getitem, "the outputs of a loop are read one by one"
-                mapping[user] = made[user.args[1]]
+                mapping[user] = results[user.args[1]]
         elif node not in mapping:
             mapping[node] = copy.node_copy(node, mapping.__getitem__)
     return copy, modules
@@ -45,8 +45,8 @@ def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict
     def call(function, *args) -> fx.Node:
         return graph.call_function(function, args)
 
-    def outputs(made: fx.Node) -> list[fx.Node]:
-        return [call(operator.getitem, made, i) for i in range(len(loop.outputs))]
+    def outputs(call_node: fx.Node) -> list[fx.Node]:
+        return [call(operator.getitem, call_node, i) for i in range(len(loop.outputs))]
 
     bases = [x if x.target is operator.getitem else base_of(x) for x in operands]
     contiguous = [
@@ -61,10 +61,10 @@ def _written(graph: fx.Graph, loop: Loop, operands: list[fx.Node], modules: dict
     xs, rest = rest[: loop.scanned], rest[loop.scanned :]
     if loop.reverse:
         xs = [call(aten.flip.default, x, [0]) for x in xs]
-    made = outputs(call(higher.scan, module(loop.body), carries, xs, rest))
+    results = outputs(call(higher.scan, module(loop.body), carries, xs, rest))
     if loop.reverse:
-        made = made[: loop.carries] + [call(aten.flip.default, y, [0]) for y in made[loop.carries :]]
-    return made
+        results = results[: loop.carries] + [call(aten.flip.default, y, [0]) for y in results[loop.carries :]]
+    return results
 
 
 def _without_aliases(graph: fx.Graph) -> fx.Graph:

@@ -52,7 +52,7 @@ class Walk:
     """Calibration data between two blocks of a model.
 
     hidden: the inputs of the next block for each batch. arguments: the other inputs of each block for each batch.
-    kept: tokens that are no padding, (batch, sequence) bool, for each batch; None: all.
+    masks: tokens that are no padding, (batch, sequence) bool, for each batch; None: all.
     """
 
     model: nn.Module
@@ -60,13 +60,13 @@ class Walk:
     batches: Sequence[Batch]
     hidden: list[Tensor] = field(default_factory=list)
     arguments: list[list[tuple[tuple, dict]]] = field(default_factory=list)
-    kept: list[Tensor | None] = field(default_factory=list)
+    masks: list[Tensor | None] = field(default_factory=list)
     plain: bool = True  # whether blocks return a tensor, not a tuple with one
 
     @torch.no_grad()
     def begin(self) -> None:
         """Run what stands before the blocks. It needs the weights of the first block."""
-        for values in (self.hidden, self.arguments, self.kept):
+        for values in (self.hidden, self.arguments, self.masks):
             values.clear()
         for batch in self.batches:
             arguments: list[tuple[tuple, dict]] = []
@@ -94,7 +94,7 @@ class Walk:
             self.plain = isinstance(returned[0], Tensor)
             self.arguments.append(arguments)
             mask = batch.get("attention_mask")
-            self.kept.append(None if mask is None or bool(mask.all()) else mask.bool())
+            self.masks.append(None if mask is None or bool(mask.all()) else mask.bool())
 
     def _call(self, batch: Batch) -> Any:
         try:
@@ -110,26 +110,28 @@ class Walk:
         for at, x in enumerate(self.hidden):
             self._at = at
             args, kwargs = self.arguments[at][i]
-            made = first(self.blocks[i](x, *args, **kwargs))
+            output = first(self.blocks[i](x, *args, **kwargs))
             if outputs:
-                self.hidden[at] = made
+                self.hidden[at] = output
 
     def tokens(self, x: Tensor) -> Tensor:
         """The rows (tokens, k) of the inputs of a layer in the batch that runs, without padding."""
-        rows, kept = x.reshape(-1, x.shape[-1]), self.kept[self._at]
-        return rows if kept is None or kept.numel() != len(rows) else rows[kept.flatten()]
+        rows, mask = x.reshape(-1, x.shape[-1]), self.masks[self._at]
+        return rows if mask is None or mask.numel() != len(rows) else rows[mask.flatten()]
 
     def statistics(self, i: int, layers: Mapping[str, nn.Module]) -> dict[str, Statistics]:
-        """Of the inputs of layers of block i that stand outside of experts, over the data of all processes. Layers with
-        one input share theirs."""
-        found: dict[str, Statistics] = {}
-        with self.observed(layers, found):
+        """Statistics of the inputs of block i's layers outside of experts, over the data of all processes.
+
+        Layers with one input share their statistics.
+        """
+        by_layer: dict[str, Statistics] = {}
+        with self.observed(layers, by_layer):
             self.run(i)
-        parallel.add_up(found)
-        return found
+        parallel.add_up(by_layer)
+        return by_layer
 
     @contextmanager
-    def observed(self, layers: Mapping[str, nn.Module], found: dict[str, Statistics]) -> Iterator[None]:
+    def observed(self, layers: Mapping[str, nn.Module], statistics: dict[str, Statistics]) -> Iterator[None]:
         """Collect statistics of the inputs of layers in a dict."""
         inputs: dict[int, tuple[Tensor, str]] = {}  # of the batch that runs, by identity
         shared: dict[str, str] = {}
@@ -139,9 +141,9 @@ class Walk:
                 x = args[0]
                 _, owner = inputs.setdefault(id(x), (x, path))
                 if shared.setdefault(path, owner) == path:
-                    if path not in found:
-                        found[path] = Statistics(x.shape[-1])
-                    found[path].add(self.tokens(x))
+                    if path not in statistics:
+                        statistics[path] = Statistics(x.shape[-1])
+                    statistics[path].add(self.tokens(x))
 
             return seen
 
@@ -155,17 +157,17 @@ class Walk:
         finally:
             for x in hooks:
                 x.remove()
-        found |= {path: found[owner] for path, owner in shared.items() if owner != path}
+        statistics |= {path: statistics[owner] for path, owner in shared.items() if owner != path}
 
     @torch.no_grad()
     def routed(self, i: int, experts: Mapping[str, ExpertLayers]) -> dict[str, list[tuple[Tensor, Tensor]]]:
         """The tokens (tokens, h) that the experts of block i see, and the experts (tokens, k) of each, by batch."""
-        found: dict[str, list[tuple[Tensor, Tensor]]] = {path: [] for path in experts}
+        routes: dict[str, list[tuple[Tensor, Tensor]]] = {path: [] for path in experts}
 
         def hook(path: str) -> Callable:
             def seen(module: nn.Module, args: tuple, kwargs: dict) -> None:
                 x, index = args[0], args[1] if len(args) > 1 else next(iter(kwargs.values()))
-                found[path].append((self.tokens(x), self.tokens(index)))
+                routes[path].append((self.tokens(x), self.tokens(index)))
 
             return seen
 
@@ -175,17 +177,17 @@ class Walk:
         finally:
             for x in hooks:
                 x.remove()
-        return found
+        return routes
 
     @torch.no_grad()
     def tail(self, layers: Mapping[str, nn.Module]) -> dict[str, Statistics]:
         """Statistics of the inputs of layers behind the last block, over the data of all processes."""
-        found: dict[str, Statistics] = {}
-        with self.observed(layers, found):
+        statistics: dict[str, Statistics] = {}
+        with self.observed(layers, statistics):
             for _ in self._behind():
                 pass
-        parallel.add_up(found)
-        return found
+        parallel.add_up(statistics)
+        return statistics
 
     @torch.no_grad()
     def logits(self) -> list[Tensor]:
@@ -197,8 +199,8 @@ class Walk:
 
         def passed(i: int, block: nn.Module) -> Callable[..., Any]:
             def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-                made = self.hidden[self._at]
-                return made if self.plain else (made,)
+                hidden = self.hidden[self._at]
+                return hidden if self.plain else (hidden,)
 
             return forward
 
@@ -209,10 +211,10 @@ class Walk:
 
 
 @contextmanager
-def _replaced(blocks: nn.ModuleList, made: Callable[[int, nn.Module], Callable]) -> Iterator[None]:
+def _replaced(blocks: nn.ModuleList, forward_of: Callable[[int, nn.Module], Callable]) -> Iterator[None]:
     """Call other functions in the place of the blocks' own."""
     for i, block in enumerate(blocks):
-        block.forward = made(i, block)
+        block.forward = forward_of(i, block)
     try:
         yield
     finally:
@@ -229,19 +231,19 @@ def checked(batches: Any, k: int, tokenizer: Any = None, length: int = 512) -> l
     batches = list(batches)
     if batches and isinstance(batches[0], str):
         batches = _tokenized(batches, tokenizer, length)
-    made = []
+    inputs = []
     for i, batch in enumerate(batches):
         if isinstance(batch, Tensor):
             batch = {"input_ids": batch}
         if not hasattr(batch, "keys") or not isinstance(batch.get("input_ids"), Tensor) or batch["input_ids"].ndim != 2:
             raise ValueError(f"batch {i} of the calibration data has no input_ids (batch, sequence): give dicts, "
                              "tensors, or texts and a tokenizer")  # fmt: skip
-        made.append({name: x.to(torch.get_default_device()) for name, x in batch.items() if name != "labels"})
-    tokens = sum(int(x["attention_mask"].sum()) if "attention_mask" in x else x["input_ids"].numel() for x in made)
+        inputs.append({name: x.to(torch.get_default_device()) for name, x in batch.items() if name != "labels"})
+    tokens = sum(int(x["attention_mask"].sum()) if "attention_mask" in x else x["input_ids"].numel() for x in inputs)
     if tokens < max(16, k // 4):
         raise ValueError(f"the calibration data has {tokens} tokens; a layer has {k} inputs: give at least "
                          f"{max(16, k // 4)}, better {8 * k}")  # fmt: skip
-    return made
+    return inputs
 
 
 def _tokenized(texts: Sequence[str], tokenizer: Any, length: int) -> list[Batch]:

@@ -111,12 +111,12 @@ class Compressed:
         return Path(path)
 
 
-class Held:
+class InMemory:
     """A model in memory whose blocks are copied when they are compressed."""
 
     def __init__(self, model: nn.Module):
         self.model = own_copy(model).eval()
-        self._given = {x.data_ptr() for x in model.parameters()}
+        self._original_pointers = {x.data_ptr() for x in model.parameters()}
         self._copies: dict[int, nn.Parameter] = {}
 
     def begin(self, stack: str) -> None:
@@ -131,7 +131,7 @@ class Held:
         """Give parameters memory of their own. but: the beginning of paths that stay as they are."""
         for path, module in self.model.named_modules():
             for name, x in module._parameters.items():
-                if x is not None and x.data_ptr() in self._given and not (but and path.startswith(but)):
+                if x is not None and x.data_ptr() in self._original_pointers and not (but and path.startswith(but)):
                     if id(x) not in self._copies:
                         self._copies[id(x)] = nn.Parameter(x.detach().clone(), requires_grad=False)
                     module._parameters[name] = self._copies[id(x)]

@@ -91,6 +91,6 @@ def rate(i: int, steps: int) -> float:
 def _groups(student: nn.Module, step: Distill) -> list[dict[str, Any]]:
     """Scales learn relatively, at ten times the rate of weights."""
     scales = [x for name, x in student.named_parameters() if name.endswith(".factors")]
-    known = {id(x) for x in scales}
-    groups = [{"params": [x for x in student.parameters() if id(x) not in known]}]
+    scale_ids = {id(x) for x in scales}
+    groups = [{"params": [x for x in student.parameters() if id(x) not in scale_ids]}]
     return groups + ([{"params": scales, "lr": 10 * step.lr}] if scales else [])

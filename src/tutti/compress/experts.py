@@ -100,6 +100,6 @@ def is_experts(module: nn.Module) -> bool:
 
 def check_experts(module: nn.Module) -> None:
     """Raise ValueError for experts of a form that is not known."""
-    known = all(hasattr(module, x) for x in ("is_transposed", "has_bias", "is_concatenated", "_apply_gate"))
-    if not known or not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+    readable = all(hasattr(module, x) for x in ("is_transposed", "has_bias", "is_concatenated", "_apply_gate"))
+    if not readable or not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
         raise ValueError(f"{type(module).__name__} has experts of a form that is not known: ignore them")

@@ -148,7 +148,7 @@ def _expert_names(reader: Reader, name: str, count: int) -> list[list[str]] | No
 
 
 class Files:
-    """A model in a folder, of which one block is in memory at a time. See `compressor.Held`."""
+    """A model in a folder, of which one block is in memory at a time. See `compressor.InMemory`."""
 
     def __init__(self, folder: Path, out: Path, recipe: Recipe, data: str):
         self.folder, self.out = folder, out

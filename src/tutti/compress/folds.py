@@ -112,13 +112,13 @@ def find(walk: Walk, i: int, layers: Mapping[str, nn.Linear]) -> list[Fold]:
     paths = {x: path for path, x in layers.items()}
     makers: dict[tuple[int, int], nn.Module] = {}  # the norm that made a tensor, by its place in memory
     read: dict[nn.Module, list[nn.Module]] = {}
-    held = []
+    inputs = []
 
     def key(x: Tensor) -> tuple[int, int]:
         return x.data_ptr(), x.numel()
 
     def of_norm(module: nn.Module, args: tuple, output: Tensor) -> None:
-        held.append(output)
+        inputs.append(output)
         makers[key(output)] = module
 
     def of_reader(module: nn.Module, args: tuple) -> None:

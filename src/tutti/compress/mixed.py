@@ -159,7 +159,7 @@ def seconds_of(scheme: Scheme | None, n: int, k: int, dtype: torch.dtype, cluste
     if scheme is not None:
         layer = QuantizedLinear(k, n, scheme, dtype=dtype, device="meta")
         count = sum(x.nbytes for x in layer.parameters()) + (2 * count if layer.layout not in KERNELS else 0)
-    computed = device.known(dtype)
+    computed = device.dtype_with_peak(dtype)
     return max(2 * n * k / device.rate(computed), device.stream_seconds(count, "add", computed))
 
 

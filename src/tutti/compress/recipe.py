@@ -413,9 +413,9 @@ def _number(text: str) -> float | None:
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
 
 
-def _unknown(text: str, option: str, known: Sequence[str]) -> ValueError:
-    near = get_close_matches(option, known, 1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+def _unknown(text: str, option: str, options: Sequence[str]) -> ValueError:
+    near = get_close_matches(option, options, 1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(options)}"
     return ValueError(f"{option!r} in recipe {text!r} is not known; {remedy}")
 
 

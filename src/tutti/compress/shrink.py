@@ -88,8 +88,8 @@ def check(model: Any, step: Shrink) -> None:
     asked = {"heads": (step.heads, any(_has(x, ATTENTION) for x in modules), ATTENTION),
              "channels": (step.channels, any(_has(x, MLP) for x in modules), MLP),
              "experts": (step.experts, any(is_experts(x) for x in modules), ("experts",))}  # fmt: skip
-    for kind, (share, known, names) in asked.items():
-        if share < 1 and not known:
+    for kind, (share, sizes, names) in asked.items():
+        if share < 1 and not sizes:
             raise ValueError(f"{type(model).__name__} has no modules with {', '.join(names)}: {kind}={share} does not "
                              "fit it")  # fmt: skip
     for x in modules:
@@ -229,8 +229,8 @@ def _shrink_experts(walk: Walk, i: int, share: float, removed: Removed) -> None:
         for x in (experts, *routers):
             for key, value in [*x.named_parameters(recurse=False), *x.named_buffers(recurse=False)]:
                 if value.shape[:1] == (count,):
-                    held = x._parameters if key in x._parameters else x._buffers
-                    held[key] = nn.Parameter(value[keep].clone(), False) if held is x._parameters else value[keep]
+                    tensors = x._parameters if key in x._parameters else x._buffers
+                    tensors[key] = nn.Parameter(value[keep].clone(), False) if tensors is x._parameters else value[keep]
         for x in parent.modules():
             for key in ("num_experts", "num_local_experts", "n_routed_experts"):
                 if getattr(x, key, None) == count:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class Statistics:
-    """Of the inputs (tokens, k) of a layer, in float32.
+    """Statistics of the inputs (tokens, k) of a layer, in float32.
 
     gram: sum of x x^T (k, k). total: sum of |x| (k). most: the largest |x| (k). count: tokens.
     """
@@ -37,11 +37,11 @@ class Statistics:
             self.count += len(x)
 
     def divided(self, factors: Tensor) -> Statistics:
-        """Of the inputs divided by factors (k)."""
-        made = Statistics(self.k, self.count)
-        made.gram = self.gram / factors / factors.unsqueeze(1)
-        made.total, made.most = self.total / factors, self.most / factors
-        return made
+        """The statistics of the inputs divided by factors (k)."""
+        scaled = Statistics(self.k, self.count)
+        scaled.gram = self.gram / factors / factors.unsqueeze(1)
+        scaled.total, scaled.most = self.total / factors, self.most / factors
+        return scaled
 
     def error(self, weight: Tensor, rounded: Tensor) -> float:
         """||X (W - R)^T|| / ||X W^T|| for weights (n, k)."""

@@ -19,7 +19,7 @@ from tutti.compress.blocks import Batch, checked
 from tutti.compress.compressor import (
     Compressed,
     Compression,
-    Held,
+    InMemory,
     Progress,
     Report,
     bytes_of,
@@ -158,7 +158,7 @@ class _Run:
         """Rotate and quantize, block by block. keep: as for `Compression`."""
         if not steps:
             return
-        run = Compression(Held(self.model), Recipe(tuple(steps)), self.data, progress=self.progress, keep=keep)
+        run = Compression(InMemory(self.model), Recipe(tuple(steps)), self.data, progress=self.progress, keep=keep)
         self.model = run.run().model
         self.weights = run.weights or {}
         self.report.layers += run.report.layers

@@ -71,22 +71,22 @@ class Ahead(Iterator[Any]):
     def __next__(self) -> Any:
         self._fill()
         if self._pool is None:
-            self.unit, made = self._both()
+            self.unit, batch = self._both()
         elif not self._futures:
-            self.unit, made = _END, None
+            self.unit, batch = _END, None
         else:
             self.unit, future = self._futures.popleft()
-            made = future.result()
+            batch = future.result()
             if self.workers == 0:
-                self.unit, made = made
+                self.unit, batch = batch
             else:
-                made = _pinned(pytree.tree_map_only(_Array, lambda x: torch.from_numpy(x.values), made))
+                batch = _pinned(pytree.tree_map_only(_Array, lambda x: torch.from_numpy(x.values), batch))
         if self.unit is _END:
             self.close()
             raise StopIteration
-        self._most = max(self._most, size_of(made), 1)
+        self._most = max(self._most, size_of(batch), 1)
         self._fill()
-        return made
+        return batch
 
     def close(self) -> None:
         """Stop. Results that were not requested are lost."""

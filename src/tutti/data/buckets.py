@@ -73,9 +73,9 @@ def pad_to_bucket(
     if side not in ("right", "left"):
         raise ValueError(f"side is {side!r}; it must be 'right' or 'left'")
     fills = {**PADDED, **dict.fromkeys(_IDS, pad_id), **(values or {})}
-    made = dict(batch)
+    padded = dict(batch)
     groups: dict[int, list[str]] = {}
-    for name, x in made.items():
+    for name, x in padded.items():
         floats = isinstance(x, torch.Tensor) and x.is_floating_point() and name == "labels"
         if name in fills and isinstance(x, torch.Tensor) and x.ndim >= 2 and not floats:
             groups.setdefault(x.shape[-1], []).append(name)
@@ -84,23 +84,23 @@ def pad_to_bucket(
         if target == length:
             continue
         for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-            if ids in names and mask not in made and "position_ids" not in made:
-                made[mask] = torch.ones_like(made[ids])
+            if ids in names and mask not in padded and "position_ids" not in padded:
+                padded[mask] = torch.ones_like(padded[ids])
                 names = [*names, mask]
         for name in names:
-            made[name] = _padded(made[name], target - length, fills[name], side)
-    return made
+            padded[name] = _padded(padded[name], target - length, fills[name], side)
+    return padded
 
 
 def _target(length: int, lengths: Sequence[int] | None, longest: int | None) -> int:
     if lengths is None:
         lengths = [bucket(length)] if longest is None else bucket_lengths(longest)
-    found = next((n for n in lengths if n >= length), None)
-    if found is None:
+    fitting = next((n for n in lengths if n >= length), None)
+    if fitting is None:
         raise ValueError(
             f"a sequence of {length} is longer than the last bucket, {lengths[-1]}; truncate it or add a bucket"
         )
-    return found
+    return fitting
 
 
 def _padded(x: torch.Tensor, more: int, value: float, side: str) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _padded(x: torch.Tensor, more: int, value: float, side: str) -> torch.Tensor
     if x.ndim != 4:
         return F.pad(x, pads, value=bool(value) if x.dtype == torch.bool else value)
     closed = torch.finfo(x.dtype).min if x.is_floating_point() else False  # (batch, heads, queries, keys)
-    made = F.pad(x, pads * 2, value=closed)
+    padded = F.pad(x, pads * 2, value=closed)
     corner = slice(-more, None) if side == "right" else slice(more)
-    made[..., corner, corner] = 0 if x.is_floating_point() else True
-    return made
+    padded[..., corner, corner] = 0 if x.is_floating_point() else True
+    return padded

@@ -31,11 +31,11 @@ class Mixture:
         pairs = list(sources.items() if isinstance(sources, Mapping) else sources)
         if not pairs:
             raise ValueError("a mixture of no sources")
-        given = [weight for _, weight in pairs]
-        if bad := [w for w in given if not (np.isfinite(w) and w > 0)]:
+        weights = [weight for _, weight in pairs]
+        if bad := [w for w in weights if not (np.isfinite(w) and w > 0)]:
             raise ValueError(f"a weight is {bad[0]}; weights are positive numbers")
         self.sources = tuple(open_source(source) for source, _ in pairs)
-        self.weights = tuple(weight / sum(given) for weight in given)
+        self.weights = tuple(weight / sum(weights) for weight in weights)
         self.counts = _counts(self.weights)
         self._block: tuple[int, int, np.ndarray, np.ndarray] | None = None
 
@@ -48,11 +48,11 @@ class Mixture:
         for block in np.unique(blocks):
             here = blocks == block
             if self._block is None or self._block[:2] != (seed, int(block)):
-                self._block = seed, int(block), *self._made(seed, int(block))
+                self._block = seed, int(block), *self._draw_block(seed, int(block))
             number[here], turn[here] = self._block[2][inside[here]], self._block[3][inside[here]]
         return number, turn
 
-    def _made(self, seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_block(self, seed: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         edges = np.cumsum(self.counts)
         numbers = np.searchsorted(edges, permute(np.arange(BLOCK), BLOCK, key(seed, 1, block)), side="right")
         turns = np.empty(BLOCK, np.int64)

@@ -42,14 +42,14 @@ class Order:
         epochs, places = np.divmod(np.asarray(positions, np.int64), self.n)
         if self.shuffle is None:
             return places
-        made = np.empty_like(places)
+        chosen = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             if self.shuffle == "rows":
-                made[here] = permute(places[here], self.n, key(*self.seed, int(epoch)))
+                chosen[here] = permute(places[here], self.n, key(*self.seed, int(epoch)))
             else:
-                made[here] = [self._in_blocks(int(epoch), int(place)) for place in places[here]]
-        return made
+                chosen[here] = [self._in_blocks(int(epoch), int(place)) for place in places[here]]
+        return chosen
 
     def _in_blocks(self, epoch: int, place: int) -> int:
         if self._groups is None or self._groups[0] != epoch:

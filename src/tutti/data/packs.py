@@ -90,10 +90,10 @@ class Packs(Rows):
 
     def row(self, i: int) -> dict[str, Any]:
         features = [self.features[place] for place in self.rows[i]]
-        made: dict[str, Any] = {"sequences": [list(f["input_ids"]) for f in features]}
+        pack: dict[str, Any] = {"sequences": [list(f["input_ids"]) for f in features]}
         if "labels" in features[0]:
-            made["labels"] = [list(f["labels"]) for f in features]
-        return made
+            pack["labels"] = [list(f["labels"]) for f in features]
+        return pack
 
     def name(self, i: int) -> str:
         return f"pack {i} (sequences {', '.join(map(str, self.rows[i][:4]))}{', ...' if self.rows[i][4:] else ''})"
@@ -134,9 +134,9 @@ def packed_batch(
     ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, -100, np.int64)
     positions, segments = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for r, row in enumerate(rows):
-        given = row.get("labels") or row["sequences"]
+        all_labels = row.get("labels") or row["sequences"]
         at = 0
-        for number, (sequence, wanted) in enumerate(zip(row["sequences"], given, strict=True), 1):
+        for number, (sequence, wanted) in enumerate(zip(row["sequences"], all_labels, strict=True), 1):
             place = slice(at, at + len(sequence))
             if place.stop > length:
                 raise ValueError(f"a pack has {sum(map(len, row['sequences']))} tokens, more than a row of {length}")
@@ -147,12 +147,12 @@ def packed_batch(
             at = place.stop
         positions[r, at:] = np.arange(length - at)
     batch = {"input_ids": ids, "position_ids": positions, "labels": labels}
-    made: dict[str, Any] = {name: torch.from_numpy(x) for name, x in batch.items()}
+    packed: dict[str, Any] = {name: torch.from_numpy(x) for name, x in batch.items()}
     if attention == "mask":
         mask = segments[:, None, :, None] == segments[:, None, None, :]
         if causal:
             mask &= np.tril(np.ones((length, length), bool))
-        made["attention_mask"] = torch.from_numpy(mask)
+        packed["attention_mask"] = torch.from_numpy(mask)
     else:
-        made["use_cache"] = False
-    return made
+        packed["use_cache"] = False
+    return packed

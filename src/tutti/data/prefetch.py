@@ -59,9 +59,9 @@ class Prefetch(Iterator[Any]):
         self._ahead.clear()
 
     def _begin(self, count: int) -> None:
-        self._ahead.extend(self._thread.submit(self._made, step) for step in islice(self.steps, count))
+        self._ahead.extend(self._thread.submit(self._load, step) for step in islice(self.steps, count))
 
-    def _made(self, step: int) -> Any:
+    def _load(self, step: int) -> Any:
         try:
             batch = self.make(step)
         except StopIteration as error:

@@ -56,10 +56,10 @@ class Reviews:
 
     def __post_init__(self) -> None:
         draw = np.random.default_rng(self.seed)
-        found: dict[str, None] = {}
-        while len(found) < 2 * self.adjectives + self.topics * self.nouns:
-            found["".join(draw.choice(SYLLABLES, draw.integers(2, 4)))] = None
-        object.__setattr__(self, "words", list(found))
+        words: dict[str, None] = {}
+        while len(words) < 2 * self.adjectives + self.topics * self.nouns:
+            words["".join(draw.choice(SYLLABLES, draw.integers(2, 4)))] = None
+        object.__setattr__(self, "words", list(words))
 
     def adjective(self, praise: int, number: int) -> str:
         return self.words[praise * self.adjectives + number]

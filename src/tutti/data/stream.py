@@ -19,7 +19,7 @@ from tutti.data.sources.source import MappedStream, StreamingSource
 
 MEGABYTE = 2**20
 WINDOW = 1000
-KEPT = 1000  # errors of bad rows
+MOST_ERRORS = 1000  # errors of bad rows
 REPLACED = 100  # rows after a bad one that are tried in its place
 
 
@@ -112,7 +112,7 @@ class Stream:
         self.bad_rows, self.bad = 0, list[str]()
         self._streams: dict[str, dict[str, int]] = {}
         self._ahead: Ahead | None = None
-        self._found: list[str] = []  # errors of bad rows of streaming sources, which no unit has yet
+        self._late_errors: list[str] = []  # errors of bad rows of streaming sources, which no unit has yet
         self._orders = [
             None if isinstance(s, StreamingSource)
             else Order(len(s), (seed, 2, i), self._shuffle_of(s), getattr(s, "blocks", None))
@@ -134,14 +134,14 @@ class Stream:
 
     def __next__(self) -> Any:
         if self._ahead is None:
-            self._found = []
-            self._ahead = Ahead(self._units(self._found), self._make, self.ahead, self.workers)
+            self._late_errors = []
+            self._ahead = Ahead(self._units(self._late_errors), self._make, self.ahead, self.workers)
         try:
             batch, bad = next(self._ahead)
         except BaseException as error:
             self.close()
             if isinstance(error, StopIteration):
-                self._report(self._found)  # after the last batch
+                self._report(self._late_errors)  # after the last batch
             raise
         unit: Any = self._ahead.unit
         self.samples, self._streams = unit.state["samples"], unit.state["streams"]
@@ -150,7 +150,7 @@ class Stream:
 
     def _report(self, errors: list[str]) -> None:
         self.bad_rows += len(errors)
-        self.bad += errors[: KEPT - len(self.bad)]
+        self.bad += errors[: MOST_ERRORS - len(self.bad)]
 
     def __len__(self) -> int:
         """Batches of all epochs, of sources with random access. Raises TypeError where they are not known."""
@@ -158,9 +158,9 @@ class Stream:
             raise TypeError("the stream has no length: it is endless, or its source is streamed")
         return -(-self.epochs * len(self.mixture.sources[0]) // self.batch)
 
-    def _units(self, found: list[str]) -> Iterator[_Unit]:
-        """The batches from the present state on. found: keeps errors of bad rows after the last batch."""
-        cursors = self._cursors(found)
+    def _units(self, errors: list[str]) -> Iterator[_Unit]:
+        """The batches from the present state on. errors: keeps errors of bad rows after the last batch."""
+        cursors = self._cursors(errors)
         at = self.samples
         while True:
             items = self._items(at, cursors)
@@ -172,8 +172,8 @@ class Stream:
                 items, first, stop = items[first:stop], 0, stop - first
             at += count
             state = {"samples": at, "streams": {str(i): c.state() for i, c in cursors.items()}}
-            yield _Unit(tuple(items), first, stop, state, tuple(found))
-            found.clear()
+            yield _Unit(tuple(items), first, stop, state, tuple(errors))
+            errors.clear()
 
     def _items(self, at: int, cursors: dict[int, Cursor]) -> list[_Item]:
         """The samples of the global batch that begins at `at`; fewer at the end of the last epoch."""
@@ -197,22 +197,22 @@ class Stream:
                 items.append(_Item(sample, source, row))
         return items
 
-    def _cursors(self, found: list[str]) -> dict[int, Cursor]:
+    def _cursors(self, errors: list[str]) -> dict[int, Cursor]:
         def bad(error: BadRow) -> None:
             if self.on_bad == "raise":
                 raise error
-            found.append(str(error))
+            errors.append(str(error))
 
-        made = {
+        cursors = {
             i: Cursor(s.source if isinstance(s, MappedStream) else s, (self.seed, 2, i), self.shuffle, self.window, bad,
                       self.epochs)
             for i, s in enumerate(self.mixture.sources)
             if isinstance(s, StreamingSource)
         }  # fmt: skip
-        for i, cursor in made.items():
+        for i, cursor in cursors.items():
             if str(i) in self._streams:
                 cursor.load(self._streams[str(i)])
-        return made
+        return cursors
 
     # -- state ---------------------------------------------------------------------------------------------------
 

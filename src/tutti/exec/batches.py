@@ -14,9 +14,9 @@ Signature = tuple[tuple, ...]  # (name, Spec) of tensors, (name, value, type) of
 
 def signature_of(batch: Batch) -> Signature:
     """What a captured graph depends on: names (in any order), shapes, dtypes and static values."""
-    found = [(name, Spec.of(x)) for name, x in batch_items(batch)]
+    entries = [(name, Spec.of(x)) for name, x in batch_items(batch)]
     others = [(name, x, type(x).__name__) for name, x in statics(batch)]  # 1, 1.0 and True are equal
-    return tuple(sorted([*found, *others], key=lambda item: item[0]))
+    return tuple(sorted([*entries, *others], key=lambda item: item[0]))
 
 
 def microbatches(batch: Batch, count: int) -> list[Batch]:
@@ -39,16 +39,16 @@ def batch_size(batch: Batch) -> int:
 
 def check_like(batch: Batch, dtypes: Mapping[str, torch.dtype]) -> None:
     """Raise ValueError if a batch differs in names or dtypes from the example batch."""
-    given = dict(batch_items(batch))
-    if missing := [key for key in dtypes if key not in given]:
+    entries = dict(batch_items(batch))
+    if missing := [key for key in dtypes if key not in entries]:
         name = missing[0]
         if isinstance(batch, Mapping) and name in batch:
             raise ValueError(
                 f"batch entry {name!r} is a {type(batch[name]).__name__}; it was a tensor when the step was made"
             )
         raise ValueError(f"the batch lacks {name!r}; it had {list(dtypes)} when the step was made")
-    if unknown := [key for key in given if key not in dtypes]:
+    if unknown := [key for key in entries if key not in dtypes]:
         raise ValueError(f"the batch has {unknown[0]!r}, which it did not have when the step was made")
-    for key, x in given.items():
+    for key, x in entries.items():
         if x.dtype != dtypes[key]:
             raise ValueError(f"batch entry {key!r} is {x.dtype}; it was {dtypes[key]} when the step was made")

@@ -116,7 +116,7 @@ class _Writer:
         )
         self.globals: dict[str, Any] = {"Request": Request, "Wait": Wait}
         self.names = {node: f"v{i}" for i, node in enumerate(graph.nodes)}
-        self.known: dict[int, str] = {}
+        self.constant_names: dict[int, str] = {}
 
     def source(self) -> str:
         dies = last_uses(self.graph)
@@ -186,11 +186,11 @@ class _Writer:
         return self._constant(value)
 
     def _constant(self, value: Any) -> str:
-        if id(value) not in self.known:
+        if id(value) not in self.constant_names:
             name = re.sub(r"\W", "_", str(value)) if isinstance(value, torch._ops.OpOverload) else "c"
-            self.known[id(value)] = f"{name}_{len(self.known)}"
-            self.globals[self.known[id(value)]] = value
-        return self.known[id(value)]
+            self.constant_names[id(value)] = f"{name}_{len(self.constant_names)}"
+            self.globals[self.constant_names[id(value)]] = value
+        return self.constant_names[id(value)]
 
 
 def _comment(node: fx.Node) -> str:

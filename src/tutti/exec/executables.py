@@ -62,7 +62,7 @@ class Executables:
     state: LiveStore
     homes: Mapping[str, int]
     inspector: Inspector
-    made: dict[tuple[str, Key, int], Executor] = field(default_factory=dict)
+    executors: dict[tuple[str, Key, int], Executor] = field(default_factory=dict)
     gradual: dict[tuple[str, Key, int], Gradual] = field(default_factory=dict)
     changes: dict[str, Changes] = field(default_factory=dict)  # of levels in an earlier run, by what it computed
     captured: dict[tuple, list[tuple[Key, Guards]]] = field(default_factory=dict)  # by signature and Python state
@@ -105,14 +105,14 @@ class Executables:
         signature, state = signature_of(batch), self.state_of_model
         state = state if evaluates else (*state, *self.partly)
         count = 1 if evaluates else microbatches or self.plan.accumulate
-        known = self.captured.setdefault((signature, evaluates, state, count), [])
-        alike = known if evaluates else [x for x in known if self._counts_hold(self.plans[x[0]][0])]
+        captured_before = self.captured.setdefault((signature, evaluates, state, count), [])
+        alike = captured_before if evaluates else [x for x in captured_before if self._counts_hold(self.plans[x[0]][0])]
         key, reason = holding_for(alike, batch, "step")
         if key is not None:
             return key
         what = "evaluation" if evaluates else "step"
-        if known or state or not evaluates:  # the first evaluation repeats no capture
-            if len(alike) < len(known):
+        if captured_before or state or not evaluates:  # the first evaluation repeats no capture
+            if len(alike) < len(captured_before):
                 reason = reason or "other parameters have had equally many updates"
             reason = reason or (
                 f"{state[0][0]} is {reprlib.repr(state[0][1])} now" if state else "a batch of another shape"
@@ -121,7 +121,7 @@ class Executables:
             what += f" again: {reason}"
         with HEARTBEAT.working("captures the step again"), progress(f"capturing the {what}"):
             key = self._capture(signature, evaluates, batch, count)
-        known.append((key, self.plans[key][0].guards))
+        captured_before.append((key, self.plans[key][0].guards))
         return key
 
     def _counts_hold(self, graph: StepGraph) -> bool:
@@ -156,11 +156,11 @@ class Executables:
         if self.level == AUTO and what != "inspect":
             if place not in self.gradual:
                 earlier = self.changes.get(repr(place), ()) if what == "train" else ()
-                self.gradual[place] = Gradual(partial(self._made, *place), earlier)
+                self.gradual[place] = Gradual(partial(self._build, *place), earlier)
             return self.gradual[place].executor(call)
-        if place not in self.made:
-            self.made[place] = self._made(*place, self.level)
-        return self.made[place]
+        if place not in self.executors:
+            self.executors[place] = self._build(*place, self.level)
+        return self.executors[place]
 
     def of_microbatches(self, what: str, parts: Sequence[Batch], call: int) -> tuple[list[Key], list[Executor]]:
         """The keys and executors of the microbatches of a batch.
@@ -200,32 +200,32 @@ class Executables:
         self.changes = dict(changes)
         self.gradual = {}
 
-    def _made(self, what: str, key: Key, microbatches: int, level: str) -> Executor:
+    def _build(self, what: str, key: Key, microbatches: int, level: str) -> Executor:
         with HEARTBEAT.working("lowers the plan"), progress("lowering the plan"), uncollected():
             graph, plan = self.plans[key]
             graph = _part(graph, what)
             plan = plan if what == "evaluate" else plan.replace(accumulate=microbatches)
             inspects = what == "inspect"  # operator by operator, and beyond the budget of memory
-            made = Executor(
+            executor = Executor(
                 graph, plan, microbatches, PLAIN if inspects else level, self.state, self.homes, self.state.engine,
                 None if inspects else self.hidden, platform(self.cluster.device),
                 self.inspector if inspects else None,
             )  # fmt: skip
             if what == "train" and not plan.stages:
-                check_divided(made.first.programs[0], plan.overlap_chunks)
-            return made
+                check_divided(executor.first.programs[0], plan.overlap_chunks)
+            return executor
 
 
-def holding_for(known: Sequence[tuple[T, Guards]], batch: Batch, what: str) -> tuple[T | None, str | None]:
+def holding_for(guarded: Sequence[tuple[T, Guards]], batch: Batch, what: str) -> tuple[T | None, str | None]:
     """The first of the captures for one shape whose guards hold for a batch, or None and the guard that failed last.
 
     what: "step" or "function". Raises ValueError if there are too many captures.
     """
     tensors, reason = dict(batch_items(batch)), None
-    for made, guards in known:
+    for value, guards in guarded:
         if not guards or (reason := guards.broken(tensors)) is None:
-            return made, None
-    if len(known) == MOST:
+            return value, None
+    if len(guarded) == MOST:
         raise ValueError(
             f"the {what} has been captured {MOST} times for batches of one shape, because the Python code reads values "
             f"that differ between them: {reason}. Compute with tensors there (torch.where, masks), or give batches "

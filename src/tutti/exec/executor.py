@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tutti.observe.recorder import Recorder
 
 Row = list[torch.Tensor]  # a tensor for each held rank of a device
-Given = Callable[[int], Mapping[str, torch.Tensor]]  # the whole inputs that every stage is given for a microbatch
+InputsOf = Callable[[int], Mapping[str, torch.Tensor]]  # the whole inputs that every stage is given for a microbatch
 
 
 class Executor:
@@ -63,21 +63,21 @@ class Executor:
         self.actions = actions_of(self.cut, self.schedule)
         self.recorder: Recorder | None = None
         self.each: Sequence[Executor] = ()
-        kept: dict[int, list[dict[str, torch.Tensor]]] = {}  # by device
+        tensors_of: dict[int, list[dict[str, torch.Tensor]]] = {}  # by device
         for rank, tensors in zip(store.runtime.ranks, store.parts, strict=True):
-            kept.setdefault(rank // self.width, []).append(tensors)
+            tensors_of.setdefault(rank // self.width, []).append(tensors)
         if isinstance(store.runtime, Virtual):
             self.ranks, self.mail = list(range(self.width)), _Mail()
             self.driver = Virtual(self.mesh) if len(self.actions) > 1 else store.runtime
         else:
             self.ranks, self.driver = [store.runtime.rank % self.width], store.runtime
             self.mail = _Posted(self, store.runtime) if len(self.actions) > 1 else _Mail()
-        self.held = {d: _Device(self, d, tensors) for d, tensors in kept.items()}
-        held = [place for place in self.cut.parts if self.device(place) in self.held]
-        self.parts = {place: _Part(self, place, level) for place in held}
+        self.local_devices = {d: _Device(self, d, tensors) for d, tensors in tensors_of.items()}
+        places = [place for place in self.cut.parts if self.device(place) in self.local_devices]
+        self.parts = {place: _Part(self, place, level) for place in places}
         self.pairs: dict[tuple[Place, ...], _Part] = {
             (action.place, action.second[0]): _Part(self, action.place, level, action.second[0])
-            for number in self.held
+            for number in self.local_devices
             for action in self.actions[number]
             if action.place and action.second
         }
@@ -97,29 +97,31 @@ class Executor:
             return None
         return self.store.budgets[self.store.runtime.ranks.index(device * self.width + rank)]
 
-    def run(self, given: Given, recorder: Recorder | None = None, each: Sequence[Executor] = ()) -> None:
+    def run(self, inputs_of: InputsOf, recorder: Recorder | None = None, each: Sequence[Executor] = ()) -> None:
         """Run the actions of all local devices to completion.
 
-        given: the inputs that are not stored, by microbatch. recorder: of this process's rank. each: the executor whose
-        parts run a microbatch, by microbatch, where microbatches need different graphs; by default this one.
+        inputs_of: the inputs that are not stored, by microbatch.
+        recorder: of this process's rank.
+        each: by microbatch, the executor whose parts run it, where microbatches need different graphs; by default this
+            one.
 
         Raises RuntimeError if an earlier run ended with an error between messages of processes.
         """
-        given, self.recorder, self.each = cache(given), recorder, each
+        inputs_of, self.recorder, self.each = cache(inputs_of), recorder, each
         self.mail.begin()
-        for device in self.held.values():
+        for device in self.local_devices.values():
             device.begin()
-        while waiting := [device for device in self.held.values() if device.todo]:
-            acted = [device.act(given) for device in waiting]
+        while waiting := [device for device in self.local_devices.values() if device.todo]:
+            acted = [device.act(inputs_of) for device in waiting]
             assert any(acted), "devices of the pipeline wait for one another"
         self.mail.over()
-        for device in self.held.values():
+        for device in self.local_devices.values():
             device.replace()
         if any(place.kind.startswith("U") for place in self.cut.parts):
             self._free_sums()
 
     def _free_sums(self) -> None:
-        for device in self.held.values():
+        for device in self.local_devices.values():
             device.sums = {}
 
     def part(self, place: Place, microbatch: int) -> _Part:
@@ -137,23 +139,23 @@ class Executor:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients of the last run by parameter name, as full CPU tensors. They are freed."""
-        found, step = {}, self.cut.step
+        gradients_by_name, step = {}, self.cut.step
         for name in step.gradient_names:
             home = self.device(self.cut.makers[name])
-            parts = {home * self.width + rank: x for device in self.held.values() if device.number == home
+            parts = {home * self.width + rank: x for device in self.local_devices.values() if device.number == home
                      for rank, x in zip(self.ranks, device.sums[name], strict=True)}  # fmt: skip
             layout = self.plan.input_layout(label_of(self.cut, name))
             spec = step.outputs[name].meta["val"]
             total = self.store.assemble(parts, home if len(self.actions) > 1 else None, layout, spec)
-            found[name.removeprefix("grad:")] = total / self.count
+            gradients_by_name[name.removeprefix("grad:")] = total / self.count
         self._free_sums()
-        return found
+        return gradients_by_name
 
     def loss(self) -> torch.Tensor:
         """The mean loss of the last run, on all ranks."""
         step, home = self.cut.step, self.device(self.cut.makers["loss"])
         dtype = step.outputs["loss"].meta["val"].dtype
-        total = self.held[home].loss if home in self.held else None
+        total = self.local_devices[home].loss if home in self.local_devices else None
         if total is None:
             total = torch.zeros((), dtype=dtype, device=step.device)
         return self.mail.shared((total / self.count).to(dtype), home * self.width)
@@ -168,41 +170,41 @@ class Executor:
     def value(self, name: str, microbatch: int = 0) -> torch.Tensor:
         """A metric, a check or a result of the last run, on all ranks."""
         home, spec = self.device(self.cut.makers[name]), self.cut.step.outputs[name].meta["val"]
-        if home in self.held:
-            known = self.held[home].observed[name][microbatch]
+        if home in self.local_devices:
+            local = self.local_devices[home].observed[name][microbatch]
         else:
-            known = torch.empty(spec.shape, dtype=spec.dtype, device=self.cut.step.device)
-        return self.mail.shared(known, home * self.width)
+            local = torch.empty(spec.shape, dtype=spec.dtype, device=self.cut.step.device)
+        return self.mail.shared(local, home * self.width)
 
     def skipped(self) -> bool:
         """Whether the last run skipped the update, because values were not finite."""
-        return bool(self.told("skipped"))
+        return bool(self.reported("skipped"))
 
-    def told(self, name: str) -> torch.Tensor:
+    def reported(self, name: str) -> torch.Tensor:
         """A number that the update of the last run returned (`TOLD`), 0-d, on all ranks."""
         home, dtype = self.device(self.cut.makers[name]), self.cut.step.outputs[name].meta["val"].dtype
-        known = self.held[home].told[name] if home in self.held else torch.zeros((), dtype=dtype)
-        return self.mail.shared(known.to(self.cut.step.device), home * self.width)
+        local = self.local_devices[home].reported[name] if home in self.local_devices else torch.zeros((), dtype=dtype)
+        return self.mail.shared(local.to(self.cut.step.device), home * self.width)
 
     def collectives(self) -> list[Collective]:
         """The collectives of one run of each part of the first local device, and what it sends to other devices."""
-        found: dict[str, list[Collective]] = {}
+        by_part: dict[str, list[Collective]] = {}
         sizes = sizes_of(self.cut, self.plan)
-        for action in self.actions[min(self.held)]:
+        for action in self.actions[min(self.local_devices)]:
             for place, _ in action.runs:
-                found.setdefault(str(place), self.parts[place].programs[0].collectives)
+                by_part.setdefault(str(place), self.parts[place].programs[0].collectives)
             for name in (message.name for message, _ in action.sends):
-                found.setdefault(name, [Collective("send", PIPELINE, sizes[name], name)])
-        return [c for several in found.values() for c in several]
+                by_part.setdefault(name, [Collective("send", PIPELINE, sizes[name], name)])
+        return [c for several in by_part.values() for c in several]
 
     def uncompiled(self, like: Executor) -> list[tuple[Compiled, Arguments]]:
         """The functions that this executor calls and that are not compiled yet, each once, for the inputs of the last
         run of an executor of the same graph at another level."""
-        found = {}
+        functions = {}
         for part, other in self.beside(like):
             for ready, inputs in zip(part.ready, other.inputs, strict=True):
-                found |= {id(function): (function, args) for function, args in uncompiled(ready.graph, inputs)}
-        return list(found.values())
+                functions |= {id(function): (function, args) for function, args in uncompiled(ready.graph, inputs)}
+        return list(functions.values())
 
     def compile_like(self, like: Executor) -> None:
         """Compile all functions now, for the inputs of the last run of an executor as in `uncompiled`."""
@@ -241,15 +243,15 @@ class _Part:
 class _Device:
     """One device: the stored tensors of its local ranks, and the values of microbatches in flight."""
 
-    def __init__(self, executor: Executor, number: int, kept: list[dict[str, torch.Tensor]]):
-        self.executor, self.number, self.kept = executor, number, kept
+    def __init__(self, executor: Executor, number: int, stored: list[dict[str, torch.Tensor]]):
+        self.executor, self.number, self.stored = executor, number, stored
         self.todo: deque[Action] = deque()
         self.values: dict[Message, Row] = {}
         self.sums: dict[str, Row] = {}
         self.observed: dict[str, list[torch.Tensor]] = {}  # metrics and checks, of each microbatch
         self.successors: dict[str, Row] = {}  # of stored tensors, which a function replaces when all parts have run
         self.loss: torch.Tensor | None = None
-        self.told: dict[str, torch.Tensor] = {}  # by the update
+        self.reported: dict[str, torch.Tensor] = {}  # by the update
         self.divided = False
         self.prepared: dict[Executor, dict[str, Row]] = {}  # what microbatches of other graphs share
 
@@ -258,7 +260,7 @@ class _Device:
         self.loss, self.values, self.sums, self.divided, self.observed = None, {}, {}, False, {}
         self.successors, self.prepared = {}, {}
 
-    def act(self, given: Given) -> bool:
+    def act(self, inputs_of: InputsOf) -> bool:
         """Run the next action if its inputs have arrived; whether it did."""
         action, mail = self.todo[0], self.executor.mail
         if not all(mail.there(message, source, self.number) for message, source in action.receives):
@@ -273,7 +275,7 @@ class _Device:
             with recorder.waiting(message.name, source) if recorder else nullcontext():
                 self.values[message] = self.counted(mail.receive(message, source, self.number))
         if action.place:
-            self.run(action, given)
+            self.run(action, inputs_of)
         for message, target in action.sends:
             mail.send(message, self.row(message), self.number, target)
         for message in action.drops:
@@ -301,23 +303,23 @@ class _Device:
             return self.values[message]
         if name in self.sums:
             return self.sums[name]
-        return [kept[name] for kept in self.kept]
+        return [tensors[name] for tensors in self.stored]
 
-    def run(self, action: Action, given: Given) -> None:
+    def run(self, action: Action, inputs_of: InputsOf) -> None:
         """Run a part, or two together, and keep the outputs."""
         executor = self.executor
         parts = [executor.part(place, microbatch) for place, microbatch in action.runs]
         numbers = [microbatch for _, microbatch in action.runs]
         for microbatch in numbers:
-            self.prepare(microbatch, given)
+            self.prepare(microbatch, inputs_of)
         whole = parts[0] if len(parts) == 1 else executor.pairs[tuple(place for place, _ in action.runs)]
         name = " with ".join(str(place) for place, _ in action.runs)
-        results = self.compute(parts, numbers, whole, name, given)
+        results = self.compute(parts, numbers, whole, name, inputs_of)
         for part, microbatch, rows in zip(parts, numbers, results, strict=True):
             for (output, kind), row in zip(part.outputs, rows, strict=True):
                 self.keep(output, kind, row, microbatch)
 
-    def prepare(self, microbatch: int, given: Given) -> None:
+    def prepare(self, microbatch: int, inputs_of: InputsOf) -> None:
         """Run what microbatches of another graph share, before the first of them. A pipeline mixes no graphs."""
         other = self.executor.of(microbatch)
         if other is self.executor or other in self.prepared:
@@ -325,14 +327,14 @@ class _Device:
         self.prepared[other] = {}
         for place, part in other.parts.items():
             if place.kind == PREPARATION:
-                (rows,) = self.compute([part], [ONCE], part, str(place), given)
+                (rows,) = self.compute([part], [ONCE], part, str(place), inputs_of)
                 self.prepared[other] |= {name: row for (name, _), row in zip(part.outputs, rows, strict=True)}
 
     def compute(self, parts: list[_Part], microbatches: list[int], whole: _Part, name: str,
-                given: Given) -> list[list[Row]]:  # fmt: skip
+                inputs_of: InputsOf) -> list[list[Row]]:  # fmt: skip
         """The outputs of parts that are one Program, `whole`."""
         executor = self.executor
-        inputs = [self.inputs(part, microbatch, given(max(microbatch, 0)))
+        inputs = [self.inputs(part, microbatch, inputs_of(max(microbatch, 0)))
                   for part, microbatch in zip(parts, microbatches, strict=True)]  # fmt: skip
         rows = [[x for row in each for x in row] for each in zip(*inputs, strict=True)]
         for i, budget in enumerate(whole.budgets):
@@ -347,7 +349,9 @@ class _Device:
             results = iter(zip(*executor.driver.run(runs, rows), strict=True))
         return [[list(next(results)) for _ in part.outputs] for part in parts]
 
-    def inputs(self, part: _Part, microbatch: int, given: Mapping[str, torch.Tensor]) -> list[list[torch.Tensor]]:
+    def inputs(
+        self, part: _Part, microbatch: int, whole_inputs: Mapping[str, torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
         """The inputs of a part on each local rank."""
         executor, rows = self.executor, []
         prepared = self.prepared.get(executor.of(microbatch), {})
@@ -355,12 +359,14 @@ class _Device:
             if name not in self.sums:
                 self.sums[name] = self.counted([self.zeros(program, name) for program in part.programs])
         for i, (program, rank) in enumerate(zip(part.programs, executor.ranks, strict=True)):
-            kept, row = self.kept[i], []
+            tensors, row = self.stored[i], []
             for name, (layout, _) in program.inputs.items():
-                if name in given:
-                    row.append(own_part(name, given[name], layout, executor.mesh, rank, executor.cut.step.device))
+                if name in whole_inputs:
+                    row.append(
+                        own_part(name, whole_inputs[name], layout, executor.mesh, rank, executor.cut.step.device)
+                    )
                 elif name in part.stored:
-                    row.append(kept[name])
+                    row.append(tensors[name])
                 elif name in prepared:
                     row.append(prepared[name][i])
                 else:
@@ -371,9 +377,9 @@ class _Device:
     def replace(self) -> None:
         """Replace stored tensors by their successors."""
         for name, row in self.successors.items():
-            for kept, x in zip(self.kept, row, strict=True):
-                if name in kept:
-                    self.executor.store.replace(kept, name, x)
+            for tensors, x in zip(self.stored, row, strict=True):
+                if name in tensors:
+                    self.executor.store.replace(tensors, name, x)
         self.successors = {}
 
     def keep(self, name: str, kind: str, row: Row, microbatch: int) -> None:
@@ -385,8 +391,8 @@ class _Device:
             self.values[Message(name, microbatch)] = row
         elif kind == "loss":
             self.loss = row[0] if self.loss is None else self.loss + row[0]
-        elif kind == "told":
-            self.told[name] = row[0]
+        elif kind == "reported":
+            self.reported[name] = row[0]
         elif kind == "observed":
             self.observed.setdefault(name, []).append(row[0])
         else:  # a sum of gradients, to which the part has added in place
@@ -431,7 +437,7 @@ class _Posted:
     def __init__(self, executor: Executor, runtime: Distributed):
         self.executor, self.rank = executor, runtime.rank
         self.groups: dict[bool, Any] = runtime.directions
-        self.orders, self.known = orders(executor.actions), had(executor.actions)
+        self.orders, self.delivered = orders(executor.actions), had(executor.actions)
         self.coming: dict[int, deque[Message]] = {}
         self.under_way: dict[Message, tuple[dist.Work, torch.Tensor]] = {}
         self.sent: dict[int, deque[tuple[dist.Work, torch.Tensor]]] = {}  # by receiver
@@ -466,7 +472,7 @@ class _Posted:
         work, x = self.under_way.pop(message)
         HEARTBEAT.enter(Meeting("receive", PIPELINE, message.name, self.peer(source)))
         work.wait()
-        for _ in range(self.known[source, target][message] - self.over_with[source]):
+        for _ in range(self.delivered[source, target][message] - self.over_with[source]):
             self.sent[source].popleft()[0].wait()  # Gloo does not say otherwise that a message has been sent
             self.over_with[source] += 1
         HEARTBEAT.leave()
@@ -499,7 +505,7 @@ def _kind(name: str) -> str:
         return "observed"
     kind = name.partition(":")[0]
     if name in TOLD:
-        return "told"
+        return "reported"
     return kind if kind in ("value", "loss", "grad") else "stored"
 
 

@@ -24,8 +24,8 @@ def pack(store: TensorStore, blank: str = "") -> None:
     """
     if store.device.type != "cpu" or store.budgets or not hasattr(mmap, "MADV_HUGEPAGE"):
         return
-    for held in store.parts:
-        sizes = {name: -(-x.nbytes // LINE) * LINE for name, x in held.items()
+    for tensors in store.parts:
+        sizes = {name: -(-x.nbytes // LINE) * LINE for name, x in tensors.items()
                  if x.nbytes and name not in store.shared}  # fmt: skip
         memory = mmap.mmap(-1, sum(sizes.values()) + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # the system has them disabled
@@ -33,7 +33,7 @@ def pack(store: TensorStore, blank: str = "") -> None:
         block = torch.frombuffer(memory, dtype=torch.uint8)
         at = -block.data_ptr() % LARGE
         for name, size in sizes.items():
-            old = held[name]
+            old = tensors[name]
             new = block[at : at + old.nbytes].view(old.dtype).view(old.shape)
-            held[name] = new if blank and name.startswith(blank) else new.copy_(old)
+            tensors[name] = new if blank and name.startswith(blank) else new.copy_(old)
             at += size

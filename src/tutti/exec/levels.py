@@ -77,11 +77,11 @@ def prepare(
 
 def _prepared(program: Program, level: str, engine: TransferEngine | None, budget: MemoryBudget | None, on: Platform,
               inspect: Inspect | None) -> Prepared:  # fmt: skip
-    graph, meter, peaks, known = program.graph, None, [], {}
+    graph, meter, peaks, measured = program.graph, None, [], {}
     if budget:
-        known = spans(fuse(replay(program), level), on)
-        first = min((before for _, before, _ in known.values()), default=0)
-        peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in known.items()]
+        measured = spans(fuse(replay(program), level), on)
+        first = min((before for _, before, _ in measured.values()), default=0)
+        peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in measured.items()]
     if level != "O0":
         attention.use(graph)
         if on is CPU:
@@ -99,7 +99,7 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
         joined_rows.use(graph)
     compile_segments(graph, level)
     if budget:
-        meter = Meter(budget, _needs(graph, known))
+        meter = Meter(budget, _needs(graph, measured))
     graph.lint()
     make = partial(generate, graph, engine, meter, inspect)
     return Prepared(_ahead(graph, make()), lambda stopwatch: make(stopwatch=stopwatch), graph, peaks)
@@ -117,11 +117,11 @@ def _ahead(graph: fx.Graph, run: Run) -> Run:
     return ahead
 
 
-def _needs(graph: fx.Graph, known: Mapping[fx.Node, tuple[int, int, int]]) -> dict[fx.Node, int]:
+def _needs(graph: fx.Graph, measured: Mapping[fx.Node, tuple[int, int, int]]) -> dict[fx.Node, int]:
     """Bytes that each call allocates; for a compiled function its peak."""
-    found = {}
+    needs = {}
     for node in graph.nodes:
-        parts = sorted(known[n] for n in node.meta.get("inside", [node]) if n in known)
+        parts = sorted(measured[n] for n in node.meta.get("inside", [node]) if n in measured)
         if parts and (count := max(total for *_, total in parts) - parts[0][1]) > 0:
-            found[node] = count
-    return found
+            needs[node] = count
+    return needs

@@ -51,7 +51,7 @@ class MemoryBudget:
     def __init__(self, offload_store: OffloadStore, budget: float | None = None):
         self.offload_store, self.budget = offload_store, budget
         self.settle: Callable[[], None] = lambda: None
-        self.known: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
         self.now = self.most = 0
 
     def hold(self, value: object) -> None:
@@ -63,14 +63,14 @@ class MemoryBudget:
     def count(self, x: torch.Tensor) -> None:
         storage = x.untyped_storage()
         key = id(storage)
-        if key not in self.known:
-            self.known[key] = storage.nbytes()
+        if key not in self.sizes:
+            self.sizes[key] = storage.nbytes()
             self.now += storage.nbytes()
             self.most = max(self.most, self.now)
             weakref.finalize(storage, self.forget, key).atexit = False
 
     def forget(self, key: int) -> None:
-        self.now -= self.known.pop(key, 0)
+        self.now -= self.sizes.pop(key, 0)
 
     def need(self, count: int, what: str) -> None:
         """Raise OverBudget if this many more bytes do not fit."""

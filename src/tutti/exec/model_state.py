@@ -32,9 +32,9 @@ def values_of(
 
 def read_weights(store: TensorStore, graph: StepGraph, folder: Path, model: nn.Module) -> int:
     """Read parameters, their float32 master weights and buffers from safetensors. Returns the bytes read."""
-    held = store.held()
+    sharded = store.sharded()
     wanted = [
-        Wanted(name, held[f"{kind}:{name}"], optional=kind == "buffer")
+        Wanted(name, sharded[f"{kind}:{name}"], optional=kind == "buffer")
         for kind in ("param", "master", "buffer") for name in graph.names(kind)
     ]  # fmt: skip
     return load_weights(folder, wanted, _aliases(model))
@@ -52,12 +52,12 @@ def state_dict(store: TensorStore, module: nn.Module, named: Mapping[str, torch.
     }
     with compat.without_subclasses():  # no values are read
         persistent = list(module.state_dict())
-    found: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
     for key in (key for key in persistent if key in own):
         name = names.get(id(own[key]), key)
-        if name not in found:
-            found[name] = store.whole(name) if name in store.tensors else own[key].detach().cpu()
-    return {key: found[names.get(id(own[key]), key)] for key in persistent if key in own}
+        if name not in values:
+            values[name] = store.whole(name) if name in store.tensors else own[key].detach().cpu()
+    return {key: values[names.get(id(own[key]), key)] for key in persistent if key in own}
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

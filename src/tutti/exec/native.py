@@ -92,8 +92,8 @@ class Native:
     def _build(self) -> Any:
         seen, added = {*range(self.inputs), *self.results}, []
         for op, args, results, label in reversed(self.calls):
-            if made := op in COMPILED and COMPILED[op](*args):
-                op, args = made
+            if compiled := op in COMPILED and COMPILED[op](*args):
+                op, args = compiled
             places, constants = _places(args)
             drops = [x for x in dict.fromkeys((*results, *places)) if x >= 0 and x not in seen]
             seen.update(drops)
@@ -125,14 +125,14 @@ def use(graph: fx.Graph) -> None:
     for calls in list(_runs(graph)):
         calls, inputs, outputs = borders(calls)
         with graph.inserting_after(calls[-1]):
-            made = graph.create_node("call_function", Native(calls, inputs, outputs), tuple(inputs), name="calls")
+            call = graph.create_node("call_function", Native(calls, inputs, outputs), tuple(inputs), name="calls")
         flops = sum(FLOPS[n.target](n) for n in calls if n.target in FLOPS)  # pyright: ignore[reportArgumentType]
         specs = tuple(n.meta["val"] for n in outputs)
-        made.meta = {"val": specs, "label": "calls", "inside": calls, "flops": flops}
+        call.meta = {"val": specs, "label": "calls", "inside": calls, "flops": flops}
         new = {}
         for i, node in reversed(list(enumerate(outputs))):
-            with graph.inserting_after(made):
-                new[node] = graph.call_function(operator.getitem, (made, i))
+            with graph.inserting_after(call):
+                new[node] = graph.call_function(operator.getitem, (call, i))
             new[node].meta = dict(node.meta)
         replace_uses(new)
         for node in reversed(calls):
@@ -168,8 +168,8 @@ def _fits(node: Any, run: Container[fx.Node]) -> bool:
 def _arguments(node: Any) -> list[Any]:
     """The arguments of a call of an operator, in the order of its schema."""
     arguments = node.target._schema.arguments
-    given = dict(zip((x.name for x in arguments), node.args, strict=False)) | node.kwargs
-    return [_as_typed(given.get(x.name, x.default_value), str(x.type)) for x in arguments]
+    values = dict(zip((x.name for x in arguments), node.args, strict=False)) | node.kwargs
+    return [_as_typed(values.get(x.name, x.default_value), str(x.type)) for x in arguments]
 
 
 def _as_typed(value: Any, kind: str) -> Any:

@@ -23,7 +23,7 @@ class NonFinite(ValueError):
 
 
 @dataclass(frozen=True)
-class Made:
+class Origin:
     """A finding of one rank. order: values received from elsewhere come last, the others by microbatch and operator."""
 
     order: tuple[bool, int, int]
@@ -52,19 +52,19 @@ class Inspector:
 
     def first(self) -> str:
         """The first finding on any rank, in words. Every rank of a job must call it."""
-        found: Sequence[Made | None] = [log.close() for log in self.logs]
+        origins: Sequence[Origin | None] = [log.close() for log in self.logs]
         if dist.is_initialized() and dist.get_world_size() > 1:
-            told: list = [None] * dist.get_world_size()
-            dist.all_gather_object(told, found)
-            found = [made for theirs in told for made in theirs]
-        known = [made for made in found if made]
-        if not known:
+            gathered: list = [None] * dist.get_world_size()
+            dist.all_gather_object(gathered, origins)
+            origins = [origin for theirs in gathered for origin in theirs]
+        nonfinite = [origin for origin in origins if origin]
+        if not nonfinite:
             return (
                 "every value is finite if operators run one by one, at level O0: compiled code rounds differently, or "
                 "the norm of the gradients is more than float32 holds"
             )
-        made = min(known, key=lambda made: (made.order, made.rank))
-        return f"{made.text}, on rank {made.rank}"
+        origin = min(nonfinite, key=lambda origin: (origin.order, origin.rank))
+        return f"{origin.text}, on rank {origin.rank}"
 
 
 class Log:
@@ -80,10 +80,10 @@ class Log:
     def begin(self) -> None:
         self.run = -1
         self.infinite: set[fx.Node] = set()
-        self.found: Made | None = None
+        self.origin: Origin | None = None
 
     def __call__(self, node: fx.Node, value: Any) -> None:
-        if self.found:
+        if self.origin:
             return
         if self.at[node] == 0:
             self.close()
@@ -91,15 +91,15 @@ class Log:
         tensors = [x for x in (value if isinstance(value, tuple | list) else [value]) if isinstance(x, torch.Tensor)]
         tensors = [x for x in tensors if x.is_floating_point() or x.is_complex()]
         if any(x.isnan().any() for x in tensors):
-            self.found = self.made(node, "NaN")
+            self.origin = self.origin_of(node, "NaN")
         elif any(x.isinf().any() for x in tensors):
             self.infinite.add(node)
 
-    def close(self) -> Made | None:
+    def close(self) -> Origin | None:
         """The finding, after all runs."""
-        if not self.found and (bad := next((x for x in self.outputs if x in self.infinite), None)):
-            self.found = self.made(self.source(bad), "an infinity")
-        return self.found
+        if not self.origin and (bad := next((x for x in self.outputs if x in self.infinite), None)):
+            self.origin = self.origin_of(self.source(bad), "an infinity")
+        return self.origin
 
     def source(self, node: fx.Node) -> fx.Node:
         """The first infinite value on a chain of infinite values that leads to this one."""
@@ -107,23 +107,23 @@ class Log:
             node = min(before, key=self.at.__getitem__)
         return node
 
-    def made(self, node: fx.Node, what: str) -> Made:
+    def origin_of(self, node: fx.Node, what: str) -> Origin:
         order = _is_given(node), self.run, self.at[node]
         if node.op == "placeholder":
-            return Made(order, self.rank, f"{_name(node)} holds {what}")
+            return Origin(order, self.rank, f"{_name(node)} holds {what}")
         of = "finite operands"
         if infinite := [x for x in node.all_input_nodes if x in self.infinite]:
             first = self.source(infinite[0])
             of = f"infinities, the first of which {_name(first)} " + (
                 "made" if first.op == "call_function" else "holds"
             )
-        return Made(order, self.rank, f"{_name(node)} made {what} of {of}")
+        return Origin(order, self.rank, f"{_name(node)} made {what} of {of}")
 
 
 def _is_given(node: fx.Node) -> bool:
     """Whether a value comes from other ranks, or from another part of the step."""
-    given = node.meta.get("input", "").startswith(("value:", "grad:"))
-    return given or node.target in COLLECTIVES or node.target is wait
+    passed_in = node.meta.get("input", "").startswith(("value:", "grad:"))
+    return passed_in or node.target in COLLECTIVES or node.target is wait
 
 
 def _name(node: fx.Node) -> str:

@@ -34,28 +34,28 @@ class OffloadStore:
         self.folder, self.pinned = Path(folder or FOLDER), pinned
         self.bytes = 0
         self.free: dict[tuple[str, int], list[torch.Tensor]] = defaultdict(list)
-        self.known: set[int] = set()  # storages, by id
+        self.storages: set[int] = set()  # storages, by id
 
     def holds(self, x: torch.Tensor) -> bool:
         """Whether a tensor is stored here."""
-        return id(x.untyped_storage()) in self.known
+        return id(x.untyped_storage()) in self.storages
 
     def place(self, value: torch.Tensor, tier: str) -> torch.Tensor:
         """A copy of a tensor in this store. It lives as long as it is referenced."""
-        kept = self.take(Spec.of(value), tier)
-        return kept.copy_(value)
+        stored = self.take(Spec.of(value), tier)
+        return stored.copy_(value)
 
     def take(self, spec: Spec, tier: str, stride: tuple[int, ...] | None = None) -> torch.Tensor:
         """Memory for a tensor, contiguous or with these strides. It is reused once the tensor is not referenced.
 
         Raises OSError if the disk is full.
         """
-        known = self.free[tier, spec.bytes]
-        raw = known.pop() if known else self.make(spec.bytes, tier)
-        kept = raw.view(spec.dtype).view(spec.shape) if spec.bytes else torch.empty(spec.shape, dtype=spec.dtype)
-        kept = kept.as_strided(spec.shape, stride) if stride else kept
-        weakref.finalize(kept, known.append, raw).atexit = False
-        return kept
+        free = self.free[tier, spec.bytes]
+        raw = free.pop() if free else self.make(spec.bytes, tier)
+        tensor = raw.view(spec.dtype).view(spec.shape) if spec.bytes else torch.empty(spec.shape, dtype=spec.dtype)
+        tensor = tensor.as_strided(spec.shape, stride) if stride else tensor
+        weakref.finalize(tensor, free.append, raw).atexit = False
+        return tensor
 
     def make(self, count: int, tier: str) -> torch.Tensor:
         """New memory, as bytes."""
@@ -66,7 +66,7 @@ class OffloadStore:
             if self.pinned and count:
                 compat.pin(raw)
         self.bytes += count
-        self.known.add(id(raw.untyped_storage()))
+        self.storages.add(id(raw.untyped_storage()))
         return raw
 
     def file(self, count: int) -> torch.UntypedStorage:

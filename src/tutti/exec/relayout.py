@@ -53,14 +53,14 @@ def pieces(shape: Shape, before: Placed, after: Placed) -> list[Piece]:
     for rank in range(devices(before.mesh)):
         for box in boxes(before.layout, shape, before.mesh, rank):
             holders.setdefault(box, []).append(rank)
-    found = []
+    overlaps = []
     for target in range(devices(after.mesh)):
         for write in boxes(after.layout, shape, after.mesh, target):
             for read, ranks in holders.items():
                 if shared := overlap(read.whole, read.sizes, write.whole, write.sizes):
                     source = target if target in ranks else ranks[target % len(ranks)]
-                    found.append(Piece(source, target, *shared, read, write))
-    return found
+                    overlaps.append(Piece(source, target, *shared, read, write))
+    return overlaps
 
 
 def move(
@@ -72,17 +72,17 @@ def move(
     must call it.
     """
     ranks = list(parts) if isinstance(runtime, Virtual) else [runtime.rank]
-    made = {}
+    moved = {}
     for rank in ranks:
         local = after.layout.local_shape(spec.shape, after.mesh, coordinates_of(rank, after.mesh))
-        made[rank] = torch.empty(local, dtype=spec.dtype, device=device)
+        moved[rank] = torch.empty(local, dtype=spec.dtype, device=device)
     sends, arrivals, received = [], [], 0
     for piece in pieces(spec.shape, before, after):
-        own = piece.target in made
+        own = piece.target in moved
         if own and piece.source != piece.target:
             received += Spec(piece.sizes, spec.dtype).bytes
         if own and piece.source in parts:
-            piece.of(made[piece.target], piece.write).copy_(piece.of(parts[piece.source], piece.read))
+            piece.of(moved[piece.target], piece.write).copy_(piece.of(parts[piece.source], piece.read))
         elif own:
             block = torch.empty(piece.sizes, dtype=spec.dtype, device=device)
             sends.append(dist.P2POp(dist.irecv, raw(block), piece.source))
@@ -95,5 +95,5 @@ def move(
             for work in dist.batch_isend_irecv(sends):
                 work.wait()
     for piece, block in arrivals:
-        piece.of(made[piece.target], piece.write).copy_(block)
-    return made, received
+        piece.of(moved[piece.target], piece.write).copy_(block)
+    return moved, received

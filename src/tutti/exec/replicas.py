@@ -29,13 +29,13 @@ def checksum(x: torch.Tensor) -> int:
 
 def compare(store: TensorStore) -> None:
     """Raise Corrupted on all ranks if replicas differ on any two. Every rank of a job must call it."""
-    ranks = {rank: {name: checksum(x) for name, x in held.items() if _replicated(store, name)}
-             for rank, held in zip(store.runtime.ranks, store.parts, strict=True)}  # fmt: skip
+    ranks = {rank: {name: checksum(x) for name, x in tensors.items() if _replicated(store, name)}
+             for rank, tensors in zip(store.runtime.ranks, store.parts, strict=True)}  # fmt: skip
     if dist.is_initialized() and len(ranks) < dist.get_world_size() > 1:
-        told: list = [None] * dist.get_world_size()
+        gathered: list = [None] * dist.get_world_size()
         with HEARTBEAT.within("all_gather", "checksums"):
-            dist.all_gather_object(told, ranks)
-        ranks = {rank: sums for theirs in told for rank, sums in theirs.items()}
+            dist.all_gather_object(gathered, ranks)
+        ranks = {rank: sums for theirs in gathered for rank, sums in theirs.items()}
     if faults := differing(store, ranks):
         raise Corrupted("; ".join(faults))
 

@@ -193,10 +193,10 @@ class Distributed:
         for axis, group in self.groups.items():  # one axis after the other, so that the result covers the mesh
             if axis == PIPELINE:  # its devices run different Programs
                 continue
-            told: list = [None] * group.size()
+            gathered: list = [None] * group.size()
             with HEARTBEAT.within("all_gather", f"the order of operators over {axis}"):
-                dist.all_gather_object(told, (agreed, *said), group)
-            agreed = all(told) and len(set(told)) == 1 and told[0][0]
+                dist.all_gather_object(gathered, (agreed, *said), group)
+            agreed = all(gathered) and len(set(gathered)) == 1 and gathered[0][0]
         return agreed
 
     def carry_out(self, request: Request | Wait) -> torch.Tensor | UnderWay:
@@ -265,8 +265,8 @@ class Distributed:
         sends, receives = (bounds_of(c, n) for c, n in zip(counts, (len(x), size), strict=True))
         out = x.new_zeros((size, *x.shape[1:]))
         messages = []
-        given, taken = x[: sum(sends)].split(sends), out[: sum(receives)].split(receives)
-        for peer_, a, b in zip(group_over(self.rank, request.axis.split(), self.mesh), given, taken, strict=True):
+        sent, taken = x[: sum(sends)].split(sends), out[: sum(receives)].split(receives)
+        for peer_, a, b in zip(group_over(self.rank, request.axis.split(), self.mesh), sent, taken, strict=True):
             if peer_ == self.rank:
                 b.copy_(a)
                 continue
@@ -284,8 +284,8 @@ class Distributed:
         world = [torch.empty_like(own) for _ in ranks]
         with HEARTBEAT.within("all_gather", "what all ranks hold of a tensor"):
             dist.all_gather(world, own, self.readers)
-        found = [x[: prod(shape)].view(shape).cpu() for x, shape in zip(world, shapes, strict=True)]
-        return layout.assemble(found, spec.shape, self.mesh)
+        blocks = [x[: prod(shape)].view(shape).cpu() for x, shape in zip(world, shapes, strict=True)]
+        return layout.assemble(blocks, spec.shape, self.mesh)
 
     def of_rank(self, rank: int, part: torch.Tensor | None, spec: Spec) -> torch.Tensor:
         x = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)

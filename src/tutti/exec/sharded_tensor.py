@@ -25,11 +25,11 @@ class ShardedTensor:
         self.blocks: dict[Shape, list[torch.Tensor]] = {}
         self.owned: list[Shape] = []
         for rank, part in parts.items():
-            found = boxes(layout, spec.shape, mesh, rank)
-            for box in found:
+            own_boxes = boxes(layout, spec.shape, mesh, rank)
+            for box in own_boxes:
                 self.blocks.setdefault(box.whole, []).append(_cut(part, box))
             if is_owner(layout, mesh, rank, number):
-                self.owned += [box.whole for box in found]
+                self.owned += [box.whole for box in own_boxes]
 
     @staticmethod
     def whole(tensor: torch.Tensor) -> ShardedTensor:

@@ -120,15 +120,15 @@ class TensorStore:
         for name in names:
             self.tensors.pop(name, None)
             self.shared.discard(name)
-            for held in self.parts:
-                held.pop(name, None)
+            for tensors in self.parts:
+                tensors.pop(name, None)
 
-    def replace(self, held: dict[str, torch.Tensor], name: str, part: torch.Tensor) -> None:
+    def replace(self, tensors: dict[str, torch.Tensor], name: str, part: torch.Tensor) -> None:
         """Replace the part that a local rank holds."""
         if name not in self.shared:
-            held[name] = part
-        elif part.data_ptr() != held[name].data_ptr():
-            held[name].copy_(part)
+            tensors[name] = part
+        elif part.data_ptr() != tensors[name].data_ptr():
+            tensors[name].copy_(part)
 
     def place(self, name: str, whole: torch.Tensor) -> None:
         """Give each local rank its part of a full tensor."""
@@ -136,20 +136,22 @@ class TensorStore:
         if name in self.shared:
             self.parts[0][name].copy_(whole)
             return
-        for i, (held, rank) in enumerate(zip(self.parts, self._ranks, strict=True)):
+        for i, (tensors, rank) in enumerate(zip(self.parts, self._ranks, strict=True)):
             if not self._holds(rank, stored):
                 continue
             if stored.tier != DEVICE:
                 part = stored.layout.local_slice(whole, self.mesh, coordinates_of(rank, self.mesh))
-                held[name] = held[name].copy_(part) if name in held else self.offload_store.place(part, stored.tier)
+                tensors[name] = (
+                    tensors[name].copy_(part) if name in tensors else self.offload_store.place(part, stored.tier)
+                )
                 continue
-            if self.budgets and name not in held:
+            if self.budgets and name not in tensors:
                 where = coordinates_of(rank, self.mesh)
                 local = Spec(stored.layout.local_shape(tuple(whole.shape), self.mesh, where), whole.dtype)
                 self.budgets[i].need(local.bytes, name)
-            held[name] = own_slice(whole.to(self.device), stored.layout, self.mesh, rank)
+            tensors[name] = own_slice(whole.to(self.device), stored.layout, self.mesh, rank)
             if self.budgets:
-                self.budgets[i].hold(held[name])
+                self.budgets[i].hold(tensors[name])
 
     @property
     def _ranks(self) -> Sequence[int]:
@@ -172,7 +174,7 @@ class TensorStore:
 
     def parts_of(self, name: str) -> dict[int, torch.Tensor]:
         """The local parts of a tensor by rank."""
-        return {rank: held[name] for rank, held in zip(self._ranks, self.parts, strict=True) if name in held}
+        return {rank: tensors[name] for rank, tensors in zip(self._ranks, self.parts, strict=True) if name in tensors}
 
     def assemble(
         self, parts: Mapping[int, torch.Tensor], device: int | None, layout: Layout, spec: Spec
@@ -181,42 +183,42 @@ class TensorStore:
         if device is None:
             return self.runtime.whole(list(parts.values()), layout, spec)
         width = devices(self.inner)
-        found = []
+        blocks = []
         for i in range(width):
             own = Spec(layout.local_shape(spec.shape, self.inner, coordinates_of(i, self.inner)), spec.dtype)
             rank = device * width + i
-            found.append(self.runtime.of_rank(rank, parts.get(rank), own))
-        return layout.assemble(found, spec.shape, self.inner)
+            blocks.append(self.runtime.of_rank(rank, parts.get(rank), own))
+        return layout.assemble(blocks, spec.shape, self.inner)
 
-    def held(self) -> dict[str, ShardedTensor]:
+    def sharded(self) -> dict[str, ShardedTensor]:
         """The local blocks of each tensor; no block of a tensor that other devices of a pipeline hold."""
-        found, width = {}, devices(self.inner)
+        sharded, width = {}, devices(self.inner)
         for number, (name, stored) in enumerate(self.tensors.items()):
             one, parts = stored.device is not None, self.parts_of(name)
             own = {rank % width if one else rank: part for rank, part in parts.items()}
             mesh = self.inner if one else self.mesh
-            found[name] = ShardedTensor(stored.spec, stored.layout, mesh, own, number)
-        return found
+            sharded[name] = ShardedTensor(stored.spec, stored.layout, mesh, own, number)
+        return sharded
 
     # -- replacing -------------------------------------------------------------------------------------------------
 
     def copies(self, names: Iterable[str]) -> list[dict[str, torch.Tensor]]:
         """Copies of the local parts of some tensors, by local rank."""
         names = list(names)
-        return [{name: held[name].clone() for name in names if name in held} for held in self.parts]
+        return [{name: tensors[name].clone() for name in names if name in tensors} for tensors in self.parts]
 
     def put_back(self, copies: list[dict[str, torch.Tensor]]) -> None:
         """Write copies back into the local parts."""
-        for held, before in zip(self.parts, copies, strict=True):
+        for tensors, before in zip(self.parts, copies, strict=True):
             for name, x in before.items():
-                held[name].copy_(x)
+                tensors[name].copy_(x)
 
     def place_all(self, state: Mapping[str, torch.Tensor]) -> None:
         """Place full tensors under exactly the stored names. ValueError changes nothing."""
         check_names(self.tensors, state)
         for name, stored in self.tensors.items():
-            if (given := Spec.of(state[name])) != stored.spec:
-                raise ValueError(f"{name} has {given.shape} {given.dtype} in the state, "
+            if (spec := Spec.of(state[name])) != stored.spec:
+                raise ValueError(f"{name} has {spec.shape} {spec.dtype} in the state, "
                                  f"{stored.spec.shape} {stored.spec.dtype} here")  # fmt: skip
         for name in self.tensors:
             self.place(name, state[name])
@@ -235,8 +237,8 @@ class TensorStore:
             raise ValueError("tensors of a pipeline cannot be moved in memory: save a checkpoint and load it")
         wanted = {}
         for name, stored in self.tensors.items():
-            kept = stored.layout if dict(mesh) == self.mesh else spread_alike(stored, self.mesh, mesh)
-            wanted[name] = layouts.get(name, kept)
+            same_layout = stored.layout if dict(mesh) == self.mesh else spread_alike(stored, self.mesh, mesh)
+            wanted[name] = layouts.get(name, same_layout)
             wanted[name].local_shape(stored.spec.shape, mesh)
         if devices(mesh) != devices(self.mesh):
             raise ValueError(f"the store is on {devices(self.mesh)} devices, the plan is for {devices(mesh)}")
@@ -248,11 +250,11 @@ class TensorStore:
                 continue
             old = Placed(stored.layout, self.mesh)
             new = Placed(layout, mesh)
-            made, received = move(self.runtime, self.parts_of(name), stored.spec, old, new, self.device)
+            new_parts, received = move(self.runtime, self.parts_of(name), stored.spec, old, new, self.device)
             count += received
-            for i, (held, rank) in enumerate(zip(self.parts, runtime.ranks, strict=True)):
-                part = made[rank]
-                held[name] = part if stored.tier == DEVICE else self.offload_store.place(part, stored.tier)
+            for i, (tensors, rank) in enumerate(zip(self.parts, runtime.ranks, strict=True)):
+                part = new_parts[rank]
+                tensors[name] = part if stored.tier == DEVICE else self.offload_store.place(part, stored.tier)
                 if self.budgets and stored.tier == DEVICE:
                     self.budgets[i].hold(part)
             self.shared.discard(name)
@@ -276,9 +278,9 @@ def spread_alike(stored: Stored, before: Mesh, after: Mesh) -> Layout:
     return Layout.of(splits)
 
 
-def check_names(wanted: Collection[str], given: Collection[str]) -> None:
+def check_names(wanted: Collection[str], names: Collection[str]) -> None:
     """Raise ValueError if a state has other tensors than the wanted ones."""
-    missing, unknown = set(wanted) - set(given), set(given) - set(wanted)
+    missing, unknown = set(wanted) - set(names), set(names) - set(wanted)
     if missing or unknown:
         odd = min(missing or unknown)
         what = f"lacks {odd!r}" if missing else f"has {odd!r}, which is unknown"

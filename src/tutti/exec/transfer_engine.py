@@ -74,9 +74,9 @@ class Threaded:
 
     def put(self, x: torch.Tensor, tier: str) -> torch.Tensor:
         x = _without_holes(x)
-        kept = self.offload_store.take(Spec.of(x), tier, x.stride())
-        self.thread.ask(np.copyto, _raw(kept), _raw(x))
-        return kept
+        stored = self.offload_store.take(Spec.of(x), tier, x.stride())
+        self.thread.ask(np.copyto, _raw(stored), _raw(x))
+        return stored
 
     def lend(self, x: torch.Tensor) -> torch.Tensor:
         return x.clone(memory_format=torch.contiguous_format)
@@ -116,14 +116,14 @@ class Queued:
 
     def put(self, x: torch.Tensor, tier: str) -> torch.Tensor:
         x = _without_holes(x)
-        kept = self.offload_store.take(Spec.of(x), tier, x.stride())
-        self.stream.copy(kept, x)
-        return kept
+        stored = self.offload_store.take(Spec.of(x), tier, x.stride())
+        self.stream.copy(stored, x)
+        return stored
 
     def lend(self, x: torch.Tensor) -> torch.Tensor:
-        kept = self.offload_store.take(Spec.of(x), HOST)
-        self.stream.copy(kept, x.contiguous())
-        return kept
+        lent = self.offload_store.take(Spec.of(x), HOST)
+        self.stream.copy(lent, x.contiguous())
+        return lent
 
     def bring(self, x: Any) -> torch.Tensor:
         self.thread.settle()  # a write into it may have been requested after its creation
@@ -133,8 +133,8 @@ class Queued:
         if self.offload_store.holds(home) and (isinstance(x, Future) or self.offload_store.holds(x)):
             self.compute(home.copy_, x)
         else:  # after the host has computed it; the device has read the old value by then
-            given = self.stream.now()
-            self.compute(lambda value: self.stream.copy(home, value, after=given), x)
+            ready = self.stream.now()
+            self.compute(lambda value: self.stream.copy(home, value, after=ready), x)
         return home
 
     def compute(self, function: Callable, *args: Any, **kwargs: Any) -> Future[Any]:

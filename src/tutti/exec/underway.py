@@ -19,13 +19,13 @@ from tutti.launch.heartbeat import Meeting
 class UnderWay:
     """A collective in flight.
 
-    works: handles of the backend. result: the tensor that it writes. held: the tensor that it reads. finish: applied to
-    the result at the end. meeting: what a watchdog reports about it.
+    works: handles of the backend. result: the tensor that it writes. operand: the tensor that it reads. finish: applied
+    to the result at the end. meeting: what a watchdog reports about it.
     """
 
     works: Sequence[Any]
     result: torch.Tensor
-    held: torch.Tensor
+    operand: torch.Tensor
     finish: Callable[[torch.Tensor], torch.Tensor] | None = None
     meeting: Meeting | None = None
 

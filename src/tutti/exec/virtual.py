@@ -81,10 +81,12 @@ def _exchanged(requests: Sequence[Request]) -> list[torch.Tensor]:
     parts = [r.tensor[: sum(n)].split(n) for r, n in zip(requests, sends, strict=True)]
     answers = []
     for i, (_, receives, count) in enumerate(rows):
-        if bounds_of(receives, count) != (given := [n[i] for n in sends]):
-            raise RuntimeError(f"member {i} of an exchange expects {receives.tolist()} rows, the others send {given}")
+        if bounds_of(receives, count) != (received := [n[i] for n in sends]):
+            raise RuntimeError(
+                f"member {i} of an exchange expects {receives.tolist()} rows, the others send {received}"
+            )
         out = requests[i].tensor.new_zeros((count, *requests[i].tensor.shape[1:]))
-        torch.cat([p[i] for p in parts], out=out[: sum(given)])
+        torch.cat([p[i] for p in parts], out=out[: sum(received)])
         answers.append(out)
     return answers
 

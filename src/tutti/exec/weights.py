@@ -17,7 +17,7 @@ class Wanted:
     """A tensor to read. name: in the model. optional: it is left unchanged if the files lack it."""
 
     name: str
-    held: ShardedTensor
+    tensor: ShardedTensor
     optional: bool = False
 
 
@@ -42,21 +42,21 @@ def load_weights(folder: Path, wanted: Sequence[Wanted], aliases: Mapping[str, s
         for file in _opened(folder, stack):
             slices |= {aliases.get(name, name): file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         for x in wanted:
-            if x.name in slices and tuple(shape := slices[x.name].get_shape()) != x.held.spec.shape:
-                raise ValueError(f"{x.name} has {tuple(shape)} in {folder}, {x.held.spec.shape} is wanted")
+            if x.name in slices and tuple(shape := slices[x.name].get_shape()) != x.tensor.spec.shape:
+                raise ValueError(f"{x.name} has {tuple(shape)} in {folder}, {x.tensor.spec.shape} is wanted")
             if x.name not in slices and not x.optional:
                 raise ValueError(
                     f"{folder} has no {x.name!r}. If it uses other names than the model, load it with "
                     "transformers (from_pretrained) before tutti.parallelize"
                 )
-        found = [x for x in wanted if x.name in slices]
+        present = [x for x in wanted if x.name in slices]
         count = 0
-        for x in found:
-            for begin, into in x.held.first():
+        for x in present:
+            for begin, into in x.tensor.first():
                 part = slices[x.name][tuple(slice(i, i + n) for i, n in zip(begin, into.shape, strict=True)) or ...]
                 count += part.nbytes
                 into.copy_(part)
-            x.held.spread()
+            x.tensor.spread()
     return count
 
 

@@ -105,9 +105,9 @@ def calibrate_here(threads: int, kind: str, effort: Effort | None = None) -> Clu
     effort = effort or (GPU if kind == "cuda" else Effort())
     levels = _levels()
     with on_threads(threads), _Bar(_figures(effort, levels)) as bar:
-        made = _device(device, threads, effort, bar)
+        calibrated = _device(device, threads, effort, bar)
         links = [_link(group, device, threads, effort, bar) for group in _groups(levels)]
-    return Cluster(made, tuple(zip(levels, links, strict=True)))
+    return Cluster(calibrated, tuple(zip(levels, links, strict=True)))
 
 
 class _Bench:
@@ -127,8 +127,8 @@ class _Bench:
         own = median(times(run, self.device, self.window, 2, self.clock, before))
         everyone = torch.tensor(own, dtype=torch.float64, device=self.device)
         dist.all_reduce(everyone)  # also synchronizes the ranks
-        found = self.sharing * everyone.item() / dist.get_world_size()
-        return max(found - self.again, found / 10)
+        mean = self.sharing * everyone.item() / dist.get_world_size()
+        return max(mean - self.again, mean / 10)
 
     def products(self, dtype: str, sizes: tuple[int, ...], most: float) -> tuple[Grid, float]:
         """Seconds of matrix products, and their highest FLOP/s."""
@@ -136,12 +136,12 @@ class _Bench:
         one = self.seconds(name, compute.matmul(compute.SMALL, dtype, self.device))
         many = self.seconds(name, compute.batched(dtype, self.device))
         call = min(one, max(0.0, (compute.BATCH * one - many) / (compute.BATCH - 1)))
-        found = {}
+        seconds = {}
         for m, k, n in compute.shapes(sizes, most):
             count = max(2 * m * k * n / FLOPS, (m * k + k * n + m * n) * getattr(torch, dtype).itemsize)
             run = compute.in_turn(partial(compute.matmul, (m, k, n), dtype, self.device), count)
-            found[m, k, n] = self.seconds(name, run)
-        return Grid.of(sizes, found, call), max(2 * m * k * n / t for (m, k, n), t in found.items())
+            seconds[m, k, n] = self.seconds(name, run)
+        return Grid.of(sizes, seconds, call), max(2 * m * k * n / t for (m, k, n), t in seconds.items())
 
     def transposed(self, dtype: str) -> float:
         """The slowdown of products whose first operand is transposed in memory."""
@@ -197,7 +197,7 @@ def _link(groups: list[dist.ProcessGroup], device: torch.device, threads: int, e
         rounds = effort.rounds if group is groups[0] else 1
         window, advance = effort.collective_window, bar.advance
         points = exchange.points(group, device, effort.buffers, window, rounds, advance, clock, sharing)
-        measured += [(kind, group.size(), Curve.through(found)) for kind, found in points.items()]
+        measured += [(kind, group.size(), Curve.through(measurements)) for kind, measurements in points.items()]
     if not measured:
         return Link(1e12, 0.0, source="of one member: nothing is sent")
     latency, per_byte = line(next(c for kind, _, c in measured if kind == "all_reduce").points)
@@ -237,7 +237,7 @@ def _groups(levels: list[int]) -> list[list[dist.ProcessGroup]]:
 
     The ranks of all groups call the same collectives, so that all groups of a level are busy at once.
     """
-    found, stride, world = [], 1, dist.get_world_size()
+    groups, stride, world = [], 1, dist.get_world_size()
     for members in levels:
         mine = []
         for size in {members: 0, **({2: 0} if members % 2 == 0 else {})}:
@@ -246,9 +246,9 @@ def _groups(levels: list[int]) -> list[list[dist.ProcessGroup]]:
                 group = dist.new_group(ranks)
                 if dist.get_rank() in ranks:
                     mine.append(group)
-        found.append(mine)
+        groups.append(mine)
         stride *= members
-    return found
+    return groups
 
 
 def _figures(effort: Effort, levels: list[int]) -> int:

@@ -164,7 +164,7 @@ ALGORITHMS = {
 def lines(kind: str, stages: Sequence[Stage]) -> list[Line]:
     """The lines of all algorithms and protocols that every link of the group supports. A link whose ways have no
     protocol supports each."""
-    found = []
+    costs = []
     for algorithm, name in ALGORITHMS[kind]:
         ways = [{w.protocol: w for w in ways_of(s.link) if w.algorithm == name} for s in stages]
         for protocol in dict.fromkeys(protocol for other in ways for protocol in other):
@@ -172,8 +172,8 @@ def lines(kind: str, stages: Sequence[Stage]) -> list[Line]:
                 here = {s.link: other.get(protocol) or other[""] for s, other in zip(stages, ways, strict=True)}
                 fixed, per_byte = algorithm(kind, stages, lambda link, here=here: here[link].latency)
                 start, share = max(w.start for w in here.values()), min(w.share for w in here.values())
-                found.append(Line(f"{algorithm.__name__} {protocol}".strip(), start + fixed, per_byte / share))
-    return found
+                costs.append(Line(f"{algorithm.__name__} {protocol}".strip(), start + fixed, per_byte / share))
+    return costs
 
 
 def ways_of(link: Link) -> tuple[Way, ...]:
@@ -183,14 +183,14 @@ def ways_of(link: Link) -> tuple[Way, ...]:
 
 def _merged(stages: Sequence[Stage]) -> list[tuple[Stage, float, int]]:
     """(stage, bytes/s of a rank, members). Adjacent rings form one torus, whose dims are used at once."""
-    found = []
+    merged = []
     for is_ring, run in groupby(stages, lambda s: s.link.kind == "ring"):
         run = list(run)
         if is_ring:
-            found.append((run[0], len(run) * min(s.around for s in run), prod(s.members for s in run)))
+            merged.append((run[0], len(run) * min(s.around for s in run), prod(s.members for s in run)))
         else:
-            found += [(s, s.around, s.members) for s in run]
-    return found
+            merged += [(s, s.around, s.members) for s in run]
+    return merged
 
 
 def _pooled(stages: Sequence[Stage]) -> list[tuple[Stage, float]]:

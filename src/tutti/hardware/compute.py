@@ -28,12 +28,12 @@ def in_turn(make: Callable[[], Figure], count: float, turns: int = TURNS) -> Fig
     would find them in the nearest cache. count: bytes that one copy touches.
     """
     figures = [make() for _ in range(max(1, min(turns, int(MOST / count))))]
-    kept = [figure() for figure in figures]
+    results = [figure() for figure in figures]
     order = cycle(range(len(figures)))
 
     def run() -> None:
         i = next(order)
-        kept[i] = figures[i]()
+        results[i] = figures[i]()
 
     return run
 
@@ -222,6 +222,6 @@ def other(name: str, dtype: str, device: torch.device) -> tuple[Figure, float]:
     tensors = [torch.rand(s, device=device).to(getattr(torch, dtype)) for s in shapes]
     if not name.endswith("_backward"):
         return lambda: call(*tensors), forward
-    made = call(*(t.requires_grad_() for t in tensors))
-    grad = torch.ones_like(made)
-    return lambda: torch.autograd.grad(made, tensors, grad, retain_graph=True), backward
+    output = call(*(t.requires_grad_() for t in tensors))
+    grad = torch.ones_like(output)
+    return lambda: torch.autograd.grad(output, tensors, grad, retain_graph=True), backward

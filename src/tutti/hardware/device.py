@@ -129,7 +129,7 @@ class Device:
             raise ValueError(f"device {self.name} has no peak for {name}; known are {', '.join(self.peak)}")
         return self.peak[name]
 
-    def known(self, dtype: Dtype) -> Dtype:
+    def dtype_with_peak(self, dtype: Dtype) -> Dtype:
         """The dtype, or float32 if the device has no figures for it."""
         return dtype if dtype_name(dtype) in self.peak else "float32"
 

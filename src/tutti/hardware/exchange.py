@@ -68,9 +68,9 @@ def seconds(
     about = torch.tensor(added()[1], device=device)
     dist.all_reduce(about, dist.ReduceOp.MAX, group)
     runs = max(1, min(MOST, int(window / about.item())))
-    found = torch.tensor([added()[0] for _ in range(runs)], dtype=torch.float64, device=device)
-    dist.all_reduce(found, dist.ReduceOp.SUM, group)
-    return (found / group.size()).clamp(min=LEAST).tolist()
+    durations = torch.tensor([added()[0] for _ in range(runs)], dtype=torch.float64, device=device)
+    dist.all_reduce(durations, dist.ReduceOp.SUM, group)
+    return (durations / group.size()).clamp(min=LEAST).tolist()
 
 
 LEAST = 1e-6  # seconds: lower bound of a measurement
@@ -91,15 +91,17 @@ def points(
 
     Other programs on the machine only add time.
     """
-    found: dict[tuple[str, int], list[float]] = {}
+    durations: dict[tuple[str, int], list[float]] = {}
     for _ in range(rounds):
         for kind in MESSAGES:
             for count in sizes:
                 advance(kind)
                 run = collective(kind, count, group, device)
-                found.setdefault((kind, count), []).extend(seconds(run, group, device, window / rounds, clock, sharing))
+                durations.setdefault((kind, count), []).extend(
+                    seconds(run, group, device, window / rounds, clock, sharing)
+                )
     k = group.size()
-    return {kind: [(sent(kind, c, k), _lower_quartile(found[kind, c])) for c in sizes] for kind in MESSAGES}
+    return {kind: [(sent(kind, c, k), _lower_quartile(durations[kind, c])) for c in sizes] for kind in MESSAGES}
 
 
 def _lower_quartile(values: list[float]) -> float:

@@ -20,7 +20,6 @@ from torch import distributed
 from tutti.hardware import compute, machine
 from tutti.hardware.collectives import MESSAGES
 from tutti.hardware.device import Device, Link
-from tutti.hardware.names import cluster as named
 from tutti.hardware.presets import LOOPBACK, PRESETS, RING_ONLY
 from tutti.hardware.timing import times
 from tutti.hardware.topology import Cluster
@@ -44,8 +43,8 @@ def local(n: int = 1, kind: str | None = None, cache: Path | None = CACHE) -> Cl
     if n < 1:
         raise ValueError(f"a cluster needs at least 1 process, not {n}")
     kind, threads = machine.kind_of(kind), machine.threads_of(n)
-    if cache is not None and (known := calibrated(n, threads, kind, cache.parent)):
-        return known
+    if cache is not None and (cluster := calibrated(n, threads, kind, cache.parent)):
+        return cluster
     if kind == "cuda":
         return _gpus(n, cache)
     cores = machine.cores()
@@ -129,7 +128,7 @@ def _gpus(n: int, cache: Path | None) -> Cluster:
     model = torch.cuda.get_device_name()
     for name, preset in PRESETS.items():
         if preset.model and re.search(preset.model, model):
-            return named(f"{name}:{n}")
+            return Cluster.parse(f"{name}:{n}")
     key = f"{model} | torch {torch.__version__}"
     figures = _cached(key, cache, lambda: measure(torch.device("cuda"), torch.get_num_threads()))
     memory = machine.memory(torch.device("cuda", 0))
@@ -147,13 +146,13 @@ def _cached(key: str, cache: Path | None, make: Callable[[], dict]) -> dict:
     if cache is None:
         return make()
     try:
-        known = json.loads(cache.read_text())
+        entries = json.loads(cache.read_text())
     except (OSError, ValueError):
-        known = {}  # missing or damaged: measure again
-    if not isinstance(known, dict) or key not in known:
-        known = {**(known if isinstance(known, dict) else {}), key: make()}
+        entries = {}  # missing or damaged: measure again
+    if not isinstance(entries, dict) or key not in entries:
+        entries = {**(entries if isinstance(entries, dict) else {}), key: make()}
         try:
-            machine.write(cache, json.dumps(known, indent=2))
+            machine.write(cache, json.dumps(entries, indent=2))
         except OSError as error:
             warnings.warn(f"could not keep the measurement of this machine: {error}", stacklevel=3)
-    return known[key]
+    return entries[key]

@@ -1,4 +1,4 @@
-"""Names of clusters: "h100:8", "h100:16x8", "h100:64/3x16x8"."""
+"""Names of clusters: "h100:8", "h100:16x8", "h100:64/3x16x8". `Cluster.parse` reads them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import re
 from dataclasses import replace
 from math import prod
 
-from tutti.hardware.device import Link
+from tutti.hardware.device import Device, Link
 from tutti.hardware.presets import PRESETS, Preset
-from tutti.hardware.topology import Cluster
 
 SPINE = 2  # times the latency between nodes: messages between pods pass more switches (assumed)
 _LEVEL = r"(\d+)(?:/(\d+(?:\.\d+)?))?"
 
 
-def cluster(text: str) -> Cluster:
-    """Implements ``Cluster.parse``: "name", or "name:" and devices, nodes x devices, or pods x nodes x devices.
+def device_and_levels(text: str) -> tuple[Device, tuple[tuple[int, Link], ...]]:
+    """The device and levels of "name", or "name:" and devices, nodes x devices, or pods x nodes x devices.
 
     "/3" after pods or nodes: their link carries a third of what the devices below can send.
     """
@@ -45,7 +44,7 @@ def cluster(text: str) -> Cluster:
               for (n, over), link in zip(reversed(outside), links, strict=False)]  # fmt: skip
     while levels and levels[-1][0] == 1:
         levels.pop()
-    return Cluster(preset.device, (*_inside(name, preset, inside), *levels))
+    return preset.device, (*_inside(name, preset, inside), *levels)
 
 
 def _nodes(name: str, devices: int, node: int) -> tuple[int, int]:
@@ -60,22 +59,22 @@ def _nodes(name: str, devices: int, node: int) -> tuple[int, int]:
 
 def _inside(name: str, preset: Preset, devices: int) -> tuple[tuple[int, Link], ...]:
     """The levels of a node with this many devices, the inner ones filled first."""
-    found = []
+    levels = []
     for members, link in preset.inside:
         if devices > members and devices % members:
             raise ValueError(f"{devices} {name} in a node do not fill its groups of {members}; nearest is {members}")
-        found.append((min(devices, members), link))
-        devices //= found[-1][0]
+        levels.append((min(devices, members), link))
+        devices //= levels[-1][0]
         if devices == 1:
             break
-    assert prod(n for n, _ in found) <= preset.node
-    return tuple(found)
+    assert prod(n for n, _ in levels) <= preset.node
+    return tuple(levels)
 
 
 def preset_of(name: str) -> Preset:
     """The preset of this name. Raises ``ValueError`` with the nearest name if there is none."""
     if name not in PRESETS:
-        longer = [known for known in PRESETS if known.startswith(name.lower())]
+        longer = [preset for preset in PRESETS if preset.startswith(name.lower())]
         near = longer or difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)
         raise ValueError(f"unknown device {name!r}; nearest is {near[0]!r}, known are {', '.join(PRESETS)}")
     return PRESETS[name]

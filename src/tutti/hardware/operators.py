@@ -90,17 +90,18 @@ def seconds(
     """
     if target in PRODUCTS:
         kind = "grouped" if target is GROUPED else ""
-        return device.matmul_seconds(*PRODUCTS[target](*shapes), device.known(dtype), transposed, kind)
+        return device.matmul_seconds(*PRODUCTS[target](*shapes), device.dtype_with_peak(dtype), transposed, kind)
     name = _name(target)
     if name in _KIND_OF:
         kind = _KIND_OF[name] + ("_backward" if "_backward" in str(target) else "")
         if name == CONVOLUTION or not shapes:
-            rate = device.rate(device.known(dtype), kind)
+            rate = device.rate(device.dtype_with_peak(dtype), kind)
         else:
-            rate = device.attention_rate(device.known(dtype), kind, shapes[1][-2], max(s[-1] for s in shapes[:3]))
+            width = max(s[-1] for s in shapes[:3])
+            rate = device.attention_rate(device.dtype_with_peak(dtype), kind, shapes[1][-2], width)
         return max(flops / rate, moved / device.reached)
     streamed = device.stream_seconds(moved, family or family_of(target), dtype)
-    return max(flops / device.rate(device.known(dtype)), streamed)
+    return max(flops / device.rate(device.dtype_with_peak(dtype)), streamed)
 
 
 def is_attention(target: Any) -> bool:

@@ -44,10 +44,10 @@ from tutti.hardware.curve import Ramp
 
 def shares(products: float, grouped: float, memory: float) -> dict[str, float]:
     """`Device.efficiency`: shares of the peak in half precision, and of the memory's bandwidth."""
-    found = {"memory": memory}
+    by_kind = {"memory": memory}
     for dtype in ("bfloat16", "float16"):
-        found |= {dtype: products, f"grouped {dtype}": grouped}
-    return found
+        by_kind |= {dtype: products, f"grouped {dtype}": grouped}
+    return by_kind
 
 
 A100, HOPPER, B200 = shares(0.8, 0.63, 0.75), shares(0.725, 0.55, 0.75), shares(0.49, 0.3, 0.666)

@@ -23,10 +23,10 @@ def times(
     The first run, which loads libraries and starts threads, is dropped. before: called before each run, not measured.
     """
     once(run, device, clock, before)
-    end, found = time.perf_counter() + window, []
-    while len(found) < least or time.perf_counter() < end:
-        found.append(once(run, device, clock, before))
-    return found
+    end, seconds = time.perf_counter() + window, []
+    while len(seconds) < least or time.perf_counter() < end:
+        seconds.append(once(run, device, clock, before))
+    return seconds
 
 
 def once(

@@ -21,9 +21,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
+from tutti.hardware import file
 from tutti.hardware.collectives import MESSAGES, Line, Stage, lines
 from tutti.hardware.curve import Curve
 from tutti.hardware.device import Device, Dtype, Link
+from tutti.hardware.names import device_and_levels
+from tutti.hardware.presets import PRESETS
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Cluster:
 
     device: Device
     levels: tuple[tuple[int, Link], ...]
-    _known: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # answers of `time`
+    _costs: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # of collectives, for `time`
 
     def __post_init__(self) -> None:
         if not self.levels or any(size < 1 for size, _ in self.levels):
@@ -55,12 +58,9 @@ class Cluster:
 
         Raises ValueError if they do not fill nodes.
         """
-        from tutti.hardware.names import cluster
-        from tutti.hardware.presets import PRESETS
-
-        known = PRESETS.get(self.device.name)
-        if known and known.device == replace(self.device, memory=known.device.memory):
-            return replace(cluster(f"{self.device.name}:{count}"), device=self.device)
+        preset = PRESETS.get(self.device.name)
+        if preset and preset.device == replace(self.device, memory=preset.device.memory):
+            return replace(Cluster.parse(f"{self.device.name}:{count}"), device=self.device)
         *inner, (members, link) = self.levels
         inside = self.size // members
         if count % inside:
@@ -86,7 +86,7 @@ class Cluster:
         level that it crosses: of the ``2 x stride`` groups that may leave a unit below, each has its share of the
         unit's ports.
         """
-        outermost, found, below = self._outermost(stride, size), [], 1
+        outermost, stages, below = self._outermost(stride, size), [], 1
         for i, (members, link) in enumerate(self.levels):
             inside = below * members
             if (below % stride and stride % below) or (inside % (stride * size) and (stride * size) % inside):
@@ -97,9 +97,9 @@ class Cluster:
             within = max(1, below // stride)
             here = min(size, max(1, inside // stride)) // within
             if here > 1:
-                found.append(Stage(link, here, within, members, max(1, stride // below), below, i == 0))
+                stages.append(Stage(link, here, within, members, max(1, stride // below), below, i == 0))
             below = inside
-        return found
+        return stages
 
     def _outermost(self, stride: int, size: int) -> int:
         if stride < 1 or size < 1 or stride * size > self.size:
@@ -129,9 +129,9 @@ class Cluster:
         """
         kind = "all_to_all" if kind == "exchange" else kind
         key = kind, stride, size
-        if key not in self._known:
-            self._known[key] = self._cost(kind, stride, size)
-        return messages * self._known[key](sent_bytes / messages)
+        if key not in self._costs:
+            self._costs[key] = self._cost(kind, stride, size)
+        return messages * self._costs[key](sent_bytes / messages)
 
     def _cost(self, kind: str, stride: int, size: int) -> Callable[[float], float]:
         _check(kind)
@@ -140,20 +140,16 @@ class Cluster:
         if measured:
             near = min(measured, key=lambda k: (abs(k - size), k))
             return _scaled(measured[near], MESSAGES[kind](size) / MESSAGES[kind](near))
-        found = self.lines(kind, stride, size)
-        return lambda sent: min(line.fixed + line.per_byte * sent for line in found)
+        algorithms = self.lines(kind, stride, size)
+        return lambda sent: min(line.fixed + line.per_byte * sent for line in algorithms)
 
     def to_json(self) -> str:
-        from tutti.hardware.file import dump
-
-        return dump(self)
+        return file.dump(self)
 
     @staticmethod
     def from_json(text: str) -> Cluster:
         """The inverse of ``to_json``. Raises ``ValueError`` if the text is not a cluster."""
-        from tutti.hardware.file import load
-
-        return load(text)
+        return Cluster(*file.load(text))
 
     @staticmethod
     def parse(text: str) -> Cluster:
@@ -162,10 +158,8 @@ class Cluster:
         "h100:8", "h100:16x8" (16 nodes of 8), "h100:64/3x16x8" (64 pods of 16 nodes, three times more bytes into the
         spine than it carries), "cpu:4", "h200" (one device), "mine.json".
         """
-        from tutti.hardware.names import cluster
-
         if not text.strip().endswith(".json"):
-            return cluster(text)
+            return Cluster(*device_and_levels(text))
         try:
             return Cluster.from_json(Path(text.strip()).read_text())
         except FileNotFoundError:

@@ -33,17 +33,19 @@ class Attention(nn.Module):
         broadcasts to (batch, heads, queries, keys). Returns (batch, queries, width)."""
         query = self._split(self.query(x))
         if self.cross and cache is not None and cache.is_updated.get(self.layer):
-            kept = cache.cross_attention_cache.layers[self.layer]
-            key, value = kept.keys, kept.values
+            source_cache = cache.cross_attention_cache.layers[self.layer]
+            key, value = source_cache.keys, source_cache.values
         else:
             key, value = self._split(self.key(source)), self._split(self.value(source))
             if cache is not None:
-                held = cache.cross_attention_cache if self.cross else getattr(cache, "self_attention_cache", cache)
-                key, value = held.update(key, value, self.layer)
+                layer_cache = (
+                    cache.cross_attention_cache if self.cross else getattr(cache, "self_attention_cache", cache)
+                )
+                key, value = layer_cache.update(key, value, self.layer)
                 if self.cross:
                     cache.is_updated[self.layer] = True
-        made = nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
-        return self.out(made.transpose(1, 2).flatten(2))
+        output = nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+        return self.out(output.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
@@ -91,33 +93,33 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-def look_back(given: Tensor | None, queries: int, keys: int, device: Any) -> tuple[Tensor | None, bool]:
+def look_back(mask: Tensor | None, queries: int, keys: int, device: Any) -> tuple[Tensor | None, bool]:
     """(mask, causal) of queries that may look at keys up to their own position, for `Attention`.
 
     given: None, an attention mask (batch, keys) that is 0 at padding, or a bool mask (batch, 1, queries, keys), which
         is returned as it is. Padding may look at itself, so that no query looks at nothing.
     """
-    if given is not None and given.dim() == 4:
-        return given, False
-    if given is None and (queries == keys or queries == 1):
+    if mask is not None and mask.dim() == 4:
+        return mask, False
+    if mask is None and (queries == keys or queries == 1):
         return None, queries > 1
     at = torch.arange(keys - queries, keys, device=device)[:, None]
     place = torch.arange(keys, device=device)
     seen = place <= at
-    if given is None:
+    if mask is None:
         return seen[None, None], False
-    return seen & (given[:, None, None, :].bool() | (place == at)), False
+    return seen & (mask[:, None, None, :].bool() | (place == at)), False
 
 
-def look_around(given: Tensor | None) -> Tensor | None:
+def look_around(mask: Tensor | None) -> Tensor | None:
     """The mask of queries that may look at all keys that are not padding. given: None, or (batch, keys), or 4-d."""
-    return given if given is None or given.dim() == 4 else given[:, None, None, :].bool()
+    return mask if mask is None or mask.dim() == 4 else mask[:, None, None, :].bool()
 
 
-def place_of(tokens: Tensor, cache: Any, given: Tensor | None = None) -> Tensor:
+def place_of(tokens: Tensor, cache: Any, positions: Tensor | None = None) -> Tensor:
     """Positions of tokens (batch, new): `given`, or those after what the cache holds, (1, new) int64."""
-    if given is not None:
-        return given
+    if positions is not None:
+        return positions
     begin = 0 if cache is None else cache.get_seq_length()
     return torch.arange(begin, begin + tokens.shape[1], device=tokens.device)[None]
 
@@ -169,5 +171,5 @@ class ForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        held: Any = {CACHE: cache}
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **held)
+        cache_output: Any = {CACHE: cache}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **cache_output)

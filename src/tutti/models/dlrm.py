@@ -43,11 +43,11 @@ class DLRMConfig(PreTrainedConfig):
 
 def mlp(sizes: list[int], last: bool) -> nn.Sequential:
     """Linear layers with ReLU behind each but the last, and behind that if `last`."""
-    made: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for i, (inputs, outputs) in enumerate(pairwise(sizes)):
-        made += [nn.Linear(inputs, outputs)]
-        made += [nn.ReLU()] if last or i + 2 < len(sizes) else []
-    return nn.Sequential(*made)
+        layers += [nn.Linear(inputs, outputs)]
+        layers += [nn.ReLU()] if last or i + 2 < len(sizes) else []
+    return nn.Sequential(*layers)
 
 
 class DLRM(PreTrainedModel):

@@ -98,16 +98,16 @@ class EDSRForSuperResolution(PreTrainedModel):
         """pixel_values: (batch, channels, height, width). labels: the larger images."""
         mean = pixel_values.new_tensor(list(self.config.mean)).view(1, -1, 1, 1)
         x = self.head(pixel_values - mean)
-        made = self.tail(self.upsampler(x + self.body(x))) + mean
-        loss = None if labels is None else nn.functional.l1_loss(made, labels)
-        return EDSROutput(loss=loss, reconstruction=made)  # pyright: ignore
+        image = self.tail(self.upsampler(x + self.body(x))) + mean
+        loss = None if labels is None else nn.functional.l1_loss(image, labels)
+        return EDSROutput(loss=loss, reconstruction=image)  # pyright: ignore
 
 
-def psnr(made: Tensor, wanted: Tensor, border: int = 0) -> Tensor:
+def psnr(image: Tensor, target: Tensor, border: int = 0) -> Tensor:
     """Peak signal-to-noise ratio in dB of images in [0, 1], (batch,). border: pixels that are left out at each edge."""
     if border:
-        made, wanted = (x[..., border:-border, border:-border] for x in (made, wanted))
-    return -10 * (made.clamp(0, 1) - wanted).square().mean((1, 2, 3)).log10()
+        image, target = (x[..., border:-border, border:-border] for x in (image, target))
+    return -10 * (image.clamp(0, 1) - target).square().mean((1, 2, 3)).log10()
 
 
 AutoConfig.register("edsr", EDSRConfig)

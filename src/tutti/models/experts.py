@@ -64,12 +64,12 @@ def unsupported(module: nn.Module) -> str:
     gate = getattr(type(module), "_apply_gate", None)
     act = f"the activation {type(getattr(module, 'act_fn', None)).__name__}"
     plain = not module.has_gate or (gate is moe._default_apply_gate and module.is_concatenated)
-    found = {
+    features = {
         act if plain else "a custom gate": not gate_name(module),
         "a norm behind each expert": module.has_post_expert_norm,
         "its experts spread over devices already": module._is_expert_parallel,
     }
-    return ", ".join(what for what, there in found.items() if there)
+    return ", ".join(what for what, there in features.items() if there)
 
 
 @contextmanager

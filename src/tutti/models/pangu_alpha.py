@@ -73,10 +73,10 @@ class PanGuAlphaModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 cache: Any = None) -> Tensor:  # fmt: skip
         """input_ids: (batch, tokens) int64. Returns (batch, tokens, width)."""
-        held = 0 if cache is None else cache.get_seq_length()
+        past = 0 if cache is None else cache.get_seq_length()
         places = place_of(input_ids, cache, position_ids)
         queries = input_ids.shape[1]
-        mask, causal = look_back(attention_mask, queries, held + queries, input_ids.device)
+        mask, causal = look_back(attention_mask, queries, past + queries, input_ids.device)
         x = self.dropout(self.tokens(input_ids) + self.positions(places))
         for layer in self.layers:
             x = layer(x, mask, causal, cache)

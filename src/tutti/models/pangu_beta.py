@@ -139,8 +139,8 @@ class PanGuBetaModel(PanGuBetaEncoder):
     def decode(self, ids: Tensor, mask: Tensor | None, encoded: Tensor, encoded_mask: Tensor | None,
                cache: Any = None) -> Tensor:  # fmt: skip
         """ids: tokens of the decoder, (batch, tokens) int64. Returns (batch, tokens, width)."""
-        stack, held = self.decoder, 0 if cache is None else cache.get_seq_length()
-        look, causal = look_back(mask, ids.shape[1], held + ids.shape[1], ids.device)
+        stack, past = self.decoder, 0 if cache is None else cache.get_seq_length()
+        look, causal = look_back(mask, ids.shape[1], past + ids.shape[1], ids.device)
         around = look_around(encoded_mask)
         x = stack.dropout(self.tokens(ids) + stack.positions(place_of(ids, cache)))
         for layer in stack.layers:
@@ -258,8 +258,8 @@ class PanGuBetaForConditionalGeneration(PanGuBetaPreTrainedModel, GenerationMixi
         if masked_tokens is not None:
             masked = token_loss(self.masked_head(encoded, tokens), masked_tokens)
             loss = masked if loss is None else loss + masked
-        held: Any = {CACHE: cache}
-        return Seq2SeqLMOutput(loss=loss, logits=logits, encoder_last_hidden_state=encoded, **held)
+        cache_output: Any = {CACHE: cache}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, encoder_last_hidden_state=encoded, **cache_output)
 
 
 class _Reader:

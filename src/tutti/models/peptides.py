@@ -29,15 +29,15 @@ def peptide_tokenizer() -> PreTrainedTokenizerFast:
 
     The vocabulary is fixed: 4 special tokens, 20 amino acids and 6 codes of what is ambiguous or rare.
     """
-    made = Tokenizer(models.WordLevel(VOCABULARY, unk_token="X"))  # pyright: ignore[reportCallIssue]
+    backend = Tokenizer(models.WordLevel(VOCABULARY, unk_token="X"))  # pyright: ignore[reportCallIssue]
     upper = [normalizers.Replace(x.lower(), x) for x in RESIDUES + AMBIGUOUS]
-    made.normalizer = normalizers.Sequence([*upper, normalizers.Replace(Regex(r"\s+"), "")])
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    made.decoder = decoders.Fuse()
-    made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    backend.normalizer = normalizers.Sequence([*upper, normalizers.Replace(Regex(r"\s+"), "")])
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
     pad, begin, end, mask = SPECIAL
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token=pad, bos_token=begin, eos_token=end, mask_token=mask,
+        tokenizer_object=backend, pad_token=pad, bos_token=begin, eos_token=end, mask_token=mask,
         clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
 
@@ -79,9 +79,9 @@ class PeptideModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 cache: Any = None) -> Tensor:  # fmt: skip
         """input_ids: (batch, tokens) int64. Returns (batch, tokens, width)."""
-        held = 0 if cache is None else cache.get_seq_length()
+        past = 0 if cache is None else cache.get_seq_length()
         places, queries = place_of(input_ids, cache, position_ids), input_ids.shape[1]
-        mask, causal = look_back(attention_mask, queries, held + queries, input_ids.device)
+        mask, causal = look_back(attention_mask, queries, past + queries, input_ids.device)
         x = self.dropout(self.tokens(input_ids) + self.positions(places))
         for layer in self.layers:
             x = layer(x, mask, causal, cache)

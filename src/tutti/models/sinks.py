@@ -51,10 +51,10 @@ class _Attention(torch.autograd.Function):
         query, key, value, sinks, mask, out, total = ctx.saved_tensors
         is_causal, scale = ctx.options
         (grad,) = grads
-        found = FLASH_BACKWARD(grad, query, key, value, out, total, 0.0, is_causal, attn_mask=mask, scale=scale)
+        gradients = FLASH_BACKWARD(grad, query, key, value, out, total, 0.0, is_causal, attn_mask=mask, scale=scale)
         share = (sinks.to(total.dtype).view(1, -1, 1) - total).exp()
         lost = (grad * out).to(total.dtype).sum(-1)
-        return *found, -(share * lost).sum((0, 2)).to(sinks.dtype), None, None, None
+        return *gradients, -(share * lost).sum((0, 2)).to(sinks.dtype), None, None, None
 
 
 def forward(
@@ -74,15 +74,15 @@ def forward(
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
     causal = mask is None and query.shape[2] > 1
-    made: Any = _Attention.apply(query, key, value, module.sinks, mask, causal, scaling)
-    return made.transpose(1, 2).contiguous(), None
+    output: Any = _Attention.apply(query, key, value, module.sinks, mask, causal, scaling)
+    return output.transpose(1, 2).contiguous(), None
 
 
 @contextmanager
 def fused_by_default(model: nn.Module) -> Iterator[None]:
     """Use this attention in a model with transformers' default, where it has sinks, within the block."""
-    found: list[Any] = [getattr(m, "config", None) for m in model.modules()]
-    configs = {id(config): config for config in found if _suits(config)}
+    all_configs: list[Any] = [getattr(m, "config", None) for m in model.modules()]
+    configs = {id(config): config for config in all_configs if _suits(config)}
     for config in configs.values():
         config._attn_implementation = NAME
     try:

@@ -76,13 +76,13 @@ class WideDeep(PreTrainedModel):
 
     def crossed(self, categories: Tensor) -> Tensor:
         """Hashes of combinations, (batch, crosses) int64 in [0, buckets)."""
-        found = []
+        columns = []
         for cross in self.config.crosses:
             key = torch.zeros_like(categories[:, 0])
             for i in cross:
                 key = (key + 1 + categories[:, i]) * FACTOR % PRIME
-            found.append(key % self.config.buckets)
-        return torch.stack(found, 1) if found else categories[:, :0]
+            columns.append(key % self.config.buckets)
+        return torch.stack(columns, 1) if columns else categories[:, :0]
 
     def forward(self, dense: Tensor, categories: Tensor, labels: Tensor | None = None) -> SequenceClassifierOutput:
         """dense: (batch, features). categories: (batch, tables) int64. labels: (batch,), 0 or 1. Logits: (batch,)."""

@@ -91,10 +91,10 @@ def _formula(param, grad, moments, step, lr, skip, scale, beta1, beta2, eps, wei
     most = [torch.maximum(x, v) for x in most]
     root = (most or [v])[0].sqrt() / (1 - beta2**step).sqrt().to(dtype)
     p = p - (rate / (1 - beta1**step)).to(dtype) * m / (root + eps)
-    made = [x.to(param.dtype) for x in (p, m, v, *most)]
+    results = [x.to(param.dtype) for x in (p, m, v, *most)]
     if skip is not None:
-        made = [torch.where(skip != 0, old, new) for old, new in zip((param, *moments), made, strict=True)]
-    return tuple(made)
+        results = [torch.where(skip != 0, old, new) for old, new in zip((param, *moments), results, strict=True)]
+    return tuple(results)
 
 
 def _adam(param, grad, exp_avg, exp_avg_sq, *numbers, **hyper):
@@ -153,7 +153,7 @@ def _apply(params, grads, moments, step, lr, skip=None, scale=None, *, beta1, be
 
 def _scaled(rows: list[tuple[Tensor, ...]], scale: Tensor | None, scratch: dict[torch.dtype, Tensor]) -> list[Tensor]:
     """Gradients in the dtypes of their parameters, rounded once. In scratch memory unless permuted."""
-    made, begin = [], 0
+    gradients, begin = [], 0
     for param, grad, *_ in rows:
         place, begin = scratch[param.dtype][begin : begin + param.numel()], begin + param.numel()
         place = place.view(param.shape) if param.is_contiguous() else torch.empty_like(param)
@@ -165,8 +165,8 @@ def _scaled(rows: list[tuple[Tensor, ...]], scale: Tensor | None, scratch: dict[
             place.copy_(grad)
             if scale is not None:
                 place.mul_(scale)
-        made.append(place)
-    return made
+        gradients.append(place)
+    return gradients
 
 
 def _multiply(grad: Tensor, scale: Tensor, out: Tensor) -> None:

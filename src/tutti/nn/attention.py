@@ -55,13 +55,13 @@ def _kernels() -> ctypes.CDLL | None:
 
 def use(graph: fx.Graph) -> None:
     """Use these kernels for the attention of a graph, in place, where they are faster. Starts their compilation."""
-    found = [(node, ours)
+    replaced = [(node, ours)
              for theirs, ours, query in OURS
              for node in graph.find_nodes(op="call_function", target=theirs)
              if _knows(node.args[query].meta["val"])]  # fmt: skip
-    if found and compat.multiplies_bfloat16():
+    if replaced and compat.multiplies_bfloat16():
         threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
-        for node, ours in found:
+        for node, ours in replaced:
             node.target = ours
 
 
@@ -93,28 +93,28 @@ def _in_rows(x: Tensor) -> Tensor:
 
 
 def attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    given = [_in_rows(x) for x in (query, key, value)]
+    tensors = [_in_rows(x) for x in (query, key, value)]
     kernels = _kernels_for(query, key, value, attn_mask, dropout_p)
     if kernels is None:
-        return FLASH(*given, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    out, logsumexp = _made(query)
-    _call(kernels.attention, [*given, out], query, key, logsumexp, attn_mask, scale, is_causal)
+        return FLASH(*tensors, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    out, logsumexp = _fake(query)
+    _call(kernels.attention, [*tensors, out], query, key, logsumexp, attn_mask, scale, is_causal)
     return out, logsumexp
 
 
 def attention_backward(
     grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):
-    given = [_in_rows(x) for x in (grad_out, query, key, value, out)]
+    tensors = [_in_rows(x) for x in (grad_out, query, key, value, out)]
     kernels = _kernels_for(query, key, value, attn_mask, dropout_p)
     if kernels is None:
-        return FLASH_BACKWARD(*given, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    made = [_like(x) for x in (query, key, value)]
-    _call(kernels.attention_backward, [*given, *made], query, key, logsumexp, attn_mask, scale, is_causal)
-    return tuple(made)
+        return FLASH_BACKWARD(*tensors, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    gradients = [_like(x) for x in (query, key, value)]
+    _call(kernels.attention_backward, [*tensors, *gradients], query, key, logsumexp, attn_mask, scale, is_causal)
+    return tuple(gradients)
 
 
-def _made(query: Tensor, *rest: object, **options: object) -> tuple[Tensor, Tensor]:
+def _fake(query: Tensor, *rest: object, **options: object) -> tuple[Tensor, Tensor]:
     """Empty results of the forward pass."""
     batch, heads, queries, _ = query.shape
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -149,7 +149,7 @@ def _call(
 
 _library.impl("attention", attention, "CPU")
 _library.impl("attention_backward", attention_backward, "CPU")
-torch.library.register_fake("tutti::attention", _made)
+torch.library.register_fake("tutti::attention", _fake)
 torch.library.register_fake("tutti::attention_backward", lambda *args, **kwargs: FLASH_BACKWARD(*args, **kwargs))
 
 # (replaced operator, replacement, index of the query among its operands)

@@ -37,8 +37,10 @@ def forward(log_probs, targets, input_lengths, target_lengths, blank, zero_infin
     _check(log_probs, targets, input_lengths, target_lengths)
     loss, alpha = aten._ctc_loss.Tensor(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     time, states = (torch.arange(n, device=alpha.device) for n in alpha.shape[1:])
-    known = (time < input_lengths.unsqueeze(1)).unsqueeze(2) & (states <= 2 * target_lengths.unsqueeze(1)).unsqueeze(1)
-    alpha = torch.where(known, alpha, -torch.inf)  # torch leaves the rest uninitialized
+    reachable = (time < input_lengths.unsqueeze(1)).unsqueeze(2) & (
+        states <= 2 * target_lengths.unsqueeze(1)
+    ).unsqueeze(1)
+    alpha = torch.where(reachable, alpha, -torch.inf)  # torch leaves the rest uninitialized
     return loss, F.pad(alpha, (0, room(targets) - alpha.shape[-1]), value=-torch.inf)
 
 
@@ -47,8 +49,8 @@ def backward(grad, log_probs, targets, input_lengths, target_lengths, loss, alph
     if alpha.shape != (log_probs.shape[1], log_probs.shape[0], room(targets)):
         raise ValueError(f"ctc_loss: paths of shape {tuple(alpha.shape)} for {tuple(log_probs.shape)}")
     longest = int(target_lengths.max()) if target_lengths.numel() else 0
-    known = alpha[..., : 2 * longest + 1].contiguous()
-    operands = log_probs, targets, input_lengths, target_lengths, loss, known
+    states = alpha[..., : 2 * longest + 1].contiguous()
+    operands = log_probs, targets, input_lengths, target_lengths, loss, states
     return aten._ctc_loss_backward.Tensor(grad, *operands, blank, zero_infinity).contiguous()
 
 

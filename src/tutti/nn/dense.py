@@ -17,10 +17,10 @@ def register(library: torch.library.Library, name: str, formula: Callable) -> No
     """
 
     def dense(*args):
-        made = formula(*args)
-        if isinstance(made, tuple):
-            return tuple(x if x is None else x.contiguous() for x in made)
-        return made.contiguous()
+        results = formula(*args)
+        if isinstance(results, tuple):
+            return tuple(x if x is None else x.contiguous() for x in results)
+        return results.contiguous()
 
     for device in ("CPU", "CUDA"):
         library.impl(name, dense, device)

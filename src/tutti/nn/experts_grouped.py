@@ -49,19 +49,19 @@ def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, f
         return experts_loop.backward(*operands)
     each, g = weight.flatten()[order].unsqueeze(1).to(x.dtype), grad[order // k]
     ga = compat.grouped_mm(g, down, ends)
-    a, kept = gate.kept(rows, width)
+    a, active = gate.forward_saving(rows, width)
     gscale = torch.zeros_like(weight.flatten(), dtype=torch.float32)
     gscale[order] = (ga.float() * a.float()).sum(1)
     gdown = compat.grouped_mm(g.T, a * each, ends)
-    gmade = gate.backward(rows, kept, ga * each)
+    gmade = gate.backward(rows, active, ga * each)
     gup = compat.grouped_mm(gmade.T, x[order // k], ends)
     gx = compat.grouped_mm(gmade, up, ends).float()
     gbiases = []
     if down_bias is not None:
         gscale[order] += (g.float() * down_bias[expert].float()).sum(1)
         gbiases = [_per_expert(gmade, ends).to(up_bias.dtype), _per_expert(g * each, ends).to(down_bias.dtype)]
-    found = [_per_token(gx, order, tokens, k).to(x.dtype), gscale.view(weight.shape).to(weight.dtype), gup, gdown]
-    return [*found, *gbiases]
+    gradients = [_per_token(gx, order, tokens, k).to(x.dtype), gscale.view(weight.shape).to(weight.dtype), gup, gdown]
+    return [*gradients, *gbiases]
 
 
 def _takes(x: Tensor, up: Tensor, down: Tensor) -> bool:

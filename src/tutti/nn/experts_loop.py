@@ -73,11 +73,11 @@ def forward(x, index, weight, up, down, up_bias, down_bias, activation, first, t
     y, scale = x.new_zeros((_used(x, blocks, k, filled), hidden), dtype=_wide(x)), weight.flatten()
     for block in blocks:
         tokens = block.pairs.div(k, rounding_mode="floor")
-        made = rows[block.at] if keep else x.new_empty((tokens.numel(), up.shape[1]))
-        block.products(_rounded(x.index_select(0, tokens), matmul), up.mT, made, up_bias)
+        up_rows = rows[block.at] if keep else x.new_empty((tokens.numel(), up.shape[1]))
+        block.products(_rounded(x.index_select(0, tokens), matmul), up.mT, up_rows, up_bias)
         if not only_rows:
             out = x.new_empty((tokens.numel(), hidden))
-            block.products(gate.forward(made, width), down.mT, out, down_bias)
+            block.products(gate.forward(up_rows, width), down.mT, out, down_bias)
             y.index_add_(0, tokens, out.to(y.dtype).mul_(scale.index_select(0, block.pairs).unsqueeze(1)))
     return _whole(y, x), rows
 
@@ -94,18 +94,18 @@ def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, f
     gx, scale = x.new_zeros((_used(x, blocks, k, filled), hidden), dtype=_wide(x)), weight.flatten()
     gscale = torch.zeros_like(scale, dtype=gx.dtype)
     learned = [w for w in (up, down, up_bias, down_bias) if w is not None]
-    gup, gdown, *gbiases = found = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in learned]
+    gup, gdown, *gbiases = gradients = [torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in learned]
     for e in {*range(len(up))} - {e for block in blocks for e, _ in block.parts}:
-        for gradient in found:
+        for gradient in gradients:
             gradient[e] = 0
     for block in blocks:
         tokens = block.pairs.div(k, rounding_mode="floor")
-        each, made = scale.index_select(0, block.pairs).unsqueeze(1).to(x.dtype), rows[block.at]
-        g, (a, kept) = _rounded(grad.index_select(0, tokens), matmul), gate.kept(made, width)
+        each, up_rows = scale.index_select(0, block.pairs).unsqueeze(1).to(x.dtype), rows[block.at]
+        g, (a, active) = _rounded(grad.index_select(0, tokens), matmul), gate.forward_saving(up_rows, width)
         ga = block.products(g, down, torch.empty_like(a))
         of_weight = torch.linalg.vecdot(ga.to(gx.dtype), a.to(gx.dtype))
         block.gradients(g, a * each, gdown)
-        gmade = gate.backward(made, kept, ga.mul_(each))
+        gmade = gate.backward(up_rows, active, ga.mul_(each))
         block.gradients(gmade, _rounded(x.index_select(0, tokens), matmul), gup)
         if gbiases:
             of_weight += torch.linalg.vecdot(g.to(gx.dtype), block.biases(down_bias).to(gx.dtype))
@@ -113,7 +113,7 @@ def backward(grad, x, index, weight, up, down, up_bias, down_bias, activation, f
             block.sums(g * each, gbiases[1])
         gscale.index_copy_(0, block.pairs, of_weight)
         gx.index_add_(0, tokens, block.products(gmade, up, g.new_empty((tokens.numel(), hidden))).to(gx.dtype))
-    return [_whole(gx, x), gscale.view(weight.shape).to(weight.dtype), *found]
+    return [_whole(gx, x), gscale.view(weight.shape).to(weight.dtype), *gradients]
 
 
 def _rounded(x: Tensor, matmul: str) -> Tensor:

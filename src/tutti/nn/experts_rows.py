@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from tutti.nn import linear_rows
 from tutti.nn.experts import TENSORS
 from tutti.nn.gate import gate_of
+from tutti.nn.weight_kinds import SAME
 
 ops = torch.ops.tutti
 
@@ -22,7 +23,7 @@ _library.define(f"experts_rows({TENSORS}, str activation, int first, int total) 
 def cpu(x, index, weight, up, down, up_bias, down_bias, activation, first, total):
     """The operator on a CPU."""
     kinds = {t.dtype for t in (x, up, down, up_bias, down_bias) if t is not None}
-    if len(kinds) > 1 or x.dtype not in linear_rows.KNOWN:
+    if len(kinds) > 1 or x.dtype not in linear_rows.DTYPES:
         return ops.experts(x, index, weight, up, down, up_bias, down_bias, activation, first, total, "", -1)
     (tokens, k), flat = index.shape, index.flatten()
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < total:
@@ -31,7 +32,7 @@ def cpu(x, index, weight, up, down, up_bias, down_bias, activation, first, total
     if len(up) < total:
         here = (expert >= 0) & (expert < len(up))
         expert, order = expert[here], order[here]
-    linear, rest = linear_rows.kernels().linear_groups, (expert, linear_rows.SAME, 0, 0, linear_rows.tiles())
+    linear, rest = linear_rows.kernels().linear_groups, (expert, SAME, 0, 0, linear_rows.tiles())
     rows = linear(x[order // k], up, None, None, _contiguous(up_bias), *rest)
     rows = gate_of(activation).forward(rows, down.shape[2])
     rows = linear(rows, down, None, None, _contiguous(down_bias), *rest)
@@ -59,9 +60,9 @@ torch.library.register_fake("tutti::experts_rows", lambda x, *rest: x.new_empty(
 
 def use(graph: fx.Graph) -> None:
     """Use this operator for the mixtures of a graph, in place. Starts the compilation of the kernels."""
-    found = [node for node in graph.find_nodes(op="call_function", target=ops.experts.default)
-             if node.args[0].meta["val"].dtype in linear_rows.KNOWN]  # fmt: skip
-    if found:
+    replaced = [node for node in graph.find_nodes(op="call_function", target=ops.experts.default)
+             if node.args[0].meta["val"].dtype in linear_rows.DTYPES]  # fmt: skip
+    if replaced:
         linear_rows.compile_ahead()
-    for node in found:
+    for node in replaced:
         node.target, node.args = ops.experts_rows.default, node.args[:10]

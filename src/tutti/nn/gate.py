@@ -34,7 +34,7 @@ class Halves:
         gate = self.act.forward(rows[:, :width])
         return gate.mul_(rows[:, width:]) if rows.shape[1] > width else gate
 
-    def kept(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def forward_saving(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The result, and what `backward` reads of it: the activated half."""
         gate = self.act.forward(rows[:, :width])
         return (gate * rows[:, width:] if rows.shape[1] > width else gate), gate
@@ -44,10 +44,10 @@ class Halves:
         width = gate.shape[1]
         if rows.shape[1] == width:
             return self.act.backward(grad, rows)
-        found = torch.empty_like(rows)
-        torch.mul(grad, gate, out=found[:, width:])
-        found[:, :width] = self.act.backward(grad.mul_(rows[:, width:]), rows[:, :width])
-        return found
+        gradient = torch.empty_like(rows)
+        torch.mul(grad, gate, out=gradient[:, width:])
+        gradient[:, :width] = self.act.backward(grad.mul_(rows[:, width:]), rows[:, :width])
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Clamped:
 
     def forward(self, rows: Tensor, width: int) -> Tensor:
         """The result of shape (n, width)."""
-        return self.kept(rows, width)[0]
+        return self.forward_saving(rows, width)[0]
 
-    def kept(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def forward_saving(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The result, and what `backward` reads of it: the activated gate."""
         gate = rows[:, ::2].clamp(max=self.limit)
         active = gate * torch.sigmoid(self.alpha * gate)
@@ -73,10 +73,10 @@ class Clamped:
         gate, up, limit = rows[:, ::2].clamp(max=self.limit), rows[:, 1::2], self.limit
         share = torch.sigmoid(self.alpha * gate)
         slope = share * (1 + self.alpha * gate * (1 - share))
-        found = torch.empty_like(rows)
-        found[:, ::2] = grad * (up.clamp(-limit, limit) + 1) * slope * (rows[:, ::2] <= limit)
-        found[:, 1::2] = grad * active * (up.abs() <= limit)
-        return found
+        gradient = torch.empty_like(rows)
+        gradient[:, ::2] = grad * (up.clamp(-limit, limit) + 1) * slope * (rows[:, ::2] <= limit)
+        gradient[:, 1::2] = grad * active * (up.abs() <= limit)
+        return gradient
 
 
 def gate_of(name: str) -> Halves | Clamped:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from tutti.nn.linear_int4 import BLOCK, check_group, multiplied, of_codes
-from tutti.nn.linear_rows import INT2, INT3, KNOWN, digits, kernels, quantized_on_gpu, rounds, tiles
+from tutti.nn.linear_rows import DTYPES, digits, kernels, quantized_on_gpu, rounds, tiles
+from tutti.nn.weight_kinds import INT2, INT3
 
 KINDS = {2: INT2, 3: INT3}
 
@@ -87,7 +88,7 @@ def compiled(
     x: Any, weight: Any, scales: Any, zeros: Any = None, bias: Any = None, bits: int = 2, rounded: bool = False
 ) -> tuple | None:
     """The compiled operator and its arguments, as in `linear_rows`."""
-    if x.dtype not in KNOWN or (rounded and not rounds()):
+    if x.dtype not in DTYPES or (rounded and not rounds()):
         return None
     _check(x, weight, scales, zeros, bits)
     args = x, weight, scales, zeros, bias, KINDS[bits], x.shape[1] // scales.shape[1], digits(x, rounded), tiles()
@@ -96,8 +97,8 @@ def compiled(
 
 def cpu(x, weight, scales, zeros=None, bias=None, *, bits, rounded=False):
     """The operator on a CPU."""
-    if made := compiled(x, weight, scales, zeros, bias, bits=bits, rounded=rounded):
-        op, args = made
+    if call := compiled(x, weight, scales, zeros, bias, bits=bits, rounded=rounded):
+        op, args = call
         return op(*args)
     return reference(x, weight, scales, zeros, bias, bits=bits, rounded=rounded)
 

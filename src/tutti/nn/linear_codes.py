@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from tutti.nn.linear_int4 import multiplied, of_codes
-from tutti.nn.linear_rows import CODES, FLOAT8, KNOWN, kernels, quantized_on_gpu, tiles
+from tutti.nn.linear_rows import DTYPES, kernels, quantized_on_gpu, tiles
 from tutti.nn.scheme import FLOAT8 as E4M3
 from tutti.nn.scheme import unpack_bits
+from tutti.nn.weight_kinds import CODES, FLOAT8
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -61,7 +62,7 @@ def _check(x: Any, weight: Any, scales: Any, zeros: Any, bits: int) -> None:
 
 def compiled(x: Any, weight: Any, scales: Any, zeros: Any = None, bias: Any = None, bits: int = 8) -> tuple | None:
     """The compiled operator and its arguments, as in `linear_rows`."""
-    if x.dtype not in KNOWN:
+    if x.dtype not in DTYPES:
         return None
     _check(x, weight, scales, zeros, bits)
     kind = FLOAT8 if weight.dtype == E4M3 else CODES + 8 * bits

@@ -50,7 +50,7 @@ TILE = {"cpu": 1 << 20, "cuda": 1 << 28}
 MULTIPLE = {"cpu": 1, "cuda": 256}
 FEWEST = 256  # minimum rows, or vocabulary entries, of a block
 SOURCE = Path(__file__).with_suffix(".cpp")
-KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernels
+DTYPES = torch.float32, torch.bfloat16  # dtypes of the compiled kernels
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _operands = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels"
@@ -93,25 +93,25 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     rows = labels.reshape(-1).long()
-    kept = rows != ignore_index
-    known = torch.where(kept, torch.where(rows < 0, len(weight), rows), -1)  # no class: below 0 are those left out
-    lse, picked = ops.linear_logsumexp(hidden.reshape(-1, hidden.shape[-1]), weight, bias, known)
-    loss = torch.where(kept, lse - picked, 0)
+    counted = rows != ignore_index
+    classes = torch.where(counted, torch.where(rows < 0, len(weight), rows), -1)  # no class: below 0 are those left out
+    lse, picked = ops.linear_logsumexp(hidden.reshape(-1, hidden.shape[-1]), weight, bias, classes)
+    loss = torch.where(counted, lse - picked, 0)
     if reduction == "none":
         return loss.reshape(labels.shape)
-    return loss.sum() / kept.sum() if reduction == "mean" else loss.sum()
+    return loss.sum() / counted.sum() if reduction == "mean" else loss.sum()
 
 
 def use_kernels(graph: fx.Graph) -> None:
     """Use the compiled kernels for the losses of a graph on a CPU, in place. Starts their compilation."""
     places = {ops.linear_logsumexp: 0, ops.linear_logsumexp_backward: 2, ops.linear_logsumexp_with_gradients: 2}
-    found = [node
+    replaced = [node
              for target, hidden in places.items()
              for node in graph.find_nodes(op="call_function", target=target.default)
-             if node.args[hidden].meta["val"].dtype in KNOWN]  # fmt: skip
-    if found:
+             if node.args[hidden].meta["val"].dtype in DTYPES]  # fmt: skip
+    if replaced:
         threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
-    for node in found:
+    for node in replaced:
         node.kwargs = {**node.kwargs, "compiled": True}
 
 
@@ -138,7 +138,7 @@ def _block(logits: Tensor, column: Tensor, here: Tensor) -> tuple[int, ...]:
 
 
 def _knows(logits: Tensor) -> bool:
-    return logits.device.type == "cpu" and logits.dtype in KNOWN
+    return logits.device.type == "cpu" and logits.dtype in DTYPES
 
 
 def forward(
@@ -232,9 +232,9 @@ def _in_triton(logits: Tensor) -> Callable[..., None] | None:
     """The kernel of `linear_cross_entropy_triton`, where it runs."""
     if logits.device.type == "cpu" or not has_triton():
         return None
-    from tutti.nn.linear_cross_entropy_triton import KNOWN, differentiate
+    from tutti.nn.linear_cross_entropy_triton import DTYPES, differentiate
 
-    return differentiate if logits.dtype in KNOWN else None
+    return differentiate if logits.dtype in DTYPES else None
 
 
 def _reduce(logits: Tensor, column: Tensor, here: Tensor, lse: Tensor, picked: Tensor, compiled: bool) -> None:
@@ -253,8 +253,8 @@ def _differentiate(
 ) -> None:
     """Replace a tile's logits by their gradients."""
     if compiled and _knows(logits):
-        given, lse = [g.to(lse.dtype) for g in (grad_lse, grad_picked)], lse.contiguous()
-        gradients = [n for g in given for n in (g.data_ptr(), g.stride(0))]
+        output_gradients, lse = [g.to(lse.dtype) for g in (grad_lse, grad_picked)], lse.contiguous()
+        gradients = [n for g in output_gradients for n in (g.data_ptr(), g.stride(0))]
         _kernels().differentiate(*_block(logits, column, here), lse.data_ptr(), *gradients)
         return
     tile = logits.to(lse.dtype).sub_(lse.unsqueeze(1)).exp_().mul_(grad_lse.unsqueeze(1))
@@ -318,8 +318,8 @@ def _fake(hidden, weight, bias, labels, compiled=False):
 
 
 def _fake_backward(grad_lse, grad_picked, hidden, weight, bias, labels, lse, wanted, compiled=False):
-    given = zip((hidden, weight, bias), wanted, strict=True)
-    return tuple(x.new_empty(x.shape) if x is not None and want else None for x, want in given)
+    operands = zip((hidden, weight, bias), wanted, strict=True)
+    return tuple(x.new_empty(x.shape) if x is not None and want else None for x, want in operands)
 
 
 def _fake_with_gradients(grad_lse, grad_picked, hidden, weight, bias, labels, wanted, compiled=False):

@@ -12,7 +12,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-KNOWN = torch.float32, torch.bfloat16, torch.float16
+DTYPES = torch.float32, torch.bfloat16, torch.float16
 ELEMENTS = 8192  # of a row, at once
 
 
@@ -49,7 +49,7 @@ def differentiate(
 ) -> None:
     """Replace logits by their gradients, and write lse and picked.
 
-    logits: (t, v) of one of KNOWN, with contiguous rows. labels: (t) int64. The others: (t) float32, contiguous.
+    logits: (t, v) of one of DTYPES, with contiguous rows. labels: (t) int64. The others: (t) float32, contiguous.
     """
     elements = min(ELEMENTS, triton.next_power_of_2(logits.shape[1]))
     _differentiate[(len(logits),)](  # pyright: ignore[reportIndexIssue]

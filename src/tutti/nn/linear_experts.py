@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from tutti.nn import linear_bits, linear_codes, linear_int4, linear_int8
-from tutti.nn.linear_rows import CODES, FLOAT8, INT4, INT8, KNOWN, digits, kernels, rounds, tiles
+from tutti.nn.linear_rows import DTYPES, digits, kernels, rounds, tiles
+from tutti.nn.weight_kinds import CODES, FLOAT8, INT4, INT8
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -77,7 +78,7 @@ def _check(x: Any, expert: Any, weight: Any, scales: Any, zeros: Any, layout: st
 
 def cpu(x, expert, weight, scales, zeros=None, *, layout, bits, rounded=False):
     """The operator on a CPU."""
-    if x.dtype not in KNOWN or (rounded and not rounds()):
+    if x.dtype not in DTYPES or (rounded and not rounds()):
         return reference(x, expert, weight, scales, zeros, layout=layout, bits=bits, rounded=rounded)
     _check(x, expert, weight, scales, zeros, layout, bits)
     group = 0 if layout == "int8" else x.shape[1] // scales.shape[2]

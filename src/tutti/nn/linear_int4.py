@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_rows import INT4, KNOWN, digits, kernels, quantized_on_gpu, rounds, tiles
+from tutti.nn.linear_rows import DTYPES, digits, kernels, quantized_on_gpu, rounds, tiles
+from tutti.nn.weight_kinds import INT4
 
 GROUPS = 32, 64, 128
 BLOCK = 64  # numbers that are packed together
@@ -128,7 +129,7 @@ def compiled(
     x: Any, weight: Any, scales: Any, zeros: Any = None, bias: Any = None, rounded: bool = False
 ) -> tuple | None:
     """The compiled operator and its arguments, as in `linear_rows`."""
-    if x.dtype not in KNOWN or (rounded and not rounds()):
+    if x.dtype not in DTYPES or (rounded and not rounds()):
         return None
     _check(x, weight, scales, zeros)
     group = x.shape[1] // scales.shape[1]
@@ -138,8 +139,8 @@ def compiled(
 
 def cpu(x, weight, scales, zeros=None, bias=None, *, rounded=False):
     """The operator on a CPU."""
-    if made := compiled(x, weight, scales, zeros, bias, rounded):
-        op, args = made
+    if call := compiled(x, weight, scales, zeros, bias, rounded):
+        op, args = call
         return op(*args)
     return reference(x, weight, scales, zeros, bias, rounded=rounded)
 

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.linear_rows import INT8, KNOWN, digits, kernels, quantized_on_gpu, rounds, tiles
+from tutti.nn.linear_rows import DTYPES, digits, kernels, quantized_on_gpu, rounds, tiles
+from tutti.nn.weight_kinds import INT8
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -52,8 +53,8 @@ def reference(x, weight, scales, bias=None, *, rounded=False):
     if rounded:
         of_rows = rows.abs().amax(1) / 127
         rows, scales = _rounded(x, of_rows).to(wide), of_rows.unsqueeze(1) * scales
-    made = (rows @ weight.to(wide).T) * scales
-    return (made if bias is None else made + bias).to(x.dtype)
+    product = (rows @ weight.to(wide).T) * scales
+    return (product if bias is None else product + bias).to(x.dtype)
 
 
 def _check(x: Any, weight: Any, scales: Any) -> None:
@@ -71,7 +72,7 @@ def _check(x: Any, weight: Any, scales: Any) -> None:
 
 def compiled(x: Any, weight: Any, scales: Any, bias: Any = None, rounded: bool = False) -> tuple | None:
     """The compiled operator and its arguments, as in `linear_rows`."""
-    if x.dtype not in KNOWN or (rounded and not rounds()):
+    if x.dtype not in DTYPES or (rounded and not rounds()):
         return None
     _check(x, weight, scales)
     args = x, weight, scales, None, bias, INT8, 0, digits(x, rounded, packed=False), tiles()
@@ -80,8 +81,8 @@ def compiled(x: Any, weight: Any, scales: Any, bias: Any = None, rounded: bool =
 
 def cpu(x, weight, scales, bias=None, *, rounded=False):
     """The operator on a CPU."""
-    if made := compiled(x, weight, scales, bias, rounded):
-        op, args = made
+    if call := compiled(x, weight, scales, bias, rounded):
+        op, args = call
         return op(*args)
     return reference(x, weight, scales, bias, rounded=rounded)
 

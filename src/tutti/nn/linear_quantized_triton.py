@@ -12,7 +12,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from tutti.nn.linear_rows import CODES, FLOAT8, INT3, INT4, INT8
+from tutti.nn.weight_kinds import CODES, FLOAT8, INT3, INT4, INT8
 
 INT8_KIND, FLOAT8_KIND = tl.constexpr(INT8), tl.constexpr(FLOAT8)
 CODES_KIND, INT4_KIND, INT3_KIND = tl.constexpr(CODES), tl.constexpr(INT4), tl.constexpr(INT3)

@@ -23,11 +23,11 @@ from torch import Tensor, fx
 from tutti import compat
 from tutti.nn import linears_rows, rows
 from tutti.nn.compiled import operators
+from tutti.nn.weight_kinds import SAME
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
-KNOWN = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
-SAME, INT8, INT4, INT3, INT2, CODES, FLOAT8 = range(7)  # kinds of weights
+DTYPES = torch.float32, torch.bfloat16  # dtypes of x of the compiled kernels
 FASTER = 64  # rows up to which it is faster than PyTorch's
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -65,7 +65,7 @@ def quantized_on_gpu(
     weight in the dtype of x."""
     most = 16 if x.dtype == torch.float32 else linears_rows.ROWS  # tiles of float32 fill the shared memory
     if 0 < len(x) <= most and rows.triton_kernels(x, bias):
-        from tutti.nn import linear_quantized_triton
+        from tutti.nn import linear_quantized_triton  # needs triton
 
         return linear_quantized_triton.linear(x, weight, scales, zeros, bias, kind, bits)
     return F.linear(x, dequantized().to(x.dtype), bias)
@@ -81,7 +81,7 @@ def compiled(x: Any, weight: Any, bias: Any) -> tuple | None:
     """The compiled operator and its arguments for tensors, or Specs, of these shapes and dtypes; None if they do not
     fit."""
     alike = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
-    fits = alike and x.dtype in KNOWN and len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
+    fits = alike and x.dtype in DTYPES and len(x.shape) == len(weight.shape) == 2 and x.shape[1] == weight.shape[1]
     if not fits:
         return None
     return kernels().linear_rows.default, (x, weight, None, None, bias, SAME, 0, 0, tiles())
@@ -89,8 +89,8 @@ def compiled(x: Any, weight: Any, bias: Any) -> tuple | None:
 
 def cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The operator on a CPU."""
-    if made := compiled(x, weight, bias):
-        op, args = made
+    if call := compiled(x, weight, bias):
+        op, args = call
         return op(*args)
     return F.linear(x, weight, bias)  # which raises for operands that do not fit
 
@@ -109,12 +109,12 @@ torch.library.register_fake("tutti::linear_rows", lambda x, weight, bias: F.line
 def use(graph: fx.Graph, rows: float = FASTER, on_cpu: bool = True) -> None:
     """Use this kernel for the products of a graph with at most so many rows and the transpose of a stored weight, in
     place. On a CPU, starts its compilation. rows: infinity for bits that do not depend on the number of rows."""
-    found = [(node, given) for node in graph.nodes if (given := _operands(node)) and _fits(given[0], rows)]
-    if found and on_cpu:
+    replaced = [(node, operands) for node in graph.nodes if (operands := _operands(node)) and _fits(operands[0], rows)]
+    if replaced and on_cpu:
         compile_ahead()
-    for node, given in found:
-        rest = [x for x in node.all_input_nodes if x not in given]  # transposed weights
-        node.target, node.args, node.kwargs = ops.linear_rows.default, given, {}
+    for node, operands in replaced:
+        rest = [x for x in node.all_input_nodes if x not in operands]  # transposed weights
+        node.target, node.args, node.kwargs = ops.linear_rows.default, operands, {}
         for turned in rest:
             if not turned.users:
                 graph.erase_node(turned)
@@ -132,7 +132,7 @@ def _compile() -> None:
 
 def _fits(x: fx.Node, rows: float) -> bool:
     spec = x.meta["val"]
-    return spec.dtype in KNOWN and len(spec.shape) == 2 and spec.shape[0] <= rows
+    return spec.dtype in DTYPES and len(spec.shape) == 2 and spec.shape[0] <= rows
 
 
 def _operands(node: Any) -> tuple | None:

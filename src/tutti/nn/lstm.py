@@ -49,11 +49,11 @@ def _backward(*args):
 
 def _backward_kept(*args):
     tensors, gradients, options, (out, h_out, c_out, workspace) = args[:7], args[7:10], args[10:18], args[18:]
-    given = dict(zip(OPTIONS, options, strict=True))
-    sizes, first = given.pop("batch_sizes"), given.pop("batch_first")
-    bidirectional = given.pop("bidirectional")
+    options_of_call = dict(zip(OPTIONS, options, strict=True))
+    sizes, first = options_of_call.pop("batch_sizes"), options_of_call.pop("batch_first")
+    bidirectional = options_of_call.pop("bidirectional")
     return aten.mkldnn_rnn_layer_backward(
-        *tensors, out, h_out, c_out, *gradients, *given.values(), True, bidirectional, sizes, first, workspace
+        *tensors, out, h_out, c_out, *gradients, *options_of_call.values(), True, bidirectional, sizes, first, workspace
     )
 
 

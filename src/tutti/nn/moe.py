@@ -56,14 +56,14 @@ class MoE(nn.Module):
         if capacity_factor is not None and capacity_factor <= 0:
             raise ValueError(f"capacity_factor={capacity_factor}: it must be greater than 0, or None for dropless")
         self.activation, self.capacity_factor, self.act = activation, capacity_factor, activation_of(activation)
-        made = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
         self.router = Router(
-            hidden, experts, top_k, scores=scores, normalize=normalize, bias_update=bias_update, **made
+            hidden, experts, top_k, scores=scores, normalize=normalize, bias_update=bias_update, **factory
         )
-        self.gate_up = nn.Parameter(torch.empty(experts, 2 * intermediate, hidden, **made))
-        self.down = nn.Parameter(torch.empty(experts, hidden, intermediate, **made))
-        self.shared_gate_up = nn.Linear(hidden, 2 * shared * intermediate, bias=False, **made) if shared else None
-        self.shared_down = nn.Linear(shared * intermediate, hidden, bias=False, **made) if shared else None
+        self.gate_up = nn.Parameter(torch.empty(experts, 2 * intermediate, hidden, **factory))
+        self.down = nn.Parameter(torch.empty(experts, hidden, intermediate, **factory))
+        self.shared_gate_up = nn.Linear(hidden, 2 * shared * intermediate, bias=False, **factory) if shared else None
+        self.shared_down = nn.Linear(shared * intermediate, hidden, bias=False, **factory) if shared else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -44,7 +44,7 @@ SOURCE = Path(__file__).with_name("paged.cpp")
 SCALE = 4  # bytes of a scale after the numbers of a row of int8; of a scale and a least number of int4
 GROUP = 64  # numbers of a row of int4 that share these
 ROUNDED = torch.int8, torch.uint8  # dtypes of caches of int8 and int4
-KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
+DTYPES = torch.float32, torch.bfloat16  # dtypes of the compiled kernel
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(
@@ -60,7 +60,7 @@ def reference(
 ):  # fmt: skip
     """The operator in plain PyTorch, a sequence at a time."""
     _check(query, keys, values, window, bias, causal)
-    out = _made(query, keys, values).zero_()
+    out = _fake(query, keys, values).zero_()
     if keys.dtype in ROUNDED:
         keys, values = unrounded(keys), unrounded(values)
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -134,7 +134,7 @@ def _check(query: Any, keys: Any, values: Any, window: int, bias: Any, causal: b
         raise ValueError("paged_attention: a window and a bias need causal=True")
 
 
-def _made(query: Tensor, keys: Tensor, values: Tensor, *rest: object, **options: object) -> Tensor:
+def _fake(query: Tensor, keys: Tensor, values: Tensor, *rest: object, **options: object) -> Tensor:
     return query.new_empty((*query.shape[:2], width_of(values)))
 
 
@@ -149,7 +149,7 @@ def compiled(
     softcap: float, sinks: Any, bias: Any, causal: bool,
 ) -> tuple | None:  # fmt: skip
     """The compiled operator and its arguments for tensors, or Specs; None if they do not fit."""
-    if keys.dtype != values.dtype or keys.dtype not in (query.dtype, *ROUNDED) or query.dtype not in KNOWN:
+    if keys.dtype != values.dtype or keys.dtype not in (query.dtype, *ROUNDED) or query.dtype not in DTYPES:
         return None
     _check(query, keys, values, window, bias, causal)
     args = query, keys, values, tables, starts, lengths, block, scale, window, softcap, sinks, bias, causal
@@ -162,8 +162,8 @@ def cpu(
 ):  # fmt: skip
     """The operator on a CPU."""
     rest = block, scale, window, softcap, sinks, bias, causal
-    if made := compiled(query, keys, values, tables, starts, lengths, *rest):
-        op, args = made
+    if call := compiled(query, keys, values, tables, starts, lengths, *rest):
+        op, args = call
         return op(*args)
     return reference(query, keys, values, tables, starts, lengths, block=block, scale=scale, window=window,
                      softcap=softcap, sinks=sinks, bias=bias, causal=causal)  # fmt: skip
@@ -172,7 +172,7 @@ def cpu(
 def _cuda(query, keys, values, tables, starts, lengths, *, window=0, softcap=0.0, sinks=None, bias=None, causal=True,
           **rest):  # fmt: skip
     options = {"window": window, "softcap": softcap, "sinks": sinks, "bias": bias, "causal": causal, **rest}
-    alike = query.dtype == keys.dtype == values.dtype and query.dtype in (*KNOWN, torch.float16)
+    alike = query.dtype == keys.dtype == values.dtype and query.dtype in (*DTYPES, torch.float16)
     if not alike or not has_triton():
         return reference(query, keys, values, tables, starts, lengths, **options)
     from tutti.nn.paged_attention_triton import attend
@@ -183,4 +183,4 @@ def _cuda(query, keys, values, tables, starts, lengths, *, window=0, softcap=0.0
 
 _library.impl("paged_attention", cpu, "CPU")
 _library.impl("paged_attention", _cuda, "CUDA")
-torch.library.register_fake("tutti::paged_attention", _made)
+torch.library.register_fake("tutti::paged_attention", _fake)

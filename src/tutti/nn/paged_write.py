@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn.paged_attention import GROUP, KNOWN, ROUNDED, kernels, row_size
+from tutti.nn.paged_attention import DTYPES, GROUP, ROUNDED, kernels, row_size
 from tutti.nn.rows import triton_kernels
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -90,15 +90,15 @@ def compiled(cache: Any, values: Any, slots: Any) -> tuple | None:
     """The compiled operator and its arguments for tensors, or Specs; None if they do not fit. A slot of the cache must
     be contiguous."""
     _check(cache, values, slots)
-    fits = cache.dtype == values.dtype or (_rounds(cache, values) and values.dtype in KNOWN)
+    fits = cache.dtype == values.dtype or (_rounds(cache, values) and values.dtype in DTYPES)
     return (kernels().paged_write.default, (cache, values, slots)) if fits else None
 
 
 def cpu(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     """The operator in place on a CPU."""
-    made = compiled(cache, values, slots)
-    if made and cache.stride()[1:] == (cache.shape[2], 1):
-        op, args = made
+    call = compiled(cache, values, slots)
+    if call and cache.stride()[1:] == (cache.shape[2], 1):
+        op, args = call
         op(*args)
     else:
         reference(cache, values, slots)
@@ -111,12 +111,12 @@ def _cuda(cache: Tensor, values: Tensor, slots: Tensor) -> None:
 
 
 def _functional(write):
-    def made(cache: Tensor, values: Tensor, slots: Tensor) -> Tensor:
+    def functional(cache: Tensor, values: Tensor, slots: Tensor) -> Tensor:
         new = cache.clone()
         write(new, values, slots)
         return new
 
-    return made
+    return functional
 
 
 for _device, _run in (("CPU", cpu), ("CUDA", _cuda)):

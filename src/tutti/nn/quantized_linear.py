@@ -125,7 +125,7 @@ class QuantizedLinear(Quantized):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weight."""
+        """The shape (out_features, in_features) of the weight."""
         return self.out_features, self.in_features
 
     @property

@@ -146,13 +146,13 @@ def _fake_uniform(seed, step, salt, shape, sizes, strides, offset, *, device) ->
 def keys(seed: Word, step: Word, salt: int) -> tuple[Word, Word]:
     """The two words that make the numbers of a draw what they are. ``torch.ops.tutti.keys`` is the same of tensors, for
     a compiler that is to see no salt in what it compiles: int64, (2,)."""
-    found = []
+    words = []
     for word in _STARTS:
         salted = _mix(_mix(word) ^ salt & _MASK)
         for part in (seed & _MASK, seed >> 32 & _MASK, step & _MASK, step >> 32 & _MASK):
             word = _mix(part ^ word)
-        found.append(_mix(word ^ salted))
-    return found[0], found[1]
+        words.append(_mix(word ^ salted))
+    return words[0], words[1]
 
 
 def _keys(seed: Tensor, step: Tensor, salt: int, *, device: torch.device) -> Tensor:
@@ -175,9 +175,9 @@ def _mix32(x: Tensor) -> Tensor:
 
 def _mix32_(x: Tensor, scratch: Tensor) -> None:
     """``_mix32`` in place."""
-    for shift, kept, multiplier in ((16, 0xFFFF, 0), (15, 0x1FFFF, 1), (15, 0x1FFFF, None)):
+    for shift, mask, multiplier in ((16, 0xFFFF, 0), (15, 0x1FFFF, 1), (15, 0x1FFFF, None)):
         torch.bitwise_right_shift(x, shift, out=scratch)
-        x.bitwise_xor_(scratch.bitwise_and_(kept))
+        x.bitwise_xor_(scratch.bitwise_and_(mask))
         if multiplier is not None:
             x.mul_(_MULTIPLIERS[multiplier])
 

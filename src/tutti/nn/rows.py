@@ -31,7 +31,7 @@ from tutti.nn.compiled import has_triton, operators
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
-KNOWN = torch.float32, torch.bfloat16  # dtypes of the compiled kernels
+DTYPES = torch.float32, torch.bfloat16  # dtypes of the compiled kernels
 GATES = ACTIVATIONS.keys() - {"relu2"}
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -51,7 +51,7 @@ def kernels() -> Any:
 def compiled(name: str, *args: Any) -> tuple | None:
     """The compiled operator of a name and its arguments: tensors, or Specs, and options. None if it does not fit."""
     kinds = {x.dtype for x in args if hasattr(x, "dtype")}
-    fits = len(kinds) == 1 and kinds <= set(KNOWN) and (name != "glu_rows" or args[2] in GATES)
+    fits = len(kinds) == 1 and kinds <= set(DTYPES) and (name != "glu_rows" or args[2] in GATES)
     return (getattr(kernels(), name).default, args) if fits else None
 
 
@@ -59,8 +59,8 @@ def _on_cpu(name: str, reference: Callable) -> Callable:
     """An operator on a CPU."""
 
     def cpu(*args):
-        if made := compiled(name, *args):
-            op, args = made
+        if call := compiled(name, *args):
+            op, args = call
             return op(*args)
         return reference(*args)
 
@@ -70,7 +70,7 @@ def _on_cpu(name: str, reference: Callable) -> Callable:
 def triton_kernels(*tensors: Any) -> Any:
     """The module of Triton kernels, if it is usable for these tensors (or None), else None."""
     kinds = {x.dtype for x in tensors if x is not None}
-    if len(kinds) > 1 or not kinds <= set(KNOWN) or not has_triton():
+    if len(kinds) > 1 or not kinds <= set(DTYPES) or not has_triton():
         return None
     from tutti.nn import rows_triton
 
@@ -120,15 +120,15 @@ torch.library.register_fake("tutti::glu_rows", lambda gate, up, activation: gate
 
 def use(graph: fx.Graph, on_cpu: bool = True) -> None:
     """Use these kernels for a graph without gradients, in place. On a CPU, starts their compilation."""
-    found = [node for node in graph.nodes if node.op == "call_function" and _replaced(graph, node)]
-    if found and on_cpu:
+    replaced = [node for node in graph.nodes if node.op == "call_function" and _replaced(graph, node)]
+    if replaced and on_cpu:
         threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
 
 
 def _replaced(graph: fx.Graph, node: Any) -> bool:
     """Replace a call if there is a kernel for it."""
     if node.target in (ops.rotary.default, ops.glu.default):
-        fits = node.meta["val"].dtype in KNOWN
+        fits = node.meta["val"].dtype in DTYPES
         if fits and node.target is ops.glu.default:
             node.target = ops.glu_rows.default
         elif fits and len(node.meta["val"].shape) == 4:
@@ -145,7 +145,7 @@ def _replaced(graph: fx.Graph, node: Any) -> bool:
         return False
     kinds = {t.meta["val"].dtype for t in (x, weight, bias) if t is not None}
     parts = list(node.users)
-    if len(kinds) > 1 or not kinds <= set(KNOWN) or any(p.target is not operator.getitem or p.args[1] for p in parts):
+    if len(kinds) > 1 or not kinds <= set(DTYPES) or any(p.target is not operator.getitem or p.args[1] for p in parts):
         return False
     with graph.inserting_before(node):
         new = graph.call_function(ops.norm_rows.default, (x, weight, bias, *options, centered))

@@ -54,8 +54,8 @@ def reference(
     most = torch.where(top_k > 0, top_k, p.shape[1]).unsqueeze(1)
     ordered = ordered * (rank < most)
     before = ordered.cumsum(1) - ordered
-    kept = (top_p >= 1) | (rank == 0) | (before < top_p * ordered.sum(1, keepdim=True))
-    ordered = ordered * kept * (ordered >= min_p * ordered[:, :1])
+    in_nucleus = (top_p >= 1) | (rank == 0) | (before < top_p * ordered.sum(1, keepdim=True))
+    ordered = ordered * in_nucleus * (ordered >= min_p * ordered[:, :1])
     p = torch.zeros_like(p).scatter(1, order, ordered)
     running = p.cumsum(1)
     drawn = (running > uniform * running[:, -1:]) & (p > 0)

@@ -46,11 +46,11 @@ def _dispatch(x, slot, weight, experts, capacity, first=0):
     (groups, tokens, choices), width = slot.shape, x.shape[-1]
     rows, taken = _rows(slot, experts * capacity, first * capacity)
     owner = torch.arange(groups * tokens, device=x.device).repeat_interleave(choices)[taken]
-    given = x.flatten(0, 1).index_select(0, owner)
+    rows_of_tokens = x.flatten(0, 1).index_select(0, owner)
     if weight is not None:
-        given = given * weight.flatten()[taken].unsqueeze(1).to(x.dtype)
+        rows_of_tokens = rows_of_tokens * weight.flatten()[taken].unsqueeze(1).to(x.dtype)
     buffer = x.new_zeros((groups * experts * capacity, width))
-    return buffer.index_copy_(0, rows[taken], given).view(groups, experts, capacity, width)
+    return buffer.index_copy_(0, rows[taken], rows_of_tokens).view(groups, experts, capacity, width)
 
 
 def _combine(buffer, slot, weight, first=0):
@@ -75,11 +75,11 @@ def _slot_products(x, buffer, slot, first=0):
     return torch.stack(parts, 1).masked_fill(~taken.view(-1, choices), 0).view(slot.shape).to(x.dtype)
 
 
-def _rows(slot: Tensor, held: int, before: int) -> tuple[Tensor, Tensor]:
+def _rows(slot: Tensor, capacity: int, before: int) -> tuple[Tensor, Tensor]:
     """For all choices: the row in a buffer with `held` rows per group, and whether it is in the buffer."""
     slot = slot - before
-    taken = (slot >= 0) & (slot < held)
-    rows = torch.where(taken, slot, 0) + held * torch.arange(len(slot), device=slot.device).view(-1, 1, 1)
+    taken = (slot >= 0) & (slot < capacity)
+    rows = torch.where(taken, slot, 0) + capacity * torch.arange(len(slot), device=slot.device).view(-1, 1, 1)
     return rows.flatten(), taken.flatten()
 
 

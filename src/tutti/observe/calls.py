@@ -46,7 +46,7 @@ class Call:
 
 def calls_of(program: Program) -> dict[fx.Node, Call]:
     """The recorded calls of a Program as it runs, in order."""
-    found: dict[fx.Node, Call] = {}
+    calls: dict[fx.Node, Call] = {}
     order: dict[fx.Node, int] = {}
     nodes = 0
     for node in program.graph.nodes:
@@ -57,10 +57,10 @@ def calls_of(program: Program) -> dict[fx.Node, Call]:
         if node.target in FREE:
             continue
         order[node] = len(order)
-        found[node], nodes = _call(program, node, inside, nodes), 0
+        calls[node], nodes = _call(program, node, inside, nodes), 0
         if node.target is wait:
-            found[node] = replace(found[node], ends=order[node.args[0]])
-    return found
+            calls[node] = replace(calls[node], ends=order[node.args[0]])
+    return calls
 
 
 def count(program: Program) -> int:
@@ -72,8 +72,8 @@ def count(program: Program) -> int:
 def _call(program: Program, node: Any, inside: list[fx.Node], nodes: int) -> Call:
     label, phase = node.meta.get("label", node.name), node.meta.get("phase", "")
     if node.target in COLLECTIVES:
-        made = program.collective(node)
-        return Call(made.label, phase, made.kind, made.axis, 0, made.bytes, nodes)
+        collective = program.collective(node)
+        return Call(collective.label, phase, collective.kind, collective.axis, 0, collective.bytes, nodes)
     if node.target is wait:
         return Call(label, phase, WAIT, nodes=nodes)
     if node.target in TRANSFERS:

@@ -53,27 +53,27 @@ class Diagnosis:
 
     def words(self) -> list[str]:
         """One sentence for each slow rank, link, collective or phase."""
-        found = []
+        sentences = []
         for slow in self.ranks:
             wait = self.caused(slow.rank)
             cost = f"; the others wait for it {1e3 * wait:.3g} ms a step, {wait / self.seconds:.0%}"
-            found.append(f"{slow}{cost if wait > WORTH * self.seconds else ''}")
-        return [*found, *self._links(), *self._kinds(), *self._phases()]
+            sentences.append(f"{slow}{cost if wait > WORTH * self.seconds else ''}")
+        return [*sentences, *self._links(), *self._kinds(), *self._phases()]
 
     def _links(self) -> list[str]:
         """Sentences about slow links. If all links of a rank are slow, one about the rank."""
         every = {(source, rank.rank) for rank in self.recording.ranks
                  for source in rank.steps[self.recording.steps[0]].links}  # fmt: skip
-        slow, found = {(link.source, link.target): link for link in self.links}, []
+        slow, sentences = {(link.source, link.target): link for link in self.links}, []
         for rank in range(len(self.shares)):
             own = [pair for pair in every if rank in pair]
             if len(own) > 2 and all(pair in slow for pair in own):
                 speed = median(slow.pop(pair).speed for pair in own)
-                found.append(f"all links of rank {rank} at {speed:.2f} of the others' bandwidth")
+                sentences.append(f"all links of rank {rank} at {speed:.2f} of the others' bandwidth")
         pairs: dict[tuple[int, int], list[SlowLink]] = defaultdict(list)
         for (source, target), link in slow.items():
             pairs[min(source, target), max(source, target)].append(link)
-        return [*found, *(str(min(links, key=lambda link: link.speed)) for links in pairs.values())]
+        return [*sentences, *(str(min(links, key=lambda link: link.speed)) for links in pairs.values())]
 
     def _kinds(self) -> list[str]:
         """Sentences about collectives that take much longer than predicted."""
@@ -86,7 +86,7 @@ class Diagnosis:
 
     def _phases(self) -> list[str]:
         """Sentences about long phases other than the step."""
-        found = []
+        sentences = []
         names = dict.fromkeys(name for phases in self.phases.values() for name in phases if name != STEP)
         for name in names:
             parts = {
@@ -94,8 +94,8 @@ class Diagnosis:
             }
             worst = max(parts, key=parts.__getitem__)
             if parts[worst] > WORTH:
-                found.append(f"{name} takes {parts[worst]:.0%} of rank {worst}'s time, beside its steps")
-        return found
+                sentences.append(f"{name} takes {parts[worst]:.0%} of rank {worst}'s time, beside its steps")
+        return sentences
 
 
 def diagnose(folder: Path) -> Diagnosis:
@@ -115,15 +115,15 @@ def diagnose(folder: Path) -> Diagnosis:
 def _typical(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
     """Mean seconds of each phase of a training loop, by rank. Steps much longer than the median are left out, such as
     the first ones, which compile."""
-    found = {}
+    phases_of = {}
     for rank, lines in read_phases(folder).items():
         phases = [line["phases"] for line in lines if STEP in line["phases"]]
         usual = median(line[STEP] for line in phases) if phases else 0.0
         phases = [line for line in phases if line[STEP] < UNUSUAL * usual]
         names = dict.fromkeys(name for line in phases for name in line)
         if phases and rank < ranks:
-            found[rank] = {name: fmean(line.get(name, 0.0) for line in phases) for name in names}
-    return found
+            phases_of[rank] = {name: fmean(line.get(name, 0.0) for line in phases) for name in names}
+    return phases_of
 
 
 def _kinds(recording: Recording, share: Share) -> list[tuple[str, float | None, float]]:

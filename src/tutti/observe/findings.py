@@ -55,14 +55,14 @@ def slow_ranks(recording: Recording) -> list[SlowRank]:
     alike: dict[tuple, list[Rank]] = defaultdict(list)
     for rank in recording.ranks:
         alike[rank.kind].append(rank)
-    found = []
+    slow_kinds = []
     for ranks in alike.values():
         if len(ranks) > 1:
             each = np.stack([_seconds(rank, recording.steps) for rank in ranks])
             for i, rank in enumerate(ranks):
                 others = np.median(np.delete(each, i, axis=0), axis=0)
-                found += [slow for kind in TITLES if (slow := _compare(rank, kind, each[i], others))]
-    return sorted(found, key=lambda slow: -slow.seconds)
+                slow_kinds += [slow for kind in TITLES if (slow := _compare(rank, kind, each[i], others))]
+    return sorted(slow_kinds, key=lambda slow: -slow.seconds)
 
 
 def _seconds(rank: Rank, steps: list[int]) -> np.ndarray:
@@ -93,10 +93,10 @@ def slow_links(recording: Recording) -> list[SlowLink]:
         for source in rank.steps[recording.steps[0]].links:
             times = [rank.steps[step].links[source] for step in recording.steps]
             alike[hosts[source] == rank.host][source, rank.rank] = np.quantile(times, OF_MESSAGES)
-    found = []
+    slow = []
     for links in alike.values():
         for (source, target), seconds in links.items():
             others = [s for pair, s in links.items() if set(pair) != {source, target}]
             if others and (speed := (np.median(others, axis=0) / seconds).max()) < SLOW_LINK:
-                found.append(SlowLink(source, target, float(speed), recording.ranks[0].message / seconds[-1]))
-    return sorted(found, key=lambda link: link.speed)
+                slow.append(SlowLink(source, target, float(speed), recording.ranks[0].message / seconds[-1]))
+    return sorted(slow, key=lambda link: link.speed)

@@ -32,13 +32,13 @@ class Links:
 
     def _measured(self) -> dict[int, float]:
         outgoing, incoming = torch.zeros(2, self.bytes, dtype=torch.uint8, device=self.device)
-        ready, found = torch.zeros(2, device=self.device), {}
+        ready, seconds_from = torch.zeros(2, device=self.device), {}
         for distance in self.distances:
             source, target = (self.rank - distance) % self.ranks, (self.rank + distance) % self.ranks
             self._exchange(ready[:1], ready[1:], source, target)  # wait until both ranks are ready
             self._exchange(ready[:1], ready[1:], target, source)
-            found[source] = min(self._exchange(outgoing, incoming, source, target) for _ in range(MESSAGES))
-        return found
+            seconds_from[source] = min(self._exchange(outgoing, incoming, source, target) for _ in range(MESSAGES))
+        return seconds_from
 
     def _exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, source: int, target: int) -> float:
         """Send and receive at once. Returns the seconds until both are done."""

@@ -22,8 +22,8 @@ class Phases:
         self.scalar = scalar
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"phases-{rank}.jsonl"
-        kept = [line for line in _lines(path) if line["step"] <= step] if step else []
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        lines = [line for line in _lines(path) if line["step"] <= step] if step else []
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self.file = open(path, "a", buffering=1)  # noqa: SIM115
         self.seconds: dict[str, float] = defaultdict(float)
 
@@ -73,10 +73,10 @@ def read_phases(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    found = []
+    lines = []
     for text in path.read_text().splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(text))
+            lines.append(json.loads(text))
         except ValueError:  # truncated by a crash
             break
-    return found
+    return lines

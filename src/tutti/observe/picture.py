@@ -32,7 +32,7 @@ def pieces(recording: Recording, step: int) -> list[list[Piece]]:
     """The work of each rank in a step. Seconds count from the first rank's start."""
     came = arrivals(recording, step)
     zero = min(taken.begin for _, taken in recording.of(step))
-    found = []
+    rows = []
     for _, taken in recording.of(step):
         own: list[Piece] = [(STANDS, LATE, what, begin - zero, end - zero) for what, _, begin, end in taken.waits]
         for block in taken.blocks:
@@ -44,8 +44,8 @@ def pieces(recording: Recording, step: int) -> list[list[Piece]]:
             if waited:
                 own.append((STANDS, LATE, call.label, begin, begin + waited))
             own.append((STANDS, kind, call.label, begin + waited, end))
-        found.append(own)
-    return found
+        rows.append(own)
+    return rows
 
 
 def save_picture(recording: Recording, slow: set[int], path: Path) -> None:
@@ -60,8 +60,8 @@ def save_picture(recording: Recording, slow: set[int], path: Path) -> None:
             blocks = [(kind, begin, end) for of, kind, _, begin, end in each[rank] if of == stream]
             rows[f"rank {rank} {title}"] = row(blocks, seconds)
     drawn: list[Panel] = [(f"measured: step {step}", seconds, rows)]
-    for title, predicted, held in recording.predicted.get("panels", ()):
-        drawn.append((f"simulated: {title}", predicted, held))
+    for title, predicted, panel_rows in recording.predicted.get("panels", ()):
+        drawn.append((f"simulated: {title}", predicted, panel_rows))
     draw(drawn, path)
 
 

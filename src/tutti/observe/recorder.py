@@ -31,11 +31,11 @@ from tutti.observe.calls import calls_of, count
 from tutti.observe.links import Links
 from tutti.plan.layout import devices
 
-KEPT = 50  # steps
+STEPS = 50  # kept in the file
 
 
 class Recorder:
-    """Records every `every`-th step of one rank, and keeps at least the newest `KEPT`. folder: shared by all ranks."""
+    """Records every `every`-th step of one rank, and keeps at least the newest `STEPS`. folder: shared by all ranks."""
 
     def __init__(self, folder: Path, runtime: Runtime, device: torch.device, every: int = 1):
         if (virtual := len(runtime.ranks)) > 1:
@@ -54,7 +54,7 @@ class Recorder:
             groups = {axis: dist.get_process_group_ranks(group) for axis, group in runtime.groups.items()}
         about = {"rank": runtime.rank, "ranks": devices(runtime.mesh), "host": identity()}
         self.head = [json.dumps({**about, "groups": groups, "message": message})]
-        self.steps: deque[str] = deque(maxlen=KEPT)
+        self.steps: deque[str] = deque(maxlen=STEPS)
         self.written = 0  # number of steps in the file
         self.rewrite()
 
@@ -74,8 +74,8 @@ class Recorder:
             self.shapes[name] += 1
             name += f" {self.shapes[name]}" if self.shapes[name] > 1 else ""  # for another batch shape
             self.watched[id(ready)] = name, ready.timed(Stopwatch(tape.mark, calls)), tape
-            told = [call.to_json() for call in calls.values()]
-            self.head.append(json.dumps({"program": name, "nodes": count(program), "calls": told}))
+            described = [call.to_json() for call in calls.values()]
+            self.head.append(json.dumps({"program": name, "nodes": count(program), "calls": described}))
             self.append(self.head[-1])
         return self.watched[id(ready)][1]
 
@@ -104,7 +104,7 @@ class Recorder:
         self.steps.append(json.dumps(line))
         self.append(self.steps[-1])
         self.written += 1
-        if self.written >= 2 * KEPT:
+        if self.written >= 2 * STEPS:
             self.rewrite()
 
     @contextmanager

@@ -114,11 +114,11 @@ def read(folder: Path) -> Recording:
     if missing := set(range(ranks[0].ranks)) - {rank.rank for rank in ranks}:
         raise ValueError(f"{folder} has no recording of rank {min(missing)}: copy the files of all machines there")
     simulated = folder / SIMULATED
-    found = Recording(ranks, json.loads(simulated.read_text()) if simulated.exists() else {})
-    if not found.steps:
+    recording = Recording(ranks, json.loads(simulated.read_text()) if simulated.exists() else {})
+    if not recording.steps:
         raise ValueError(f"{folder} has too few steps that all ranks recorded: at least two are needed")
-    _align(found)
-    return found
+    _align(recording)
+    return recording
 
 
 def _rank(file: Path) -> Rank:
@@ -175,13 +175,13 @@ def _align(recording: Recording) -> None:
             for a in at:
                 for b in at:
                     ahead[a, b].append(median(at[a]) - median(at[b]))
-    known = {next(iter(hosts)): 0.0}
-    while new := [(a, b) for a, b in ahead if a not in known and b in known]:
+    offsets = {next(iter(hosts)): 0.0}
+    while new := [(a, b) for a, b in ahead if a not in offsets and b in offsets]:
         a, b = new[0]
-        known[a] = known[b] + median(ahead[a, b])
+        offsets[a] = offsets[b] + median(ahead[a, b])
     for rank in recording.ranks:
         for step in rank.steps.values():
-            _shift(step, -known.get(rank.host, 0.0))
+            _shift(step, -offsets.get(rank.host, 0.0))
 
 
 def _shift(step: Step, by: float) -> None:

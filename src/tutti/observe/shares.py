@@ -26,17 +26,17 @@ class Share:
 
     @property
     def other(self) -> float:
-        known = (*self.computing.values(), *self.moving.values(), *self.waiting.values(), self.passing)
-        return max(0.0, self.seconds - sum(known))
+        accounted = (*self.computing.values(), *self.moving.values(), *self.waiting.values(), self.passing)
+        return max(0.0, self.seconds - sum(accounted))
 
 
 def shares(recording: Recording) -> list[Share]:
     """The share of each rank."""
-    found = [Share() for _ in recording.ranks]
+    shares_of_ranks = [Share() for _ in recording.ranks]
     part = 1 / len(recording.steps)
     for step in recording.steps:
         came = arrivals(recording, step)
-        for share, (_, taken) in zip(found, recording.of(step), strict=True):
+        for share, (_, taken) in zip(shares_of_ranks, recording.of(step), strict=True):
             share.seconds += part * taken.seconds
             share.passing += part * sum(end - begin for _, _, begin, end in taken.waits)
             for block in taken.blocks:
@@ -50,17 +50,17 @@ def shares(recording: Recording) -> list[Share]:
                 kind = block.collective.kind if block.collective else block.call.kind
                 axis = block.collective.axis if block.collective else block.call.axis
                 share.moving[kind, axis] += part * (took - waited)
-    return found
+    return shares_of_ranks
 
 
 def arrivals(recording: Recording, step: int) -> dict[Collective, dict[int, float]]:
     """When the ranks of each collective of a step reached it."""
-    found: dict[Collective, dict[int, float]] = defaultdict(dict)
+    begins: dict[Collective, dict[int, float]] = defaultdict(dict)
     for rank, taken in recording.of(step):
         for block in taken.blocks:
             if block.call.axis and block.collective:
-                found[block.collective][rank.rank] = block.begin
-    return found
+                begins[block.collective][rank.rank] = block.begin
+    return begins
 
 
 def late(block: Block, came: Mapping[Collective, Mapping[int, float]]) -> tuple[int, float]:

@@ -67,8 +67,8 @@ def _attention(node: Call):
 def _attention_backward(node: Call):
     _, q, k, _, _, _, *mask = operands(node)
     at, sizes = _lines(q, k, mask, causal(node.args, 7), backward=True)
-    given = f"{at['out']}, {at['q']}, {at['k']}, {at['v']}, {at['out']}, {at['lse']}{at['mask']}"
-    return f"{given} -> {at['q']}, {at['k']}, {at['v']} | ~0", sizes
+    inputs = f"{at['out']}, {at['q']}, {at['k']}, {at['v']}, {at['out']}, {at['lse']}{at['mask']}"
+    return f"{inputs} -> {at['q']}, {at['k']}, {at['v']} | ~0", sizes
 
 
 def causal(args: tuple, position: int) -> bool:
@@ -102,7 +102,7 @@ def blocks(digits: list[tuple[int, str | None]], here: dict[str, int], there: di
     while digits and digits[0][1] is not None:
         axis = str(digits[0][1])
         if here[axis] != there[axis]:
-            n = prod(size for size, held in digits if held is None)
+            n = prod(size for size, splitting_axis in digits if splitting_axis is None)
             return [Block(slice(0, n), slice(0, n), False)] if there[axis] < here[axis] else []
         digits = digits[1:]
     if not digits:
@@ -113,14 +113,14 @@ def blocks(digits: list[tuple[int, str | None]], here: dict[str, int], there: di
         if [there[a] for a in axes] <= [here[a] for a in axes]:
             return [Block(slice(0, n), slice(0, n), True)]
         return [Block(slice(1, n), slice(0, n - 1), True)] if n > 1 else []
-    size, found = prod(s for s, axis in inner if axis is None), []
+    size, blocks_found = prod(s for s, axis in inner if axis is None), []
     for i in range(n):
         rows = slice(i * size, (i + 1) * size)
         if i:
-            found.append(Block(rows, slice(0, i * size), False))
+            blocks_found.append(Block(rows, slice(0, i * size), False))
         for block in blocks(inner, here, there):
-            found.append(Block(_moved(block.rows, i * size), _moved(block.columns, i * size), block.causal))
-    return found
+            blocks_found.append(Block(_moved(block.rows, i * size), _moved(block.columns, i * size), block.causal))
+    return blocks_found
 
 
 def _moved(s: slice, by: int) -> slice:

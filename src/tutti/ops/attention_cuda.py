@@ -33,24 +33,24 @@ def _operand(name: str, spec: Spec, number: int) -> str:
     return " ".join(f"{c}{number}!" if n > 1 else "1" for c, n in zip(ascii_lowercase, spec.shape, strict=False))
 
 
-def _given(node: Call) -> dict[str, Call]:
+def _tensor_arguments(node: Call) -> dict[str, Call]:
     """The tensor arguments by name, in order."""
     named = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)) | node.kwargs
     return {name: x for name, x in named.items() if isinstance(x, fx.Node)}
 
 
-def _attention(made: tuple[str, ...]):
+def _attention(first_outputs: tuple[str, ...]):
     """made: names of the first outputs; the others are whole."""
 
     def notation(node: Call):
-        given, outputs = _given(node), specs(node)
-        if len(made) == 3 and len(outputs) > 3 and outputs[3].numel:  # the gradient of a bias
+        tensors, outputs = _tensor_arguments(node), specs(node)
+        if len(first_outputs) == 3 and len(outputs) > 3 and outputs[3].numel:  # the gradient of a bias
             return None
-        left = [_operand(name, x.meta["val"], i) for i, (name, x) in enumerate(given.items())]
-        right = [_operand(name, spec, 0) for name, spec in zip(made, outputs, strict=False)]
-        right += [f"={_operand('', spec, 90 + i)}" for i, spec in enumerate(outputs[len(made) :])]
-        heads, groups = (given[name].meta["val"].shape[1] for name in ("query", "key"))
-        linear = " | ~0" if len(made) == 3 else ""
+        left = [_operand(name, x.meta["val"], i) for i, (name, x) in enumerate(tensors.items())]
+        right = [_operand(name, spec, 0) for name, spec in zip(first_outputs, outputs, strict=False)]
+        right += [f"={_operand('', spec, 90 + i)}" for i, spec in enumerate(outputs[len(first_outputs) :])]
+        heads, groups = (tensors[name].meta["val"].shape[1] for name in ("query", "key"))
+        linear = " | ~0" if len(first_outputs) == 3 else ""
         return f"{', '.join(left)} -> {', '.join(right)}{linear}", {"g": groups, "r": heads // groups}
 
     return notation

@@ -41,54 +41,54 @@ def _regular(indices: Call, offsets: Call) -> bool:
     return start == 0 and end == _numel(indices) == _numel(offsets) * step
 
 
-def _names(given: dict, bags: int) -> tuple[str, str, str, str]:
+def _names(arguments: dict, bags: int) -> tuple[str, str, str, str]:
     """Factor names of the bags, the entries, the offsets and the table's rows."""
-    indices, offsets = given["indices"], given["offsets"]
-    scaled = given.get("scale_grad_by_freq")  # by how often an index occurs: all entries are needed
+    indices, offsets = arguments["indices"], arguments["offsets"]
+    scaled = arguments.get("scale_grad_by_freq")  # by how often an index occurs: all entries are needed
     if _numel(offsets) != bags:  # there is a last offset
         return "b!", "n!", "o!", "v!"
-    row = "v!" if scaled or given["mode"] == MAX else "v*"
+    row = "v!" if scaled or arguments["mode"] == MAX else "v*"
     if _regular(indices, offsets) and not scaled:
         return "b@", "(b@ l!)", "b@", row
     return "b!", "n!", "b!", row
 
 
-def _made(given: dict, made: Iterable[Spec], bags: str, entries: str) -> str:
+def _bookkeeping(arguments: dict, outputs: Iterable[Spec], bags: str, entries: str) -> str:
     """The outputs besides the result: the bag of each entry; for each bag its size, and the rows of its maxima or its
     size again. Some devices omit one of them; with a last offset, one is longer.
     """
-    size, largest = ("j!", "k!") if given.get("include_last_offset") else (bags, bags)
-    lines = [entries, size, f"{bags} z" if given["mode"] == MAX else largest]
-    return ", = ".join("1" if spec.shape == (0,) else line for spec, line in zip(made, lines, strict=True))
+    size, largest = ("j!", "k!") if arguments.get("include_last_offset") else (bags, bags)
+    lines = [entries, size, f"{bags} z" if arguments["mode"] == MAX else largest]
+    return ", = ".join("1" if spec.shape == (0,) else line for spec, line in zip(outputs, lines, strict=True))
 
 
 def _bag(node: Call):
-    given, (out, *made) = named(node.target, node.args, node.kwargs), node.meta["val"]
-    if given["sparse"]:
+    arguments, (out, *rest) = named(node.target, node.args, node.kwargs), node.meta["val"]
+    if arguments["sparse"]:
         return None
-    bags, entries, offsets, row = _names(given, out.shape[0])
-    weights = f", {entries}" if given["per_sample_weights"] is not None else ""
-    line = f"{row} z, {entries}, {offsets}{weights} -> {bags} z, = {_made(given, made, bags, entries)}"
+    bags, entries, offsets, row = _names(arguments, out.shape[0])
+    weights = f", {entries}" if arguments["per_sample_weights"] is not None else ""
+    line = f"{row} z, {entries}, {offsets}{weights} -> {bags} z, = {_bookkeeping(arguments, rest, bags, entries)}"
     return line, {"b": out.shape[0]}
 
 
 def _bag_gradient(node: Call):
-    given = named(node.target, node.args, node.kwargs)
-    if given["sparse"]:
+    arguments = named(node.target, node.args, node.kwargs)
+    if arguments["sparse"]:
         return None
-    made = [given[name].meta["val"] for name in ("offset2bag", "bag_size", "maximum_indices")]
-    count = given["grad"].meta["val"].shape[0]
-    bags, entries, offsets, row = _names(given, count)
-    more = _made(given, made, bags, entries).replace("=", "")
-    weights, linear = (f", {entries}", "~0 ~6") if given["per_sample_weights"] is not None else ("", "~0")
+    saved = [arguments[name].meta["val"] for name in ("offset2bag", "bag_size", "maximum_indices")]
+    count = arguments["grad"].meta["val"].shape[0]
+    bags, entries, offsets, row = _names(arguments, count)
+    more = _bookkeeping(arguments, saved, bags, entries).replace("=", "")
+    weights, linear = (f", {entries}", "~0 ~6") if arguments["per_sample_weights"] is not None else ("", "~0")
     return f"{bags} z, {entries}, {offsets}, {more}{weights} -> {row} z | {linear}", {"b": count}
 
 
 def _weights_gradient(node: Call):
-    given = named(node.target, node.args, node.kwargs)
-    count = given["grad"].meta["val"].shape[0]
-    bags, entries, offsets, row = _names(given, count)
-    bag_of = "1" if given["offset2bag"].meta["val"].shape == (0,) else entries
+    arguments = named(node.target, node.args, node.kwargs)
+    count = arguments["grad"].meta["val"].shape[0]
+    bags, entries, offsets, row = _names(arguments, count)
+    bag_of = "1" if arguments["offset2bag"].meta["val"].shape == (0,) else entries
     return f"{bags} z, {row} z, {entries}, {offsets}, {bag_of} -> {entries} | ~0 ~1", {"b": count}
 
 

@@ -44,12 +44,12 @@ class Window(NamedTuple):
             return max(0, (self.reach - self.padding) // self.stride), 1 + (self.padding - 1) // self.stride
         return self.padding, self.reach - self.padding - (self.stride - 1)
 
-    def factors(self, axis: str, size: int, made: int, local: bool = False) -> tuple[str, str, dict[str, int]]:
+    def factors(self, axis: str, size: int, out_size: int, local: bool = False) -> tuple[str, str, dict[str, int]]:
         """Notation of the dim before and after, with the sizes that shapes do not determine.
 
         local: whether a split needs a local computation even if parts do not overlap.
         """
-        large, small = (made, size) if self.transposed else (size, made)
+        large, small = (out_size, size) if self.transposed else (size, out_size)
         if large != self.stride * small or (self.transposed and self.padding > self.reach):
             return f"{axis}0!", f"{axis}1!", {}
         mark = "*" if local or self.kernel > 1 or self.stride > 1 else ""
@@ -71,12 +71,12 @@ def _notation(x: tuple, w: tuple, y: tuple, args: tuple, groups: int):
     """Lines of input, weight, bias and output, and sizes."""
     axes = AXES[: len(w) - 2]
     dims = [
-        window.factors(axis, size, made)
-        for axis, size, made, window in zip(axes, x[2:], y[2:], windows(w[2:], args), strict=True)
+        window.factors(axis, size, out_size)
+        for axis, size, out_size, window in zip(axes, x[2:], y[2:], windows(w[2:], args), strict=True)
     ]
     kernel = " ".join(f"{axis}k!" for axis in axes)
     into = "(g c) o" if args[3] else "(g o) c"
-    sizes = {k: v for *_, found in dims for k, v in found.items()} | {"g": groups}
+    sizes = {k: v for *_, factor_sizes in dims for k, v in factor_sizes.items()} | {"g": groups}
     left = " ".join(["n", "(g c)", *(before for before, *_ in dims)])
     right = " ".join(["n", "(g o)", *(after for _, after, _ in dims)])
     return left, f"{into} {kernel}", "(g o)", right, sizes | {"o": y[1] // groups, "c": x[1] // groups}
@@ -92,9 +92,9 @@ def _convolution(node: Call):
 def _backward(node: Call):
     grad, x, w = (n.meta["val"].shape for n in operands(node))
     left, weight, bias, right, sizes = _notation(x, w, grad, node.args[4:8], node.args[9])
-    made = [line if m else "1" for line, m in zip((left, weight, bias), node.args[10], strict=True)]
+    outputs = [line if m else "1" for line, m in zip((left, weight, bias), node.args[10], strict=True)]
     read = left.replace(" c)", " c:same)")  # the bias' gradient needs no input
-    return f"{right}, {read}, {weight} -> {', '.join(made)} | ~0", sizes
+    return f"{right}, {read}, {weight} -> {', '.join(outputs)} | ~0", sizes
 
 
 rules({aten.convolution.default: _convolution, aten.convolution_backward.default: _backward})
@@ -118,26 +118,26 @@ def _backward_arguments(args: tuple, shapes: list[Shape]) -> tuple:
 ARGUMENTS |= {aten.convolution.default: _arguments, aten.convolution_backward.default: _backward_arguments}
 
 
-def split_dims(here, x: Tensor, found: list[Window]) -> list[tuple[str, int, Window]]:
+def split_dims(here, x: Tensor, spatial: list[Window]) -> list[tuple[str, int, Window]]:
     """Which of the last dims of x are split: (factor, dim, window)."""
-    first = x.ndim - len(found)
-    return [(axis, first + i, w) for i, (axis, w) in enumerate(zip(AXES, found, strict=False)) if here.axes(axis)]
+    first = x.ndim - len(spatial)
+    return [(axis, first + i, w) for i, (axis, w) in enumerate(zip(AXES, spatial, strict=False)) if here.axes(axis)]
 
 
-def paddings(here, found: list[Window]) -> list[int]:
+def paddings(here, spatial: list[Window]) -> list[int]:
     """Split dims are padded by their halos."""
-    return [0 if here.axes(axis) else w.padding for axis, w in zip(AXES, found, strict=False)]
+    return [0 if here.axes(axis) else w.padding for axis, w in zip(AXES, spatial, strict=False)]
 
 
 def _local(here, x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
-    found = windows(w.shape[2:], (stride, padding, dilation, transposed))
-    split = split_dims(here, x, found)
+    spatial = windows(w.shape[2:], (stride, padding, dilation, transposed))
+    split = split_dims(here, x, spatial)
     own = {dim: x.shape[dim] for _, dim, _ in split}
     for axis, dim, window in split:
         x = halo(here, x, axis, dim, *window.borders)
     spread = _spread(w, output_padding, split)
     groups = _groups(x.shape, tuple(here.output_shape(0)), w.shape, transposed)
-    y = aten.convolution(x, w, bias, stride, paddings(here, found), dilation, transposed, spread, groups)
+    y = aten.convolution(x, w, bias, stride, paddings(here, spatial), dilation, transposed, spread, groups)
     if transposed:
         for _, dim, window in split:
             y = y.narrow(dim, _first(window), own[dim] * window.stride)
@@ -145,18 +145,18 @@ def _local(here, x, w, bias, stride, padding, dilation, transposed, output_paddi
 
 
 def _local_backward(here, grad, x, w, bias, stride, padding, dilation, transposed, output_padding, groups, mask):
-    found = windows(w.shape[2:], (stride, padding, dilation, transposed))
-    split = split_dims(here, x, found)
+    spatial = windows(w.shape[2:], (stride, padding, dilation, transposed))
+    split = split_dims(here, x, spatial)
     for axis, dim, window in split:
         if transposed:  # zeros where the forward pass cut
-            made = (x.shape[dim] + sum(window.borders) - 1) * window.stride + window.reach + 1
-            grad = pad(grad, dim, _first(window), max(0, made - _first(window) - grad.shape[dim]))
+            length = (x.shape[dim] + sum(window.borders) - 1) * window.stride + window.reach + 1
+            grad = pad(grad, dim, _first(window), max(0, length - _first(window) - grad.shape[dim]))
         x = halo(here, x, axis, dim, *window.borders)
     groups = _groups(x.shape, grad.shape, w.shape, transposed)
     spread = _spread(w, output_padding, split)
     bias = bias and [grad.shape[1]]
     gx, gw, gb = aten.convolution_backward(
-        grad, x, w, bias, stride, paddings(here, found), dilation, transposed, spread, groups, mask
+        grad, x, w, bias, stride, paddings(here, spatial), dilation, transposed, spread, groups, mask
     )
     for axis, dim, window in reversed(split) if mask[0] else ():
         gx = unhalo(here, gx, axis, dim, *window.borders)

@@ -111,7 +111,7 @@ def _of_part(part: tuple, sizes: list[int], strides: list[int], offset: int) -> 
     """Positions of a part of a part, with these sizes and strides: the common digits, and the offset of the first
     element. None if the digits are not all common."""
     inner_sizes, inner_strides, first = part
-    found: list[tuple[int, int]] = []
+    digits: list[tuple[int, int]] = []
     for n, inner in zip(inner_sizes, inner_strides, strict=True):
         weight, covered = prod(sizes), 1
         for size, stride in zip(sizes, strides, strict=True):
@@ -120,14 +120,14 @@ def _of_part(part: tuple, sizes: list[int], strides: list[int], offset: int) -> 
             if low < high:
                 if high % low or low % weight or low % inner or whole % high:
                     return None
-                found.append((high // low, stride * (low // weight)))
+                digits.append((high // low, stride * (low // weight)))
                 covered *= high // low
         if covered != n:
             return None
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         first, digit = divmod(first, size)
         offset += digit * stride
-    return [size for size, _ in found], [stride for _, stride in found], offset
+    return [size for size, _ in digits], [stride for _, stride in digits], offset
 
 
 def _part_of_triangle(cut_off):
@@ -154,7 +154,7 @@ PASSES, PASS = 22, 16  # bytes that a pass reads and writes in memory
 
 def _draw_seconds(device: Any, call: Any) -> float:
     each = call.dtype.itemsize if device.name.startswith("cpu") else PASS
-    return device.stream_seconds(PASSES * each * (call.made[0] // call.dtype.itemsize), "add", call.dtype)
+    return device.stream_seconds(PASSES * each * (call.outputs[0] // call.dtype.itemsize), "add", call.dtype)
 
 
 SECONDS[ops.uniform.default] = _draw_seconds

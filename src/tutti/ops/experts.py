@@ -34,8 +34,9 @@ def _rule(node: Call, backward: bool) -> tuple[str, dict[str, int]]:
     width, matmul = "f@" if biases else "f", node.args[10 + backward]
     inner = f"{width} i!" if matmul else width  # in low precision, whole blocks of the second product's contracted dim
     width = f"({inner})" if matmul else width
-    made = {1: width, 2: f"({inner} c!)" if gate_of(node.args[7 + backward]).interleaved else f"(c! {inner})"}[halves]
-    experts = ", ".join([f"e* {made} h!", f"e* h! {width}", f"e* {made}", "e* h!"][: 2 + len(biases)])
+    both = f"({inner} c!)" if gate_of(node.args[7 + backward]).interleaved else f"(c! {inner})"
+    up_rows = {1: width, 2: both}[halves]
+    experts = ", ".join([f"e* {up_rows} h!", f"e* h! {width}", f"e* {up_rows}", "e* h!"][: 2 + len(biases)])
     sizes = {} if halves == 1 else {"c": halves}
     sizes |= {"i": block_of(down.meta["val"].shape[2], matmul)} if matmul else {}
     if backward:
@@ -58,10 +59,10 @@ def _own(target, traveling):
             down_bias = down_bias * share
         args = (*tensors, down_bias, activation)
         if here.joint("e"):
-            made = traveling(target, here, *args, first, total, matmul)
+            results = traveling(target, here, *args, first, total, matmul)
         else:
-            made = target(*args, first + here.offset("e"), total, matmul, filled)
-        return [*made[:-1], made[-1] * share] if share is not None and target is BACKWARD else made
+            results = target(*args, first + here.offset("e"), total, matmul, filled)
+        return [*results[:-1], results[-1] * share] if share is not None and target is BACKWARD else results
 
     return local
 
@@ -101,19 +102,19 @@ def _seconds(device: Any, call: Any, backward: bool, repeats: bool = False) -> f
     """A product for each expert, of its share of the choices; of more where `flops` says that this rank is busier.
     Between them the choices' rows are gathered, activated and added. repeats: whether the first product of the forward
     pass is computed again. In low precision, both operands of each product are rounded first."""
-    _, (tokens, k), _, (experts, made, hidden), (_, _, width) = call.shapes()[backward : 5 + backward]
+    _, (tokens, k), _, (experts, up_width, hidden), (_, _, width) = call.shapes()[backward : 5 + backward]
     total, matmul, filled = call.node.args[9 + backward : 12 + backward]
     rows = ceil(tokens * k / total)
-    first = (rows, hidden, made)
+    first = (rows, hidden, up_width)
     products = [first, (rows, width, hidden)]
     if backward:
-        products = [(rows, hidden, width), (hidden, rows, width), (made, rows, hidden), (rows, made, hidden)]
+        products = [(rows, hidden, width), (hidden, rows, width), (up_width, rows, hidden), (rows, up_width, hidden)]
     busier = call.flops / max(1, sum(2 * experts * prod(sizes) for sizes in products))
     products += [first] if repeats else []
     item = call.dtype.itemsize
     unused = 0 if filled < 0 else (2 + backward) * (tokens - filled) * hidden * item  # of x and results, or gradients
-    bytes_ = call.bytes - unused + (1 + backward) * 2 * rows * experts * (hidden + made) * item
-    dtype = dtype_of(device, matmul, call.dtype) if matmul else device.known(call.dtype)
+    bytes_ = call.bytes - unused + (1 + backward) * 2 * rows * experts * (hidden + up_width) * item
+    dtype = dtype_of(device, matmul, call.dtype) if matmul else device.dtype_with_peak(call.dtype)
     taken = sum(device.matmul_seconds(experts, *sizes, dtype, kind="grouped") for sizes in products)
     if matmul:
         for m, inner, n in products:

@@ -119,7 +119,7 @@ def backward(target, here, grad, x, index, weight, up, down, up_bias, down_bias,
 
 
 def sends(products: int):
-    """Of a forward pass (1) or a backward pass (2)."""
+    """The messages of a pass. products: 1 for a forward, 2 for a backward pass."""
 
     def sent(cut: Cut) -> list[tuple[str, int]]:
         if "&" not in cut.factor:

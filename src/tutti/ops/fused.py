@@ -26,13 +26,13 @@ def _rms_norm(node: Call) -> str:
 
 def _rms_norm_backward(node: Call) -> str:
     _, x, weight, _, offset, _, wanted, *added = node.args
-    rows, given = _rows(x), ", h!" if weight is not None else ""
-    gx, gw = f"{rows} h!" if wanted[0] else "1", "h!" if given and wanted[1] else "1"
+    rows, weight_dims = _rows(x), ", h!" if weight is not None else ""
+    gx, gw = f"{rows} h!" if wanted[0] else "1", "h!" if weight_dims and wanted[1] else "1"
     if added:
-        last = 3 + bool(given)
-        return f"{rows} h!, {rows} h!{given}, {rows} 1, {rows} h! -> {gx}, {gw} | ~0{last}"
-    linear = "~0 ~2" if given and gw == "1" and not offset else "~0"
-    return f"{rows} h!, {rows} h!{given}, {rows} 1 -> {gx}, {gw} | {linear}"
+        last = 3 + bool(weight_dims)
+        return f"{rows} h!, {rows} h!{weight_dims}, {rows} 1, {rows} h! -> {gx}, {gw} | ~0{last}"
+    linear = "~0 ~2" if weight_dims and gw == "1" and not offset else "~0"
+    return f"{rows} h!, {rows} h!{weight_dims}, {rows} 1 -> {gx}, {gw} | {linear}"
 
 
 def _rotary(node: Call) -> str:

@@ -59,10 +59,10 @@ def indexed(x: Call, indices: list, mark: str = "") -> tuple[list[str], list[str
 
     mark: of the dims that the index tensors have together. None where the rule of integers does not hold: for masks.
     """
-    given = [i for i in indices if i is not None]
-    if any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in given):
+    tensors = [i for i in indices if i is not None]
+    if any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in tensors):
         return None
-    shape = torch.broadcast_shapes(*(i.meta["val"].shape for i in given))
+    shape = torch.broadcast_shapes(*(i.meta["val"].shape for i in tensors))
     common = ["1" if n == 1 else f"i{d}{mark}" for d, n in enumerate(shape)]
     names, places = [], []
     for d, n in enumerate(x.meta["val"].shape):
@@ -72,15 +72,15 @@ def indexed(x: Call, indices: list, mark: str = "") -> tuple[list[str], list[str
         else:
             names.append("1" if n == 1 else ascii_lowercase[d])
     first = places[0] if places[-1] - places[0] == len(places) - 1 else 0
-    kept = [name for d, name in enumerate(names) if d not in places]
-    return names, [aligned(i, common) for i in given], kept[:first] + common + kept[first:]
+    remaining = [name for d, name in enumerate(names) if d not in places]
+    return names, [aligned(i, common) for i in tensors], remaining[:first] + common + remaining[first:]
 
 
 def _index(node: Call) -> str | None:
-    found = indexed(*node.args[:2])
-    if found is None:
+    dims = indexed(*node.args[:2])
+    if dims is None:
         return None
-    x, indices, out = found
+    x, indices, out = dims
     return f"{' '.join(x)}, {', '.join(indices)} -> {' '.join(out)} | ~0"
 
 

@@ -80,7 +80,7 @@ def _all_flops(node: Call) -> int:
 def _seconds(device: Any, call: Any, backward: bool) -> float:
     """The product that makes the logits, one more for each gradient; and reading and writing the logits once."""
     (rows, hidden), (classes, _) = call.shapes()[2 * backward : 2 * backward + 2]
-    dtype = device.known(call.node.args[2 * backward].meta["val"].dtype)
+    dtype = device.dtype_with_peak(call.node.args[2 * backward].meta["val"].dtype)
     products = [(rows, hidden, classes)]
     if backward:
         more = [(rows, classes, hidden), (classes, rows, hidden)]

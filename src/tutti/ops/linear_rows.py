@@ -34,50 +34,52 @@ def _rows(node: Call) -> str:
 
 
 def _int8(node: Call) -> str:
-    given = named(node.target, node.args, node.kwargs)
-    bias, k = ", +n" if given["bias"] is not None else "", "k!" if given["rounded"] else "k"
-    return f"m {k}, n {k}, n{bias} -> m n | {_linear(given, '3' if bias else '')}"
+    arguments = named(node.target, node.args, node.kwargs)
+    bias, k = ", +n" if arguments["bias"] is not None else "", "k!" if arguments["rounded"] else "k"
+    return f"m {k}, n {k}, n{bias} -> m n | {_linear(arguments, '3' if bias else '')}"
 
 
 def _packed(node: Call):
-    """Of int4, or of 2 or 3 bits. k is split in units of whole blocks and groups."""
-    given = named(node.target, node.args, node.kwargs)
-    k, groups = shape_of(given["x"])[1], shape_of(given["scales"])[1]
+    """The rule for weights of int4, or of 2 or 3 bits. k is split in units of whole blocks and groups."""
+    arguments = named(node.target, node.args, node.kwargs)
+    k, groups = shape_of(arguments["x"])[1], shape_of(arguments["scales"])[1]
     units = k // max(BLOCK, k // groups)
-    u = "u!" if given["rounded"] else "u"
-    zeros, bias = (", n (u g!)" if given["zeros"] is not None else ""), (", +n" if given["bias"] is not None else "")
-    linear = _linear(given, str(3 + bool(zeros)) if bias else "")
+    u = "u!" if arguments["rounded"] else "u"
+    zeros = ", n (u g!)" if arguments["zeros"] is not None else ""
+    bias = ", +n" if arguments["bias"] is not None else ""
+    linear = _linear(arguments, str(3 + bool(zeros)) if bias else "")
     return f"m ({u} s!), n (u b!), n (u g!){zeros}{bias} -> m n | {linear}", {"u": units}
 
 
 def _codes(node: Call):
     """Streams of bits, of which k is split in units of whole words and groups, or float8."""
-    given = named(node.target, node.args, node.kwargs)
-    k, groups = shape_of(given["x"])[1], shape_of(given["scales"])[1]
-    words = 32 // gcd(32, given["bits"]) if given["weight"].meta["val"].dtype == torch.uint8 else 1
+    arguments = named(node.target, node.args, node.kwargs)
+    k, groups = shape_of(arguments["x"])[1], shape_of(arguments["scales"])[1]
+    words = 32 // gcd(32, arguments["bits"]) if arguments["weight"].meta["val"].dtype == torch.uint8 else 1
     unit = lcm(words, k // groups if groups > 1 else 1)
     g = "(u g!)" if groups > 1 else "1"
-    zeros, bias = (f", n {g}" if given["zeros"] is not None else ""), (", +n" if given["bias"] is not None else "")
+    zeros = f", n {g}" if arguments["zeros"] is not None else ""
+    bias = ", +n" if arguments["bias"] is not None else ""
     linear = _linear({"rounded": False}, str(3 + bool(zeros)) if bias else "")
     return f"m (u s!), n (u b!), n {g}{zeros}{bias} -> m n | {linear}", {"u": 1 if k % unit else k // unit}
 
 
 def _experts(node: Call):
     """As the operators of one expert. Experts are not split."""
-    given = named(node.target, node.args, node.kwargs)
-    k, of_scales, float8 = shape_of(given["x"])[1], shape_of(given["scales"]), given["layout"] == "float8"
+    arguments = named(node.target, node.args, node.kwargs)
+    k, of_scales, float8 = shape_of(arguments["x"])[1], shape_of(arguments["scales"]), arguments["layout"] == "float8"
     groups = of_scales[2] if len(of_scales) > 2 else 1
-    words = 1 if float8 or given["layout"] == "int8" else 32 // gcd(32, given["bits"])
-    unit = lcm(BLOCK if given["layout"] in ("int4", "low") else words, k // groups if groups > 1 else 1)
-    u, g = "u!" if given["rounded"] else "u", "" if len(of_scales) == 2 else " (u g!)" if groups > 1 else " 1"
-    zeros = f", e! n{g}" if given["zeros"] is not None else ""
+    words = 1 if float8 or arguments["layout"] == "int8" else 32 // gcd(32, arguments["bits"])
+    unit = lcm(BLOCK if arguments["layout"] in ("int4", "low") else words, k // groups if groups > 1 else 1)
+    u, g = "u!" if arguments["rounded"] else "u", "" if len(of_scales) == 2 else " (u g!)" if groups > 1 else " 1"
+    zeros = f", e! n{g}" if arguments["zeros"] is not None else ""
     line = f"m ({u} s!), m, e! n (u b!), e! n{g}{zeros} -> m n | "
-    return line + ("~3" if given["rounded"] else "~0 ~3"), {"u": 1 if k % unit else k // unit}
+    return line + ("~3" if arguments["rounded"] else "~0 ~3"), {"u": 1 if k % unit else k // unit}
 
 
-def _linear(given: dict[str, Any], bias: str) -> str:
+def _linear(arguments: dict[str, Any], bias: str) -> str:
     """Linear in the scales, and in x unless it is rounded, with the bias."""
-    return f"~2{bias}" if given["rounded"] else f"~0{bias} ~2{bias}"
+    return f"~2{bias}" if arguments["rounded"] else f"~0{bias} ~2{bias}"
 
 
 rules({ROWS: _rows, INT8: _int8, INT4: _packed, BITS: _packed, CODES: _codes, EXPERTS: _experts})
@@ -93,14 +95,14 @@ def _flops_of_experts(node: Call) -> int:
 
 def _seconds(device: Any, call: Any) -> float:
     """The product, or reading the weight."""
-    products = call.flops / device.rate(device.known(call.dtype))
+    products = call.flops / device.rate(device.dtype_with_peak(call.dtype))
     return max(products, device.stream_seconds(call.bytes, "add", call.dtype))
 
 
 def _seconds_of_experts(device: Any, call: Any) -> float:
     """The products, or reading the weights of the chosen experts."""
     rows, _, weight, *_ = call.shapes()
-    products = call.flops / device.rate(device.known(call.dtype))
+    products = call.flops / device.rate(device.dtype_with_peak(call.dtype))
     share = min(1.0, rows[0] / weight[0])
     return max(products, device.stream_seconds(share * call.bytes, "add", call.dtype))
 

@@ -44,24 +44,24 @@ class Factor:
 @lru_cache(maxsize=1024)
 def loop_rule(operator: Any) -> str:
     """The notation of a loop's rule."""
-    loop, found = LOOPS[operator], loop_factors(operator)
+    loop, factors = LOOPS[operator], loop_factors(operator)
 
     def dims(spec: Spec, name: str, number: int, places: list[list[int | None]], time: bool) -> str:
         tokens = []
         for dim, size in enumerate(spec.shape):
-            split = [f.name for f, at in zip(found, places, strict=True) if at[number] == dim]
+            split = [f.name for f, at in zip(factors, places, strict=True) if at[number] == dim]
             whole = "t!" if time and dim == 0 else f"{name}{number}_{dim}!"
             tokens.append(f"{split[0]}*" if split else "1" if size == 1 else whole)
         return " ".join(tokens)
 
     left = [
-        dims(x, "i", i, [f.operands for f in found], i in loop.timed_operands)
+        dims(x, "i", i, [f.operands for f in factors], i in loop.timed_operands)
         for i, x in enumerate(_operand_specs(loop))
     ]
     right = []
     for i, x in enumerate(loop.outputs):
-        mark = "" if any(i in f.summed for f in found) else "="
-        right.append(mark + dims(x, "o", i, [f.outputs for f in found], i in loop.timed_outputs))
+        mark = "" if any(i in f.summed for f in factors) else "="
+        right.append(mark + dims(x, "o", i, [f.outputs for f in factors], i in loop.timed_outputs))
     return f"{', '.join(left)} -> {', '.join(right)}"
 
 
@@ -70,12 +70,12 @@ def loop_factors(operator: Any) -> list[Factor]:
     """The dims of a loop that can be split, in the order of its operands."""
     loop = LOOPS[operator]
     classes = _Classes(loop)
-    found = []
+    factors = []
     for members in classes.whole():
-        factor = _factor(loop, members, f"c{len(found)}")
+        factor = _factor(loop, members, f"c{len(factors)}")
         if factor is not None and _propagate(loop, classes, members, factor):
-            found.append(factor)
-    return found
+            factors.append(factor)
+    return factors
 
 
 def _operand_specs(loop: Loop) -> list[Spec]:
@@ -111,9 +111,9 @@ class _Classes:
 
     def element(self, b: int, node: fx.Node, dim: int) -> Element:
         maker, index = source(node)
-        made = ("in", self.places[b][maker], dim) if maker in self.places[b] else (b, maker, index, dim)
-        self.sizes[made] = node.meta["val"].shape[dim]
-        return made
+        key = ("in", self.places[b][maker], dim) if maker in self.places[b] else (b, maker, index, dim)
+        self.sizes[key] = node.meta["val"].shape[dim]
+        return key
 
     def _follow(self, b: int, node: fx.Node) -> None:
         rule = self.rules[b, node] = rule_of(node)
@@ -202,10 +202,10 @@ def _partial_sums(b: int, body: Body, classes: _Classes, members: set[Element], 
             continue
         rule = classes.rules[b, node]
         read = [i for i, x in enumerate(operands(node)) if source(x) in partial]
-        found = _splits(b, node, rule, classes, members)
-        if len(found) > 1:  # one class as two dims of an operator, as in x @ x.t()
+        splits = _splits(b, node, rule, classes, members)
+        if len(splits) > 1:  # one class as two dims of an operator, as in x @ x.t()
             return None
-        split = next(iter(found), None)
+        split = next(iter(splits), None)
         if split is None:
             if not read:
                 continue

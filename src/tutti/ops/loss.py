@@ -151,9 +151,9 @@ def _mean_gradient(target, count: Callable[[tuple[int, ...]], int]) -> Callable:
     place = [a.name for a in target._schema.arguments].index("reduction")
 
     def local(here, grad, *args):
-        given = list(named(target, (grad, *args), {}).values())
-        given[0], given[place] = grad / count(here.whole_shape(0)), SUM
-        return target(*given)
+        arguments = list(named(target, (grad, *args), {}).values())
+        arguments[0], arguments[place] = grad / count(here.whole_shape(0)), SUM
+        return target(*arguments)
 
     return local
 

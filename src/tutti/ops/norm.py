@@ -34,8 +34,8 @@ def _layer_norm(node: Call) -> str:
 def _layer_norm_backward(node: Call) -> str:
     x, statistics, weight = _dims(node, operands(node)[0], len(node.args[2]))
     weights = "".join(f", {weight}" for _ in operands(node)[4:])
-    made: list[bool] = node.args[7]
-    outputs = [text if m else "1" for text, m in zip((x, weight, weight), made, strict=True)]
+    mask: list[bool] = node.args[7]
+    outputs = [text if m else "1" for text, m in zip((x, weight, weight), mask, strict=True)]
     return f"{x}, {x}, {statistics}, {statistics}{weights} -> {', '.join(outputs)} | ~0"
 
 
@@ -78,11 +78,11 @@ def _batch_norm_backward(node: Call) -> str:
     mark = "@" if node.args[7] else ""
     line = f"n{mark} c {_spatial(x, mark)}"
     combined = "=c" if mark else "c"
-    given = ", ".join([line, line, *("1" if not n.meta["val"].shape[0] else "c" for n in channels)])
+    inputs = ", ".join([line, line, *("1" if not n.meta["val"].shape[0] else "c" for n in channels)])
     whole = len(specs(node)[0].shape) > 1  # a gradient that is not computed may still have a shape
     mask = [node.args[9][0] or whole, *node.args[9][1:]]
-    made = [text if m else "1" for text, m in zip((line, combined, combined), mask, strict=True)]
-    return f"{given} -> {', '.join(made)} | ~0"
+    outputs = [text if m else "1" for text, m in zip((line, combined, combined), mask, strict=True)]
+    return f"{inputs} -> {', '.join(outputs)} | ~0"
 
 
 def _group_norm(node: Call):
@@ -96,8 +96,8 @@ def _group_norm_backward(node: Call):
     _, x, _, _, *weights = operands(node)
     line = f"n (g c!) {_spatial(x, '@')}"
     channels = "(g c!)"
-    made = [text if m else "1" for text, m in zip((line, channels, channels), node.args[9], strict=True)]
-    return f"{line}, {line}, n g, n g{f', {channels}' * len(weights)} -> {', '.join(made)} | ~0", {"g": node.args[8]}
+    outputs = [text if m else "1" for text, m in zip((line, channels, channels), node.args[9], strict=True)]
+    return f"{line}, {line}, n g, n g{f', {channels}' * len(weights)} -> {', '.join(outputs)} | ~0", {"g": node.args[8]}
 
 
 rules(
@@ -161,13 +161,13 @@ def _local_batch_norm(here, x, weight, bias, running_mean, running_var, training
     y = (wider - _per_channel(x, mean)) * _per_channel(x, deviation)
     y = y if weight is None else y * _per_channel(x, weight)
     y = y if bias is None else y + _per_channel(x, bias)
-    made = [y, mean, deviation]
+    results = [y, mean, deviation]
     if running_mean is None:
-        return *made, mean.new_empty(0), mean.new_empty(0)
+        return *results, mean.new_empty(0), mean.new_empty(0)
     count = prod(here.whole_shape(0)) // here.whole_shape(0)[1]
     unbiased = var * (count / max(1, count - 1))
     return (
-        *made,
+        *results,
         running_mean * (1 - momentum) + momentum * mean,
         running_var * (1 - momentum) + momentum * unbiased,
     )

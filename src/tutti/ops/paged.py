@@ -25,8 +25,8 @@ SEQUENCES = ops.sequence_attention.default
 
 def _added(node: Call) -> str:
     """Operands by head, where there are some."""
-    given = (("sinks", "(g r)"), ("bias", "(g r) k!"))
-    return "".join(f", {x}" for name, x in given if node.kwargs.get(name) is not None)
+    optional = (("sinks", "(g r)"), ("bias", "(g r) k!"))
+    return "".join(f", {x}" for name, x in optional if node.kwargs.get(name) is not None)
 
 
 def _attention(node: Call):
@@ -77,7 +77,7 @@ def _seconds(device: Any, call: Any) -> float:
     query, keys, values, tables, *_ = call.shapes()
     cached = min(keys[0], tables[0] * _seen(call.node))
     moved = cached * keys[1] * (keys[2] + values[2]) + query[0] * query[1] * (query[2] + values[2])
-    products = call.flops / device.rate(device.known(call.dtype))
+    products = call.flops / device.rate(device.dtype_with_peak(call.dtype))
     return max(products, device.stream_seconds(moved * call.dtype.itemsize, "add", call.dtype))
 
 

@@ -26,15 +26,15 @@ def windows(
     return [Window(k, s, p, d, transposed=False) for k, s, p, d in zip(*spread, strict=True)]
 
 
-def _lines(x: Shape, y: Shape, found: list[Window], whole: bool = False, local: bool = False):
+def _lines(x: Shape, y: Shape, spatial: list[Window], whole: bool = False, local: bool = False):
     """Notation before and after pooling the last dims, with the sizes that shapes do not determine."""
-    left, sizes = list("bc"[: len(x) - len(found)]), {}
+    left, sizes = list("bc"[: len(x) - len(spatial)]), {}
     right = left.copy()
-    for axis, size, made, window in zip(AXES, x[-len(found) :], y[-len(found) :], found, strict=False):
-        before, after, known = window.factors(axis, size, made, local)
+    for axis, size, out_size, window in zip(AXES, x[-len(spatial) :], y[-len(spatial) :], spatial, strict=False):
+        before, after, factor_sizes = window.factors(axis, size, out_size, local)
         left.append(f"{axis}0!" if whole else before)
         right.append(f"{axis}1!" if whole else after)
-        sizes |= {} if whole else known
+        sizes |= {} if whole else factor_sizes
     return " ".join(left), " ".join(right), sizes
 
 
@@ -62,10 +62,10 @@ def _ceils(args: tuple) -> bool:
 
 def _max_windows(args: tuple) -> list[Window]:
     """args of the forward operator: x, kernel, stride, padding, dilation, ..."""
-    return windows(*_given(args[1:5], ([], [], [0], [1])))
+    return windows(*_with_defaults(args[1:5], ([], [], [0], [1])))
 
 
-def _given(args: tuple, defaults: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_defaults(args: tuple, defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments, with defaults for the last ones."""
     return (*args, *defaults[len(args) :])
 
@@ -89,9 +89,9 @@ def _avg_backward(dims: int):
 
 def _avg_windows(args: tuple, dims: int) -> tuple[list[Window], bool]:
     """Windows, and whether the divisor depends on the position: then a part cannot compute it."""
-    kernel, stride, padding, ceil, padded = _given(args[1:6], ([], [], [0], False, True))
-    found = windows(kernel, stride, padding, [1], dims)
-    return found, bool(ceil) or (not padded and any(w.padding for w in found))
+    kernel, stride, padding, ceil, padded = _with_defaults(args[1:6], ([], [], [0], False, True))
+    spatial = windows(kernel, stride, padding, [1], dims)
+    return spatial, bool(ceil) or (not padded and any(w.padding for w in spatial))
 
 
 def _adaptive(node: Call):
@@ -161,26 +161,26 @@ def _plane(here, x: Tensor, split: list):
 
 
 def _local_max(here, x, *rest):
-    found = _max_windows((x, *rest))
-    split = split_dims(here, x, found)
+    spatial = _max_windows((x, *rest))
+    split = split_dims(here, x, spatial)
     wide, own, first = _plane(here, x, split)
     for axis, dim, w in split:
         x = halo(here, x, axis, dim, *w.borders, edge=-inf)
-    kernel, stride, dilation = ([getattr(w, name) for w in found] for name in ("kernel", "stride", "dilation"))
-    y, at = aten.max_pool2d_with_indices(x, kernel, stride, paddings(here, found), dilation)
+    kernel, stride, dilation = ([getattr(w, name) for w in spatial] for name in ("kernel", "stride", "dilation"))
+    y, at = aten.max_pool2d_with_indices(x, kernel, stride, paddings(here, spatial), dilation)
     return y, (at // own + first[0]) * wide + at % own + first[1]
 
 
 def _local_max_backward(here, grad, x, *rest):
     *options, indices = rest
-    found = _max_windows((x, *options))
-    split = split_dims(here, x, found)
+    spatial = _max_windows((x, *options))
+    split = split_dims(here, x, spatial)
     wide, own, first = _plane(here, x, split)
     at = (indices // wide - first[0]) * own + indices % wide - first[1]
     for _, dim, w in split:
         x = _room(x, dim, w)
-    kernel, stride, dilation = ([getattr(w, name) for w in found] for name in ("kernel", "stride", "dilation"))
-    gx = aten.max_pool2d_with_indices_backward(grad, x, kernel, stride, paddings(here, found), dilation, False, at)
+    kernel, stride, dilation = ([getattr(w, name) for w in spatial] for name in ("kernel", "stride", "dilation"))
+    gx = aten.max_pool2d_with_indices_backward(grad, x, kernel, stride, paddings(here, spatial), dilation, False, at)
     for axis, dim, w in reversed(split):
         gx = unhalo(here, gx, axis, dim, *w.borders)
     return gx
@@ -208,21 +208,21 @@ def _local_adaptive_max_backward(here, grad, x, indices):
 
 def _local_avg(pool, dims: int):
     def local(here, x, *rest):
-        found, _ = _avg_windows((x, *rest), dims)
-        for axis, dim, w in split_dims(here, x, found):
+        spatial, _ = _avg_windows((x, *rest), dims)
+        for axis, dim, w in split_dims(here, x, spatial):
             x = halo(here, x, axis, dim, *w.borders)
-        return pool(x, *_avg_options(here, found, rest))
+        return pool(x, *_avg_options(here, spatial, rest))
 
     return local
 
 
 def _local_avg_backward(gradient, dims: int):
     def local(here, grad, x, *rest):
-        found, _ = _avg_windows((x, *rest), dims)
-        split = split_dims(here, x, found)
+        spatial, _ = _avg_windows((x, *rest), dims)
+        split = split_dims(here, x, spatial)
         for _, dim, w in split:
             x = _room(x, dim, w)
-        gx = gradient(grad, x, *_avg_options(here, found, rest))
+        gx = gradient(grad, x, *_avg_options(here, spatial, rest))
         for axis, dim, w in reversed(split):
             gx = unhalo(here, gx, axis, dim, *w.borders)
         return gx
@@ -230,9 +230,16 @@ def _local_avg_backward(gradient, dims: int):
     return local
 
 
-def _avg_options(here, found: list[Window], rest: tuple) -> tuple:
+def _avg_options(here, spatial: list[Window], rest: tuple) -> tuple:
     divisor = rest[5] if len(rest) > 5 else None
-    return [w.kernel for w in found], [w.stride for w in found], paddings(here, found), False, True, divisor
+    return (
+        [w.kernel for w in spatial],
+        [w.stride for w in spatial],
+        paddings(here, spatial),
+        False,
+        True,
+        divisor,
+    )
 
 
 LOCAL |= {
@@ -247,9 +254,9 @@ LOCAL |= {
 }
 
 
-def _sends(found: list[Window], cut: Cut, x: Spec) -> Iterator[tuple[str, int]]:
+def _sends(spatial: list[Window], cut: Cut, x: Spec) -> Iterator[tuple[str, int]]:
     i = AXES.index(cut.factor)
-    yield "ppermute", halo_rows(*found[i].borders) * (x.bytes // x.shape[len(x.shape) - len(found) + i])
+    yield "ppermute", halo_rows(*spatial[i].borders) * (x.bytes // x.shape[len(x.shape) - len(spatial) + i])
 
 
 def _avg_sends(dims: int):

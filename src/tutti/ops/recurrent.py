@@ -35,8 +35,8 @@ def _backward(node: Call) -> str:
     state = _state(node.args[5])
     gradients = [line for line, g in zip(("t! b h!", state, state), node.args[7:10], strict=True) if g is not None]
     linear = "".join(str(7 + i) for i in range(len(gradients)))
-    given = ", ".join([f"t! b i!, {_weights(node)}, {state}, {state}", *gradients])
-    return f"{given} -> t! b i!, {WEIGHTS}, {state}, {state} | ~{linear}"
+    inputs = ", ".join([f"t! b i!, {_weights(node)}, {state}, {state}", *gradients])
+    return f"{inputs} -> t! b i!, {WEIGHTS}, {state}, {state} | ~{linear}"
 
 
 rules({ops.lstm_layer.default: _layer, ops.lstm_layer_backward.default: _backward})

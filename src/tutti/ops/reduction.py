@@ -26,11 +26,11 @@ def reduction(operation: str = "sum", linear: bool = False, mark: str = "", outp
 
     def notation(node: Call) -> str:
         rank = len(node.args[0].meta["val"].shape)
-        given = named(node.target, node.args, node.kwargs)
-        dims = reduced_dims(given.get("dim"), rank)
+        arguments = named(node.target, node.args, node.kwargs)
+        dims = reduced_dims(arguments.get("dim"), rank)
         how = mark or f":{operation}"
         left = [f"{c}{how}" if i in dims else c for i, c in enumerate(ascii_lowercase[:rank])]
-        keep = given.get("keepdim")
+        keep = arguments.get("keepdim")
         right = " ".join("1" if i in dims else c for i, c in enumerate(ascii_lowercase[:rank]) if keep or i not in dims)
         out = f"={right}" if mark else right
         return f"{' '.join(left)} -> {', '.join([out] * outputs)}" + (" | ~0" if linear else "")

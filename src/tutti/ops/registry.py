@@ -52,16 +52,16 @@ def rules(table: Mapping[Any, str | Maker]) -> None:
 
 def operands(node: fx.Node) -> list[fx.Node]:
     """The tensor arguments of a node in order, one per occurrence."""
-    found: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), found.append)
-    return found
+    nodes: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), nodes.append)
+    return nodes
 
 
 def named(target: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, defaults included."""
-    known = target._schema.arguments
-    given = {a.name: a.default_value if a.has_default_value() else None for a in known}
-    return given | dict(zip((a.name for a in known), args, strict=False)) | dict(kwargs)
+    schema = target._schema.arguments
+    defaults = {a.name: a.default_value if a.has_default_value() else None for a in schema}
+    return defaults | dict(zip((a.name for a in schema), args, strict=False)) | dict(kwargs)
 
 
 def shape_of(argument: Call) -> tuple[int, ...]:

@@ -24,13 +24,13 @@ def _shape(x: Call) -> Shape:
 def _blown_up(x: Shape, y: Shape, scales: tuple, mark: str = "") -> tuple[str, str, dict[str, int]]:
     """Each position of the last dims becomes a separate block, if the sizes divide and no other scale is given."""
     left, right, sizes = ["n", "c"], ["n", "c"], {}
-    for i, (axis, size, made) in enumerate(zip(AXES, x[2:], y[2:], strict=False)):
+    for i, (axis, size, out_size) in enumerate(zip(AXES, x[2:], y[2:], strict=False)):
         scale = (scales[i : i + 1] or (None,))[0]
-        even = made % size == 0 and scale in (None, made / size)
+        even = out_size % size == 0 and scale in (None, out_size / size)
         inner = "!" if mark or scale is not None else ""  # a part of a block has another scale than the whole
         left.append(f"{axis}{mark}" if even else f"{axis}0!")
         right.append(f"({axis}{mark} {axis}s{inner})" if even else f"{axis}1!")
-        sizes |= {f"{axis}s": made // size} if even else {}
+        sizes |= {f"{axis}s": out_size // size} if even else {}
     return " ".join(left), " ".join(right), sizes
 
 

@@ -46,8 +46,8 @@ def _roll_rows(here, x: Tensor, factor: str, dim: int, by: int) -> Tensor:
     n, parts = x.shape[dim], here.parts(factor)
     (far, tail), (near, head) = _hops(by, n * parts, parts)
     rows = [(far, x.narrow(dim, n - tail, tail)), (near, x.narrow(dim, 0, head))]
-    found = [here.ppermute(r, factor, hop, None) if hop else r for hop, r in rows if r.shape[dim]]
-    return torch.cat(found, dim) if len(found) > 1 else found[0]
+    pieces = [here.ppermute(r, factor, hop, None) if hop else r for hop, r in rows if r.shape[dim]]
+    return torch.cat(pieces, dim) if len(pieces) > 1 else pieces[0]
 
 
 def _roll_own(here, x, shifts, dims=()):

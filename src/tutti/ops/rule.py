@@ -151,10 +151,10 @@ def _measure(notation: str, which: str, dims: Dims, shape: tuple[int, ...], size
         )
     for factors, size in zip(dims, shape, strict=True):
         unknown = [f for f in factors if f not in sizes]
-        known = prod(sizes[f] for f in factors if f in sizes)
+        product = prod(sizes[f] for f in factors if f in sizes)
         if size == 0 and not factors:
             continue  # an optional output that is not made
-        if len(unknown) == 1 and known and size % known == 0:
-            sizes[unknown[0]] = size // known
-        elif unknown or known != size:
+        if len(unknown) == 1 and product and size % product == 0:
+            sizes[unknown[0]] = size // product
+        elif unknown or product != size:
             raise ValueError(f"rule {notation!r} does not fit a dim of size {size}: {factors} with sizes {sizes}")

@@ -52,7 +52,7 @@ FLOPS[SCALED_MM] = lambda node: 2 * prod(_product(node))
 
 def dtype_of(device: Any, name: str, other: Any) -> Any:
     """The dtype in which a device computes products of a format: its own, or that of the operands."""
-    return next((dtype for dtype in DTYPES[name] if dtype in device.peak), device.known(other))
+    return next((dtype for dtype in DTYPES[name] if dtype in device.peak), device.dtype_with_peak(other))
 
 
 def rounding_seconds(device: Any, name: str, read: int, rows: int, k: int, dtype: Any) -> float:

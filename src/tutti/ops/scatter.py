@@ -83,10 +83,10 @@ def _put(node: Call) -> str:
 def _index_put(node: Call) -> str | None:
     x, indices, values = node.args[:3]
     adds = len(node.args) > 3 and node.args[3]
-    found = indexed(x, indices, "" if adds else "!")
-    if found is None:
+    dims_of_index = indexed(x, indices, "" if adds else "!")
+    if dims_of_index is None:
         return _mask_put(node)
-    dims, index, out = found
+    dims, index, out = dims_of_index
     last = len(operands(node)) - 1
     linear = f" | ~0{last}" if last < 10 else ""
     line = f"{' '.join(dims)}, {', '.join(index)}, {aligned(values, out)} -> {' '.join(dims)}"
@@ -96,11 +96,11 @@ def _index_put(node: Call) -> str | None:
 def _mask_put(node: Call) -> str | None:
     """x[mask] = one value, which is pointwise."""
     indices, values = node.args[1:3]
-    given = [i for i in indices if i is not None]
-    if len(given) > 1 or given[0].meta["val"].dtype != torch.bool or values.meta["val"].numel != 1:
+    tensors = [i for i in indices if i is not None]
+    if len(tensors) > 1 or tensors[0].meta["val"].dtype != torch.bool or values.meta["val"].numel != 1:
         return None
-    dims, first = letters(node), indices.index(given[0])
-    mask = dims[first : first + len(given[0].meta["val"].shape)]
+    dims, first = letters(node), indices.index(tensors[0])
+    mask = dims[first : first + len(tensors[0].meta["val"].shape)]
     line = " ".join(dims)
     return f"{line}, {' '.join(mask)}, {' '.join('1' for _ in values.meta['val'].shape)} -> {line} | ~02"
 

@@ -69,12 +69,12 @@ def _slice_rule(whole_at: int, part_at: int):
     """The rule of an operator on a tensor and a slice of it, each an operand or (-1) the result."""
 
     def notation(node: Call):
-        given = named(node.target, node.args, node.kwargs)
+        arguments = named(node.target, node.args, node.kwargs)
         whole, part = ((node if i < 0 else operands(node)[i]).meta["val"].shape for i in (whole_at, part_at))
-        dim = given["dim"] % len(whole)
+        dim = arguments["dim"] % len(whole)
         if 0 in part:
             return _nothing(whole, part, whole_at, part_at)
-        left, right, sizes = rows_of(whole[dim], part[dim], given["start"], given["step"]).factors
+        left, right, sizes = rows_of(whole[dim], part[dim], arguments["start"], arguments["step"]).factors
         dims = names(whole)
         lines = {whole_at: [*dims[:dim], left, *dims[dim + 1 :]], part_at: [*dims[:dim], right, *dims[dim + 1 :]]}
         inputs = ", ".join(" ".join(line) for i, line in sorted(lines.items()) if i >= 0)

@@ -28,14 +28,14 @@ def _one(mark: str, outputs: int):
     """An operator (x, ..., dim, keepdim) that finds one entry of a dim."""
 
     def notation(node: Call) -> str | None:
-        dims, given = letters(node), named(node.target, node.args, node.kwargs)
+        dims, arguments = letters(node), named(node.target, node.args, node.kwargs)
         if not dims:
             return None
-        if given["dim"] is None:  # the place in the flattened tensor
-            keep = " ".join("1" for _ in dims) if given["keepdim"] else ""
+        if arguments["dim"] is None:  # the place in the flattened tensor
+            keep = " ".join("1" for _ in dims) if arguments["keepdim"] else ""
             return f"{' '.join(f'v{i}*' for i in range(len(dims)))} -> = {keep}"
-        at = given["dim"] % len(dims)
-        right = [*dims[:at], *(["1"] if given["keepdim"] else []), *dims[at + 1 :]]
+        at = arguments["dim"] % len(dims)
+        right = [*dims[:at], *(["1"] if arguments["keepdim"] else []), *dims[at + 1 :]]
         dims[at] = f"v{mark}"
         return f"{' '.join(dims)} -> {', '.join(['= ' + ' '.join(right)] * outputs)}"
 
@@ -58,10 +58,10 @@ def _order(node: Call) -> str | None:
 
 
 def _topk(node: Call) -> str | None:
-    dims, given = letters(node), named(node.target, node.args, node.kwargs)
+    dims, arguments = letters(node), named(node.target, node.args, node.kwargs)
     if not dims:
         return None
-    at = given["dim"] % len(dims)
+    at = arguments["dim"] % len(dims)
     left, right = dims.copy(), dims.copy()
     left[at], right[at] = "v*", "k!"
     return f"{' '.join(left)} -> = {' '.join(right)}, = {' '.join(right)}"
@@ -69,9 +69,9 @@ def _topk(node: Call) -> str | None:
 
 def _among(node: Call) -> str:
     """The number of smaller sorted values: the sum over parts of them. Each row may have its own sorted values."""
-    given = named(node.target, node.args, node.kwargs)
-    entries: Call = given["self"]
-    number = "s" if given.get("sorter") is None else "s!"
+    arguments = named(node.target, node.args, node.kwargs)
+    entries: Call = arguments["self"]
+    number = "s" if arguments.get("sorter") is None else "s!"
     dims = " ".join(names(entries.meta["val"].shape))
     lines = []
     for n in operands(node):
@@ -160,10 +160,10 @@ CONTIGUOUS |= dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), (
 
 
 def _isin_parts(here, x, others, *, assume_unique=False, invert=False):
-    found = aten.isin.Tensor_Tensor(x, others, assume_unique=assume_unique, invert=invert).to(torch.uint8)
+    contained = aten.isin.Tensor_Tensor(x, others, assume_unique=assume_unique, invert=invert).to(torch.uint8)
     for dim in range(others.ndim):
-        found = here.all_reduce(found, f"s{dim}", "min" if invert else "max")
-    return found.bool()
+        contained = here.all_reduce(contained, f"s{dim}", "min" if invert else "max")
+    return contained.bool()
 
 
 LOCAL |= {target: _extreme(target, find) for target, find in EXTREMES.items()}
@@ -176,8 +176,8 @@ def _sends(of_each):
 
     def sent(cut: Cut) -> list[tuple[str, int]]:
         x, n = cut.inputs[0], cut.inputs[0].shape[cut.dim(0)]
-        found = 1 if cut.factor != "v" else x.numel // n * min(n, of_each(cut.node))
-        return [("all_gather", found * x.dtype.itemsize), ("all_gather", found * 8)]
+        numbers = 1 if cut.factor != "v" else x.numel // n * min(n, of_each(cut.node))
+        return [("all_gather", numbers * x.dtype.itemsize), ("all_gather", numbers * 8)]
 
     return sent
 

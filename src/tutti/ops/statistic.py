@@ -22,8 +22,8 @@ NORMS = (aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.Sca
 
 def _histogram(node: Call) -> str | None:
     """Each part is counted separately, if the range of the bins is given."""
-    given = named(node.target, node.args, node.kwargs)
-    if given["min"] >= given["max"]:  # the range is computed from the data
+    arguments = named(node.target, node.args, node.kwargs)
+    if arguments["min"] >= arguments["max"]:  # the range is computed from the data
         return None
     return f"{' '.join(ascii_lowercase[: len(node.args[0].meta['val'].shape)])} -> Z!"
 
@@ -48,40 +48,40 @@ rules(
 )
 
 
-def _moments(here, x: Tensor, given: dict) -> tuple[Tensor, Tensor]:
+def _moments(here, x: Tensor, arguments: dict) -> tuple[Tensor, Tensor]:
     """Variance and mean with kept dims. The mean is computed first, then the squared deviations from it."""
-    dims = reduced_dims(given["dim"], x.ndim)
+    dims = reduced_dims(arguments["dim"], x.ndim)
     count = prod(x.shape[d] * here.parts(ascii_lowercase[d]) for d in dims)
     mean = over_ranks(here, x.sum(dims, keepdim=True), dims, "sum") / count
     squares = over_ranks(here, (x - mean).abs().square().sum(dims, keepdim=True), dims, "sum")
-    correction = 1 if given["correction"] is None else given["correction"]
+    correction = 1 if arguments["correction"] is None else arguments["correction"]
     return squares / max(0, count - correction), mean
 
 
-def _shaped(x: Tensor, given: dict, rank: int) -> Tensor:
-    return x if given["keepdim"] else x.squeeze(reduced_dims(given["dim"], rank))
+def _shaped(x: Tensor, arguments: dict, rank: int) -> Tensor:
+    return x if arguments["keepdim"] else x.squeeze(reduced_dims(arguments["dim"], rank))
 
 
 def _variance(target):
     def local(here, x, *args, **kwargs):
-        given = named(target, (x, *args), kwargs)
-        variance, mean = _moments(here, wide(x), given)
+        arguments = named(target, (x, *args), kwargs)
+        variance, mean = _moments(here, wide(x), arguments)
         if target in (aten.std.correction, aten.std_mean.correction):
             variance = variance.sqrt()
-        variance = _shaped(variance, given, x.ndim)
-        return (variance, _shaped(mean, given, x.ndim)) if target in MOMENTS else variance
+        variance = _shaped(variance, arguments, x.ndim)
+        return (variance, _shaped(mean, arguments, x.ndim)) if target in MOMENTS else variance
 
     return local
 
 
 def _norm(target):
     def local(here, x, *args, **kwargs):
-        given = named(target, (x, *args), kwargs)
-        order = given["ord"] if "ord" in given else given["p"]
+        arguments = named(target, (x, *args), kwargs)
+        order = arguments["ord"] if "ord" in arguments else arguments["p"]
         order = 2 if order is None else order
-        dims = reduced_dims(given.get("dim"), x.ndim)
-        x = wide(x.to(given.get("dtype") or x.dtype))
-        own = torch.linalg.vector_norm(x, order, dims or None, given.get("keepdim", False))
+        dims = reduced_dims(arguments.get("dim"), x.ndim)
+        x = wide(x.to(arguments.get("dtype") or x.dtype))
+        own = torch.linalg.vector_norm(x, order, dims or None, arguments.get("keepdim", False))
         if abs(order) == inf:
             return over_ranks(here, own, dims, "max" if order > 0 else "min")
         if order in (0, 1):

@@ -152,11 +152,11 @@ def _flip(node: Call) -> str:
 
 def _rot90(node: Call) -> str:
     dims = letters(node)
-    given = named(node.target, node.args, node.kwargs)
-    i, j = given["dims"]
+    arguments = named(node.target, node.args, node.kwargs)
+    i, j = arguments["dims"]
     dims[i % len(dims)], dims[j % len(dims)] = "y!", "z!"
     turned = dims.copy()
-    if given["k"] % 2:
+    if arguments["k"] % 2:
         turned[i % len(dims)], turned[j % len(dims)] = "z!", "y!"
     return _line(dims, turned)
 
@@ -219,8 +219,8 @@ def _pad(node: Call) -> str:
 
 def _diagonal_of(node: Call, dims: list[str]) -> tuple[list[str], list[str]]:
     """Names of a tensor's dims, derived from `dims`, and of its diagonal's dims."""
-    given = named(node.target, node.args, node.kwargs)
-    i, j = given["dim1"] % len(dims), given["dim2"] % len(dims)
+    arguments = named(node.target, node.args, node.kwargs)
+    i, j = arguments["dim1"] % len(dims), arguments["dim2"] % len(dims)
     rest = [name for at, name in enumerate(dims) if at not in (i, j)]
     dims = dims.copy()
     dims[i], dims[j] = "y!", "z!"
@@ -302,9 +302,9 @@ def _split_arguments(args: Any, shapes: list[Shape]) -> tuple:
 
 
 def _repeat_arguments(args: Any, shapes: list[Shape]) -> tuple:
-    held = args[0].meta["val"].shape
-    held = (1,) * (len(shapes[0]) - len(held)) + held
-    return (args[0], [n // m if m else 1 for n, m in zip(shapes[0], held, strict=True)])
+    shape = args[0].meta["val"].shape
+    shape = (1,) * (len(shapes[0]) - len(shape)) + shape
+    return (args[0], [n // m if m else 1 for n, m in zip(shapes[0], shape, strict=True)])
 
 
 ARGUMENTS |= {

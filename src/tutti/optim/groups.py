@@ -46,7 +46,7 @@ def groups(
         raise ValueError(f"layer_decay={layer_decay} needs lr=, the learning rate that it scales")
     if layer_decay is not None and not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay is {layer_decay!r}; it must be more than 0 and at most 1")
-    made: dict[tuple, dict[str, Any]] = {}
+    group_of: dict[tuple, dict[str, Any]] = {}
     used: set[str] = set()
     for name, p in params.items():
         pattern = next((x for x in patterns if fnmatchcase(name, x)), None)
@@ -54,15 +54,15 @@ def groups(
         if not p.requires_grad:
             continue
         key = pattern, depths.get(name)
-        if key not in made:
-            made[key] = _options(patterns.get(pattern, {}) if pattern else {}, lr, layer_decay, depths.get(name))
-        made[key]["params"].append((name, p))
+        if key not in group_of:
+            group_of[key] = _options(patterns.get(pattern, {}) if pattern else {}, lr, layer_decay, depths.get(name))
+        group_of[key]["params"].append((name, p))
     for pattern in patterns:
         if pattern not in used:
             by_others = any(fnmatchcase(name, pattern) for name in params)
             raise ValueError(f"earlier patterns match all parameters that {pattern!r} matches; put it before them"
                              if by_others else _nothing(pattern, list(params)))  # fmt: skip
-    return list(made.values())
+    return list(group_of.values())
 
 
 def freeze(model: nn.Module, *patterns: str) -> list[str]:
@@ -76,15 +76,15 @@ def freeze(model: nn.Module, *patterns: str) -> list[str]:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in params):
             raise ValueError(_nothing(pattern, list(params)))
-    found = [name for name in params if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    for name in found:
+    frozen = [name for name in params if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    for name in frozen:
         params[name].requires_grad_(False)
-    return found
+    return frozen
 
 
-def _options(given: Mapping[str, Any], lr: float | None, decay: float | None, depth: int | None) -> dict[str, Any]:
+def _options(overrides: Mapping[str, Any], lr: float | None, decay: float | None, depth: int | None) -> dict[str, Any]:
     """A group without parameters."""
-    options = {"params": [], **({} if lr is None else {"lr": lr}), **given}
+    options = {"params": [], **({} if lr is None else {"lr": lr}), **overrides}
     if decay is None or depth is None:
         return options
     scale = decay**depth
@@ -94,18 +94,18 @@ def _options(given: Mapping[str, Any], lr: float | None, decay: float | None, de
 def layers_to_head(names: list[str]) -> dict[str, int]:
     """How many layers are between each parameter and the head."""
     indices: dict[str, set[int]] = {}
-    found = {name: match for name in names if (match := LAYER.match(name))}
-    for match in found.values():
+    numbered = {name: match for name in names if (match := LAYER.match(name))}
+    for match in numbered.values():
         indices.setdefault(match[1], set()).add(int(match[2]))
     if not indices:
         raise ValueError("layer_decay needs a model with a list of layers (parameter names such as `layers.3.weight`); "
                          f"this one has {names[:4]} ...")  # fmt: skip
     longest = max(indices, key=lambda path: len(indices[path]))
     order = {index: i for i, index in enumerate(sorted(indices[longest]))}
-    first = min(i for i, name in enumerate(names) if name in found and found[name][1] == longest)
+    first = min(i for i, name in enumerate(names) if name in numbered and numbered[name][1] == longest)
     depths = {}
     for i, name in enumerate(names):
-        match = found.get(name)
+        match = numbered.get(name)
         if match and match[1] == longest:
             depths[name] = len(order) - order[int(match[2])]
         else:

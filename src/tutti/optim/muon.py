@@ -115,8 +115,8 @@ def _split(params: ParamsT | nn.Module) -> Iterable[dict[str, Any]]:
     if isinstance(params, nn.Module):
         tables = _tables(params)
         params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
-    given: list[Any] = list(params)
-    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    entries: list[Any] = list(params)
+    groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
     for group in groups:
         if group.get("use_muon") is not None:
             yield group

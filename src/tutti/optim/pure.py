@@ -31,11 +31,11 @@ class PureOptimizer(Optimizer):
                 if "step" not in state:
                     state.update(initial_state(self, group, param.detach()), step=torch.tensor(0.0))
                 state["step"] += 1
-                held = {key: x for key, x in state.items() if key != "step"}
+                tensors = {key: x for key, x in state.items() if key != "step"}
                 count = state["step"].to(torch.int64).cpu()
-                new, held = update(self, group, param.detach(), param.grad, held, count, lr)
+                new, tensors = update(self, group, param.detach(), param.grad, tensors, count, lr)
                 param.copy_(new)
-                state.update(held)
+                state.update(tensors)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

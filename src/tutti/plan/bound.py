@@ -50,9 +50,9 @@ class Dual:
             self.unary[first], self.unary[second] = half + rest, whole
 
     @staticmethod
-    def _axis(v: str, kept: str) -> int:
+    def _axis(v: str, variable: str) -> int:
         """The axis of a pair (u, v) to minimize over, leaving one value per state of `kept`."""
-        return 0 if kept == v else 1
+        return 0 if variable == v else 1
 
     @staticmethod
     def _along(v: str, name: str, costs: Table) -> Table:

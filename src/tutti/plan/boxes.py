@@ -40,8 +40,8 @@ def boxes(layout: Layout, shape: Shape, mesh: Mesh, rank: int) -> list[Box]:
     layout.local_shape(shape, mesh)
     where = coordinates_of(rank, mesh)
     each = [list(_runs(layout, dim, size, mesh, where)) for dim, size in enumerate(shape)]
-    found = (Box(*zip(*runs, strict=True)) if runs else Box((), (), ()) for runs in product(*each))
-    return [box for box in found if box.numel]
+    candidates = (Box(*zip(*runs, strict=True)) if runs else Box((), (), ()) for runs in product(*each))
+    return [box for box in candidates if box.numel]
 
 
 def is_owner(layout: Layout, mesh: Mesh, rank: int, number: int) -> bool:
@@ -70,8 +70,8 @@ def overlap(begin: Shape, sizes: Shape, other: Shape, others: Shape) -> tuple[Sh
 def _runs(layout: Layout, dim: int, size: int, mesh: Mesh, where: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
     """(begin in the full dim, begin in the local dim, length) of each of a rank's blocks of a dim."""
     digits = layout.digits(dim, size, mesh)
-    held = [i for i, digit in enumerate(digits) if digit.axes]
-    last = held[-1] if held else 0
+    split_digits = [i for i, digit in enumerate(digits) if digit.axes]
+    last = split_digits[-1] if split_digits else 0
     inner = prod(digit.size for digit in digits[last + 1 :])
     first, count = digits[last].part(mesh, where)  # neighbours, so they and what is inside them are one run
     parts = [digit.part(mesh, where) for digit in digits[:last]]

@@ -66,19 +66,19 @@ def input_placement(rule: Rule, choice: Choice, operand: int) -> Placement:
     """The placement along an axis that this choice requires of an operand."""
     if choice.linear:
         return Partial() if operand in choice.linear else R
-    held = _split(rule, rule.inputs[operand], choice)
-    if held is None and operand in rule.added and not any(_split(rule, o, choice) for o in rule.outputs):
+    split = _split(rule, rule.inputs[operand], choice)
+    if split is None and operand in rule.added and not any(_split(rule, o, choice) for o in rule.outputs):
         return Partial()
-    return held or R
+    return split or R
 
 
 def output_placement(rule: Rule, choice: Choice, output: int) -> Placement:
     """The placement of an output along an axis under this choice."""
     if choice.linear:
         return Partial()
-    held = _split(rule, rule.outputs[output], choice)
-    if held is not None:
-        return held
+    split = _split(rule, rule.outputs[output], choice)
+    if split is not None:
+        return split
     operation = rule.combine.get(choice.factor, "sum")
     return R if output in rule.combined or operation == SAME else Partial(operation)
 
@@ -103,16 +103,16 @@ def candidates(rule: Rule, cuts: Mapping[str, set[Position]], k: int) -> Iterato
     for factor, size in rule.sizes.items():
         if factor in rule.whole or not size:
             continue
-        found: dict[tuple[int, int], None] = {}
+        positions: dict[tuple[int, int], None] = {}
         for outer, unit in sorted(cuts.get(factor, {WHOLE})):
             if outer > 1 and factor in rule.contiguous:
                 continue
             if size % (outer * k) == 0:
-                found[outer, 0] = None
+                positions[outer, 0] = None
             blocks = size // (outer * unit)
             if factor not in rule.even and blocks >= k and blocks % k and (outer == 1 or factor not in rule.local):
-                found[outer, unit] = None
-        for outer, unit in found:
+                positions[outer, unit] = None
+        for outer, unit in positions:
             yield Choice(factor, outer, unit=unit)
     for factor, other in rule.joint:
         size = rule.sizes[factor]

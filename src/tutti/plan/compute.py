@@ -33,7 +33,7 @@ class LocalCall:
     """A call on one rank's parts.
 
     node: the call, in the whole graph or in a Program.
-    read, made: bytes of each operand and each output; written: bytes written in place.
+    read, outputs: bytes of each operand and each output; written: bytes written in place.
     dtype: dtype of the first output; read_dtype: dtype of the first operand.
     flops: FLOPs of matrix operations.
     shapes: returns the shapes of the operands.
@@ -43,7 +43,7 @@ class LocalCall:
 
     node: fx.Node
     read: Sequence[int]
-    made: Sequence[int]
+    outputs: Sequence[int]
     dtype: torch.dtype
     read_dtype: torch.dtype | None
     flops: float
@@ -55,7 +55,7 @@ class LocalCall:
     @property
     def bytes(self) -> int:
         """Bytes of all operands and outputs."""
-        return sum(self.read) + sum(self.made) + self.written
+        return sum(self.read) + sum(self.outputs) + self.written
 
 
 def seconds(device: Device, call: LocalCall) -> float:
@@ -67,7 +67,7 @@ def seconds(device: Device, call: LocalCall) -> float:
         return SECONDS[target](device, call)
     if family == "table" and call.read:  # fills a table with zeros and adds the rows of the gradient
         rows = device.stream_seconds(3 * call.read[0], family, call.dtype)
-        return device.stream_seconds(call.made[0], "add", call.dtype) + rows
+        return device.stream_seconds(call.outputs[0], "add", call.dtype) + rows
     shapes = call.shapes() if target in PRODUCTS or is_attention(target) else ()
     work = call.flops * _filled(call) if device.name.startswith("cpu") else call.flops
     return operator_seconds(device, target, shapes, call.dtype, work, moved(call), call.transposed, family)
@@ -75,43 +75,43 @@ def seconds(device: Device, call: LocalCall) -> float:
 
 def moved(call: LocalCall) -> int:
     """Bytes that a call reads and writes."""
-    if call.read and call.made:
+    if call.read and call.outputs:
         name = _name(call.node)
         if name in LOOKUPS:
-            return sum(call.read[1:]) + 2 * sum(call.made)
+            return sum(call.read[1:]) + 2 * sum(call.outputs)
         if family_of(call.node.target) == "pool" and not name.endswith("_backward"):  # reads its windows
-            return call.made[0] * prod(call.node.args[1])  # pyright: ignore
+            return call.outputs[0] * prod(call.node.args[1])  # pyright: ignore
     return call.bytes
 
 
 def _loop(device: Device, call: LocalCall, loop: Loop) -> float:
     """Seconds of the sub-graphs' calls, times their runs. A part of the loop is scaled by its share of the bytes."""
     whole = sum(spec.bytes for spec in [*specs(call.node), *(x.meta["val"] for x in call.node.all_input_nodes)])
-    part = (sum(call.read) + sum(call.made)) / max(1, whole)
+    part = (sum(call.read) + sum(call.outputs)) / max(1, whole)
     return sum(times * _body(device, body, min(1.0, part)) for body, times in loop.bodies)
 
 
 def _body(device: Device, body: Body, part: float) -> float:
     """Seconds of one run of a sub-graph. part: the rank's share of it."""
-    taken = 0.0
+    total = 0.0
     for node in body.step.calls:
         if node.target in FREE:
             continue
         reads = [x.meta["val"] for x in operands(node)]
-        made = specs(node)
+        outputs = specs(node)
         call = LocalCall(
             node,
             [int(part * x.bytes) for x in reads],
-            [int(part * x.bytes) for x in made if x.dtype],
-            made[0].dtype or torch.float32,
+            [int(part * x.bytes) for x in outputs if x.dtype],
+            outputs[0].dtype or torch.float32,
             reads[0].dtype if reads else None,
             part * node.meta["flops"] if node.target in FLOPS else 0,
             lambda reads=reads: [x.shape for x in reads],
             True,
             lies_transposed(node),
         )
-        taken += device.overhead + (part if node.target in PRODUCTS else 1.0) * seconds(device, call)
-    return taken
+        total += device.overhead + (part if node.target in PRODUCTS else 1.0) * seconds(device, call)
+    return total
 
 
 def _family(call: LocalCall) -> str:
@@ -131,8 +131,8 @@ def _filled(call: LocalCall) -> float:
     backward = name == "convolution_backward"
     if call.node.args[9 if backward else 8] != 1:  # grouped convolutions have separate kernels
         return 1.0
-    made, taken, *_ = call.shapes()[1 + backward]
-    return _lanes(made) * (_lanes(taken) if backward else 1.0)
+    out_channels, in_channels, *_ = call.shapes()[1 + backward]
+    return _lanes(out_channels) * (_lanes(in_channels) if backward else 1.0)
 
 
 def _lanes(channels: int) -> float:

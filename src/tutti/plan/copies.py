@@ -32,11 +32,11 @@ class Copies:
         if not search.cluster.device.computes_on or search.fastest is None:
             return
         best = search.best_of_all
-        made = best.predicted
+        prediction = best.predicted
         if (
             best.sequence_chunks > 1
             or best.batch_splits > 1
-            or made.communication_seconds < WAITING * made.step_seconds
+            or prediction.communication_seconds < WAITING * prediction.step_seconds
         ):
             return
         if not best.stages and not best.tiers and search.affords(best.accumulate, best.variant):

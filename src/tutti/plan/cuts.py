@@ -41,15 +41,15 @@ class Layer:
     forward, backward: seconds per microbatch.
     rest: seconds per microbatch of backward nodes that only one parameter's gradient needs.
     update: seconds per step.
-    kept, held: bytes, as in `Cost`.
+    stored, activations: bytes, as in `Cost`.
     """
 
     forward: float = 0.0
     backward: float = 0.0
     rest: float = 0.0
     update: float = 0.0
-    kept: float = 0.0
-    held: float = 0.0
+    stored: float = 0.0
+    activations: float = 0.0
 
     def __add__(self, other: Layer) -> Layer:
         return Layer(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -72,7 +72,7 @@ class Layers:
         of_one = alone(reads)
         for name, node in step.inputs.items():
             if layer := self.layer(name):
-                self.members[layer]["kept", node.meta["label"]] += 1
+                self.members[layer]["stored", node.meta["label"]] += 1
         self.borders: list[Counter[tuple[str, int]]] = [Counter() for _ in self.members]
         self.inside: set[int] = set()  # layers at which no stage may start
         # For each layer the values that are made before its end and read after it: (label, output) -> count.
@@ -100,45 +100,49 @@ class Layers:
         if not self.members:
             first = self.reads.calls[0]
             return {first.meta["name"]: function_stages(self.reads, {}, homes)[first]}
-        found: dict[str, int] = {}
+        stages_of_layers: dict[str, int] = {}
         for name, stage in homes.items():
             if layer := self.layer(name):
-                found[layer] = min(stage, found.get(layer, stage))
-        placed = {path.partition(".")[0] for path in found}
+                stages_of_layers[layer] = min(stage, stages_of_layers.get(layer, stage))
+        placed = {path.partition(".")[0] for path in stages_of_layers}
         free = {path: x for path, x in self.of(costs).items() if path.partition(".")[0] not in placed}
         if len(free) >= stages:
             starts = split(list(free.values()), stages)
-            found |= {path: sum(start <= i for start in starts) - 1 for i, path in enumerate(free)}
-        at = next((found[path] for path in self.members if path in found), 0)
-        return {path: (at := found.get(path, at)) for path in self.members}
+            stages_of_layers |= {path: sum(start <= i for start in starts) - 1 for i, path in enumerate(free)}
+        at = next((stages_of_layers[path] for path in self.members if path in stages_of_layers), 0)
+        return {path: (at := stages_of_layers.get(path, at)) for path in self.members}
 
     def _forward(self, reads: Reads) -> dict[fx.Node, int]:
         """The layer number of each forward node. Nodes outside of all layers follow their operands."""
         order = {path: i for i, path in enumerate(self.members)}
-        found: dict[fx.Node, int] = {}
+        layers: dict[fx.Node, int] = {}
         reached: dict[fx.Node, int] = {}  # the last layer that a value was sent to
         for node in reads.calls:
             if node.meta["phase"] != FORWARD:
                 continue
-            read = [x for x in reads.of(node) if x in found]
-            last = self._behind(reads.of(node), found, order)
-            here = found[node] = reached[node] = order.get(layer_of(node.meta["path"]), last)
+            read = [x for x in reads.of(node) if x in layers]
+            last = self._behind(reads.of(node), layers, order)
+            here = layers[node] = reached[node] = order.get(layer_of(node.meta["path"]), last)
             for x in read:
                 maker, index = source(x)
                 if reads.step.repeats:  # values of a function cross stages in either direction
-                    self.inside.update(range(here + 1, found[x] + 1))
+                    self.inside.update(range(here + 1, layers[x] + 1))
                 for border in range(reached[x], here):
                     self.borders[border][maker.meta["label"], index] += 1
                 reached[x] = max(reached[x], here)
-        return found
+        return layers
 
-    def _behind(self, read: Sequence[fx.Node], found: Mapping[fx.Node, int], order: Mapping[str, int]) -> int:
+    def _behind(self, read: Sequence[fx.Node], layers: Mapping[fx.Node, int], order: Mapping[str, int]) -> int:
         """The layer of a node outside of all layers: the last of its operands; in a function, which may read gradients,
         that of its largest operand."""
         if self.reads.step.repeats:
-            return max((found[x] for x in read if x in found), default=0)
-        layers = {x: found.get(x, order.get(layer_of(x.meta["path"]))) for x in read if x.op == "call_function"}
-        sizes = ((sum(spec.bytes for spec in flat(x.meta["val"])), i) for x, i in layers.items() if i is not None)
+            return max((layers[x] for x in read if x in layers), default=0)
+        operand_layers = {
+            x: layers.get(x, order.get(layer_of(x.meta["path"]))) for x in read if x.op == "call_function"
+        }
+        sizes = (
+            (sum(spec.bytes for spec in flat(x.meta["val"])), i) for x, i in operand_layers.items() if i is not None
+        )
         return max(sizes, default=(0, 0))[1]
 
     def _keep_together(self, here: Mapping[fx.Node, int]) -> None:
@@ -150,9 +154,11 @@ class Layers:
                 for x in self.reads.of(node):
                     if x in layers:
                         layers[x].add(layer)
-        for name, made in changed.items():
-            found = layers[self.reads.step.inputs[name]] | {here[x] for x in self.reads.behind[made] if x in here}
-            self.inside.update(range(min(found, default=0) + 1, max(found, default=0) + 1))
+        for name, successor in changed.items():
+            sharing = layers[self.reads.step.inputs[name]] | {
+                here[x] for x in self.reads.behind[successor] if x in here
+            }
+            self.inside.update(range(min(sharing, default=0) + 1, max(sharing, default=0) + 1))
 
     def __len__(self) -> int:
         return len(self.members)
@@ -165,22 +171,22 @@ class Layers:
         for path, members in self.members.items():
             kinds[stages.get(path, 0)].append(frozenset(members.items()))
             nodes[stages.get(path, 0)] += members.total()
-        unlike = {tuple(found): nodes[stage] for stage, found in kinds.items()}
+        unlike = {tuple(kind): nodes[stage] for stage, kind in kinds.items()}
         return sum(unlike.values()) / nodes.total() if nodes else 1.0
 
     def of(self, costs: Mapping[str, Cost]) -> dict[str, Layer]:
         """Path -> totals of the layer. costs: cost of one node, by label."""
-        found = {}
+        totals = {}
         for path, members in self.members.items():
             sums: dict[str, float] = defaultdict(float)
             for (kind, label), count in members.items():
                 cost = costs.get(label, Cost())
-                if kind != "kept":
+                if kind != "stored":
                     sums[kind] += count * cost.seconds
-                sums["held"] += count * cost.held
-                sums["kept"] += count * cost.kept
-            found[path] = Layer(**sums)
-        return found
+                sums["activations"] += count * cost.activations
+                sums["stored"] += count * cost.stored
+            totals[path] = Layer(**sums)
+        return totals
 
 
 def split(layers: Sequence[Layer], stages: int, in_flight: Sequence[float] = (), memory: float = inf,
@@ -194,11 +200,11 @@ def split(layers: Sequence[Layer], stages: int, in_flight: Sequence[float] = (),
     Raises ValueError if these leave no cut.
     """
     sums, n = [Layer(), *accumulate(layers)], len(layers)
-    times, kept, held = ([getattr(s, field) for s in sums] for field in ("seconds", "kept", "held"))
+    times, stored, activations = ([getattr(s, field) for s in sums] for field in ("seconds", "stored", "activations"))
 
     def cost(stage: int, i: int, j: int) -> tuple[float, float]:
         microbatches = in_flight[stage] if in_flight else 0
-        over = kept[j] - kept[i] + microbatches * (held[j] - held[i]) - memory
+        over = stored[j] - stored[i] + microbatches * (activations[j] - activations[i]) - memory
         return max(0.0, over), times[j] - times[i]
 
     best = [{j: (cost(0, 0, j), 0) for j in range(1, n + 1)}]

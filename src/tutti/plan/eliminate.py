@@ -64,10 +64,10 @@ class Eliminated:
 
     def extend(self, x: Mapping[str, int]) -> dict[str, int]:
         """The best states of the eliminated variables, given those of the core."""
-        found = {**x, **self.fixed}
+        states = {**x, **self.fixed}
         for name, unary, pairs in reversed(self.steps):
-            found[name] = int(np.argmin(unary + sum((table[:, found[other]] for other, table in pairs.items()), 0.0)))
-        return found
+            states[name] = int(np.argmin(unary + sum((table[:, states[other]] for other, table in pairs.items()), 0.0)))
+        return states
 
     def _remove(self, name: str) -> None:
         self.core.remove(name)
@@ -79,23 +79,23 @@ class Eliminated:
 
 def eliminate(network: Network) -> Eliminated:
     """Eliminate the cheapest variable until all others have three neighbours or too large tables."""
-    made = Eliminated(network)
-    while made.additions and (name := made.cheapest(MOST)):
-        made.eliminate(name)
-    return made
+    eliminated = Eliminated(network)
+    while eliminated.additions and (name := eliminated.cheapest(MOST)):
+        eliminated.eliminate(name)
+    return eliminated
 
 
 def improve(network: Network, x: Mapping[str, int], random: np.random.Generator) -> dict[str, int]:
     """An assignment that costs no more: a few random variables with many neighbours keep their states."""
-    made = Eliminated(network)
+    eliminated = Eliminated(network)
     luck = {name: random.random() for name in network.unary}
-    while made.additions:
-        if name := made.cheapest(FEW):
-            made.eliminate(name)
+    while eliminated.additions:
+        if name := eliminated.cheapest(FEW):
+            eliminated.eliminate(name)
         else:
-            name = max(made.additions, key=lambda name: luck[name] * len(made.core.pairs[name]) ** 2)
-            made.fix(name, x[name])
-    return made.extend({})
+            name = max(eliminated.additions, key=lambda name: luck[name] * len(eliminated.core.pairs[name]) ** 2)
+            eliminated.fix(name, x[name])
+    return eliminated.extend({})
 
 
 def min_plus(a: Table, b: Table) -> Table:

@@ -134,31 +134,31 @@ class Estimator:
         self.activations = Activations(planner.step)
         self.computes = 1.0  # ratio of a device's compute seconds to the sum over its operators
         self.block = longest_block(planner.layers)
-        self.known: dict[Inner, Outline] = {}
+        self.outlines: dict[Inner, Outline] = {}
         self.impossible: set[Inner] = set()
         self.outline = cache(self._outline)
         self.refine(WHOLE)
 
     def refine(self, inner: Inner) -> bool:
         """Compute the outline of the cheapest choices on a mesh. Returns False if the model cannot be split so."""
-        if inner in self.known or inner in self.impossible:
-            return inner in self.known
+        if inner in self.outlines or inner in self.impossible:
+            return inner in self.outlines
         try:
-            found = self.outlined(inner.book)
+            outline = self.outlined(inner.book)
         except ValueError:
             self.impossible.add(inner)
             return False
         if inner != WHOLE:  # assume that row-independent seconds are divided evenly
-            found = replace(found, once=self.known[WHOLE].split(inner.tp, inner.size).once)
-        self.known[inner] = found
+            outline = replace(outline, once=self.outlines[WHOLE].split(inner.tp, inner.size).once)
+        self.outlines[inner] = outline
         self.outline.cache_clear()
         return True
 
     def by_rows(self) -> None:
         """Find the seconds that do not depend on the rows of a microbatch."""
         with suppress(ValueError):  # this number of devices does not fill whole nodes
-            if self.rows > 1 and self.known[WHOLE].once == (Sums(), Sums()):
-                self.known[WHOLE] = self.known[WHOLE].by_rows(self.outlined(Textbook(self.rows)), self.rows)
+            if self.rows > 1 and self.outlines[WHOLE].once == (Sums(), Sums()):
+                self.outlines[WHOLE] = self.outlines[WHOLE].by_rows(self.outlined(Textbook(self.rows)), self.rows)
                 self.outline.cache_clear()
 
     def on(self, cluster: Cluster) -> Estimator:
@@ -173,26 +173,26 @@ class Estimator:
         return outline_of(planner, planner.textbook(book), self.activations)
 
     def _outline(self, inner: Inner) -> Outline:
-        if inner in self.known:
-            return self.known[inner]
-        whole, like = self.known[WHOLE], self.alike(inner)
-        found = whole.split(inner.tp, inner.size)
-        sent = back = self.least_sent(found, inner)
+        if inner in self.outlines:
+            return self.outlines[inner]
+        whole, like = self.outlines[WHOLE], self.alike(inner)
+        outline = whole.split(inner.tp, inner.size)
+        sent = back = self.least_sent(outline, inner)
         if like:
-            other, ideal = self.known[like], whole.split(like.tp, like.size)
+            other, ideal = self.outlines[like], whole.split(like.tp, like.size)
             least = self.least_sent(ideal, like)
-            found, sent, back = (
-                found.scaled(other, ideal),
+            outline, sent, back = (
+                outline.scaled(other, ideal),
                 sent * other.layers.sent / least,
                 back * other.layers.back / least,
             )
-        return replace(found, layers=replace(found.layers, sent=sent, back=back))
+        return replace(outline, layers=replace(outline.layers, sent=sent, back=back))
 
     def alike(self, inner: Inner) -> Inner | None:
         """The mesh nearest in size with an outline of its own and the same axes; None if there is none."""
-        known = [other for other in self.known if axes_of(other) == axes_of(inner)]
+        similar = [other for other in self.outlines if axes_of(other) == axes_of(inner)]
         return min(
-            known,
+            similar,
             key=lambda other: sum(abs(log2(a / b)) for a, b in zip(other[:3], inner[:3], strict=True)),
             default=None,
         )
@@ -230,13 +230,13 @@ class Estimator:
         """Bytes of the fullest device, by kind. sharded: share of the parameters that ZeRO leaves on a device."""
         inner, zero = plans.inner, plans.zero
         saved, beside_saved = (
-            np.where(plans.attention, s.held - s.scores, np.where(plans.again, s.kept, s.held))
+            np.where(plans.attention, s.activations - s.scores, np.where(plans.again, s.boundaries, s.activations))
             for s in (o.layers, o.beside)
         )
         # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
         in_layers = rows * share * np.where(plans.again & (not inner.sp), inner.tp, 1) * saved
         first, last = most_in_flight(plans)
-        repeated = rows * (o.layers.held - saved) / o.depth
+        repeated = rows * (o.layers.activations - saved) / o.depth
         gathered = np.where(zero == 3, o.layers.params / o.depth, 0.0)  # a layer
         waits = (plans.count > 1) | (plans.devices > 1) | self.planner.problem.coupled
         return {

@@ -45,15 +45,15 @@ class Experts:
                 edges[edge.tensor[0]].append(edge)
         for label, o in problem.operators.items():
             if o.kind == "param" and len(o.outputs[0].shape) == 3:
-                views, found = _views(label, problem, edges), {}
+                views, factors = _views(label, problem, edges), {}
                 for edge in (edge for view in views for edge in edges[view]):
                     reader = problem.operators[edge.reader]
                     if reader.target is aten.bmm.default or edge.operand in FUSED.get(reader.target, ()):
-                        found[edge.reader] = reader.rule.inputs[edge.operand][0][0]
-                if found:
+                        factors[edge.reader] = reader.rule.inputs[edge.operand][0][0]
+                if factors:
                     self.matrices |= views
                     self.shapes.add(o.outputs[0].shape)
-                    self.factors |= found
+                    self.factors |= factors
 
     def updates(self, o: Operator) -> bool:
         """Whether an operator belongs to the update of experts, judged by the shapes of its operands and outputs."""
@@ -86,9 +86,9 @@ def node_size(problem: Problem, operators: Mapping[str, Choices], mesh: Mesh, cl
 
 def _views(label: str, problem: Problem, edges: dict[str, list[Edge]]) -> set[str]:
     """The labels of a parameter and of its views and casts."""
-    found, todo = {label}, [label]
+    labels, todo = {label}, [label]
     while todo:
-        new = {edge.reader for edge in edges[todo.pop()]} & problem.weights - found
-        found |= new
+        new = {edge.reader for edge in edges[todo.pop()]} & problem.weights - labels
+        labels |= new
         todo += new
-    return found
+    return labels

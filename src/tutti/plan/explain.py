@@ -56,23 +56,27 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _predicted(made: Prediction) -> list[str]:
-    bubble = f", {seconds(made.bubble_seconds)} for the pipeline" if made.bubble_seconds else ""
-    hidden = f" ({seconds(made.hidden_seconds)} of it hidden)" if made.hidden_seconds > 1e-9 else ""
-    level = f" at {made.level}" if made.level else ""
-    peak = f"of the {made.peak_dtype} peak" if made.peak_dtype else "of peak"
+def _predicted(prediction: Prediction) -> list[str]:
+    bubble = f", {seconds(prediction.bubble_seconds)} for the pipeline" if prediction.bubble_seconds else ""
+    hidden = f" ({seconds(prediction.hidden_seconds)} of it hidden)" if prediction.hidden_seconds > 1e-9 else ""
+    level = f" at {prediction.level}" if prediction.level else ""
+    peak = f"of the {prediction.peak_dtype} peak" if prediction.peak_dtype else "of peak"
     lines = [
-        f"predicted step   {seconds(made.step_seconds)}{level}: {seconds(made.compute_seconds)} computing, "
-        f"{seconds(made.communication_seconds)} waiting for communication{hidden}{bubble}; "
-        f"{100 * made.fraction_of_peak:.3g} % {peak}",
-        f"predicted memory {size(made.peak_bytes)} per device"
-        + "".join(f"{',' if i else ':'} {kind} {size(n)}" for i, (kind, n) in enumerate(_largest(made.bytes_by_kind))),
-        f"sent per step    {size(made.communication_bytes)} by each device",
+        f"predicted step   {seconds(prediction.step_seconds)}{level}: {seconds(prediction.compute_seconds)} computing, "
+        f"{seconds(prediction.communication_seconds)} waiting for communication{hidden}{bubble}; "
+        f"{100 * prediction.fraction_of_peak:.3g} % {peak}",
+        f"predicted memory {size(prediction.peak_bytes)} per device"
+        + "".join(
+            f"{',' if i else ':'} {kind} {size(n)}" for i, (kind, n) in enumerate(_largest(prediction.bytes_by_kind))
+        ),
+        f"sent per step    {size(prediction.communication_bytes)} by each device",
     ]
-    if made.bytes_by_tier:
-        there = ", ".join(f"{size(count)} on the {tier}" for tier, count in made.bytes_by_tier.items())
-        lines.append(f"other tiers      {there} per device; {seconds(made.transfer_seconds)} waiting for transfers")
-    rows = [(kind, str(count), size(sent)) for kind, (count, sent) in sorted(made.collectives.items())]
+    if prediction.bytes_by_tier:
+        there = ", ".join(f"{size(count)} on the {tier}" for tier, count in prediction.bytes_by_tier.items())
+        lines.append(
+            f"other tiers      {there} per device; {seconds(prediction.transfer_seconds)} waiting for transfers"
+        )
+    rows = [(kind, str(count), size(sent)) for kind, (count, sent) in sorted(prediction.collectives.items())]
     return [*lines, *_table(rows, "  ")]
 
 
@@ -89,10 +93,10 @@ def _tiers(tiers: Mapping[str, str]) -> list[str]:
 
 
 def _by_stage(plan: Plan) -> list[tuple[int, list[str]]]:
-    found: dict[int, list[str]] = defaultdict(list)
+    names: dict[int, list[str]] = defaultdict(list)
     for name, stage in plan.stages.items():
-        found[stage].append(name)
-    return sorted(found.items())
+        names[stage].append(name)
+    return sorted(names.items())
 
 
 def _equal_stages(plan: Plan) -> list[list[tuple[int, list[str]]]]:
@@ -143,9 +147,9 @@ def _ranges(names: list[str]) -> str:
 
 
 def _largest(kinds) -> list[tuple[str, int]]:
-    told = sorted(((kind, n) for kind, n in kinds.items() if n), key=lambda item: -item[1])
-    rest = sum(n for _, n in told[LARGEST:])
-    return told[:LARGEST] + ([("other", rest)] if rest else [])
+    ordered = sorted(((kind, n) for kind, n in kinds.items() if n), key=lambda item: -item[1])
+    rest = sum(n for _, n in ordered[LARGEST:])
+    return ordered[:LARGEST] + ([("other", rest)] if rest else [])
 
 
 def _layouts(plan: Plan) -> list[str]:

@@ -36,12 +36,12 @@ class Flat:
             search.deadline = SHARE * search.budget
         count = search.accumulate or (1 if search.fastest is None else search.best_of_all.accumulate)
         while count and not (search.late and search.fastest is not None):
-            found = list(self.look(search.planner(count)))
-            search.candidates += found
+            candidates = list(self.look(search.planner(count)))
+            search.candidates += candidates
             if not search.candidates and search.impossible:
                 raise search.impossible
-            search.consider(found)
-            count = self.more(count, found)
+            search.consider(candidates)
+            count = self.more(count, candidates)
         if search.fastest is not None:
             self.deeper()
 
@@ -88,17 +88,17 @@ class Flat:
         if search.mesh:
             return [search.mesh]
         n = search.cluster.size
-        found: list[Mesh] = [Textbook(n // k, k).mesh for k in range(1, n + 1) if n % k == 0]
+        all_meshes: list[Mesh] = [Textbook(n // k, k).mesh for k in range(1, n + 1) if n % k == 0]
         if n > 1 and not planner.pins:
-            found.pop()  # the same single axis under another name
+            all_meshes.pop()  # the same single axis under another name
         pinned = {axis for axes in planner.pins.values() for axis in axes}
-        kept = [mesh for mesh in found if pinned <= set(mesh)]
-        if not kept:
+        with_pins = [mesh for mesh in all_meshes if pinned <= set(mesh)]
+        if not with_pins:
             raise ValueError(
                 f"no mesh of {n} devices has all the axes that pins name, {sorted(pinned)}; without a given mesh the "
                 "axes are 'dp' and 'tp'"
             )
-        return kept
+        return with_pins
 
     def more(self, count: int, candidates: Sequence[Candidate]) -> int:
         """The next number of microbatches to try; 0 if there is none."""

@@ -15,31 +15,31 @@ from tutti.plan.layout import Split
 from tutti.plan.problem import Problem, Tensor
 
 
-def follow(problem: Problem, given: Mapping[Tensor, Split], size: int) -> dict[str, Choice]:
-    """The choices by label, for an axis of this size and given splits of some tensors. None splits two factors at once
+def follow(problem: Problem, tensor_splits: Mapping[Tensor, Split], size: int) -> dict[str, Choice]:
+    """The choices by label, for an axis of this size and splits of some tensors. None splits two factors at once
     (`t&e`): experts would follow tokens."""
-    known, found = dict(given), {}
+    splits, choices = dict(tensor_splits), {}
     read: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
     for edge in problem.edges:
         if edge.operand >= 0:
             read[edge.reader].append((edge.operand, edge.tensor))
     for _ in range(2):  # operators that read the output of a folded layer need a second pass
         for label, o in problem.operators.items():
-            held = [(i, known[tensor]) for i, tensor in read[label] if tensor in known]
-            if not held or label in found:
+            read_splits = [(i, splits[tensor]) for i, tensor in read[label] if tensor in splits]
+            if not read_splits or label in choices:
                 continue
             best, most = None, (0, 0)
             for choice in candidates(o.rule, problem.cuts[label], size):
                 if choice.also:
                     continue
                 outputs = [output_placement(o.rule, choice, i) for i in range(len(o.rule.outputs))]
-                matched = sum(input_placement(o.rule, choice, i) == split for i, split in held)
+                matched = sum(input_placement(o.rule, choice, i) == split for i, split in read_splits)
                 score = matched, sum(isinstance(p, Split) for p in outputs)
                 if matched and score > most:
                     best, most = choice, score
             if best:
-                found[label] = best
+                choices[label] = best
                 for i in range(len(o.rule.outputs)):
                     if isinstance(placement := output_placement(o.rule, best, i), Split):
-                        known[label, i] = placement
-    return found
+                        splits[label, i] = placement
+    return choices

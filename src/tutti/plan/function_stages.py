@@ -26,34 +26,34 @@ from tutti.ir.step_graph import FORWARD, UPDATE
 from tutti.plan.reads import Reads, check_names, covering
 
 
-def function_stages(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int]) -> dict[fx.Node, int]:
+def function_stages(reads: Reads, named: Mapping[str, int], placed: Mapping[str, int]) -> dict[fx.Node, int]:
     """The stage of every call that is not copied, and of every input that has a home. Arguments as for `stages_of`.
 
     Raises ValueError if a name covers nothing.
     """
-    return _Stages(reads, named, kept).found
+    return _Stages(reads, named, placed).stages
 
 
 class _Stages:
-    """found: the stage of each node. present: the stages that have each value. state: the home of the stored tensors
+    """stages: the stage of each node. present: the stages that have each value. state: the home of the stored tensors
     that each update node depends on."""
 
-    def __init__(self, reads: Reads, named: Mapping[str, int], kept: Mapping[str, int]):
+    def __init__(self, reads: Reads, named: Mapping[str, int], placed: Mapping[str, int]):
         self.reads, step = reads, reads.step
         used = {node: key for node in reads.calls if (key := covering(node, named)) is not None}
         check_names(named, used.values())
         self.named = {node: named[key] for node, key in used.items()}
-        self.found: dict[fx.Node, int] = {}
+        self.stages: dict[fx.Node, int] = {}
         self.present: dict[fx.Node, set[int]] = defaultdict(set)
         self.state: dict[fx.Node, int] = {}
         self.computed: dict[str, int] = {}  # stages by the name of a call
-        stored = {name: node for name, node in step.inputs.items() if name not in reads.given}
+        stored = {name: node for name, node in step.inputs.items() if name not in reads.everywhere}
         # what an input shares its home with: state with its parameter
         self.owner = {x: step.inputs.get(f"param:{name.partition(':')[2]}", x) for name, x in stored.items()}
         self.members: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         for x, owner in self.owner.items():
             self.members[owner].append(x)
-        self.homes({self.owner[stored[name]]: stage for name, stage in kept.items() if name in stored})
+        self.homes({self.owner[stored[name]]: stage for name, stage in placed.items() if name in stored})
         first: dict[fx.Node, int] = {}
         for node, stage in self.named.items():
             for x in reads.of(node) if node.meta["phase"] != UPDATE else ():
@@ -67,8 +67,8 @@ class _Stages:
         """Set the homes of the inputs that have none yet."""
         for owner, stage in stages.items():
             for x in self.members[owner]:
-                if x not in self.found:
-                    self.found[x] = self.state[x] = stage
+                if x not in self.stages:
+                    self.stages[x] = self.state[x] = stage
                     self.present[x].add(stage)
 
     def calls(self) -> None:
@@ -81,14 +81,14 @@ class _Stages:
             for x in self.reads.of(node):
                 readers[_maker(x)].append(node)
         for node in reversed(calls):
-            if node not in self.found and _maker(node) is node:
-                self.put(node, min((self.found[n] for n in readers[node] if n in self.found), default=0))
+            if node not in self.stages and _maker(node) is node:
+                self.put(node, min((self.stages[n] for n in readers[node] if n in self.stages), default=0))
         for node in calls:  # outputs of random operators
-            if node not in self.found:
-                self.put(node, self.found[_maker(node)])
+            if node not in self.stages:
+                self.put(node, self.stages[_maker(node)])
 
     def put(self, node: fx.Node, stage: int) -> None:
-        self.found[node] = self.computed[node.meta["name"]] = stage
+        self.stages[node] = self.computed[node.meta["name"]] = stage
         self.present[node].add(stage)
         for x in self.reads.of(node):
             self.homes({self.owner[x]: stage} if x in self.owner else {})
@@ -98,7 +98,7 @@ class _Stages:
         """The stage of a call whose operands have theirs. None if it has no operands."""
         phase, named = node.meta["phase"], self.named.get(node)
         if _maker(node) is not node:
-            return self.found.get(_maker(node))
+            return self.stages.get(_maker(node))
         if (again := self.computed.get(node.meta.get("recompute", ""))) is not None:
             return again
         read = [x for x in self.reads.of(node) if self.present[x]]
@@ -111,13 +111,13 @@ class _Stages:
 
     def nearest(self, read: Sequence[fx.Node]) -> int:
         """The stage that lacks the fewest bytes of some values; of several the one that made most, then the last."""
-        lacks, made = Counter[int](), Counter[int]()
+        lacks, computed = Counter[int](), Counter[int]()
         stages = {stage for x in read for stage in self.present[x]}
         for x in read:
             size = sum(spec.bytes for spec in flat(x.meta["val"]))
-            made[self.found[x]] += size
+            computed[self.stages[x]] += size
             lacks.update(dict.fromkeys(stages - self.present[x], size))
-        return min(stages, key=lambda stage: (lacks[stage], -made[stage], -stage))
+        return min(stages, key=lambda stage: (lacks[stage], -computed[stage], -stage))
 
 
 def _maker(node: fx.Node) -> fx.Node:

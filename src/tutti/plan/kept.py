@@ -23,19 +23,19 @@ class Version:
 
     source: str
     reader: str
-    held: int
+    saved: int
     passing: int
-    made: np.ndarray
+    produced: np.ndarray
     read: np.ndarray
     parts: np.ndarray
 
     def bytes(self, source, reader, size: int | None = None) -> np.ndarray:
         """Bytes for these states of the two variables. size: by default the sum of kept and temporary bytes."""
-        moved = (self.made[source][:, None, :] != self.read[reader][None, :, :]).any(-1)
-        return moved * ((self.held + self.passing if size is None else size) / self.parts[reader])
+        moved = (self.produced[source][:, None, :] != self.read[reader][None, :, :]).any(-1)
+        return moved * ((self.saved + self.passing if size is None else size) / self.parts[reader])
 
 
-class Kept:
+class MemoryTables:
     """Tables of bytes by variable and state.
 
     inputs: stored tensors. activations: what the forward pass keeps for the backward pass. gradients: what the backward
@@ -56,28 +56,30 @@ class Kept:
         """Count `size` bytes in these layouts, one for each state of a variable."""
         table[name] = table.get(name, 0) + size / self.parts(layouts)
 
-    def version(self, source: str, reader: str, held: int, passing: int, made: np.ndarray, read: np.ndarray) -> None:
-        """Count the result of a move between two variables: one is temporary, and `held` bytes are kept."""
-        self.versions.append(Version(source, reader, held, passing, made, read, self.parts(read)))
+    def version(
+        self, source: str, reader: str, saved: int, passing: int, produced: np.ndarray, read: np.ndarray
+    ) -> None:
+        """Count the result of a move between two variables: one is temporary, and `saved` bytes are kept."""
+        self.versions.append(Version(source, reader, saved, passing, produced, read, self.parts(read)))
 
     def charge(self, network: Network, price: float) -> None:
         """Add a price per byte to the costs of a network."""
         for table, times in self._tables():
-            for name, held in table.items():
-                network.add(name, price * times * held)
+            for name, sizes in table.items():
+                network.add(name, price * times * sizes)
         for move in self.versions:
             network.join(move.source, move.reader, price * move.bytes(ALL, ALL))
 
     def total(self, states: Mapping[str, int]) -> tuple[float, float]:
         """The bytes that some states keep: at most at once, and all that `charge` counts."""
         inputs, activations, gradients = (
-            times * sum(held[states[name]] for name, held in table.items()) for table, times in self._tables()
+            times * sum(saved[states[name]] for name, saved in table.items()) for table, times in self._tables()
         )
         moved = [(move, *(np.atleast_1d(states[x]) for x in (move.source, move.reader))) for move in self.versions]
         versions = sum(move.bytes(s, t).item() for move, s, t in moved)
         passing = sum(move.bytes(s, t, move.passing).item() for move, s, t in moved)
-        held = activations + versions - passing
-        at_once = inputs + (held + gradients if self.accumulates else max(held, gradients))
+        saved = activations + versions - passing
+        at_once = inputs + (saved + gradients if self.accumulates else max(saved, gradients))
         return float(at_once), float(inputs + activations + gradients + versions)
 
     def _tables(self) -> tuple[tuple[dict[str, np.ndarray], float], ...]:

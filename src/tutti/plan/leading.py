@@ -98,13 +98,13 @@ class Leading:
     def limits(self, counts: tuple[int, ...]) -> Limits:
         search, planner = self.of, self.estimator.planner
         shapes = Experts(planner.problem).shapes
-        whole = self.estimator.known[WHOLE]
+        whole = self.estimator.outlines[WHOLE]
         norms = (o.outputs[0].shape for o in planner.problem.operators.values() if "norm" in str(o.target))
         stages = len(planner.layers) - len(planner.layers.inside)
         return Limits(self.cluster.size, self.cluster.levels[0][0], search.batch, counts, whole.depth, stages,
                       self.estimator.block, min((shape[0] for shape in shapes), default=0),
                       any(len(shape) == 3 for shape in norms),
-                      whole.layers.scores > MATTERS * whole.layers.held)  # fmt: skip
+                      whole.layers.scores > MATTERS * whole.layers.activations)  # fmt: skip
 
     @property
     def needed(self) -> bool:
@@ -140,7 +140,7 @@ class Leading:
         budget does not allow that."""
         search, (book, count) = self.of, self.entries[i]
         inner = Inner.of(book)
-        if inner not in self.estimator.known:
+        if inner not in self.estimator.outlines:
             search.progress(f"estimating plans with {inner.book} inside")
             search.work.price(len(self.estimator.planner.problem.operators))
             self.refine(inner)
@@ -200,7 +200,7 @@ class Leading:
             factor, share = (LATER, 1.0) if fastest is not None else (FIRST, CAUTION)
             quick = fits & self.quick & (seconds < factor * seconds[fits].min()) & (size <= share * room)
             fits = quick if quick.any() else fits
-            if fastest is None and len(self.estimator.known) >= OUTLINES and (fits & self.outlined).any():
+            if fastest is None and len(self.estimator.outlines) >= OUTLINES and (fits & self.outlined).any():
                 fits = fits & self.outlined
         return int(np.argmin(np.where(fits, seconds, np.inf)))
 
@@ -246,13 +246,13 @@ class Leading:
         except ValueError as error:  # for example, the batch does not divide or the layers cannot be cut there
             search.impossible = search.impossible or error
             return
-        made = plan.predicted
+        prediction = plan.predicted
         self.missed += not search.fits(plan)
         if not self.corrections:  # fusion makes computation faster than the sum of its operators
             computing = self.estimator.of(Columns.of([(book, count)])).computing[0]
-            self.estimator.computes = min(1.0, made.compute_seconds / computing)
+            self.estimator.computes = min(1.0, prediction.compute_seconds / computing)
             judged = np.arange(len(self.entries)) == i
             self.estimate(self.open | judged)
         self.corrections[sort_of(book)] = Correction(
-            made.step_seconds / self.seconds[i], made.peak_bytes / self.bytes[i] / SURE
+            prediction.step_seconds / self.seconds[i], prediction.peak_bytes / self.bytes[i] / SURE
         )

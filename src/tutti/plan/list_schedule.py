@@ -32,7 +32,9 @@ def listed(
 
 
 @lru_cache(maxsize=64)
-def found(place: Sequence[int], microbatches: int, most: int, durations: Durations) -> tuple[tuple[Slot, ...], ...]:
+def best_listed(
+    place: Sequence[int], microbatches: int, most: int, durations: Durations
+) -> tuple[tuple[Slot, ...], ...]:
     """The slots of the order that ends first, among several."""
 
     def tried() -> Iterator[tuple[tuple[Slot, ...], ...]]:

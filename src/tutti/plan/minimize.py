@@ -51,10 +51,10 @@ def minimize(network: Network, seconds: float = 60.0, close: float = CLOSE, work
     Raises ValueError if every assignment is impossible.
     """
     work = work or Work()
-    found = _minimize(network, work, work.seconds + seconds, close)
-    if found.cost >= NEVER / 2:
+    solution = _minimize(network, work, work.seconds + seconds, close)
+    if solution.cost >= NEVER / 2:
         raise ValueError("no combination of choices is possible")
-    return found
+    return solution
 
 
 def _minimize(network: Network, work: Work, deadline: float, close: float) -> Solution:
@@ -77,17 +77,17 @@ def _minimize(network: Network, work: Work, deadline: float, close: float) -> So
         stalled = before - (cost - bound) < (cost - bound) / PATIENT
         if stalled and not late:  # perhaps the assignment is far from optimal: try states near the bound
             for share in NEAR:
-                near = _kept(least, bound + share * (cost - bound), best)
+                near = _within_bound(least, bound + share * (cost - bound), best)
                 if _entries(core, near) <= SMALL:
                     best, cost = _cheaper(core, best, _among(core, near, work, deadline, close).states, draw)
                     break
-        kept = _kept(least, cost, best)
-        entries, whole = _entries(core, kept), _entries(core, {})
+        within_bound = _within_bound(least, cost, best)
+        entries, whole = _entries(core, within_bound), _entries(core, {})
         stalls += stalled
         if late or (stalls >= STALLS and entries > LARGE and 4 * entries > whole):
             break
         if entries <= SMALL or (stalled and entries <= LARGE) or 4 * entries < whole:
-            rest = _among(core, kept, work, deadline, close)
+            rest = _among(core, within_bound, work, deadline, close)
             best, cost = _cheaper(core, best, rest.states, draw)
             bound = min(cost, max(bound, rest.bound))
             break
@@ -95,9 +95,9 @@ def _minimize(network: Network, work: Work, deadline: float, close: float) -> So
     return Solution(states, network.cost(states), min(bound, cost) + smaller.constant)
 
 
-def _among(core: Network, kept: Mapping[str, Table], work: Work, deadline: float, close: float) -> Solution:
+def _among(core: Network, state_indices: Mapping[str, Table], work: Work, deadline: float, close: float) -> Solution:
     """The cheapest assignment found among these states."""
-    network = core.restricted(kept)
+    network = core.restricted(state_indices)
     if _entries(network, {}) > SMALL and 4 * _entries(network, {}) < _entries(core, {}):
         rest = _minimize(network, work, deadline, close)
     else:
@@ -105,19 +105,19 @@ def _among(core: Network, kept: Mapping[str, Table], work: Work, deadline: float
         states, bound = solve(network, close)
         states = states or dict.fromkeys(network.unary, 0)
         rest = Solution(states, network.cost(states), bound)
-    return Solution({name: int(kept[name][s]) for name, s in rest.states.items()}, rest.cost, rest.bound)
+    return Solution({name: int(state_indices[name][s]) for name, s in rest.states.items()}, rest.cost, rest.bound)
 
 
-def _kept(least: Mapping[str, Table], below: float, best: Mapping[str, int]) -> dict[str, Table]:
+def _within_bound(least: Mapping[str, Table], below: float, best: Mapping[str, int]) -> dict[str, Table]:
     """The states that can be part of an assignment that costs less than `below`, and those of the best assignment."""
     below -= CLOSE * abs(below)
     return {name: np.union1d(np.flatnonzero(costs < below), [best[name]]) for name, costs in least.items()}
 
 
-def _entries(core: Network, kept: Mapping[str, Table]) -> int:
+def _entries(core: Network, states: Mapping[str, Table]) -> int:
     """The total size of the tables of pairs, restricted to these states."""
-    states = {name: len(kept.get(name, costs)) for name, costs in core.unary.items()}
-    return sum(states[u] * states[v] for u, v in core.edges())
+    counts = {name: len(states.get(name, costs)) for name, costs in core.unary.items()}
+    return sum(counts[u] * counts[v] for u, v in core.edges())
 
 
 def _cheaper(

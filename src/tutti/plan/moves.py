@@ -40,7 +40,7 @@ class Moves:
         self.mesh, self.price = mesh, price
         self.axes = list(mesh.items())
         self.kinds = np.zeros((0, 0), dtype=np.int8)
-        self.known: dict[tuple, float] = {}
+        self.prices_of: dict[tuple, float] = {}
 
     def table(self, source: np.ndarray, target: np.ndarray, size: int) -> np.ndarray:
         """Seconds of the move from each layout in `source` (n, axes) to each in `target` (m, axes), of shape (n, m).
@@ -105,13 +105,13 @@ class Moves:
 
     def _prices(self, kind: str, axis: str, size: int, parts: np.ndarray) -> np.ndarray:
         """Seconds for a tensor of `size` bytes in each of these numbers of parts."""
-        found = np.bincount(parts)  # few distinct numbers of parts, many moves
-        prices = np.zeros(len(found))
-        for n in np.flatnonzero(found):
+        frequency = np.bincount(parts)  # few distinct numbers of parts, many moves
+        prices = np.zeros(len(frequency))
+        for n in np.flatnonzero(frequency):
             key = kind, axis, size / n
-            if key not in self.known:
-                self.known[key] = self.price(kind, axis, int(size / n))
-            prices[n] = self.known[key]
+            if key not in self.prices_of:
+                self.prices_of[key] = self.price(kind, axis, int(size / n))
+            prices[n] = self.prices_of[key]
         return prices[parts]
 
     def _learn(self) -> None:

@@ -37,8 +37,8 @@ class Network:
         if u == v:
             self.add(u, np.diagonal(costs))
         else:
-            known = self.pairs[u].get(v)
-            self.set(u, v, costs if known is None else known + costs)
+            before = self.pairs[u].get(v)
+            self.set(u, v, costs if before is None else before + costs)
 
     def set(self, u: str, v: str, costs: Table) -> None:
         self.pairs[u][v], self.pairs[v][u] = costs, costs.T
@@ -61,13 +61,13 @@ class Network:
         total = sum(costs[x[name]] for name, costs in self.unary.items())
         return float(total + sum(self.pairs[u][v][x[u], x[v]] for u, v in self.edges()))
 
-    def restricted(self, kept: Mapping[str, np.ndarray]) -> Network:
+    def restricted(self, states: Mapping[str, np.ndarray]) -> Network:
         """The network with only the given states (indices) of each named variable."""
         network = Network()
         for name, costs in self.unary.items():
-            network.add(name, costs[kept[name]] if name in kept else costs)
+            network.add(name, costs[states[name]] if name in states else costs)
         for u, v in self.edges():
             table = self.pairs[u][v]
-            table = table[kept[u]] if u in kept else table
-            network.set(u, v, table[:, kept[v]] if v in kept else table)
+            table = table[states[u]] if u in states else table
+            network.set(u, v, table[:, states[v]] if v in states else table)
         return network

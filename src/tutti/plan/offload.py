@@ -41,8 +41,8 @@ class Offload:
         search = self.of
         if search.fastest is not None or not search.cluster.device.outside.memory:
             return
-        known = [plan for plan in search.plans if not plan.tiers]
-        fastest = sorted(known, key=lambda p: p.predicted.step_seconds)
+        on_device = [plan for plan in search.plans if not plan.tiers]
+        fastest = sorted(on_device, key=lambda p: p.predicted.step_seconds)
         smallest = sorted(fastest[MOST:], key=lambda p: p.predicted.peak_bytes)[:1]
         for plan in [*fastest[:MOST], *smallest]:
             if search.late:
@@ -56,21 +56,21 @@ class Offload:
         device = search.cluster.device
         things, pairs = things_of(planner.step, plan, device, self.activations(planner))
         wanted, last = 0.0, None
-        made = plan
+        offloaded = plan
         for _ in range(TRIES):
-            wanted += MARGIN * (made.predicted.peak_bytes - search.memory)
+            wanted += MARGIN * (offloaded.predicted.peak_bytes - search.memory)
             away = place(things, pairs, wanted)
             if away == last or search.late:
                 return
             last = away
             tiers = {label: device.outer for i in sorted(away) for label in things[i].name.split("\n")}
             search.progress(f"{plan.name} with {len(tiers)} kinds of tensors on the {device.outer}")
-            made = search.judgement(plan.replace(tiers=tiers, name=f"{plan.name}xoffload"))
-            if search.fits(made):
+            offloaded = search.judgement(plan.replace(tiers=tiers, name=f"{plan.name}xoffload"))
+            if search.fits(offloaded):
                 return
 
 
-def things_of(step: StepGraph, plan: Plan, device: Device, found: Activations) -> tuple[list[Thing], Pairs]:
+def things_of(step: StepGraph, plan: Plan, device: Device, activations: Activations) -> tuple[list[Thing], Pairs]:
     """The tensors that can be offloaded: parameters and their optimizer state by label, and results of the forward
     pass. The name of a thing lists its labels, one per line."""
     sizes: dict[str, int] = defaultdict(int)
@@ -101,7 +101,7 @@ def things_of(step: StepGraph, plan: Plan, device: Device, found: Activations) -
         things.append(param)
         pairs[at, at + 1] = own / outside.link  # the new parameter is sent back
         pairs[at + 1, at] = 2 * state / outside.link  # the state is sent to the update and back
-    for label in sorted(found.needed):
-        count = found.bytes[label] // devices(plan.inner)
+    for label in sorted(activations.needed):
+        count = activations.bytes[label] // devices(plan.inner)
         things.append(Thing(label, count, 2 * runs * count / outside.link))
     return things, pairs

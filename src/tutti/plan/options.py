@@ -22,7 +22,7 @@ from tutti.plan.problem import Operator
 CODES: dict[Placement, int] = {R: 0}  # placement -> code, for all placements so far
 PLACEMENTS: list[Placement] = [R]
 
-Given = Mapping[str, Mapping[str, Placement]]
+Required = Mapping[str, Mapping[str, Placement]]
 Allowed = Callable[[Operator, str, Sequence[Choice | None]], Sequence[Choice | None]]
 
 
@@ -48,9 +48,9 @@ class Options:
 class OptionTable:
     """Options of operators on one mesh.
 
-    allowed: given an operator, an axis and all its legal choices (None: compute the full operator), returns the choices
+    allowed: for an operator, an axis and all its legal choices (None: compute the full operator), returns the choices
         to consider.
-    given: required layouts of inputs, by label and axis.
+    required: layouts of inputs, by label and axis.
     in_order: axes that nest only as in the mesh where they split the same factor of a computed value.
 
     Raises ValueError if an input cannot have its required layout.
@@ -58,11 +58,11 @@ class OptionTable:
 
     def __init__(
         self, mesh: Mesh, cuts: Mapping[str, Mapping[str, set[Position]]], allowed: Allowed | None = None,
-        given: Given | None = None, in_order: Collection[str] = (),
+        required: Required | None = None, in_order: Collection[str] = (),
     ):  # fmt: skip
-        self.mesh, self.cuts, self.allowed, self.given = mesh, cuts, allowed, given or {}
+        self.mesh, self.cuts, self.allowed, self.required = mesh, cuts, allowed, required or {}
         self.in_order = in_order
-        self.known: dict[tuple, Options] = {}
+        self.cache: dict[tuple, Options] = {}
 
     def __getitem__(self, o: Operator) -> Options:
         per_axis = []
@@ -72,24 +72,26 @@ class OptionTable:
             per_axis.append(tuple(self.allowed(o, axis, choices) if self.allowed and k > 1 else choices))
         fixed = () if o.is_input else self.in_order
         key = (o.rule.notation, o.rule.inputs, tuple(sorted(o.rule.sizes.items())), tuple(per_axis), bool(fixed))
-        if key not in self.known:
-            made = self._make(o.rule, per_axis, fixed)  # choices allowed for each axis may not be legal together
-            self.known[key] = made if len(made) else self._make(o.rule, [(*legal, None) for legal in per_axis], fixed)
-        return self._as_given(self.known[key], o)
+        if key not in self.cache:
+            options = self._make(o.rule, per_axis, fixed)  # choices allowed for each axis may not be legal together
+            self.cache[key] = (
+                options if len(options) else self._make(o.rule, [(*legal, None) for legal in per_axis], fixed)
+            )
+        return self._as_required(self.cache[key], o)
 
-    def _as_given(self, options: Options, o: Operator) -> Options:
+    def _as_required(self, options: Options, o: Operator) -> Options:
         """The options in which an input has its required layout. Nested axes may have changed it."""
-        if o.label not in self.given:
+        if o.label not in self.required:
             return options
         axes = list(self.mesh)
-        wanted = [(axes.index(axis), code(p)) for axis, p in self.given[o.label].items() if self.mesh[axis] > 1]
-        kept = [i for i, codes in enumerate(options.outputs[0]) if all(codes[a] == c for a, c in wanted)]
-        if not kept:
-            shown = ", ".join(f"{axis}: {placement}" for axis, placement in self.given[o.label].items())
+        wanted = [(axes.index(axis), code(p)) for axis, p in self.required[o.label].items() if self.mesh[axis] > 1]
+        fitting = [i for i, codes in enumerate(options.outputs[0]) if all(codes[a] == c for a, c in wanted)]
+        if not fitting:
+            shown = ", ".join(f"{axis}: {placement}" for axis, placement in self.required[o.label].items())
             raise ValueError(
                 f"{o.label} of shape {o.outputs[0].shape} cannot be laid out as {shown} on a mesh {dict(self.mesh)}"
             )
-        return Options([options.choices[i] for i in kept], (), (options.outputs[0][kept],))
+        return Options([options.choices[i] for i in fitting], (), (options.outputs[0][fitting],))
 
     def _make(self, rule: Rule, per_axis: list[tuple[Choice | None, ...]], in_order: Collection[str]) -> Options:
         unique: dict[tuple, dict[str, Choice]] = {}
@@ -105,24 +107,24 @@ class OptionTable:
     def _nested(self, taken: dict[str, Choice | None], in_order: Collection[str]) -> list[dict[str, Choice]]:
         """These choices, with axes that split one factor at one position nested in every order. in_order: axes that
         keep that of the mesh among themselves."""
-        given = {axis: choice for axis, choice in taken.items() if choice}
-        places = Counter(place for c in given.values() for place in c.splits)
-        together = [axis for axis, c in given.items() if any(places[place] > 1 for place in c.splits)]
-        found = []
+        chosen = {axis: choice for axis, choice in taken.items() if choice}
+        places = Counter(place for c in chosen.values() for place in c.splits)
+        together = [axis for axis, c in chosen.items() if any(places[place] > 1 for place in c.splits)]
+        nestings = []
         fixed = [axis for axis in together if axis in in_order]
         for order in permutations(together):
             if [axis for axis in order if axis in in_order] != fixed:
                 continue
             choices: dict[str, Choice] = {}
-            for axis in (*(axis for axis in given if axis not in together), *order):
-                choices[axis] = nest(given[axis], choices, self.mesh)
-            found.append({axis: choices[axis] for axis in given})
-        return found
+            for axis in (*(axis for axis in chosen if axis not in together), *order):
+                choices[axis] = nest(chosen[axis], choices, self.mesh)
+            nestings.append({axis: choices[axis] for axis in chosen})
+        return nestings
 
 
 def _codes(rule: Rule, choices: Choices, mesh: Mesh) -> list[int]:
-    found = []
+    codes = []
     for placement, operands in ((input_placement, rule.inputs), (output_placement, rule.outputs)):
         for i in range(len(operands)):
-            found += [code(placement(rule, choices[axis], i)) if axis in choices else 0 for axis in mesh]
-    return found
+            codes += [code(placement(rule, choices[axis], i)) if axis in choices else 0 for axis in mesh]
+    return codes

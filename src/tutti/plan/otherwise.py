@@ -18,7 +18,7 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
 
     Raises ValueError if the pattern matches nothing.
     """
-    found, planner = [], search.planner(plan.accumulate, plan.variant)
+    alternatives, planner = [], search.planner(plan.accumulate, plan.variant)
     for label in covering(pattern, planner.step):
         search.deadline = search.work.seconds + search.budget
         free = planner.inside(plan.pipe).on(plan.inner, without=label)
@@ -30,6 +30,6 @@ def otherwise(search: Search, plan: Plan, pattern: str) -> list[tuple[str, Layou
                 others.append((layout, PipelineCandidate(other, plan.pipe, search.cluster) if plan.stages else other))
         search.deadline = search.work.seconds + search.budget
         others.sort(key=lambda item: item[1].bound)
-        made = [(label, layout, search.fit(candidate, slow=True)) for layout, candidate in others[:SHOWN]]
-        found += [(label, layout, other) for label, layout, other in made if other]
-    return sorted(found, key=lambda item: (item[0], item[2].predicted.step_seconds))
+        fitted = [(label, layout, search.fit(candidate, slow=True)) for layout, candidate in others[:SHOWN]]
+        alternatives += [(label, layout, other) for label, layout, other in fitted if other]
+    return sorted(alternatives, key=lambda item: (item[0], item[2].predicted.step_seconds))

@@ -27,8 +27,9 @@ class Sums:
     sent: seconds of communication in the forward pass; back: in the backward pass.
     params: bytes of parameters; experts: the part of them that belongs to experts.
     state: bytes of optimizer state.
-    held: bytes that the forward pass keeps for the backward pass; kept: the part kept even with recomputation.
-    attention: seconds of attention in the forward pass; scores: the part of `held` that it makes.
+    activations: bytes that the forward pass keeps for the backward pass; boundaries: the part kept even with
+        recomputation of layers.
+    attention: seconds of attention in the forward pass; scores: the part of `activations` that it makes.
     """
 
     forward: float = 0.0
@@ -37,8 +38,8 @@ class Sums:
     params: float = 0.0
     experts: float = 0.0
     state: float = 0.0
-    held: float = 0.0
-    kept: float = 0.0
+    activations: float = 0.0
+    boundaries: float = 0.0
     sent: float = 0.0
     back: float = 0.0
     attention: float = 0.0
@@ -53,7 +54,7 @@ class Sums:
         sparse = self.experts / experts
         share = (dense + sparse) / self.params if self.params else 0.0
         return Sums(self.forward / experts, self.backward / experts, self.update * share, dense + sparse, sparse,
-                    self.state * share, self.held / experts, self.kept / experts, self.sent / experts,
+                    self.state * share, self.activations / experts, self.boundaries / experts, self.sent / experts,
                     self.back / experts, self.attention / experts, self.scores / experts)  # fmt: skip
 
     def scaled(self, other: Sums, ideal: Sums) -> Sums:
@@ -107,10 +108,10 @@ class Outline:
         """Separates the seconds that do not depend on the rows. least: the outline of 1 / `parts` of the batch."""
         once, rest = [], []
         for whole, part in ((self.layers, least.layers), (self.beside, least.beside)):
-            given = {kind: max(0.0, (getattr(part, kind) - getattr(whole, kind) / parts) / (1 - 1 / parts))
+            constant = {kind: max(0.0, (getattr(part, kind) - getattr(whole, kind) / parts) / (1 - 1 / parts))
                      for kind in ("forward", "backward")}  # fmt: skip
-            once.append(Sums(**given))
-            rest.append(replace(whole, **{kind: max(0.0, getattr(whole, kind) - t) for kind, t in given.items()}))
+            once.append(Sums(**constant))
+            rest.append(replace(whole, **{kind: max(0.0, getattr(whole, kind) - t) for kind, t in constant.items()}))
         return replace(self, layers=rest[0], beside=rest[1], once=(once[0], once[1]))
 
     def split(self, parts: int, experts: int) -> Outline:
@@ -135,16 +136,24 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
     layers, beside, largest = Sums(), Sums(), 0.0
     for label, o in problem.operators.items():
         cost, count = costs[label], o.count
-        seconds, moves, held = count * float(cost.seconds), count * float(cost.moves), count * float(cost.held)
+        seconds, moves, activation_bytes = (
+            count * float(cost.seconds),
+            count * float(cost.moves),
+            count * float(cost.activations),
+        )
         if o.is_input:
-            size = count * float(cost.kept)
+            size = count * float(cost.stored)
             param = size if o.kind == "param" else 0.0
             own = Sums(update=seconds, params=param, experts=param if o.outputs[0].shape in shapes else 0.0,
                        state=0.0 if o.kind in STATELESS else size)  # fmt: skip
             path = label.partition(":")[2]
         else:
-            kept = 0.0 if label in inside else held
-            own = Sums(held=held, kept=kept, scores=held if label in attention else 0.0)
+            boundary = 0.0 if label in inside else activation_bytes
+            own = Sums(
+                activations=activation_bytes,
+                boundaries=boundary,
+                scores=activation_bytes if label in attention else 0.0,
+            )
             if o.phase == UPDATE:
                 own = replace(own, update=seconds)
             elif o.phase == FORWARD:
@@ -152,7 +161,7 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
                 own = replace(own, attention=own.forward if label in attention else 0.0)
             else:
                 own = replace(own, backward=seconds - moves, back=moves)
-            largest = max(largest, float(cost.held))
+            largest = max(largest, float(cost.activations))
             path = o.node.meta["path"]
         if in_layer(path):
             layers += own

@@ -60,7 +60,7 @@ def covering(pattern: str, step: StepGraph) -> dict[str, str]:
     sharing: dict[str, list[str]] = {}
     for name in step.names("param"):
         sharing.setdefault(step.inputs[f"param:{name}"].meta["label"], []).append(name)
-    found = {}
+    matched = {}
     for label, same in sharing.items():
         hit = [name for name in same if fnmatchcase(name, pattern) or covers(pattern, name)]
         if hit and len(hit) < len(same):
@@ -68,12 +68,12 @@ def covering(pattern: str, step: StepGraph) -> dict[str, str]:
             raise ValueError(f"{pattern!r} matches {min(hit)!r} but not {missing!r}, which is planned with it; "
                              f"write {label.removeprefix('param:')!r}")  # fmt: skip
         if hit:
-            found[label] = same[0]
-    if not found:
+            matched[label] = same[0]
+    if not matched:
         near = get_close_matches(pattern, [label.removeprefix("param:") for label in sharing], 1, 0.3)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         raise ValueError(f"{pattern!r} matches no parameter{hint}")
-    return found
+    return matched
 
 
 def resolve(pins: Iterable[Pin], step: StepGraph) -> dict[str, dict[str, Split | Replicate]]:

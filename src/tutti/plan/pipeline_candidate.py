@@ -52,7 +52,7 @@ class PipelineCandidate:
         self.candidate, self.pipe, self.cluster, self.planner = candidate, pipe, cluster, candidate.planner
         self.microbatches = candidate.planner.accumulate
         self.schedule = pipe.of(self.microbatches)  # for stages of equal duration
-        self.held = in_flight(self.schedule)
+        self.in_flight = in_flight(self.schedule)
         self.mesh = self.wide(candidate.mesh)
         self.chosen = self.staged(candidate.chosen)
 
@@ -77,18 +77,18 @@ class PipelineCandidate:
             raise ValueError(
                 f"a model of {len(layers)} layers and modules beside them cannot be cut into {count} stages"
             )
-        held = [self.held[d][s] for s, d in enumerate(self.schedule.place)]
-        starts = split(layers, count, held, memory / self.pipe.chunks, self.planner.layers.inside)
+        in_flight_of = [self.in_flight[d][s] for s, d in enumerate(self.schedule.place)]
+        starts = split(layers, count, in_flight_of, memory / self.pipe.chunks, self.planner.layers.inside)
         stages_of(self.planner.layers.reads, self.named(starts))  # raises ValueError if it cannot be cut there
         stages = together(layers, starts)
-        update, kept = [0.0] * self.pipe.devices, [0.0] * self.pipe.devices
+        update, memory_of = [0.0] * self.pipe.devices, [0.0] * self.pipe.devices
         for s, d in enumerate(self.schedule.place):
             update[d] += stages[s].update
-            kept[d] += stages[s].kept + self.held[d][s] * stages[s].held
+            memory_of[d] += stages[s].stored + self.in_flight[d][s] * stages[s].activations
         durations = self.durations(chosen, stages, starts)
         seconds = makespan(self.ordered(durations), durations) + max(update)
-        known = {**vars(chosen), "seconds": seconds, "cost": seconds, "bound": seconds * (1 - chosen.gap)}
-        return Staged(**{**known, "kept": max(kept)}, starts=tuple(starts), durations=durations)
+        fields = {**vars(chosen), "seconds": seconds, "cost": seconds, "bound": seconds * (1 - chosen.gap)}
+        return Staged(**{**fields, "memory": max(memory_of)}, starts=tuple(starts), durations=durations)
 
     def ordered(self, durations: Durations) -> Schedule:
         return self.pipe.of(self.microbatches, durations) if self.pipe.schedule == "auto" else self.schedule
@@ -96,7 +96,7 @@ class PipelineCandidate:
     def durations(self, chosen: Solution, stages: Sequence[Layer], starts: Sequence[int]) -> Durations:
         """Modelled durations of the stages, rounded to three digits to keep saved plans readable."""
         pricer, width = self.candidate.joint.pricer, devices(self.candidate.mesh)
-        found = []
+        rows = []
         for stage, start in zip(stages, [*starts[1:], 0], strict=True):
             crossing = self.planner.layers.borders[start - 1] if start else {}
             sent = sum(
@@ -104,16 +104,16 @@ class PipelineCandidate:
                 for (label, index), count in crossing.items()
             )
             way = self.cluster.time("ppermute", sent, width, self.pipe.devices) if sent else 0.0
-            found.append(tuple(float(f"{t:.3g}") for t in (stage.forward, stage.backward, stage.rest, way)))
-        return tuple(found)
+            rows.append(tuple(float(f"{t:.3g}") for t in (stage.forward, stage.backward, stage.rest, way)))
+        return tuple(rows)
 
     def within(self, most: float, deadline: float) -> Staged:
         """The fastest choices found that keep at most `most` bytes per device; the smallest found if none do."""
         with suppress(ValueError):  # there is no cut that fits
             chosen = self.staged(self.candidate.chosen, most)
-            if chosen.kept > most:
-                share = most / chosen.kept
-                chosen = self.staged(self.candidate.within(share * self.candidate.chosen.kept, deadline), most)
+            if chosen.memory > most:
+                share = most / chosen.memory
+                chosen = self.staged(self.candidate.within(share * self.candidate.chosen.memory, deadline), most)
             return chosen
         return self.chosen
 

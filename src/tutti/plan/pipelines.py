@@ -37,7 +37,7 @@ class Pipelines:
 
     def __init__(self, search: Search):
         self.of = search
-        self.given = (search.mesh or {}).get(PIPELINE)
+        self.fixed_devices = (search.mesh or {}).get(PIPELINE)
 
     @property
     def possible(self) -> bool:
@@ -52,10 +52,10 @@ class Pipelines:
             count = self.microbatches(devices)
             if (search.late and search.plans) or not self.promising(devices, count):
                 continue
-            found = list(self.candidates(devices, count))
-            search.candidates += found
-            search.consider(found)
-            best = min((c.bound for c in found), default=None)
+            candidates = list(self.candidates(devices, count))
+            search.candidates += candidates
+            search.consider(candidates)
+            best = min((c.bound for c in candidates), default=None)
             if before and best and best > before and search.fastest is not None:
                 return
             before = best or before
@@ -67,24 +67,24 @@ class Pipelines:
             best = min((plan for plan in search.plans if plan.stages), key=search.rank, default=None)
             if best is None or best.sequence_chunks * 2 != sequence_chunks or search.late:
                 return
-            made = best.predicted
-            waits = made.bubble_seconds >= LONG * made.step_seconds
-            if search.fits(best) and (not waits or search.slower(made.step_seconds - made.bubble_seconds)):
+            prediction = best.predicted
+            waits = prediction.bubble_seconds >= LONG * prediction.step_seconds
+            if search.fits(best) and (not waits or search.slower(prediction.step_seconds - prediction.bubble_seconds)):
                 return
             pipe = Pipe(best.pipe.devices, CHUNKED, sequence_chunks=sequence_chunks)
             search.progress(f"pipelines of {pipe.devices} with the sequence in {sequence_chunks} chunks")
             try:
                 planner = search.planner(best.accumulate, Variant(sequence_chunks))
-                found = PipelineCandidate(search.candidate(planner.inside(pipe), best.inner), pipe, search.cluster)
+                candidate = PipelineCandidate(search.candidate(planner.inside(pipe), best.inner), pipe, search.cluster)
             except ValueError:  # a token attends to later ones, or the length does not divide
                 return
-            search.candidates.append(found)
-            search.consider([found])
+            search.candidates.append(candidate)
+            search.consider([candidate])
 
     def lengths(self) -> list[int]:
         """Numbers of pipeline devices to try."""
-        if self.given:
-            return [self.given]
+        if self.fixed_devices:
+            return [self.fixed_devices]
         n, layers = self.of.cluster.size, len(self.of.planner(self.of.accumulate or 1).layers)
         return [p for p in range(2, min(n, layers) + 1) if n % p == 0]
 
@@ -98,7 +98,7 @@ class Pipelines:
     def promising(self, devices: int, count: int) -> bool:
         """Whether a pipeline with equal stages and the shortest bubble would be faster than the fastest plan."""
         search = self.of
-        if search.fastest is None or self.given:
+        if search.fastest is None or self.fixed_devices:
             return True
         return not search.slower(self.ideal * (1 + LEAST * (devices - 1) / count))
 

@@ -77,12 +77,12 @@ def place(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
     bound = 0.0
     for _ in range(PRICES):
         price = (low + high) / 2
-        found = cut(things, pairs, price)
-        kept = sum(t.bytes for t in things) - _freed(things, found)
+        offloaded = cut(things, pairs, price)
+        on_device = sum(t.bytes for t in things) - _freed(things, offloaded)
         room = sum(t.bytes for t in things) - wanted
-        bound = max(bound, cost(things, pairs, found) + price * (kept - room))
-        if _freed(things, found) >= wanted:
-            high, best = price, min(best, found, key=lambda away: cost(things, pairs, away))
+        bound = max(bound, cost(things, pairs, offloaded) + price * (on_device - room))
+        if _freed(things, offloaded) >= wanted:
+            high, best = price, min(best, offloaded, key=lambda away: cost(things, pairs, away))
         else:
             low = price
     if cost(things, pairs, best) <= bound * (1 + CLOSE):
@@ -108,5 +108,5 @@ def _exactly(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
         values, rows, columns = zip(*entries, strict=True)
         limits.append(LinearConstraint(coo_array((values, (rows, columns)), shape=(m, n + m)).tocsc(), 0, np.inf))  # pyright: ignore
     scale = np.abs(seconds).max() or 1.0
-    made = milp(seconds / scale, constraints=limits, integrality=np.ones(n + m), bounds=Bounds(0, 1))
-    return set(range(n)) if made.x is None else {i for i in range(n) if made.x[i] > 0.5}
+    solution = milp(seconds / scale, constraints=limits, integrality=np.ones(n + m), bounds=Bounds(0, 1))
+    return set(range(n)) if solution.x is None else {i for i in range(n) if solution.x[i] > 0.5}

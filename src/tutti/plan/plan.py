@@ -173,8 +173,8 @@ class Plan:
         labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
         if unknown := [label for label in self.recompute if "/" in label and label not in labels]:
             raise ValueError(f"the plan recomputes {unknown[0]!r}, which this model does not have")
-        found = ["checkpoint" in node.meta for node in step.calls if "recompute" in node.meta]
-        if (self.recompute and not found) or (not self.recompute and not all(found)):
+        checkpointed = ["checkpoint" in node.meta for node in step.calls if "recompute" in node.meta]
+        if (self.recompute and not checkpointed) or (not self.recompute and not all(checkpointed)):
             does, has = ("recomputes", "does not") if self.recompute else ("does not recompute", "does")
             raise ValueError(f"the plan {does} operators, but the step {has} (tutti.lower.vary makes such a step)")
         if unknown := [label for label in self.tiers if label not in labels]:
@@ -189,8 +189,8 @@ class Plan:
             raise ValueError(
                 f"a pipeline needs stages and {PIPELINE!r} as the outermost axis; the mesh is {dict(self.mesh)}"
             )
-        for label, held in [*axes.items(), *self.operators.items()]:
-            for axis in held:
+        for label, bytes_on in [*axes.items(), *self.operators.items()]:
+            for axis in bytes_on:
                 if axis not in self.mesh:
                     raise ValueError(f"the plan splits {label!r} over axis {axis!r}; its mesh has {list(self.mesh)}")
 
@@ -212,10 +212,10 @@ class Plan:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"not a plan: {error}") from None
-        known = set(Plan.__dataclass_fields__)
-        if not isinstance(data, dict) or "mesh" not in data or set(data) - known:
-            unknown = sorted(set(data) - known) if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"not a plan: a plan is an object with the keys {sorted(known)}; found {unknown}")
+        fields = set(Plan.__dataclass_fields__)
+        if not isinstance(data, dict) or "mesh" not in data or set(data) - fields:
+            unknown = sorted(set(data) - fields) if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"not a plan: a plan is an object with the keys {sorted(fields)}; found {unknown}")
         for key in ("inputs", "operators", "tiers", "stages"):
             if not isinstance(data.get(key, {}), dict):
                 raise ValueError(f"not a plan: its {key} are an object, by label; found {type(data[key]).__name__}")

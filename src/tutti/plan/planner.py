@@ -87,8 +87,8 @@ class Planner:
         if book.recompute and not any("recompute" in node.meta for node in self.step.calls):
             raise ValueError(f"plan {name!r} recomputes numbered layers, and the model has none")
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device
-        made = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
-        plan = made.plan(gathered=book.zero >= 2)
+        candidate = self.piped(book) if book.pipe.devices > 1 else self.textbook(book)
+        plan = candidate.plan(gathered=book.zero >= 2)
         tiers = offloaded(self.step, book.offload, self.cluster.device.outer) if book.offload else {}
         return plan.replace(name=str(book) if without_effect else name, tiers=tiers, overlap_chunks=book.overlap_chunks,
                             sum_dtype=book.sum_dtype, matmul_dtype=book.matmul_dtype, reround=book.reround)  # fmt: skip
@@ -137,16 +137,16 @@ class Planner:
         stored: layouts of inputs, by label. homes: stages of inputs of a pipeline, by name.
         """
         pipe, inner = Pipe(mesh.get(PIPELINE, 1)), inner_of(mesh)
-        planner, found, gathered = self.inside(pipe) if PIPELINE in mesh else self, None, False
+        planner, candidate, gathered = self.inside(pipe) if PIPELINE in mesh else self, None, False
         if book and book.mesh == inner and book.pipe.devices == pipe.devices:
             with suppress(UndividedBatch):
-                found, gathered = planner.textbook(replace(book, pipe=NO_PIPE), stored), book.zero >= 2
-        found = found or Candidate(planner, inner, Free(self.problem, inner, {}, stored))
-        plan = found.plan(gathered=gathered)
+                candidate, gathered = planner.textbook(replace(book, pipe=NO_PIPE), stored), book.zero >= 2
+        candidate = candidate or Candidate(planner, inner, Free(self.problem, inner, {}, stored))
+        plan = candidate.plan(gathered=gathered)
         plan = renamed(plan, dict(zip(plan.mesh, inner, strict=True)))
         if PIPELINE not in mesh:
             return plan
-        stages = self.layers.around(homes, found.joint.costs(found.chosen), pipe.devices)
+        stages = self.layers.around(homes, candidate.joint.costs(candidate.chosen), pipe.devices)
         return plan.replace(mesh=dict(mesh), stages=stages, cluster=str(self.cluster), name=joined(pipe, plan.name))
 
     def on(self, mesh: Mesh, seconds: float = 60.0, without: str = "") -> Candidate:
@@ -196,8 +196,8 @@ class Candidate:
         self.planner, self.mesh, self.name = planner, mesh, name
         deadline = planner.work.seconds + seconds
         pricer = Pricer(planner.cluster, mesh, planner.whole, planner.hides)
-        self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.given, planner.in_flight,
-                                     allowed.in_order)  # fmt: skip
+        self.joint = ShardingProblem(planner.problem, pricer, planner.runs, allowed, allowed.required,
+                                     planner.in_flight, allowed.in_order)  # fmt: skip
         planner.work.price(sum(map(len, self.joint.network.unary.values())))
         self.only: dict[str, int] = {}  # fixed options, by label
         self.chosen = self.choose(0.0, deadline)
@@ -210,31 +210,31 @@ class Candidate:
     def within(self, most: float, deadline: float) -> Solution:
         """The cheapest choices found that keep at most `most` bytes; the smallest found if none do."""
         price, low = self.par, 0.0
-        smallest, found = self.chosen, None
+        smallest, fitting = self.chosen, None
         for _ in range(RAISES):
             chosen = self.choose(price, deadline)
-            smallest = min(smallest, chosen, key=lambda c: c.kept)
-            if chosen.kept <= most:
-                found = chosen
+            smallest = min(smallest, chosen, key=lambda c: c.memory)
+            if chosen.memory <= most:
+                fitting = chosen
                 break
             if self.planner.work.seconds > deadline:
                 break
             low, price = price, 4 * price
         for _ in range(HALVINGS):
-            if found is None or self.planner.work.seconds > deadline:
+            if fitting is None or self.planner.work.seconds > deadline:
                 break
             between = (price * (low or price / 64)) ** 0.5
             chosen = self.choose(between, deadline)
-            if chosen.kept <= most:
-                found, price = chosen, between
+            if chosen.memory <= most:
+                fitting, price = chosen, between
             else:
                 low = between
-        return found or smallest
+        return fitting or smallest
 
     @property
     def par(self) -> float:
         """The price of memory, in seconds per byte, at which memory costs as much as time."""
-        return self.chosen.cost / self.chosen.kept
+        return self.chosen.cost / self.chosen.memory
 
     def smallest(self) -> Solution:
         """The choices that keep the fewest bytes."""
@@ -277,9 +277,9 @@ class Candidate:
                     graph=planner.step.fingerprint, cluster=str(planner.cluster),
                     reasons=(*planner.without_rule(), self._proof(chosen)))  # fmt: skip
         if not self.name:
-            found = title(plan, planner.problem)
-            alone = found.startswith("tp") and list(self.mesh) == ["dp"] and not planner.pins
-            plan = (renamed(plan, {"dp": "tp"}) if alone else plan).replace(name=f"auto-{found}")
+            name = title(plan, planner.problem)
+            alone = name.startswith("tp") and list(self.mesh) == ["dp"] and not planner.pins
+            plan = (renamed(plan, {"dp": "tp"}) if alone else plan).replace(name=f"auto-{name}")
             if plan.batch_splits > 1:
                 plan = plan.replace(name=f"{plan.name}xsplits{plan.batch_splits}")
         return plan
@@ -298,7 +298,7 @@ class Candidate:
 
     def _accumulators(self, taken: Mapping[str, Mapping[str, Choice]], gathered: bool) -> dict[str, Layout]:
         """The layouts of accumulated gradients: as the backward pass makes them, or as the update reads them."""
-        found, step, problem = {}, self.planner.step, self.planner.problem
+        accumulators, step, problem = {}, self.planner.step, self.planner.problem
         for name in step.gradient_names:
             maker, index = source(step.outputs[name])
             label = maker.meta["label"]
@@ -308,8 +308,8 @@ class Candidate:
                 updates = [e for e in readers if problem.operators[e.reader].phase == UPDATE]
                 read = [layouts(problem.operators[e.reader].rule, taken[e.reader])[0][e.operand] for e in updates]
                 layout = max(read, key=lambda at: len(at.splits), default=layout)
-            found[step.gradient_label(name.removeprefix("grad:"))] = layout
-        return {label: layout for label, layout in found.items() if layout != Layout()}
+            accumulators[step.gradient_label(name.removeprefix("grad:"))] = layout
+        return {label: layout for label, layout in accumulators.items() if layout != Layout()}
 
 
 def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
@@ -325,9 +325,9 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
     planner = Planner(step, cluster, accumulate=plan.accumulate)
     stored = {node.meta["label"] for node in step.inputs.values()}
     layouts_of = {label: plan.input_layout(label) for label in stored if label.split(":")[0] not in GIVEN}
-    found = planner.following(textbook_of(name, inner), inner, layouts_of)
+    replanned = planner.following(textbook_of(name, inner), inner, layouts_of)
     labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
-    return found.replace(
+    return replanned.replace(
         mesh=plan.mesh,
         stages=plan.stages,
         schedule=plan.schedule,

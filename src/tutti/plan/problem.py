@@ -119,7 +119,7 @@ class Problem:
     @cached_property
     def gradients(self) -> set[str]:
         """Labels of backward operators that the update reads, and of operands of those that are views."""
-        found: set[str] = set()
+        labels: set[str] = set()
         todo = [label for label, o in self.operators.items() if o.phase == UPDATE]
         makers = defaultdict(list)
         for edge in self.edges:
@@ -127,10 +127,10 @@ class Problem:
         while todo:
             for maker in makers[todo.pop()]:
                 o = self.operators[maker]
-                if o.phase == BACKWARD and maker not in found:
-                    found.add(maker)
+                if o.phase == BACKWARD and maker not in labels:
+                    labels.add(maker)
                     todo += [maker] if not o.bytes else []
-        return found
+        return labels
 
     @cached_property
     def handed_on(self) -> set[tuple[str, int]]:

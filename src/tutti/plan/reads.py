@@ -18,17 +18,17 @@ class Reads:
     Views, and nodes that depend only on the batch, constants and the step's numbers, are copied: each stage that reads
     them computes them itself.
 
-    kept: names of inputs that have a home stage, even if every stage could have them.
+    placed: names of inputs that have a home stage, even if every stage could have them.
     """
 
-    def __init__(self, step: StepGraph, kept: Iterable[str] = ()):
+    def __init__(self, step: StepGraph, placed: Iterable[str] = ()):
         self.step = step
-        self.given = {name for name in step.inputs if _is_given(step, name)} - set(kept)
-        constant = {step.inputs[name] for name in self.given if name != "seed"}  # random numbers are drawn once
+        self.everywhere = {name for name in step.inputs if _is_given(step, name)} - set(placed)
+        constant = {step.inputs[name] for name in self.everywhere if name != "seed"}  # random numbers are drawn once
         self.copied: set[fx.Node] = set()
         self.behind: dict[fx.Node, list[fx.Node]] = {}  # the nodes that are read in place of each node
         for name, node in step.inputs.items():
-            self.behind[node] = [] if name in self.given else [node]
+            self.behind[node] = [] if name in self.everywhere else [node]
         for node in step.calls:
             reads = node.all_input_nodes
             if all(x in constant for x in reads):

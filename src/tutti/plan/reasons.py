@@ -212,9 +212,8 @@ def _signed(value: float) -> str:
 
 
 def _line(p: Plan) -> str:
-    made = p.predicted
+    prediction = p.predicted
     many = f" of {p.accumulate} microbatches" if p.accumulate > 1 else ""
-    return (
-        f"{p.name}: {seconds(made.step_seconds)} a step{many} ({seconds(made.communication_seconds)} waiting for "
-        f"communication), peak {size(made.peak_bytes)} per device"
-    )
+    waiting = f"{seconds(prediction.communication_seconds)} waiting for communication"
+    peak = f"peak {size(prediction.peak_bytes)} per device"
+    return f"{p.name}: {seconds(prediction.step_seconds)} a step{many} ({waiting}), {peak}"

@@ -116,36 +116,36 @@ class Activations:
         bounds = Bounds(0, np.array(n * [1] + [int(x not in self.never) for x in labels]))  # pyright: ignore
         within = LinearConstraint(size[None], -np.inf, memory / max(self.whole, 1))
         for cost, constraints in ((time + SMALL * size, [needs, within]), (size + SMALL * time, [needs])):
-            made = milp(cost + SMALL**2, constraints=constraints, integrality=np.ones(2 * n), bounds=bounds,
+            solution = milp(cost + SMALL**2, constraints=constraints, integrality=np.ones(2 * n), bounds=bounds,
                         options={"mip_rel_gap": GAP, "node_limit": BRANCHES})  # fmt: skip
-            if made.x is not None:
-                return tuple(x for x, a in zip(labels, made.x[n:], strict=True) if a > 0.5)
+            if solution.x is not None:
+                return tuple(x for x, a in zip(labels, solution.x[n:], strict=True) if a > 0.5)
         return ()
 
 
-def chosen(step: StepGraph, found: Activations, words: Collection[str]) -> set[str]:
+def chosen(step: StepGraph, activations: Activations, words: Collection[str]) -> set[str]:
     """The labels of forward nodes that these words name.
 
     words: labels; `layers`, all values that only their own layer reads; `attention`; names of operators, as `silu`,
     `tutti.glu` or `*norm*`. Labels that the step lacks, and nodes that read a buffer which the step changes, are
     ignored. Raises ValueError if a name matches no operator of the forward pass.
     """
-    names = {label: operator_name(node) for label, node in found.example.items()}
+    names = {label: operator_name(node) for label, node in activations.example.items()}
     labels: set[str] = set()
     for word in words:
         if word == LAYERS:
-            labels |= found.inside_layers
+            labels |= activations.inside_layers
         elif "/" in word:
             labels.add(word)
         else:
-            attention = names.keys() & found.attention if word == ATTENTION else ()
+            attention = names.keys() & activations.attention if word == ATTENTION else ()
             same = attention or {label for label, name in names.items() if matches(name, word)}
             if not same:
                 near = get_close_matches(word, {name.partition(".")[2] for name in names.values()}, 1)
                 hint = f"; the nearest is {near[0]!r}" if near else ""
                 raise ValueError(f"no operator of the forward pass is named {word!r}{hint}")
-            labels |= same | {x for x, node in found.example.items() if _rounds_one_of(node, same)}
-    return labels - found.never
+            labels |= same | {x for x, node in activations.example.items() if _rounds_one_of(node, same)}
+    return labels - activations.never
 
 
 def _rounds_one_of(node: Call, labels: Collection[str]) -> bool:

@@ -17,7 +17,7 @@ from tutti.plan.choice import Choice, legal, output_placement, waste
 from tutti.plan.experts import ROUTED, Experts
 from tutti.plan.follow import follow
 from tutti.plan.layout import Layout, Mesh, Partial, Split
-from tutti.plan.options import Given
+from tutti.plan.options import Required
 from tutti.plan.problem import Operator, Problem
 from tutti.plan.textbook import Textbook
 
@@ -37,13 +37,13 @@ class Free:
 
     in_order: frozenset[str] = frozenset()
 
-    def __init__(self, problem: Problem, mesh: Mesh, pins: Given, stored: Mapping[str, Layout]):
+    def __init__(self, problem: Problem, mesh: Mesh, pins: Required, stored: Mapping[str, Layout]):
         self.problem, self.mesh = problem, mesh
-        known = {label: {axis: layout[axis] for axis in mesh} for label, layout in stored.items()}
-        self.given: Given = {**pins, **known}
+        fixed = {label: {axis: layout[axis] for axis in mesh} for label, layout in stored.items()}
+        self.required: Required = {**pins, **fixed}
 
     def __call__(self, o: Operator, axis: str, choices: Sequence[Choice | None]) -> Sequence[Choice | None]:
-        placement = self.given.get(o.label, {}).get(axis)
+        placement = self.required.get(o.label, {}).get(axis)
         if placement is None:
             return self.free(o, axis, choices)
         if not isinstance(placement, Split):
@@ -145,8 +145,8 @@ class Roles(Free):
         if o.label in self.along and self.along[o.label] in choices:
             return [self.along[o.label]]
         if o.label in self.problem.gradients:  # reduced last, as are those of microbatches
-            made = [index for maker, index in self.problem.handed_on if maker == o.label]
-            return [c for c in choices if c and all(self._is_sum(o, c, i) for i in made)] or choices
+            outputs = [index for maker, index in self.problem.handed_on if maker == o.label]
+            return [c for c in choices if c and all(self._is_sum(o, c, i) for i in outputs)] or choices
         return choices
 
     def _is_sum(self, o: Operator, choice: Choice, output: int) -> bool:
@@ -195,8 +195,8 @@ class Roles(Free):
             if len(dims) > 1 and used:
                 return used
         if o.label in self.problem.gradients and len(o.outputs[0].shape) > 1:  # is split like the matrix
-            made = [c for c in choices if c and c.factor and isinstance(output_placement(o.rule, c, 0), Split)]
-            return made or choices
+            splits = [c for c in choices if c and c.factor and isinstance(output_placement(o.rule, c, 0), Split)]
+            return splits or choices
         return _split(choices) if o.target in FLOPS else choices
 
 
@@ -232,8 +232,8 @@ def _stream(problem: Problem, along: Mapping[str, Choice]) -> dict[str, Choice]:
     def between(o: Operator) -> bool:
         return "norm" in str(o.target) or torch.Tag.pointwise in getattr(o.target, "tags", ())
 
-    found = ((label, problem.operators[label]) for label in along)
-    return {label: along[label] for label, o in found if o.outputs[0].shape in shapes and between(o)}
+    candidates = ((label, problem.operators[label]) for label in along)
+    return {label: along[label] for label, o in candidates if o.outputs[0].shape in shapes and between(o)}
 
 
 def _split(choices: Sequence[Choice | None]) -> Sequence[Choice | None]:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from tutti.plan.list_schedule import EQUAL, found, listed
+from tutti.plan.list_schedule import EQUAL, best_listed, listed
 from tutti.plan.slots import Durations, Schedule, Slot, clock
 
 SPLIT = ("zb-h1", "zb-v", "auto")  # schedules with `W` slots
@@ -166,7 +166,7 @@ def schedule_of(
         units = [_in_pairs(d, p, microbatches) for d in range(p)]
         slots, pairs = [[slot for unit in mine for slot in unit] for mine in units], tuple(map(_paired, units))
     elif name == "auto":
-        slots = found(place, microbatches, p, tuple(map(tuple, durations)) or (EQUAL,) * stages)
+        slots = best_listed(place, microbatches, p, tuple(map(tuple, durations)) or (EQUAL,) * stages)
     elif name in SPLIT:
         slots = listed(place, microbatches, p)
     elif name == "gpipe":
@@ -180,17 +180,19 @@ def schedule_of(
 
 def _registered(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
     """A registered schedule. Raises ValueError if it cannot run."""
-    known = REGISTERED[name]
-    if stages != devices * known.chunks:
-        raise ValueError(f"{name} has {known.chunks} stages on each device: {devices * known.chunks}, not {stages}")
-    place = tuple(known.place(stage, devices) for stage in range(stages))
-    slots = tuple(map(tuple, known.make(devices, microbatches)))
+    registered = REGISTERED[name]
+    if stages != devices * registered.chunks:
+        raise ValueError(
+            f"{name} has {registered.chunks} stages on each device: {devices * registered.chunks}, not {stages}"
+        )
+    place = tuple(registered.place(stage, devices) for stage in range(stages))
+    slots = tuple(map(tuple, registered.make(devices, microbatches)))
     if len(slots) != devices:
         raise ValueError(f"{name} gives the slots of {len(slots)} devices, not of {devices}")
     for device, mine in enumerate(slots):
         todo = Counter(
             Slot(kind, stage, microbatch)
-            for kind in ("FBW" if known.split else "FB")
+            for kind in ("FBW" if registered.split else "FB")
             for stage in range(stages)
             for microbatch in range(microbatches)
             if place[stage] == device
@@ -204,7 +206,7 @@ def _registered(name: str, devices: int, stages: int, microbatches: int) -> Sche
             at = len(mine) - 1 - mine[::-1].index(slot)
             why = "again" if slot in todo else "which is no action of this device"
             raise ValueError(f"{name}: device {device} has an extra {slot} at position {at}, {why}")
-    schedule = Schedule(name, slots, place, known.split)
+    schedule = Schedule(name, slots, place, registered.split)
     clock(schedule, (EQUAL,) * stages)
     return schedule
 

@@ -137,7 +137,7 @@ class Search:
         are judged if there are that many and the budget allows it. Raises ValueError if no mesh has a plan."""
         if self.cluster.size > 1 and not self.mesh and not self.pins:
             self.lead()
-        if not self.pipes.given:
+        if not self.pipes.fixed_devices:
             Flat(self).search()
         if not self.settled:
             self.deadline = PIPED * self.budget
@@ -190,9 +190,9 @@ class Search:
     def candidate(self, planner: Planner, mesh: Mesh, among: int = 1) -> Candidate:
         """The candidate of a mesh. among: number of meshes left. Each may use twice its share of the remaining work."""
         begin = self.work.seconds
-        found = planner.on(mesh, max(1.0, (self.deadline - begin) * min(1.0, 2 / among)))
+        result = planner.on(mesh, max(1.0, (self.deadline - begin) * min(1.0, 2 / among)))
         self.took.append(self.work.seconds - begin)
-        return found
+        return result
 
     def consider(self, candidates: Sequence[Candidate | PipelineCandidate]) -> None:
         """Judge the candidates that may beat the best plan that fits."""
@@ -206,9 +206,9 @@ class Search:
         """Judge the fastest plan of a candidate, then smaller ones until one fits; returns the last. Returns None if
         the plan would be slower than the best that fits, unless `slow` is set."""
         chosen, plan = candidate.chosen, None
-        if (self.beside or self.led) and chosen.kept + self.beside > self.memory:
+        if (self.beside or self.led) and chosen.memory + self.beside > self.memory:
             chosen = candidate.within(self.memory - self.beside, self.deadline)
-            if chosen.kept + self.beside > self.memory and not slow and self.fastest is not None:
+            if chosen.memory + self.beside > self.memory and not slow and self.fastest is not None:
                 return None  # the candidate has no smaller plan
         for _ in range(TRIES):
             if not slow and self.slower(chosen.seconds):
@@ -220,11 +220,11 @@ class Search:
             self.fused = min(self.fused, plan.predicted.step_seconds / chosen.seconds)
             if not self.fits(plan) and plan.accumulate > 1 and self.affords(plan.accumulate, plan.variant):
                 plan = self.judgement(candidate.plan(chosen, gathered=True))
-            self.beside = plan.predicted.peak_bytes - chosen.kept
+            self.beside = plan.predicted.peak_bytes - chosen.memory
             if self.fits(plan) or self.late:
                 break
             smaller = candidate.within(self.memory - self.beside, self.deadline)
-            if smaller.kept >= chosen.kept:
+            if smaller.memory >= chosen.memory:
                 break
             chosen = smaller
         if plan and not self.fits(plan) and self.fastest is None:
@@ -238,11 +238,11 @@ class Search:
         """
         if self.fastest is None:
             return not self.late or not self.plans
-        known = next(iter(self.planners.values()))  # other numbers of microbatches give about as many nodes
+        planner = next(iter(self.planners.values()))  # other numbers of microbatches give about as many nodes
         cost = Work()
-        cost.simulate(len(known.step.graph.nodes), share)
+        cost.simulate(len(planner.step.graph.nodes), share)
         if (count, variant) not in self.planners:
-            cost.capture(len(known.step.graph.nodes) // VARIED)
+            cost.capture(len(planner.step.graph.nodes) // VARIED)
         return self.work.seconds + cost.seconds <= self.deadline and not self.stop()
 
     def slower(self, cost: float) -> bool:
@@ -251,9 +251,9 @@ class Search:
 
     def judgement(self, plan: Plan) -> Plan:
         """The plan with its prediction, which is also stored. A plan equal to a known one is not judged twice."""
-        for known in self.plans:
-            if all(getattr(known, what) == getattr(plan, what) for what in SAID):
-                return known
+        for judged in self.plans:
+            if all(getattr(judged, what) == getattr(plan, what) for what in SAID):
+                return judged
         self.progress(f"simulating {plan.name}, {counted(plan.accumulate, 'microbatch', 'microbatches')}")
         planner = self.planner(plan.accumulate, plan.variant)
         step, nodes = planner.step, len(planner.step.graph.nodes)
@@ -277,7 +277,7 @@ class Search:
         for candidate in sorted(others, key=lambda c: c.bound):
             if len(self.plans) >= top or not self.affords(candidate.planner.accumulate, candidate.planner.variant):
                 return
-            if self.fastest is not None and candidate.chosen.kept > self.memory:
+            if self.fastest is not None and candidate.chosen.memory > self.memory:
                 continue
             self.judged.add(id(candidate))
             self.judgement(candidate.plan())
@@ -298,8 +298,8 @@ class Search:
         return min((p.predicted.step_seconds for p in self.plans if self.fits(p)), default=None)
 
     def fits(self, plan: Plan) -> bool:
-        made, outside = plan.predicted, self.cluster.device.outside
-        return made.peak_bytes <= self.memory and sum(made.bytes_by_tier.values()) <= outside.memory
+        prediction, outside = plan.predicted, self.cluster.device.outside
+        return prediction.peak_bytes <= self.memory and sum(prediction.bytes_by_tier.values()) <= outside.memory
 
     @property
     def best_of_all(self) -> Plan:

@@ -25,11 +25,11 @@ import numpy as np
 
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.plan.choice import Choice
-from tutti.plan.kept import Kept
+from tutti.plan.kept import MemoryTables
 from tutti.plan.minimize import CLOSE, minimize
 from tutti.plan.moves import Moves
 from tutti.plan.network import NEVER, Network
-from tutti.plan.options import Allowed, Given, OptionTable
+from tutti.plan.options import Allowed, OptionTable, Required
 from tutti.plan.price import PIECE, Pricer
 from tutti.plan.problem import Edge, Operator, Problem, Tensor
 from tutti.plan.work import Work
@@ -43,8 +43,8 @@ class Solution:
 
     cost: modelled cost in seconds, with the price of memory.
     bound: lower bound of the cost of any choices; gap: relative difference of the two.
-    kept: bytes of a rank's inputs, and of its activations or its gradients, whichever are larger; of both if gradients
-        of microbatches accumulate.
+    memory: bytes of a rank's inputs, and of its activations or its gradients, whichever are larger; of both if
+        gradients of microbatches accumulate.
     seconds: the cost without the price of memory.
     price: seconds per byte. Cost and bound include it for the kept bytes and for temporary results of moves.
     states: state of each variable.
@@ -54,7 +54,7 @@ class Solution:
     cost: float
     bound: float
     gap: float
-    kept: float
+    memory: float
     seconds: float
     price: float = 0.0
     states: Mapping[str, int] = field(default_factory=dict, repr=False)
@@ -65,13 +65,13 @@ class Cost:
     """Cost of one node on one rank.
 
     seconds: duration of one run. moves: the part of it for the moves of operands.
-    kept: bytes of an input, or of a gradient that is kept for the update.
-    held: bytes that the forward pass of a microbatch keeps for its backward pass.
+    stored: bytes of an input, or of a gradient that is kept for the update.
+    activations: bytes that the forward pass of a microbatch keeps for its backward pass.
     """
 
     seconds: float = 0.0
-    kept: float = 0.0
-    held: float = 0.0
+    stored: float = 0.0
+    activations: float = 0.0
     moves: float = 0.0
 
 
@@ -80,25 +80,25 @@ class ShardingProblem:
 
     runs: number of runs of each phase in a step (microbatches); 1 for phases that are not listed.
     in_flight: microbatches whose activations are kept at once.
-    allowed, given, in_order: see `OptionTable`.
+    allowed, required, in_order: see `OptionTable`.
     """
 
     def __init__(self, problem: Problem, pricer: Pricer, runs: Mapping[str, int] | None = None,
-                 allowed: Allowed | None = None, given: Given | None = None, in_flight: float = 1,
+                 allowed: Allowed | None = None, required: Required | None = None, in_flight: float = 1,
                  in_order: Collection[str] = ()):  # fmt: skip
         self.problem, self.pricer, self.runs = problem, pricer, runs or {}
         self.network = Network()
         self.hubs: dict[str, tuple[Tensor, str]] = {}  # the tensor of each hub, and its first reader
-        self.holding = _holding(problem)
+        self.saved_views = _saved_views(problem)
         self.together = self.runs.get(BACKWARD, 1) > 1 or problem.coupled or problem.gradient_bytes <= FEW * PIECE
         self.moves = {
             FORWARD: Moves(pricer.mesh, pricer.collective),
             UPDATE: Moves(pricer.mesh, pricer.bucketed),
         }
-        self.kept = Kept(self.moves[FORWARD], in_flight, self.runs.get(BACKWARD, 1) > 1)
-        self.known: dict[tuple, np.ndarray] = {}  # prices of moves
-        self.priced: dict[tuple, np.ndarray] = {}  # prices of operators
-        table = OptionTable(pricer.mesh, problem.cuts, allowed, given, in_order)
+        self.memory = MemoryTables(self.moves[FORWARD], in_flight, self.runs.get(BACKWARD, 1) > 1)
+        self.move_prices: dict[tuple, np.ndarray] = {}
+        self.compute_prices: dict[tuple, np.ndarray] = {}
+        table = OptionTable(pricer.mesh, problem.cuts, allowed, required, in_order)
         self.options = {label: table[o] for label, o in problem.operators.items()}
         for o in problem.operators.values():
             self.operator(o)
@@ -108,8 +108,10 @@ class ShardingProblem:
         for tensor, edges in readers.items():
             self.tensor(tensor, edges)
         for tensor in problem.outputs:
-            made = self.options[tensor[0]].outputs[tensor[1]]
-            self.network.add(tensor[0], self.move(tensor, made, np.zeros((1, made.shape[1]), dtype=int), FORWARD)[:, 0])
+            layouts = self.options[tensor[0]].outputs[tensor[1]]
+            self.network.add(
+                tensor[0], self.move(tensor, layouts, np.zeros((1, layouts.shape[1]), dtype=int), FORWARD)[:, 0]
+            )
 
     def choose(
         self,
@@ -130,15 +132,15 @@ class ShardingProblem:
         """
         network = self.network.copy()
         if memory_price:
-            self.kept.charge(network, memory_price)
+            self.memory.charge(network, memory_price)
         for label, option in (only or {}).items():
             network.add(label, np.where(np.arange(len(self.options[label])) == option, 0.0, NEVER))
         solution = minimize(network, seconds, close, work)
         choices = {label: dict(options.choices[solution.states[label]]) for label, options in self.options.items()}
-        kept, charged = self.kept.total(solution.states)
+        memory, charged = self.memory.total(solution.states)
         seconds = solution.cost - memory_price * charged
         return Solution(
-            choices, solution.cost, solution.bound, solution.gap, kept, seconds, memory_price, solution.states
+            choices, solution.cost, solution.bound, solution.gap, memory, seconds, memory_price, solution.states
         )
 
     def costs(self, chosen: Solution) -> dict[str, Cost]:
@@ -147,19 +149,19 @@ class ShardingProblem:
         moved: Counter[str] = Counter()
         for u, v in network.edges():
             moved[self.payer(u, v)] += network.pairs[u][v][x[u], x[v]]
-        kept: Counter[str] = Counter()
-        held: Counter[str] = Counter()
-        tables = self.kept
-        for table, sums in ((tables.inputs, kept), (tables.gradients, kept), (tables.activations, held)):
+        stored: Counter[str] = Counter()
+        activations: Counter[str] = Counter()
+        tables = self.memory
+        for table, sums in ((tables.inputs, stored), (tables.gradients, stored), (tables.activations, activations)):
             for name, states in table.items():
                 sums[self.hubs[name][0][0] if name in self.hubs else name] += states[x[name]]
-        found = {}
+        cost_of = {}
         for label, o in self.problem.operators.items():
             runs = o.count * self.runs.get(o.phase, 1)
             moves = moved[label] / runs
-            found[label] = Cost(network.unary[label][x[label]] / runs + moves, kept[label] / o.count,
-                                held[label] / o.count, moves)  # fmt: skip
-        return found
+            cost_of[label] = Cost(network.unary[label][x[label]] / runs + moves, stored[label] / o.count,
+                                activations[label] / o.count, moves)  # fmt: skip
+        return cost_of
 
     def payer(self, u: str, v: str) -> str:
         """The operator that a move between two variables is charged to: the reader."""
@@ -172,50 +174,50 @@ class ShardingProblem:
     def operator(self, o: Operator) -> None:
         options = self.options[o.label]
         key = id(options), o.signature  # `self.options` keeps the options, so that ids are not reused
-        if key not in self.priced:
-            self.priced[key] = np.array([self.pricer.compute(o, choices) for choices in options.choices])
-        self.network.add(o.label, self.priced[key] * (o.count * self.runs.get(o.phase, 1)))
+        if key not in self.compute_prices:
+            self.compute_prices[key] = np.array([self.pricer.compute(o, choices) for choices in options.choices])
+        self.network.add(o.label, self.compute_prices[key] * (o.count * self.runs.get(o.phase, 1)))
         if o.is_input:
-            self.kept.keep(self.kept.inputs, o.label, o.count * o.outputs[0].bytes, options.outputs[0])
+            self.memory.keep(self.memory.inputs, o.label, o.count * o.outputs[0].bytes, options.outputs[0])
 
     def tensor(self, tensor: Tensor, edges: list[Edge]) -> None:
         """Connect the maker of a tensor with all its readers."""
         phases: dict[str, list[Edge]] = defaultdict(list)
         for edge in edges:
             phases[self.phase(edge)].append(edge)
-        source, made = tensor[0], self.options[tensor[0]].outputs[tensor[1]]
+        source, produced = tensor[0], self.options[tensor[0]].outputs[tensor[1]]
         weight = min(self.problem.operators[source].count, sum(self.problem.edges[e] for e in edges))
         maker = self.problem.operators[source]
         # The backward pass keeps what it reads. It keeps the operand of a view, which has no memory of its own.
-        kept = any(self.holds(e) or self.phase(e) == BACKWARD for e in edges)
-        kept = kept and maker.phase == FORWARD and not maker.is_input and maker.bytes
-        held = weight * maker.outputs[tensor[1]].bytes
+        saved = any(self.saves(e) or self.phase(e) == BACKWARD for e in edges)
+        saved = saved and maker.phase == FORWARD and not maker.is_input and maker.bytes
+        size = weight * maker.outputs[tensor[1]].bytes
         if self.together and tensor in self.problem.handed_on and maker.bytes:
-            self.kept.keep(self.kept.gradients, source, held, made)
+            self.memory.keep(self.memory.gradients, source, size, produced)
         if len(edges) > 1:
-            layouts = _unique([made, *(self.read(edge) for edge in edges)])
+            layouts = _unique([produced, *(self.read(edge) for edge in edges)])
             several = len(phases) > 1
-            held_as_moved = held * (bool(maker.is_input) and any(map(self.holds, edges)))
-            source, made = self.hub(tensor, "", (source, made), layouts, weight, _first(phases), held_as_moved,
+            saved_moves = size * (bool(maker.is_input) and any(map(self.saves, edges)))
+            source, produced = self.hub(tensor, "", (source, produced), layouts, weight, _first(phases), saved_moves,
                                     edges[0].reader, gathers=not several)  # fmt: skip
-            if kept:
-                self.kept.keep(self.kept.activations, source, held, made)
+            if saved:
+                self.memory.keep(self.memory.activations, source, size, produced)
             for phase, group in phases.items():
                 if several and len(group) > 1:
-                    as_moved = held * any(map(self.holds, group))
-                    hub = self.hub(tensor, phase, (source, made), layouts, weight, phase, as_moved, group[0].reader)
+                    as_moved = size * any(map(self.saves, group))
+                    hub = self.hub(tensor, phase, (source, produced), layouts, weight, phase, as_moved, group[0].reader)
                     for edge in group:
                         self.edge(edge, *hub)
                 else:
                     for edge in group:
-                        self.edge(edge, source, made)
+                        self.edge(edge, source, produced)
         else:
-            if kept:
-                self.kept.keep(self.kept.activations, source, held, made)
-            self.edge(edges[0], source, made)
+            if saved:
+                self.memory.keep(self.memory.activations, source, size, produced)
+            self.edge(edges[0], source, produced)
 
     def hub(
-        self, tensor: Tensor, name: str, source, layouts, weight: int, phase: str, held: int, reader: str,
+        self, tensor: Tensor, name: str, source, layouts, weight: int, phase: str, saved: int, reader: str,
         gathers: bool = True,
     ):  # fmt: skip
         """A variable for the layout of a tensor; returns its name and states. held: bytes of moves that views keep."""
@@ -226,23 +228,27 @@ class ShardingProblem:
         self.hubs[hub] = tensor, reader
         self.network.add(hub, np.zeros(len(layouts)))
         self.network.join(source[0], hub, np.minimum(costs, NEVER))
-        self.version(tensor, source[0], hub, held, source[1], layouts)
+        self.version(tensor, source[0], hub, saved, source[1], layouts)
         return hub, layouts
 
-    def version(self, tensor: Tensor, source: str, reader: str, held: int, made: np.ndarray, read: np.ndarray) -> None:
+    def version(
+        self, tensor: Tensor, source: str, reader: str, saved: int, produced: np.ndarray, read: np.ndarray
+    ) -> None:
         """Count the result of a move between two variables."""
-        self.kept.version(source, reader, held, self.problem.operators[tensor[0]].outputs[tensor[1]].bytes, made, read)
+        self.memory.version(
+            source, reader, saved, self.problem.operators[tensor[0]].outputs[tensor[1]].bytes, produced, read
+        )
 
-    def holds(self, edge: Edge) -> bool:
-        return edge.operand >= 0 and edge.reader in self.holding
+    def saves(self, edge: Edge) -> bool:
+        return edge.operand >= 0 and edge.reader in self.saved_views
 
-    def edge(self, edge: Edge, source: str, made: np.ndarray) -> None:
+    def edge(self, edge: Edge, source: str, produced: np.ndarray) -> None:
         maker, phase = self.problem.operators[edge.tensor[0]], self.phase(edge)
         weight = min(maker.count, self.problem.edges[edge])
-        costs = weight * self.runs.get(phase, 1) * self.move(edge.tensor, made, self.read(edge), phase)
+        costs = weight * self.runs.get(phase, 1) * self.move(edge.tensor, produced, self.read(edge), phase)
         self.network.join(source, edge.reader, np.minimum(costs, NEVER))
-        held = weight * maker.outputs[edge.tensor[1]].bytes * self.holds(edge)
-        self.version(edge.tensor, source, edge.reader, held, made, self.read(edge))
+        saved = weight * maker.outputs[edge.tensor[1]].bytes * self.saves(edge)
+        self.version(edge.tensor, source, edge.reader, saved, produced, self.read(edge))
 
     def read(self, edge: Edge) -> np.ndarray:
         """The layouts in which the reader reads the tensor. The successor of an input has the layout of the input."""
@@ -257,17 +263,17 @@ class ShardingProblem:
         size = self.problem.operators[tensor[0]].outputs[tensor[1]].bytes
         kind = UPDATE if phase == UPDATE else FORWARD
         key = kind, source.shape, source.tobytes(), target.shape, target.tobytes(), size  # readers often have the same
-        if key not in self.known:
+        if key not in self.move_prices:
             sources, which = np.unique(source, axis=0, return_inverse=True)
             targets, whither = np.unique(target, axis=0, return_inverse=True)
             table = self.moves[kind].table(sources, targets, size)
-            self.known[key] = table[which.ravel()[:, None], whither.ravel()[None, :]]
-        return self.known[key]
+            self.move_prices[key] = table[which.ravel()[:, None], whither.ravel()[None, :]]
+        return self.move_prices[key]
 
 
-def _holding(problem: Problem) -> set[str]:
+def _saved_views(problem: Problem) -> set[str]:
     """Views of the forward pass that the backward pass reads. Their operands are kept until then."""
-    found: set[str] = set()
+    saving: set[str] = set()
     views = {label for label, o in problem.operators.items() if o.phase == FORWARD and not (o.is_input or o.bytes)}
     todo = [e.tensor[0] for e in problem.edges if problem.operators[e.reader].phase != FORWARD]
     makers = defaultdict(list)
@@ -275,10 +281,10 @@ def _holding(problem: Problem) -> set[str]:
         makers[edge.reader].append(edge.tensor[0])
     while todo:
         label = todo.pop()
-        if label in views and label not in found:
-            found.add(label)
+        if label in views and label not in saving:
+            saving.add(label)
             todo += makers[label]
-    return found
+    return saving
 
 
 def _unique(layouts: list[np.ndarray]) -> np.ndarray:

@@ -90,7 +90,7 @@ def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, f
     Raises ValueError if devices wait for one another in a cycle.
     """
     over: dict[Slot, float] = {}
-    made: dict[Slot, tuple[float, float]] = {}
+    times: dict[Slot, tuple[float, float]] = {}
     units = [schedule.units(d) for d in range(len(schedule.devices))]
     at, free = [0] * len(units), [0.0] * len(units)
     chunks, going = schedule.sequence_chunks, True
@@ -104,12 +104,12 @@ def clock(schedule: Schedule, durations: Durations) -> dict[Slot, tuple[float, f
                 begin = max(free[d], there)
                 free[d] = begin + sum(taking(slot, durations, schedule.split, chunks) for slot in todo[at[d]])
                 for slot in todo[at[d]]:
-                    over[slot], made[slot] = free[d], (begin, free[d])
+                    over[slot], times[slot] = free[d], (begin, free[d])
                 at[d], going = at[d] + 1, True
     if stuck := [(d, i, units[d][i][0]) for d, i in enumerate(at) if i < len(units[d])]:
         said = ", ".join(f"device {d} at position {i}, {slot}" for d, i, slot in stuck)
         raise ValueError(f"the schedule {schedule.name} cannot run: devices wait for one another: {said}")
-    return made
+    return times
 
 
 def makespan(schedule: Schedule, durations: Durations) -> float:
@@ -119,18 +119,18 @@ def makespan(schedule: Schedule, durations: Durations) -> float:
 
 def in_flight(schedule: Schedule) -> list[list[float]]:
     """The microbatches in flight of each stage on each device, at the time when the device has most in total."""
-    last, found = "W" if schedule.split else "B", []
+    last, in_flight_of_devices = "W" if schedule.split else "B", []
     for slots in schedule.devices:
-        held, most = [0] * len(schedule.place), [0] * len(schedule.place)
+        counts, most = [0] * len(schedule.place), [0] * len(schedule.place)
         now = peak = 0
         for kind, stage, *_ in slots:
             if kind == "F":
-                held[stage] += 1
+                counts[stage] += 1
                 now += 1
                 if now > peak:
-                    peak, most = now, list(held)
+                    peak, most = now, list(counts)
             elif kind == last:
-                held[stage] -= 1
+                counts[stage] -= 1
                 now -= 1
-        found.append([count / schedule.sequence_chunks for count in most])
-    return found
+        in_flight_of_devices.append([count / schedule.sequence_chunks for count in most])
+    return in_flight_of_devices

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST = 3  # maximum number of plans to make smaller
 TRIES = 4  # attempts for each plan
-HELD = "activations"  # the kind of memory that recomputation reduces
+ACTIVATIONS = "activations"  # the kind of memory that recomputation reduces
 
 
 class Smaller:
@@ -47,16 +47,16 @@ class Smaller:
 
     def shrink(self, plan: Plan) -> None:
         """Recompute more of a plan until it fits or nothing is left to recompute."""
-        search, made, share = self.of, plan, 1.0
-        known: set[tuple[str, ...]] = {()}
+        search, smaller, share = self.of, plan, 1.0
+        tried: set[tuple[str, ...]] = {()}
         activations, seconds = self.activations(plan.accumulate, plan.sequence_chunks)
         for _ in range(TRIES):
-            held = plan.predicted.bytes_by_kind.get(HELD, 0)
-            share -= (made.predicted.peak_bytes - search.memory) / held if held else share
+            activation_bytes = plan.predicted.bytes_by_kind.get(ACTIVATIONS, 0)
+            share -= (smaller.predicted.peak_bytes - search.memory) / activation_bytes if activation_bytes else share
             again = activations.recompute(max(0.0, share) * activations.whole, seconds)
-            if again in known or search.late:
+            if again in tried or search.late:
                 return
-            known.add(again)
+            tried.add(again)
             search.progress(f"{plan.name} with {len(again)} operators recomputed")
             planner = search.planner(plan.accumulate, Variant(plan.sequence_chunks, again))
             try:
@@ -65,8 +65,8 @@ class Smaller:
             except ValueError:  # a cut would need activations that are not kept
                 return
             search.candidates.append(candidate)
-            made = search.fit(candidate, slow=True)
-            if made is None or search.fits(made):  # None: the budget is spent
+            smaller = search.fit(candidate, slow=True)
+            if smaller is None or search.fits(smaller):  # None: the budget is spent
                 return
 
     def _activations(self, count: int, sequence_chunks: int) -> tuple[Activations, Callable[[Call], float]]:

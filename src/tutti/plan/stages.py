@@ -33,35 +33,35 @@ from tutti.plan.function_stages import function_stages
 from tutti.plan.reads import Reads, check_names, covering
 
 
-def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | None = None) -> dict[fx.Node, int]:
+def stages_of(reads: Reads, named: Mapping[str, int], placed: Mapping[str, int] | None = None) -> dict[fx.Node, int]:
     """The stage of every call that is not copied, and of every input that has a home.
 
     named: path of a module, or name of a forward node (`meta["name"]`), -> stage.
-    kept: name of an input -> its stage, if another graph of the model has placed it already. Names of single nodes may
-        then mean other nodes (this graph may lack a dropout), so a forward node belongs at least to the last stage that
-        it reads from.
+    placed: name of an input -> its stage, if another graph of the model has placed it already. Names of single nodes
+        may then mean other nodes (this graph may lack a dropout), so a forward node belongs at least to the last stage
+        that it reads from.
 
-    Raises ValueError, unless `kept` is given, if a name covers nothing. Raises ValueError if a forward node reads a
+    Raises ValueError, unless `placed` is given, if a name covers nothing. Raises ValueError if a forward node reads a
     value of a later stage.
     """
     if not reads.step.repeats:
-        return function_stages(reads, named, kept or {})
-    step, found = reads.step, _forward(reads, named, kept is None)
+        return function_stages(reads, named, placed or {})
+    step, stages = reads.step, _forward(reads, named, placed is None)
     homes: dict[fx.Node, int] = {}
-    present: dict[fx.Node, set[int]] = {node: {stage} for node, stage in found.items()}
-    for node, stage in found.items():
+    present: dict[fx.Node, set[int]] = {node: {stage} for node, stage in stages.items()}
+    for node, stage in stages.items():
         for x in reads.of(node):
             present.setdefault(x, set()).add(stage)
             if x.op == "placeholder":
                 homes[x] = min(stage, homes.get(x, stage))
     for name, node in step.inputs.items():
-        if name not in reads.given:  # the state of a parameter is in the parameter's stage
+        if name not in reads.everywhere:  # the state of a parameter is in the parameter's stage
             parameter = step.inputs.get(f"param:{name.partition(':')[2]}", node)
-            found[node] = (kept or {}).get(name, homes.get(parameter, homes.get(node, 0)))
-            present.setdefault(node, set()).add(found[node])
-    _backward(reads, found, present)
-    for name, made in step.changed_by_forward.items():
-        _check_buffer(reads, found, present, name, made)
+            stages[node] = (placed or {}).get(name, homes.get(parameter, homes.get(node, 0)))
+            present.setdefault(node, set()).add(stages[node])
+    _backward(reads, stages, present)
+    for name, successor in step.changed_by_forward.items():
+        _check_buffer(reads, stages, present, name, successor)
     of_state: set[fx.Node] = set()  # update nodes that depend on stored tensors
     for node in reads.calls:
         if node.meta["phase"] == UPDATE:
@@ -69,8 +69,8 @@ def stages_of(reads: Reads, named: Mapping[str, int], kept: Mapping[str, int] | 
             state = [x for x in read if x.op == "placeholder" or x in of_state]
             of_state |= {node} if state else set()
             gradients = [x for x in read if x.meta["phase"] == BACKWARD]
-            found[node] = min((found[x] for x in state or gradients or read), default=0)
-    return found
+            stages[node] = min((stages[x] for x in state or gradients or read), default=0)
+    return stages
 
 
 def alone(reads: Reads, stages: Mapping[fx.Node, int] | None = None) -> dict[fx.Node, str]:
@@ -95,15 +95,15 @@ def _again(node: fx.Node, stage: int, read: Iterable[fx.Node], present: Mapping[
     return stage
 
 
-def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]], name: str,
-                  made: fx.Node) -> None:  # fmt: skip
+def _check_buffer(reads: Reads, stages: Mapping[fx.Node, int], present: Mapping[fx.Node, set[int]], name: str,
+                  successor: fx.Node) -> None:  # fmt: skip
     """Raise ValueError if several stages read or write a buffer that changes with every microbatch.
 
-    made: the node that computes its new value.
+    successor: the node that computes its new value.
     """
     node = reads.step.inputs[name]
-    makers = {found[x] for x in reads.behind[made] if x in found}
-    several = sorted(present.get(node, set()) | makers | {found[node]})
+    makers = {stages[x] for x in reads.behind[successor] if x in stages}
+    several = sorted(present.get(node, set()) | makers | {stages[node]})
     if len(several) > 1:
         raise ValueError(
             f"{name.partition(':')[2]} changes with every microbatch, and stages "
@@ -113,34 +113,34 @@ def _check_buffer(reads: Reads, found: Mapping[fx.Node, int], present: Mapping[f
 
 def _forward(reads: Reads, named: Mapping[str, int], strict: bool) -> dict[fx.Node, int]:
     """The stages of the forward pass. strict: raise ValueError if a name covers nothing."""
-    found: dict[fx.Node, int] = {}
+    stages: dict[fx.Node, int] = {}
     forward = [n for n in reads.calls if n.meta["phase"] == FORWARD]
     used = {node: key for node in forward if (key := covering(node, named)) is not None}
     if strict:
         check_names(named, used.values())
     for node in forward:
         if node.target is operator.getitem:  # belongs to the stage of its maker
-            found[node] = found.get(node.args[0], -1)  # pyright: ignore
+            stages[node] = stages.get(node.args[0], -1)  # pyright: ignore
             continue
         said = [named[used[node]]] if node in used else []
-        if stages := said if said and strict else said + [found[x] for x in reads.of(node) if x in found]:
-            found[node] = max(stages)
+        if candidates := said if said and strict else said + [stages[x] for x in reads.of(node) if x in stages]:
+            stages[node] = max(candidates)
     readers: dict[fx.Node, list[fx.Node]] = {}
     for node in forward:
         for x in reads.of(node):
             readers.setdefault(x, []).append(node)
     for node in reversed(forward):
-        if found.get(node, -1) < 0:
-            found[node] = min((found[n] for n in readers.get(node, ())), default=0)
+        if stages.get(node, -1) < 0:
+            stages[node] = min((stages[n] for n in readers.get(node, ())), default=0)
     for node in forward:
         for x in reads.of(node):
-            if found.get(x, 0) > found[node]:
-                raise ValueError(f"{node.meta['name']} of stage {found[node]} reads {x.meta['name']} of stage "
-                                 f"{found[x]}: values of the forward pass are sent only to later stages")  # fmt: skip
-    return found
+            if stages.get(x, 0) > stages[node]:
+                raise ValueError(f"{node.meta['name']} of stage {stages[node]} reads {x.meta['name']} of stage "
+                                 f"{stages[x]}: values of the forward pass are sent only to later stages")  # fmt: skip
+    return stages
 
 
-def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, set[int]]) -> None:
+def _backward(reads: Reads, stages: dict[fx.Node, int], present: dict[fx.Node, set[int]]) -> None:
     """Add the stages of the backward pass. present: the stages that have each value."""
     of_one = alone(reads)
     waiting: set[fx.Node] = set()  # nodes that read only forward values, which any stage with these can compute
@@ -148,38 +148,38 @@ def _backward(reads: Reads, found: dict[fx.Node, int], present: dict[fx.Node, se
     def settle(node: fx.Node, stage: int) -> None:
         if node in waiting:
             waiting.discard(node)
-            found[node] = stage if stage in present[node] else max(present[node])
+            stages[node] = stage if stage in present[node] else max(present[node])
             for x in reads.of(node):
-                settle(x, found[node])
+                settle(x, stages[node])
 
     backward = [node for node in reads.calls if node.meta["phase"] == BACKWARD]
-    computed = {node.meta["name"]: stage for node, stage in found.items() if node.op == "call_function"}
+    computed = {node.meta["name"]: stage for node, stage in stages.items() if node.op == "call_function"}
     for node in backward:
         read = reads.of(node)
         if node.meta.get("recompute") in computed:
-            found[node] = _again(node, computed[node.meta["recompute"]], read, present)
-            present[node] = {found[node]}
+            stages[node] = _again(node, computed[node.meta["recompute"]], read, present)
+            present[node] = {stages[node]}
             continue
-        gradients = [x for x in read if x in found and x.meta["phase"] == BACKWARD and "recompute" not in x.meta]
+        gradients = [x for x in read if x in stages and x.meta["phase"] == BACKWARD and "recompute" not in x.meta]
         others = [x for x in read if x not in gradients]
         everywhere = set.intersection(*(present[x] for x in others)) if others else set()
         if not gradients and len(everywhere) > 1:
             present[node] = everywhere
             waiting.add(node)
             continue
-        made = [found.get(x, max(present[x])) for x in others]
+        latest = [stages.get(x, max(present[x])) for x in others]
         if gradients:
-            first = min(found[x] for x in gradients)
+            first = min(stages[x] for x in gradients)
             there = [stage for stage in (everywhere if others else {first}) if stage <= first]
-            found[node] = max(there, default=min([first, *made]))
-            home = found[reads.step.inputs[of_one[node].replace("grad:", "param:", 1)]] if node in of_one else first
+            stages[node] = max(there, default=min([first, *latest]))
+            home = stages[reads.step.inputs[of_one[node].replace("grad:", "param:", 1)]] if node in of_one else first
             if home < first and (home in everywhere or not others):
-                found[node] = home
+                stages[node] = home
         else:
-            found[node] = max(everywhere or made, default=0)
-        present.setdefault(node, set()).add(found[node])
+            stages[node] = max(everywhere or latest, default=0)
+        present.setdefault(node, set()).add(stages[node])
         for x in others:
-            settle(x, found[node])
+            settle(x, stages[node])
     for node in backward:
         if node in waiting:
             settle(node, max(present[node]))

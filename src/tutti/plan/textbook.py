@@ -154,41 +154,41 @@ def parse_name(name: str, devices: int) -> Textbook:
     sizes: dict[str, int] = {}
     book, pipe = Textbook(), ("1f1b", 1, 1)
     for part in BETWEEN.split(name):
-        found = PART.fullmatch(part)
-        if not found:
+        match = PART.fullmatch(part)
+        if not match:
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near and near != name else "w"
             raise ValueError(f"no plan {name!r}: {hint}rite {NAMES}, or the path of a saved plan, *.json")
-        if axis := found["axis"]:
+        if axis := match["axis"]:
             if axis in sizes:
                 raise ValueError(f"plan {name!r} names {axis} twice")
-            if found["size"] and not int(found["size"]):
+            if match["size"] and not int(match["size"]):
                 raise ValueError(f"plan {name!r}: an axis has at least one device")
-            sizes[axis] = int(found["size"] or 0)
-            if found["schedule"]:
-                pipe = _schedule(name, axis, found["schedule"])
-        elif found["zero"]:
-            book = replace(book, zero=int(found["zero"]))
+            sizes[axis] = int(match["size"] or 0)
+            if match["schedule"]:
+                pipe = _schedule(name, axis, match["schedule"])
+        elif match["zero"]:
+            book = replace(book, zero=int(match["zero"]))
         elif part.startswith("recompute"):
             book = replace(
-                book, recompute=True, again=tuple((found["again"] or "").split("+")) if found["again"] else ()
+                book, recompute=True, again=tuple((match["again"] or "").split("+")) if match["again"] else ()
             )
         elif part.startswith("offload"):
-            book = replace(book, offload=int(found["offload"] or 1))
-        elif found["matmul"]:
-            book = replace(book, matmul_dtype=MATMULS[found["matmul"]])
-        elif found["reround"]:
+            book = replace(book, offload=int(match["offload"] or 1))
+        elif match["matmul"]:
+            book = replace(book, matmul_dtype=MATMULS[match["matmul"]])
+        elif match["reround"]:
             book = replace(book, reround=True)
-        elif found["sp"]:
+        elif match["sp"]:
             book = replace(book, sp=True)
-        elif found["shard"]:
-            book = replace(book, shard=int(found["shard"]))
-        elif found["sums"]:
+        elif match["shard"]:
+            book = replace(book, shard=int(match["shard"]))
+        elif match["sums"]:
             book = replace(book, sum_dtype="float32")
-        elif found["splits"]:
-            book = replace(book, batch_splits=_at_least_2(name, found["splits"], "splits", "copies of the batch"))
-        elif found["overlap"]:
-            book = replace(book, overlap_chunks=_at_least_2(name, found["overlap"], "overlap", "parts of a region"))
+        elif match["splits"]:
+            book = replace(book, batch_splits=_at_least_2(name, match["splits"], "splits", "copies of the batch"))
+        elif match["overlap"]:
+            book = replace(book, overlap_chunks=_at_least_2(name, match["overlap"], "overlap", "parts of a region"))
     experts = sizes.pop("experts", None)
     if (book.zero and 0 not in sizes.values()) or experts is not None:
         sizes.setdefault("dp", 0)
@@ -232,18 +232,18 @@ def _at_least_2(name: str, number: str, word: str, what: str) -> int:
 
 def _sizes(name: str, sizes: dict[str, int], devices: int) -> list[int]:
     """The sizes of dp, tp, cp, ep and pp; the open one takes the remaining devices."""
-    open_axes, given = [axis for axis, size in sizes.items() if size == 0], prod(size or 1 for size in sizes.values())
+    open_axes, fixed = [axis for axis, size in sizes.items() if size == 0], prod(size or 1 for size in sizes.values())
     if len(open_axes) > 1:
         raise ValueError(f"plan {name!r} leaves the sizes of {' and '.join(open_axes)} open: give all but one")
-    if devices % given or (not open_axes and given != devices):
-        several = "device" if given == 1 else "devices"
+    if devices % fixed or (not open_axes and fixed != devices):
+        several = "device" if fixed == 1 else "devices"
         near = _resized(name, sizes, devices)
         hint = f": say how they are used, as in 'dpx{name}'" if not sizes and name != "single" else (
             f"; the nearest is {near!r}" if near else "")  # fmt: skip
         raise ValueError(
-            f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{given} {several}, not {devices}{hint}"
+            f"plan {name!r} needs {'a multiple of ' if open_axes else ''}{fixed} {several}, not {devices}{hint}"
         )
-    rest = dict.fromkeys(open_axes, devices // given)
+    rest = dict.fromkeys(open_axes, devices // fixed)
     return [{**sizes, **rest}.get(axis, 1) for axis in ("dp", "tp", "cp", "ep", "pp")]
 
 
@@ -305,14 +305,14 @@ def _check(name: str, book: Textbook) -> None:
 
 def _schedule(name: str, axis: str, said: str) -> tuple[str, int, int]:
     """The schedule of a pipeline, its stages per device, and its chunks of the sequence."""
-    found = re.fullmatch(rf"({'|'.join(schedules())})(\d*)", said)
+    match = re.fullmatch(rf"({'|'.join(schedules())})(\d*)", said)
     if axis != "pp":
         raise ValueError(f"plan {name!r}: {axis} has no schedule; pp has")
-    if not found:
+    if not match:
         raise ValueError(f"plan {name!r}: no schedule {said!r} of pp; pp has {', '.join(schedules())}")
-    schedule, number = found[1], int(found[2] or 1)
+    schedule, number = match[1], int(match[2] or 1)
     counted, needed = schedule in COUNTED, schedule in (CHUNKED, "interleaved")
-    if (found[2] and not counted) or (needed and not found[2]) or number < (2 if schedule == CHUNKED else 1):
+    if (match[2] and not counted) or (needed and not match[2]) or number < (2 if schedule == CHUNKED else 1):
         raise ValueError(
             f"plan {name!r}: interleaved and auto go with a number of stages on each device, pp4-interleaved2, "
             f"{CHUNKED} with one of chunks of the sequence, pp4-{CHUNKED}4, others with none"

@@ -27,15 +27,15 @@ def offloaded(step: StepGraph, most: int, tier: str) -> dict[str, str]:
     pass. most: `STATE`, `PARAMETERS` or `ACTIVATIONS`."""
     from tutti.plan.recompute import Activations
 
-    found: dict[str, str] = {}
+    tiers: dict[str, str] = {}
     for name, node in step.inputs.items():
         kind = name.partition(":")[0]
         if kind not in FIXED and (kind != "param" or most >= PARAMETERS):
-            found[node.meta["label"]] = tier
+            tiers[node.meta["label"]] = tier
     if most >= ACTIVATIONS:
         needed = Activations(step).needed
-        found |= {label: tier for label in dict.fromkeys(n.meta["label"] for n in step.calls) if label in needed}
-    return found
+        tiers |= {label: tier for label in dict.fromkeys(n.meta["label"] for n in step.calls) if label in needed}
+    return tiers
 
 
 def check_tiers(tiers: Mapping[str, str], step: StepGraph) -> None:

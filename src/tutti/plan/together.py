@@ -32,7 +32,7 @@ def plan_together(
     weights: Sequence[float],
     stored: Sequence[Mapping[str, str]],
     seconds: float = 60.0,
-    given: Mapping[str, Layout] | None = None,
+    fixed: Mapping[str, Layout] | None = None,
 ) -> Together:
     """The cheapest plans on one mesh in which shared inputs have the same layouts.
 
@@ -40,7 +40,7 @@ def plan_together(
     weights: number of runs of each function.
     stored: for each function, name of a stored input -> its label in the function's graph.
     seconds: budget of nominal seconds of work.
-    given: fixed layouts, by name.
+    fixed: fixed layouts, by name.
 
     Raises ValueError if no layout is possible for all functions.
     """
@@ -59,8 +59,8 @@ def plan_together(
             if (i, other) != (j, label) and (i, other, j, label) not in tied:
                 tied.add((i, other, j, label))
                 network.join(_name(i, other), _name(j, label), _alike(candidates[i], other, candidates[j], label))
-            if name in (given or {}):
-                lies = [layout == (given or {})[name] for layout in candidates[j].layouts(label)]
+            if name in (fixed or {}):
+                lies = [layout == (fixed or {})[name] for layout in candidates[j].layouts(label)]
                 network.add(_name(j, label), np.where(lies, 0.0, NEVER))
     solution = minimize(network, seconds)
     plans = []

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,18 +25,8 @@ from tutti.serve.rotary import by_span
 
 NAME = "tutti_paged"
 CacheDtype = Literal["", "int8", "int4"]  # "": that of the model
-KINDS = ("full_attention", "sliding_attention")  # layer types of transformers that are supported
-STATES = ("mamba", "linear", "hybrid", "conv", "recurrent", "delta")  # parts of the names of others
 ops = torch.ops.tutti
-REFUSALS = {  # why the attention of a model cannot be paged
-    "mask": "it computes a mask of its own ({})",
-    "state": "layer {} is {}, which keeps a state of each sequence besides keys and values",
-    "none": "no layer calls the attention interface of transformers",
-    "some": "layers {} call the attention interface of transformers, not all",
-    "calls": "layers call attention {} times, not all equally often",
-    "kind": "layer {} is {}",
-}
-CALLS = {  # the same of a call of the attention interface
+REFUSALS = {  # why a call of the attention interface cannot be paged
     "place": "has no layer_idx, by which the engine finds its cache",
     "mask": "adds a mask of its own to attention, which the engine cannot page",
     "later": "sees later tokens, which the engine cannot page",
@@ -172,6 +162,11 @@ class Probe(Attention):
 _current: ContextVar[Attention] = ContextVar("attention")
 
 
+def current() -> Attention | None:
+    """The attention that a model calls here, within `calling`."""
+    return _current.get(None)
+
+
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
@@ -180,15 +175,15 @@ def _attention(
     """What models call: query (1, heads, tokens, width), key and value (1, key heads, tokens, width)."""
     layer = getattr(module, "layer_idx", None)
     if layer is None:
-        raise ValueError(f"{type(module).__name__} {CALLS['place']}")
+        raise ValueError(f"{type(module).__name__} {REFUSALS['place']}")
     if attention_mask is not None:
-        raise ValueError(f"{type(module).__name__} {CALLS['mask']}")
+        raise ValueError(f"{type(module).__name__} {REFUSALS['mask']}")
     current, scale = _current.get(), scaling or query.shape[-1] ** -0.5
     query = query[0].transpose(0, 1)
     if key.shape[2] == 0:
         return current.cross(int(layer), query, scale)[None], None
     if not getattr(module, "is_causal", True):
-        raise ValueError(f"{type(module).__name__} {CALLS['later']}")
+        raise ValueError(f"{type(module).__name__} {REFUSALS['later']}")
     bias = by_distance if position_bias is None else _by_distance(module, current)
     options = {"window": sliding_window or 0, "softcap": softcap or 0.0, "sinks": s_aux, "bias": bias}
     return current(current.place(int(layer)), query, key[0].transpose(0, 1), value[0].transpose(0, 1), scale, options)[
@@ -202,7 +197,7 @@ def _by_distance(module: Any, current: Attention) -> Tensor:
         n = module.relative_attention_max_distance + 1
         current.bias = module.compute_bias(1, n, past_seen_tokens=n - 1)[0, :, 0].flip(-1)
     if current.bias is None:
-        raise ValueError(f"{type(module).__name__} {CALLS['bias']}")
+        raise ValueError(f"{type(module).__name__} {REFUSALS['bias']}")
     return current.bias
 
 
@@ -243,72 +238,6 @@ def paging(model: nn.Module, cache: Cache, step: Step) -> Iterator[None]:
     """Within the block, a model's attention reads and writes the cache."""
     with by_span(model, step.spans), calling(model, _Paged(cache, step)):
         yield
-
-
-def logits(model: Any, tokens: Tensor, positions: Tensor, rows: Tensor | None = None, **inputs: Any) -> Tensor:
-    """The logits (rows, vocabulary) after tokens (tokens,) at these positions. inputs: others of the model.
-
-    rows: the tokens whose logits are returned; by default all.
-    """
-    if model.config.is_encoder_decoder:
-        from tutti.serve.cross import decoded
-
-        made = decoded(model, tokens, positions).logits[0]
-        return made if rows is None else made[rows]
-    given = inputs or {"input_ids": tokens[None]}
-    kept = {} if rows is None else {"logits_to_keep": rows}
-    if (attention := _current.get(None)) is not None:
-        attention.positions = positions
-    return model(**given, position_ids=positions[None], use_cache=False, **kept).logits[0]
-
-
-def sequence_logits(model: Any, ids: Tensor) -> Tensor:
-    """The logits (rows, t, vocabulary) after each token of sequences ids (rows, t), padded at the end, without
-    gradients. A Function of level O0 on a CPU gives them the bits of the engine's steps, if its plan splits the same
-    sums; not for rotary embeddings that depend on the length of a sequence.
-
-    Raises ValueError for attention that cannot be paged.
-    """
-    rows, t = ids.shape
-    positions = torch.arange(t, device=ids.device).repeat(rows)
-    with calling(model, Sequences(t)):
-        return logits(model, ids.flatten(), positions).unflatten(0, (rows, t))
-
-
-def layers_of(model: nn.Module) -> list[Layer]:
-    """What each attention call of a model that generates caches. Raises ValueError for models that cannot be paged.
-
-    The model runs on one token.
-    """
-    probe, device = Probe(), next(model.parameters()).device
-    token = torch.zeros(1, dtype=torch.int64, device=device)
-    try:
-        with torch.no_grad(), calling(model, probe):
-            logits(model, token, token)
-    except (TypeError, AttributeError, IndexError) as error:
-        raise _unpaged(model, "mask", error) from error
-    config: Any = model.config
-    kinds = getattr(config.get_text_config(), "layer_types", None) or []
-    for i, kind in enumerate(kinds):
-        if any(x in kind for x in STATES):
-            raise _unpaged(model, "state", i, kind)
-    if not probe.layers:
-        raise _unpaged(model, "none")
-    calls = probe.counts[0]
-    if sorted(probe.counts) != list(range(len(probe.counts))):
-        raise _unpaged(model, "some", sorted(probe.counts))
-    if set(probe.counts.values()) != {calls}:
-        raise _unpaged(model, "calls", sorted(set(probe.counts.values())))
-    for i, kind in enumerate(kinds):
-        if kind not in KINDS or (kind == "sliding_attention") > bool(probe.layers[i, 0].window):
-            raise _unpaged(model, "kind", i, kind)
-    return [replace(probe.layers[place], calls=calls) for place in sorted(probe.layers)]
-
-
-def _unpaged(model: nn.Module, why: str, *values: Any) -> ValueError:
-    """why: a key of `REFUSALS`, whose text has a place for each of the values."""
-    reason = REFUSALS[why].format(*values)
-    return ValueError(f"the attention of {type(model).__name__} cannot be paged: {reason}; use model.generate")
 
 
 def empty_cache(layers: Sequence[Layer], slots: int, dtype: torch.dtype, device: torch.device | str) -> Cache:

@@ -22,8 +22,9 @@ from tutti.hardware import Cluster
 from tutti.lower.vary import vary
 from tutti.plan.layout import coordinates_of, devices
 from tutti.plan.plan import Plan
-from tutti.serve.attention import Layer, empty_cache, layers_of, slot_bytes
+from tutti.serve.attention import Layer, empty_cache, slot_bytes
 from tutti.serve.engine import Engine
+from tutti.serve.logits import layers_of
 from tutti.serve.request import Request, Sampling
 from tutti.serve.rotary import scaling_of
 from tutti.serve.runner import CACHE, step_function
@@ -200,7 +201,8 @@ class Predicted:
         width = self.layers[-1].width + self.layers[-1].value_width
         flops = 2 * heads * width * self.depth
         read = device.stream_seconds(self.slot, "add", self.dtype) / share
-        costs = Costs(GRID, tuple(seconds), read, flops / device.rate(device.known(self.dtype)) / share, overhead)
+        rate = device.rate(device.dtype_with_peak(self.dtype))
+        costs = Costs(GRID, tuple(seconds), read, flops / rate / share, overhead)
         return Served(costs, plan, held, slots, self.slot)
 
     def _deep(self, at: Mapping[int, float]) -> float:

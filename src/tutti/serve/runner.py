@@ -25,11 +25,12 @@ from tutti.exec.large_pages import pack
 from tutti.exec.runtime import in_group, own_slice
 from tutti.ir.step_graph import OUTPUT
 from tutti.launch.heartbeat import HEARTBEAT
-from tutti.nn.paged_attention import KNOWN
+from tutti.nn.paged_attention import DTYPES
 from tutti.nn.quantized_linear import dtype_of
 from tutti.plan.layout import devices
 from tutti.plan.roles import UndividedBatch
-from tutti.serve.attention import Cache, CacheDtype, Step, empty_cache, layers_of, logits, paging, slot_bytes
+from tutti.serve.attention import Cache, CacheDtype, Step, empty_cache, paging, slot_bytes
+from tutti.serve.logits import layers_of, logits
 from tutti.serve.lora import Adapters
 from tutti.serve.recorded import CudaGraphs, Recorded, Recorder
 from tutti.serve.rotary import by_span, scaling_of
@@ -69,7 +70,7 @@ class Runner:
         device, dtype = next(model.parameters()).device, dtype_of(model)
         if cache_dtype not in ("", *CACHES):
             raise ValueError(f"cache_dtype={cache_dtype!r}; expected 'int8', 'int4', or '' for that of the model")
-        if cache_dtype and (device.type != "cpu" or dtype not in KNOWN):
+        if cache_dtype and (device.type != "cpu" or dtype not in DTYPES):
             raise ValueError(
                 f"cache_dtype={cache_dtype!r} with a model of {dtype} on {device.type}: attention reads it on CPUs "
                 "only, for models of float32 and bfloat16; leave cache_dtype out"

@@ -19,6 +19,7 @@ from tutti import compat
 from tutti.nn.quantized_linear import dtype_of
 from tutti.serve.attention import Cache
 from tutti.serve.blocks import Digest
+from tutti.serve.cross import write
 
 Tokens = Callable[[Any], list[int]]
 
@@ -160,8 +161,6 @@ class CrossEncoder(Encoder):
         return {self.name: torch.zeros(shape, dtype=dtype_of(self.model))}
 
     def run(self, cache: Cache, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
-        from tutti.serve.cross import write
-
         write(self.model, cache, slots, self.positions(inputs))
         return slots[:1]
 

@@ -36,7 +36,7 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     `transformers` reads folders whose tensors have other names than the model's (experts apart, older names): all of
     them, in each process. Raises ValueError if a tensor is missing or has another shape.
     """
-    layers, held = _layers(store, model), store.held()
+    layers, held = _layers(store, model), store.sharded()
     if compressed.is_compressed(model):
         quantized = {p: x for p, x in compressed.modules_of(model).items() if f"{PREFIX}{p}.q" in store.tensors}
         rest = {name.removeprefix(PREFIX): held[name] for name in _as_given(store, quantized)}

@@ -49,17 +49,17 @@ def dry_run(
     within = cluster if flat else cluster.of(devices(plan.inner))
     sizes = sizes_of(cut, inner)
     parts: dict[Place, Part] = {}
-    known: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
+    simulated: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
     for place, part in cut.parts.items():
-        asked = output_layouts(cut, part, inner)
+        layouts = output_layouts(cut, part, inner)
         runs = 1 if place.once else plan.accumulate
-        signature = (place,) if flat else _signature(part, inner, asked)
-        if signature not in known:
+        signature = (place,) if flat else _signature(part, inner, layouts)
+        if signature not in simulated:
             progress(f"simulating {place}")
             make = partial(program_of, cut, part, inner)
             program = lowered(make, level, within if overlaps else None)
-            known[signature] = program, simulate([program], within, level)
-        program, simulation = known[signature]
+            simulated[signature] = program, simulate([program], within, level)
+        program, simulation = simulated[signature]
         if flat and place.kind in WITH_LAYERS:
             check_divided(program, plan.overlap_chunks)
         parts[place] = Part(str(place), program, simulation, runs)
@@ -71,20 +71,20 @@ def dry_run(
     def pair(first: Place, second: Place) -> Part:
         """Two parts that run together."""
         key = id(parts[first].program), id(parts[second].program)
-        if key not in known:
+        if key not in simulated:
             progress(f"simulating {first} with {second}")
 
             def make(rank: int) -> Program:
                 return joined(*(program_of(cut, cut.parts[place], inner, rank) for place in (first, second)))
 
             program = lowered(make, level, within if overlaps else None)
-            known[key] = program, simulate([program], within, level)
-        return Part(f"{first} with {second}", *known[key])
+            simulated[key] = program, simulate([program], within, level)
+        return Part(f"{first} with {second}", *simulated[key])
 
     return pipeline_run(run, cut, schedule, parts, plan, sizes, pair)
 
 
-def _signature(part: StepGraph, plan: Plan, asked: Mapping[str, Layout]) -> tuple:
+def _signature(part: StepGraph, plan: Plan, layouts: Mapping[str, Layout]) -> tuple:
     """Everything that the Program of a part depends on, except the names of values that cross parts."""
     place = {node: f"%{i}" for i, node in enumerate(part.graph.nodes)}
     lines = []
@@ -96,6 +96,6 @@ def _signature(part: StepGraph, plan: Plan, asked: Mapping[str, Layout]) -> tupl
                       str(meta.get("val")), meta.get("phase"), meta.get("read_later")))  # fmt: skip
     inputs = [(place[node], input_kind(name)) for name, node in part.inputs.items()]
     outputs = [
-        (place[node], str(asked.get(name)), place.get(part.inputs.get(name))) for name, node in part.outputs.items()
+        (place[node], str(layouts.get(name)), place.get(part.inputs.get(name))) for name, node in part.outputs.items()
     ]
     return tuple(lines), tuple(inputs), tuple(outputs)

@@ -35,14 +35,14 @@ def plus_minus(error: float | None) -> str:
     return f" ± {100 * error:.0f} %" if error else ""
 
 
-def kind_of(made: DryRun | StepGraph) -> str:
+def kind_of(step: DryRun | StepGraph) -> str:
     """Whether a step routes tokens to experts."""
-    graphs = [part.program.graph for part in made.parts] if isinstance(made, DryRun) else [made.graph]
+    graphs = [part.program.graph for part in step.parts] if isinstance(step, DryRun) else [step.graph]
     targets = {getattr(node.target, "_schema", None) for graph in graphs for node in graph.nodes}
     return EXPERTS if any(t and t.name.startswith(ROUTED) for t in targets) else DENSE
 
 
 def within(errors: Iterable[float]) -> float:
     """The smallest error that `SHARE` of the errors stay within."""
-    found = sorted(errors)
-    return found[ceil(SHARE * len(found)) - 1]
+    ordered = sorted(errors)
+    return ordered[ceil(SHARE * len(ordered)) - 1]

@@ -22,14 +22,14 @@ def forward_seconds(step: StepGraph, cluster: Cluster, level: str) -> Callable[[
     """
     one = cluster.of(1)
     program = improve(shard(step.keep(["loss"]), Plan({"dp": 1}), 0), level)
-    made = simulate([program], one, level)
-    taken, calls = defaultdict[str, float](float), Counter[str]()
+    simulation = simulate([program], one, level)
+    seconds, calls = defaultdict[str, float](float), Counter[str]()
     for node in step.calls:
         calls[node.meta["label"]] += 1
-    for task in made.tasks[0]:
-        sizes = {n: sum(x.bytes for x in flat(n.meta["val"])) for n in made.replays[0].events[task.event].nodes
+    for task in simulation.tasks[0]:
+        sizes = {n: sum(x.bytes for x in flat(n.meta["val"])) for n in simulation.replays[0].events[task.event].nodes
                  if n.target not in FREE}  # fmt: skip
         whole = sum(sizes.values())
         for node, size in sizes.items():
-            taken[node.meta["label"]] += task.seconds * (size / whole if whole else 1 / len(sizes))
-    return lambda node: taken[node.meta["label"]] / calls[node.meta["label"]]
+            seconds[node.meta["label"]] += task.seconds * (size / whole if whole else 1 / len(sizes))
+    return lambda node: seconds[node.meta["label"]] / calls[node.meta["label"]]

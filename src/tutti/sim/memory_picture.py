@@ -28,41 +28,41 @@ GIB = 1 << 30
 Course = list[tuple[float, Counter[str]]]  # (seconds, bytes by kind from then on)
 
 
-def save_memory(made: DryRun, path: Path | StringIO) -> None:
+def save_memory(run: DryRun, path: Path | StringIO) -> None:
     """Write the chart: an .svg, .png or .pdf, or the text of an SVG."""
-    panels_of = courses(made)
-    with drawing(path, 10, 1 + 2.6 * len(panels_of)) as figure:
-        panels = figure.subplots(len(panels_of), 1, squeeze=False, sharey=True)
+    panels = courses(run)
+    with drawing(path, 10, 1 + 2.6 * len(panels)) as figure:
+        all_axes = figure.subplots(len(panels), 1, squeeze=False, sharey=True)
         used = {kind: color for kind, color in {**COLORS, OTHER: "#888888"}.items()
-                if any(_sizes(found, kind).any() for _, _, found in panels_of)}  # fmt: skip
-        for axes, (title, seconds, found) in zip(panels[:, 0], panels_of, strict=True):
-            times = [1e3 * begin for begin, _ in found] + [1e3 * seconds]
-            rows = [np.append(sizes := _sizes(found, kind), sizes[-1:]) for kind in used]
+                if any(_sizes(course, kind).any() for _, _, course in panels)}  # fmt: skip
+        for axes, (title, seconds, course) in zip(all_axes[:, 0], panels, strict=True):
+            times = [1e3 * begin for begin, _ in course] + [1e3 * seconds]
+            rows = [np.append(sizes := _sizes(course, kind), sizes[-1:]) for kind in used]
             axes.stackplot(times, rows, colors=list(used.values()), step="post", linewidth=0)
-            axes.axhline(made.cluster.device.memory / GIB, color="#222222", linewidth=0.8, linestyle="--")
-            axes.set_ylim(0, 1.1 * made.memory.peak / GIB)
+            axes.axhline(run.cluster.device.memory / GIB, color="#222222", linewidth=0.8, linestyle="--")
+            axes.set_ylim(0, 1.1 * run.memory.peak / GIB)
             axes.set_ylabel("GiB")
             bare(axes, title, seconds)
         legend(figure, used)
 
 
-def _sizes(found: Course, kind: str) -> np.ndarray:
+def _sizes(course: Course, kind: str) -> np.ndarray:
     """GiB of a kind, or of all kinds without a color."""
     if kind == OTHER:
-        return np.array([sum(n for k, n in now.items() if k not in COLORS) for _, now in found]) / GIB
-    return np.array([now[kind] for _, now in found]) / GIB
+        return np.array([sum(n for k, n in now.items() if k not in COLORS) for _, now in course]) / GIB
+    return np.array([now[kind] for _, now in course]) / GIB
 
 
-def courses(made: DryRun) -> Sequence[tuple[str, float, Course]]:
+def courses(run: DryRun) -> Sequence[tuple[str, float, Course]]:
     """(title, seconds, course) of each panel."""
-    if not isinstance(made, PipelineDryRun):
-        return [(part.title, part.simulation.seconds, _course(made, part)) for part in made.parts]
-    spans = [span for span in made.spans if span.device == made.fullest]
-    held = zip(spans, made.courses[made.fullest], strict=True)
-    return [(f"device {made.fullest}", made.seconds, [(span.begin, now.kinds) for span, now in held])]
+    if not isinstance(run, PipelineDryRun):
+        return [(part.title, part.simulation.seconds, _course(run, part)) for part in run.parts]
+    spans = [span for span in run.spans if span.device == run.fullest]
+    states = zip(spans, run.courses[run.fullest], strict=True)
+    return [(f"device {run.fullest}", run.seconds, [(span.begin, now.kinds) for span, now in states])]
 
 
-def _course(made: DryRun, part: Part) -> Course:
+def _course(run: DryRun, part: Part) -> Course:
     """The memory of a Program from the start of each call on.
 
     Collectives may wait after they are called, and do not count: the computation after them says when they are called.
@@ -70,8 +70,8 @@ def _course(made: DryRun, part: Part) -> Course:
     simulation = part.simulation
     tasks = [(simulation.task(span), span.begin) for span in simulation.spans if span.rank == RANK]
     begins = {task.event: begin for task, begin in tasks if task.stream == COMPUTE}
-    found, now = [], 0.0
-    for call, kinds in course(simulation.replays[RANK], platform(made.cluster.device)):
+    states, now = [], 0.0
+    for call, kinds in course(simulation.replays[RANK], platform(run.cluster.device)):
         now = max(now, begins.get(call, now))  # calls without a span take no time
-        found.append((now if found else 0.0, kinds))
-    return found
+        states.append((now if states else 0.0, kinds))
+    return states

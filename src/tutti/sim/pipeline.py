@@ -26,7 +26,7 @@ from tutti.sim.step import RANK, DryRun, Part
 WORK = {"P": "preparation", "F": "forward", "B": "backward", "W": "gradients", "U": "update", "C": "call"}
 PAIR = "forward and backward"
 # kinds of memory that a device holds throughout
-KEPT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
+RESIDENT = ("parameters", "optimizer state", "buffers", "numbers", "activations", "accumulated gradients")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Span:
         return " with ".join(names) or "pass on"
 
 
-class Held(NamedTuple):
+class MemoryState(NamedTuple):
     """Bytes of a device's rank during an action: total, by kind, and the call with the highest peak."""
 
     total: int
@@ -73,7 +73,7 @@ class PipelineDryRun(DryRun):
     place: tuple[int, ...] = ()  # the device of each stage
     spans: tuple[Span, ...] = ()
     sent: tuple[tuple[int, int], ...] = ()  # messages, and bytes of each of its ranks
-    courses: tuple[tuple[Held, ...], ...] = ()  # by device: at each of its spans
+    courses: tuple[tuple[MemoryState, ...], ...] = ()  # by device: at each of its spans
     away: tuple[Mapping[str, int], ...] = ()  # by device: bytes of inputs on other tiers
     pairs: tuple[tuple[Place, Place, Part], ...] = ()
 
@@ -108,10 +108,10 @@ class PipelineDryRun(DryRun):
     @cached_property
     def memories(self) -> list[Memory]:
         """The memory of each device, at its peak."""
-        idle = Held(0, Counter(), "")
-        worst = [max(course, key=lambda held: held.total, default=idle) for course in self.courses]
-        return [Memory(held.total, dict(held.kinds.most_common()), (), held.at, dict(away))
-                for held, away in zip(worst, self.away, strict=True)]  # fmt: skip
+        idle = MemoryState(0, Counter(), "")
+        worst = [max(course, key=lambda state: state.total, default=idle) for course in self.courses]
+        return [Memory(state.total, dict(state.kinds.most_common()), (), state.at, dict(away))
+                for state, away in zip(worst, self.away, strict=True)]  # fmt: skip
 
     @cached_property
     def fullest(self) -> int:
@@ -186,22 +186,22 @@ def _clock(
 
 
 def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, parts: Mapping[Place, Part],
-            pairs: Mapping[tuple[Place, ...], Part], sizes: Mapping[str, int]) -> Iterator[Held]:  # fmt: skip
+            pairs: Mapping[tuple[Place, ...], Part], sizes: Mapping[str, int]) -> Iterator[MemoryState]:  # fmt: skip
     """The memory of one rank of a device during each of its actions."""
-    kept = Counter()
+    resident = Counter()
     for name, stage in cut.homes.items():
         if schedule.place[stage] == device and name in sizes:
-            kept[input_kind(name)] += sizes[name]
+            resident[input_kind(name)] += sizes[name]
     for name in cut.step.inputs:  # and what never changes is everywhere
         if name not in cut.homes and name.startswith(("buffer:", "constant:")):
-            kept[input_kind(name)] += sizes.get(name, 0)
-    now = kept.copy()  # the messages that are held are added to it one by one: there are many
+            resident[input_kind(name)] += sizes.get(name, 0)
+    now = resident.copy()  # the messages that are held are added to it one by one: there are many
     alive: dict[Message, int] = {}
     summed: set[str] = set()
     accumulated, added = 0, set[Place]()
     gradients = {place: [name for name in part.outputs if name.startswith("grad:")]
                  for place, part in cut.parts.items()}  # fmt: skip
-    held = {place: sum(sizes[name] for name in (*part.inputs, *gradients[place])
+    inputs_of = {place: sum(sizes[name] for name in (*part.inputs, *gradients[place])
                        if not name.startswith(("batch:", "common:")))
             for place, part in cut.parts.items() if schedule.place[place.stage] == device}  # fmt: skip
 
@@ -222,14 +222,14 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
             here["accumulated gradients"] += accumulated
         total = sum(here.values())
         if action.place is None:
-            yield Held(total, here, "")
+            yield MemoryState(total, here, "")
         else:
             places = tuple(place for place, _ in action.runs)
             part = pairs[places] if action.second else parts[action.place]
             memory = part.simulation.memory[RANK]
-            here.update({k: n for k, n in memory.kinds.items() if k not in KEPT})
-            inputs = sum(held[place] for place in places)
-            yield Held(total + max(memory.peak - inputs, 0), here, f"{part.name}: {memory.at}")
+            here.update({k: n for k, n in memory.kinds.items() if k not in RESIDENT})
+            inputs = sum(inputs_of[place] for place in places)
+            yield MemoryState(total + max(memory.peak - inputs, 0), here, f"{part.name}: {memory.at}")
             for place, microbatch in action.runs:
                 for name in cut.parts[place].outputs:
                     if name.startswith("value:"):

@@ -120,21 +120,21 @@ def best_plan(
                     cluster=str(cluster), reasons=(why,))  # fmt: skip
     asked = (graph.fingerprint, cluster.to_json(), level, *pins, accumulate, mesh, budget)
     file = _file(asked)
-    known = _known(file)
-    if known:
-        return known.replace(reasons=(*known.reasons, SAID))
+    cached = _cached(file)
+    if cached:
+        return cached.replace(reasons=(*cached.reasons, SAID))
     with progress("planning") as tell:
         search = Search(
             graph_of, batch, cluster, Simulator(level), pins=pins, accumulate=accumulate, mesh=mesh, budget=budget,
             progress=lambda what: tell(f"planning: {what}"),
         )  # fmt: skip
-        found = search.best()
+        plan = search.best()
     if file:
         try:
-            machine.write(file, found.to_json() + "\n")
+            machine.write(file, plan.to_json() + "\n")
         except OSError as error:
             warnings.warn(f"the plan that was found is not kept: {error}", stacklevel=2)
-    return found
+    return plan
 
 
 def _all_bytes(graph: StepGraph) -> int:
@@ -142,7 +142,7 @@ def _all_bytes(graph: StepGraph) -> int:
     return sum(spec.bytes for node in graph.graph.nodes for spec in flat(node.meta.get("val")))
 
 
-def _known(file: Path | None) -> Plan | None:
+def _cached(file: Path | None) -> Plan | None:
     """The plan in a file, or None if there is none that can be read."""
     try:
         return Plan.load(file) if file and file.is_file() else None

@@ -99,7 +99,7 @@ def restart(graph: StepGraph, plan: Plan, width: int, before: Plan | None = None
     if foreign := {x for x in before.inputs if x.startswith("param:")} - labels:
         raise ValueError(f"the plan before is for another model: it has a layout for {min(foreign)!r}")
     specs = {name: graph.spec(name) for name in graph.inputs if name.partition(":")[0] not in GIVEN}
-    now, then = _lying(graph, plan), _lying(graph, before)
+    now, then = _placed(graph, plan), _placed(graph, before)
     count, machines, had = devices(plan.mesh), _machines(plan, width), _machines(before, width)
     per_device, per_machine = np.zeros(count, np.int64), np.zeros(machines, np.int64)
     sent, places = np.zeros(machines, np.int64), _places(machines, had, lost if had > 1 else None)
@@ -107,10 +107,10 @@ def restart(graph: StepGraph, plan: Plan, width: int, before: Plan | None = None
     for number, (name, spec) in enumerate(specs.items()):
         if spec.bytes:
             reads, wrote = now(name), then(name)
-            held = reads.held(spec)
-            per_device[reads.ranks] += held
+            shard_bytes = reads.shard_bytes(spec)
+            per_device[reads.ranks] += shard_bytes
             at, shard = reads.distinct(width)
-            np.add.at(per_machine, at, held[shard])
+            np.add.at(per_machine, at, shard_bytes[shard])
             rank, owner, sizes = pieces(spec, reads, wrote)
             turn = turn_of(wrote.layout, wrote.mesh, number)
             written = (owner + rank_at({axis: turn.get(axis, 0) for axis in wrote.mesh}, wrote.mesh)) // width
@@ -122,7 +122,7 @@ def restart(graph: StepGraph, plan: Plan, width: int, before: Plan | None = None
 
 
 @dataclass(frozen=True)
-class _Lying:
+class _Placed:
     """The layout of a tensor on a mesh whose first rank is `first`."""
 
     layout: Layout
@@ -146,7 +146,7 @@ class _Lying:
             [rank_at({axis: x if axis in split else 0 for axis, x in at.items()}, self.mesh) for at in where]
         )
 
-    def held(self, spec: Spec) -> np.ndarray:
+    def shard_bytes(self, spec: Spec) -> np.ndarray:
         """The bytes of each rank's shard."""
         count = devices(self.mesh)
         different = self.layout.uneven(spec.shape, self.mesh)
@@ -162,19 +162,19 @@ class _Lying:
         return machine, shard
 
 
-def _lying(graph: StepGraph, plan: Plan) -> Callable[[str], _Lying]:
+def _placed(graph: StepGraph, plan: Plan) -> Callable[[str], _Placed]:
     """The layout of stored inputs by name. In a pipeline, an input may be on the device of one stage only."""
     homes: dict[str, int] = {}
     if plan.stages:
         cut, schedule = schedule_of(graph, plan, plan.accumulate)
         homes = {name: schedule.place[stage] for name, stage in cut.homes.items()}
 
-    def lying(name: str) -> _Lying:
+    def placed(name: str) -> _Placed:
         mesh = plan.inner if name in homes else plan.mesh
         layout = plan.input_layout(graph.inputs[name].meta["label"])
-        return _Lying(layout, tuple(mesh.items()), homes.get(name, 0) * devices(plan.inner))
+        return _Placed(layout, tuple(mesh.items()), homes.get(name, 0) * devices(plan.inner))
 
-    return lying
+    return placed
 
 
 def _machines(plan: Plan, width: int) -> int:
@@ -189,19 +189,19 @@ def _places(machines: int, had: int, lost: int | None) -> np.ndarray:
     return np.array(left + [-1] * (machines - len(left)))
 
 
-def _pieces(spec: Spec, reads: _Lying, wrote: _Lying) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _pieces(spec: Spec, reads: _Placed, wrote: _Placed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All that ranks read of stored blocks: the reading rank, the first rank that wrote the block, and bytes."""
     mine, begin, end = _boxes(spec, reads)
     theirs, low, high = _boxes(spec, wrote)
-    found = []
+    pieces = []
     rows = max(1, CHUNK // len(theirs))
     for i in range(0, len(mine), rows):
         part = slice(i, i + rows)
         sizes = np.minimum(end[part, None], high[None]) - np.maximum(begin[part, None], low[None])
         shared = np.maximum(sizes, 0).prod(-1)
         a, b = shared.nonzero()
-        found.append((mine[part][a], theirs[b], shared[a, b] * spec.dtype.itemsize))
-    first, owner, count = (np.concatenate(column) for column in zip(*found, strict=True))
+        pieces.append((mine[part][a], theirs[b], shared[a, b] * spec.dtype.itemsize))
+    first, owner, count = (np.concatenate(column) for column in zip(*pieces, strict=True))
     order = np.argsort(first, kind="stable")
     alike = reads.alike
     low, high = (np.searchsorted(first[order], alike, side) for side in ("left", "right"))
@@ -209,13 +209,13 @@ def _pieces(spec: Spec, reads: _Lying, wrote: _Lying) -> tuple[np.ndarray, np.nd
     return np.repeat(reads.ranks, high - low), owner[taken] + wrote.first, count[taken]
 
 
-def _boxes(spec: Spec, lying: _Lying) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _boxes(spec: Spec, placed: _Placed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Each distinct block: the first rank that has it, its begin and its end."""
-    found = [(rank, box) for rank in np.unique(lying.alike).tolist()
-             for box in boxes(lying.layout, spec.shape, lying.mesh, rank)]  # fmt: skip
-    begin = np.array([box.whole for _, box in found]).reshape(len(found), -1)
+    blocks = [(rank, box) for rank in np.unique(placed.alike).tolist()
+             for box in boxes(placed.layout, spec.shape, placed.mesh, rank)]  # fmt: skip
+    begin = np.array([box.whole for _, box in blocks]).reshape(len(blocks), -1)
     return (
-        np.array([rank for rank, _ in found]),
+        np.array([rank for rank, _ in blocks]),
         begin,
-        begin + np.array([box.sizes for _, box in found]).reshape(len(found), -1),
+        begin + np.array([box.sizes for _, box in blocks]).reshape(len(blocks), -1),
     )

@@ -52,11 +52,11 @@ class Simulation:
 
     def busy(self, rank: int) -> dict[str, float]:
         """Seconds in which each stream of a rank works, by "compute" or mesh axis."""
-        found: dict[str, float] = defaultdict(float)
+        seconds: dict[str, float] = defaultdict(float)
         for span in self.spans:
             if span.rank == rank:
-                found[self.task(span).stream] += span.end - span.begin
-        return dict(found)
+                seconds[self.task(span).stream] += span.end - span.begin
+        return dict(seconds)
 
     def idle(self, rank: int) -> dict[str, float]:
         """Seconds in which each stream of a rank is idle."""
@@ -64,32 +64,32 @@ class Simulation:
 
     def exposed(self, rank: int) -> dict[tuple[str, str], float]:
         """Seconds in which a rank is blocked by collectives, by (kind, axis)."""
-        found: dict[tuple[str, str], float] = defaultdict(float)
+        seconds: dict[tuple[str, str], float] = defaultdict(float)
         for stall in self.stalls:
             if stall.rank == rank:
                 task = self.task(stall)
-                found[task.kind, task.stream] += stall.end - stall.begin
-        return dict(found)
+                seconds[task.kind, task.stream] += stall.end - stall.begin
+        return dict(seconds)
 
     def communication(self, rank: int) -> dict[tuple[str, str], tuple[int, int, float]]:
         """(count, bytes sent, seconds in flight, hidden or not) of collectives, by (kind, axis)."""
-        found: dict[tuple[str, str], tuple[int, int, float]] = {}
+        totals: dict[tuple[str, str], tuple[int, int, float]] = {}
         for span in self.spans:
             task = self.task(span)
             if span.rank == rank and task.kind:
-                count, sent, took = found.get((task.kind, task.stream), (0, 0, 0.0))
-                found[task.kind, task.stream] = count + 1, sent + task.bytes, took + span.end - span.begin
-        return found
+                count, sent, took = totals.get((task.kind, task.stream), (0, 0, 0.0))
+                totals[task.kind, task.stream] = count + 1, sent + task.bytes, took + span.end - span.begin
+        return totals
 
     def slowest(self, rank: int) -> list[tuple[str, str, int, float]]:
         """(label, phase, count, seconds) of a rank's computations, the slowest first."""
-        found: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
+        totals: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
         for span in self.spans:
             task = self.task(span)
             if span.rank == rank and task.stream == COMPUTE:
-                entry = found[task.name, task.phase]
+                entry = totals[task.name, task.phase]
                 entry[:] = entry[0] + 1, entry[1] + span.end - span.begin
-        rows = [(name, phase, count, took) for (name, phase), (count, took) in found.items()]
+        rows = [(name, phase, count, took) for (name, phase), (count, took) in totals.items()]
         return sorted(rows, key=lambda row: -row[3])
 
 
@@ -114,10 +114,10 @@ def simulate(
         raise ValueError(f"the plan is for {devices(mesh)} devices, {cluster} has {cluster.size}")
     tasks, memories, replays = {}, {}, {}
     for program in programs:
-        played = fuse(replay(program), level)
-        replays[program.rank] = played
-        tasks[program.rank] = tasks_of(played, Prices(cluster, program))
-        memories[program.rank] = memory(played, platform(cluster.device))
+        fused = fuse(replay(program), level)
+        replays[program.rank] = fused
+        tasks[program.rank] = tasks_of(fused, Prices(cluster, program))
+        memories[program.rank] = memory(fused, platform(cluster.device))
     waits_for = cluster.device.slowest(cluster.size)
     pace = {rank: waits_for * (slower or {}).get(rank, 1.0) for rank in tasks}
     clock = Clock(tasks, mesh, pace, cluster.device.yields)
@@ -131,7 +131,7 @@ def dtype_of(programs: Iterable[Program]) -> torch.dtype:
     work: dict[torch.dtype, int] = defaultdict(int)
     for node in (node for program in programs for node in program.graph.nodes):
         if node.target in FLOPS:
-            made = node.meta["val"]
-            spec = next(s for s in made if s) if isinstance(made, tuple) else made
+            val = node.meta["val"]
+            spec = next(s for s in val if s) if isinstance(val, tuple) else val
             work[spec.dtype] += FLOPS[node.target](node)
     return max(work, key=lambda dtype: work[dtype], default=torch.float32)

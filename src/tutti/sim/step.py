@@ -81,14 +81,14 @@ class DryRun:
 
     def communication(self) -> dict[tuple[str, str], tuple[int, int, float, float]]:
         """(count, bytes sent by a rank, seconds in flight, exposed seconds), by (kind, axis)."""
-        found: dict[tuple[str, str], tuple[int, int, float, float]] = {}
+        totals: dict[tuple[str, str], tuple[int, int, float, float]] = {}
         for part in self.counted:
             exposed = part.simulation.exposed(RANK)
             for key, (count, sent, took) in part.simulation.communication(RANK).items():
                 new = (count, sent, took, exposed.get(key, 0.0))
-                old = found.get(key, (0, 0, 0.0, 0.0))
-                found[key] = tuple(a + part.runs * b for a, b in zip(old, new, strict=True))  # pyright: ignore
-        return found
+                old = totals.get(key, (0, 0, 0.0, 0.0))
+                totals[key] = tuple(a + part.runs * b for a, b in zip(old, new, strict=True))  # pyright: ignore
+        return totals
 
     def prediction(self) -> Prediction:
         """The prediction that a plan stores."""
@@ -108,17 +108,17 @@ class DryRun:
             sum(exposed for key, (*_, exposed) in every.items() if key[1] in BESIDE),
             dict(memory.tiers),
             sum(max(0.0, took - exposed) for *_, took, exposed in communication.values()),
-            dtype_name(self.cluster.device.known(dtype_of(part.program for part in self.parts))),
+            dtype_name(self.cluster.device.dtype_with_peak(dtype_of(part.program for part in self.parts))),
         )
 
     def slowest(self) -> list[tuple[str, str, int, float]]:
         """(label, phase, count, seconds), the slowest first."""
-        found: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
+        totals: dict[tuple[str, str], list] = defaultdict(lambda: [0, 0.0])
         for part in self.counted:
             for name, phase, count, took in part.simulation.slowest(RANK):
-                entry = found[name, phase]
+                entry = totals[name, phase]
                 entry[:] = entry[0] + part.runs * count, entry[1] + part.runs * took
-        return sorted(((n, p, count, took) for (n, p), (count, took) in found.items()), key=lambda row: -row[3])
+        return sorted(((n, p, count, took) for (n, p), (count, took) in totals.items()), key=lambda row: -row[3])
 
 
 def lowered(make: Callable[[int], Program], level: str, hidden: Cluster | None) -> Program:

@@ -42,13 +42,13 @@ class Task:
 def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
     """The tasks of a replay, in the order in which a rank issues them."""
     tasks: list[Task] = []
-    made_by: dict[Storage, int] = {}  # collectives
+    task_of: dict[Storage, int] = {}  # collectives
     due: set[int] = set()  # collectives that the Program has awaited
     for i, event in enumerate(replay.events):
         if event.node.target is wait:
-            due |= {made_by[o.storage] for o in event.reads}
+            due |= {task_of[o.storage] for o in event.reads}
             continue
-        waits = tuple(sorted(due | {made_by[o.storage] for o in event.reads if o.storage in made_by}))
+        waits = tuple(sorted(due | {task_of[o.storage] for o in event.reads if o.storage in task_of}))
         if event.collective:
             copies = prices.copies(event)
             if copies:
@@ -56,7 +56,7 @@ def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
                 tasks.append(Task(COMPUTE, name, event.phase, copies, waits=waits, bytes=moves, event=i))
                 waits = ()
             tasks.append(_collective(event, prices, waits, i))
-            made_by.update(dict.fromkeys(event.made, len(tasks) - 1))
+            task_of.update(dict.fromkeys(event.made, len(tasks) - 1))
             due = set()
         elif (stream := stream_of(event)) and event.computes:
             due = set()
@@ -64,7 +64,7 @@ def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
             kind = _TRANSFERS.get(event.node.target, "update")
             tasks.append(Task(stream, event.label, event.phase, seconds, kind, waits=waits, bytes=moves, event=i))
             changed = [o.storage for o in event.reads] if stream == HOST_COMPUTES else []
-            made_by.update(dict.fromkeys([*event.made, *changed], len(tasks) - 1))
+            task_of.update(dict.fromkeys([*event.made, *changed], len(tasks) - 1))
         elif event.computes:
             due = set()
             took = prices.compute(event)

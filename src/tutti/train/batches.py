@@ -51,12 +51,12 @@ class Order:
             return list(range(n))
         generator = torch.Generator().manual_seed(seed_of_data(args) + self.epoch)
         if args.train_sampling_strategy == "group_by_length":
-            known = is_dataset(self.dataset) and args.length_column_name in self.dataset.column_names
+            has_lengths = is_dataset(self.dataset) and args.length_column_name in self.dataset.column_names
             return list(
                 LengthGroupedSampler(
                     self.rows * args.gradient_accumulation_steps,
                     dataset=self.dataset,
-                    lengths=list(self.dataset[args.length_column_name]) if known else None,
+                    lengths=list(self.dataset[args.length_column_name]) if has_lengths else None,
                     model_input_name=self.model_input,
                     generator=generator,
                 )
@@ -86,12 +86,12 @@ def evaluation_loader(dataset: Any, collate: Callable, args: transformers.Traini
 
 def _workers(args: transformers.TrainingArguments) -> dict[str, Any]:
     count = args.dataloader_num_workers
-    known = {"num_workers": count, "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available()}
+    options = {"num_workers": count, "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available()}
     if count:
-        known |= {"persistent_workers": args.dataloader_persistent_workers,
+        options |= {"persistent_workers": args.dataloader_persistent_workers,
                   "prefetch_factor": args.dataloader_prefetch_factor, "in_order": args.dataloader_in_order,
                   "multiprocessing_context": args.dataloader_multiprocessing_context}  # fmt: skip
-    return known
+    return options
 
 
 def is_dataset(dataset: Any) -> bool:
@@ -225,13 +225,13 @@ class Buckets:
         self.seen: set[int] = set()
 
     def __call__(self, batch: Mapping[str, Any], pads: Mapping[str, int]) -> dict[str, Any]:
-        mask, made = batch.get("attention_mask"), dict(batch)
+        mask, padded_batch = batch.get("attention_mask"), dict(batch)
         if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or POSITIONS & batch.keys():
-            return made
+            return padded_batch
         length = mask.shape[1]
         tensors = [x for x in batch.values() if isinstance(x, torch.Tensor)]
         if any(x.is_floating_point() and x.ndim > 1 and x.shape[1] == length for x in tensors):  # sound, not tokens
-            return made
+            return padded_batch
         others = {"labels", "decoder_input_ids", "decoder_attention_mask"} if self.two_sequences else set()
         targets: dict[int, int] = {}
         for key, x in batch.items():
@@ -241,17 +241,17 @@ class Buckets:
                 self.seen.add(x.shape[1] if key not in others else -x.shape[1])
                 if x.shape[1] not in targets:
                     targets[x.shape[1]] = self.target(x.shape[1], {*targets.values(), self.classes})
-                made[key] = padded(x, [targets[x.shape[1]]], pads.get(key, PADDED.get(key, 0)))
-        return made
+                padded_batch[key] = padded(x, [targets[x.shape[1]]], pads.get(key, PADDED.get(key, 0)))
+        return padded_batch
 
     def target(self, length: int, taken: set[int | None]) -> int:
         """The length that sequences of a length are padded to."""
         if sum(n > 0 for n in self.seen) < 2 and sum(n < 0 for n in self.seen) < 2:
             return length
-        made = bucket(length)
-        while made in taken:
-            made = bucket(made + 1)
-        return length if self.most is not None and made > self.most else made
+        size = bucket(length)
+        while size in taken:
+            size = bucket(size + 1)
+        return length if self.most is not None and size > self.most else size
 
 
 def padded(x: torch.Tensor, sizes: Sequence[int], value: int) -> torch.Tensor:

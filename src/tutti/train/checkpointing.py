@@ -188,8 +188,8 @@ def _write_model(trainer: Any, folder: Path, values: dict[str, Tensor]) -> None:
         from safetensors.torch import save_file
 
         own = {x.data_ptr(): name for name, x in reversed(values.items())}  # the first name of tied tensors
-        kept = {name: x.contiguous() for name, x in values.items() if own[x.data_ptr()] == name or not x.numel()}
-        save_file(kept, folder / "model.safetensors", {"format": "pt"})
+        tensors = {name: x.contiguous() for name, x in values.items() if own[x.data_ptr()] == name or not x.numel()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     processing = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if processing is not None:
         processing.save_pretrained(folder)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tutti.launch.launch import launch, rank, under_launcher
+from tutti.train import taskrun
 from tutti.train.config import Config, changes, is_fixed
-from tutti.train.configfile import parse, read
+from tutti.train.configfile import parse
+from tutti.train.taskrun import TaskRun
 
 RUN = "run.json"
 
@@ -19,14 +21,9 @@ def train(argv: list[str]) -> None:
     The same command resumes an interrupted run. A finished run is left alone. A config that names a `task` trains on
     rows of any kind (`tutti.train.taskrun`).
     """
-    if argv and not argv[0].startswith("-") and "task" in (table := read(Path(argv[0]))):
-        if argv[1:]:
-            more = f"a config with a task takes no options, such as {argv[1]}"
-            raise ValueError(f"{more}: write another file that includes it")
-        from tutti.train import taskrun
-
-        return taskrun.run(taskrun.TaskRun.of(table, argv[0]), argv[0])
     config = parse(argv)
+    if isinstance(config, TaskRun):
+        return taskrun.run(config, argv[0])
     # Measuring memory makes the profiler talk. This has to be set before torch is imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -18,8 +18,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from tutti.config.build import build
+from tutti.config.files import read
 from tutti.data.corpus import STEPS, Pipeline, Source, Step
-from tutti.train.configfile import build, read
 
 _SECTIONS = ("corpus", "source", "step")
 

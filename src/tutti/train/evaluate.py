@@ -77,8 +77,8 @@ def evaluate(
 
         options: dict[str, Any] = {} if length is None else {"length": length}
         names = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
-        found = score_folder(model_folder(run), task, data, names, batch=batch, cluster=cluster, plan=plan, **options)
-        _print({task: found})
+        scores = score_folder(model_folder(run), task, data, names, batch=batch, cluster=cluster, plan=plan, **options)
+        _print({task: scores})
         return
     if data is not None or metrics is not None:
         raise ValueError("--data and --metrics need --task, which says what rows are")
@@ -102,8 +102,8 @@ def _harness(run: str, names: str, tasks_from: str | None, few_shot: int | None,
     return run_harness(model_folder(run), tasks, tasks_from, few_shot, **options)
 
 
-def _print(found: dict[str, dict[str, float]]) -> None:
-    for task, values in found.items():
+def _print(scores: dict[str, dict[str, float]]) -> None:
+    for task, values in scores.items():
         print(task)
         for name, value in values.items():
             print(f"  {name:24}  {value:.4f}")

@@ -32,24 +32,29 @@ def evaluation_loop(
     for number, (batch, last) in enumerate(list_ahead(loader, Draws(seed_of_data(args))), 1):
         rows = find_batch_size(batch) or 0
         seen += rows
-        loss, made, given = trainer.prediction_step(trainer.model, batch, loss_only, ignored)
+        loss, logits, targets = trainer.prediction_step(trainer.model, batch, loss_only, ignored)
         if loss is not None:
             losses.append((float(loss), rows))
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
-        if args.batch_eval_metrics and trainer.compute_metrics is not None and made is not None and given is not None:
+        if (
+            args.batch_eval_metrics
+            and trainer.compute_metrics is not None
+            and logits is not None
+            and targets is not None
+        ):
             more = _asked(args, batch, loss, trainer)
-            metrics = trainer.compute_metrics(EvalPrediction(made, given, **more), compute_result=last)
+            metrics = trainer.compute_metrics(EvalPrediction(logits, targets, **more), compute_result=last)
             if not predicts:
                 continue
-        if made is not None:
-            predictions.add(made)
-        if given is not None:
-            labels.add(given)
+        if logits is not None:
+            predictions.add(logits)
+        if targets is not None:
+            labels.add(targets)
         if "inputs" in args.include_for_metrics:
             inputs.add(batch[getattr(trainer.model, "main_input_name", "input_ids")])
         if args.eval_accumulation_steps is not None and number % args.eval_accumulation_steps == 0:
-            for kept in (predictions, labels, inputs):
-                kept.to_cpu_and_numpy()
+            for gathered in (predictions, labels, inputs):
+                gathered.to_cpu_and_numpy()
     if not seen:
         raise ValueError("the dataset to evaluate is empty")
     all_made: Any = predictions.get_arrays()
@@ -74,12 +79,12 @@ def list_ahead(loader: Any, draws: Draws) -> Iterator[tuple[Any, bool]]:
     """Each batch, and whether it is the last."""
     with draws:
         batches = iter(loader)
-        held = next(batches, None)
-    while held is not None:
+        current = next(batches, None)
+    while current is not None:
         with draws:
             following = next(batches, None)
-        yield held, following is None
-        held = following
+        yield current, following is None
+        current = following
 
 
 def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,
@@ -104,11 +109,11 @@ def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: An
     return more
 
 
-def cut(outputs: Any, given: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
-    """Outputs without the positions that padding the batch to `given` added to dim 1."""
+def cut(outputs: Any, padded: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+    """Outputs without the positions that padding the batch to `padded` added to dim 1."""
     lengths = {}
     for key in ("attention_mask", "labels"):  # an output for each label is as long as these
-        before, now = batch.get(key), given.get(key)
+        before, now = batch.get(key), padded.get(key)
         if isinstance(before, Tensor) and before.ndim == 2 and isinstance(now, Tensor):
             lengths[now.shape[1]] = before.shape[1]
 

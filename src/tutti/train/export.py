@@ -53,15 +53,15 @@ def export(checkpoint: Path, out: Path, shard: str = "5GB") -> None:
     stored = CheckpointReader(checkpoint)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
-    made = out.with_name(f".writing-{out.name}")
-    shutil.rmtree(made, ignore_errors=True)
-    offload_store, weights = OffloadStore(made), {}
+    draft = out.with_name(f".writing-{out.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    offload_store, weights = OffloadStore(draft), {}
     for name in model.state_dict():
         if (key := key_of(stored, name)) is not None:
             weights[name] = offload_store.take(stored.tensors[key], DISK)
             stored.load({key: ShardedTensor.whole(weights[name])})
-    model.to(dtype=next(iter(weights.values())).dtype).save_pretrained(made, state_dict=weights, max_shard_size=shard)
+    model.to(dtype=next(iter(weights.values())).dtype).save_pretrained(draft, state_dict=weights, max_shard_size=shard)
     for path in checkpoint.glob("*token*"):
-        shutil.copy(path, made)
+        shutil.copy(path, draft)
     shutil.rmtree(out, ignore_errors=True)
-    made.rename(out)
+    draft.rename(out)

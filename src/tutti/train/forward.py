@@ -26,24 +26,24 @@ def forward_pass(trainer: Any, batch: Mapping[str, Any], has_loss: bool) -> Call
     @torch.no_grad()
     def forward(batch: Mapping[str, Any]) -> tuple[Tensor | None, dict[str, Tensor]]:
         if has_loss:
-            made = objective(model, batch)
-            return made if objective.wanted else (made, {})
+            result = objective(model, batch)
+            return result if objective.wanted else (result, {})
         with unpacked(batch):
             return None, objective.named(model(**batch), batch, trainer)
 
-    def call(given: Mapping[str, Any]) -> Any:
+    def call(inputs: Mapping[str, Any]) -> Any:
         was = model.training
         model.eval()
         try:
             with trainer.autocast():
-                return made(dict(given))
+                return compiled(dict(inputs))
         finally:
             model.train(was)
 
     training = model.training
     model.eval()
     with trainer.autocast():
-        made = tutti.function(
+        compiled = tutti.function(
             forward, dict(batch), store=tutti.Store(model=model), plan=option(args, "plan"),
             level=option(args, "level"), cluster=option(args, "cluster"), seed=args.seed,
         )  # fmt: skip

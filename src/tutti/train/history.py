@@ -24,8 +24,8 @@ class History:
         self._file: IO[str] | None = None
         if write:
             folder.mkdir(parents=True, exist_ok=True)
-            kept = [line for line in read(folder) if line["step"] <= step] if step else []
-            write_whole(folder / _NAME, "".join(json.dumps(line) + "\n" for line in kept))
+            lines = [line for line in read(folder) if line["step"] <= step] if step else []
+            write_whole(folder / _NAME, "".join(json.dumps(line) + "\n" for line in lines))
             self._file = open(folder / _NAME, "a", buffering=1)  # noqa: SIM115
             self._board = Board(folder / "tensorboard", step)
 
@@ -58,5 +58,5 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """The steps at which `name` was measured, and the values."""
-    found = [(line["step"], line[name]) for line in lines if name in line]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(line["step"], line[name]) for line in lines if name in line]
+    return [step for step, _ in points], [value for _, value in points]

@@ -41,8 +41,10 @@ class Objective:
     def look(self) -> None:
         """Read what the loss depends on besides the batch."""
         trainer = self._trainer()
-        held = vars(trainer) | {"global_step": trainer.state.global_step, "epoch": trainer.state.epoch}
-        self.read.update({name: held[name] for name in self._names & held.keys() if isinstance(held[name], PLAIN)})
+        attributes = vars(trainer) | {"global_step": trainer.state.global_step, "epoch": trainer.state.epoch}
+        self.read.update(
+            {name: attributes[name] for name in self._names & attributes.keys() if isinstance(attributes[name], PLAIN)}
+        )
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
         trainer, inputs = self._trainer(), dict(batch)
@@ -55,14 +57,14 @@ class Objective:
     def named(self, outputs: Any, inputs: Mapping[str, Any], trainer: Any) -> dict[str, Tensor]:
         """The tensors of the outputs besides the loss, by number. `structured` is the inverse."""
         if isinstance(outputs, Mapping):
-            found = tuple(x for key, x in outputs.items() if key not in ("loss", *self.ignored))
+            logits = tuple(x for key, x in outputs.items() if key not in ("loss", *self.ignored))
         else:
-            found = tuple(outputs[1:])
-        found = found[0] if len(found) == 1 else found
+            logits = tuple(outputs[1:])
+        logits = logits[0] if len(logits) == 1 else logits
         if trainer.preprocess_logits_for_metrics is not None:
             labels = labels_of(inputs, trainer.label_names)
-            found = trainer.preprocess_logits_for_metrics(found, labels)
-        leaves, self.structure = pytree.tree_flatten(found)
+            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+        leaves, self.structure = pytree.tree_flatten(logits)
         return {str(i): x for i, x in enumerate(leaves) if isinstance(x, Tensor)}
 
     def structured(self, named: Mapping[str, Tensor]) -> Any:
@@ -92,9 +94,9 @@ def computed(trainer: Any, model: Any, inputs: dict[str, Any], items: Tensor | N
             )
         else:
             loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
-    given = inputs.get("labels") if labels is None else labels
-    if items is not None and not reads.seen and _has_a_loss_for_each(given, outputs):
-        loss = loss * (count(given, trainer.shifts_labels) / items)  # pyright: ignore[reportArgumentType]
+    targets = inputs.get("labels") if labels is None else labels
+    if items is not None and not reads.seen and _has_a_loss_for_each(targets, outputs):
+        loss = loss * (count(targets, trainer.shifts_labels) / items)  # pyright: ignore[reportArgumentType]
     return loss, outputs
 
 
@@ -138,10 +140,10 @@ def items_of(batch: Mapping[str, Any], shifted: bool, parts: int) -> dict[str, T
 
 def labels_of(inputs: Mapping[str, Any], names: list[str]) -> Any:
     """The labels in a batch: a tensor, a tuple if there are several, or None."""
-    found = tuple(inputs.get(name) for name in names)
-    if not found or any(x is None for x in found):
+    labels = tuple(inputs.get(name) for name in names)
+    if not labels or any(x is None for x in labels):
         return None
-    return found[0] if len(found) == 1 else found
+    return labels[0] if len(labels) == 1 else labels
 
 
 class Reads(TorchFunctionMode):
@@ -174,15 +176,15 @@ def shifts_labels(model: nn.Module) -> bool:
 
 def _read_by(kind: type) -> frozenset[str]:
     """Names in a `compute_loss` of the user's own, in those it inherits, and in methods that these name."""
-    found: set[str] = set()
+    names: set[str] = set()
     todo = ["compute_loss"]
     while todo:
         name = todo.pop()
         for base in kind.__mro__:
-            new = set(_names(vars(base).get(name))) - found
-            found |= new
+            new = set(_names(vars(base).get(name))) - names
+            names |= new
             todo += new
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _names(function: Any) -> tuple[str, ...]:

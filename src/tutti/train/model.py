@@ -31,10 +31,10 @@ def model_config(model: settings.Model, vocab_size: int, seq: int) -> PreTrained
         "pad_token_id": 0,
     }
     blank = _blank(model.type)
-    known = {f.name for f in fields(blank)} | set(blank.attribute_map)  # pyright: ignore
+    options = {f.name for f in fields(blank)} | set(blank.attribute_map)  # pyright: ignore
     for key in model.options:
-        if key not in known:
-            near = get_close_matches(key, known, 1)
+        if key not in options:
+            near = get_close_matches(key, options, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{type(blank).__name__} has no option {key} (model.options){hint}")
     reach = max(seq, getattr(blank, "max_position_embeddings", seq))

@@ -51,14 +51,14 @@ class MultiTaskModel(nn.Module):
                 **inputs: Any) -> SequenceClassifierOutput:  # fmt: skip
         """task: number of each row's task, (rows,) int64. labels: (rows,) int64. Logits: (rows, most classes)."""
         said = self.body(**inputs)
-        found = []
+        logits_of_tasks = []
         for name, head in self.heads.items():
             getattr(head, self.prefix).said = said
             logits = head().logits
-            found.append(nn.functional.pad(logits, (0, self.most - self.tasks[name]), value=NEVER))
+            logits_of_tasks.append(nn.functional.pad(logits, (0, self.most - self.tasks[name]), value=NEVER))
             getattr(head, self.prefix).said = None
-        own = nn.functional.one_hot(task, len(found)).to(found[0].dtype)  # (rows, tasks)
-        logits = (torch.stack(found, 1) * own[:, :, None]).sum(1)
+        own = nn.functional.one_hot(task, len(logits_of_tasks)).to(logits_of_tasks[0].dtype)  # (rows, tasks)
+        logits = (torch.stack(logits_of_tasks, 1) * own[:, :, None]).sum(1)
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
@@ -67,9 +67,9 @@ class MultiTaskModel(nn.Module):
 
     def single(self, task: str) -> Any:
         """A classifier of transformers for one task, with copies of the trained body and head."""
-        made = copy.deepcopy(self.heads[task])
-        setattr(made, self.prefix, copy.deepcopy(self.body))
-        return made
+        model = copy.deepcopy(self.heads[task])
+        setattr(model, self.prefix, copy.deepcopy(self.body))
+        return model
 
 
 class _Said(nn.Module):

@@ -32,15 +32,15 @@ def class_and_options(args: Any, model: Any = None) -> tuple[type[Optimizer], di
                 raise
             raise ValueError(f"optim={name!r} is one of bitsandbytes; use 'adamw8bit', or one of "
                              f"{', '.join(map(repr, OPTIMIZERS))}") from error  # fmt: skip
-    known = inspect.signature(kind).parameters
+    parameters = inspect.signature(kind).parameters
     options = {"lr": args.learning_rate}
-    if "eps" in known:  # an Adam
+    if "eps" in parameters:  # an Adam
         options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    given = _called_with(args.optim_args or "")
-    if unknown := sorted(given.keys() - known.keys()):
-        has = ", ".join(list(known)[1:])
+    arguments = _called_with(args.optim_args or "")
+    if unknown := sorted(arguments.keys() - parameters.keys()):
+        has = ", ".join(list(parameters)[1:])
         raise ValueError(f"optim_args: {kind.__name__} has no option {unknown[0]!r}; it has {has}")
-    return kind, options | given
+    return kind, options | arguments
 
 
 def _called_with(text: str) -> dict[str, Any]:
@@ -79,14 +79,14 @@ def parameter_groups(
         raise ValueError(f"layerwise_lr_decay is {layer_decay!r}; it must be more than 0 and at most 1")
     depths = {} if layer_decay is None else layers_to_head([name for name, _ in model.named_parameters()])
     matrices = hidden_matrices(model) if muon else set()
-    made: dict[tuple, dict[str, Any]] = {}
+    groups: dict[tuple, dict[str, Any]] = {}
     for name, p in trained:
         key = depths.get(name, 0), name not in decayed, name not in matrices
-        if key not in made:
-            made[key] = {"params": [], "weight_decay": weight_decay if name in decayed else 0.0}
+        if key not in groups:
+            groups[key] = {"params": [], "weight_decay": weight_decay if name in decayed else 0.0}
             if muon:
-                made[key]["use_muon"] = name in matrices
+                groups[key]["use_muon"] = name in matrices
             if layer_decay is not None:
-                made[key]["lr"] = lr * layer_decay ** depths[name]
-        made[key]["params"].append(p)
-    return [made[key] for key in sorted(made)]
+                groups[key]["lr"] = lr * layer_decay ** depths[name]
+        groups[key]["params"].append(p)
+    return [groups[key] for key in sorted(groups)]

@@ -55,36 +55,36 @@ class Cloze:
     @property
     def columns(self) -> list[str]:
         """The columns that the pattern reads."""
-        found = string.Formatter().parse(self.pattern)
-        return list(dict.fromkeys(name for _, name, _, _ in found if name is not None and name != MASK))
+        fields = string.Formatter().parse(self.pattern)
+        return list(dict.fromkeys(name for _, name, _, _ in fields if name is not None and name != MASK))
 
     def words(self, tokenizer: Any) -> Tensor:
         """The tokens of words, (labels, words, masks) int64, padded with -1.
 
         Raises ValueError for a word that the tokenizer does not know.
         """
-        found: list[list[list[int]]] = []
+        ids_of_labels: list[list[list[int]]] = []
         for words in self.verbalizer.values():
             words = [words] if isinstance(words, str) else words
             ids = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
             for word, tokens in zip(words, ids, strict=True):
                 if not tokens or tokenizer.unk_token_id in tokens:
                     raise ValueError(f"the tokenizer does not know {word!r} of the verbalizer; choose another word")
-            found.append(ids)
-        most, masks = max(map(len, found)), max(len(tokens) for ids in found for tokens in ids)
-        made = torch.full((len(found), most, masks), -1)
-        for i, ids in enumerate(found):
+            ids_of_labels.append(ids)
+        most, masks = max(map(len, ids_of_labels)), max(len(tokens) for ids in ids_of_labels for tokens in ids)
+        table = torch.full((len(ids_of_labels), most, masks), -1)
+        for i, ids in enumerate(ids_of_labels):
             for j, tokens in enumerate(ids):
-                made[i, j, : len(tokens)] = torch.tensor(tokens)
-        return made
+                table[i, j, : len(tokens)] = torch.tensor(tokens)
+        return table
 
     def label(self, row: Mapping[str, Any], column: str) -> int:
         """The number of a row's label. Raises ValueError if the verbalizer lacks it."""
-        known, value = list(self.verbalizer), row[column]
-        for i, label in enumerate(known):
+        labels, value = list(self.verbalizer), row[column]
+        for i, label in enumerate(labels):
             if label == value or str(label) == str(value):
                 return i
-        raise ValueError(f"{column} is {value!r}, and the verbalizer has words for {', '.join(map(str, known))}")
+        raise ValueError(f"{column} is {value!r}, and the verbalizer has words for {', '.join(map(str, labels))}")
 
     def features(self, rows: Sequence[Mapping[str, Any]], tokenizer: Any,
                  label: str | None = "label") -> list[dict[str, Any]]:  # fmt: skip
@@ -93,7 +93,7 @@ class Cloze:
         Raises ValueError if a column does not exist or a pattern leaves no room for the text.
         """
         masks = self.words(tokenizer).shape[2]
-        made = []
+        rows_of_features = []
         for i, row in enumerate(rows):
             for name in [*self.columns, *([label] if label else [])]:
                 if name not in row:
@@ -101,8 +101,8 @@ class Cloze:
             ids = self._ids(row, tokenizer, masks, i)
             at = [k for k, token in enumerate(ids) if token == tokenizer.mask_token_id][-masks:]
             feature: dict[str, Any] = {"input_ids": ids, "mask_positions": at}
-            made.append(feature | ({"labels": self.label(row, label)} if label else {}))
-        return made
+            rows_of_features.append(feature | ({"labels": self.label(row, label)} if label else {}))
+        return rows_of_features
 
     def _ids(self, row: Mapping[str, Any], tokenizer: Any, masks: int, number: int) -> list[int]:
         values = {name: str(row[name]).replace(tokenizer.mask_token, "") for name in self.columns}
@@ -137,14 +137,16 @@ class ClozeModel(nn.Module):
         """labels: (rows,) int64. mask_positions: (rows, masks) int64."""
         logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
         at = mask_positions[:, :, None].expand(-1, -1, logits.shape[-1])
-        told = logits.gather(1, at).log_softmax(-1)  # (rows, masks, vocabulary)
+        log_probs = logits.gather(1, at).log_softmax(-1)  # (rows, masks, vocabulary)
         count, several, masks = self.words.shape
         tokens = self.words.clamp(min=0).permute(2, 0, 1).reshape(masks, -1)  # (masks, labels x words)
-        found = told.gather(2, tokens[None].expand(told.shape[0], -1, -1)).view(-1, masks, count, several)
-        used = (self.words >= 0).permute(2, 0, 1)[None].to(found.dtype)  # (1, masks, labels, words)
-        scores = (found * used).sum(1) / used.sum(1).clamp(min=1)
-        known = used[:, 0]  # (1, labels, words)
-        scores = (scores * known).sum(-1) / known.sum(-1)
+        word_log_probs = log_probs.gather(2, tokens[None].expand(log_probs.shape[0], -1, -1)).view(
+            -1, masks, count, several
+        )
+        used = (self.words >= 0).permute(2, 0, 1)[None].to(word_log_probs.dtype)  # (1, masks, labels, words)
+        scores = (word_log_probs * used).sum(1) / used.sum(1).clamp(min=1)
+        present = used[:, 0]  # (1, labels, words)
+        scores = (scores * present).sum(-1) / present.sum(-1)
         loss = None if labels is None else nn.functional.cross_entropy(scores, labels)
         return SequenceClassifierOutput(loss=loss, logits=scores)
 
@@ -189,26 +191,26 @@ def pet(
         raise ValueError("the clozes have different labels")
     if tokenizer.mask_token is None:
         raise ValueError("the tokenizer has no mask token: pet asks a masked language model")
-    models, weights, told = [], [], []
+    models, weights, predictions = [], [], []
     for i, cloze in enumerate(clozes):
         one = ClozeModel(copy.deepcopy(model), cloze.words(tokenizer))
-        known = cloze.features(rows, tokenizer, label)
-        trainer = Trainer(one, _in(args, f"pattern-{i}"), ClozeCollator(tokenizer), known)
-        before = trainer.predict(known)
+        labelled = cloze.features(rows, tokenizer, label)
+        trainer = Trainer(one, _in(args, f"pattern-{i}"), ClozeCollator(tokenizer), labelled)
+        before = trainer.predict(labelled)
         weights.append(float((np.argmax(before.predictions, -1) == before.label_ids).mean()))
         trainer.train()
-        told.append(trainer.predict(cloze.features(unlabelled, tokenizer, None)).predictions)
+        predictions.append(trainer.predict(cloze.features(unlabelled, tokenizer, None)).predictions)
         models.append(one)
     total = sum(weights) or 1.0
     weights = [w / total for w in weights] if sum(weights) else [1 / len(weights)] * len(weights)
-    scores = sum(w * torch.from_numpy(x) for w, x in zip(weights, told, strict=True))
+    scores = sum(w * torch.from_numpy(x) for w, x in zip(weights, predictions, strict=True))
     soft = (scores / temperature).softmax(-1)  # pyright: ignore
     classifier = classifier_of(model, soft.shape[1])
-    given = [
+    soft_rows = [
         {"input_ids": ids, "labels": target.tolist()}
         for ids, target in zip(_encoded(unlabelled, tokenizer, text, clozes[0].length), soft, strict=True)
     ]
-    trainer = Trainer(classifier, _in(distill or args, "classifier"), SoftCollator(tokenizer), given,
+    trainer = Trainer(classifier, _in(distill or args, "classifier"), SoftCollator(tokenizer), soft_rows,
                       compute_loss_func=soft_cross_entropy)  # fmt: skip
     trainer.train()
     return PetResult(clozes, models, weights, classifier)
@@ -223,11 +225,11 @@ def classifier_of(model: PreTrainedModel, labels: int) -> Any:
     """A sequence classifier with the body of another model and a new head."""
     config = copy.deepcopy(model.config)
     config.num_labels = labels
-    made = AutoModelForSequenceClassification.from_config(config)
-    getattr(made, made.base_model_prefix).load_state_dict(
+    classifier = AutoModelForSequenceClassification.from_config(config)
+    getattr(classifier, classifier.base_model_prefix).load_state_dict(
         getattr(model, model.base_model_prefix).state_dict(), strict=False
     )
-    return made
+    return classifier
 
 
 def _encoded(rows: Sequence[Mapping[str, Any]], tokenizer: Any, text: str, length: int) -> list[list[int]]:
@@ -236,9 +238,9 @@ def _encoded(rows: Sequence[Mapping[str, Any]], tokenizer: Any, text: str, lengt
 
 def _in(args: Any, folder: str) -> Any:
     """The same options with a subfolder of their own."""
-    made = copy.copy(args)
-    made.output_dir = str(Path(args.output_dir, folder))
-    return made
+    changed = copy.copy(args)
+    changed.output_dir = str(Path(args.output_dir, folder))
+    return changed
 
 
 @dataclass(frozen=True)
@@ -248,11 +250,11 @@ class ClozeCollator:
     tokenizer: Any
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
-        made = padded(features, self.tokenizer)
-        made["mask_positions"] = torch.tensor([x["mask_positions"] for x in features])
+        batch = padded(features, self.tokenizer)
+        batch["mask_positions"] = torch.tensor([x["mask_positions"] for x in features])
         if "labels" in features[0]:
-            made["labels"] = torch.tensor([x["labels"] for x in features])
-        return made
+            batch["labels"] = torch.tensor([x["labels"] for x in features])
+        return batch
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tutti.ir.labels import covers
 from tutti.plan.layout import Layout, Mesh, Split
 from tutti.plan.plan import Plan
 
-_HELD, _WHOLE, _LINE, _SECOND = "#3b6ea5", "#e8e8e8", "#777777", "#c8553d"
+_COVERED, _WHOLE, _LINE, _SECOND = "#3b6ea5", "#e8e8e8", "#777777", "#c8553d"
 _RANKS = 8  # columns drawn; more ranks repeat the pattern
 _STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "axes.edgecolor": _LINE}
 
@@ -25,8 +25,8 @@ def loss_curve(loss: tuple[list[int], list[float]], held_out: tuple[list[int], l
     """The loss of every step, its running mean, and the loss on held-out text; each as (steps, values)."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(*loss, color=_HELD, linewidth=0.5, alpha=0.5)
-    axes.plot(loss[0], running_mean(loss[1]), color=_HELD, linewidth=1.5, label="training")
+    axes.plot(*loss, color=_COVERED, linewidth=0.5, alpha=0.5)
+    axes.plot(loss[0], running_mean(loss[1]), color=_COVERED, linewidth=1.5, label="training")
     if held_out[0]:
         axes.plot(*held_out, color=_SECOND, marker="o", markersize=3, linewidth=1, label="held-out text")
     axes.set_xlabel("step")
@@ -75,7 +75,7 @@ def coordinates(mesh: Mesh, rank: int) -> tuple[int, ...]:
     return tuple(int(c) for c in np.unravel_index(rank, tuple(mesh.values()) or (1,)))[: len(mesh)]
 
 
-def held(size: int, dim: int, layout: Layout, mesh: Mesh, rank: int) -> np.ndarray:
+def covered(size: int, dim: int, layout: Layout, mesh: Mesh, rank: int) -> np.ndarray:
     """Which of the `size` indices of a dim are in a rank's shard, (size,) bool.
 
     A split of `outer x n x inner` over n gives the rank at place c the indices i with (i // inner) % n == c.
@@ -115,16 +115,16 @@ def _draw(axes: Axes, shape: tuple[int, ...], layout: Layout, mesh: Mesh, rank: 
     axes.axis("off")
     axes.add_patch(Rectangle((0, top), 1, height, facecolor=_WHOLE, edgecolor="none"))
     first, last = (0, 1) if matrix else (-1, 0)
-    for y, tall in _runs(held(rows, first, layout, mesh, rank)):
+    for y, tall in _runs(covered(rows, first, layout, mesh, rank)):
         for x, wide in _runs(_columns(shape, columns, last, layout, mesh, rank)):
             box = (x, top + y * height), wide, tall * height
-            axes.add_patch(Rectangle(*box, facecolor=_HELD, edgecolor="none"))
+            axes.add_patch(Rectangle(*box, facecolor=_COVERED, edgecolor="none"))
 
 
 def _columns(shape: tuple[int, ...], n: int, dim: int, layout: Layout, mesh: Mesh, rank: int) -> np.ndarray:
     """Which columns are in the shard: dim 1 of a matrix, dim 0 of a vector. Further dims are drawn unsplit."""
     size = shape[dim] if shape else 1
-    return np.repeat(held(size, dim, layout, mesh, rank), n // size)
+    return np.repeat(covered(size, dim, layout, mesh, rank), n // size)
 
 
 def _runs(mask: np.ndarray) -> list[tuple[float, float]]:

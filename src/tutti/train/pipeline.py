@@ -36,10 +36,10 @@ def pipeline(
     Inputs are padded to a power of two of rows and to one of a few lengths, because each shape is captured once.
     Pipelines that generate run the model as it is, on one device.
     """
-    made = transformers.pipeline(task, model, *args, **kwargs)  # pyright: ignore
-    if not any(word in made.task for word in GENERATE):
-        Distributed(made.model, getattr(made, "tokenizer", None), plan, cluster, level)
-    return made
+    pipe = transformers.pipeline(task, model, *args, **kwargs)  # pyright: ignore
+    if not any(word in pipe.task for word in GENERATE):
+        Distributed(pipe.model, getattr(pipe, "tokenizer", None), plan, cluster, level)
+    return pipe
 
 
 class Distributed:
@@ -54,7 +54,7 @@ class Distributed:
         self.buckets = batches.Buckets(config)
         self.store = tutti.Store(model=model)
         self.devices = cluster_of(cluster, device_of(model)).size
-        self.made: dict[tuple, tutti.Function] = {}
+        self.functions: dict[tuple, tutti.Function] = {}
         self.kinds: dict[tuple, type] = {}
         model.forward = self  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -63,20 +63,20 @@ class Distributed:
         others = {key: x for key, x in inputs.items() if not isinstance(x, Tensor)}
         rows = len(next(iter(tensors.values())))
         most = max(self.devices, 1 << (rows - 1).bit_length())
-        given = self.buckets(tensors, self.pads)
-        given = {name: torch.cat([x, x[-1:].expand(most - rows, *x.shape[1:])]) for name, x in given.items()}
-        key = (tuple(sorted(given)), tuple(sorted((k, repr(x)) for k, x in others.items())))
-        if key not in self.made:
-            self.made[key] = tutti.function(self._forward(key, others), given, store=self.store, **self.options)
-        found = self.made[key](given)
-        found = pytree.tree_map_only(Tensor, lambda x: x[:rows] if x.ndim and len(x) == most else x, found)
-        return self.kinds[key](**evaluation.cut(found, given, tensors))
+        padded = self.buckets(tensors, self.pads)
+        padded = {name: torch.cat([x, x[-1:].expand(most - rows, *x.shape[1:])]) for name, x in padded.items()}
+        key = (tuple(sorted(padded)), tuple(sorted((k, repr(x)) for k, x in others.items())))
+        if key not in self.functions:
+            self.functions[key] = tutti.function(self._forward(key, others), padded, store=self.store, **self.options)
+        outputs = self.functions[key](padded)
+        outputs = pytree.tree_map_only(Tensor, lambda x: x[:rows] if x.ndim and len(x) == most else x, outputs)
+        return self.kinds[key](**evaluation.cut(outputs, padded, tensors))
 
     def _forward(self, key: tuple, others: Mapping[str, Any]) -> Any:
         @torch.no_grad()
         def forward(batch: dict[str, Tensor]) -> dict[str, Any]:
-            made = self.plain(**batch, **others)
-            self.kinds[key] = type(made)
-            return {name: x for name, x in made.items() if name != "past_key_values"}
+            outputs = self.plain(**batch, **others)
+            self.kinds[key] = type(outputs)
+            return {name: x for name, x in outputs.items() if name != "past_key_values"}
 
         return forward

@@ -88,8 +88,8 @@ def summary(lines: list[dict[str, Any]], facts: dict[str, Any], config: dict[str
     if waits := history.series(lines, "data_seconds")[1]:
         rows.append(("data", f"steps waited {sum(waits) / sum(seconds):.1%} of that time for their batches"))
     batches = config["eval"]["batches"]
-    told = f"{held_out[-1]:.3f} on {batches} batches; `tutti eval` takes all the text" if held_out else ""
-    return [*rows, ("held-out loss", told)] if held_out else rows
+    held_out_loss = f"{held_out[-1]:.3f} on {batches} batches; `tutti eval` takes all the text" if held_out else ""
+    return [*rows, ("held-out loss", held_out_loss)] if held_out else rows
 
 
 def costs(lines: Lines, plan: Plan) -> Rows:

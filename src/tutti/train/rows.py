@@ -70,11 +70,11 @@ def stream(trainer: Any) -> StreamLoader:
         return StreamLoader(data, 1, trainer)
     size = rows_of_microbatch(args)
     processes = min(world_size(), size)
-    made = Stream(
+    samples = Stream(
         data, size, seed_of_data(args), min(rank(), processes - 1), processes,
         collate=trainer.data_collator, workers=args.dataloader_num_workers,
     )  # fmt: skip
-    return StreamLoader(made, processes, trainer)
+    return StreamLoader(samples, processes, trainer)
 
 
 class StreamLoader:
@@ -106,9 +106,9 @@ class StreamLoader:
 
     def example(self, count: int) -> list[dict[str, Any]]:
         """The first microbatches of the stream, which goes on from where it was when this was made."""
-        found = list(islice(iter(self), count))
+        rows = list(islice(iter(self), count))
         self.source.load_state_dict(self.first)
-        return found
+        return rows
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the stream after the last batch."""

@@ -248,7 +248,7 @@ class Batches:
     def example(self, count: int) -> list[dict[str, Tensor]]:
         return [self.run.train_dataset(0)]
 
-    def go_on(self, found: Any, step: int) -> None:
+    def go_on(self, checkpoint: Any, step: int) -> None:
         """Continue after this step."""
         self.first = step
 

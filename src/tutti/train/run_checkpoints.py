@@ -19,28 +19,28 @@ class RunCheckpoints:
         self.run, self.saved, self.saving = run, 0, False
         self.options = run.config.checkpoint
         memory = machine_memory() if self.options.memory_every else None
-        self.held = Checkpoints(run.folder / CHECKPOINTS, self.options.keep, self.options.second, memory)
+        self.store = Checkpoints(run.folder / CHECKPOINTS, self.options.keep, self.options.second, memory)
 
     def find(self, resume: Any) -> Path | PeerCheckpoint | None:
         """The newest complete checkpoint. Raises ValueError if it is of another run."""
-        found = self.held.latest(self.run.display.say)
-        if found is not None:  # a checkpoint in memory may be the only trace of its run
-            about = found.about if isinstance(found, PeerCheckpoint) else manifest(found)
+        checkpoint = self.store.latest(self.run.display.say)
+        if checkpoint is not None:  # a checkpoint in memory may be the only trace of its run
+            about = checkpoint.about if isinstance(checkpoint, PeerCheckpoint) else manifest(checkpoint)
             differs = changes(about["config"], json.loads(json.dumps(self._facts()["config"])))
             if other := [text for key, text in differs.items() if is_fixed(key)]:
                 raise ValueError(f"{self.run.folder} holds another run: {'; '.join(other)}; choose another --out")
-        return found
+        return checkpoint
 
-    def restore(self, found: Path | PeerCheckpoint) -> None:
+    def restore(self, checkpoint: Path | PeerCheckpoint) -> None:
         """Restore the step number, of which the learning rate and the data are functions."""
-        self.saved = found.step if isinstance(found, PeerCheckpoint) else step_of(found)
+        self.saved = checkpoint.step if isinstance(checkpoint, PeerCheckpoint) else step_of(checkpoint)
         self.run.state.global_step = self.saved
         self.run.lr_scheduler.go_to(self.saved)
 
-    def load(self, found: Path | PeerCheckpoint) -> None:
+    def load(self, checkpoint: Path | PeerCheckpoint) -> None:
         """Load the values of a checkpoint into the step."""
-        self.run.step.load(found)
-        self.run.display.say(f"continuing after step {self.saved}, from {found}")
+        self.run.step.load(checkpoint)
+        self.run.display.say(f"continuing after step {self.saved}, from {checkpoint}")
 
     def save(self) -> None:
         """Start a checkpoint of this step. Wait for it if it is the last."""
@@ -54,28 +54,28 @@ class RunCheckpoints:
             run.tokenizer.save_pretrained(folder)
 
         with run.phases("checkpoint"):
-            run.step.save(self.held, self._facts(), fill)
+            run.step.save(self.store, self._facts(), fill)
             if last:
                 self.tell(wait=True, last=True)
-                self.held.forget()
+                self.store.forget()
 
     def end_step(self) -> None:
         """Report the outcome of the checkpoint in progress, and start a copy in memory if one is due. Copies end when
         memory does not suffice for one."""
         run, every = self.run, self.options.memory_every
         self.tell()
-        if self.held.copying and not self.saving and run.done % every == 0:
+        if self.store.copying and not self.saving and run.done % every == 0:
             with run.phases("copy in memory"):
                 self.tell(wait=True)
-                if self.held.copying:
-                    run.step.save(self.held, self._facts(), in_memory=True)
+                if self.store.copying:
+                    run.step.save(self.store, self._facts(), in_memory=True)
         self.saving = False
 
     def tell(self, wait: bool = False, last: bool = False) -> None:
         """Report the outcome of the checkpoint in progress. If the disk is full, training continues, unless this is the
         `last`."""
         try:
-            saved = self.held.wait() if wait else self.held.done()
+            saved = self.store.wait() if wait else self.store.done()
         except SaveError as e:
             if last:
                 raise

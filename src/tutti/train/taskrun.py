@@ -25,19 +25,19 @@
     [parallel]
     processes = 2
 
-The same command continues an interrupted run. The trained model lies in `out/model`.
+Options over the file, such as `--trainer.max_steps 10`, are options of `tutti train`. The same command continues an
+interrupted run. The trained model lies in `out/model`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tutti.exec.weights import check_weights
 from tutti.keywords import check_name
 from tutti.launch.launch import launch, rank, under_launcher
 
@@ -45,44 +45,59 @@ TEXTS = 20_000  # rows that a tokenizer is learned from
 
 
 @dataclass(frozen=True)
+class TaskData:
+    """train, held_out: whatever `tutti.data.open_source` opens; train may be a table of weights of several."""
+
+    train: str | dict[str, float]
+    held_out: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskTokenizer:
+    """folder: of a tokenizer; without one, it is learned from a column of the training texts."""
+
+    kind: Literal["bytes", "wordpiece"] = "bytes"
+    vocab_size: int = 4096
+    folder: str | None = None
+    column: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskParallel:
+    """restarts: how often processes that fail are started again."""
+
+    processes: int = 1
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
 class TaskRun:
     """The sections of the config; the docstring of this file shows them."""
 
     task: str
+    data: TaskData
     out: str = "out/run"
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
-    tokenizer: dict[str, Any] = field(default_factory=dict)
+    tokenizer: TaskTokenizer | None = None
     processor: str | None = None
-    data: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
-    parallel: dict[str, Any] = field(default_factory=dict)
+    parallel: TaskParallel = TaskParallel()
 
-    @classmethod
-    def of(cls, table: Mapping[str, Any], file: str) -> TaskRun:
-        """The config of nested tables. Raises ValueError for unknown keys and missing data."""
-        for key in table:
-            check_name(key, [f.name for f in fields(cls)], f"{file}: there is no key {key!r}")
-        made = cls(**table)
-        for section, known in {
-            "data": ("train", "held_out", "streaming"), "parallel": ("processes", "restarts"),
-            "tokenizer": ("kind", "vocab_size", "folder", "column"),
-        }.items():  # fmt: skip
-            for key in getattr(made, section):
-                check_name(key, known, f"{file}: [{section}] has no key {key!r}")
-        if "train" not in made.data:
-            raise ValueError(f'{file}: [data] needs train = "FILE", the rows to train on')
-        return made
+    def check(self) -> None:
+        """Raise ValueError for numbers that no run can have."""
+        for name, value, least in (("processes", self.parallel.processes, 1), ("restarts", self.parallel.restarts, 0)):
+            if value < least:
+                raise ValueError(f"parallel.{name} is {value}; it must be at least {least}")
 
 
 def run(config: TaskRun, file: str) -> None:
     """Train on this machine, in as many processes as the config says. Every rank of a job may call it."""
-    processes = config.parallel.get("processes", 1)
-    if under_launcher() or processes == 1:
+    if under_launcher() or config.parallel.processes == 1:
         train(config, file)
     else:
-        launch(train, processes, config, file, restarts=config.parallel.get("restarts", 0))
+        launch(train, config.parallel.processes, config, file, restarts=config.parallel.restarts)
 
 
 def train(config: TaskRun, file: str) -> None:
@@ -94,16 +109,16 @@ def train(config: TaskRun, file: str) -> None:
     from tutti.train.tasks import get_task
 
     out, task = Path(config.out), get_task(config.task, **config.options)
-    given = config.data["train"]
-    rows = Mixture(given) if isinstance(given, dict) else open_source(given)
+    source = config.data.train
+    rows = Mixture(source) if isinstance(source, dict) else open_source(source)
     processor = _processor(config, task, rows.sources[0] if isinstance(rows, Mixture) else rows)
     model = _model(config, task, processor, file)
     strategies = {f"{what}_strategy": "steps" for what in ("save", "eval") if f"{what}_steps" in config.trainer}
     options = {"report_to": "none", "seed": config.seed, "save_strategy": "epoch", **strategies, **config.trainer}
     for key in options:
-        known = [f.name for f in fields(TrainingArguments)]
-        check_name(key, known, f"{file}: tutti.TrainingArguments has no option {key!r} ([trainer])")
-    held_out = config.data.get("held_out")
+        names = [f.name for f in fields(TrainingArguments)]
+        check_name(key, names, f"{file}: tutti.TrainingArguments has no option {key!r} ([trainer])")
+    held_out = config.data.held_out
     trainer = tutti.Trainer(model, TrainingArguments(str(out), **options), train_dataset=rows, task=task,
                             eval_dataset=None if held_out is None else open_source(held_out),
                             processing_class=processor)  # fmt: skip
@@ -126,20 +141,19 @@ def _processor(config: TaskRun, task: Any, rows: Any) -> Any:
 
     if config.processor is not None:
         return AutoProcessor.from_pretrained(config.processor)
-    kept = Path(config.tokenizer.get("folder", Path(config.out, "tokenizer")))
-    if not kept.exists() and config.tokenizer:
-        if "folder" in config.tokenizer:
-            raise ValueError(f"there is no tokenizer in {kept} ([tokenizer] folder)")
-        kind = config.tokenizer.get("kind", "bytes")
-        check_name(kind, ("bytes", "wordpiece"), f"[tokenizer] kind is {kind!r}")
-        learn = train_wordpiece if kind == "wordpiece" else train_tokenizer
-        column = config.tokenizer.get("column", getattr(task, "text", "text"))
-        if rank() == 0:
-            learn(_texts(rows, column), config.tokenizer.get("vocab_size", 4096)).save_pretrained(kept)
-    if not config.tokenizer:
+    options = config.tokenizer
+    if options is None:
         return None
+    folder = Path(options.folder or Path(config.out, "tokenizer"))
+    if not folder.exists():
+        if options.folder:
+            raise ValueError(f"there is no tokenizer in {folder} ([tokenizer] folder)")
+        learn = train_wordpiece if options.kind == "wordpiece" else train_tokenizer
+        column = options.column or getattr(task, "text", "text")
+        if rank() == 0:
+            learn(_texts(rows, column), options.vocab_size).save_pretrained(folder)
     _wait()
-    return AutoTokenizer.from_pretrained(kept)
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def _texts(rows: Any, column: str) -> Iterator[str]:
@@ -166,6 +180,8 @@ def _model(config: TaskRun, task: Any, processor: Any, file: str) -> Any:
     """The model of the config, with weights from a folder or from the seed."""
     import torch
     import transformers
+
+    from tutti.exec.weights import check_weights
 
     options = dict(config.model)
     folder, kind = options.pop("folder", None), options.pop("type", None)

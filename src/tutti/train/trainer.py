@@ -118,8 +118,8 @@ class Trainer:
         inner = batches.without_adapters(self.model)
         self.model_accepts_loss_kwargs = loss.accepts_loss_kwargs(inner)
         self.shifts_labels = loss.shifts_labels(inner)
-        found = find_labels(type(inner)) if args.label_names is None else args.label_names
-        self.label_names: list[str] = list(found)
+        names = find_labels(type(inner)) if args.label_names is None else args.label_names
+        self.label_names: list[str] = list(names)
         self.can_return_loss = can_return_loss(type(inner))
         self.label_smoother = LabelSmoother(args.label_smoothing_factor) if args.label_smoothing_factor else None
         problem = getattr(getattr(self.model, "config", None), "problem_type", None)
@@ -190,15 +190,16 @@ class Trainer:
     def _check_head(self) -> None:
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-        kind, told = type(self.model).__name__, inspect.signature(self.model.forward).parameters
-        if kind in MODEL_MAPPING_NAMES.values() and not {"labels", "return_loss"} & told.keys():
+        kind, parameters = type(self.model).__name__, inspect.signature(self.model.forward).parameters
+        if kind in MODEL_MAPPING_NAMES.values() and not {"labels", "return_loss"} & parameters.keys():
             raise ValueError(f"{kind} has no head and computes no loss; use one of AutoModelFor..., such as "
                              "AutoModelForSequenceClassification")  # fmt: skip
 
     def _new_state(self) -> TrainerState:
-        kept: Any = [x for x in [*self.callback_handler.callbacks, self.control] if isinstance(x, ExportableState)]
+        stateful: Any = [x for x in [*self.callback_handler.callbacks, self.control] if isinstance(x, ExportableState)]
         return TrainerState(is_local_process_zero=self.is_local_process_zero(),
-                            is_world_process_zero=self.is_world_process_zero(), stateful_callbacks=kept)  # fmt: skip
+                            is_world_process_zero=self.is_world_process_zero(),
+                            stateful_callbacks=stateful)  # fmt: skip
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -247,9 +248,9 @@ class Trainer:
 
     def _pads(self) -> dict[str, int]:
         """The values that pad entries of a batch."""
-        known = getattr(self.processing_class or getattr(self.data_collator, "tokenizer", None), "pad_token_id", None)
+        own_pad = getattr(self.processing_class or getattr(self.data_collator, "tokenizer", None), "pad_token_id", None)
         config = getattr(self.model, "config", None)
-        pad = known if known is not None else getattr(config, "pad_token_id", None)
+        pad = own_pad if own_pad is not None else getattr(config, "pad_token_id", None)
         labels = dict.fromkeys([*self.label_names, "labels", "shift_labels"], loss.IGNORED)
         return labels | {"input_ids": pad or 0, "decoder_input_ids": pad or 0}
 
@@ -354,10 +355,10 @@ class Trainer:
         """Loss and metrics of `eval_dataset`, or of each of a dict of them, under the names of `transformers`."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
-            found: dict[str, float] = {}
+            all_metrics: dict[str, float] = {}
             for name, dataset in chosen.items():
-                found |= self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}")
-            return found
+                all_metrics |= self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}")
+            return all_metrics
         loss_only = self.compute_metrics is None or self.args.prediction_loss_only
         loader, begin = self.get_eval_dataloader(chosen), time.time()
         output = self.evaluation_loop(loader, "Evaluation", loss_only, ignore_keys, metric_key_prefix)
@@ -402,18 +403,18 @@ class Trainer:
         objective = self.objective
         objective.wanted, objective.ignored = wanted, ignored
         objective.look()
-        given = self._bucketed(batch)
+        bucketed = self._bucketed(batch)
         if has_loss and not self.equal_items:
-            given |= loss.items_of(given, self.shifts_labels, 1)
+            bucketed |= loss.items_of(bucketed, self.shifts_labels, 1)
         if has_loss and self._trains():
             assert self.step is not None
-            value = self.step.evaluate(given)
+            value = self.step.evaluate(bucketed)
             named: Mapping[str, Tensor] = self.step.metrics
         else:
-            value, named = forward_pass(self, given, has_loss)(given)
+            value, named = forward_pass(self, bucketed, has_loss)(bucketed)
         if not wanted:
             return value, None
-        return value, evaluation.cut(objective.structured(named), given, batch)
+        return value, evaluation.cut(objective.structured(named), bucketed, batch)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -39,7 +39,7 @@ class Training:
     def run(self, resume: str | bool | None) -> TrainOutput:
         """Train from the beginning, or from a checkpoint."""
         trainer, args = self.trainer, self.args
-        found = trainer.checkpoints.find(resume)
+        checkpoint = trainer.checkpoints.find(resume)
         if trainer.model_init is not None and trainer.step is not None:
             set_seed(args.seed)
             trainer.model, trainer.optimizer, trainer.lr_scheduler = trainer.model_init(), None, None
@@ -59,9 +59,9 @@ class Training:
         trainer.state = trainer._new_state()
         trainer.state.train_batch_size = rows_of_microbatch(args)
         trainer.state.compute_steps(args, self.steps)
-        if found is not None:
+        if checkpoint is not None:
             asked = trainer.state
-            self.resumed = trainer.checkpoints.restore(found)
+            self.resumed = trainer.checkpoints.restore(checkpoint)
             _compare(args, asked, trainer.state)
         trainer.state.max_steps, trainer.state.num_train_epochs = self.steps, self.epochs
         trainer.state.is_local_process_zero = trainer.is_local_process_zero()
@@ -69,10 +69,10 @@ class Training:
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(trainer.callback_handler, name, getattr(trainer, name))
         trainer.callback_handler.train_dataloader = self.loader
-        self.found, self.first = found, trainer.state.global_step
+        self.checkpoint, self.first = checkpoint, trainer.state.global_step
         self.begin, self.total, self.recent = time.time(), 0.0, []
         self.logged = self.first
-        if found is not None or trainer.plans_first:
+        if checkpoint is not None or trainer.plans_first:
             self.parallelize(self.with_items(self.first_batch()))
         self._call("on_train_begin")
         if args.eval_on_start:
@@ -90,8 +90,8 @@ class Training:
         epoch, self.skipped = 0, self.first * self.reads
         if has_length(self.loader):
             epoch, self.skipped = self.first // self.updates, self.first % self.updates * self.reads
-        elif self.found is not None and not hasattr(self.loader, "go_on"):
-            position = self.trainer.checkpoints.position(self.found)
+        elif self.checkpoint is not None and not hasattr(self.loader, "go_on"):
+            position = self.trainer.checkpoints.position(self.checkpoint)
             epoch, self.skipped = position["epoch"], position["microbatches"]
         if self.args.ignore_data_skip:
             self.skipped = 0
@@ -154,7 +154,7 @@ class Training:
             stream = iter(loader)
             if hasattr(loader, "go_on"):
                 if seen:
-                    loader.go_on(self.found, self.first)
+                    loader.go_on(self.checkpoint, self.first)
             elif not isinstance(order, Order):
                 for _ in range(seen):
                     next(stream, None)
@@ -196,12 +196,12 @@ class Training:
     def advance(self, batch: dict[str, Any], microbatches: int) -> Tensor:
         """One optimizer step. Returns its loss."""
         trainer: Any = self.trainer
-        given = self.with_items(batch)
+        counted = self.with_items(batch)
         trainer.objective.wanted = False
         trainer.objective.look()
         if trainer.step is None:
-            self.parallelize(given)
-        value: Tensor = trainer.run_step(given)
+            self.parallelize(counted)
+        value: Tensor = trainer.run_step(counted)
         for event in ["on_substep_end"] * (microbatches - 1) + ["on_pre_optimizer_step", "on_optimizer_step"]:
             self._call(event)
         self.rate = self._rate()
@@ -233,8 +233,8 @@ class Training:
                 stochastic_rounding=option(args, "stochastic_rounding"),
                 max_nonfinite_steps=option(args, "max_nonfinite_steps"),
             )
-        if self.found is not None:
-            trainer.checkpoints.load(self.found)
+        if self.checkpoint is not None:
+            trainer.checkpoints.load(self.checkpoint)
 
     def log_evaluate_save(self) -> None:
         """Do what callbacks have asked for."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from fdtd_cases import case
 
-from tutti.hardware import names
+from tutti.hardware import Cluster
 from tutti.science.em.fdtd import (
     CPML,
     Current,
@@ -146,13 +146,13 @@ def counted(ranks: int, mode: str) -> tuple[int, int]:
 def test_predicted_bytes_are_those_sent(pool, ranks, mode):
     pool.run(start)
     found = pool.run(counted, ranks, mode)[:ranks]
-    prediction = predict(GRIDS[mode], 10, ranks, cluster=names.cluster("cpu:4"), cpml=CPML(3), halo=3)
+    prediction = predict(GRIDS[mode], 10, ranks, cluster=Cluster.parse("cpu:4"), cpml=CPML(3), halo=3)
     assert [10 * x for x in prediction.sent] == pytest.approx([sent for _, sent in found], rel=1e-12)
     assert 10 * prediction.messages == pytest.approx(max(messages for messages, _ in found), rel=1e-12)
 
 
 def test_splitting_pays_for_large_grids():
-    cluster = names.cluster("cpu:4")
+    cluster = Cluster.parse("cpu:4")
     small = predict(Grid((40, 20), 0.01), 1000, 4, cluster=cluster, rate=2e8)
     large = predict(Grid((400, 200, 200), 0.01), 1000, 4, cluster=cluster, rate=2e8, cpml=CPML(10))
     assert not small.pays and small.alone < small.seconds

@@ -145,7 +145,7 @@ def test_each_suffix_is_captured_once():
 
 def test_a_suffix_has_a_shorter_backward_pass():
     step = boosted(OPTIMIZERS["SGD"], "dp")
-    executables = step._made
+    executables = step._executables
     for batch in batches(20):
         step(batch)
     flops = {len(graph.gradient_names): graph.flops for graph, _ in executables.plans.values()}

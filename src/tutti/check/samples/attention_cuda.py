@@ -17,12 +17,12 @@ def drawn(d: Draw, target, device: str):
     batch, groups = d.pick([1, 2, 4]), d.pick([2, 4, 6])
     heads = groups * (1 if target is EFFICIENT else d.pick([1, 2]))  # its kernel knows no groups
 
-    def made(*shape: int) -> torch.Tensor:
+    def floats(*shape: int) -> torch.Tensor:
         return d.floats(*shape, dtype=torch.float32).to(device, dtype)
 
-    q = made(batch, heads, LENGTH, WIDTH)
-    k, v = (made(batch, groups, LENGTH, WIDTH) for _ in range(2))
-    bias = made(batch, heads, LENGTH, LENGTH) if target is EFFICIENT and d.flag() else None
+    q = floats(batch, heads, LENGTH, WIDTH)
+    k, v = (floats(batch, groups, LENGTH, WIDTH) for _ in range(2))
+    bias = floats(batch, heads, LENGTH, LENGTH) if target is EFFICIENT and d.flag() else None
     return q, k, v, bias, bias is None and d.flag()
 
 
@@ -31,12 +31,12 @@ def call(target, q, k, v, bias, causal) -> tuple:
     return (q, k, v, 0.0, causal) if target is FLASH else (q, k, v, bias, True, 0.0, causal)
 
 
-def backward_call(target, grad, q, k, v, bias, causal, made: tuple) -> tuple:
+def backward_call(target, grad, q, k, v, bias, causal, outputs: tuple) -> tuple:
     """The arguments of a backward operator; made: what the forward operator returned."""
     if target is BACKWARD[1]:
-        out, sums, seed, offset = made
+        out, sums, seed, offset = outputs
         return grad, q, k, v, bias, out, sums, seed, offset, 0.0, [True, True, True, False], causal
-    out, sums, cum_q, cum_k, max_q, max_k, seed, offset, _ = made
+    out, sums, cum_q, cum_k, max_q, max_k, seed, offset, _ = outputs
     if target is BACKWARD[0]:
         return grad, q, k, v, out, sums, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset
     return grad, q, k, v, out, sums, seed, offset, bias, cum_q, cum_k, max_q, max_k, 0.0, causal
@@ -51,6 +51,6 @@ def attention(d: Draw, target):
 def attention_backward(d: Draw, target):
     forward = FORWARD[BACKWARD.index(target)]
     q, k, v, bias, causal = drawn(d, forward, "cuda")
-    made = forward(*call(forward, q, k, v, bias, causal))
-    grad = d.floats(*made[0].shape, dtype=torch.float32).to(made[0])
-    return backward_call(target, grad, q, k, v, bias, causal, made), {}
+    outputs = forward(*call(forward, q, k, v, bias, causal))
+    grad = d.floats(*outputs[0].shape, dtype=torch.float32).to(outputs[0])
+    return backward_call(target, grad, q, k, v, bias, causal, outputs), {}

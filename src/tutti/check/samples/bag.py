@@ -33,9 +33,9 @@ def bag(d: Draw):
 def bag_gradient(d: Draw):
     table, indices, offsets, scale, mode, sparse, weights, last, padding = drawn(d)
     scale = d.flag() and mode != MAX
-    out, *made = aten._embedding_bag(table, indices, offsets, scale, mode, sparse, weights, last, padding)
+    out, *rest = aten._embedding_bag(table, indices, offsets, scale, mode, sparse, weights, last, padding)
     grad = d.floats(*out.shape, dtype=F64)
-    return (grad, indices, offsets, *made, len(table), scale, mode, sparse, weights, padding), {}
+    return (grad, indices, offsets, *rest, len(table), scale, mode, sparse, weights, padding), {}
 
 
 @samples(aten._embedding_bag_per_sample_weights_backward.default)

@@ -17,14 +17,14 @@ def drawn(d: Draw):
     padding = [d.pick([0, (k - 1) * n // 2]) for k, n in zip(kernel, dilation, strict=True)]
     spread = [d.between(0, s - 1) if transposed else 0 for s in stride]
     size = [d.pick([8, 12]) if rank == 1 else d.pick([4, 6, 8]) for _ in kernel]
-    channels, made = groups * d.pick([1, 2, 4]), groups * d.pick([1, 2, 3])
+    channels, out_channels = groups * d.pick([1, 2, 4]), groups * d.pick([1, 2, 3])
     x = d.floats(d.pick([1, 2, 4]), channels, *size, dtype=F64)
-    shape = (channels, made // groups) if transposed else (made, channels // groups)
+    shape = (channels, out_channels // groups) if transposed else (out_channels, channels // groups)
     for i, n in enumerate(size):  # a kernel that is wider than what it looks at does not run
         if not transposed and n + 2 * padding[i] <= dilation[i] * (kernel[i] - 1):
             padding[i] = dilation[i] * (kernel[i] - 1)
     w = d.floats(*shape, *kernel, dtype=F64)
-    bias = d.floats(made, dtype=F64) if d.flag() else None
+    bias = d.floats(out_channels, dtype=F64) if d.flag() else None
     return x, w, bias, (stride, padding, dilation, transposed, spread, groups)
 
 

@@ -33,8 +33,8 @@ def new_full(d: Draw):
 @samples(aten.new_empty_strided.default)
 def new_empty_strided(d: Draw):
     x = d.floats(*d.shape(1, 3))
-    made = torch.empty(d.shape(1, 3)).transpose(0, -1)
-    return (x, list(made.shape), list(made.stride())), {}
+    like = torch.empty(d.shape(1, 3)).transpose(0, -1)
+    return (x, list(like.shape), list(like.stride())), {}
 
 
 @samples(aten.scalar_tensor.default)

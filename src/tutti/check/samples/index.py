@@ -44,8 +44,8 @@ def indices_of(d: Draw, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
     chosen[d.between(0, len(shape) - 1)] = True
     shapes = [tuple(1 if d.between(0, 3) == 3 else n for n in common[d.between(0, len(common) - 1) :]) for _ in shape]
     return [
-        positions(d, at, n, negative=True) if given else None
-        for at, n, given in zip(shapes, shape, chosen, strict=True)
+        positions(d, at, n, negative=True) if with_index else None
+        for at, n, with_index in zip(shapes, shape, chosen, strict=True)
     ]
 
 

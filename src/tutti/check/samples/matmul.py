@@ -120,7 +120,7 @@ def cdist(d: Draw):
 
 @samples(aten._euclidean_dist.default)
 def euclidean(d: Draw):
-    """Of points whose distances do not cancel: a square root makes much of the rounding of small ones."""
+    """Points whose distances do not cancel: a square root magnifies the rounding of small distances."""
     n, m, k = d.sizes(3, (1, 2, 4, 6))
     x, y = doubles(d, (n, k), (m, k))
     return (x, y + 100), {}
@@ -128,7 +128,7 @@ def euclidean(d: Draw):
 
 @samples(aten._cdist_backward.default)
 def cdist_backward(d: Draw):
-    """Of one batch; the gradient of broadcast ones is taken of their expansion."""
+    """Points with equal batches: the gradient of broadcast batches is that of their expansion."""
     batch, (n, m, k), order = d.shape(0, 1), d.sizes(3, (1, 2, 4, 6)), d.pick([1.0, 2.0, 3.0])
     x, y = doubles(d, (*batch, n, k), (*batch, m, k))
     return (*doubles(d, (*batch, n, m)), x, y, order, aten._cdist_forward(x, y, order, None)), {}

@@ -97,11 +97,11 @@ def samples(*targets: Any, device: str = "cpu") -> Callable[[Callable], Callable
 
 def strategy(function: Callable, target: Any) -> st.SearchStrategy[Sample]:
     """Samples of one operator."""
-    given = (target,) if len(inspect.signature(function).parameters) > 1 else ()
+    targets = (target,) if len(inspect.signature(function).parameters) > 1 else ()
 
     @st.composite
     def draw_sample(draw) -> Sample:
-        args, kwargs = function(Draw(draw), *given)
+        args, kwargs = function(Draw(draw), *targets)
         return Sample(target, tuple(args), kwargs)
 
     return draw_sample()

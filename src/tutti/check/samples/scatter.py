@@ -107,8 +107,8 @@ def index_put(d: Draw):
         dim = d.between(0, len(shape) - 1)
         rows = distinct(d, (d.size(),), 0, shape[dim])
         indices = [*[None] * dim, rows - shape[dim] * d.flag()]
-    found = aten.index(x, indices).shape
-    values = tuple(1 if d.between(0, 4) == 4 else n for n in found)[d.between(0, 1) if prod(found) else 0 :]
+    read_shape = aten.index(x, indices).shape
+    values = tuple(1 if d.between(0, 4) == 4 else n for n in read_shape)[d.between(0, 1) if prod(read_shape) else 0 :]
     return (x, indices, d.floats(*values, dtype=F64), kind == "add"), {}
 
 

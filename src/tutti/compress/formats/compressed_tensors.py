@@ -226,8 +226,8 @@ def check(model: Any, schemes: Mapping[str, Scheme]) -> None:
                          )  # fmt: skip
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    known = get_checkpoint_conversion_mapping(model.config.model_type) or []
-    if not any("experts.*." in str(source) for x in known for source in x.source_patterns):
+    conversions = get_checkpoint_conversion_mapping(model.config.model_type) or []
+    if not any("experts.*." in str(source) for x in conversions for source in x.source_patterns):
         raise ValueError(f"transformers has no names for the experts of {type(model).__name__} one by one, and would "
                          "load random numbers in their place: ignore '*.experts.*'")  # fmt: skip
 
@@ -279,15 +279,15 @@ def _scheme_of(group: Mapping[str, Any]) -> Scheme:
     kind = {"int": "int", "float": "float8", "ternary": "ternary", "binary": "binary"}.get(weights["type"])
     strategy, size = weights["strategy"], weights.get("group_size")
     bits = weights["num_bits"]
-    known = (kind and strategy in ("group", "channel") and not weights.get("dynamic")
+    supported = (kind and strategy in ("group", "channel") and not weights.get("dynamic")
              and not group.get("output_activations") and bits == BITS.get(kind, bits))  # fmt: skip
     if activations is not None:
-        known = known and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (
+        supported = supported and (activations["num_bits"], activations["type"], activations.get("symmetric")) == (
             8,
             "int",
             True,
         )
-    if not known:
+    if not supported:
         raise ValueError(f"weights of {weights['num_bits']} bits of kind {weights['type']!r} by {strategy!r} with "
                          f"{'no' if activations is None else 'such'} activations are not supported: compress the model "
                          "again with int2 to int8, w8a8 or float8")  # fmt: skip

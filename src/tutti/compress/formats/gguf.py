@@ -115,7 +115,7 @@ def check(model: Any, tokenizer: Any) -> None:
 
 def _names(model: Any) -> dict[str, str]:
     """The names of the tensors of a model in the file; of quantized layers, that of the weight."""
-    made = {}
+    names = {}
     quantized = {path: x for path, x in model.named_modules() if isinstance(x, QUANTIZED)}
     tied = model.config.tie_word_embeddings
     for own in [*model.state_dict(), *(f"{path}.weight" for path in quantized)]:
@@ -126,12 +126,12 @@ def _names(model: Any) -> dict[str, str]:
             or (".mlp.experts." in own)
         ):
             continue
-        found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", path)
-        name = f"blk.{found[1]}.{_LAYER_OF.get(found[2])}" if found else {y: x for x, y in _TOP.items()}.get(path)
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", path)
+        name = f"blk.{match[1]}.{_LAYER_OF.get(match[2])}" if match else {y: x for x, y in _TOP.items()}.get(path)
         if name is None or name.endswith("None") or kind not in ("weight", "bias"):
             raise ValueError(f"GGUF export does not know the tensor {own} of a {type(model).__name__}")
-        made[own] = f"{name}.{kind}"
-    return made
+        names[own] = f"{name}.{kind}"
+    return names
 
 
 def _described(model: Any, own: str, name: str, config: Any, kind: BlockType) -> Written:
@@ -224,24 +224,24 @@ def _of_parts(layer: QuantizedLinear | QuantizedEmbedding, path: str) -> tuple[B
         scales = np.repeat(parts.scales.cpu().numpy(), each // BLOCK, 1).reshape(-1)
         try:
             if scheme.bits == 8:
-                made = q8_0(codes - 128, scales)
+                packed_rows = q8_0(codes - 128, scales)
             elif parts.zeros is None:
-                made = q4_0(codes - 2 ** (scheme.bits - 1) + 8, scales)
+                packed_rows = q4_0(codes - 2 ** (scheme.bits - 1) + 8, scales)
             else:
                 zeros = np.repeat(parts.zeros.cpu().numpy(), each // BLOCK, 1).reshape(-1)
-                made = q4_1(codes, scales, -scales * zeros)
+                packed_rows = q4_1(codes, scales, -scales * zeros)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        return made.reshape(len(parts.codes), -1)
+        return packed_rows.reshape(len(parts.codes), -1)
 
     return kind, rows
 
 
 def _permuted_heads(config: Any, name: str) -> int | None:
     """The heads whose rows are permuted in a tensor."""
-    if FAMILIES[config.model_type] != "llama" or not (found := re.search(r"\.attn_([qk])\.", name)):
+    if FAMILIES[config.model_type] != "llama" or not (match := re.search(r"\.attn_([qk])\.", name)):
         return None
-    return config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+    return config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
 
 
 def _permute(rows: np.ndarray, heads: int | None, back: bool = False) -> np.ndarray:
@@ -400,15 +400,15 @@ def _config(file: File) -> Any:
     """The config of a file, whose sizes agree with its tensors."""
     from transformers import AutoConfig
 
-    known, family = sorted({*FAMILIES.values()}), str(file.metadata.get("general.architecture"))
-    if family not in known:
-        raise ValueError(f"general.architecture is {family!r}; expected one of {', '.join(known)}")
+    families, family = sorted({*FAMILIES.values()}), str(file.metadata.get("general.architecture"))
+    if family not in families:
+        raise ValueError(f"general.architecture is {family!r}; expected one of {', '.join(families)}")
 
     def number(name: str, default: float | None = None, kind: type = int, most: int = 2**31) -> Any:
-        found = file.metadata.get(f"{family}.{name}", default)
-        if isinstance(found, bool) or not isinstance(found, (int, kind)) or not 0 < found < most:
-            raise ValueError(f"{family}.{name} is {found!r}; expected a number of more than 0 and less than {most}")
-        return found
+        value = file.metadata.get(f"{family}.{name}", default)
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not 0 < value < most:
+            raise ValueError(f"{family}.{name} is {value!r}; expected a number of more than 0 and less than {most}")
+        return value
 
     def token(name: str) -> int | None:
         id = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -463,15 +463,15 @@ def _config(file: File) -> Any:
     if kind == "llama":
         sizes |= dict(attention_bias=biases, mlp_bias=any(x.endswith("ffn_up.bias") for x in file.tensors))
     if _FREQUENCIES in file.tensors:
-        given = file.tensors[_FREQUENCIES].numbers()
+        frequencies = file.tensors[_FREQUENCIES].numbers()
         of_llama3 = {name: number(f"rope.llama3.{name}", default, float) for name, default in _LLAMA3.items()}
-        sizes["rope_parameters"] = {**rope, "rope_type": "llama3", "factor": float(given.max()), **of_llama3}
+        sizes["rope_parameters"] = {**rope, "rope_type": "llama3", "factor": float(frequencies.max()), **of_llama3}
     if kind == "mixtral" and biases:
         raise ValueError("a mixture of the family of Llama with biases in its attention is not supported")
     config = AutoConfig.for_model(kind, **sizes)
     if _FREQUENCIES in file.tensors:
-        made = _rope_factors(config)
-        if made is None or made.shape != given.shape or not np.allclose(made, given, rtol=1e-3):
+        factors = _rope_factors(config)
+        if factors is None or factors.shape != frequencies.shape or not np.allclose(factors, frequencies, rtol=1e-3):
             raise ValueError(f"{_FREQUENCIES} is not the scaling of Llama 3; other scalings are not supported")
     return config
 
@@ -512,10 +512,10 @@ def _expected(config: Any, file: File) -> dict[str, str]:
     expected |= {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
     if not config.tie_word_embeddings:
         expected["output.weight"] = (vocab, hidden)
-    found = {name: x.shape for name, x in file.tensors.items() if name != _FREQUENCIES}
-    for name in sorted({*expected, *found}):
-        if expected.get(name) != found.get(name):
-            raise ValueError(f"{name} has shape {found.get(name)}; expected {expected.get(name)} (None: absent)")
+    present = {name: x.shape for name, x in file.tensors.items() if name != _FREQUENCIES}
+    for name in sorted({*expected, *present}):
+        if expected.get(name) != present.get(name):
+            raise ValueError(f"{name} has shape {present.get(name)}; expected {expected.get(name)} (None: absent)")
     return {_own_name(name): name for name in expected}
 
 

@@ -61,10 +61,10 @@ class BlockType:
 def _plain(dtype: str) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     def encode(x: Array) -> Array:
         with np.errstate(over="ignore"):
-            made = x.astype(dtype)
-        if not np.isfinite(made).all():
+            converted = x.astype(dtype)
+        if not np.isfinite(converted).all():
             raise ValueError("a number is too large for float16: choose bf16 or f32")
-        return made.view(np.uint8)
+        return converted.view(np.uint8)
 
     return encode, lambda data: data.view(dtype).astype(np.float32)
 
@@ -160,8 +160,8 @@ def _shifted(data: Array, width: int, shifts: tuple[int, ...], bits: int) -> Arr
 def _gathered(q: Array, width: int, shifts: tuple[int, ...]) -> Array:
     """The inverse of `_shifted`."""
     parts = q.astype(np.uint8).reshape(len(q), -1, len(shifts), width)
-    made = parts << np.array(shifts, np.uint8).reshape(-1, 1)
-    return np.bitwise_or.reduce(made, 2).reshape(len(q), -1)
+    shifted = parts << np.array(shifts, np.uint8).reshape(-1, 1)
+    return np.bitwise_or.reduce(shifted, 2).reshape(len(q), -1)
 
 
 def _signed(x: Array, group: int, low: int, lowest_scale: int) -> tuple[Array, Array, Array]:

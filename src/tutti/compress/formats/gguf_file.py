@@ -158,15 +158,15 @@ class _Reader:
         return self.data[self.at - count : self.at]
 
     def unpack(self, kind: str, what: str) -> Any:
-        (found,) = struct.unpack(f"<{kind}", self.take(struct.calcsize(kind), what).tobytes())
-        return found
+        (value,) = struct.unpack(f"<{kind}", self.take(struct.calcsize(kind), what).tobytes())
+        return value
 
     def count(self, least: int, what: str) -> int:
         """A number of things, each of at least so many bytes."""
-        found = self.unpack("Q", what)
-        if found * least > self.left:
-            raise ValueError(f"{what} is {found}, which cannot be in the {self.left} bytes that follow")
-        return found
+        number = self.unpack("Q", what)
+        if number * least > self.left:
+            raise ValueError(f"{what} is {number}, which cannot be in the {self.left} bytes that follow")
+        return number
 
     def string(self, what: str) -> str:
         data = self.take(self.count(1, f"the length of {what}"), what).tobytes()
@@ -177,8 +177,8 @@ class _Reader:
 
     def numbers(self, kind: int, count: int, what: str) -> np.ndarray:
         dtype = np.dtype("u1" if kind == _BOOL else "<" + _NUMBERS[kind])
-        found = np.frombuffer(self.take(count * dtype.itemsize, what).tobytes(), dtype)
-        return found.astype(bool) if kind == _BOOL else found
+        values = np.frombuffer(self.take(count * dtype.itemsize, what).tobytes(), dtype)
+        return values.astype(bool) if kind == _BOOL else values
 
     def value(self, key: str) -> Any:
         kind = self.unpack("I", f"the type of {key}")
@@ -245,17 +245,17 @@ def _info(reader: _Reader) -> tuple[str, BlockType, tuple[int, ...], int]:
         raise ValueError(f"{name} has {dims} dims; expected 1 to {_MOST_DIMS}")
     sizes = tuple(reader.unpack("Q", f"the sizes of {name}") for _ in range(dims))
     number, offset = reader.unpack("I", f"the type of {name}"), reader.unpack("Q", f"the offset of {name}")
-    found = TYPES.get(number)
-    if found is None:
-        known = ", ".join(x.name for x in TYPES.values())
-        raise ValueError(f"{name} has type {number}, which is not known; known are {known}")
+    block_type = TYPES.get(number)
+    if block_type is None:
+        names = ", ".join(x.name for x in TYPES.values())
+        raise ValueError(f"{name} has type {number}, which is not known; known are {names}")
     if not all(sizes):
         raise ValueError(f"{name} has a size of 0: {sizes[::-1]}")
-    if sizes[0] % found.block:
+    if sizes[0] % block_type.block:
         raise ValueError(
-            f"{name} has rows of {sizes[0]}, which {found.name} cannot hold: it has blocks of {found.block}"
+            f"{name} has rows of {sizes[0]}, which {block_type.name} cannot hold: it has blocks of {block_type.block}"
         )
-    return name, found, sizes[::-1], offset
+    return name, block_type, sizes[::-1], offset
 
 
 def _tensors(infos: list[tuple], data: np.ndarray, alignment: int) -> dict[str, Stored]:

@@ -47,23 +47,23 @@ def to_metadata(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
     ]
     import numpy as np
 
-    made: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": [names.get(i, f"[PAD{i}]") for i in range(vocab_size)],
         "tokenizer.ggml.token_type": np.array(kinds, np.int32),
     }
     if merges := [x if isinstance(x, str) else " ".join(x) for x in own["merges"]]:
-        made["tokenizer.ggml.merges"] = merges
+        metadata["tokenizer.ggml.merges"] = merges
     for name in "bos", "eos", "unk", "pad":
         if (token := getattr(tokenizer, f"{name}_token_id")) is not None:
-            made[f"tokenizer.ggml.{_LONG.get(name, name)}_token_id"] = token
+            metadata[f"tokenizer.ggml.{_LONG.get(name, name)}_token_id"] = token
     ids = tokenizer("a").input_ids
-    made["tokenizer.ggml.add_bos_token"] = len(ids) > 1 and ids[0] == tokenizer.bos_token_id
-    made["tokenizer.ggml.add_eos_token"] = len(ids) > 1 and ids[-1] == tokenizer.eos_token_id
+    metadata["tokenizer.ggml.add_bos_token"] = len(ids) > 1 and ids[0] == tokenizer.bos_token_id
+    metadata["tokenizer.ggml.add_eos_token"] = len(ids) > 1 and ids[-1] == tokenizer.eos_token_id
     if isinstance(tokenizer.chat_template, str):
-        made["tokenizer.chat_template"] = tokenizer.chat_template
-    return made
+        metadata["tokenizer.chat_template"] = tokenizer.chat_template
+    return metadata
 
 
 _LONG = {"unk": "unknown", "pad": "padding"}
@@ -77,7 +77,7 @@ def _split_of(described: dict[str, Any] | None) -> str | None:
     pattern = parts[0]["pattern"].get("Regex") if len(parts) == 2 and parts[0]["type"] == "Split" else None
     if parts[-1]["use_regex"] != (pattern is None) or len(parts) > 2:
         return None
-    return next((name for name, known in SPLITS.items() if known == pattern), None)
+    return next((name for name, known_pattern in SPLITS.items() if known_pattern == pattern), None)
 
 
 def from_metadata(metadata: dict[str, Any]) -> Any:
@@ -85,19 +85,19 @@ def from_metadata(metadata: dict[str, Any]) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    def known(name: str) -> Any:
+    def value_of(name: str) -> Any:
         return metadata.get(f"tokenizer.ggml.{name}")
 
-    names, kinds, pre = known("tokens"), known("token_type"), known("pre") or "gpt-2"
-    if known("model") != "gpt2" or pre not in SPLITS:
+    names, kinds, pre = value_of("tokens"), value_of("token_type"), value_of("pre") or "gpt-2"
+    if value_of("model") != "gpt2" or pre not in SPLITS:
         raise ValueError(
-            f"the tokenizer of the file is {known('model')!r} with the splitter {pre!r}; expected 'gpt2' with one of "
-            f"{', '.join(SPLITS)}: pass a tokenizer of your own"
+            f"the tokenizer of the file is {value_of('model')!r} with the splitter {pre!r}; expected 'gpt2' with one "
+            f"of {', '.join(SPLITS)}: pass a tokenizer of your own"
         )
     if not isinstance(names, list) or len(set(names)) != len(names) or (kinds is not None and len(kinds) != len(names)):
         raise ValueError("tokenizer.ggml.tokens and token_type do not name each token once")
     kinds = [NORMAL] * len(names) if kinds is None else [int(x) for x in kinds]
-    merges = [tuple(x.split(" ")) for x in known("merges") or []]
+    merges = [tuple(x.split(" ")) for x in value_of("merges") or []]
     vocabulary = {name: i for i, (name, kind) in enumerate(zip(names, kinds, strict=True)) if kind != UNUSED}
     if any(len(pair) != 2 or {*pair, "".join(pair)} - {*names} for pair in merges):
         raise ValueError("tokenizer.ggml.merges has pairs that are not of its tokens")
@@ -114,21 +114,21 @@ def from_metadata(metadata: dict[str, Any]) -> Any:
             (bpe.add_special_tokens if kind == CONTROL else bpe.add_tokens)([token])
     special = {}
     for name in "bos", "eos", "unk", "pad":
-        token = known(f"{_LONG.get(name, name)}_token_id")
+        token = value_of(f"{_LONG.get(name, name)}_token_id")
         if token is not None:
             if not 0 <= token < len(names):
                 raise ValueError(f"the {name} token is {token}, of {len(names)} tokens")
             special[name] = names[token]
-    around = [special[x] if known(f"add_{x}_token") and x in special else None for x in ("bos", "eos")]
+    around = [special[x] if value_of(f"add_{x}_token") and x in special else None for x in ("bos", "eos")]
     if any(around):
         first, last = ([x] if x else [] for x in around)
         bpe.post_processor = processors.TemplateProcessing(
             single=[*first, "$A", *last], pair=[*first, "$A", *first, "$B", *last],
             special_tokens=[(x, vocabulary[x]) for x in {*first, *last}],
         )  # fmt: skip
-    made = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, clean_up_tokenization_spaces=False, **{f"{x}_token": name for x, name in special.items()}
     )
     if template := metadata.get("tokenizer.chat_template"):
-        made.chat_template = template
-    return made
+        tokenizer.chat_template = template
+    return tokenizer

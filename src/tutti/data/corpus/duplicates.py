@@ -135,7 +135,7 @@ class Verdict:
         self.rows, self._repeats = (repeats["document"] & np.uint64(0xFFFFFFFF)).astype(np.int64), repeats
 
     def between(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of rows [first, last): their places from 0, and their REPEATs."""
+        """The duplicates among rows [first, last): their places, counted from `first`, and their REPEATs."""
         begin, end = np.searchsorted(self.rows, [first, last])
         return self.rows[begin:end] - first, self._repeats[begin:end]
 

@@ -93,9 +93,9 @@ def write_index(folder: Path, segment: Segment, last: Segment) -> None:
     for shard, sketched in enumerate(segment.sketched[segment.older :]):
         ids, stem = Ids(sketched.ids), segment.stem(shard)
         rows = np.zeros(len(ids), bool)
-        kept = last.folder / f"{stem}.{segment.meeting_name}.npy"
-        if kept.exists():
-            rows[np.load(kept)] = True
+        saved = last.folder / f"{stem}.{segment.meeting_name}.npy"
+        if saved.exists():
+            rows[np.load(saved)] = True
         every = joined([run.range() for run in open_sketch(sketched.path, sketched.runs)])
         every = every.take(np.flatnonzero(rows[every.row]) if len(every) else np.empty(0, np.int64))
         with atomic(folder / f"{stem}.sketch") as file, atomic(folder / f"{stem}.ids") as names:

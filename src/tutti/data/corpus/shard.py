@@ -90,7 +90,7 @@ class ShardRun:
     def run(self) -> None:
         meeting = self.segment.meeting
         runs: list[int] = []
-        kept: dict[str, list[np.ndarray]] = {}  # rows of indexes
+        index_rows: dict[str, list[np.ndarray]] = {}  # rows of indexes
         with ExitStack() as stack:
             files: dict[str, Checked] = {}
 
@@ -105,7 +105,7 @@ class ShardRun:
                 sketches, names = SketchWriter(opened(".sketch")), IdWriter(opened(".ids"))
             for batch in self._through():
                 if meeting is None:
-                    batch = _without_rows(batch, kept)
+                    batch = _without_rows(batch, index_rows)
                 writer.write(batch)
                 if isinstance(meeting, Meeting) and sketches is not None and names is not None:
                     sketches.add(meeting.sketch(batch, self.rows))
@@ -115,7 +115,7 @@ class ShardRun:
                     self.domains[domain] = self.domains.get(domain, 0) + size
             writer.close()
             self.dropped.close()
-            for name, rows in kept.items():
+            for name, rows in index_rows.items():
                 np.save(opened(f".{name}.npy"), np.concatenate(rows), allow_pickle=False)
             if sketches is not None and names is not None:
                 sketches.flush()
@@ -212,9 +212,9 @@ class ShardRun:
         return before.meeting.fractions(before.domains)
 
 
-def _without_rows(batch: pa.RecordBatch, kept: dict[str, list[np.ndarray]]) -> pa.RecordBatch:
-    """The batch without its columns of rows, which are added to `kept` by the name of their step."""
+def _without_rows(batch: pa.RecordBatch, index_rows: dict[str, list[np.ndarray]]) -> pa.RecordBatch:
+    """The batch without its columns of rows, which are added to `index_rows` by the name of their step."""
     names = [name for name in batch.schema.names if name.startswith(ROW)]
     for name in names:
-        kept.setdefault(name.removeprefix(ROW), []).append(batch.column(name).to_numpy())
+        index_rows.setdefault(name.removeprefix(ROW), []).append(batch.column(name).to_numpy())
     return batch.drop_columns(names) if names else batch

@@ -51,7 +51,7 @@ class HuggingFaceStream(StreamingSource):
 def from_disk(folder: Path) -> HuggingFace:
     """A dataset that `save_to_disk` wrote. Raises ValueError if it has several splits."""
     datasets = needed("datasets", "datasets", "a saved dataset")
-    found = datasets.load_from_disk(str(folder))
-    if not isinstance(found, datasets.Dataset):
-        raise ValueError(f"{folder} has the splits {', '.join(found)}; open one of its folders")
-    return HuggingFace(found)
+    loaded = datasets.load_from_disk(str(folder))
+    if not isinstance(loaded, datasets.Dataset):
+        raise ValueError(f"{folder} has the splits {', '.join(loaded)}; open one of its folders")
+    return HuggingFace(loaded)

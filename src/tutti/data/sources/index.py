@@ -23,29 +23,29 @@ def indexed(
     """
     status = path.stat()
     if cache is None:
-        kept = path.with_name(f".{path.name}.{kind}-index.npz")
+        saved = path.with_name(f".{path.name}.{kind}-index.npz")
         if status.st_size < SMALL:
             return make(path)
     else:
         name = blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
-        kept = Path(cache) / f"{path.name}-{name}.{kind}-index.npz"
+        saved = Path(cache) / f"{path.name}-{name}.{kind}-index.npz"
     stamp = np.array([status.st_size, status.st_mtime_ns], np.int64)
     try:
-        with np.load(kept, allow_pickle=False) as file:
+        with np.load(saved, allow_pickle=False) as file:
             if np.array_equal(file["stamp"], stamp):
                 return {name: file[name] for name in file.files if name != "stamp"}
     except (OSError, ValueError, KeyError):
         pass  # none yet, or half written by another program
-    made = make(path)
-    scratch = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")
+    index = make(path)
+    scratch = saved.with_name(f"{saved.name}.{os.getpid()}.tmp")
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        saved.parent.mkdir(parents=True, exist_ok=True)
         with open(scratch, "wb") as file:
-            np.savez(file, **{"stamp": stamp, **made})  # pyright: ignore[reportArgumentType]
-        scratch.replace(kept)
+            np.savez(file, **{"stamp": stamp, **index})  # pyright: ignore[reportArgumentType]
+        scratch.replace(saved)
     except OSError:
         scratch.unlink(missing_ok=True)
-    return made
+    return index
 
 
 def records(path: Path, quote: bytes | None = None) -> dict[str, np.ndarray]:
@@ -57,15 +57,15 @@ def records(path: Path, quote: bytes | None = None) -> dict[str, np.ndarray]:
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
             data = np.frombuffer(chunk, np.uint8)
-            found = np.flatnonzero(data == 10)
+            line_ends = np.flatnonzero(data == 10)
             if quote is not None:
                 marks = np.flatnonzero(data == quote[0])
-                before = np.searchsorted(marks, found)
+                before = np.searchsorted(marks, line_ends)
                 real = (before + quoted) % 2 == 0
                 quoted = (quoted + len(marks)) % 2
             else:
-                real = np.ones(len(found), bool)
-            ends.append(np.stack([found + at, real]))
+                real = np.ones(len(line_ends), bool)
+            ends.append(np.stack([line_ends + at, real]))
             at += len(chunk)
     newlines = np.concatenate(ends, axis=1) if ends else np.zeros((2, 0), np.int64)
     lines = np.arange(1, newlines.shape[1] + 1)
@@ -80,10 +80,10 @@ def records(path: Path, quote: bytes | None = None) -> dict[str, np.ndarray]:
 
 def _carriage(path: Path, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """1 for lines that are at most a carriage return, else 0."""
-    made = np.zeros(len(starts), np.int64)
+    ends_in_return = np.zeros(len(starts), np.int64)
     short = np.flatnonzero(stops - starts == 1)
     with open(path, "rb") as file:
         for i in short:
             file.seek(starts[i])
-            made[i] = file.read(1) == b"\r"
-    return made
+            ends_in_return[i] = file.read(1) == b"\r"
+    return ends_in_return

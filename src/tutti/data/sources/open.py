@@ -74,10 +74,10 @@ def _of_path(spec: str, options: dict[str, Any]) -> Any:
         return _of_folder(path, options)
     if path.is_file():
         return _of_files([path], options)
-    found = sorted(glob.glob(str(path), recursive=True))
-    if not found:
+    matches = sorted(glob.glob(str(path), recursive=True))
+    if not matches:
         raise ValueError(f"there is no file, folder or pattern with files {spec!r}")
-    return _of_files([Path(p) for p in found], options)
+    return _of_files([Path(p) for p in matches], options)
 
 
 def _of_folder(folder: Path, options: dict[str, Any]) -> Any:
@@ -92,11 +92,11 @@ def _of_folder(folder: Path, options: dict[str, Any]) -> Any:
         return ImageFolder(folder, **options)
     if kinds & {f".{s}" for s in AUDIO}:
         return AudioFolder(folder, **options)
-    known = [kind for kind in counts if kind in FORMATS or kind in STREAMED]
-    if len(known) != 1:
+    readable = [kind for kind in counts if kind in FORMATS or kind in STREAMED]
+    if len(readable) != 1:
         has = ", ".join(f"{n} {kind or 'without suffix'}" for kind, n in counts.most_common(4))
         raise ValueError(f"the folder {folder} has {has}; give a pattern of files of one format ({_formats()})")
-    return _of_files([p for p in files if _suffix(p) == known[0]], options)
+    return _of_files([p for p in files if _suffix(p) == readable[0]], options)
 
 
 def _of_files(paths: list[Path], options: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from tutti.data.rows import BadRow
 from tutti.data.sources.source import Source, needed
 
-KEPT = 8  # row groups in memory
+GROUPS = 8  # row groups in memory
 
 
 class Parquet(Source):
@@ -67,7 +67,7 @@ class Parquet(Source):
                 self._groups[group] = self._open().read_row_group(group, columns=self.read_columns)
             except OSError as error:
                 raise BadRow(f"{self.name(i)}: row group {group} cannot be read ({error}); write it again") from None
-            if len(self._groups) > KEPT:
+            if len(self._groups) > GROUPS:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(group)
         return self._groups[group]

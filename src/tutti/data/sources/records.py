@@ -23,8 +23,8 @@ class Records(Source):
 
     def __init__(self, path: str | Path, cache: str | Path | None = None, encoding: str = "utf-8"):
         self.path, self.encoding = Path(path), encoding
-        found = indexed(self.path, self.kind, lambda p: records(p, self.quote), cache)
-        self.start, self.stop, self.line = found["start"], found["stop"], found["line"]
+        index = indexed(self.path, self.kind, lambda p: records(p, self.quote), cache)
+        self.start, self.stop, self.line = index["start"], index["stop"], index["line"]
         self._file: int | None = None
 
     def __len__(self) -> int:

@@ -83,10 +83,10 @@ class Regrouped(StreamingSource):
                 else:
                     yield row
 
-        for made in self.function(good()):
+        for sample in self.function(good()):
             yield from bad
             bad.clear()
-            yield made
+            yield sample
         yield from bad
 
     def name(self, shard: int, i: int) -> str:

@@ -26,9 +26,9 @@ class WebDataset(Source):
 
     def __init__(self, path: str | Path, cache: str | Path | None = None, decode: bool = True):
         self.path, self.decode = Path(path), decode
-        found = indexed(self.path, "tar", _members, cache)
+        index = indexed(self.path, "tar", _members, cache)
         self.names, self.offsets, self.sizes, self.starts = (
-            found["name"], found["offset"], found["size"], found["start"]
+            index["name"], index["offset"], index["size"], index["start"]
         )  # fmt: skip
         self._file: int | None = None
 

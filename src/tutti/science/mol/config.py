@@ -12,19 +12,19 @@ from typing import Any, Literal
 
 import torch
 
+from tutti.config.build import checked
 from tutti.science.mol.dynamics import CellRescaling, Langevin, NoseHooverChain, VelocityVerlet
 from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
 from tutti.science.mol.dynamics.guard import Guard
 from tutti.science.mol.dynamics.simulation import Simulation, Updater
 from tutti.science.mol.forcefield import Nonbonding, load_amber, load_openmm, read_system, water_box
+from tutti.science.mol.networks.for_md import compile_for_md
 from tutti.science.mol.networks.potential import NetworkPotential
 from tutti.science.mol.networks.saved import load_any
-from tutti.science.mol.networks.tables import compile_for_md
 from tutti.science.mol.potential import Potential
 from tutti.science.mol.system import System
 from tutti.science.mol.terms import LennardJones
 from tutti.science.mol.units import BAR, MD, REDUCED
-from tutti.train.configfile import checked
 
 WATER_COMPRESSIBILITY = 4.5e-5  # per bar
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tutti.config.build import checked
 from tutti.science.peptides.data import Peptides, read, read_modlamp
 from tutti.science.peptides.generator import Training
 from tutti.science.peptides.grammar import ACTIVITY, grammar
 from tutti.science.peptides.properties import PROPERTIES
-from tutti.train.configfile import checked
 
 RESERVED = {"held out", "unconditioned", "fine-tuned"}
 Rule = tuple[str, Callable[[float], bool], dict[str, tuple[str, ...]]]

@@ -84,13 +84,13 @@ def in_parts(loss: Loss, parts: int) -> Loss:
         if not model.training:
             return loss(model, batch)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        copies, found = {name: _Copies.apply(p, parts) for name, p in trained.items()}, []
+        copies, values = {name: _Copies.apply(p, parts) for name, p in trained.items()}, []
         for i, part in enumerate(divided(batch, parts)):
-            held = {name: each[i] for name, each in copies.items()}
-            found.append(loss_with(held, model, part, loss))
-        if isinstance(found[0], tuple):
-            return _mean([x for x, _ in found]), {key: _joined([x[key] for _, x in found]) for key in found[0][1]}
-        return _mean(found)
+            tensors = {name: each[i] for name, each in copies.items()}
+            values.append(loss_with(tensors, model, part, loss))
+        if isinstance(values[0], tuple):
+            return _mean([x for x, _ in values]), {key: _joined([x[key] for _, x in values]) for key in values[0][1]}
+        return _mean(values)
 
     return value
 
@@ -110,10 +110,10 @@ def divided(batch: Any, parts: int) -> list[Any]:
         whole = not isinstance(x, Tensor) or not x.ndim or x.shape[0] != rows
         return x if whole else x[i * size : (i + 1) * size]
 
-    made = [pytree.tree_unflatten([part(x, i) for x in leaves], tree) for i in range(parts)]
+    parts_of_batch = [pytree.tree_unflatten([part(x, i) for x in leaves], tree) for i in range(parts)]
     if isinstance(batch, Mapping) and ITEMS in batch:  # what a part divides its sum by, for the mean over parts
-        made = [{**one, ITEMS: batch[ITEMS] / parts} for one in made]
-    return made
+        parts_of_batch = [{**one, ITEMS: batch[ITEMS] / parts} for one in parts_of_batch]
+    return parts_of_batch
 
 
 class _Copies(torch.autograd.Function):

@@ -87,8 +87,8 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
 
 def loss_with(tensors: Mapping[str, Tensor], model: nn.Module, batch: Any, loss: Loss) -> Any:
     """`loss(model, batch)` with these tensors, by name, in place of the model's parameters and buffers."""
-    held = {f"model.{name}": x for name, x in tensors.items()}
-    return torch.func.functional_call(_Bound(model, loss), held, (batch,))
+    parameters = {f"model.{name}": x for name, x in tensors.items()}
+    return torch.func.functional_call(_Bound(model, loss), parameters, (batch,))
 
 
 class _Bound(nn.Module):

@@ -51,16 +51,16 @@ class Boost:
                 raise ValueError(f"boost is {level!r}; it may be {', '.join(LEVELS)}, or a list of algorithms{hint}")
             return cls({name: ALGORITHMS[name](**options) for name, options in LEVELS[level].items()}, of_a_level=True)
         options = level if isinstance(level, Mapping) else {name: {} for name in level}
-        made = {}
-        for name, given in options.items():
+        algorithms = {}
+        for name, values in options.items():
             if name not in ALGORITHMS:
                 near = get_close_matches(str(name), list(ALGORITHMS), n=1, cutoff=0.0)[0]
                 raise ValueError(f"{name!r} is no algorithm of boost; the nearest is {near!r}")
-            known = [key for key, x in ALGORITHMS[name].__dataclass_fields__.items() if x.init]  # pyright: ignore
-            if unknown := [key for key in given if key not in known]:
-                raise ValueError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known)}")
-            made[name] = ALGORITHMS[name](**given)
-        return cls({name: made[name] for name in ALGORITHMS if name in made})
+            names = [key for key, x in ALGORITHMS[name].__dataclass_fields__.items() if x.init]  # pyright: ignore
+            if unknown := [key for key in values if key not in names]:
+                raise ValueError(f"{name} has no option {unknown[0]!r}; it has {', '.join(names)}")
+            algorithms[name] = ALGORITHMS[name](**values)
+        return cls({name: algorithms[name] for name in ALGORITHMS if name in algorithms})
 
     def prepare_model(
         self, model: nn.Module, batch: Any, loss: Loss | None = None, steps: int | None = None
@@ -90,20 +90,20 @@ class Boost:
 
         options: those of `tutti.parallelize`.
         """
-        given = options.pop("loss", None)
-        loss = changed = given or _with_metrics(options.get("metrics", ()))
+        own_loss = options.pop("loss", None)
+        loss = changed = own_loss or _with_metrics(options.get("metrics", ()))
         for algorithm in self.algorithms.values():
             changed = algorithm.loss(changed)
             options = {**algorithm.options(), **options}
-        step = parallelize(model, optimizer, batch, loss=given if changed is loss else changed, **options)
+        step = parallelize(model, optimizer, batch, loss=own_loss if changed is loss else changed, **options)
         classes = [algorithm.classes(model) for algorithm in self.algorithms.values()]
         if joint := combined(classes):
             step.count_apart(joint)
         active = [a for a in self.algorithms.values() if a.acts]
-        made: Any = Boosted(step, active) if active else step
+        training: Any = Boosted(step, active) if active else step
         for algorithm in self.algorithms.values():
-            made = algorithm.replaced(made, batch, changed, options)
-        return made
+            training = algorithm.replaced(training, batch, changed, options)
+        return training
 
 
 class Boosted:
@@ -145,7 +145,7 @@ def _with_metrics(names: Iterable[str]) -> Loss:
 
     def loss(model: nn.Module, batch: Any) -> Any:
         output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
-        held = output if isinstance(output, Mapping) else vars(output)
-        return held["loss"], {name: held[name] for name in wanted}
+        fields = output if isinstance(output, Mapping) else vars(output)
+        return fields["loss"], {name: fields[name] for name in wanted}
 
     return loss

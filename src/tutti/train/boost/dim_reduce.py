@@ -95,8 +95,8 @@ class DimReduce(Algorithm):
     def update(self, state: dict[str, Any], model: nn.Module, batch: Any, loss: Loss) -> Tensor:
         """One step: writes into the model's parameters and replaces tensors of `state`. Returns the loss."""
         params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        made = loss(model, batch)
-        value = made[0] if isinstance(made, tuple) else made
+        result = loss(model, batch)
+        value = result[0] if isinstance(result, tuple) else result
         gradients = torch.autograd.grad(value, list(params.values()))
         with torch.no_grad():
             value, basis = value.detach(), state["basis"]
@@ -104,20 +104,20 @@ class DimReduce(Algorithm):
             direction = -self._inverse(state, q) @ q
             moves = [lifted(b, direction) for b in basis]
             slope, rate = self.sigma * (q @ direction), torch.full_like(value, self.rho ** (TRIES - 1))
-            found = torch.zeros_like(value, dtype=torch.bool)
+            improved = torch.zeros_like(value, dtype=torch.bool)
             for i in reversed(range(TRIES)):
                 rho = self.rho**i
                 trial = self._trial(model, batch, loss, params, moves, rho)
                 better = trial < value + rho * slope
                 rate = torch.where(better, rho, rate)
-                found = found | better
-            state["last_step"] = torch.where(found, rate * direction, state["last_step"])
+                improved = improved | better
+            state["last_step"] = torch.where(improved, rate * direction, state["last_step"])
             if self.reset:
-                rate = torch.where(found, rate, 0.0)
+                rate = torch.where(improved, rate, 0.0)
                 state["inverse"] = torch.where(
-                    found, state["inverse"], torch.eye(len(q), dtype=q.dtype, device=q.device)
+                    improved, state["inverse"], torch.eye(len(q), dtype=q.dtype, device=q.device)
                 )
-                state["started"] = found.to(q.dtype)
+                state["started"] = improved.to(q.dtype)
             for i, (p, g) in enumerate(zip(params.values(), gradients, strict=True)):
                 rest = self.gamma * state["momentum"][i] + (g - lifted(basis[i], q))
                 state["momentum"][i] = rest
@@ -141,8 +141,8 @@ class DimReduce(Algorithm):
         """The loss after a step of rho times the moves. Buffers (statistics of batch norms) do not see it."""
         buffers = {name: b.clone() for name, b in model.named_buffers()}
         moved = {name: p + rho * move for (name, p), move in zip(params.items(), moves, strict=True)}
-        made = loss_with(moved | buffers, model, batch, loss)
-        return made[0] if isinstance(made, tuple) else made
+        result = loss_with(moved | buffers, model, batch, loss)
+        return result[0] if isinstance(result, tuple) else result
 
 
 def principal_components(copies: Tensor, count: int) -> Tensor:

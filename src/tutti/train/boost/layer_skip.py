@@ -128,16 +128,20 @@ def layers_of(model: nn.Module, batch: Any, loss: Loss, who: str = "layer_skip")
 
     def see(layer: nn.Module, args: tuple, output: Any) -> None:
         value = output[0] if isinstance(output, tuple) and len(output) == 1 else output
-        given = args[0] if args else None
-        if isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor) and value.shape == given.shape:
+        first_argument = args[0] if args else None
+        if (
+            isinstance(value, torch.Tensor)
+            and isinstance(first_argument, torch.Tensor)
+            and value.shape == first_argument.shape
+        ):
             kinds[layer] = isinstance(output, tuple)
 
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
     with ExitStack() as stack, torch.no_grad():
-        for layer in {layer for found in lists for layer in found}:
+        for layer in {layer for layers in lists for layer in layers}:
             stack.callback(layer.register_forward_hook(see).remove)
         loss(model, batch)
-    usable = [list(found) for found in lists if len(found) and all(layer in kinds for layer in found)]
+    usable = [list(layers) for layers in lists if len(layers) and all(layer in kinds for layer in layers)]
     if not usable:
         raise NothingToDo(f"{who} found no nn.ModuleList in {type(model).__name__} whose modules map a tensor to "
                           "one of the same shape")  # fmt: skip

@@ -51,15 +51,15 @@ class LessBN(Algorithm):
     bias: bool = False
 
     def prepare_model(self, model: nn.Module, batch: Any, loss: Loss, steps: int | None = None) -> None:
-        found = inner_norms(model, batch, loss)
-        if not found:
+        norms = inner_norms(model, batch, loss)
+        if not norms:
             raise NothingToDo(f"less_bn found no residual branch conv - BN - ReLU - conv - BN in "
                               f"{type(model).__name__}; leave it out")  # fmt: skip
         linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
         if self.head and not linears:
             raise ValueError(f"less_bn normalizes the last linear layer, and {type(model).__name__} has none: give "
                              "head=False")  # fmt: skip
-        for name in found:
+        for name in norms:
             _put(model, name, nn.Identity())
         if self.head:
             name, linear = linears[-1]
@@ -95,7 +95,7 @@ def inner_norms(model: nn.Module, batch: Any, loss: Loss = default_loss) -> list
     their operands for conv - BN - ReLU - conv - BN, up to the value that the other operand is computed from, too.
     """
     owners = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
-    found: set[str] = set()
+    norms: set[str] = set()
     with _evaluating(model), torch.enable_grad():
         value = loss(model, batch)
         value = value[0] if isinstance(value, tuple) else value
@@ -104,8 +104,8 @@ def inner_norms(model: nn.Module, batch: Any, loss: Loss = default_loss) -> list
                 (a, _), (b, _) = node.next_functions
                 for branch in (_branch(a, b), _branch(b, a)):
                     names = [owners.get(id(weight)) for weight in branch]
-                    found |= {name for name in names[1:] if name is not None}
-    return [name for name, _ in model.named_modules() if name in found]
+                    norms |= {name for name in names[1:] if name is not None}
+    return [name for name, _ in model.named_modules() if name in norms]
 
 
 def _branch(operand: Any, other: Any) -> list[Tensor]:

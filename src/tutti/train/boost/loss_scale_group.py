@@ -114,13 +114,13 @@ class LossScaleGroup(Algorithm):
 def groups_of(model: nn.Module, batch: Any, loss: Loss, starts: list[nn.Module]) -> dict[str, int]:
     """The group of each parameter, by when its module runs. starts: the modules with which groups 1, 2, ... begin."""
     now, names = 0, {p: name for name, p in model.named_parameters()}
-    found: dict[str, int] = {}
+    groups: dict[str, int] = {}
 
     def see(module: nn.Module, args: tuple) -> None:
         nonlocal now
         now += module in starts
         for p in module.parameters(recurse=False):
-            if found.setdefault(names[p], now) != now:
+            if groups.setdefault(names[p], now) != now:
                 raise ValueError(f"loss_scale_group: modules of two groups share parameter {names[p]!r}, whose "
                                  "gradient then has no single scale; untie it or give groups=1")  # fmt: skip
 
@@ -128,7 +128,7 @@ def groups_of(model: nn.Module, batch: Any, loss: Loss, starts: list[nn.Module])
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(see).remove)
         loss(model, batch)
-    return {name: found.get(name, 0) for name in names.values()}
+    return {name: groups.get(name, 0) for name in names.values()}
 
 
 class _Scale(torch.autograd.Function):

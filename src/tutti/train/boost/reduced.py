@@ -97,8 +97,8 @@ class Reduced:
 
         @torch.no_grad()
         def evaluation(batch: Any) -> Tensor:
-            made = loss(model, batch)
-            return made[0] if isinstance(made, tuple) else made
+            result = loss(model, batch)
+            return result[0] if isinstance(result, tuple) else result
 
         modes, calls = {module: module.training for module in model.modules()}, self.store.calls
         model.eval()
@@ -124,14 +124,14 @@ class Reduced:
 
     def load_training_state(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `training_state`. A run that has switched can only load the state of one that has."""
-        held = {name.removeprefix(MARK): x for name, x in state.items() if name.startswith(MARK)}
-        if "calls" in held:
+        own = {name.removeprefix(MARK): x for name, x in state.items() if name.startswith(MARK)}
+        if "calls" in own:
             self._prepare()
-            self.store.load_training_state(held)
+            self.store.load_training_state(own)
             return
         if self.step is None:
             raise ValueError("the state is of a run before dim_reduce has switched to its subspace, this run is after")
-        self._copies = list(held.get("copies", ()))
+        self._copies = list(own.get("copies", ()))
         self.step.load_training_state({name: x for name, x in state.items() if not name.startswith(MARK)})
 
     def save(self, checkpoints: Checkpoints, facts: Mapping[str, Any] | None = None, *args: Any, **kwargs: Any) -> None:

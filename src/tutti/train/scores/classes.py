@@ -43,12 +43,12 @@ def f1(predictions: ArrayLike, labels: ArrayLike, average: Literal["binary", "ma
 
 def counted(predictions: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Predicted classes and labels, (count,) int64 each, where labels are not -100."""
-    made, wanted = np.asarray(predictions), np.asarray(labels)
-    if made.ndim == wanted.ndim + 1:
-        made = made.argmax(-1)
-    if made.shape != wanted.shape:
-        raise ValueError(f"predictions have the shape {made.shape} and labels {wanted.shape}")
+    predicted, wanted = np.asarray(predictions), np.asarray(labels)
+    if predicted.ndim == wanted.ndim + 1:
+        predicted = predicted.argmax(-1)
+    if predicted.shape != wanted.shape:
+        raise ValueError(f"predictions have the shape {predicted.shape} and labels {wanted.shape}")
     chosen = wanted != IGNORED
     if not chosen.any():
         raise ValueError("there is no label to compare with")
-    return made[chosen], wanted[chosen]
+    return predicted[chosen], wanted[chosen]

@@ -37,25 +37,25 @@ def compute_metrics(names: Sequence[str], tokenizer: Any = None, shift: int = 0)
             raise ValueError(f"{name} compares texts: give the tokenizer")
 
     def compute(prediction: Any) -> dict[str, float]:
-        made, labels = arrays(prediction)
+        predictions, labels = arrays(prediction)
         if shift:
-            made, labels = made[:, :-shift], labels[:, shift:]
-        found: dict[str, float] = {}
+            predictions, labels = predictions[:, :-shift], labels[:, shift:]
+        scores: dict[str, float] = {}
         for name in names:
-            found |= _score(name, made, labels, tokenizer)
-        return found
+            scores |= _score(name, predictions, labels, tokenizer)
+        return scores
 
     return compute
 
 
-def _score(name: str, made: np.ndarray, labels: np.ndarray, tokenizer: Any) -> dict[str, float]:
+def _score(name: str, predictions: np.ndarray, labels: np.ndarray, tokenizer: Any) -> dict[str, float]:
     if name == "accuracy":
-        return {name: accuracy(made, labels)}
+        return {name: accuracy(predictions, labels)}
     if name in ("f1", "f1_macro"):
-        return {name: f1(made, labels, "macro" if name == "f1_macro" else "binary")}
+        return {name: f1(predictions, labels, "macro" if name == "f1_macro" else "binary")}
     if name == "perplexity":
-        return {name: perplexity(made, labels, shift=0)}
-    tokens = made.argmax(-1) if made.ndim == labels.ndim + 1 else made
+        return {name: perplexity(predictions, labels, shift=0)}
+    tokens = predictions.argmax(-1) if predictions.ndim == labels.ndim + 1 else predictions
     texts = decoded(tokens, tokenizer), decoded(labels, tokenizer)
     return {name: bleu(*texts)} if name == "bleu" else rouge(*texts)
 

@@ -67,7 +67,7 @@ def passes(
     may. Use a container or a virtual machine for code that you do not trust.
     """
     proof = secrets.token_hex(16)
-    given = json.dumps({"code": code, "name": name, "tests": [[list(a), b] for a, b in tests], "proof": proof})
+    request = json.dumps({"code": code, "name": name, "tests": [[list(a), b] for a, b in tests], "proof": proof})
 
     def limit() -> None:
         processor = math.ceil(seconds)  # SIGXCPU says which limit it was; SIGKILL, a second later, cannot be ignored
@@ -80,16 +80,16 @@ def passes(
 
     with tempfile.TemporaryDirectory() as empty:
         try:
-            made = subprocess.run(
-                [sys.executable, "-I", "-S", "-B", "-c", CHILD], input=given, capture_output=True, text=True, cwd=empty,
-                env={}, timeout=seconds, preexec_fn=limit, start_new_session=True,
+            child = subprocess.run(
+                [sys.executable, "-I", "-S", "-B", "-c", CHILD], input=request, capture_output=True, text=True,
+                cwd=empty, env={}, timeout=seconds, preexec_fn=limit, start_new_session=True,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"it took longer than {seconds:g} s"
         except UnicodeDecodeError:
             return "it printed bytes that are no text"
-    if made.returncode == -signal.SIGXCPU:
+    if child.returncode == -signal.SIGXCPU:
         return f"it took longer than {seconds:g} s"
-    if made.returncode == 0 and made.stdout.splitlines()[-1:] == [proof]:
+    if child.returncode == 0 and child.stdout.splitlines()[-1:] == [proof]:
         return ""
-    return (made.stderr.strip().splitlines() or [f"it ended with exit code {made.returncode}"])[-1]
+    return (child.stderr.strip().splitlines() or [f"it ended with exit code {child.returncode}"])[-1]

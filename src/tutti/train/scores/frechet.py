@@ -27,11 +27,11 @@ class Features:
     @classmethod
     def of(cls, extractor: Callable[[Any], Tensor], batches: Iterable[Any]) -> Features:
         """The features (rows, ...) that an extractor makes of batches. Dims after the first are flattened."""
-        made = cls()
+        features = cls()
         with torch.no_grad():
             for batch in batches:
-                made.update(extractor(batch))
-        return made
+                features.update(extractor(batch))
+        return features
 
     def update(self, features: Tensor) -> None:
         """Add rows of features, (rows, ...). The result does not depend on how rows are divided into batches."""

@@ -48,11 +48,11 @@ class Scorer:
     @property
     def first(self) -> int:
         """The token in front of a text without context."""
-        known = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        found = next((x for x in known if x is not None), None)
-        if found is None:
+        candidates = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        token = next((x for x in candidates if x is not None), None)
+        if token is None:
             raise ValueError("the tokenizer has neither a begin nor an end token to put in front of a text")
-        return found
+        return token
 
     def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Tokens of a context and of its continuation, cut where the tokens of both together are.
@@ -93,14 +93,14 @@ class Scorer:
 
     def of_tokens(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """`loglikelihoods` of token ids, in the order given. Rows of similar length are computed together."""
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+        scores: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
         order = sorted((i for i, (_, after) in enumerate(pairs) if after), key=lambda i: -sum(map(len, pairs[i])))
         for begin in range(0, len(order), self.batch):
             chosen = order[begin : begin + self.batch]
             sums, greedy = self._scored([pairs[i] for i in chosen])
             for i, value, best in zip(chosen, sums.tolist(), greedy.tolist(), strict=False):
-                found[i] = value, bool(best)
-        return found
+                scores[i] = value, bool(best)
+        return scores
 
     def _scored(self, pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
         rows = []
@@ -116,20 +116,20 @@ class Scorer:
         mask[:, 0] = 1  # rows that fill up the batch
         for r, (x, y) in enumerate(rows):
             ids[r, : len(x)], labels[r, : len(x)], mask[r, : len(x)] = torch.tensor(x), torch.tensor(y), 1
-        given = {"input_ids": ids, "attention_mask": mask, "wanted": labels}
-        given = {name: x.to(self.model.device) for name, x in given.items()}
+        batch = {"input_ids": ids, "attention_mask": mask, "wanted": labels}
+        batch = {name: x.to(self.model.device) for name, x in batch.items()}
         if self._function is None:
-            self._function = self._distributed(given)
-        return self._function(given)
+            self._function = self._distributed(batch)
+        return self._function(batch)
 
     def _distributed(self, example: dict[str, Tensor]) -> Callable[..., Any]:
         model = self.model
 
         @torch.no_grad()
-        def score(given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            logits = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"], use_cache=False).logits
-            counts = given["wanted"] != NONE
-            wanted = given["wanted"].clamp(min=0)
+        def score(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+            counts = batch["wanted"] != NONE
+            wanted = batch["wanted"].clamp(min=0)
             chosen = logits.float().log_softmax(-1).gather(2, wanted[:, :, None])[:, :, 0]
             missed = ((logits.argmax(-1) != wanted) & counts).to(chosen.dtype).sum(1)
             return (chosen * counts.to(chosen.dtype)).sum(1), missed == 0
@@ -140,14 +140,14 @@ class Scorer:
     def continued(self, context: str, until: Sequence[str] = (), tokens: int = 256, temperature: float = 0.0) -> str:
         """The text that follows a context, up to the first of the stop texts, without it. temperature: 0 is greedy."""
         ids = (self.encode(context) or [self.first])[-max(1, self.length - tokens) :]
-        given = torch.tensor([ids], device=self.model.device)
+        prompt = torch.tensor([ids], device=self.model.device)
         choice = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         room = min(tokens, self.length - len(ids))
         if room < 1:
             raise ValueError(f"the model's {self.length} positions leave no room for new tokens")
-        made = self.model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=room,
+        generated = self.model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=room,
                                    pad_token_id=self.tokenizer.pad_token_id, **choice)  # fmt: skip
-        text = self.tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True)
+        text = self.tokenizer.decode(generated[0, len(ids) :], skip_special_tokens=True)
         ends = [text.find(stop) for stop in until if stop and stop in text]
         return text[: min(ends)] if ends else text
 
@@ -183,15 +183,15 @@ class Answers:
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
         """args: (context, options): `until`, `max_gen_toks`, `do_sample` and `temperature`."""
-        made = []
+        texts = []
         for request in requests:
             context, options = request.args
             until = options.get("until") or []
             samples = options.get("do_sample", False) or options.get("temperature", 0.0) > 0
             warmth = options.get("temperature", 1.0) if samples else 0.0
             stops = [until] if isinstance(until, str) else list(until)
-            made.append(self.scorer.continued(context, stops, options.get("max_gen_toks", 256), warmth))
-        return made
+            texts.append(self.scorer.continued(context, stops, options.get("max_gen_toks", 256), warmth))
+        return texts
 
 
 def run_harness(folder: str | Path, tasks: Sequence[str], tasks_from: str | Path | None = None,
@@ -206,7 +206,7 @@ def run_harness(folder: str | Path, tasks: Sequence[str], tasks_from: str | Path
     model = harness_model(Scorer(folder, **options))
     manager = library("lm_eval.tasks").TaskManager(include_path=None if tasks_from is None else str(tasks_from),
                           include_defaults=tasks_from is None)  # fmt: skip
-    found = library("lm_eval").simple_evaluate(model=model, tasks=list(tasks), num_fewshot=few_shot, limit=limit,
+    report = library("lm_eval").simple_evaluate(model=model, tasks=list(tasks), num_fewshot=few_shot, limit=limit,
                                  task_manager=manager, bootstrap_iters=0, log_samples=False)  # fmt: skip
     return {task: {k: v for k, v in values.items() if isinstance(v, int | float)}
-            for task, values in found["results"].items()}  # fmt: skip
+            for task, values in report["results"].items()}  # fmt: skip

@@ -74,8 +74,8 @@ def score_folder(
             compute_metrics=lambda p: chosen.metrics(p) | rest(p),
             preprocess_logits_for_metrics=_best if task in OF_TOKENS else None,
         )  # fmt: skip
-        found = {k.removeprefix("eval_"): v for k, v in trainer.evaluate().items()}
-    measured = {k: v for k, v in found.items() if not k.startswith(("runtime", "samples_", "steps_", "epoch"))}
+        evaluated = {k.removeprefix("eval_"): v for k, v in trainer.evaluate().items()}
+    measured = {k: v for k, v in evaluated.items() if not k.startswith(("runtime", "samples_", "steps_", "epoch"))}
     if task in OF_TOKENS:
         measured["perplexity"] = math.exp(measured["loss"])
     if set(wanted) & set(OF_TEXT):
@@ -94,15 +94,15 @@ def score_folder(
 @torch.no_grad()
 def written(model: Any, tokenizer: Any, task: Any, rows: Any, batch: int, new_tokens: int) -> list[str]:
     """What an encoder-decoder writes, greedily, for the source of each row."""
-    made: list[str] = []
+    outputs: list[str] = []
     for begin in range(0, len(rows), batch):
         texts = [task.prefix + rows[i][task.source] for i in range(begin, min(begin + batch, len(rows)))]
-        given = tokenizer(texts, return_tensors="pt", padding=True, truncation=task.length is not None,
+        encoded = tokenizer(texts, return_tensors="pt", padding=True, truncation=task.length is not None,
                           max_length=task.length).to(model.device)  # fmt: skip
-        ids = model.eval().generate(input_ids=given["input_ids"], attention_mask=given["attention_mask"],
+        ids = model.eval().generate(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"],
                                     max_new_tokens=new_tokens, do_sample=False, num_beams=1)  # fmt: skip
-        made += [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
-    return made
+        outputs += [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+    return outputs
 
 
 def _best(logits: Any, labels: Any) -> Any:

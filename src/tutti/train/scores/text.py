@@ -23,16 +23,16 @@ def perplexity(logits: ArrayLike, labels: ArrayLike, shift: int = 1) -> float:
 
     Raises ValueError if no label counts.
     """
-    made, wanted = np.asarray(logits, np.float64), np.asarray(labels)
+    log_weights, wanted = np.asarray(logits, np.float64), np.asarray(labels)
     if shift:
-        made, wanted = made[:, :-shift], wanted[:, shift:]
+        log_weights, wanted = log_weights[:, :-shift], wanted[:, shift:]
     chosen = wanted != IGNORED
     if not chosen.any():
         raise ValueError("there is no label to compare with")
-    made, wanted = made[chosen], wanted[chosen]
-    high = made.max(-1, keepdims=True)
-    total = np.log(np.exp(made - high).sum(-1)) + high[:, 0]
-    return math.exp((total - made[np.arange(len(wanted)), wanted]).mean())
+    log_weights, wanted = log_weights[chosen], wanted[chosen]
+    high = log_weights.max(-1, keepdims=True)
+    total = np.log(np.exp(log_weights - high).sum(-1)) + high[:, 0]
+    return math.exp((total - log_weights[np.arange(len(wanted)), wanted]).mean())
 
 
 def bleu(predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]], **options: Any) -> float:
@@ -58,8 +58,10 @@ def rouge(predictions: Sequence[str], references: Sequence[str] | Sequence[Seque
     """
     several = _references(predictions, references)
     scorer = library("rouge_score.rouge_scorer").RougeScorer(ROUGE, use_stemmer=stemmer)
-    found = [scorer.score_multi(list(texts), made) for made, texts in zip(predictions, several, strict=True)]
-    return {name: sum(x[name].fmeasure for x in found) / len(found) for name in ROUGE}
+    scores = [
+        scorer.score_multi(list(texts), prediction) for prediction, texts in zip(predictions, several, strict=True)
+    ]
+    return {name: sum(x[name].fmeasure for x in scores) / len(scores) for name in ROUGE}
 
 
 def _references(predictions: Sequence[str], references: Sequence[Any]) -> list[list[str]]:

@@ -89,8 +89,8 @@ class CausalLM(Task):
         side = getattr(processor, "padding_side", "right")
         if self.layout == "windows" and len({len(row) for row in rows}) == 1:
             return {"input_ids": stacked(rows, 0), "labels": stacked(labels, -100)}
-        made = {**with_mask(rows, processor), "labels": stacked(labels, -100, side)}
-        return padded(made, processor, self.buckets)
+        collated = {**with_mask(rows, processor), "labels": stacked(labels, -100, side)}
+        return padded(collated, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """`accuracy` of the next token; `perplexity` if the predictions are logits."""

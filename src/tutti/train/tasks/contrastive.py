@@ -68,8 +68,8 @@ class Contrastive(Task):
 
         predictions: logits_per_image (first), (rows, batch), batches one after the other.
         """
-        made = prediction.predictions
-        logits = np.asarray(made[0] if isinstance(made, tuple | list) else made)
+        predictions = prediction.predictions
+        logits = np.asarray(predictions[0] if isinstance(predictions, tuple | list) else predictions)
         return {"accuracy": float((logits.argmax(-1) == np.arange(len(logits)) % logits.shape[1]).mean())}
 
     def check(self, model, processor, dataset) -> None:

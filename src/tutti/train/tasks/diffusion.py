@@ -103,18 +103,18 @@ class Diffusion(Task):
                 labels.append(self.classes if dropped else f["label"])
             if self.text is not None:
                 texts.append("" if dropped else f["text"])
-        made: dict[str, Tensor] = {}
+        collated: dict[str, Tensor] = {}
         if self.image == "latents":
-            made["pixel_values"] = torch.from_numpy(np.stack([np.asarray(x, np.float32) for x in images]))
+            collated["pixel_values"] = torch.from_numpy(np.stack([np.asarray(x, np.float32) for x in images]))
         else:
             vision = processor if not hasattr(processor, "convert_tokens_to_ids") else None
             vision = getattr(vision, "image_processor", None if hasattr(vision, "tokenizer") else vision)
-            made["pixel_values"] = pixels(images, vision, self.size)
+            collated["pixel_values"] = pixels(images, vision, self.size)
         if labels:
-            made["class_labels"] = torch.tensor(labels)
+            collated["class_labels"] = torch.tensor(labels)
         if texts:
-            made["input_ids"] = self.tokens(texts, processor)
-        return made
+            collated["input_ids"] = self.tokens(texts, processor)
+        return collated
 
     def tokens(self, texts: Sequence[str], processor: Any) -> Tensor:
         """Token ids, (texts, length) int64, padded to the full length."""
@@ -198,35 +198,35 @@ class Diffusion(Task):
         device = next(model.parameters()).device
         sampler = scheduler or self.scheduler()
         sampler.set_timesteps(steps)
-        given, none = self._conditions(model, shape[0], labels, texts, processor, guidance, device)
+        condition, none = self._conditions(model, shape[0], labels, texts, processor, guidance, device)
         inner: Any = model.denoiser if isinstance(model, TextToImage) else model
         x = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed)).to(device)
         x = x * getattr(sampler, "init_noise_sigma", 1.0)
         for time in sampler.timesteps:
             at = time.expand(shape[0]).to(device)
-            made = denoised(inner, x, at, given)
+            predicted = denoised(inner, x, at, condition)
             if none is not None:
                 base = denoised(inner, x, at, none)
-                made = base + guidance * (made - base)
-            x = sampler.step(made, time, x, return_dict=False)[0]
+                predicted = base + guidance * (predicted - base)
+            x = sampler.step(predicted, time, x, return_dict=False)[0]
         return model.images(x) if isinstance(model, TextToImage) else x
 
     def _conditions(self, model, count, labels, texts, processor, guidance, device) -> tuple[dict, dict | None]:
         """What the model is given, and the same without condition if there is guidance."""
-        given: dict[str, Tensor] = {}
+        condition: dict[str, Tensor] = {}
         none: dict[str, Tensor] = {}
         if labels is not None:
-            given["class_labels"] = labels.to(device)
+            condition["class_labels"] = labels.to(device)
             if guidance != 1:
                 if self.classes is None:
                     raise ValueError("guidance needs classes: the index of the class that stands for none")
-                none["class_labels"] = torch.full_like(given["class_labels"], self.classes)
+                none["class_labels"] = torch.full_like(condition["class_labels"], self.classes)
         if texts is not None:
-            given["encoder_hidden_states"] = model.encoded(self.tokens(texts, processor).to(device))
+            condition["encoder_hidden_states"] = model.encoded(self.tokens(texts, processor).to(device))
             none["encoder_hidden_states"] = model.encoded(self.tokens([""] * count, processor).to(device))
-        if guidance != 1 and not given:
+        if guidance != 1 and not condition:
             raise ValueError("guidance is towards a condition; give labels or texts")
-        return given, none if guidance != 1 else None
+        return condition, none if guidance != 1 else None
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -281,8 +281,8 @@ class TextToImage(nn.Module):
 
 def denoised(model: Any, x: Tensor, time: Tensor, condition: dict[str, Tensor]) -> Tensor:
     """The model's prediction, with as many channels as x (some models also predict a variance)."""
-    made = model(x, time, **condition)
-    return getattr(made, "sample", made)[:, : x.shape[1]]
+    output = model(x, time, **condition)
+    return getattr(output, "sample", output)[:, : x.shape[1]]
 
 
 def alphas(schedule: str) -> Tensor:

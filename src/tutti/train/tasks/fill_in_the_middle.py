@@ -103,14 +103,14 @@ class FillInTheMiddle(Task):
 def markers(tokenizer: Any) -> tuple[int, int, int]:
     """Ids of the prefix, middle and suffix tokens. Raises ValueError if the tokenizer lacks one."""
     vocabulary = tokenizer.get_vocab()
-    found = [first_of(names, vocabulary) for names in TOKENS]
-    if None in found:
-        missing = TOKENS[found.index(None)][0]
+    tokens = [first_of(names, vocabulary) for names in TOKENS]
+    if None in tokens:
+        missing = TOKENS[tokens.index(None)][0]
         raise ValueError(
             f"the tokenizer has no {missing}; tokenizer.add_tokens({[n[0] for n in TOKENS]}, special_tokens=True) "
             "adds the three; then resize the model's embedding"
         )
-    return tuple(found)  # pyright: ignore[reportReturnType]
+    return tuple(tokens)  # pyright: ignore[reportReturnType]
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

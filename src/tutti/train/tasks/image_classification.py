@@ -52,8 +52,8 @@ class ImageClassification(Task):
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """`accuracy` and `f1` (mean over classes)."""
-        made, labels = arrays(prediction)
-        return class_scores(made.argmax(-1) if made.ndim == 2 else made, labels)
+        predictions, labels = arrays(prediction)
+        return class_scores(predictions.argmax(-1) if predictions.ndim == 2 else predictions, labels)
 
     def _check_labels(self, model, rows) -> None:
         check_class_labels(rows, self.label, classes_of(model))

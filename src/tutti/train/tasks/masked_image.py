@@ -46,8 +46,8 @@ class MaskedImage(Task):
             draw = generator(self.seed, f, np.asarray(f["image"]))
             noise.append(draw.random(self.patches, np.float32))
             images.append(augmented(f["image"], draw, self.flip, self.crop))
-        made = pixels(images, processor, self.size)
-        return {"pixel_values": made, "noise": torch.from_numpy(np.stack(noise))}
+        pixel_values = pixels(images, processor, self.size)
+        return {"pixel_values": pixel_values, "noise": torch.from_numpy(np.stack(noise))}
 
     def check(self, model, processor, dataset) -> None:
         super().check(model, processor, dataset)

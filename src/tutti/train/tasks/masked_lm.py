@@ -62,12 +62,12 @@ class MaskedLM(Task):
             return_attention_mask=False,
             return_token_type_ids=False,
         )
-        made = {"input_ids": encoded["input_ids"], "special_tokens_mask": encoded["special_tokens_mask"]}
+        selected = {"input_ids": encoded["input_ids"], "special_tokens_mask": encoded["special_tokens_mask"]}
         if self.whole_word:
             if not processor.is_fast:
                 raise ValueError("whole_word needs a fast tokenizer, which knows the words of its tokens")
-            made["word_ids"] = [-1 if word is None else word for word in encoded.word_ids()]
-        return made
+            selected["word_ids"] = [-1 if word is None else word for word in encoded.word_ids()]
+        return selected
 
     def batch(self, features, processor):
         masked = [self.masked(f, processor) for f in features]

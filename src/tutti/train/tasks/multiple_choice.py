@@ -51,13 +51,15 @@ class MultipleChoice(Task):
         counts = {len(f["input_ids"]) for f in features}
         if len(counts) > 1:
             raise ValueError(f"rows have {' and '.join(map(str, sorted(counts)))} choices; all must have as many")
-        made = DataCollatorForMultipleChoice(processor, return_tensors="pt")(without_index(features))
-        return padded(made, processor, self.buckets)
+        collated = DataCollatorForMultipleChoice(processor, return_tensors="pt")(without_index(features))
+        return padded(collated, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """`accuracy` of the choice."""
-        made, labels = arrays(prediction)
-        return {"accuracy": float(((made.argmax(-1) if made.ndim == 2 else made) == labels).mean())}
+        predictions, labels = arrays(prediction)
+        return {
+            "accuracy": float(((predictions.argmax(-1) if predictions.ndim == 2 else predictions) == labels).mean())
+        }
 
     def check(self, model, processor, dataset) -> None:
         super().check(model, processor, dataset)

@@ -70,25 +70,25 @@ class QuestionAnswering(Task):
         )
         answers = row[self.answers]
         texts, starts = answers["text"], answers["answer_start"]
-        made = []
+        features = []
         for w in range(len(encoded["input_ids"])):
             offsets = [
                 pair if part == 1 else None
                 for part, pair in zip(encoded.sequence_ids(w), encoded["offset_mapping"][w], strict=True)
             ]
             span = _span(offsets, starts[0], starts[0] + len(texts[0])) if texts else (0, 0)
-            kept = ("input_ids", "attention_mask", "token_type_ids")
-            feature = {key: encoded[key][w] for key in kept if key in encoded}
-            made.append(feature | {"start_positions": span[0], "end_positions": span[1], "row": number,
+            columns = ("input_ids", "attention_mask", "token_type_ids")
+            feature = {key: encoded[key][w] for key in columns if key in encoded}
+            features.append(feature | {"start_positions": span[0], "end_positions": span[1], "row": number,
                                    "offsets": offsets})  # fmt: skip
-        return made
+        return features
 
     def batch(self, features, processor):
         from transformers import DataCollatorWithPadding
 
         plain = [{k: v for k, v in f.items() if k not in ("row", "offsets")} for f in without_index(features)]
-        made = DataCollatorWithPadding(processor, return_tensors="pt")(plain)
-        return padded(made, processor, self.buckets)
+        collated = DataCollatorWithPadding(processor, return_tensors="pt")(plain)
+        return padded(collated, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """Of windows: `exact` (start and end right) and `f1` of their tokens.

@@ -12,13 +12,13 @@ IGNORED = -100
 
 def arrays(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
     """The predictions (the first, if a model has several outputs) and labels of an EvalPrediction."""
-    made = prediction.predictions
-    if isinstance(made, tuple | list):
-        made = made[0]
+    predictions = prediction.predictions
+    if isinstance(predictions, tuple | list):
+        predictions = predictions[0]
     labels = prediction.label_ids
     if isinstance(labels, tuple | list):
         labels = labels[0]
-    return np.asarray(made), np.asarray(labels)
+    return np.asarray(predictions), np.asarray(labels)
 
 
 def next_token_scores(prediction: Any, shift: int) -> dict[str, float]:
@@ -26,15 +26,15 @@ def next_token_scores(prediction: Any, shift: int) -> dict[str, float]:
 
     shift: how many positions before its label a prediction stands.
     """
-    made, labels = arrays(prediction)
+    predictions, labels = arrays(prediction)
     if shift:
-        made, labels = made[:, :-shift], labels[:, shift:]
+        predictions, labels = predictions[:, :-shift], labels[:, shift:]
     counted = labels != IGNORED
     if not counted.any():
         return {}
-    if made.ndim == labels.ndim:  # ids
-        return {"accuracy": float((made == labels)[counted].mean())}
-    logits, wanted = made[counted].astype(np.float64), labels[counted]
+    if predictions.ndim == labels.ndim:  # ids
+        return {"accuracy": float((predictions == labels)[counted].mean())}
+    logits, wanted = predictions[counted].astype(np.float64), labels[counted]
     high = logits.max(-1, keepdims=True)
     logsumexp = np.log(np.exp(logits - high).sum(-1)) + high[:, 0]
     loss = (logsumexp - logits[np.arange(len(wanted)), wanted]).mean()

@@ -46,8 +46,8 @@ class Seq2Seq(Task):
     def batch(self, features, processor):
         from transformers import DataCollatorForSeq2Seq
 
-        made = DataCollatorForSeq2Seq(processor, return_tensors="pt")(without_index(features))
-        return padded(made, processor, self.buckets)
+        collated = DataCollatorForSeq2Seq(processor, return_tensors="pt")(without_index(features))
+        return padded(collated, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """`accuracy` of the target's tokens, given those before; `perplexity` if the predictions are logits."""

@@ -61,22 +61,26 @@ class SequenceClassification(Task):
     def batch(self, features, processor):
         from transformers import DataCollatorWithPadding
 
-        made = DataCollatorWithPadding(processor, return_tensors="pt")(without_index(features))
-        return padded(made, processor, self.buckets)
+        collated = DataCollatorWithPadding(processor, return_tensors="pt")(without_index(features))
+        return padded(collated, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """`accuracy` and `f1` (mean over classes).
 
         Of several labels a row: `accuracy`, `f1` and `f1_macro` of `multi_label_scores`. Of numbers: `mse`, `pearson`.
         """
-        made, labels = arrays(prediction)
-        if labels.ndim == 2 and made.shape == labels.shape and labels.shape[1] > 1:
-            return multi_label_scores(made, labels) if np.isin(labels, (0, 1)).all() else number_scores(made, labels)
-        if made.ndim == 2 and made.shape[1] > 1:
-            return class_scores(made.argmax(-1), labels)
-        if made.ndim == 1 and np.issubdtype(made.dtype, np.integer):
-            return class_scores(made, labels)
-        return number_scores(made.reshape(labels.shape), labels)
+        predictions, labels = arrays(prediction)
+        if labels.ndim == 2 and predictions.shape == labels.shape and labels.shape[1] > 1:
+            return (
+                multi_label_scores(predictions, labels)
+                if np.isin(labels, (0, 1)).all()
+                else number_scores(predictions, labels)
+            )
+        if predictions.ndim == 2 and predictions.shape[1] > 1:
+            return class_scores(predictions.argmax(-1), labels)
+        if predictions.ndim == 1 and np.issubdtype(predictions.dtype, np.integer):
+            return class_scores(predictions, labels)
+        return number_scores(predictions.reshape(labels.shape), labels)
 
     def check(self, model, processor, dataset) -> None:
         super().check(model, processor, dataset)

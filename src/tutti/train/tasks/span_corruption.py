@@ -55,8 +55,8 @@ class SpanCorruption(Task):
 
     def batch(self, features, processor):
         pairs = [self.corrupted(f, processor) for f in features]
-        made = {**with_mask([a for a, _ in pairs], processor), "labels": stacked([b for _, b in pairs], -100)}
-        return padded(made, processor, self.buckets)
+        collated = {**with_mask([a for a, _ in pairs], processor), "labels": stacked([b for _, b in pairs], -100)}
+        return padded(collated, processor, self.buckets)
 
     def corrupted(self, feature: dict[str, Any], processor: Any) -> tuple[list[int], list[int]]:
         """(input, label) token ids of a feature, both with an end."""
@@ -105,7 +105,7 @@ def sentinels_of(tokenizer: Any) -> list[int]:
             "the tokenizer has no sentinels; tokenizer.add_tokens([f'<extra_id_{i}>' for i in range(100)], "
             "special_tokens=True) adds them; then resize the model's embedding"
         )
-    made = []
-    while (name := f"<extra_id_{len(made)}>") in vocabulary:
-        made.append(vocabulary[name])
-    return made
+    ids = []
+    while (name := f"<extra_id_{len(ids)}>") in vocabulary:
+        ids.append(vocabulary[name])
+    return ids

@@ -54,8 +54,11 @@ class SpeechCTC(Task):
                 f"the audio has {audio['sampling_rate']} samples a second, the model {extractor.sampling_rate}; "
                 f"open the source with sampling_rate={extractor.sampling_rate}"
             )
-        made = extractor(np.asarray(audio["array"], np.float32), sampling_rate=audio["sampling_rate"])
-        return {"input_values": made["input_values"][0], "labels": processor.tokenizer(row[self.text])["input_ids"]}
+        extracted = extractor(np.asarray(audio["array"], np.float32), sampling_rate=audio["sampling_rate"])
+        return {
+            "input_values": extracted["input_values"][0],
+            "labels": processor.tokenizer(row[self.text])["input_ids"],
+        }
 
     def batch(self, features, processor):
         longest = max(len(f["input_values"]) for f in features)
@@ -99,8 +102,8 @@ class SpeechCTC(Task):
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """`token_error_rate`: edits between the best path's tokens and the labels, for each token of the labels."""
-        made, labels = arrays(prediction)
-        paths = self._paths(made) if made.ndim == 3 else made
+        predictions, labels = arrays(prediction)
+        paths = self._paths(predictions) if predictions.ndim == 3 else predictions
         pairs = [
             (_collapsed(path, self.blank), row[row != IGNORED].tolist())
             for path, row in zip(paths, labels, strict=True)
@@ -137,8 +140,8 @@ class SpeechCTC(Task):
 
 def _collapsed(path: np.ndarray, blank: int) -> list[int]:
     """Labels of a path: repetitions joined, blanks left out."""
-    kept = np.concatenate([[True], path[1:] != path[:-1]]) & (path != blank)
-    return path[kept].tolist()
+    starts = np.concatenate([[True], path[1:] != path[:-1]]) & (path != blank)
+    return path[starts].tolist()
 
 
 def error_rate(pairs: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> float:

@@ -82,18 +82,18 @@ class SpeechPretraining(Task):
             raise ValueError(f"{frames} frames are fewer than a span of {self.span} and one more; raise samples")
         count = max(2, rounded(draw, self.probability * frames / self.span))
         starts = draw.choice(frames - self.span + 1, min(count, frames - self.span + 1), replace=False)
-        made = np.zeros(frames, bool)
-        made[(starts[:, None] + np.arange(self.span)).ravel()] = True
-        return made
+        masked = np.zeros(frames, bool)
+        masked[(starts[:, None] + np.arange(self.span)).ravel()] = True
+        return masked
 
     def distractors(self, draw: np.random.Generator, mask: np.ndarray) -> np.ndarray:
         """For each masked frame, other masked frames of the same audio, (frames, negatives) int64; else 0."""
         masked = np.flatnonzero(mask)
-        made = np.zeros((len(mask), self.negatives), np.int64)
+        drawn = np.zeros((len(mask), self.negatives), np.int64)
         places = draw.integers(0, len(masked) - 1, (len(masked), self.negatives))
         places += places >= np.arange(len(masked))[:, None]  # any but itself
-        made[masked] = masked[places]
-        return made
+        drawn[masked] = masked[places]
+        return drawn
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The contrastive and the diversity loss.
@@ -133,10 +133,11 @@ class SpeechPretraining(Task):
                 "set config.layerdrop = 0"
             )
         inner: Any = model
-        made = int(inner._get_feat_extract_output_lengths(torch.tensor(self.samples)))
-        given = self.frames if self.frames is not None else frames_of(self.samples)
-        if made != given:
-            raise ValueError(f"the model makes {made} frames of {self.samples} samples, not {given}; set frames={made}")
+        model_frames = int(inner._get_feat_extract_output_lengths(torch.tensor(self.samples)))
+        frames = self.frames if self.frames is not None else frames_of(self.samples)
+        if model_frames != frames:
+            raise ValueError(f"the model makes {model_frames} frames of {self.samples} samples, not {frames}; "
+                             f"set frames={model_frames}")  # fmt: skip
 
 
 def quantized(quantizer: Any, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,8 +162,8 @@ def quantized(quantizer: Any, features: Tensor, mask: Tensor) -> tuple[Tensor, T
     share = used.sum((0, 1)) / mask.sum()
     perplexity = (-torch.xlogy(share, share).sum(-1)).exp().sum()
     books = quantizer.codevectors.view(groups, choices, -1)
-    made = torch.einsum("bfgc,gcw->bfgw", chosen.to(books.dtype), books)
-    return made.flatten(-2), perplexity
+    codes = torch.einsum("bfgc,gcw->bfgw", chosen.to(books.dtype), books)
+    return codes.flatten(-2), perplexity
 
 
 def frames_of(samples: int) -> int:

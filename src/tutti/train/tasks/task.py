@@ -43,12 +43,12 @@ class Task:
 
     def but(self, **options: Any) -> Self:
         """The task with other options. Raises ValueError for an unknown one."""
-        known = [f.name for f in fields(self)]
+        names = [f.name for f in fields(self)]
         for key in options:
-            if key not in known:
-                near = get_close_matches(key, known, 1)
+            if key not in names:
+                near = get_close_matches(key, names, 1)
                 hint = f"; the nearest is {near[0]!r}" if near else ""
-                raise ValueError(f"{self.name} has no option {key!r}{hint}; its options are {', '.join(known)}")
+                raise ValueError(f"{self.name} has no option {key!r}{hint}; its options are {', '.join(names)}")
         return replace(self, **options)
 
     # -- what a trainer calls ------------------------------------------------------------------------------------
@@ -151,10 +151,10 @@ class Task:
         if not self.model_class or not isinstance(inner, transformers.PreTrainedModel):
             return
         kind = type(inner).__name__
-        known = class_names(self.model_class)
-        if kind in known or any(base.__name__ in known for base in type(inner).__mro__):
+        classes = class_names(self.model_class)
+        if kind in classes or any(base.__name__ in classes for base in type(inner).__mro__):
             return
-        wanted = known.get(inner.config.model_type) if isinstance(known, dict) else None
+        wanted = classes.get(inner.config.model_type) if isinstance(classes, dict) else None
         remedy = f"use {wanted}" if wanted else f"models of type {inner.config.model_type!r} have none for this task"
         raise ValueError(f"{kind} does not fit {self.name}, whose models are of {self.model_class}; {remedy}")
 
@@ -208,14 +208,14 @@ def class_names(auto: str) -> dict[str, str]:
     import transformers
 
     mapping = getattr(transformers, auto)._model_mapping
-    found: dict[str, str] = {}
+    by_kind: dict[str, str] = {}
     for kind, names in mapping._model_mapping.items():
         for name in (names,) if isinstance(names, str) else names:
-            found.setdefault(kind, name)
-            found[name] = name
+            by_kind.setdefault(kind, name)
+            by_kind[name] = name
     for config, kind in mapping._extra_content.items():  # registered by others
-        found[config.model_type] = found[kind.__name__] = kind.__name__
-    return found
+        by_kind[config.model_type] = by_kind[kind.__name__] = kind.__name__
+    return by_kind
 
 
 def without_index(features: Sequence[Feature]) -> list[Feature]:

@@ -40,10 +40,10 @@ def token_ids(tokenizer: Any, texts: Iterator[str], end: bool) -> Iterator[list[
 def stacked(rows: Sequence[Sequence[int]], fill: int, side: str = "right") -> Tensor:
     """(rows, longest) int64, padded with `fill`."""
     longest = max(map(len, rows))
-    made = np.full((len(rows), longest), fill, np.int64)
+    filled = np.full((len(rows), longest), fill, np.int64)
     for r, row in enumerate(rows):
-        made[r, slice(longest - len(row), None) if side == "left" else slice(len(row))] = row
-    return torch.from_numpy(made)
+        filled[r, slice(longest - len(row), None) if side == "left" else slice(len(row))] = row
+    return torch.from_numpy(filled)
 
 
 def with_mask(rows: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, Tensor]:

@@ -48,18 +48,18 @@ class TokenClassification(Task):
         encoded = processor(
             words, is_split_into_words=True, truncation=True, max_length=length_of(self.length, processor)
         )
-        made, before = [], None
+        word_labels, before = [], None
         for word in encoded.word_ids():
-            known = word is not None and (word != before or self.all_tokens)
-            made.append(labels[word] if known else IGNORED)
+            labelled = word is not None and (word != before or self.all_tokens)
+            word_labels.append(labels[word] if labelled else IGNORED)
             before = word
-        return {**encoded, "labels": made}
+        return {**encoded, "labels": word_labels}
 
     def batch(self, features, processor):
         from transformers import DataCollatorForTokenClassification
 
-        made = DataCollatorForTokenClassification(processor, return_tensors="pt")(without_index(features))
-        return padded(made, processor, self.buckets)
+        collated = DataCollatorForTokenClassification(processor, return_tensors="pt")(without_index(features))
+        return padded(collated, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
         """`accuracy` and `f1` (mean over classes) of the tokens that have a label.
@@ -67,14 +67,14 @@ class TokenClassification(Task):
         With `names` also `entity_precision`, `entity_recall` and `entity_f1`: an entity is right if its type, its first
         and its last token are.
         """
-        made, labels = arrays(prediction)
-        if made.ndim == labels.ndim + 1:
-            made = made.argmax(-1)
+        predictions, labels = arrays(prediction)
+        if predictions.ndim == labels.ndim + 1:
+            predictions = predictions.argmax(-1)
         counted = labels != IGNORED
         if not counted.any():
             return {}
-        scores = class_scores(made[counted], labels[counted])
-        return scores if self.names is None else scores | entity_scores(made, labels, self.names)
+        scores = class_scores(predictions[counted], labels[counted])
+        return scores if self.names is None else scores | entity_scores(predictions, labels, self.names)
 
     def fitted(self, model, processor):
         named = getattr(getattr(model, "config", None), "id2label", None) or {}

@@ -41,10 +41,10 @@ def library_path() -> str:
         source = "\n".join((Path(__file__).parent / name).read_text() for name in FILES)
         note = _cache() / f"corpus-{blake2b((source + _processor()).encode(), digest_size=12).hexdigest()}"
         with suppress(OSError):
-            known = note.read_text()
-            if Path(known).is_file():
-                _path = known
-                return known
+            noted = note.read_text()
+            if Path(noted).is_file():
+                _path = noted
+                return noted
         from tutti import compat
 
         _path = compat.compile_cpp(source)._name

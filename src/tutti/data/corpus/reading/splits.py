@@ -84,8 +84,8 @@ class Source:
         elif path.is_file():
             paths = [path]
         else:
-            found = sorted(p for p in glob.glob(str(path), recursive=True) if not os.path.isdir(p))
-            paths = [Path(p) for p in {os.path.realpath(p): p for p in reversed(found)}.values()]  # links make loops
+            matches = sorted(p for p in glob.glob(str(path), recursive=True) if not os.path.isdir(p))
+            paths = [Path(p) for p in {os.path.realpath(p): p for p in reversed(matches)}.values()]  # links make loops
         if not paths:
             raise ValueError(f"source {self.path}: there is no such file, folder, or pattern with files")
         formats = [(p, self.format or format_of(p.name)) for p in sorted(paths)]

@@ -70,8 +70,8 @@ class Licence(Step):
 def licence_of(text: str) -> str | None:
     """The SPDX expression that the head of a file states, or the name of a licence that its words are of."""
     head = text[:_HEAD]
-    if found := _SPDX.search(head):
-        return found.group(1).strip().removesuffix("-->").strip()
+    if match := _SPDX.search(head):
+        return match.group(1).strip().removesuffix("-->").strip()
     plain = _folded(head)
     return next((name for sentence, name in _SENTENCES if _folded(sentence) in plain), None)
 

@@ -49,8 +49,8 @@ class Lines(Step):
         reasons: list[str | None] = [None] * len(batch)
         for wanted, needle, reason in ((self.lorem, "lorem ipsum", "lorem_ipsum"), (self.curly, "{", "curly_bracket")):
             if wanted:
-                found = pc.match_substring(documents, needle, ignore_case=needle.isalpha() or " " in needle)
-                for i in np.flatnonzero(found.to_numpy(zero_copy_only=False)):
+                contains = pc.match_substring(documents, needle, ignore_case=needle.isalpha() or " " in needle)
+                for i in np.flatnonzero(contains.to_numpy(zero_copy_only=False)):
                     reasons[i] = reasons[i] or reason
         cut: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         if self.citations:

@@ -125,7 +125,7 @@ class MaskPii(Step):
         cut: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for name in self.kinds:
             for kind in KEYS if name == "key" else (KINDS[name],):
-                documents, found, size = masked(documents, kind)
+                documents, count, size = masked(documents, kind)
                 before = cut.get(name, (0, 0))
-                cut[name] = (before[0] + found, before[1] + size)
+                cut[name] = (before[0] + count, before[1] + size)
         return Outcome(replace(batch, "text", documents), None, None, cut)

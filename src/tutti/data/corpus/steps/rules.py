@@ -105,8 +105,8 @@ def path_of(table: str) -> Path:
     if not path.exists():
         path = Path(table).expanduser()
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in FOLDER.glob("*.toml")))
-        raise ValueError(f"there is no table of rules {table}; give one of {known}, or the path of a TOML file")
+        tables = ", ".join(sorted(p.stem for p in FOLDER.glob("*.toml")))
+        raise ValueError(f"there is no table of rules {table}; give one of {tables}, or the path of a TOML file")
     return path
 
 

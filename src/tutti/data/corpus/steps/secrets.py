@@ -93,8 +93,8 @@ class Secrets(Step):
         documents = texts(batch)
         counts, sizes = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
         for kind in KEYS:
-            documents, found, size = masked(documents, kind)
-            counts, sizes = counts + found, sizes + size
+            documents, masks, size = masked(documents, kind)
+            counts, sizes = counts + masks, sizes + size
         if self.action == "mask":
             return Outcome(replace(batch, "text", documents), None, None, {"key": (counts, sizes)})
         return Outcome(batch, ["secret" if c else None for c in counts], [f"{c} keys" if c else None for c in counts])

@@ -19,7 +19,6 @@ from math import ceil
 import torch
 
 from tutti.hardware import Cluster
-from tutti.hardware.names import cluster as named
 from tutti.science.em.fdtd.cpml import CPML, Lines
 from tutti.science.em.fdtd.grid import Grid
 from tutti.science.em.fdtd.problem import state_numbers
@@ -72,7 +71,7 @@ def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpm
     Raises ValueError for more devices than the cluster or the planes of axis 0 have room for, and for slabs that do not
     divide these planes.
     """
-    cluster = named(cluster) if isinstance(cluster, str) else cluster
+    cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     if not 1 <= devices <= cluster.size:
         raise ValueError(f"devices: from 1 to the {cluster.size} of {cluster}, not {devices}")
     if steps < 1:

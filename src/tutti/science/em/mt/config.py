@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.config.build import build
+from tutti.config.files import read
 from tutti.science.em.mt.columns import PRIORS
 from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.datafile import arrays
@@ -31,7 +33,6 @@ from tutti.science.em.mt.tables import (
     PriorTable,
     Survey,
 )
-from tutti.train.configfile import build, read
 
 RULE = "rho_range", "growth", "width", "depth", "margin"  # keys of [mesh] that edges replace
 

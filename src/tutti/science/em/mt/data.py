@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.science.em.mt import datafile
+from tutti.science.em.mt.datafile import LOG10_RHO
 from tutti.science.em.mt.forward import MODES, MT2D, OUTPUTS
 from tutti.science.em.mt.mesh import Mesh2D, positive_frequencies
 from tutti.science.em.mt.stencil import LN10
 from tutti.science.em.shown import Brief
 
-LOG10_RHO = -4.0, 8.0  # values beyond were given in ohm-m
 NOISE = 0.01, 0.286, 0.01  # apparent resistivity, relative; phase, degrees; tipper
 
 
@@ -171,17 +172,13 @@ class Data(Brief):
 
     def save(self, path: str | Path) -> None:
         """As .npz, or as .csv with a row for each value; a masked value has weight 0 (`datafile`)."""
-        from tutti.science.em.mt import datafile
-
         datafile.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Data:
         """What `save` wrote. Rows of a .csv may be in any order, and are masked where they are missing. Raises
         ValueError that names the file, and the line of a .csv."""
-        from tutti.science.em.mt import datafile
-
-        return datafile.load(path)
+        return cls(**datafile.load(path))
 
 
 def _floors(modes: Sequence[str], values: Tensor, rho: float, phase: float, tipper: float) -> Tensor:

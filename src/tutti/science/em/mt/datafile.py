@@ -1,4 +1,4 @@
-"""Files of `Data`: .npz with its arrays, .csv with a row for each value."""
+"""Files of `science.em.mt.data.Data`: .npz with its arrays, .csv with a row for each value."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import csv
 import math
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from tutti.science.em.mt.data import LOG10_RHO, Data
 from tutti.science.em.mt.forward import MODES
 
+if TYPE_CHECKING:
+    from tutti.science.em.mt.data import Data
+
+LOG10_RHO = -4.0, 8.0  # values beyond were given in ohm-m
 COLUMNS = ("mode", "frequency_hz", "site_m", "quantity", "value", "error", "weight")
 QUANTITIES = {"apparent": ("log10_rho", "phase_deg"), "impedance": ("re_ohm", "im_ohm"), "tipper": ("re", "im")}
 ARRAYS = ("frequencies", "sites", "modes", "outputs", "values", "errors", "mask")
@@ -29,7 +32,7 @@ class Key(NamedTuple):
 
 
 def save(data: Data, path: str | Path) -> None:
-    path = _known(path)
+    path = _checked(path)
     if path.suffix == ".npz":
         arrays = {name: getattr(data, name).numpy() for name in ("values", "errors", "mask")}
         np.savez(path, frequencies=data.frequencies, sites=data.sites, modes=data.modes, outputs=data.outputs, **arrays)
@@ -44,8 +47,9 @@ def save(data: Data, path: str | Path) -> None:
             table.writerow([name, data.frequencies[f], data.sites[site], quantity, *numbers[:2], int(numbers[2])])
 
 
-def load(path: str | Path) -> Data:
-    path = _known(path)
+def load(path: str | Path) -> dict[str, Any]:
+    """The fields of the `Data` in a file, by name."""
+    path = _checked(path)
     try:
         return _of_arrays(arrays(path, *ARRAYS)) if path.suffix == ".npz" else _of_rows(path)
     except ValueError as error:
@@ -67,34 +71,34 @@ def arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
         raise
 
 
-def _of_arrays(found: dict[str, np.ndarray]) -> Data:
-    values, errors, mask = (torch.from_numpy(found[name]) for name in ("values", "errors", "mask"))
-    frequencies, sites, modes = (tuple(found[name].tolist()) for name in ("frequencies", "sites", "modes"))
-    return Data(frequencies, sites, modes, values, errors, mask, str(found["outputs"]))
+def _of_arrays(content: dict[str, np.ndarray]) -> dict[str, Any]:
+    tensors = {name: torch.from_numpy(content[name]) for name in ("values", "errors", "mask")}
+    axes = {name: tuple(content[name].tolist()) for name in ("frequencies", "sites", "modes")}
+    return {**axes, **tensors, "outputs": str(content["outputs"])}
 
 
-def _of_rows(path: Path) -> Data:
+def _of_rows(path: Path) -> dict[str, Any]:
     with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins files with a byte order mark
         table = csv.DictReader(file)
         if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
-            given = f"got {','.join(table.fieldnames)}" if table.fieldnames else "the file is empty"
+            header = f"got {','.join(table.fieldnames)}" if table.fieldnames else "the file is empty"
             raise ValueError(
-                f"{path}: there is no column {missing[0]}; the first line must be {','.join(COLUMNS)}; {given}"
+                f"{path}: there is no column {missing[0]}; the first line must be {','.join(COLUMNS)}; {header}"
             )
         rows = [(f"{path}, line {table.line_num}", row) for row in table]
     if not rows:
         raise ValueError(f"{path} has no row below the first line")
-    known = [_read(where, row) for where, row in rows]
-    modes = tuple(dict.fromkeys(key.mode for key, _ in known))
-    frequencies = tuple(dict.fromkeys(key.frequency for key, _ in known))
-    sites = tuple(dict.fromkeys(key.site for key, _ in known))
-    kinds = {key.quantity for key, _ in known if key.mode != "tipper"}
+    entries = [_read(where, row) for where, row in rows]
+    modes = tuple(dict.fromkeys(key.mode for key, _ in entries))
+    frequencies = tuple(dict.fromkeys(key.frequency for key, _ in entries))
+    sites = tuple(dict.fromkeys(key.site for key, _ in entries))
+    kinds = {key.quantity for key, _ in entries if key.mode != "tipper"}
     outputs = "impedance" if kinds & set(QUANTITIES["impedance"]) else "apparent"
     shape = len(modes), len(frequencies), len(sites), 2
     values, errors, mask = torch.zeros(shape).double(), torch.ones(shape).double(), torch.zeros(shape).double()
     place = [{x: i for i, x in enumerate(of)} for of in (modes, frequencies, sites)]
     seen: dict[Key, str] = {}
-    for (where, _), (key, numbers) in zip(rows, known, strict=True):
+    for (where, _), (key, numbers) in zip(rows, entries, strict=True):
         names = QUANTITIES["tipper" if key.mode == "tipper" else outputs]
         if key.quantity not in names:
             raise ValueError(f"{where}: quantity {key.quantity!r} of {key.mode} must be one of {', '.join(names)}")
@@ -104,7 +108,8 @@ def _of_rows(path: Path) -> Data:
         seen[key] = where.rpartition(", ")[2]
         at = *(of[x] for of, x in zip(place, key[:3], strict=True)), names.index(key.quantity)
         values[at], errors[at], mask[at] = numbers
-    return Data(frequencies, sites, modes, values, errors, mask, outputs)
+    return {"frequencies": frequencies, "sites": sites, "modes": modes, "values": values, "errors": errors,
+            "mask": mask, "outputs": outputs}  # fmt: skip
 
 
 def _read(where: str, row: dict[str, str]) -> tuple[Key, tuple[float, float, float]]:
@@ -116,23 +121,23 @@ def _read(where: str, row: dict[str, str]) -> tuple[Key, tuple[float, float, flo
         except (TypeError, ValueError):
             raise ValueError(f"{where}: {name} must be a number; got {row[name]!r}") from None
 
-    def known(name: str, good: bool, rule: str) -> None:
+    def check(name: str, good: bool, rule: str) -> None:
         if not good:
             raise ValueError(f"{where}: {name} must be {rule}; got {row[name]}")
 
     frequency, site, value, error, weight = map(number, ("frequency_hz", "site_m", "value", "error", "weight"))
-    known("mode", row["mode"] in MODES, f"one of {', '.join(MODES)}")
-    known("frequency_hz", 0 < frequency < math.inf, "positive, in Hz")
-    known("site_m", math.isfinite(site), "a position in metres")
-    known("weight", weight in (0, 1), "0 or 1")
-    known("value", math.isfinite(value) or not weight, "finite where weight is 1")
+    check("mode", row["mode"] in MODES, f"one of {', '.join(MODES)}")
+    check("frequency_hz", 0 < frequency < math.inf, "positive, in Hz")
+    check("site_m", math.isfinite(site), "a position in metres")
+    check("weight", weight in (0, 1), "0 or 1")
+    check("value", math.isfinite(value) or not weight, "finite where weight is 1")
     if weight and row["quantity"] == "log10_rho" and not LOG10_RHO[0] <= value <= LOG10_RHO[1]:
         raise ValueError(f"{where}: log10_rho = {value:g} is not a log10 of ohm-m")
-    known("error", 0 < error < math.inf or not weight, "positive where weight is 1")
+    check("error", 0 < error < math.inf or not weight, "positive where weight is 1")
     return Key(row["mode"], frequency, site, row["quantity"]), (value, error, weight)
 
 
-def _known(path: str | Path) -> Path:
+def _checked(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in (".npz", ".csv"):
         raise ValueError(f"data are saved as .npz or .csv; got {path.name}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from tutti.train.configfile import type_name
+from tutti.config.build import type_name
 
 
 class Quantity(NamedTuple):

@@ -7,6 +7,7 @@ from tutti.science.mol.networks.active import Round, learn, select
 from tutti.science.mol.networks.batch import Batch, Structure, groups, pack
 from tutti.science.mol.networks.deploy import calculator, export, openmm_force
 from tutti.science.mol.networks.ensemble import Ensemble, Prediction
+from tutti.science.mol.networks.for_md import compile_for_md
 from tutti.science.mol.networks.molct import MolCT
 from tutti.science.mol.networks.network import Network
 from tutti.science.mol.networks.painn import PaiNN
@@ -15,7 +16,6 @@ from tutti.science.mol.networks.samples import Samples
 from tutti.science.mol.networks.saved import load, load_ensemble, save
 from tutti.science.mol.networks.schnet import SchNet
 from tutti.science.mol.networks.schnetpack import from_schnetpack
-from tutti.science.mol.networks.tables import compile_for_md
 from tutti.science.mol.networks.training import Errors, Fit, Training, errors, fit, fit_references
 
 __all__ = [

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from tutti.science.mol.networks.batch import Batch
+from tutti.science.mol.networks.compiled import Compiled
 from tutti.science.mol.networks.network import Network
-from tutti.science.mol.networks.tables import Compiled
 
 
 @dataclass(frozen=True)

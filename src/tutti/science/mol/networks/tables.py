@@ -1,10 +1,7 @@
-"""Networks for dynamics: filters of distance in tables, and energies and forces in one C++ kernel.
+"""Filters of distance in tables, for kernels of dynamics (`science.mol.networks.for_md`).
 
 A filter W(d) fc(d) depends on the distance alone, so cubic Hermite splines replace its network: values and slopes at
 equally spaced knots, built in float64. Their number is doubled until the tolerance is met.
-
-    fast = compile_for_md(network)  # SchNet or PaiNN
-    energy, forces = fast.energy_and_forces(batch)
 """
 
 from __future__ import annotations
@@ -12,18 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-from tutti.science.mol.networks.batch import Batch
-from tutti.science.mol.networks.network import Network
-from tutti.science.mol.networks.painn import PaiNN
-from tutti.science.mol.networks.schnet import SchNet
-
-if TYPE_CHECKING:
-    from tutti.science.mol.networks.ensemble import Ensemble
 
 LEAST, MOST = 512, 16384  # intervals of a table
 
@@ -82,43 +71,3 @@ def tabulate(network: HasFilters, tolerance: float = 1e-5) -> Tables:
 def _with_slopes(filters: Callable[[Tensor], list[Tensor]], distance: Tensor) -> tuple[Tensor, Tensor]:
     values, slopes, *_ = torch.func.jvp(lambda d: torch.stack(filters(d)), (distance,), (torch.ones_like(distance),))
     return values.detach(), slopes.detach()
-
-
-def compile_for_md(
-    network: Network | Ensemble, tolerance: float = 1e-5, dtype: torch.dtype = torch.float32
-) -> Compiled:
-    """Energies and forces of a trained SchNet or PaiNN, or an ensemble, many times as fast, for dynamics on a CPU.
-
-    tolerance: of filters and their slopes. dtype: of features; energies, forces and distances are float64. Weights
-    are copied: compile again after training.
-    """
-    from tutti.science.mol.networks.ensemble import CompiledEnsemble, Ensemble
-    from tutti.science.mol.networks.tabulated_painn import TabulatedPaiNN
-    from tutti.science.mol.networks.tabulated_schnet import TabulatedSchNet
-
-    if isinstance(network, Ensemble):
-        members: Any = network.members
-        return CompiledEnsemble(network, [compile_for_md(x, tolerance, dtype) for x in members])
-    kinds: dict[type, Any] = {SchNet: TabulatedSchNet, PaiNN: TabulatedPaiNN}
-    if type(network) not in kinds:
-        raise ValueError(f"compile_for_md has no kernel for {type(network).__name__}, only for "
-                         f"{', '.join(x.__name__ for x in kinds)}: use the network itself")  # fmt: skip
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype of compile_for_md: torch.float32 or torch.float64, not {dtype}")
-    return kinds[type(network)](network, tabulate(network, tolerance), dtype)  # pyright: ignore
-
-
-class Compiled(Protocol):
-    """What `compile_for_md` makes. A network in all that dynamics needs of one."""
-
-    cutoff: float
-    units: str
-    network: Any  # a copy of what was compiled
-
-    def energy_and_forces(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Energies (B) and forces (A, 3), float64."""
-        ...
-
-    def evaluate(self, batch: Batch, half: bool = False, virial: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Energies (B), forces (A, 3), virials -sum r (x) dE/dr (B, 3, 3) or None. half: edges lead one way only."""
-        ...
