@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tutti
+from tutti.config.files import read
 from tutti.launch import interrupt
 from tutti.launch.launch import Interrupted, LaunchError, is_plain
 
@@ -210,7 +211,7 @@ def check_options(verb: str, rest: list[str]) -> None:
     """Raise ValueError for an option that is not in the help, but resembles one that is."""
     if verb == "run":  # options of the script follow, and its own parser checks the others
         return
-    if verb == "train" and rest and not rest[0].startswith("-"):  # the file says which options there are
+    if verb == "train" and rest and _names_a_task(Path(rest[0])):  # the task says which options there are
         return
     rest = rest[: rest.index("--")] if "--" in rest else rest
     inner = VERBS[verb].verbs + VERBS[verb].modes
@@ -221,6 +222,13 @@ def check_options(verb: str, rest: list[str]) -> None:
         near = get_close_matches(name, options, 1, 0.7)
         if name not in options and near and name.replace("_", "-") not in options:
             raise ValueError(f"no option {name}; did you mean {near[0]}? tutti {' '.join(path)} --help lists all")
+
+
+def _names_a_task(file: Path) -> bool:
+    try:
+        return "task" in read(file)
+    except ValueError:  # no config: the verb says what is wrong
+        return False
 
 
 def call(name: str, rest: list[str]) -> Any:
