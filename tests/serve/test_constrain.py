@@ -138,12 +138,12 @@ def test_the_parent_compiles_as_the_child_does():
 
 
 def test_kept_constraints_are_bounded_by_their_bytes(monkeypatch):
-    monkeypatch.setattr(constrain, "KEPT", 1 << 20)
+    monkeypatch.setattr(constrain, "CACHE_BYTES", 1 << 20)
     made = constraints()
     held = made.make("regex", "a0", 600 << 10)
     for i in range(1, 8):
         made.make("regex", f"a{i}", 300 << 10)
-    assert len(made.kept) == 3 and made.bytes == 900 << 10
+    assert len(made.cache) == 3 and made.bytes == 900 << 10
     assert made.make("regex", "a0") is held and made.compilations == 8  # one that is in use is found
     del held
     made.make("regex", "a0")

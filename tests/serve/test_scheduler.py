@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutti.serve.blocks import Blocks, digests
+from tutti.serve.blocks import BlockPool, digests
 from tutti.serve.request import Request, Sampling
 from tutti.serve.scheduler import Scheduler
-from tutti.serve.sequence import Sequence
+from tutti.serve.sequence import TokenSequence
 from tutti.serve.source import Source
 
 SIZE = 4
@@ -23,21 +23,21 @@ class Simulated:
     """A scheduler, and a cache that remembers which tokens each slot was computed after."""
 
     def __init__(self, blocks: int = 12, host: int = 0, budget: int = 8, most: int = 4, keep: bool = True):
-        self.pool = Blocks(blocks, SIZE, keep)
-        self.host = Blocks(host, SIZE, False) if host else None
+        self.pool = BlockPool(blocks, SIZE, keep)
+        self.host = BlockPool(host, SIZE, False) if host else None
         self.scheduler = Scheduler(self.pool, self.host, budget, most)
         self.cache: dict[tuple[str, int], list] = {}
         self.clock = itertools.count()
 
     def add(
         self, prompt: list[int], priority: int = 0, user: str = "", n: int = 1, account: str = "", read: int = 0
-    ) -> Sequence:
+    ) -> TokenSequence:
         """read: positions of a source, which is another one for each number."""
         request = Request(prompt, Sampling(n=n), priority=priority, account=account, user=user,
                           arrival=next(self.clock))  # fmt: skip
         source = Source({"input_ids": torch.arange(read)}, read, read) if read else None
         salt = source.digest if source else b""
-        sequence = Sequence(request, 0, list(prompt), len(prompt), salt, source, room=n)
+        sequence = TokenSequence(request, 0, list(prompt), len(prompt), salt, source, room=n)
         self.scheduler.add(sequence)
         return sequence
 
@@ -93,12 +93,12 @@ class Simulated:
     def check(self) -> None:
         """No block is leaked, and holders are counted."""
         held = Counter(block for x in self.scheduler for block in (*x.blocks, *x.source_blocks))
-        assert [held[i] for i in range(self.pool.count)] == self.pool.holders
-        assert set(self.pool.unheld) == {i for i, n in enumerate(self.pool.holders) if not n}
+        assert [held[i] for i in range(self.pool.count)] == self.pool.ref_count
+        assert set(self.pool.free_list) == {i for i, n in enumerate(self.pool.ref_count) if not n}
         assert len(self.scheduler.running) <= self.scheduler.most
         if self.host:
             kept = Counter(block for x in self.scheduler for block in x.swapped)
-            assert [kept[i] for i in range(self.host.count)] == self.host.holders
+            assert [kept[i] for i in range(self.host.count)] == self.host.ref_count
 
     def end(self) -> None:
         for sequence in list(self.scheduler):
@@ -236,16 +236,16 @@ def test_digests_depend_on_all_tokens_before():
 
 
 def test_misuse_is_refused():
-    pool = Blocks(2, 4)
-    block = pool.take()
+    pool = BlockPool(2, 4)
+    block = pool.allocate()
     pool.release([block])
     with pytest.raises(ValueError, match="more often"):
         pool.release([block])
     with pytest.raises(ValueError, match="at least one"):
-        Blocks(0, 4)
-    pool.take(), pool.take()
+        BlockPool(0, 4)
+    pool.allocate(), pool.allocate()
     with pytest.raises(IndexError, match="held"):
-        pool.take()
+        pool.allocate()
 
 
 def test_a_user_who_was_away_begins_where_the_others_are():

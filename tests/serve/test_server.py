@@ -204,7 +204,7 @@ def test_metrics_count_each_request_once():
         metrics.observe(made, made.step())
     text = metrics.text().decode()
     assert 'tutti_requests_total{finish="length"} 1.0' in text and "tutti_prompt_tokens_total 3.0" in text
-    assert "tutti_generated_tokens_total 12.0" in text and not metrics.known
+    assert "tutti_generated_tokens_total 12.0" in text and not metrics.counted
 
 
 def test_stop_text_and_bias(running):

@@ -24,7 +24,7 @@ def engine() -> Engine:
 def compiles(engine, monkeypatch) -> threading.Event:
     """No constraint is compiled before it is set."""
     go, compile = threading.Event(), engine.constraints.compile
-    engine.constraints.kept.clear()
+    engine.constraints.cache.clear()
 
     def wait(*what):
         assert go.wait(60)

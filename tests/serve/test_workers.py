@@ -26,7 +26,7 @@ def test_chunks_are_of_the_beginning():
     assert len(a) == 3 and a[:2] == b[:2] and chunks_of(b"{") == [] and chunks_of(b"[1]") == []
     worker = Process([], 1)
     worker.remember(b)
-    assert worker.known(a) == 2 and worker.known(chunks_of(b'{"prompt": "' + b"z" * 200 + b'"}')) == 0
+    assert worker.seen_chunks(a) == 2 and worker.seen_chunks(chunks_of(b'{"prompt": "' + b"z" * 200 + b'"}')) == 0
 
 
 def test_metrics_get_a_label():

@@ -62,23 +62,23 @@ class Measured:
 def poisson(count: int, rate: float, prompt: tuple[int, int], tokens: tuple[int, int], seed: int) -> list[Arrival]:
     """A load of so many requests, `rate` in a second on average; 0: all at once. prompt, tokens: smallest and largest
     length, of which all are equally likely."""
-    draw, at, made = random.Random(seed), 0.0, []
+    draw, at, arrivals = random.Random(seed), 0.0, []
     for _ in range(count):
-        made.append(Arrival(at, draw.randint(*prompt), draw.randint(*tokens)))
+        arrivals.append(Arrival(at, draw.randint(*prompt), draw.randint(*tokens)))
         at += draw.expovariate(rate) if rate else 0.0
-    return made
+    return arrivals
 
 
 def trace(path: Path) -> list[Arrival]:
     """A load from a JSONL file. Each line has `at` (seconds), `prompt` (text, or number of tokens) and `tokens`."""
-    made = []
+    arrivals = []
     for i, line in enumerate(path.read_text().splitlines()):
         try:
             row = json.loads(line)
-            made.append(Arrival(float(row["at"]), row["prompt"], int(row["tokens"])))
+            arrivals.append(Arrival(float(row["at"]), row["prompt"], int(row["tokens"])))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}, line {i + 1}: expected at, prompt and tokens ({error!r})") from error
-    return made
+    return arrivals
 
 
 async def load(url: str, model: str, arrivals: Sequence[Arrival], *, key: str = "", vocabulary: int = 200,
@@ -93,7 +93,7 @@ async def load(url: str, model: str, arrivals: Sequence[Arrival], *, key: str = 
 
         async def one(number: int, arrival: Arrival) -> Measured:
             await asyncio.sleep(max(0.0, start + arrival.at - time.perf_counter()))
-            draw, found = random.Random(seed * 100_003 + number), Measured(arrival)
+            draw, result = random.Random(seed * 100_003 + number), Measured(arrival)
             prompt = arrival.prompt
             if isinstance(prompt, int):
                 prompt = [draw.randrange(3, vocabulary) for _ in range(prompt)]
@@ -101,31 +101,31 @@ async def load(url: str, model: str, arrivals: Sequence[Arrival], *, key: str = 
                     "stream_options": {"include_usage": True}, "temperature": 0}  # fmt: skip
             try:
                 async with client.stream("POST", "/v1/completions", json=body) as answer:
-                    found.status = answer.status_code
+                    result.status = answer.status_code
                     if answer.status_code != 200:
-                        found.error = (await answer.aread()).decode(errors="replace")[:200]
-                        return found
+                        result.error = (await answer.aread()).decode(errors="replace")[:200]
+                        return result
                     async for line in answer.aiter_lines():
-                        _note(found, line, time.perf_counter() - start)
+                        _note(result, line, time.perf_counter() - start)
             except httpx.HTTPError as error:
-                found.error = repr(error)
-            found.end = time.perf_counter() - start
-            return found
+                result.error = repr(error)
+            result.end = time.perf_counter() - start
+            return result
 
         return list(await asyncio.gather(*(one(i, x) for i, x in enumerate(arrivals))))
 
 
-def _note(found: Measured, line: str, now: float) -> None:
+def _note(result: Measured, line: str, now: float) -> None:
     """Note an event of a stream."""
     if not line.startswith("data: {"):
         return
     event = json.loads(line[6:])
     if "error" in event:
-        found.error = event["error"]["message"]
+        result.error = event["error"]["message"]
     elif event["choices"]:
-        found.times.append(now)
+        result.times.append(now)
     if usage := event.get("usage"):
-        found.tokens = usage["completion_tokens"]
+        result.tokens = usage["completion_tokens"]
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,13 @@ def report(measured: Sequence[Measured], ttft: float, tpot: float) -> Report:
     for x in measured:
         name = str(x.status) if not x.error or x.status != 200 else "broken"
         statuses[name] = statuses.get(name, 0) + 1
-    kept = [x for x in good if x.first <= ttft and x.each <= tpot]
+    within_goals = [x for x in good if x.first <= ttft and x.each <= tpot]
     between = [b - a for x in good for a, b in zip(x.times, x.times[1:], strict=False)]
     per = max(seconds, 1e-9)
     return Report(
         len(measured), len(good), statuses, seconds, sum(x.tokens for x in good) / per, len(good) / per,
-        len(kept) / per, _quantiles([x.first for x in good]), _quantiles([x.each for x in good]), _quantiles(between),
+        len(within_goals) / per, _quantiles([x.first for x in good]), _quantiles([x.each for x in good]),
+        _quantiles(between),
     )  # fmt: skip
 
 
@@ -227,27 +228,27 @@ def bench_serve(
     arrivals = trace(trace_file) if trace_file else poisson(requests, rate, prompt, tokens, seed)
     with progress(f"{len(arrivals)} requests"):
         measured = asyncio.run(load(url, models["data"][0]["id"], arrivals, key=key, seed=seed))
-    found = report(measured, ttft, tpot)
-    print(table(found, ttft, tpot))
+    summary = report(measured, ttft, tpot)
+    print(table(summary, ttft, tpot))
     if errors := [x.error for x in measured if x.error]:
         print(f"first error: {errors[0]}")
     if out:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "report.json").write_text(json.dumps(asdict(found), indent=2) + "\n")
+        (out / "report.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
         (out / "requests.jsonl").write_text("".join(json.dumps(asdict(x)) + "\n" for x in measured))
         draw(measured, out / "latency.png")
         print(f"wrote {out}/report.json, requests.jsonl and latency.png")
 
 
-def table(found: Report, ttft: float, tpot: float) -> str:
+def table(summary: Report, ttft: float, tpot: float) -> str:
     """The report as text."""
     rows: list[tuple[str, Any]] = [
-        ("requests", f"{found.answered} of {found.requests} answered; statuses "
-                     + ", ".join(f"{k}: {n}" for k, n in sorted(found.statuses.items()))),
-        ("seconds", f"{found.seconds:.1f}"),
-        ("throughput", f"{found.throughput:.1f} tokens/s, {found.requests_per_second:.2f} requests/s"),
-        ("goodput", f"{found.goodput:.2f} requests/s (first token in {ttft * 1e3:.0f} ms, then {tpot * 1e3:.0f} ms)"),
+        ("requests", f"{summary.answered} of {summary.requests} answered; statuses "
+                     + ", ".join(f"{k}: {n}" for k, n in sorted(summary.statuses.items()))),
+        ("seconds", f"{summary.seconds:.1f}"),
+        ("throughput", f"{summary.throughput:.1f} tokens/s, {summary.requests_per_second:.2f} requests/s"),
+        ("goodput", f"{summary.goodput:.2f} requests/s (first token in {ttft * 1e3:.0f} ms, then {tpot * 1e3:.0f} ms)"),
     ]  # fmt: skip
-    for name, values in (("TTFT", found.ttft), ("TPOT", found.tpot), ("ITL", found.itl)):
+    for name, values in (("TTFT", summary.ttft), ("TPOT", summary.tpot), ("ITL", summary.itl)):
         rows.append((name, "  ".join(f"{k} {v * 1e3:.1f} ms" for k, v in values.items()) or "-"))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)

@@ -1,10 +1,10 @@
-"""The blocks of a paged KV cache: who holds which, and which contain a known prefix.
+"""The pool of blocks of a paged KV cache: reference counts, and which blocks contain a cached prefix.
 
 A block holds the keys and values of `size` consecutive tokens of a sequence, in every layer (Kwon et al., "Efficient
-memory management for large language model serving with PagedAttention", 2023). A block is held by as many sequences
-as share its tokens. A full block has a digest of all tokens from the start of the sequence to its end, so a sequence
-with the same beginning finds it, also after its holders have let go of it: free blocks keep their contents until they
-are needed, the least recently used first.
+memory management for large language model serving with PagedAttention", 2023). The reference count of a block is the
+number of sequences that share its tokens. A full block has a digest of all tokens from the start of the sequence to its
+end, so a sequence with the same beginning finds it, also after the others have released it: free blocks keep their
+contents until they are needed, the least recently used first.
 
 This is bookkeeping only: numbers of blocks. The tensors are in the engine's store.
 """
@@ -22,16 +22,16 @@ Digest = bytes
 def digests(tokens: Sequence[int], size: int, first: Digest = b"") -> list[Digest]:
     """The digests of the full blocks of a sequence. first: what distinguishes sequences with equal tokens, such as an
     adapter or the images of a prompt; or the digest of the block before."""
-    found = []
+    chain = []
     for i in range(len(tokens) // size):
         first = hashlib.blake2b(
             first + array("q", tokens[i * size : (i + 1) * size]).tobytes(), digest_size=16
         ).digest()
-        found.append(first)
-    return found
+        chain.append(first)
+    return chain
 
 
-class Blocks:
+class BlockPool:
     """A pool of blocks.
 
     count: number of blocks. size: tokens in a block. keep: whether full blocks are found by later sequences.
@@ -41,71 +41,71 @@ class Blocks:
         if count < 1 or size < 1:
             raise ValueError(f"a cache of {count} blocks of {size} tokens; it needs at least one block of one token")
         self.count, self.size, self.keep = count, size, keep
-        self.holders = [0] * count  # number of sequences that hold each block
-        self.unheld: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))  # least recently used first
+        self.ref_count = [0] * count  # sequences that use each block
+        self.free_list: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))  # least recently used first
         self.digest: dict[int, Digest] = {}  # of full blocks with known contents
         self.block: dict[Digest, int] = {}
 
     @property
     def free(self) -> int:
-        """Number of blocks that nobody holds."""
-        return len(self.unheld)
+        """Number of blocks that no sequence uses."""
+        return len(self.free_list)
 
     @property
     def used(self) -> int:
-        """Number of blocks that somebody holds."""
+        """Number of blocks that sequences use."""
         return self.count - self.free
 
     def needed(self, tokens: int) -> int:
         """Number of blocks of a sequence of so many tokens."""
         return -(-tokens // self.size)
 
-    def take(self) -> int:
-        """A block that nobody holds; its contents are forgotten. Raises IndexError if there is none."""
-        if not self.unheld:
+    def allocate(self) -> int:
+        """Take a free block and forget its contents. Raises IndexError if there is none."""
+        if not self.free_list:
             raise IndexError("all blocks of the KV cache are held")
-        block, _ = self.unheld.popitem(last=False)
+        block, _ = self.free_list.popitem(last=False)
         self._forget(block)
-        self.holders[block] = 1
+        self.ref_count[block] = 1
         return block
 
-    def hold(self, block: int) -> None:
-        """One more sequence holds a block."""
-        if not self.holders[block]:
-            del self.unheld[block]
-        self.holders[block] += 1
+    def acquire(self, block: int) -> None:
+        """Count one more sequence that uses a block."""
+        if not self.ref_count[block]:
+            del self.free_list[block]
+        self.ref_count[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """A sequence lets go of its blocks. The last of them are reused first, since fewer sequences share them."""
+        """Count one sequence less for each of its blocks. The last are reused first: fewer sequences share them."""
         for block in reversed(list(blocks)):
-            if not self.holders[block]:
+            if not self.ref_count[block]:
                 raise ValueError(f"block {block} is released more often than it was taken")
-            self.holders[block] -= 1
-            if not self.holders[block]:
-                self.unheld[block] = None
+            self.ref_count[block] -= 1
+            if not self.ref_count[block]:
+                self.free_list[block] = None
                 if block not in self.digest:
-                    self.unheld.move_to_end(block, last=False)
+                    self.free_list.move_to_end(block, last=False)
 
     def find(self, wanted: Sequence[Digest]) -> list[int]:
-        """The blocks with the longest known beginning of these digests. They are not held yet."""
-        found = []
+        """The blocks of the longest cached prefix of these digests. Their reference counts do not change."""
+        blocks = []
         for digest in wanted:
             if digest not in self.block:
                 break
-            found.append(self.block[digest])
-        return found
+            blocks.append(self.block[digest])
+        return blocks
 
-    def know(self, block: int, digest: Digest) -> None:
-        """A held block is full, with these contents. If another block has them already, that one is found."""
+    def register(self, block: int, digest: Digest) -> None:
+        """Register the contents of a full block in use. If another block has them already, `find` returns that one."""
         if self.keep and digest not in self.block and block not in self.digest:
             self.digest[block], self.block[digest] = digest, block
 
     def is_own(self, block: int) -> bool:
-        """Whether its only holder may write into it: no other sequence holds or may find it."""
-        return self.holders[block] == 1 and block not in self.digest
+        """Whether the only sequence that uses a block may write into it: no other uses it or may find it."""
+        return self.ref_count[block] == 1 and block not in self.digest
 
     def forget_all(self) -> None:
-        """Forget all contents, because the weights have changed. Held blocks stay held."""
+        """Forget all contents, because the weights have changed. Blocks in use stay in use."""
         self.digest, self.block = {}, {}
 
     def _forget(self, block: int) -> None:

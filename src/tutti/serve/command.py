@@ -78,7 +78,7 @@ def serve(
         replicas: Servers of the same model that run elsewhere, such as http://node-1:8001: requests are shared out
             among them, and the model is not loaded here.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     import uvicorn
 
     with socket.socket() as free:
@@ -96,8 +96,8 @@ def serve(
         raise ValueError("--workers are processes here, and --replicas are elsewhere: give one of them")
     if workers > 1 or replicas:
         behind: Sequence[Worker] = [Remote(url) for url in replicas]
-        behind = behind or processes(worker_command(arguments_of_worker(given)), workers)
-        route_to(behind, given, f"{name} by {len(behind)} {'replicas' if replicas else 'workers'}")
+        behind = behind or processes(worker_command(arguments_of_worker(arguments)), workers)
+        route_to(behind, arguments, f"{name} by {len(behind)} {'replicas' if replicas else 'workers'}")
         return
     end_with_the_router()
     with told_by(_stages()), progress(f"loading {model}"):
@@ -117,32 +117,32 @@ def serve(
         engine.runner.release(None)
 
 
-def arguments_of_worker(given: dict[str, Any]) -> list[str]:
+def arguments_of_worker(arguments: dict[str, Any]) -> list[str]:
     """The arguments of a server behind a router. given: those of `serve`, of the router and its workers together."""
-    name = given["name"] or Path(given["model"]).resolve().name
-    return [given["model"], "--name", name, *_arguments(given, OF_ROUTER)]
+    name = arguments["name"] or Path(arguments["model"]).resolve().name
+    return [arguments["model"], "--name", name, *_arguments(arguments, OF_ROUTER)]
 
 
-def arguments_of_router(given: dict[str, Any]) -> list[str]:
+def arguments_of_router(arguments: dict[str, Any]) -> list[str]:
     """The arguments of a router, to be followed by --replicas."""
-    model, name = given["model"], given["name"] or Path(given["model"]).resolve().name
+    model, name = arguments["model"], arguments["name"] or Path(arguments["model"]).resolve().name
     more = ("host", "port", "keys", "rate", "body", "allowed_hosts")
-    return [model, "--name", name, *_arguments({key: given[key] for key in more}, ())]
+    return [model, "--name", name, *_arguments({key: arguments[key] for key in more}, ())]
 
 
 OF_ROUTER = "model", "host", "port", "name", "workers", "rate", "allowed_hosts", "replicas"
 
 
-def route_to(workers: Sequence[Any], given: dict[str, Any], what: str) -> None:
+def route_to(workers: Sequence[Any], arguments: dict[str, Any], what: str) -> None:
     """Serve with workers behind one port, until SIGTERM or Ctrl-C. given: the arguments of `serve`."""
     import uvicorn
 
     from tutti.serve.server.limits import Access
     from tutti.serve.server.router import Router
 
-    access = Access(given["keys"], given["rate"])
-    app = Router(workers, given["body"], access, given["host"], given["allowed_hosts"]).application()
-    _listen(uvicorn, app, given["host"], given["port"], what)
+    access = Access(arguments["keys"], arguments["rate"])
+    app = Router(workers, arguments["body"], access, arguments["host"], arguments["allowed_hosts"]).application()
+    _listen(uvicorn, app, arguments["host"], arguments["port"], what)
 
 
 def _stages() -> Callable[[str], None]:
@@ -166,17 +166,17 @@ def _pair(text: str) -> tuple[str, str]:
     return name, folder
 
 
-def _arguments(given: dict[str, Any], apart: Sequence[str]) -> list[str]:
+def _arguments(arguments: dict[str, Any], apart: Sequence[str]) -> list[str]:
     """Options as arguments of the command line, except some and those that have their default."""
-    made = []
-    for key, value in given.items():
+    words = []
+    for key, value in arguments.items():
         if key in apart or value == signature(serve).parameters[key].default:
             continue
         if isinstance(value, bool):
-            made += [f"--{key}" if value else f"--no-{key.replace('_', '-')}"]
+            words += [f"--{key}" if value else f"--no-{key.replace('_', '-')}"]
         elif value not in (None, (), ""):
-            made += [f"--{key}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    return made
+            words += [f"--{key}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return words
 
 
 def _listen(uvicorn: Any, app: Any, host: str, port: int, what: str) -> None:

@@ -51,8 +51,10 @@ class Trials:
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self.stop()
-                known = self.constraints
-                first = json.dumps({"tokenizer": _json_of(known.tokenizer), "size": known.size, "ends": known.ends})
+                constraints = self.constraints
+                first = json.dumps(
+                    {"tokenizer": _json_of(constraints.tokenizer), "size": constraints.size, "ends": constraints.ends}
+                )
                 self.process = subprocess.Popen([sys.executable, "-P", trial.__file__], stdin=subprocess.PIPE,
                                                 stdout=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
                 self._write(first)
@@ -158,7 +160,7 @@ class Lane:
 
         if not wanted():
             return
-        if (constraint := self.constraints.known(task.key)) is None:
+        if (constraint := self.constraints.cached(task.key)) is None:
             taken = self.trials.measure(task.kind, task.text, self.seconds, wanted)
             if taken.get("ended") in ("time", "stopped") and self.slower:
                 return self.slower.put(task)
@@ -200,7 +202,7 @@ class Compiler:
         too large."""
         text = text_of(kind, what)
         task = Task(kind, text, key_of(kind, text), wanted, done)
-        if constraint := self.constraints.known(task.key):
+        if constraint := self.constraints.cached(task.key):
             done(constraint, None)
         else:
             self.quick.put(task)

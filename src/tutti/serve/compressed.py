@@ -82,12 +82,12 @@ def _gated(expert: Expert) -> Callable[[Tensor, Tensor], Tensor]:
 
 def modules_of(model: nn.Module) -> dict[str, Stored]:
     """The modules with quantized weights, by path; of those that share one, the first."""
-    found, seen = {}, set()
+    by_path, seen = {}, set()
     for path, x in model.named_modules():
         if isinstance(x, Stored) and id(x.q) not in seen:
-            found[path] = x
+            by_path[path] = x
             seen.add(id(x.q))
-    return found
+    return by_path
 
 
 def read(store: Store, modules: Mapping[str, Stored], folder: Path, prefix: str) -> int:

@@ -20,7 +20,7 @@ from tutti.serve import expansion
 from tutti.serve.trial import compiled
 
 LARGEST = 1 << 17  # characters; the time to compile grows with their square
-KEPT = 256 << 20  # bytes of compiled constraints
+CACHE_BYTES = 256 << 20  # bytes of compiled constraints
 LEAST = 64 << 10  # bytes that a compiled constraint counts for at least
 REFUSALS = 1024  # constraints whose refusal is remembered
 
@@ -69,7 +69,7 @@ class Constraints:
     def __init__(self, tokenizer: Any, size: int, ends: list[int]):
         self.tokenizer, self.size, self.ends = tokenizer, size, ends
         self.lock = threading.Lock()
-        self.kept: OrderedDict[Key, tuple[Constraint, int]] = OrderedDict()  # with their bytes, least recent first
+        self.cache: OrderedDict[Key, tuple[Constraint, int]] = OrderedDict()  # with their bytes, least recent first
         self.used: WeakValueDictionary[Key, Constraint] = WeakValueDictionary()
         self.refusals: OrderedDict[Key, str] = OrderedDict()
         self.bytes = self.compilations = 0
@@ -94,13 +94,13 @@ class Constraints:
             return self.tokenizer.decode([token]).encode()
 
     def make(self, kind: str, what: Any, size: int = LEAST) -> Constraint:
-        """A constraint of a kind ("schema", "regex", "grammar"), compiled unless it is known. size: its bytes.
+        """A constraint of a kind ("schema", "regex", "grammar"), compiled unless it is cached. size: its bytes.
 
         Raises ValueError if it is malformed or large.
         """
         text = text_of(kind, what)
         key = key_of(kind, text)
-        return self.known(key) or self.compile(kind, text, key, size)
+        return self.cached(key) or self.compile(kind, text, key, size)
 
     def compile(self, kind: str, text: str, key: Key, size: int) -> Constraint:
         """A constraint from its text, which is kept for later requests."""
@@ -108,19 +108,19 @@ class Constraints:
         constraint = Constraint(compiled(vocabulary, kind, text), self.size, own=False)
         with self.lock:
             self.compilations += 1
-            self.bytes += size - (self.kept[key][1] if key in self.kept else 0)
-            self.kept[key], self.used[key] = (constraint, size), constraint
-            while self.bytes > KEPT:
-                self.bytes -= self.kept.popitem(last=False)[1][1]
+            self.bytes += size - (self.cache[key][1] if key in self.cache else 0)
+            self.cache[key], self.used[key] = (constraint, size), constraint
+            while self.bytes > CACHE_BYTES:
+                self.bytes -= self.cache.popitem(last=False)[1][1]
         return constraint
 
-    def known(self, key: Key) -> Constraint | None:
+    def cached(self, key: Key) -> Constraint | None:
         """A constraint that is compiled, if it is. Raises ValueError if it was refused."""
         with self.lock:
             if refusal := self.refusals.get(key):
                 raise ValueError(refusal)
-            if key in self.kept:
-                self.kept.move_to_end(key)
+            if key in self.cache:
+                self.cache.move_to_end(key)
             return self.used.get(key)
 
     def refuse(self, key: Key, why: str) -> None:

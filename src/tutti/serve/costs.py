@@ -72,23 +72,23 @@ class Costs:
 def measured(engine: Engine, rounds: int = 5) -> Costs:
     """The costs of an idle engine's steps, median over rounds. Its prefix cache must be empty."""
     runner = engine.runner
-    for held in runner.store.parts:
-        for name, x in held.items():
+    for tensors in runner.store.parts:
+        for name, x in tensors.items():
             if name.startswith(CACHE):
                 x.zero_()  # memory that was never written is not read either
     sizes = [n for n in runner.sizes if n <= engine.scheduler.budget]
     most, longest = engine.scheduler.most, runner.longest
 
     def seconds(lengths: Sequence[tuple[int, int]]) -> float:
-        """Of a step of these pieces, sampling included."""
+        """The seconds of a step of these pieces, sampling included."""
         arguments = runner.synthetic(lengths)
-        found = []
+        durations = []
         for i in range(rounds + 1):
             begin = time.perf_counter()
             runner.execute(arguments).argmax(-1).tolist()
             if i:
-                found.append(time.perf_counter() - begin)
-        return statistics.median(found)
+                durations.append(time.perf_counter() - begin)
+        return statistics.median(durations)
 
     generating = [n for n in sizes if n <= most]
     base = {n: seconds([(1, 1)] * n) for n in generating}
@@ -110,12 +110,12 @@ def _step(engine: Engine, count: int, rounds: int) -> float:
     """The median seconds of steps that generate a token of so many sequences, scheduling and sampling included."""
     for i in range(count):
         engine.add(Request([i % engine.vocabulary], Sampling(max_tokens=rounds + SHORT, ignore_end=True)))
-    found = []
+    durations = []
     while engine.busy:
         begin = time.perf_counter()
         engine.step()
-        found.append(time.perf_counter() - begin)
-    return statistics.median(found[SHORT // 2 :])
+        durations.append(time.perf_counter() - begin)
+    return statistics.median(durations[SHORT // 2 :])
 
 
 @dataclass(frozen=True)
@@ -186,16 +186,18 @@ class Predicted:
             graph = self._graph(depth, tokens)
             return graph, choose(name, lambda _, variant: vary(graph, variant), 1, cluster, level, (), None, 1, 0.0)
 
-        held = self._deep({x: _weights(*planned(x, GRID[0])) for x in self.depths})
+        weight_bytes = self._deep({x: _weights(*planned(x, GRID[0])) for x in self.depths})
         plan = planned(self.depths[-1], GRID[-1])[1]
         share = devices(plan.mesh)
-        slots = int((device.memory * 0.9 - held) * share / self.slot)
+        slots = int((device.memory * 0.9 - weight_bytes) * share / self.slot)
         if slots < 2 * BLOCK:
-            raise ValueError(f"the weights need {held / 2**30:.0f} of {device.memory / 2**30:.0f} GiB of a device")
+            raise ValueError(
+                f"the weights need {weight_bytes / 2**30:.0f} of {device.memory / 2**30:.0f} GiB of a device"
+            )
         seconds = []
         for tokens in GRID:
-            made = {x: planned(x, tokens) for x in self.depths}
-            at = {x: Simulator(level)(graph, of, cluster).step_seconds for x, (graph, of) in made.items()}
+            planned_steps = {x: planned(x, tokens) for x in self.depths}
+            at = {x: Simulator(level)(graph, of, cluster).step_seconds for x, (graph, of) in planned_steps.items()}
             seconds.append(self._deep(at))
         heads = getattr(self.config, "num_attention_heads", self.layers[-1].heads)
         width = self.layers[-1].width + self.layers[-1].value_width
@@ -203,7 +205,7 @@ class Predicted:
         read = device.stream_seconds(self.slot, "add", self.dtype) / share
         rate = device.rate(device.dtype_with_peak(self.dtype))
         costs = Costs(GRID, tuple(seconds), read, flops / rate / share, overhead)
-        return Served(costs, plan, held, slots, self.slot)
+        return Served(costs, plan, weight_bytes, slots, self.slot)
 
     def _deep(self, at: Mapping[int, float]) -> float:
         """A quantity of the whole model, from those of the captured depths."""

@@ -57,15 +57,15 @@ class _Own(DynamicCache):
 class _Updated(dict[int, bool]):
     """Whether the source's keys and values of a layer are in the cache: the same for all layers."""
 
-    def __init__(self, known: bool):
+    def __init__(self, written: bool):
         super().__init__()
-        self.known = known
+        self.written = written
 
     def get(self, layer: int, default: Any = None) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.known
+        return self.written
 
 
-class _Given(EncoderDecoderCache):
+class _PagedCaches(EncoderDecoderCache):
     """The cache of a decoder whose attention is paged."""
 
     def __init__(self, positions: Tensor, take: Take | None):
@@ -82,16 +82,16 @@ def decoded(
     hidden: the output (1, positions, width) of the encoder, whose keys and values go to `take`. Raises ValueError if
     the decoder does not ask for positions.
     """
-    given = _Given(positions, take)
+    caches = _PagedCaches(positions, take)
     if hidden is None:
         hidden = positions.new_zeros(1, 1, 1, dtype=torch.float32)
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    made = model(decoder_input_ids=tokens[None], decoder_attention_mask=torch.ones_like(tokens)[None],
+    output = model(decoder_input_ids=tokens[None], decoder_attention_mask=torch.ones_like(tokens)[None],
                  encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-                 use_cache=True, **{name: given})  # pyright: ignore  # fmt: skip
-    if not given.self_attention_cache.asked:
+                 use_cache=True, **{name: caches})  # pyright: ignore  # fmt: skip
+    if not caches.self_attention_cache.asked:
         raise ValueError(f"the decoder of {type(model).__name__} does not take positions from its cache")
-    return made
+    return output
 
 
 def write(model: Any, cache: Cache, slots: Tensor, hidden: Tensor) -> None:

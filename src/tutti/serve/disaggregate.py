@@ -74,14 +74,14 @@ class Channel:
         Raises ConnectionError, which names the other side, if it has sent what is no message. The channel is closed
         then.
         """
-        found = [self.came.get()] if wait else []
+        messages = [self.came.get()] if wait else []
         while not self.came.empty():
-            found.append(self.came.get())
-        for kind, value in found:
+            messages.append(self.came.get())
+        for kind, value in messages:
             if kind == "error":
                 self.connection.close()
                 raise ConnectionError(f"{self.peer} has sent {value}; the channel is closed")
-        return found
+        return messages
 
     def _read(self) -> None:
         kind = ""

@@ -3,16 +3,16 @@ transformers via speculative decoding", 2023). Verification is that of `speculat
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from tutti.serve.blocks import Blocks
+from tutti.serve.blocks import BlockPool
 from tutti.serve.runner import Runner
 from tutti.serve.scheduler import Batch, Piece
-from tutti.serve.sequence import Sequence
+from tutti.serve.sequence import TokenSequence
 from tutti.serve.speculate import Choose
 
 
@@ -25,7 +25,7 @@ class DraftModel:
 
     def __init__(self, model: nn.Module, count: int = 4, memory: int = 256 << 20, **options: Any):
         self.model, self.count, self.memory, self.options = model.eval(), count, memory, options
-        self.shadows: dict[Sequence, Sequence] = {}  # with the same tokens, and blocks in the draft's cache
+        self.shadows: dict[TokenSequence, TokenSequence] = {}  # with the same tokens, and blocks in the draft's cache
 
     def bind(self, budget: int, most: int, longest: int, vocabulary: int) -> None:
         """Called by the engine that uses it. Raises ValueError for another vocabulary."""
@@ -36,15 +36,15 @@ class DraftModel:
                              most=most, longest=longest, options=self.options)  # fmt: skip
         if self.runner.crosses:
             raise ValueError(f"{type(self.model).__name__} has an encoder; a draft model has none")
-        self.pool = Blocks(self.runner.blocks, 16, False)
+        self.pool = BlockPool(self.runner.blocks, 16, False)
         self.shadows = {}
 
-    def guess(self, sequences: Several[Sequence], choose: Choose) -> list[list[int]]:
+    def guess(self, sequences: Sequence[TokenSequence], choose: Choose) -> list[list[int]]:
         """For each sequence, what the draft model would say."""
         for gone in self.shadows.keys() - set(sequences):
             self.shadows.pop(gone).release(self.pool)
         able = [x for x in sequences if self._reserve(x)]
-        drafts: dict[Sequence, list[int]] = {x: [] for x in able}
+        drafts: dict[TokenSequence, list[int]] = {x: [] for x in able}
         while any(self.shadows[x].wanted > 1 for x in able):
             self._catch_up(able)
         for _ in range(self.count if able else 0):
@@ -58,8 +58,8 @@ class DraftModel:
             shadow.drafts, shadow.computed = [], len(x.tokens)
         return [drafts.get(x, []) for x in sequences]
 
-    def _reserve(self, sequence: Sequence) -> bool:
-        """Blocks for the tokens of a sequence and the guesses; False if there are too few."""
+    def _reserve(self, sequence: TokenSequence) -> bool:
+        """BlockPool for the tokens of a sequence and the guesses; False if there are too few."""
         if sequence not in self.shadows:
             self.shadows[sequence] = replace(sequence, computed=0, blocks=[], drafts=[], swapped=[], factors=b"",
                                              source=None, source_blocks=[])  # fmt: skip
@@ -74,10 +74,10 @@ class DraftModel:
         missing = self.pool.needed(length) - len(shadow.blocks)
         if missing > self.pool.free or length > self.runner.longest:
             return False
-        shadow.blocks += [self.pool.take() for _ in range(missing)]
+        shadow.blocks += [self.pool.allocate() for _ in range(missing)]
         return True
 
-    def _catch_up(self, able: Several[Sequence]) -> None:
+    def _catch_up(self, able: Sequence[TokenSequence]) -> None:
         """Compute tokens that the draft model has not seen, except the last of each sequence."""
         pieces, left = [], self.runner.budget
         for shadow in (self.shadows[x] for x in able):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Several
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from tutti.launch.progress import progress
 from tutti.plan.plan import Plan
 from tutti.serve import compressed
 from tutti.serve.attention import CacheDtype
-from tutti.serve.blocks import Blocks
+from tutti.serve.blocks import BlockPool
 from tutti.serve.constrain import Constraint, Constraints
 from tutti.serve.job import Branch, Job
 from tutti.serve.lora import Adapters
@@ -38,7 +37,7 @@ from tutti.serve.runner import Runner
 from tutti.serve.sampling import adjusted, drawn, is_greedy, report, uniform
 from tutti.serve.scheduler import Batch, Piece, Scheduler
 from tutti.serve.self_check import compare_logits
-from tutti.serve.sequence import Sequence
+from tutti.serve.sequence import TokenSequence
 from tutti.serve.source import Source
 from tutti.serve.speculate import Guesser, PromptLookup
 from tutti.serve.weights import Weights, read, update
@@ -51,7 +50,7 @@ class Wanted(NamedTuple):
     its last token and each draft."""
 
     piece: Piece
-    told: list[int]
+    reported: list[int]
     chosen: list[int]
 
 
@@ -156,8 +155,8 @@ class Engine:
                              options={"cluster": cluster, "plan": plan, "level": level})  # fmt: skip
         self.bytes = read(self.runner.store, model, folder) if folder else 0
         self.longest = self.runner.longest
-        self.pool = Blocks(self.runner.blocks, block, prefix_cache)
-        host = Blocks(self.runner.host_blocks, block, False) if self.runner.host_blocks else None
+        self.pool = BlockPool(self.runner.blocks, block, prefix_cache)
+        host = BlockPool(self.runner.host_blocks, block, False) if self.runner.host_blocks else None
         self.scheduler = Scheduler(self.pool, host, budget, most)
         self.ends = _ends(model)
         self.constraints = Constraints(self.tokenizer, self.vocabulary, self.ends)
@@ -165,7 +164,7 @@ class Engine:
         if self.guesser:
             self.guesser.bind(budget, most, self.longest, self.vocabulary)
         self.jobs: dict[str, Job] = {}
-        self.arriving: list[tuple[Sequence, int, dict[str, Tensor]]] = []  # with their computed tokens and caches
+        self.arriving: list[tuple[TokenSequence, int, dict[str, Tensor]]] = []  # with their computed tokens and caches
         self.random = random.Random(seed)
         self.steps = self.guessed = self.accepted = 0
         if source is not None:
@@ -215,7 +214,7 @@ class Engine:
         seed = self.random.getrandbits(63) if sampling.seed is None else sampling.seed
         job = self._job(request, output, source, seed)
         most, salt, factors = self.scheduler.most, self._salt(request, source), self._factors(len(prompt), len(prompt))
-        sequences = [Sequence(request, first, list(prompt), len(prompt), salt, source, factors=factors,
+        sequences = [TokenSequence(request, first, list(prompt), len(prompt), salt, source, factors=factors,
                               room=min(most, sampling.sequences - first))
                      for first in range(0, sampling.sequences, most)]  # fmt: skip
         job.begin(sequences, constraint)
@@ -335,8 +334,8 @@ class Engine:
             return None
         caches = [self.runner.read_blocks([*x.source_blocks, *x.blocks[: self.pool.needed(x.computed)]])
                   for x in sequences]  # fmt: skip
-        known = [(x.number, x.tokens, x.computed, x.score) for x in sequences]
-        carried = Carried(job.request, job.output, sequences[0].source, job.seed, known,
+        states = [(x.number, x.tokens, x.computed, x.score) for x in sequences]
+        carried = Carried(job.request, job.output, sequences[0].source, job.seed, states,
                           time.monotonic() - job.request.arrival, caches)  # fmt: skip
         for x in sequences:
             self.scheduler.remove(x)
@@ -354,8 +353,10 @@ class Engine:
         arriving = []
         for (number, tokens, computed, score), cache in zip(carried.sequences, carried.caches, strict=True):
             prompt = len(carried.output.prompt)
-            sequence = Sequence(carried.request, number, tokens, prompt, self._salt(carried.request, source), source,
-                                score=score, factors=self._factors(prompt, computed))  # fmt: skip
+            salt, factors = self._salt(carried.request, source), self._factors(prompt, computed)
+            sequence = TokenSequence(
+                carried.request, number, tokens, prompt, salt, source, score=score, factors=factors
+            )
             job.resume(sequence, self.prepare(carried.request))
             arriving.append((sequence, computed, cache))
         self.arriving += arriving  # after all constraints have taken their tokens, which raises for some
@@ -403,11 +404,11 @@ class Engine:
         """
         if not self.runner.leads:
             return self.runner.follow()
-        made = [x if isinstance(x, Request) else Request(x, sampling or Sampling()) for x in requests]
+        all_requests = [x if isinstance(x, Request) else Request(x, sampling or Sampling()) for x in requests]
         try:
-            outputs = served(self, made)
+            outputs = served(self, all_requests)
         except Exception as error:
-            for request in made:
+            for request in all_requests:
                 self.cancel(request.id)
             self.runner.release(error)
             raise
@@ -423,7 +424,7 @@ class Engine:
                 self.runner.prepare(shape)
             self.runner.prepare_encoder()
 
-    def embed(self, prompts: Several[Several[int]]) -> Tensor:
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """The mean of the last hidden states of each prompt, of length one: (prompts, hidden), float32."""
         means = [self.runner.hidden(self.tokens(x)).float().mean(0) for x in prompts]
         return torch.nn.functional.normalize(torch.stack(means), dim=-1)
@@ -442,7 +443,7 @@ class Engine:
                 raise RuntimeError("no sequence fits into the KV cache; give the engine more blocks")
             return changed
         wanted = self._rows(batch)
-        logits = self.runner.run(batch, [row for _, told, chosen in wanted for row in (*told, *chosen)])
+        logits = self.runner.run(batch, [row for _, reported, chosen in wanted for row in (*reported, *chosen)])
         self.steps += 1
         for sequence in batch.sources:
             sequence.know_source(self.pool)
@@ -476,7 +477,7 @@ class Engine:
             if self._factors(sequence.prompt, len(sequence.tokens) + len(sequence.drafts)) != sequence.factors:
                 sequence.drafts = []
 
-    def _choose(self, owners: Several[tuple[Sequence, list[int]]], logits: Tensor) -> list[int]:
+    def _choose(self, owners: Sequence[tuple[TokenSequence, list[int]]], logits: Tensor) -> list[int]:
         """The tokens that follow some sequences and drafts, from their logits: -1 where no token can follow."""
         jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
         rows = [job.row(sequence, drafts) for job, (sequence, drafts) in zip(jobs, owners, strict=True)]
@@ -488,31 +489,31 @@ class Engine:
                    for job, (sequence, drafts) in zip(jobs, owners, strict=True)]  # fmt: skip
         return drawn(logits, samplings, numbers)
 
-    def _may_guess(self, sequence: Sequence) -> bool:
+    def _may_guess(self, sequence: TokenSequence) -> bool:
         job = self.jobs[sequence.request.id]
         return job.beams is None and job.branches[sequence.number].constraint is None
 
     def _rows(self, batch: Batch) -> list[Wanted]:
         """The tokens of a batch whose logits are needed."""
-        found, at = [], 0
+        wanted, at = [], 0
         for piece in batch.pieces:
-            (sequence, start, count), told = piece, range(0)
+            (sequence, start, count), reported = piece, range(0)
             if sequence.request.sampling.prompt_logprobs is not None:
                 first = max(start, len(self.jobs[sequence.request.id].output.prompt_logprobs))
-                told = range(first, min(start + count, sequence.prompt - 1))
+                reported = range(first, min(start + count, sequence.prompt - 1))
             chosen = range(max(start, len(sequence.tokens) - 1), start + count)
-            found.append(Wanted(piece, [at + p - start for p in told], [at + p - start for p in chosen]))
+            wanted.append(Wanted(piece, [at + p - start for p in reported], [at + p - start for p in chosen]))
             at += count
-        return found
+        return wanted
 
     def _take(self, wanted: list[Wanted], logits: Tensor) -> list[Output]:
         """Choose tokens from the logits, and note what the step has computed."""
         changed, plain, beams, at = [], [], [], 0
-        for piece, told, chosen in wanted:
+        for piece, reported, chosen in wanted:
             sequence, job = piece.sequence, self.jobs[piece.sequence.request.id]
-            if told:
-                self._report_prompt(job, sequence, logits[at : at + len(told)])
-            rows = range(at + len(told), at + len(told) + len(chosen))
+            if reported:
+                self._report_prompt(job, sequence, logits[at : at + len(reported)])
+            rows = range(at + len(reported), at + len(reported) + len(chosen))
             at = rows.stop
             sequence.computed = piece.start + piece.count - (len(sequence.drafts) if chosen else 0)
             sequence.register(self.pool)
@@ -525,26 +526,26 @@ class Engine:
         self._search(beams, logits)
         return changed
 
-    def _fork(self, job: Job, sequence: Sequence) -> list[Sequence]:
+    def _fork(self, job: Job, sequence: TokenSequence) -> list[TokenSequence]:
         """When the prompt is in the cache, the other sequences of its request begin."""
         if job.beams or sequence.room == 1:
             return []
         first = sequence.number
-        made = [sequence.fork(self.pool, number) for number in range(first + 1, first + sequence.room)]
-        for one in made:
+        forks = [sequence.fork(self.pool, number) for number in range(first + 1, first + sequence.room)]
+        for one in forks:
             self.scheduler.join(one)
             job.fork(one, sequence)
         sequence.room = 1
-        return made
+        return forks
 
-    def _report_prompt(self, job: Job, sequence: Sequence, logits: Tensor) -> None:
+    def _report_prompt(self, job: Job, sequence: TokenSequence, logits: Tensor) -> None:
         """Log-probabilities of prompt tokens, in the order of their positions."""
-        found = job.output.prompt_logprobs
-        first = len(found) + 1
+        logprobs = job.output.prompt_logprobs
+        first = len(logprobs) + 1
         tokens = sequence.tokens[first : first + len(logits)]
-        found += report(logits, tokens, [job.request.sampling.prompt_logprobs] * len(tokens))
+        logprobs += report(logits, tokens, [job.request.sampling.prompt_logprobs] * len(tokens))
 
-    def _sample(self, chosen: list[tuple[Sequence, range]], logits: Tensor) -> None:
+    def _sample(self, chosen: list[tuple[TokenSequence, range]], logits: Tensor) -> None:
         """Choose tokens for sequences from logits of their last token and each draft, which are in these rows."""
         if not chosen:
             return
@@ -562,14 +563,14 @@ class Engine:
         tokens = self._choose(owners, logits)
         logprobs: list[Any] = [None] * len(tokens)
         if raw is not None:
-            told = report(raw, tokens, [x.logprobs for x in samplings], [x.logprob_tokens for x in samplings])
-            logprobs = [x if wanted else None for x, wanted in zip(told, reported, strict=True)]
+            token_logprobs = report(raw, tokens, [x.logprobs for x in samplings], [x.logprob_tokens for x in samplings])
+            logprobs = [x if wanted else None for x, wanted in zip(token_logprobs, reported, strict=True)]
         at = 0
         for sequence, rows in chosen:
             self._accept(sequence, tokens[at : at + len(rows)], logprobs[at : at + len(rows)])
             at += len(rows)
 
-    def _accept(self, sequence: Sequence, tokens: list[int], logprobs: list[Any]) -> None:
+    def _accept(self, sequence: TokenSequence, tokens: list[int], logprobs: list[Any]) -> None:
         """Append the tokens up to the first that a draft had not guessed."""
         job, drafts = self.jobs.get(sequence.request.id), sequence.drafts
         if job is None:  # another sequence of the request has just failed
@@ -596,7 +597,7 @@ class Engine:
             self.accepted += 1
         sequence.register(self.pool)
 
-    def _search(self, chosen: list[tuple[Sequence, range]], logits: Tensor) -> None:
+    def _search(self, chosen: list[tuple[TokenSequence, range]], logits: Tensor) -> None:
         """Advance beam searches whose beams all have logits."""
         for sequence, rows in chosen:
             job = self.jobs[sequence.request.id]
@@ -615,28 +616,28 @@ class Engine:
         if not chosen:
             self.cancel(job.request.id, "stop")
             return
-        kept: dict[int, Sequence] = {}
+        beams_by_number: dict[int, TokenSequence] = {}
         parents = [x.sequence for x in branches]
         used: set[int] = set()
         for number, (beam, _) in enumerate(chosen):
             parent = parents[beam]
             if beam in used:
-                kept[number] = parent.fork(self.pool, number)
-                self.scheduler.join(kept[number])
+                beams_by_number[number] = parent.fork(self.pool, number)
+                self.scheduler.join(beams_by_number[number])
             else:
                 used.add(beam)
-                kept[number] = parent
-        for sequence, (_, token) in zip(kept.values(), chosen, strict=True):  # after all forks
+                beams_by_number[number] = parent
+        for sequence, (_, token) in zip(beams_by_number.values(), chosen, strict=True):  # after all forks
             sequence.extend([token])
         for i, parent in enumerate(parents):
             if i not in used:
                 self.scheduler.remove(parent)
         first = branches[0]
         job.branches = {}
-        for number, sequence in kept.items():
+        for number, sequence in beams_by_number.items():
             sequence.number, sequence.room = number, 1
             job.branches[number] = Branch(sequence, first.completion, None, None)
-        next(iter(kept.values())).room = beams.width - len(kept) + 1
+        next(iter(beams_by_number.values())).room = beams.width - len(beams_by_number) + 1
 
     def _conclude(self, job: Job) -> None:
         job.conclude()
@@ -678,6 +679,6 @@ def _positions(config: Any) -> int:
 
 def _ends(model: Any) -> list[int]:
     """The tokens that end an output."""
-    found = getattr(model, "generation_config", None) and model.generation_config.eos_token_id
-    found = model.config.get_text_config().eos_token_id if found is None else found
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+    ids = getattr(model, "generation_config", None) and model.generation_config.eos_token_id
+    ids = model.config.get_text_config().eos_token_id if ids is None else ids
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from collections.abc import Sequence as Several
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from tutti.serve.beams import Beams
 from tutti.serve.constrain import Constraint
 from tutti.serve.request import Completion, Output, Request, TokenLogprobs
 from tutti.serve.sampling import Row
-from tutti.serve.sequence import Sequence
+from tutti.serve.sequence import TokenSequence
 from tutti.serve.text import Text
 
 
@@ -20,7 +19,7 @@ from tutti.serve.text import Text
 class Branch:
     """A sequence that is still extended, with its completion."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     completion: Completion
     text: Text | None
     constraint: Constraint | None
@@ -43,7 +42,7 @@ class Job:
     beams: Beams | None = None
     rows: dict[int, Any] = field(default_factory=dict)  # log-probabilities of beams that wait for the others
 
-    def begin(self, sequences: Several[Sequence], constraint: Constraint | None) -> None:
+    def begin(self, sequences: Sequence[TokenSequence], constraint: Constraint | None) -> None:
         """The first sequences. Each is forked until there are as many as the request has."""
         sampling = self.request.sampling
         if sampling.beams > 1:
@@ -52,7 +51,7 @@ class Job:
         for sequence in sequences:
             self._branch(sequence, self.output.completions[sequence.number], constraint)
 
-    def resume(self, sequence: Sequence, constraint: Constraint | None) -> None:
+    def resume(self, sequence: TokenSequence, constraint: Constraint | None) -> None:
         """A sequence that another engine began. Its completion is in the output."""
         branch = self._branch(sequence, self.output.completions[sequence.number], constraint)
         for token in sequence.output:
@@ -61,11 +60,11 @@ class Job:
             if branch.constraint:
                 branch.constraint.take(token)
 
-    def fork(self, sequence: Sequence, parent: Sequence) -> None:
+    def fork(self, sequence: TokenSequence, parent: TokenSequence) -> None:
         """Another continuation of the prompt."""
         self._branch(sequence, self.output.completions[sequence.number], self.branches[parent.number].constraint)
 
-    def _branch(self, sequence: Sequence, completion: Completion, constraint: Constraint | None) -> Branch:
+    def _branch(self, sequence: TokenSequence, completion: Completion, constraint: Constraint | None) -> Branch:
         """A sequence is extended from now on."""
         prompt, sampling = sequence.tokens[: sequence.prompt], self.request.sampling
         text = None
@@ -75,14 +74,14 @@ class Job:
         self.branches[sequence.number] = Branch(sequence, completion, text, own)
         return self.branches[sequence.number]
 
-    def row(self, sequence: Sequence, drafts: list[int]) -> Row:
+    def row(self, sequence: TokenSequence, drafts: list[int]) -> Row:
         """What decides about the token after a sequence and some drafts."""
         sampling, output = self.request.sampling, sequence.output + drafts
         constraint = self.branches[sequence.number].constraint
         early = tuple(self.ends) if len(output) < sampling.min_tokens else ()
         return Row(sampling, sequence.tokens[: sequence.prompt], output, constraint and constraint.allowed(), early)
 
-    def take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> bool:
+    def take(self, sequence: TokenSequence, token: int, logprobs: TokenLogprobs | None) -> bool:
         """Append a chosen token to a branch. Whether it ends."""
         branch, sampling = self.branches[sequence.number], self.request.sampling
         completion = branch.completion
@@ -108,7 +107,7 @@ class Job:
             completion.text = branch.text.safe
         return bool(completion.finish)
 
-    def end(self, sequence: Sequence, reason: str) -> None:
+    def end(self, sequence: TokenSequence, reason: str) -> None:
         """A branch ends."""
         branch = self.branches.pop(sequence.number)
         branch.completion.finish, branch.completion.score = reason, sequence.score

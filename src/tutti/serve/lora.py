@@ -21,7 +21,7 @@ from tutti.nn.quantized_linear import QuantizedLinear
 from tutti.weight_files import opened
 
 KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.\w+)?\.weight")
-KNOWN = ("lora_A", "lora_B")
+FACTORS = ("lora_A", "lora_B")
 
 
 class Adapters:
@@ -33,16 +33,16 @@ class Adapters:
 
     def __init__(self, model: nn.Module, folders: Mapping[str, str | Path]):
         self.names = list(folders)
-        found = [_read(Path(x)) for x in folders.values()]
+        all_factors = [_read(Path(x)) for x in folders.values()]
         layers = dict(model.named_modules())
         self.down: dict[str, Tensor] = {}
         self.up: dict[str, Tensor] = {}
         self.owners: dict[str, Tensor] = {}  # the number of the adapter that each rank belongs to, from 1
-        for path in sorted({path for factors in found for path in factors}):
+        for path in sorted({path for factors in all_factors for path in factors}):
             layer = layers.get(path)
             if not isinstance(layer, nn.Linear | QuantizedLinear):
                 raise ValueError(f"an adapter changes {path!r}, which is {type(layer).__name__}, not a Linear layer")
-            own = [(i, *factors[path]) for i, factors in enumerate(found, 1) if path in factors]
+            own = [(i, *factors[path]) for i, factors in enumerate(all_factors, 1) if path in factors]
             for i, a, b in own:
                 if (a.shape[1], b.shape[0]) != (layer.in_features, layer.out_features):
                     raise ValueError(f"adapter {self.names[i - 1]!r} is of another model: {path} is "
@@ -74,8 +74,8 @@ class Adapters:
 
     def _hook(self, path: str, numbers: Tensor) -> Any:
         def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            kept = numbers[:, None] == self.owners[path]
-            z = (inputs[0] @ self.down[path].t()) * kept.to(output.dtype)
+            active = numbers[:, None] == self.owners[path]
+            z = (inputs[0] @ self.down[path].t()) * active.to(output.dtype)
             return output + z @ self.up[path].t()
 
         return add
@@ -95,10 +95,10 @@ def _read(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
         raise ValueError(f"{folder} is {kind}; served adapters are plain LoRA: merge it into the model instead")
     rank = config["r"]
     scale = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
-    found: dict[str, dict[str, Tensor]] = {}
+    factors: dict[str, dict[str, Tensor]] = {}
     for key, x in tensors.items():
         match = KEY.fullmatch(key)
         if match is None:
             raise ValueError(f"{folder} has {key!r}; served adapters have only lora_A and lora_B")
-        found.setdefault(match[1], {})[match[2]] = x.float()
-    return {path: (x["A"], x["B"] * scale) for path, x in found.items()}
+        factors.setdefault(match[1], {})[match[2]] = x.float()
+    return {path: (x["A"], x["B"] * scale) for path, x in factors.items()}

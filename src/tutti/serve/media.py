@@ -28,10 +28,10 @@ def images(sources: Sequence[bytes | Path]) -> list[Any]:
     if len(sources) > MANY:
         raise ValueError(f"{len(sources)} images; a request has at most {MANY}")
     try:
-        found = [Image.open(io.BytesIO(x) if isinstance(x, bytes) else x, formats=FORMATS) for x in sources]
-        if (pixels := sum(x.width * x.height for x in found)) > LARGEST:
+        opened = [Image.open(io.BytesIO(x) if isinstance(x, bytes) else x, formats=FORMATS) for x in sources]
+        if (pixels := sum(x.width * x.height for x in opened)) > LARGEST:
             raise ValueError(f"images of {pixels} pixels; a request has at most {LARGEST}")
-        return [x.convert("RGB") for x in found]
+        return [x.convert("RGB") for x in opened]
     except Image.DecompressionBombError as error:
         raise ValueError(f"an image is too large: {error}") from error
     except (OSError, SyntaxError) as error:
@@ -76,14 +76,16 @@ def seen(processor: Any, text: str, images: Sequence[Any]) -> tuple[list[int], d
         if missing < 0:
             raise ValueError(f"the text has {text.count(mark)} marks {mark}, for {len(images)} images")
         text = mark * missing + text
-    made = processor(text=text, images=list(images), return_tensors="pt", add_special_tokens=begins(processor, text))
-    inputs = {name: x for name, x in made.items() if name not in ("input_ids", "attention_mask")}
-    return made["input_ids"][0].tolist(), inputs
+    processed = processor(
+        text=text, images=list(images), return_tensors="pt", add_special_tokens=begins(processor, text)
+    )
+    inputs = {name: x for name, x in processed.items() if name not in ("input_ids", "attention_mask")}
+    return processed["input_ids"][0].tolist(), inputs
 
 
 def messages_with_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
     """Messages of a chat as templates read them, and their images. Raises ValueError for parts of other kinds."""
-    made, files = [], []
+    shaped, files = [], []
     for message in messages:
         parts = []
         content = message.get("content")
@@ -95,8 +97,8 @@ def messages_with_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[di
                 parts.append({"type": "text", "text": part["text"]})
             else:
                 raise ValueError(f"a part of kind {part.get('type')!r}; expected text or image_url")
-        made.append({**message, "content": parts})
-    return made, images(files)
+        shaped.append({**message, "content": parts})
+    return shaped, images(files)
 
 
 def in_line(content: Any, mark: str) -> Any:
@@ -116,5 +118,5 @@ def heard(processor: Any, samples: np.ndarray, rate: int) -> tuple[list[int], di
     if len(samples) > extractor.n_samples:
         most = extractor.n_samples / rate
         raise ValueError(f"the sound lasts {len(samples) / rate:.1f} s; the model hears {most:.0f} s")
-    made = extractor(samples, sampling_rate=rate, return_tensors="pt")["input_features"]
-    return list(getattr(processor.tokenizer, "prefix_tokens", [])), {"input_features": made}
+    features = extractor(samples, sampling_rate=rate, return_tensors="pt")["input_features"]
+    return list(getattr(processor.tokenizer, "prefix_tokens", [])), {"input_features": features}

@@ -69,8 +69,8 @@ class Outcome:
 
     def key(self) -> tuple[float, float, float]:
         """Better is smaller: goodput, throughput, time to first token."""
-        found = self.report
-        return -round(found.goodput, 2), -round(found.throughput, 0), found.ttft.get("p90", 0.0)
+        report = self.report
+        return -round(report.goodput, 2), -round(report.throughput, 0), report.ttft.get("p90", 0.0)
 
 
 def plans(devices: int) -> Iterator[tuple[str, int]]:

@@ -29,17 +29,17 @@ def quantized(model: nn.Module, kind: str, load: bool) -> nn.Module:
     """
     if kind not in SCHEMES:
         raise ValueError(f"quantize={kind!r}; expected {' or '.join(map(repr, SCHEMES))}")
-    made = sharing_copy(model)
-    output = made.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-    found = {path: x for path, x in made.named_modules()
+    copied = sharing_copy(model)
+    output = copied.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    layers = {path: x for path, x in copied.named_modules()
              if type(x) is nn.Linear and x is not output and FACTOR not in path}  # fmt: skip
-    if not found:
+    if not layers:
         raise ValueError(f"{type(model).__name__} has no linear layers to quantize")
-    for path, layer in found.items():
+    for path, layer in layers.items():
         if kind == "int4" and layer.in_features % BLOCK:
             raise ValueError(f"{path} has {layer.in_features} inputs; int4 needs a multiple of {BLOCK}: use int8")
         new = QuantizedLinear.like(layer, SCHEMES[kind])
         if load:
             new.load(layer.weight)
-        made.set_submodule(path, new)
-    return made
+        copied.set_submodule(path, new)
+    return copied

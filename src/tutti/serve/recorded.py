@@ -6,8 +6,7 @@ them into a pinned buffer, which is copied to a buffer on the device, of which t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -94,7 +93,7 @@ class Recorded:
         self.replay = recorder.record(run)
         self.results = results[:rows]
 
-    def _send(self, leaves: Several[Tensor]) -> None:
+    def _send(self, leaves: Sequence[Tensor]) -> None:
         self.wait()
         for place, x in zip(self.places, leaves, strict=True):
             place.copy_(x)
@@ -107,7 +106,7 @@ class Recorded:
         return self.results
 
 
-def _views(buffer: Tensor, leaves: Several[Tensor], sizes: Several[int]) -> list[Tensor]:
+def _views(buffer: Tensor, leaves: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
     """Parts of a buffer with the shapes and dtypes of tensors."""
     parts = buffer.split(list(sizes))
     return [part[: x.nbytes].view(x.dtype).view(x.shape) for part, x in zip(parts, leaves, strict=True)]

@@ -16,11 +16,11 @@ from tutti.serve.request import Output, Request, Sampling
 SLACK = 4  # requests that an engine may have more than the idlest, and still get one whose prompt it knows
 
 
-def route(known: Sequence[int], load: Sequence[int]) -> int:
-    """Which engine gets a request. known: tokens of its prompt in each prefix cache. load: requests of each."""
+def route(cached: Sequence[int], load: Sequence[int]) -> int:
+    """Which engine gets a request. cached: tokens of its prompt in each prefix cache. load: requests of each."""
     idlest = min(load)
     able = [i for i, n in enumerate(load) if n <= idlest + SLACK]
-    return max(able, key=lambda i: (known[i], -load[i], -i))
+    return max(able, key=lambda i: (cached[i], -load[i], -i))
 
 
 class Replicas:
@@ -43,13 +43,13 @@ class Replicas:
     def add(self, request: Request) -> Output:
         """As `Engine.add`."""
         engine = self.engines[
-            route([self._known(x, request) for x in self.engines], [len(x.jobs) for x in self.engines])
+            route([self._cached_tokens(x, request) for x in self.engines], [len(x.jobs) for x in self.engines])
         ]
         output = engine.add(request)
         self.place[request.id] = engine
         return output
 
-    def _known(self, engine: Engine, request: Request) -> int:
+    def _cached_tokens(self, engine: Engine, request: Request) -> int:
         """Tokens of a prompt whose blocks the engine has. Sources of encoders do not count."""
         pool = engine.pool
         if engine.runner.encoder is not None and (engine.runner.crosses or request.inputs):

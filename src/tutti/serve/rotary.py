@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
-    from tutti.serve import sequence as of_engine
+    from tutti.serve.sequence import TokenSequence
 
 LONG = b"long"
 
@@ -48,7 +48,7 @@ class Scaling:
             return b""
         return b"%d" % prompt if self.dynamic else LONG
 
-    def spans(self, sequence: of_engine.Sequence, start: int, end: int) -> np.ndarray:
+    def spans(self, sequence: TokenSequence, start: int, end: int) -> np.ndarray:
         """The spans (end - start,) of tokens of a sequence."""
         if self.recomputed:
             return np.full(end - start, self.limit + bool(sequence.factors))

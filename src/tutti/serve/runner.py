@@ -7,8 +7,7 @@ other. Numbers of tokens, sequences and results are rounded up to buckets, so th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
@@ -35,7 +34,7 @@ from tutti.serve.lora import Adapters
 from tutti.serve.recorded import CudaGraphs, Recorded, Recorder
 from tutti.serve.rotary import by_span, scaling_of
 from tutti.serve.scheduler import Batch, Move
-from tutti.serve.sequence import Sequence
+from tutti.serve.sequence import TokenSequence
 from tutti.serve.source import Encoder, Source, embedded, encoder_of
 
 CACHES = {"int8": torch.int8, "int4": torch.uint8}  # dtypes of rounded caches
@@ -45,11 +44,11 @@ CACHE = "cache:cache."  # begins the names of keys and values in the store; adap
 def buckets(most: int, between: bool = True) -> list[int]:
     """Sizes that numbers up to `most` are rounded up to: the powers of 2, and, with `between`, 1.5 times those from 16
     on."""
-    found, n = [], 1
+    sizes, n = [], 1
     while n < most:
-        found += [n, n * 3 // 2] if between and n >= 16 else [n]
+        sizes += [n, n * 3 // 2] if between and n >= 16 else [n]
         n *= 2
-    return [x for x in found if x < most] + [most]
+    return [x for x in sizes if x < most] + [most]
 
 
 class Runner:
@@ -153,21 +152,21 @@ class Runner:
     def _bucket(self, n: int) -> int:
         return next((x for x in self.sizes if x >= n), n)
 
-    def arguments(self, batch: Batch, rows: Several[int]) -> tuple[Any, ...]:
+    def arguments(self, batch: Batch, rows: Sequence[int]) -> tuple[Any, ...]:
         """The arguments of a step. rows: which tokens' logits are wanted, counted over the batch."""
         block, pieces = self.block, batch.pieces
         images = self.sees and any(_images(*x)[0].size for x in pieces)
-        made = self._example(*self.shape(batch.tokens, len(pieces), len(rows)), images=images)
-        more: dict[str, Tensor] = made[-1]
-        ids, positions, slots, tables, starts, lengths, wanted = (x.numpy() for x in made[:-1])  # they share memory
+        example = self._example(*self.shape(batch.tokens, len(pieces), len(rows)), images=images)
+        more: dict[str, Tensor] = example[-1]
+        ids, positions, slots, tables, starts, lengths, wanted = (x.numpy() for x in example[:-1])  # they share memory
         at = 0
         for i, piece in enumerate(pieces):
             sequence, start, count = piece
             end = start + count
             own = slice(at, at + count)
-            known = len(sequence.tokens)
-            ids[own] = (sequence.tokens[start:end] + sequence.drafts[max(start - known, 0) : end - known]
-                        if end > known else sequence.tokens[start:end])  # fmt: skip
+            length = len(sequence.tokens)
+            ids[own] = (sequence.tokens[start:end] + sequence.drafts[max(start - length, 0) : end - length]
+                        if end > length else sequence.tokens[start:end])  # fmt: skip
             positions[own] = places = np.arange(start, end)
             tables[i, : len(sequence.blocks)] = sequence.blocks
             slots[own] = tables[i, places // block].astype(np.int64) * block + places % block
@@ -186,9 +185,9 @@ class Runner:
             at += count
             starts[i + 1 :], lengths[i] = at, end
         wanted[: len(rows)] = rows
-        return made
+        return example
 
-    def synthetic(self, pieces: Several[tuple[int, int]]) -> tuple[Tensor, ...]:
+    def synthetic(self, pieces: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
         """Arguments of a step to measure. It reads the cache and writes nothing. pieces: (new tokens, tokens with those
         before them) of each sequence."""
         total = sum(n for n, _ in pieces)
@@ -202,7 +201,7 @@ class Runner:
             starts[i + 1 :], lengths[i] = at, context
         return arguments
 
-    def run(self, batch: Batch, rows: Several[int]) -> Tensor:
+    def run(self, batch: Batch, rows: Sequence[int]) -> Tensor:
         """Execute a batch. Returns logits (len(rows), vocabulary)."""
         moves = batch.moves
         if batch.sources:
@@ -216,23 +215,23 @@ class Runner:
         self._tell("execute", arguments, moves)
         return self.execute(arguments, moves)[: len(rows)]
 
-    def encode(self, source: Source, blocks: Several[int]) -> None:
+    def encode(self, source: Source, blocks: Sequence[int]) -> None:
         """Run the encoder on a source. Its keys and values go to these blocks, or its result to `features`."""
         self._tell("encode_here", source, blocks)
         self.encode_here(source, blocks)
 
-    def encode_here(self, source: Source, blocks: Several[int]) -> None:
+    def encode_here(self, source: Source, blocks: Sequence[int]) -> None:
         """`encode` on this process."""
         assert self.encoder is not None
-        own, made = torch.tensor(blocks, dtype=torch.int64), []
+        own, features = torch.tensor(blocks, dtype=torch.int64), []
         for inputs in self.encoder.calls(source.inputs):
             slots = torch.full((self.encoder.length(inputs),), -1)
             if self.crosses:
                 at = torch.arange(source.length)
                 slots[: source.length] = own[at // self.block] * self.block + at % self.block
-            made.append(self.encoding(inputs, slots))
+            features.append(self.encoding(inputs, slots))
         if self.sees:
-            source.features = torch.cat(made)
+            source.features = torch.cat(features)
 
     def prepare_encoder(self) -> None:
         """Capture and compile the encoder for all shapes of sources."""
@@ -241,7 +240,7 @@ class Runner:
             for inputs in self.encoder.shapes():
                 self.encoding(inputs, torch.full((self.encoder.length(inputs),), -1))
 
-    def execute(self, arguments: tuple[Any, ...], moves: Several[Move] = ()) -> Tensor:
+    def execute(self, arguments: tuple[Any, ...], moves: Sequence[Move] = ()) -> Tensor:
         """Execute a step on this process: the moves, then the Function. Returns its logits, padding included."""
         self.move(moves)
         shape = tuple(map(len, arguments))
@@ -271,7 +270,7 @@ class Runner:
 
     def _addresses(self) -> list[int]:
         """Where the stored tensors are."""
-        return [x.data_ptr() for held in self.store.parts for x in held.values()]
+        return [x.data_ptr() for tensors in self.store.parts for x in tensors.values()]
 
     def check_recorded(self) -> None:
         """Forget recorded steps if stored tensors have moved. Call it after whatever may replace them."""
@@ -290,7 +289,7 @@ class Runner:
         self._tell("execute", arguments)
         self.execute(arguments)
 
-    def hidden(self, tokens: Several[int]) -> Tensor:
+    def hidden(self, tokens: Sequence[int]) -> Tensor:
         """The last hidden states (len(tokens), hidden) of a sequence. The cache is not used."""
         if self.crosses:
             raise ValueError(f"{type(self.model).__name__} has an encoder; the engine has no embeddings of its texts")
@@ -335,17 +334,17 @@ class Runner:
 
     # -- blocks of other engines ------------------------------------------------------------------------------------
 
-    def read_blocks(self, blocks: Several[int]) -> dict[str, Tensor]:
+    def read_blocks(self, blocks: Sequence[int]) -> dict[str, Tensor]:
         """The contents of blocks: full CPU tensors (slots, heads, width) by name."""
         self._tell("read_blocks", blocks)
-        found, index = {}, torch.tensor(blocks)
+        contents, index = {}, torch.tensor(blocks)
         for name in (x for x in self.store.names() if x.startswith(CACHE)):
             stored = self.store.tensors[name]
             parts = {rank: self._in_blocks(x)[index.to(x.device)].flatten(0, 1)
                      for rank, x in self.store.parts_of(name).items()}  # fmt: skip
             spec = replace(stored.spec, shape=(len(blocks) * self.block, *stored.spec.shape[1:]))
-            found[name] = self.store.assemble(parts, stored.device, stored.layout, spec)
-        return found
+            contents[name] = self.store.assemble(parts, stored.device, stored.layout, spec)
+        return contents
 
     def check_blocks(self, count: int, contents: Mapping[str, Tensor]) -> None:
         """Raise ValueError unless these are contents of so many blocks of this cache."""
@@ -361,7 +360,7 @@ class Runner:
                     f"{x.dtype}: is it another model, or size of blocks?"
                 )
 
-    def write_blocks(self, blocks: Several[int], contents: dict[str, Tensor]) -> None:
+    def write_blocks(self, blocks: Sequence[int], contents: dict[str, Tensor]) -> None:
         """Replace the contents of blocks."""
         self._tell("write_blocks", blocks, contents)
         index = torch.tensor(blocks)
@@ -375,7 +374,7 @@ class Runner:
         """Slots (slots, heads, width) as blocks (blocks, block, heads, width)."""
         return x.view(-1, self.block, *x.shape[1:])
 
-    def move(self, moves: Several[Move]) -> None:
+    def move(self, moves: Sequence[Move]) -> None:
         """Copy blocks within the cache, to the host and back, in order."""
         for kind, run in groupby(moves, key=lambda x: x.kind):
             for sources, targets in _independent(list(run)):
@@ -428,7 +427,7 @@ def encoding(encoder: Encoder, cache: Cache) -> Callable[..., Tensor]:
     return encode
 
 
-def _images(sequence: Sequence, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _images(sequence: TokenSequence, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Which tokens of a piece are of images, and which of its images' positions they are."""
     places = np.empty(0, np.int64) if sequence.source is None else sequence.source.places
     if places is None:

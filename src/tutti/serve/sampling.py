@@ -8,8 +8,7 @@ after a preemption.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Several
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,13 +42,13 @@ class Row(NamedTuple):
     vocabulary, or None. ends: tokens that may not be chosen yet."""
 
     sampling: Sampling
-    prompt: Several[int]
-    output: Several[int]
+    prompt: Sequence[int]
+    output: Sequence[int]
     allowed: Tensor | None = None
-    ends: Several[int] = ()
+    ends: Sequence[int] = ()
 
 
-def adjusted(logits: Tensor, rows: Several[Row]) -> Tensor:
+def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Logits (rows, vocabulary) after bias, penalties and constraints, in float32. The argument may be changed."""
     logits = logits.float()
     for i, row in enumerate(rows):
@@ -84,7 +83,7 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < COLDEST
 
 
-def drawn(logits: Tensor, rows: Several[Sampling], numbers: Several[float]) -> list[int]:
+def drawn(logits: Tensor, rows: Sequence[Sampling], numbers: Sequence[float]) -> list[int]:
     """The token of each row of logits (rows, vocabulary) for a number in [0, 1): see `tutti.nn.sample`."""
 
     def column(values: Iterable[float], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -98,7 +97,7 @@ def drawn(logits: Tensor, rows: Several[Sampling], numbers: Several[float]) -> l
 
 
 def report(
-    logits: Tensor, tokens: Several[int], counts: Several[int | None], others: Several[Several[int]] | None = None
+    logits: Tensor, tokens: Sequence[int], counts: Sequence[int | None], others: Sequence[Sequence[int]] | None = None
 ) -> list[TokenLogprobs]:
     """The log-probability of a token of each row, those of the most likely tokens, and of `others` of the row. Logits
     are those of the model, before constraints, penalties and temperature."""

@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tutti.serve.blocks import Blocks
-from tutti.serve.sequence import Sequence
+from tutti.serve.blocks import BlockPool
+from tutti.serve.sequence import TokenSequence
 
 
 class Piece(NamedTuple):
     """Tokens of a sequence that a step computes: `count` from position `start`, drafts included."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     start: int
     count: int
 
@@ -50,7 +50,7 @@ class Batch:
 
     pieces: list[Piece] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
-    sources: list[Sequence] = field(default_factory=list)
+    sources: list[TokenSequence] = field(default_factory=list)
     encoded: int = 0  # positions of the sources
     tokens: int = field(init=False)  # of the pieces
 
@@ -70,16 +70,16 @@ class Scheduler:
     budget: tokens in a step. most: sequences that run at once.
     """
 
-    def __init__(self, pool: Blocks, host: Blocks | None, budget: int, most: int):
+    def __init__(self, pool: BlockPool, host: BlockPool | None, budget: int, most: int):
         if budget < most:
             raise ValueError(f"a step of {budget} tokens cannot hold a token of each of {most} sequences")
         self.pool, self.host, self.budget, self.most = pool, host, budget, most
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting: list[TokenSequence] = []
+        self.running: list[TokenSequence] = []
         self.served: Counter[tuple[str, ...]] = Counter()  # tokens, by account and by user
         self.preemptions = 0
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """A new sequence. It waits until there is room."""
         active = {party for x in self for party in _parties(x)}
         for party in _parties(sequence):
@@ -88,21 +88,21 @@ class Scheduler:
                 self.served[party] = max(self.served[party], min(equals))
         self.waiting.append(sequence)
 
-    def place(self, sequence: Sequence, computed: int) -> bool:
+    def place(self, sequence: TokenSequence, computed: int) -> bool:
         """Let a sequence run whose cache comes from elsewhere; whether there was room. Its blocks are then reserved."""
         needed, of_source = self.pool.needed(computed), self.pool.needed(sequence.slots)
         if sum(x.room for x in self.running) >= self.most or needed + of_source > self.pool.free:
             return False
-        sequence.source_blocks = [self.pool.take() for _ in range(of_source)]
-        sequence.blocks, sequence.computed = [self.pool.take() for _ in range(needed)], computed
+        sequence.source_blocks = [self.pool.allocate() for _ in range(of_source)]
+        sequence.blocks, sequence.computed = [self.pool.allocate() for _ in range(needed)], computed
         self.running.append(sequence)
         return True
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: TokenSequence) -> None:
         """A fork of a running sequence. It holds blocks already."""
         self.running.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: TokenSequence) -> None:
         """A sequence has ended, or is cancelled."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release_host(sequence)
@@ -123,14 +123,14 @@ class Scheduler:
             sequence.forget_source()
         self.pool.forget_all()
 
-    def restart(self, sequence: Sequence, factors: bytes) -> None:
+    def restart(self, sequence: TokenSequence, factors: bytes) -> None:
         """Compute a sequence again, with other factors of its rotary embedding."""
         if sequence in self.running:
             self.running.remove(sequence)
             self.waiting.append(sequence)
         self._release_host(sequence)
         sequence.release(self.pool)
-        sequence.factors, sequence.known = factors, []
+        sequence.factors, sequence.chain = factors, []
         sequence.preempted += 1
 
     def schedule(self) -> Batch:
@@ -145,12 +145,12 @@ class Scheduler:
                 self.served[party] += piece.count
         return batch
 
-    def _rank(self, sequence: Sequence) -> tuple:
+    def _rank(self, sequence: TokenSequence) -> tuple:
         """What comes first is smallest."""
         request, (account, user) = sequence.request, _parties(sequence)
         return request.priority, self.served[account], self.served[user], request.arrival, sequence.number
 
-    def _continue(self, sequence: Sequence, batch: Batch) -> None:
+    def _continue(self, sequence: TokenSequence, batch: Batch) -> None:
         """Schedule what a running sequence wants, as far as the budget and the blocks go."""
         left = self.budget - batch.tokens
         if sequence.wanted > left:
@@ -169,7 +169,7 @@ class Scheduler:
                 return
         batch.add(Piece(sequence, sequence.computed, count))
 
-    def _victim(self, batch: Batch) -> Sequence | None:
+    def _victim(self, batch: Batch) -> TokenSequence | None:
         """The last running sequence, unless the step computes it."""
         last = max(self.running, key=self._rank)
         return None if any(piece.sequence is last for piece in batch.pieces) else last
@@ -185,37 +185,37 @@ class Scheduler:
                     return
                 self._preempt(victim, batch)
 
-    def _start(self, sequence: Sequence, batch: Batch) -> bool:
+    def _start(self, sequence: TokenSequence, batch: Batch) -> bool:
         """Make a waiting sequence run; whether there was room."""
         pool = self.pool
         if sum(x.room for x in self.running) + sequence.room > self.most:
             return False
         if sequence.swapped:
-            found, needed = [], len(sequence.swapped)
+            cached, needed = [], len(sequence.swapped)
         else:
-            found = pool.find(sequence.digests(pool.size)[: (len(sequence.tokens) - 1) // pool.size])
+            cached = pool.find(sequence.digests(pool.size)[: (len(sequence.tokens) - 1) // pool.size])
             needed = 0
-        start = sequence.computed if sequence.swapped else len(found) * pool.size
+        start = sequence.computed if sequence.swapped else len(cached) * pool.size
         count = min(len(sequence.tokens) - start, self.budget - batch.tokens)
-        needed = max(needed, pool.needed(start + count) - len(found))
-        known = self._source(sequence, start)
-        fresh = pool.needed(sequence.slots) if known is None else 0
-        revived = sum(not pool.holders[block] for block in (*found, *(known or ())))
+        needed = max(needed, pool.needed(start + count) - len(cached))
+        source_blocks = self._source(sequence, start)
+        fresh = pool.needed(sequence.slots) if source_blocks is None else 0
+        revived = sum(not pool.ref_count[block] for block in (*cached, *(source_blocks or ())))
         if needed + fresh + revived > pool.free:
             return False
-        for block in (*found, *(known or ())):
-            pool.hold(block)
-        sequence.source_blocks = [pool.take() for _ in range(fresh)] if known is None else known
-        if known is None:
+        for block in (*cached, *(source_blocks or ())):
+            pool.acquire(block)
+        sequence.source_blocks = [pool.allocate() for _ in range(fresh)] if source_blocks is None else source_blocks
+        if source_blocks is None:
             assert sequence.source is not None
             batch.sources.append(sequence)
             batch.encoded += sequence.source.length
-        sequence.blocks = list(found)
+        sequence.blocks = list(cached)
         for host in sequence.swapped:
-            sequence.blocks.append(pool.take())
+            sequence.blocks.append(pool.allocate())
             batch.moves.append(Move("in", host, sequence.blocks[-1]))
         self._release_host(sequence)
-        sequence.computed, sequence.registered = start, len(found)
+        sequence.computed, sequence.registered = start, len(cached)
         if not sequence.preempted:
             sequence.cached = start
         self._reserve(sequence, count, batch)
@@ -224,15 +224,15 @@ class Scheduler:
         batch.add(Piece(sequence, start, count))
         return True
 
-    def _source(self, sequence: Sequence, start: int) -> list[int] | None:
+    def _source(self, sequence: TokenSequence, start: int) -> list[int] | None:
         """The blocks of a sequence's source; None if its encoder must run. start: the first token to compute."""
         source = sequence.source
         if source is None or source.features is not None or (source.places is not None and source.places[-1] < start):
             return []
-        found = self.pool.find(source.digests(self.pool.size))
-        return found if found and len(found) == self.pool.needed(source.slots) else None
+        cached = self.pool.find(source.digests(self.pool.size))
+        return cached if cached and len(cached) == self.pool.needed(source.slots) else None
 
-    def _reserve(self, sequence: Sequence, count: int, batch: Batch) -> bool:
+    def _reserve(self, sequence: TokenSequence, count: int, batch: Batch) -> bool:
         """Take the blocks that the next tokens are written to; False, and nothing has changed, if there are too few."""
         pool, first = self.pool, sequence.computed // self.pool.size
         fresh = max(0, pool.needed(sequence.computed + count) - len(sequence.blocks))
@@ -240,22 +240,22 @@ class Scheduler:
         if fresh + len(shared) > pool.free:
             return False
         for i in shared:
-            old, new = sequence.blocks[i], pool.take()
+            old, new = sequence.blocks[i], pool.allocate()
             if sequence.computed > i * pool.size:
                 batch.moves.append(Move("copy", old, new))
             sequence.blocks[i] = new
             pool.release([old])
-        sequence.blocks += [pool.take() for _ in range(fresh)]
+        sequence.blocks += [pool.allocate() for _ in range(fresh)]
         return True
 
-    def _preempt(self, sequence: Sequence, batch: Batch) -> None:
+    def _preempt(self, sequence: TokenSequence, batch: Batch) -> None:
         """Take the blocks of a running sequence away. It waits."""
         host, pool = self.host, self.pool
-        kept = pool.needed(sequence.computed)
+        filled = pool.needed(sequence.computed)
         self.running.remove(sequence)
         computed = sequence.computed
-        if host and 0 < kept <= host.free:
-            sequence.swapped = [host.take() for _ in range(kept)]
+        if host and 0 < filled <= host.free:
+            sequence.swapped = [host.allocate() for _ in range(filled)]
             batch.moves += [Move("out", a, b) for a, b in zip(sequence.blocks, sequence.swapped, strict=False)]
         sequence.release(pool)
         if sequence.swapped:
@@ -264,17 +264,17 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.append(sequence)
 
-    def _release_host(self, sequence: Sequence) -> None:
+    def _release_host(self, sequence: TokenSequence) -> None:
         if self.host and sequence.swapped:
             self.host.release(sequence.swapped)
         sequence.swapped = []
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[TokenSequence]:
         """All sequences."""
         return iter([*self.running, *self.waiting])
 
 
-def _parties(sequence: Sequence) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _parties(sequence: TokenSequence) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Who is served with a sequence: an account, and a user of it."""
     request = sequence.request
     return (request.account,), (request.account, request.user)

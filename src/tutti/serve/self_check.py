@@ -24,7 +24,7 @@ from tutti.serve.request import Request
 from tutti.serve.rotary import pristine
 from tutti.serve.runner import Runner
 from tutti.serve.scheduler import Batch, Piece
-from tutti.serve.sequence import Sequence
+from tutti.serve.sequence import TokenSequence
 from tutti.serve.source import Source
 from tutti.serve.weights import PREFIX
 
@@ -67,7 +67,7 @@ def _check(runner: Runner) -> None:
         _compare(runner, _served(runner, sequences), wanted)
 
 
-def _sequences(runner: Runner) -> list[Sequence]:
+def _sequences(runner: Runner) -> list[TokenSequence]:
     """Sequences of random tokens, in blocks of the cache, as far as there is room for them."""
     config: Any = runner.model.config
     vocabulary, draw = config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
@@ -86,7 +86,7 @@ def _sequences(runner: Runner) -> list[Sequence]:
         if (used := used + len(blocks)) > runner.blocks:
             break
         factors = runner.scaling.factors(n, n) if runner.scaling else b""
-        sequences.append(Sequence(Request(tokens), 0, tokens, n, source=source, source_blocks=source_blocks,
+        sequences.append(TokenSequence(Request(tokens), 0, tokens, n, source=source, source_blocks=source_blocks,
                                   blocks=blocks, factors=factors))  # fmt: skip
     if source is not None and sequences:
         runner.encode_here(source, source_blocks)
@@ -106,7 +106,7 @@ def _source(runner: Runner) -> Source:
     return Source(inputs, length, slots=length)
 
 
-def _batches(runner: Runner, sequences: list[Sequence]) -> Iterator[list[Piece]]:
+def _batches(runner: Runner, sequences: list[TokenSequence]) -> Iterator[list[Piece]]:
     """The steps that compute the sequences: of the size that every engine needs for short prompts."""
     room = min(max(runner.most, 4), runner.budget)
     left = [list(chunks) for chunks, _ in zip(CHUNKS, sequences, strict=False)]
@@ -128,7 +128,7 @@ def _batches(runner: Runner, sequences: list[Sequence]) -> Iterator[list[Piece]]
         yield pieces
 
 
-def _served(runner: Runner, sequences: list[Sequence]) -> list[tuple[Piece, int, Tensor]]:
+def _served(runner: Runner, sequences: list[TokenSequence]) -> list[tuple[Piece, int, Tensor]]:
     """The engine's logits: the piece, the position and the logits (vocabulary) of tokens."""
     served = []
     for pieces in _batches(runner, sequences):
@@ -144,7 +144,7 @@ def _served(runner: Runner, sequences: list[Sequence]) -> list[tuple[Piece, int,
     return served
 
 
-def _wanted(runner: Runner, sequences: list[Sequence]) -> dict[Sequence, Tensor] | None:
+def _wanted(runner: Runner, sequences: list[TokenSequence]) -> dict[TokenSequence, Tensor] | None:
     """The logits (tokens, vocabulary) of the model's own forward pass; None if it needs more than tokens."""
     model, store = runner.model, runner.store
     names = {name.removeprefix(PREFIX): name for name in store.names("param") if name.startswith(PREFIX)}
@@ -180,7 +180,7 @@ def _forward(model: Any) -> Any:
     return forward
 
 
-def _inputs(sequence: Sequence, device: torch.device) -> dict[str, Tensor]:
+def _inputs(sequence: TokenSequence, device: torch.device) -> dict[str, Tensor]:
     """The arguments of the model's own forward pass."""
     ids = torch.tensor([sequence.tokens], device=device)
     if sequence.source is None:
@@ -188,7 +188,7 @@ def _inputs(sequence: Sequence, device: torch.device) -> dict[str, Tensor]:
     return {**{name: x.to(device) for name, x in sequence.source.inputs.items()}, "decoder_input_ids": ids}
 
 
-def _compare(runner: Runner, served: list[tuple[Piece, int, Tensor]], wanted: dict[Sequence, Tensor]) -> None:
+def _compare(runner: Runner, served: list[tuple[Piece, int, Tensor]], wanted: dict[TokenSequence, Tensor]) -> None:
     dtype, device = dtype_of(runner.model), runner.store.device
     exact = dtype in (torch.float32, torch.float64) and runner.cache_dtype == dtype
     most = (1e-3 if device.type == "cpu" else 1e-2) if exact else 0.5 if runner.cache_dtype == torch.uint8 else 0.1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tutti.serve.blocks import Blocks, Digest, digests
+from tutti.serve.blocks import BlockPool, Digest, digests
 from tutti.serve.source import Source
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Sequence:
+class TokenSequence:
     """One continuation of a request.
 
     tokens: the prompt and what was generated. computed: number of leading tokens whose keys and values are in `blocks`.
@@ -34,7 +34,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
     swapped: list[int] = field(default_factory=list)
-    known: list[Digest] = field(default_factory=list)  # of the full blocks of `tokens`
+    chain: list[Digest] = field(default_factory=list)  # of the full blocks of `tokens`
     registered: int = 0  # number of leading blocks that the pool knows
     preempted: int = 0  # how often
     room: int = 1
@@ -59,48 +59,48 @@ class Sequence:
 
     def digests(self, size: int) -> list[Digest]:
         """The digests of the full blocks of its tokens."""
-        done = len(self.known)
+        done = len(self.chain)
         own = self.salt + b"\0" + self.factors if self.factors else self.salt
-        first = self.known[-1] if self.known else own
-        self.known += digests(self.tokens[done * size :], size, first)
-        return self.known
+        first = self.chain[-1] if self.chain else own
+        self.chain += digests(self.tokens[done * size :], size, first)
+        return self.chain
 
-    def register(self, pool: Blocks) -> None:
+    def register(self, pool: BlockPool) -> None:
         """Let later sequences find the blocks that are full and computed."""
         full = min(self.computed, len(self.tokens)) // pool.size
         if full > self.registered:
-            known = self.digests(pool.size)
+            chain = self.digests(pool.size)
             for i in range(self.registered, full):
-                pool.know(self.blocks[i], known[i])
+                pool.register(self.blocks[i], chain[i])
             self.registered = full
 
-    def know_source(self, pool: Blocks) -> None:
+    def know_source(self, pool: BlockPool) -> None:
         """Let later sequences find the blocks of its source, which is computed."""
         for block, digest in zip(
             self.source_blocks, self.source.digests(pool.size) if self.source else [], strict=True
         ):
-            pool.know(block, digest)
+            pool.register(block, digest)
 
     def forget_source(self) -> None:
         """The encoder must run again."""
         if self.source:
             self.source.features = None
 
-    def extend(self, tokens: Several[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """Append generated tokens."""
         self.tokens.extend(tokens)
 
-    def release(self, pool: Blocks) -> None:
+    def release(self, pool: BlockPool) -> None:
         """Let go of the cache."""
         pool.release(self.blocks)
         pool.release(self.source_blocks)
         self.source_blocks = []
         self.blocks, self.computed, self.registered, self.drafts = [], 0, 0, []
 
-    def fork(self, pool: Blocks, number: int) -> Sequence:
+    def fork(self, pool: BlockPool, number: int) -> TokenSequence:
         """A second sequence with the same tokens and blocks; one whose blocks are on the host is computed again."""
         for block in (*self.blocks, *self.source_blocks):
-            pool.hold(block)
+            pool.acquire(block)
         return replace(self, number=number, tokens=list(self.tokens), computed=self.computed if self.blocks else 0,
                        source_blocks=list(self.source_blocks), blocks=list(self.blocks), drafts=[], swapped=[],
-                       known=list(self.known), preempted=0, room=1, cached=0)  # fmt: skip
+                       chain=list(self.chain), preempted=0, room=1, cached=0)  # fmt: skip

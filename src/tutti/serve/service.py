@@ -77,10 +77,10 @@ class Answers:
                 self.service.inbox.put(lambda id=request.id: self.service.cancel(id))
 
 
-def _settle(done: asyncio.Future[Any], made: Any, error: Exception | None) -> None:
+def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     """Answer a call whose caller may have left."""
     if not done.done():
-        done.set_exception(error) if error else done.set_result(made)
+        done.set_exception(error) if error else done.set_result(result)
 
 
 class Service:
@@ -192,11 +192,11 @@ class Service:
             if done.cancelled():
                 return
             try:
-                made = function(self.engine)
+                result = function(self.engine)
             except Exception as error:
                 loop.call_soon_threadsafe(_settle, done, None, error)
             else:
-                loop.call_soon_threadsafe(_settle, done, made, None)
+                loop.call_soon_threadsafe(_settle, done, result, None)
 
         self.calls.add(done)
         try:
@@ -253,8 +253,8 @@ class Service:
 
     def _tell(self, changed: list[Output]) -> None:
         for output in changed:
-            if found := self.listeners.get(output.id):
+            if listener := self.listeners.get(output.id):
                 shown = [replace(x, tokens=list(x.tokens), logprobs=list(x.logprobs)) for x in output.completions]
-                found[0].tell(found[1], replace(output, completions=shown))
+                listener[0].tell(listener[1], replace(output, completions=shown))
         if self.observe:
             self.observe(self.engine, changed)

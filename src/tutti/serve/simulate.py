@@ -13,11 +13,11 @@ from itertools import count
 from typing import Any
 
 from tutti.serve.bench import Arrival, Measured
-from tutti.serve.blocks import Blocks
+from tutti.serve.blocks import BlockPool
 from tutti.serve.replicas import route
 from tutti.serve.request import Request
 from tutti.serve.scheduler import Batch, Scheduler
-from tutti.serve.sequence import Sequence as Tokens
+from tutti.serve.sequence import TokenSequence
 
 Cost = Callable[[Sequence[tuple[int, int]]], float]  # of a step: (new tokens, tokens with those before) by sequence
 
@@ -36,9 +36,9 @@ class SimulatedEngine:
     """An engine with a clock. cost: seconds of a step. hands_on: whether sequences leave after their first token."""
 
     def __init__(self, sizes: Sizes, cost: Cost, hands_on: bool = False):
-        self.pool = Blocks(sizes.blocks, sizes.block)
+        self.pool = BlockPool(sizes.blocks, sizes.block)
         self.scheduler = Scheduler(self.pool, None, sizes.budget, sizes.most)
-        self.arriving: list[Tokens] = []  # sequences whose caches wait for room
+        self.arriving: list[TokenSequence] = []  # sequences whose caches wait for room
         self.cost, self.hands_on, self.busy, self.steps = cost, hands_on, False, 0
         self.seconds = 0.0
 
@@ -47,7 +47,7 @@ class SimulatedEngine:
         """Number of sequences."""
         return len(self.scheduler.running) + len(self.scheduler.waiting) + len(self.arriving)
 
-    def arrive(self, sequence: Tokens) -> None:
+    def arrive(self, sequence: TokenSequence) -> None:
         """A new sequence, or one whose cache comes with it."""
         if sequence.computed:
             self.arriving.append(sequence)
@@ -86,9 +86,9 @@ def simulate(
         heapq.heappush(events, (time, next(number), kind, what))
 
     def begin(engine: SimulatedEngine, now: float) -> None:
-        if not engine.busy and (made := engine.begin()):
+        if not engine.busy and (begun := engine.begin()):
             engine.busy = True
-            at(now + made[1], "computed", (engine, made[0]))
+            at(now + begun[1], "computed", (engine, begun[0]))
 
     for i, arrival in enumerate(arrivals):
         at(arrival.at, "arrives", i)
@@ -98,7 +98,7 @@ def simulate(
             length = measured[what].arrival.prompt
             assert isinstance(length, int), "simulated prompts are numbers of tokens"
             prompt = [next(fresh) for _ in range(length)]
-            sequence = Tokens(Request(prompt, id=str(what), arrival=now), 0, list(prompt), length)
+            sequence = TokenSequence(Request(prompt, id=str(what), arrival=now), 0, list(prompt), length)
             engine = engines[route([0] * len(engines), [x.load for x in engines])]
             needed = engine.pool.needed(length + measured[what].arrival.tokens)
             if needed > min(x.pool.count for x in (*engines, *receivers)):
@@ -122,7 +122,7 @@ def simulate(
     return measured
 
 
-def _token(engine: SimulatedEngine, sequence: Tokens, seen: Measured, now: float) -> bool:
+def _token(engine: SimulatedEngine, sequence: TokenSequence, seen: Measured, now: float) -> bool:
     """A token is generated. Whether the sequence leaves the engine for another."""
     seen.times.append(now)
     seen.status, seen.tokens = 200, seen.tokens + 1

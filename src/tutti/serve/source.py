@@ -38,7 +38,7 @@ class Source:
     places: np.ndarray | None = None
     features: Tensor | None = None
     digest: Digest = field(init=False)
-    known: list[Digest] = field(default_factory=list)  # of its blocks
+    chain: list[Digest] = field(default_factory=list)  # of its blocks
 
     def __post_init__(self) -> None:
         of = hashlib.blake2b(digest_size=16)
@@ -49,9 +49,9 @@ class Source:
 
     def digests(self, size: int) -> list[Digest]:
         """The digests of its blocks of the cache. The last may be partly filled: nothing is added to a source."""
-        for i in range(len(self.known), -(-self.slots // size)):
-            self.known.append(hashlib.blake2b(self.digest + i.to_bytes(4, "little"), digest_size=16).digest())
-        return self.known
+        for i in range(len(self.chain), -(-self.slots // size)):
+            self.chain.append(hashlib.blake2b(self.digest + i.to_bytes(4, "little"), digest_size=16).digest())
+        return self.chain
 
 
 class Encoder:
@@ -90,7 +90,7 @@ class Encoder:
     def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The inputs of the encoder as tensors, in the dtype of the model."""
         dtype, example = dtype_of(self.model), self.example()
-        made = {}
+        tensors = {}
         for name, x in inputs.items():
             if name not in example:
                 raise ValueError(f"{type(self.model).__name__} does not take the input {name!r}, only {list(example)}")
@@ -102,8 +102,8 @@ class Encoder:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (n, *{tuple(example[name].shape[1:])})")
             if x.is_floating_point() and not bool(x.isfinite().all()):
                 raise ValueError(f"{name} has numbers that are not finite")
-            made[name] = x.to(dtype) if x.is_floating_point() else x
-        return made
+            tensors[name] = x.to(dtype) if x.is_floating_point() else x
+        return tensors
 
     def length(self, inputs: dict[str, Tensor]) -> int:
         """The positions of the result for inputs of such shapes."""
@@ -145,13 +145,13 @@ class CrossEncoder(Encoder):
         super().__init__(model, name, longest)
         config, generation = model.config, getattr(model, "generation_config", None)
 
-        def known(name: str) -> int | None:
-            found = getattr(generation, name, None)
-            return getattr(config, name, None) if found is None else found
+        def token_of(name: str) -> int | None:
+            value = getattr(generation, name, None)
+            return getattr(config, name, None) if value is None else value
 
-        first = known("decoder_start_token_id")
-        first = known("bos_token_id") if first is None else first
-        self.start = [x for x in (first, known("forced_bos_token_id")) if x is not None]
+        first = token_of("decoder_start_token_id")
+        first = token_of("bos_token_id") if first is None else first
+        self.start = [x for x in (first, token_of("forced_bos_token_id")) if x is not None]
 
     def example(self) -> dict[str, Tensor]:
         if self.name == "input_ids":
@@ -173,19 +173,19 @@ class CrossEncoder(Encoder):
             if extra := sorted(inputs.keys() - {"decoder_input_ids"}):
                 raise ValueError(f"{type(self.model).__name__} reads tokens: give them as the prompt, not {extra}")
             source = tokens(prompt)
-            made = {"input_ids": torch.tensor([source])}
+            inputs_of_encoder = {"input_ids": torch.tensor([source])}
             begun = self._start() if begun is None else tokens(_row(begun))
         else:
             if self.name not in inputs:
                 raise ValueError(f"{type(self.model).__name__} reads {self.name}: give them in Request(inputs=...)")
-            made = self._checked(inputs)
-            if len(made[self.name]) != 1:
-                raise ValueError(f"{self.name} has {len(made[self.name])} rows; a request has one")
+            inputs_of_encoder = self._checked(inputs)
+            if len(inputs_of_encoder[self.name]) != 1:
+                raise ValueError(f"{self.name} has {len(inputs_of_encoder[self.name])} rows; a request has one")
             begun = tokens(prompt) if prompt else self._start()
-        length = made["input_ids"].shape[1] if self.name == "input_ids" else self.length(made)
+        length = inputs_of_encoder["input_ids"].shape[1] if self.name == "input_ids" else self.length(inputs_of_encoder)
         if length > self.longest:
             raise ValueError(f"the source has {length} positions; the engine holds {self.longest}")
-        return begun, Source(made, length, slots=length)
+        return begun, Source(inputs_of_encoder, length, slots=length)
 
     def _start(self) -> list[int]:
         if not self.start:
@@ -204,10 +204,10 @@ class CrossEncoder(Encoder):
 
 def _row(tokens: Any) -> list[int]:
     """The only row of tokens (1, n) or (n,)."""
-    found = torch.as_tensor(tokens)
-    if found.is_floating_point() or found.numel() != found.shape[-1]:
-        raise ValueError(f"decoder_input_ids is {found.dtype} {tuple(found.shape)}; expected integers (1, n)")
-    return found.flatten().tolist()
+    row = torch.as_tensor(tokens)
+    if row.is_floating_point() or row.numel() != row.shape[-1]:
+        raise ValueError(f"decoder_input_ids is {row.dtype} {tuple(row.shape)}; expected integers (1, n)")
+    return row.flatten().tolist()
 
 
 def _rounded(n: int, longest: int) -> int:
@@ -243,24 +243,26 @@ class ImageEncoder(Encoder):
         return [{name: x[i : i + 1] for name, x in inputs.items()} for i in range(len(inputs[self.name]))]
 
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
-        found = self.model.get_image_features(**inputs)
-        found = getattr(found, "pooler_output", found)
-        return found.flatten(0, -2) if isinstance(found, Tensor) else torch.cat([x.flatten(0, -2) for x in found])
+        features = self.model.get_image_features(**inputs)
+        features = getattr(features, "pooler_output", features)
+        return (
+            features.flatten(0, -2) if isinstance(features, Tensor) else torch.cat([x.flatten(0, -2) for x in features])
+        )
 
     def read(self, prompt: Any, inputs: Mapping[str, Any], tokens: Tokens) -> tuple[list[int], Source | None]:
-        made = tokens(prompt)
-        places = np.flatnonzero(np.array(made) == self.token)
+        ids = tokens(prompt)
+        places = np.flatnonzero(np.array(ids) == self.token)
         if not inputs:
             if len(places):
                 raise ValueError(f"the prompt has {len(places)} image tokens; give pixel_values in Request(inputs=...)")
-            return made, None
+            return ids, None
         images = self._checked(inputs)
         if self.name not in images or not all(len(x) for x in images.values()):
             raise ValueError(f"there are no images: give {self.name} (images, channels, height, width)")
         length = sum(map(self.length, self.calls(images)))
         if length != len(places):
             raise ValueError(f"the images have {length} positions, the prompt {len(places)} image tokens")
-        return made, Source(images, length, places=places)
+        return ids, Source(images, length, places=places)
 
 
 def encoder_of(model: Any, longest: int, slots: int) -> Encoder | None:

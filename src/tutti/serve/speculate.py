@@ -7,16 +7,15 @@ draft model draws its guesses with the same numbers, which makes the two agree o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from tutti.serve.sequence import Sequence
+from tutti.serve.sequence import TokenSequence
 
 # What the engine would choose after sequences that are followed by some drafts, from logits (rows, vocabulary).
-Choose = Callable[[Several[tuple[Sequence, list[int]]], Tensor], list[int]]
+Choose = Callable[[Sequence[tuple[TokenSequence, list[int]]], Tensor], list[int]]
 
 
 class Guesser(Protocol):
@@ -26,7 +25,7 @@ class Guesser(Protocol):
         """Called by the engine that uses it, with its sizes."""
         ...
 
-    def guess(self, sequences: Several[Sequence], choose: Choose) -> list[list[int]]:
+    def guess(self, sequences: Sequence[TokenSequence], choose: Choose) -> list[list[int]]:
         """For each sequence, the guessed tokens."""
         ...
 
@@ -39,23 +38,23 @@ class PromptLookup:
 
     def __init__(self, count: int = 4, longest: int = 4, shortest: int = 2):
         self.count, self.longest, self.shortest = count, longest, shortest
-        self.seen: dict[Sequence, tuple[int, dict[tuple[int, ...], int]]] = {}
+        self.seen: dict[TokenSequence, tuple[int, dict[tuple[int, ...], int]]] = {}
 
     def bind(self, budget: int, most: int, longest: int, vocabulary: int) -> None:
         """It needs nothing of the engine."""
 
-    def guess(self, sequences: Several[Sequence], choose: Choose) -> list[list[int]]:
+    def guess(self, sequences: Sequence[TokenSequence], choose: Choose) -> list[list[int]]:
         """For each sequence, what followed its last tokens the last time."""
         self.seen = {x: self.seen.get(x, (0, {})) for x in sequences}
         return [self._after(x) for x in sequences]
 
-    def _after(self, sequence: Sequence) -> list[int]:
+    def _after(self, sequence: TokenSequence) -> list[int]:
         tokens, (done, places) = sequence.tokens, self.seen[sequence]
         for end in range(max(done, self.shortest), len(tokens)):  # runs that end before `end`
             for n in range(self.shortest, min(self.longest, end) + 1):
                 places[tuple(tokens[end - n : end])] = end
         self.seen[sequence] = max(done, len(tokens)), places
         for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
-            if found := places.get(tuple(tokens[-n:])):
-                return tokens[found : found + self.count]
+            if place := places.get(tuple(tokens[-n:])):
+                return tokens[place : place + self.count]
         return []

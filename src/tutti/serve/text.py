@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from typing import Any
 
 UNFINISHED = "\ufffd"  # what tokenizers print for bytes that are not a character yet
@@ -15,14 +15,14 @@ class Text:
     """
 
     def __init__(
-        self, tokenizer: Any, prompt: Several[int], stop: Several[str], include: bool = False, skip: bool = True
+        self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str], include: bool = False, skip: bool = True
     ):
         self.tokenizer, self.stop, self.include, self.skip = tokenizer, stop, include, skip
         self.tokens: list[int] = list(prompt[-8:])
         self.begin, self.read = 0, len(self.tokens)  # the window, and how much of it is in `text`
         self.text = ""
 
-    def add(self, tokens: Several[int]) -> bool:
+    def add(self, tokens: Sequence[int]) -> bool:
         """Append tokens. Whether the text contains a stop text; it then ends before it."""
         self.tokens += tokens
         return self._grow(last=False)
@@ -32,18 +32,18 @@ class Text:
         return self._grow(last=True)
 
     def _grow(self, last: bool) -> bool:
-        known = self._decoded(self.tokens[self.begin : self.read])
+        before_text = self._decoded(self.tokens[self.begin : self.read])
         now = self._decoded(self.tokens[self.begin :])
-        if len(now) <= len(known) or (now.endswith(UNFINISHED) and not last):
+        if len(now) <= len(before_text) or (now.endswith(UNFINISHED) and not last):
             return False
-        before, self.text = len(self.text), self.text + now[len(known) :]
+        before, self.text = len(self.text), self.text + now[len(before_text) :]
         self.begin, self.read = self.read, len(self.tokens)
-        found = [(at, len(stop)) for stop in self.stop
+        stops = [(at, len(stop)) for stop in self.stop
                  if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]  # fmt: skip
-        if found:
-            at, length = min(found)
+        if stops:
+            at, length = min(stops)
             self.text = self.text[: at + length if self.include else at]
-        return bool(found)
+        return bool(stops)
 
     def _decoded(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=self.skip)
@@ -52,5 +52,5 @@ class Text:
     def safe(self) -> str:
         """The text that no stop text can take back."""
         last = self.text[-max(map(len, self.stop), default=0) :] if self.stop else ""
-        held = max((n for stop in self.stop for n in range(1, len(stop)) if last.endswith(stop[:n])), default=0)
-        return self.text[: len(self.text) - held]
+        unsafe = max((n for stop in self.stop for n in range(1, len(stop)) if last.endswith(stop[:n])), default=0)
+        return self.text[: len(self.text) - unsafe]

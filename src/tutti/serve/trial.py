@@ -151,14 +151,14 @@ def main() -> None:
     first = lines.read()
     if first is None:
         return
-    known = json.loads(first)
+    settings = json.loads(first)
     vocabulary, failure = None, {}
     try:
-        vocabulary = LLTokenizer(known["tokenizer"], n_vocab=known["size"], eos_token=known["ends"] or None)
+        vocabulary = LLTokenizer(settings["tokenizer"], n_vocab=settings["size"], eos_token=settings["ends"] or None)
         compiled(vocabulary, "schema", '{"type": "string"}')  # what is loaded late is loaded before it is measured
     except ValueError as error:
         failure = {"error": f"constrained decoding cannot read this tokenizer: {error}"}
-    del known, first
+    del settings, first
     while (line := lines.read()) is not None:
         if line == CANCEL:  # it came after the answer
             continue

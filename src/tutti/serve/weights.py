@@ -36,16 +36,16 @@ def read(store: Store, model: nn.Module, folder: Path) -> int:
     `transformers` reads folders whose tensors have other names than the model's (experts apart, older names): all of
     them, in each process. Raises ValueError if a tensor is missing or has another shape.
     """
-    layers, held = _layers(store, model), store.sharded()
+    layers, stored = _layers(store, model), store.sharded()
     if compressed.is_compressed(model):
         quantized = {p: x for p, x in compressed.modules_of(model).items() if f"{PREFIX}{p}.q" in store.tensors}
-        rest = {name.removeprefix(PREFIX): held[name] for name in _as_given(store, quantized)}
+        rest = {name.removeprefix(PREFIX): stored[name] for name in _unrounded(store, quantized)}
         return _reader(folder, model)(rest) + compressed.read(store, quantized, folder, PREFIX)
-    names = [name.removeprefix(PREFIX) for name in _as_given(store, layers)] + [f"{x}.weight" for x in layers]
-    if not is_step_checkpoint(folder) and not set(names) <= _known(folder, model):
+    names = [name.removeprefix(PREFIX) for name in _unrounded(store, layers)] + [f"{x}.weight" for x in layers]
+    if not is_step_checkpoint(folder) and not set(names) <= _parameters_in(folder, model):
         return update(store, model, _whole(folder, model))
     read_named = _reader(folder, model)
-    count = read_named({name.removeprefix(PREFIX): held[name] for name in _as_given(store, layers)})
+    count = read_named({name.removeprefix(PREFIX): stored[name] for name in _unrounded(store, layers)})
     for weights in _groups(layers):
         count += read_named({f"{path}.weight": ShardedTensor.whole(x) for path, x in weights.items()})
         for path, x in weights.items():
@@ -65,7 +65,7 @@ def _groups(layers: Mapping[str, QuantizedLinear]) -> Iterator[dict[str, torch.T
         yield group
 
 
-def _as_given(store: Store, layers: Container[str]) -> list[str]:
+def _unrounded(store: Store, layers: Container[str]) -> list[str]:
     """The names of parameters in the store that are not rounded."""
     rounded = "q", "scales", "zeros", "input_scale"
 
@@ -79,12 +79,12 @@ def _reader(folder: Path, model: nn.Module) -> Callable[[Mapping[str, ShardedTen
     """A function that reads tensors by their names in the model, and returns the bytes read."""
     if not is_step_checkpoint(folder):
         aliases = _aliases(model)
-        return lambda held: load_weights(folder, [Wanted(name, x) for name, x in held.items()], aliases)
+        return lambda tensors: load_weights(folder, [Wanted(name, x) for name, x in tensors.items()], aliases)
     reader = CheckpointReader(folder)  # compares each file with its checksum once
 
-    def read_stored(held: Mapping[str, ShardedTensor]) -> int:
+    def read_stored(tensors: Mapping[str, ShardedTensor]) -> int:
         before = reader.bytes
-        reader.load({key_of(reader, name) or "": x for name, x in held.items() if x.spec.bytes})
+        reader.load({key_of(reader, name) or "": x for name, x in tensors.items() if x.spec.bytes})
         return reader.bytes - before
 
     return read_stored
@@ -101,7 +101,7 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return {name: first[p] for name, p in model.named_parameters(remove_duplicate=False) if name != first[p]}
 
 
-def _known(folder: Path, model: nn.Module) -> set[str]:
+def _parameters_in(folder: Path, model: nn.Module) -> set[str]:
     """The parameters of a model that a folder has under their names."""
     aliases = _aliases(model)
     return {aliases.get(name, name) for name in tensor_names(folder)}
@@ -125,13 +125,13 @@ def _round(store: Store, path: str, layer: QuantizedLinear, weight: torch.Tensor
 @contextmanager
 def _in_place(store: TensorStore, name: str) -> Iterator[str]:
     """Write what replaces a stored tensor within the block into the tensor's own memory."""
-    before = [held.get(name) for held in store.parts]
+    before = [tensors.get(name) for tensors in store.parts]
     try:
         yield name
     finally:
-        for held, old in zip(store.parts, before, strict=True):
+        for tensors, old in zip(store.parts, before, strict=True):
             if old is not None:
-                held[name] = old.copy_(held[name])
+                tensors[name] = old.copy_(tensors[name])
 
 
 def update(store: Store, model: nn.Module, weights: Weights) -> int:
@@ -145,21 +145,21 @@ def update(store: Store, model: nn.Module, weights: Weights) -> int:
     if isinstance(weights, Step | Store):
         weights.look()
     source: TensorStore | None = weights if isinstance(weights, Store) else getattr(weights, "store", None)
-    known: Any = weights if source is None else source.tensors
+    available: Any = weights if source is None else source.tensors
     layers = {f"{PREFIX}{path}.weight": (path, layer) for path, layer in _layers(store, model).items()}
-    shapes = {name: store.tensors[name].spec.shape for name in _as_given(store, dict(layers.values()))}
+    shapes = {name: store.tensors[name].spec.shape for name in _unrounded(store, dict(layers.values()))}
     shapes |= {name: layer.shape for name, (_, layer) in layers.items()}
-    keys = {name: _key(name, known) for name in shapes}
+    keys = {name: _key(name, available) for name in shapes}
     for name, key in keys.items():  # before anything changes
-        found = None if key is None else weights[key].shape if source is None else source.tensors[key].spec.shape  # pyright: ignore
-        if found is None or tuple(found) != tuple(shapes[name]):
+        shape = None if key is None else weights[key].shape if source is None else source.tensors[key].spec.shape  # pyright: ignore
+        if shape is None or tuple(shape) != tuple(shapes[name]):
             raise ValueError(f"parameter {name.removeprefix(PREFIX)!r} has shape {tuple(shapes[name])}; the weights "
-                             f"have {found and tuple(found)}")  # fmt: skip
+                             f"have {shape and tuple(shape)}")  # fmt: skip
     count = 0
     for name, key in keys.items():
         assert key is not None
         if name in store.shared:
-            if _is_held(store.parts[0][name], source, key, weights):
+            if _is_current(store.parts[0][name], source, key, weights):
                 continue
             store.unshare(name)
         if name not in layers and source is not None:
@@ -186,27 +186,27 @@ def whole_weights(weights: Weights, names: Iterable[str]) -> Iterator[tuple[str,
     if isinstance(weights, Step | Store):
         weights.look()
     source: Any = weights if isinstance(weights, Store) else getattr(weights, "store", None)
-    known: Any = weights if source is None else source.tensors
-    keys = {name: _key(f"{PREFIX}{name}", known) for name in names}
+    available: Any = weights if source is None else source.tensors
+    keys = {name: _key(f"{PREFIX}{name}", available) for name in names}
     if missing := [name for name, key in keys.items() if key is None]:
         raise ValueError(f"the weights have no parameter {missing[0]!r}")
     for name, key in keys.items():
-        yield name, known[key] if source is None else source.whole(key)
+        yield name, available[key] if source is None else source.whole(key)
 
 
-def _key(name: str, known: Container[str]) -> str | None:
+def _key(name: str, available: Container[str]) -> str | None:
     """The name of a parameter of the engine's store in other weights, which may be those of a model of `peft` around
     the engine's."""
     own = name.removeprefix(PREFIX)
     names = (name, f"param:{own}", own, f"param:{OF_PEFT}{own}", f"{OF_PEFT}{own}")
-    return next((x for x in names if x in known), None)
+    return next((x for x in names if x in available), None)
 
 
-def _is_held(held: torch.Tensor, source: TensorStore | None, key: str, weights: Any) -> bool:
+def _is_current(current: torch.Tensor, source: TensorStore | None, key: str, weights: Any) -> bool:
     """Whether a tensor has the values of other weights. Every rank of a job must call it."""
     shared = source is not None and key in source.shared
     value = weights[key] if source is None else source.parts[0][key] if shared else source.whole(key)
-    return value.data_ptr() == held.data_ptr() or torch.equal(value.to(held.device), held)
+    return value.data_ptr() == current.data_ptr() or torch.equal(value.to(current.device), current)
 
 
 def _take(store: TensorStore, name: str, source: TensorStore, key: str) -> int:
@@ -217,8 +217,8 @@ def _take(store: TensorStore, name: str, source: TensorStore, key: str) -> int:
         store.place(name, source.whole(key).to(new.spec.dtype))
         return new.spec.bytes
     places = Placed(old.layout, source.mesh), Placed(new.layout, store.mesh)
-    parts = {rank: held[key] for rank, held in zip(source.runtime.ranks, source.parts, strict=True)}
-    made, received = move(source.runtime, parts, old.spec, *places, store.device)
-    for rank, held in zip(store.runtime.ranks, store.parts, strict=True):
-        held[name] = made[rank]
+    parts = {rank: tensors[key] for rank, tensors in zip(source.runtime.ranks, source.parts, strict=True)}
+    moved, received = move(source.runtime, parts, old.spec, *places, store.device)
+    for rank, tensors in zip(store.runtime.ranks, store.parts, strict=True):
+        tensors[name] = moved[rank]
     return received

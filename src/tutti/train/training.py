@@ -139,7 +139,7 @@ class Training:
         self.log_evaluate_save()
 
     def batches(self, epoch: int) -> Generator[tuple[dict[str, Any], int, int], None, None]:
-        """Of each step left in an epoch: the batch, its microbatches, and those of the epoch so far."""
+        """For each step left in an epoch: the batch, its microbatches, and those of the epoch so far."""
         loader, pads = self.loader, self.trainer._pads()
         order = getattr(loader, "batch_sampler", None)
         for sampler in {id(x): x for x in (loader, order, getattr(loader, "dataset", None))}.values():

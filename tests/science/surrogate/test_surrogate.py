@@ -110,7 +110,7 @@ def test_surrogates_are_shown_in_a_line(surrogate, samples):
     ({"steps": 2.5}, "steps of the training: a whole number from 1, not 2.5"),
     ({"modes": 0}, "modes of the training"),
     ({"blocks": -1}, "blocks of the training: a whole number from 0"),
-    ({"held": 1.5}, "held of the training: a fraction between 0 and 1, not 1.5"),
+    ({"calibration_fraction": 1.5}, "calibration_fraction of the training: a fraction between 0 and 1, not 1.5"),
     ({"rate": math.nan}, "rate of the training: positive, not nan"),
 ])  # fmt: skip
 def test_training_needs_numbers_that_mean_something(given, told):

@@ -14,7 +14,7 @@ from tutti.hardware.threads import threads
 from tutti.launch.progress import progress
 from tutti.science.em.bounds import check_whole
 
-TOLD = 100  # steps between reports
+REPORT_EVERY = 100  # steps between reports
 
 
 def check_rate(rate: float) -> None:
@@ -44,7 +44,7 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.
         for i in range(steps):
             value = (step or eager)(draw())
             schedule.step()
-            if i % TOLD == 0 or i == steps - 1:
+            if i % REPORT_EVERY == 0 or i == steps - 1:
                 if not math.isfinite(number := float(value)):
                     raise ValueError(f"training diverged: lower the rate; the loss after {i + 1} steps is {number}")
                 tell(f"{what}: {i / steps:.0%}, loss {number:.3g}")

@@ -40,13 +40,13 @@ def brief(x: Any) -> str:
 
 
 def _range(x: Tensor | np.ndarray) -> str:
-    """Of the finite numbers, or of their magnitudes if they are complex."""
+    """The range of the finite numbers, or of their magnitudes if they are complex, as text."""
     if isinstance(x, np.ndarray) and x.dtype.kind not in "biufc":
         return ""
-    found = torch.as_tensor(x).detach()
-    found, where = (found.abs(), "magnitudes ") if found.is_complex() else (found, "")
-    found = found[found.isfinite()]
-    return f" {where}from {float(found.min()):.4g} to {float(found.max()):.4g}" if found.numel() else ""
+    values = torch.as_tensor(x).detach()
+    values, where = (values.abs(), "magnitudes ") if values.is_complex() else (values, "")
+    values = values[values.isfinite()]
+    return f" {where}from {float(values.min()):.4g} to {float(values.max()):.4g}" if values.numel() else ""
 
 
 class Brief:

@@ -196,9 +196,9 @@ def _report(
             values = series.get(name)
             if values is not None and len(values) > 1:
                 report[name] = {"mean": float(values.mean()), "error": standard_error(values)}
-        kept = series.get("conserved")
-        if kept is not None and len(kept) > 1:
-            report["drift per atom"] = float((kept[-1] - kept[0]).abs()) / simulation.atoms
+        conserved = series.get("conserved")
+        if conserved is not None and len(conserved) > 1:
+            report["drift per atom"] = float((conserved[-1] - conserved[0]).abs()) / simulation.atoms
     if distribution and distribution.configurations:
         error = distribution.error.tolist() if len(distribution.each) >= distribution.blocks else None
         table = {

@@ -146,8 +146,8 @@ class MeanSquaredDisplacement:
 
 
 def standard_error(samples: Tensor, least: int = 32) -> float:
-    """Of the mean of a correlated series (T): the largest over blockings (Flyvbjerg and Petersen 1989) with at least
-    `least` blocks."""
+    """The standard error of the mean of a correlated series (T): the largest over blockings (Flyvbjerg and Petersen
+    1989) with at least `least` blocks."""
     x, largest = samples.double(), 0.0
     if len(x) < 2:
         raise ValueError("a standard error needs two samples or more")

@@ -146,9 +146,9 @@ def differentiate(
         if not energy.requires_grad:  # nothing depends on the positions, as without pairs
             return energy, torch.zeros_like(x), torch.zeros_like(e)
         wanted = [x, e] if strain else [x]
-        found = torch.autograd.grad(energy.sum(), wanted, allow_unused=True)
-    found = [torch.zeros_like(y) if g is None else g for g, y in zip(found, wanted, strict=True)]
-    return energy.detach(), found[0], found[1] if strain else torch.zeros_like(e)
+        gradients = torch.autograd.grad(energy.sum(), wanted, allow_unused=True)
+    gradients = [torch.zeros_like(y) if g is None else g for g, y in zip(gradients, wanted, strict=True)]
+    return energy.detach(), gradients[0], gradients[1] if strain else torch.zeros_like(e)
 
 
 class Sum(Potential):

@@ -160,22 +160,22 @@ def check_replicas(what: str, values: Tensor, replicas: int) -> None:
         raise ValueError(f"there are {values.numel()} {what} for {replicas} replica{'s' * (replicas > 1)}")
 
 
-def _species(given: Any, atoms: int) -> Tensor:
-    if given is None:
+def _species(species: Any, atoms: int) -> Tensor:
+    if species is None:
         return torch.zeros(atoms, dtype=torch.int64)
-    if not isinstance(given, Tensor):
-        values = [given] * atoms if isinstance(given, str | int) else list(given)
+    if not isinstance(species, Tensor):
+        values = [species] * atoms if isinstance(species, str | int) else list(species)
         unknown = [x for x in values if isinstance(x, str) and x not in NUMBERS]
         if unknown:
             raise ValueError(
                 f"there is no element {unknown[0]!r}; symbols are written as in {SYMBOLS[6]}, {SYMBOLS[17]}"
             )
-        given = torch.tensor([NUMBERS[x] if isinstance(x, str) else int(x) for x in values])
-    if given.shape != (atoms,):
-        raise ValueError(f"species have shape {tuple(given.shape)}, but there are {atoms} atoms")
-    if bool(((given < 0) | (given >= len(SYMBOLS))).any()):
-        raise ValueError(f"species are atomic numbers from 0 to {len(SYMBOLS) - 1}, found {given.tolist()[:5]} ...")
-    return given.to(torch.int64)
+        species = torch.tensor([NUMBERS[x] if isinstance(x, str) else int(x) for x in values])
+    if species.shape != (atoms,):
+        raise ValueError(f"species have shape {tuple(species.shape)}, but there are {atoms} atoms")
+    if bool(((species < 0) | (species >= len(SYMBOLS))).any()):
+        raise ValueError(f"species are atomic numbers from 0 to {len(SYMBOLS) - 1}, found {species.tolist()[:5]} ...")
+    return species.to(torch.int64)
 
 
 def _masses(species: Tensor, units: Units) -> Tensor:
@@ -184,8 +184,8 @@ def _masses(species: Tensor, units: Units) -> Tensor:
     return torch.tensor(MASSES, dtype=torch.float64)[species] / units.mass_amu
 
 
-def _per_atom(name: str, given: Any, atoms: int) -> Tensor:
-    values = torch.as_tensor(given, dtype=torch.float64)
+def _per_atom(name: str, numbers: Any, atoms: int) -> Tensor:
+    values = torch.as_tensor(numbers, dtype=torch.float64)
     if values.shape not in ((), (atoms,)):
         raise ValueError(f"{name} have shape {tuple(values.shape)}, but there are {atoms} atoms")
     values = values.expand(atoms).contiguous()

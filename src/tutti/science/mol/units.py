@@ -98,17 +98,17 @@ LABELS = {  # of energy, time and volume in systems whose units have a name
 BAR = 1e5 * 1e-27 * CODATA_2018.avogadro / 1000  # in kJ/mol/nm^3
 
 
-def factor(dimension: str, given: Units, wanted: Units) -> float:
-    """What a number in units `given` is multiplied by to be in units `wanted`."""
-    if given == wanted:
+def factor(dimension: str, source: Units, wanted: Units) -> float:
+    """What a number in units `source` is multiplied by to be in units `wanted`."""
+    if source == wanted:
         return 1.0
     if dimension not in DIMENSIONS:
         raise ValueError(f"dimension {dimension!r} is not known; there are {', '.join(DIMENSIONS)}")
     result = 1.0
-    for power, one, other in zip(DIMENSIONS[dimension], _sizes(given), _sizes(wanted), strict=True):
+    for power, one, other in zip(DIMENSIONS[dimension], _sizes(source), _sizes(wanted), strict=True):
         if power and (one is None or other is None):
             raise ValueError(
-                f"{dimension} cannot be converted from units {given.name!r} to {wanted.name!r}: reduced units have no"
+                f"{dimension} cannot be converted from units {source.name!r} to {wanted.name!r}: reduced units have no"
                 " size; give sigma, epsilon and the mass by units.physical(...) first"
             )
         if power and one is not None and other is not None:

@@ -50,7 +50,7 @@ def _polar(positive: float) -> np.ndarray:
 
 
 def perplexity(peptides: Sequence[str], nodes: int = 32) -> float:
-    """Of peptides under the grammar itself, residues and ends: no model can be expected to do better.
+    """The perplexity of peptides under the grammar itself, residues and ends: no model can be expected to do better.
 
     The integral over the two hidden numbers is a Gauss-Legendre sum of nodes x nodes points.
     """

@@ -12,7 +12,8 @@ END = "."
 
 
 def perplexity(n: int, training: Sequence[str], peptides: Sequence[str]) -> float:
-    """Of peptides under an n-gram of the training peptides; residues and ends count, as for the language model.
+    """The perplexity of peptides under an n-gram of the training peptides; residues and ends count, as for the language
+    model.
 
     P(x | h) = (c(h x) + d(h) P(x | h')) / (c(h) + d(h)), where d(h) is the number of different successors of h, and h'
     is h without its first residue; below the unigram, all 20 residues and the end are equally likely.

@@ -60,7 +60,7 @@ DOMAIN = 20 + len(PROPERTIES)  # first columns of the features
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of peptides, (peptides,) each.
+    """Predictions for peptides, (peptides,) each.
 
     mean: probability of the label 1, or the score. spread: standard deviation over members, of the probability or of
     the score. low, high: interval that should hold 90 % of scores; for labels, the range of the members' probabilities.

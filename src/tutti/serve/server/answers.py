@@ -21,8 +21,8 @@ CALLS, JSON = (TAG, "[TOOL_CALLS]"), "{["  # how tool calls begin, anywhere, and
 def usage(outputs: Sequence[Output]) -> dict[str, Any]:
     """Numbers of tokens."""
     prompt = sum(len(x.prompt) + x.source for x in outputs)
-    made = sum(len(c.tokens) for x in outputs for c in x.completions)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
+    completion = sum(len(c.tokens) for x in outputs for c in x.completions)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(x.cached for x in outputs)}}  # fmt: skip
 
 
@@ -55,11 +55,11 @@ class Answer:
         """The text of a token, or hexadecimal digits of one that is part of a character."""
         if self.numbers:
             return f"token_id:{token}"
-        found = self.spell(token)
+        spelling = self.spell(token)
         try:
-            return found.decode()
+            return spelling.decode()
         except UnicodeDecodeError:
-            return "".join(f"\\x{x:02x}" for x in found)
+            return "".join(f"\\x{x:02x}" for x in spelling)
 
     def prompt_logprobs(self, output: Output) -> dict[str, Any]:
         """The log-probabilities of a prompt's tokens, if they are part of the answer: none of the first."""
@@ -77,7 +77,8 @@ class Answer:
 
 @dataclass
 class TextAnswer(Answer):
-    """Of `/v1/completions`. echo: the prompts with which answers begin, as they were given; empty if they do not.
+    """The answer of `/v1/completions`. echo: the prompts with which answers begin, as they were given; empty if they do
+    not.
     logprobs: whether tokens are reported with their log-probabilities."""
 
     kind: str = "text_completion"
@@ -104,10 +105,10 @@ class TextAnswer(Answer):
             growing = sent.growing = Text(self.tokenizer, before, (), skip=prompt is None or isinstance(prompt, str))
         if prompt is not None and not sent.begun:
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens=False)
-        told = completion.logprobs[sent.tokens :]
-        known: list[tuple[int, TokenLogprobs | None]] = [(x.token, x) for x in told]
+        new = completion.logprobs[sent.tokens :]
+        reported: list[tuple[int, TokenLogprobs | None]] = [(x.token, x) for x in new]
         if prompt is not None and not sent.begun and self.logprobs:  # the first has none
-            known = [(output.prompt[0], None), *((x.token, x) for x in output.prompt_logprobs), *known]
+            reported = [(output.prompt[0], None), *((x.token, x) for x in output.prompt_logprobs), *reported]
         ids = {}
         if self.ids:
             ids = {
@@ -116,30 +117,31 @@ class TextAnswer(Answer):
             }
         text += completion.text[len(sent.text) :]
         sent.text, sent.tokens, sent.ids = completion.text, len(completion.logprobs), len(completion.tokens)
-        return {"index": number, "text": text, "logprobs": self._logprobs(known, growing), **ids,
+        return {"index": number, "text": text, "logprobs": self._logprobs(reported, growing), **ids,
                 "finish_reason": REASONS.get(completion.finish)}  # fmt: skip
 
-    def _logprobs(self, known: Sequence[tuple[int, TokenLogprobs | None]], growing: Text) -> dict[str, Any] | None:
+    def _logprobs(self, reported: Sequence[tuple[int, TokenLogprobs | None]], growing: Text) -> dict[str, Any] | None:
         """known: about each token. growing: the text before them, to which they are appended.
 
         The most likely tokens are followed by the token itself where it is not among them, as the APIs of OpenAI and
         vLLM have it: up to one more than was asked for.
         """
-        if not known:
+        if not reported:
             return None
         offsets = []
-        for token, _ in known:
+        for token, _ in reported:
             offsets.append(len(growing.text))
             growing.add([token])
-        return {"tokens": [self.token(x) for x, _ in known], "token_logprobs": [x and x.logprob for _, x in known],
+        return {"tokens": [self.token(x) for x, _ in reported],
+                "token_logprobs": [x and x.logprob for _, x in reported],
                 "top_logprobs": [x and dict([*((self.token(t), p) for t, p in x.top),
-                                             (self.token(x.token), x.logprob)]) for _, x in known],
+                                             (self.token(x.token), x.logprob)]) for _, x in reported],
                 "text_offset": offsets}  # fmt: skip
 
 
 @dataclass
 class ChatAnswer(Answer):
-    """Of `/v1/chat/completions`.
+    """The answer of `/v1/chat/completions`.
 
     tools: those that the answer may call. must: whether it must call one. parallel: whether it may have several calls.
     legacy: whether calls are shown as `function_call`. role, prefix: of the message, and the text with which it begins.
@@ -167,8 +169,8 @@ class ChatAnswer(Answer):
         if calls.calls:
             shown = [x.shown() for x in calls.calls]
             message |= {"function_call": shown[0]["function"]} if self.legacy else {"tool_calls": shown}
-        told = self._logprobs(completion.logprobs)
-        return {"index": number, "message": message, "logprobs": told, **self._ids(completion, 0),
+        logprobs = self._logprobs(completion.logprobs)
+        return {"index": number, "message": message, "logprobs": logprobs, **self._ids(completion, 0),
                 "finish_reason": self._reason(completion, calls)}  # fmt: skip
 
     def _calls(self) -> Calls:
@@ -225,21 +227,21 @@ class ChatAnswer(Answer):
     def _delta(self, number: int, delta: dict[str, Any], completion: Completion | None = None, sent: Sent | None = None,
                reason: str | None = None) -> dict[str, Any]:  # fmt: skip
         """An event. With a completion, it has the tokens of which the client has been told nothing yet."""
-        told, ids = None, {}
+        logprobs, ids = None, {}
         if completion and sent:
-            told, ids = self._logprobs(completion.logprobs[sent.tokens :]), self._ids(completion, sent.ids)
+            logprobs, ids = self._logprobs(completion.logprobs[sent.tokens :]), self._ids(completion, sent.ids)
             sent.tokens, sent.ids = len(completion.logprobs), len(completion.tokens)
-        choice = {"index": number, "delta": delta, "logprobs": told, **ids, "finish_reason": reason}
+        choice = {"index": number, "delta": delta, "logprobs": logprobs, **ids, "finish_reason": reason}
         return self.frame([choice], "chat.completion.chunk")
 
-    def _logprobs(self, told: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        if not told:
+    def _logprobs(self, reported: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if not reported:
             return None
 
         def one(token: int, logprob: float) -> dict[str, Any]:
             return {"token": self.token(token), "logprob": logprob, "bytes": list(self.spell(token))}
 
-        return {"content": [{**one(x.token, x.logprob), "top_logprobs": [one(*y) for y in x.top]} for x in told]}
+        return {"content": [{**one(x.token, x.logprob), "top_logprobs": [one(*y) for y in x.top]} for x in reported]}
 
 
 @dataclass

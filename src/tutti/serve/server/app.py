@@ -175,9 +175,9 @@ class Server:
 
     async def fail(self, request: Request, error: Exception) -> JSONResponse:
         """The answer to an error."""
-        made = await answer(request, error)
-        self.metrics.refused.labels(status=made.status_code).inc()
-        return made
+        response = await answer(request, error)
+        self.metrics.refused.labels(status=response.status_code).inc()
+        return response
 
     async def fail_http(self, request: Request, error: Exception) -> JSONResponse:
         """The answer to an unknown path or method."""
@@ -189,24 +189,24 @@ class Server:
     async def completions(self, request: Request, body: CompletionBody) -> Any:
         """`/v1/completions`"""
         who = self._begin(request, body.model)
-        given, reported = body.prompts(), body.prompt_logprobs
+        prompt_list, reported = body.prompts(), body.prompt_logprobs
         if body.echo and reported is None:
             body.prompt_logprobs = body.logprobs
-        if len(given) > self.options.queue:
-            raise Refused(400, f"{len(given)} prompts; the server holds {self.options.queue} at once", "prompt")
+        if len(prompt_list) > self.options.queue:
+            raise Refused(400, f"{len(prompt_list)} prompts; the server holds {self.options.queue} at once", "prompt")
         if body.stream and body.prompt_logprobs is not None and not body.echo:
             raise Refused(400, "prompt_logprobs are streamed with echo only", "prompt_logprobs")
         scores = body.max_tokens == 0  # a token is computed, and left out
         sampling = await self._sampling(request, body, 1 if scores else body.max_tokens, body.logprobs)
-        prompts = [await self._tokens(request, x, "prompt", body, body.max_tokens) for x in given]
+        prompts = [await self._tokens(request, x, "prompt", body, body.max_tokens) for x in prompt_list]
         if "max_tokens" in body.model_fields_set:  # by default, an output is as long as there is room
             self._check_room(max(map(len, prompts)), body.max_tokens, "max_tokens")
-        echo = () if not body.echo else given if body.truncate_prompt_tokens is None else prompts
-        made = TextAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
+        echo = () if not body.echo else prompt_list if body.truncate_prompt_tokens is None else prompts
+        reply = TextAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
                           numbers=body.return_tokens_as_token_ids, ids=body.return_token_ids,
                           prompts=reported is not None, echo=echo,
                           logprobs=(sampling.logprobs, sampling.prompt_logprobs) != (None, None))  # fmt: skip
-        return await self._answer(request, body, made, [self._ask(x, sampling, body, *who) for x in prompts], scores)
+        return await self._answer(request, body, reply, [self._ask(x, sampling, body, *who) for x in prompts], scores)
 
     async def chat(self, request: Request, body: ChatBody) -> Any:
         """`/v1/chat/completions`"""
@@ -226,12 +226,12 @@ class Server:
         self._check_room(len(prompt), most, limit)
         role = "assistant" if body.add_generation_prompt else messages[-1]["role"]
         prefix = "".join(chats.texts(messages[-1])) if body.echo and messages[-1]["role"] == role else ""
-        made = ChatAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
+        reply = ChatAnswer(body.model or self.options.model, self.tokenizer, self.spell, body.n,
                           numbers=body.return_tokens_as_token_ids, ids=body.return_token_ids,
                           prompts=body.prompt_logprobs is not None, tools=tools, must=must,
                           parallel=body.parallel_tool_calls, legacy=body.functions is not None, role=role,
                           prefix=prefix)  # fmt: skip
-        return await self._answer(request, body, made, [self._ask(prompt, sampling, body, *who, inputs)])
+        return await self._answer(request, body, reply, [self._ask(prompt, sampling, body, *who, inputs)])
 
     def _template(self, body: ChatBody) -> dict[str, Any]:
         """Arguments of the chat template. Raises Refused for what requests may not set."""
@@ -247,13 +247,13 @@ class Server:
             raise Refused(400, "continue_final_message excludes add_generation_prompt", "continue_final_message")
         if body.continue_final_message:
             body.add_generation_prompt = False
-        given = {"chat_template": body.chat_template} if body.chat_template is not None else {}
-        return {**body.template(), **given, "add_generation_prompt": body.add_generation_prompt,
+        own = {"chat_template": body.chat_template} if body.chat_template is not None else {}
+        return {**body.template(), **own, "add_generation_prompt": body.add_generation_prompt,
                 "continue_final_message": body.continue_final_message}  # fmt: skip
 
-    def _check_template(self, given: Mapping[str, Any]) -> None:
+    def _check_template(self, options: Mapping[str, Any]) -> None:
         """Raise Refused for variables of the chat template that are arguments of its function."""
-        if refused := TEMPLATE & given.keys():
+        if refused := TEMPLATE & options.keys():
             raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
 
     async def _sampling(self, request: Request, body: Common, most: int | None, logprobs: int | None,
@@ -311,8 +311,8 @@ class Server:
             return account, ""
         if model in self.options.adapters:
             return account, model
-        known = ", ".join([self.options.model, *self.options.adapters])
-        raise Refused(404, f"there is no model {model!r}; there is {known}", "model")
+        names = ", ".join([self.options.model, *self.options.adapters])
+        raise Refused(404, f"there is no model {model!r}; there is {names}", "model")
 
     def _ask(self, prompt: list[int], sampling: Sampling, body: Common, account: str, adapter: str,
              inputs: Mapping[str, Any] | None = None) -> Ask:  # fmt: skip
@@ -364,13 +364,13 @@ class Server:
         whole = body.truncate_prompt_tokens is None
 
         def prompt() -> tuple[list[int], dict[str, Any]]:
-            given, images = messages, []
-            if reader is self.processor or any(isinstance(x["content"], list) for x in given):
-                given, images = media.messages_with_images(given)
+            shaped, images = messages, []
+            if reader is self.processor or any(isinstance(x["content"], list) for x in shaped):
+                shaped, images = media.messages_with_images(shaped)
             if reader is not self.processor:
                 mark = getattr(self.processor, "image_token", "")
-                given = [{**x, "content": media.in_line(x["content"], mark)} for x in given]
-            text = reader.apply_chat_template(given, tools=shown, tokenize=False, **more)
+                shaped = [{**x, "content": media.in_line(x["content"], mark)} for x in shaped]
+            text = reader.apply_chat_template(shaped, tools=shown, tokenize=False, **more)
             if whole:  # a template may leave parts of messages out
                 self.prompts.check(text, name)
             if images:
@@ -390,7 +390,7 @@ class Server:
             raise Refused(400, f"the chat template refuses these messages: {error}", name) from error
         return self._truncated(tokens, body.truncate_prompt_tokens, body.truncation_side, most), inputs
 
-    async def _answer(self, request: Request, body: Common, made: TextAnswer | ChatAnswer, asks: list[Ask],
+    async def _answer(self, request: Request, body: Common, reply: TextAnswer | ChatAnswer, asks: list[Ask],
                       scores: bool = False) -> Any:  # fmt: skip
         """The answer, whole or as a stream. scores: whether it is about the prompts only."""
         changes = self._changes(request, self.service.submit(asks))
@@ -400,9 +400,9 @@ class Server:
             last = {}
             async for changed in changes:
                 last |= changed
-            return made.whole([last[i] for i in range(len(asks))])
+            return reply.whole([last[i] for i in range(len(asks))])
         options = body.stream_options
-        events = self._events(changes, made, bool(options and options.include_usage),
+        events = self._events(changes, reply, bool(options and options.include_usage),
                               bool(options and options.continuous_usage_stats))  # fmt: skip
         first = await anext(events)  # a request that is refused has a status
         return StreamingResponse(_after(first, events), media_type="text/event-stream",
@@ -426,7 +426,7 @@ class Server:
             answers.close()
 
     async def _events(
-        self, changes: AsyncIterator[dict[int, Output]], made: TextAnswer | ChatAnswer, shown: bool, each: bool
+        self, changes: AsyncIterator[dict[int, Output]], reply: TextAnswer | ChatAnswer, shown: bool, each: bool
     ) -> AsyncIterator[str]:
         """The events of a stream. shown, each: whether a last event has the usage, and whether each has it so far."""
         last: dict[int, Output] = {}
@@ -436,14 +436,14 @@ class Server:
                 last |= changed
                 for i, output in changed.items():
                     for j, completion in enumerate(output.completions):
-                        number = i * made.n + j
-                        known = sent.setdefault(number, Sent())
-                        for piece in () if known.done else made.piece(number, output, completion, known):
-                            known.begun = True
+                        number = i * reply.n + j
+                        sent_before = sent.setdefault(number, Sent())
+                        for piece in () if sent_before.done else reply.piece(number, output, completion, sent_before):
+                            sent_before.begun = True
                             yield event({**piece, "usage": usage([output])} if each else piece)
-                        known.done = bool(completion.finish)
+                        sent_before.done = bool(completion.finish)
             if shown:
-                yield event({**made.frame([]), "usage": usage([last[i] for i in sorted(last)])})
+                yield event({**reply.frame([]), "usage": usage([last[i] for i in sorted(last)])})
             yield event("[DONE]")
         except Exception as error:
             if not sent:
@@ -457,23 +457,23 @@ class Server:
         """`/v1/embeddings`: the mean of the last hidden states, of length one."""
         if self._begin(request, body.model)[1]:
             raise Refused(400, "embeddings are those of the model without an adapter", "model")
-        given: Any = body.input
-        texts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+        inputs: Any = body.input
+        texts = [inputs] if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)) else inputs
         if not texts:
             raise Refused(400, "input is empty", "input")
         if len(texts) > self.options.queue:
             raise Refused(400, f"{len(texts)} inputs; the server takes {self.options.queue} at once", "input")
         tokens = [await self._tokens(request, x, "input", body) for x in texts]
-        found = [await connected(request, self.service.call(lambda engine, x=x: _first(engine).embed([x])[0]))
+        vectors = [await connected(request, self.service.call(lambda engine, x=x: _first(engine).embed([x])[0]))
                  for x in tokens]  # fmt: skip
         if body.dimensions is not None:
-            if not 1 <= body.dimensions <= len(found[0]):
+            if not 1 <= body.dimensions <= len(vectors[0]):
                 raise Refused(
-                    400, f"dimensions is {body.dimensions}; it must be from 1 to {len(found[0])}", "dimensions"
+                    400, f"dimensions is {body.dimensions}; it must be from 1 to {len(vectors[0])}", "dimensions"
                 )
-            found = [x[: body.dimensions] / x[: body.dimensions].norm() for x in found]
+            vectors = [x[: body.dimensions] / x[: body.dimensions].norm() for x in vectors]
         data = [{"object": "embedding", "index": i, "embedding": _written(x.tolist(), body.encoding_format)}
-                for i, x in enumerate(found)]  # fmt: skip
+                for i, x in enumerate(vectors)]  # fmt: skip
         count = sum(map(len, tokens))
         return {"object": "list", "data": data, "model": body.model or self.options.model,
                 "usage": {"prompt_tokens": count, "total_tokens": count}}  # fmt: skip
@@ -487,12 +487,12 @@ class Server:
         self._check_room(len(prompt), body.max_output_tokens, "max_output_tokens")
         names = {**FIELDS, "max_tokens": "max_output_tokens"}
         ask = self._ask(prompt, common.sampling(body.max_output_tokens, None, names=names), common, *who, inputs)
-        made = ResponseAnswer(body, body.model or self.options.model)
+        reply = ResponseAnswer(body, body.model or self.options.model)
         changes = self._changes(request, self.service.submit([ask]))
         if not body.stream:
-            return made.whole([x[0] async for x in changes][-1])
+            return reply.whole([x[0] async for x in changes][-1])
         first = (await anext(changes))[0]
-        return StreamingResponse(made.events(first, changes), media_type="text/event-stream", headers=UNBUFFERED)
+        return StreamingResponse(reply.events(first, changes), media_type="text/event-stream", headers=UNBUFFERED)
 
     # -- tokens ---------------------------------------------------------------------------------------------------
 

@@ -26,10 +26,10 @@ def body_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers of the answer to an error."""
     refused = _refused(error)
     kind = KINDS.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
-    told = {"message": _shown(refused.message), "type": kind, "param": refused.param and _shown(refused.param),
+    details = {"message": _shown(refused.message), "type": kind, "param": refused.param and _shown(refused.param),
             "code": refused.status}  # fmt: skip
     headers = {} if refused.retry is None else {"Retry-After": str(max(1, round(refused.retry)))}
-    return refused.status, {"error": told}, headers
+    return refused.status, {"error": details}, headers
 
 
 def _shown(text: str) -> str:

@@ -77,14 +77,14 @@ class Access:
 
         Raises Refused with 401 or 429.
         """
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
-        found = [i for i, key in enumerate(self.keys) if hmac.compare_digest(given, key)]
-        if self.keys and not found:
+        token = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+        matching = [i for i, key in enumerate(self.keys) if hmac.compare_digest(token, key)]
+        if self.keys and not matching:
             raise Refused(401, "the API key is missing or wrong: send the header 'Authorization: Bearer KEY'")
         if self.rate:
-            who = given if self.keys else (request.client.host if request.client else "").encode()
+            who = token if self.keys else (request.client.host if request.client else "").encode()
             self._count(who)
-        return f"key {found[0]}" if found else ""
+        return f"key {matching[0]}" if matching else ""
 
     def _count(self, who: bytes) -> None:
         now = time.monotonic()

@@ -38,28 +38,28 @@ def texts(message: Mapping[str, Any]) -> list[str]:
 def _message(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise _malformed(place, message, "an object with role and content")
-    given = {key: x for key, x in message.items() if x is not None}
-    if not isinstance(role := given.get("role"), str) or not role:
+    fields = {key: x for key, x in message.items() if x is not None}
+    if not isinstance(role := fields.get("role"), str) or not role:
         raise _malformed(f"{place}.role", role, "a text, such as user")
     if role not in ROLES:
         raise _malformed(f"{place}.role", role, f"one of {', '.join(ROLES)}")
     for key in ("name", "tool_call_id", "reasoning", "reasoning_content"):
-        if not isinstance(given.get(key, ""), str):
-            raise _malformed(f"{place}.{key}", given[key], "a text")
-    given["content"] = _content(given.get("content"), f"{place}.content")
-    if (thought := given.get("reasoning", given.get("reasoning_content"))) is not None:  # templates read one or other
-        given["reasoning"] = given["reasoning_content"] = thought
-    if legacy := given.pop("function_call", None):
-        given["tool_calls"] = [{"type": "function", "function": legacy}]
+        if not isinstance(fields.get(key, ""), str):
+            raise _malformed(f"{place}.{key}", fields[key], "a text")
+    fields["content"] = _content(fields.get("content"), f"{place}.content")
+    if (thought := fields.get("reasoning", fields.get("reasoning_content"))) is not None:  # templates read one or other
+        fields["reasoning"] = fields["reasoning_content"] = thought
+    if legacy := fields.pop("function_call", None):
+        fields["tool_calls"] = [{"type": "function", "function": legacy}]
     if role == "function":
-        given["role"] = "tool"
-    if "tool_calls" in given:
-        calls = given.pop("tool_calls")
+        fields["role"] = "tool"
+    if "tool_calls" in fields:
+        calls = fields.pop("tool_calls")
         if not isinstance(calls, list):
             raise _malformed(f"{place}.tool_calls", calls, "a list")
         if calls:
-            given["tool_calls"] = [_call(x, f"{place}.tool_calls[{i}]") for i, x in enumerate(calls)]
-    return given
+            fields["tool_calls"] = [_call(x, f"{place}.tool_calls[{i}]") for i, x in enumerate(calls)]
+    return fields
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:

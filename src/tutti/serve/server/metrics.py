@@ -34,7 +34,7 @@ class Metrics:
         self.first = make(Histogram, "time_to_first_token_seconds", "From arrival to the first token", buckets=SECONDS)
         self.between = make(Histogram, "inter_token_seconds", "Between tokens of a request", buckets=SECONDS)
         self.whole = make(Histogram, "request_seconds", "From arrival to the end", buckets=SECONDS)
-        self.known: dict[str, int] = {}  # tokens of each unfinished request that are counted
+        self.counted: dict[str, int] = {}  # tokens of each unfinished request that are counted
         self.recent: deque[dict[str, float]] = deque(maxlen=240)  # for the page
         self.tokens, self.last, self.latency = 0, time.monotonic(), 0.0
         self.state: dict[str, float] = {"running": 0, "waiting": 0, "cache": 0.0}
@@ -65,20 +65,20 @@ class Metrics:
             self.tokens, self.last = 0, now
 
     def _count(self, output: Output) -> None:
-        known, times = self.known.pop(output.id, 0), output.times
-        if times and not known:
+        counted, times = self.counted.pop(output.id, 0), output.times
+        if times and not counted:
             self.first.observe(times[0] - output.arrival)
             self.prompt.inc(len(output.prompt))
             self.cached.inc(output.cached)
-        for i in range(max(known, 1), len(times)):
+        for i in range(max(counted, 1), len(times)):
             self.between.observe(times[i] - times[i - 1])
-        self.generated.inc(len(times) - known)
-        self.tokens += len(times) - known
+        self.generated.inc(len(times) - counted)
+        self.tokens += len(times) - counted
         if output.finished:
             self.whole.observe(time.monotonic() - output.arrival)
             self.requests.labels(finish="error" if output.error else output.completions[0].finish).inc()
         else:
-            self.known[output.id] = len(times)
+            self.counted[output.id] = len(times)
 
     def text(self) -> bytes:
         """All metrics."""

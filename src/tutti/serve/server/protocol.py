@@ -40,7 +40,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, body: Any) -> Any:
+    def _check_fields(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
         for name, value in body.items():
@@ -230,10 +230,12 @@ class Common(Whole):
             "structured_outputs.grammar": ("grammar", outputs.grammar),
             "structured_outputs.json_object": ("schema", {"type": "object"} if outputs.json_object else None),
         }
-        given = {field: x for field, x in wanted.items() if x[1] is not None}
-        if len(given) > 1:
-            raise Refused(400, f"{' and '.join(given)} exclude one another; give one of them", list(given)[1])
-        return dict(given.values())
+        constraints = {field: x for field, x in wanted.items() if x[1] is not None}
+        if len(constraints) > 1:
+            raise Refused(
+                400, f"{' and '.join(constraints)} exclude one another; give one of them", list(constraints)[1]
+            )
+        return dict(constraints.values())
 
     def _format(self) -> Any:
         wanted = self.response_format
@@ -247,25 +249,25 @@ class Common(Whole):
         return schema
 
 
-def _schema(given: dict[str, Any] | str | None, field: str) -> Any:
+def _schema(schema: dict[str, Any] | str | None, field: str) -> Any:
     """A JSON schema that may be given as its text."""
-    if isinstance(given, str):
+    if isinstance(schema, str):
         try:
-            given = json.loads(given)
+            schema = json.loads(schema)
         except ValueError as error:
             raise Refused(400, f"{field} is not JSON: {error}", field) from error
-        if not isinstance(given, dict):
+        if not isinstance(schema, dict):
             raise Refused(400, f"{field} must be a JSON schema", field)
-    return given
+    return schema
 
 
-def _choice(given: list[str] | None, field: str) -> str | None:
+def _choice(choices: list[str] | None, field: str) -> str | None:
     """The grammar of some texts."""
-    if given is None:
+    if choices is None:
         return None
-    if not given:
+    if not choices:
         raise Refused(400, f"{field} is empty; give at least one text", field)
-    return "start: " + " | ".join(json.dumps(x, ensure_ascii=False) for x in given)
+    return "start: " + " | ".join(json.dumps(x, ensure_ascii=False) for x in choices)
 
 
 class CompletionBody(Common):
@@ -279,12 +281,12 @@ class CompletionBody(Common):
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts of the body."""
-        given: Any = self.prompt
-        if isinstance(given, str) or (given and isinstance(given[0], int)):
-            return [given]
-        if not given:
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            return [prompt]
+        if not prompt:
             raise Refused(400, "prompt is empty", "prompt")
-        return given
+        return prompt
 
 
 class Function(Body):

@@ -74,10 +74,10 @@ class RayReplica(Worker):
             self.actor = None
 
 
-def serve(job: Job, own: Ray, where: Path, logs: Path, given: dict[str, Any]) -> None:
+def serve(job: Job, own: Ray, where: Path, logs: Path, arguments: dict[str, Any]) -> None:
     """Serve with `job.replicas` actors until SIGTERM or Ctrl-C. given: the arguments of `tutti serve`."""
     connect(own.address)
-    words = ["-m", "tutti.launch.worker", "-m", "tutti.cli", "serve", *arguments_of_worker(given),
+    words = ["-m", "tutti.launch.worker", "-m", "tutti.cli", "serve", *arguments_of_worker(arguments),
              "--host", "0.0.0.0", "--port", "{port}"]  # fmt: skip
     replicas = [RayReplica(job, words, where, logs / f"replica-{k}") for k in range(job.replicas)]
-    route_to(replicas, given, f"{given['model']} by {job.replicas} replicas, with logs in {logs},")
+    route_to(replicas, arguments, f"{arguments['model']} by {job.replicas} replicas, with logs in {logs},")

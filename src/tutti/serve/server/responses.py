@@ -21,14 +21,14 @@ CUT = "incomplete"  # status of a response that has reached its length
 
 def turns(body: ResponseBody) -> list[dict[str, Any]]:
     """The messages of a chat that a body stands for. Raises Refused for input that is no message."""
-    given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    if isinstance(given, list):
-        for i, x in enumerate(given):
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    if isinstance(items, list):
+        for i, x in enumerate(items):
             if isinstance(x, dict) and x.get("type") not in (None, "message"):
                 raise Refused(400, f"input[{i}].type is {x['type']!r}; responses read messages only", "input")
-        given = [{**x, "role": x.get("role") or "user"} if isinstance(x, dict) else x for x in given]
+        items = [{**x, "role": x.get("role") or "user"} if isinstance(x, dict) else x for x in items]
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    return [*system, *({key: x[key] for key in ("role", "content")} for x in chats.shaped(given, "input"))]
+    return [*system, *({key: x[key] for key in ("role", "content")} for x in chats.shaped(items, "input"))]
 
 
 @dataclass

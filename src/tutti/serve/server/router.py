@@ -78,7 +78,7 @@ class Worker:
     def end(self, seconds: float) -> None:
         """Wait for its end so many seconds, then end it."""
 
-    def known(self, chunks: Sequence[bytes]) -> int:
+    def seen_chunks(self, chunks: Sequence[bytes]) -> int:
         """Number of leading chunks of a prompt that it has seen."""
         return next((i for i, x in enumerate(chunks) if x not in self.seen), len(chunks))
 
@@ -159,15 +159,15 @@ def processes(command: Sequence[str], count: int) -> list[Process]:
 def chunks_of(body: bytes) -> list[bytes]:
     """Digests of the beginnings of a request's prompt."""
     try:
-        found = json.loads(body)
-        text = json.dumps(found.get("messages") or found.get("prompt") or "")
+        fields = json.loads(body)
+        text = json.dumps(fields.get("messages") or fields.get("prompt") or "")
     except (ValueError, AttributeError, RecursionError):
         return []
-    made, state, text = [], hashlib.blake2b(digest_size=8), text[:BEGINNING]
+    chunks, state, text = [], hashlib.blake2b(digest_size=8), text[:BEGINNING]
     for i in range(0, len(text) - CHUNK + 1, CHUNK):
         state.update(text[i : i + CHUNK].encode())
-        made.append(state.digest())
-    return made
+        chunks.append(state.digest())
+    return chunks
 
 
 class Router:
@@ -242,9 +242,9 @@ class Router:
         """200 if a worker is ready."""
         ready = sum(x.ready and x.alive for x in self.workers)
         state = "draining" if self.draining else "ok" if ready else "starting"
-        told = {"status": state, "workers": len(self.workers), "ready": ready,
+        report = {"status": state, "workers": len(self.workers), "ready": ready,
                 "restarts": sum(max(0, x.starts - 1) for x in self.workers)}  # fmt: skip
-        return JSONResponse(told, 200 if state == "ok" else 503)
+        return JSONResponse(report, 200 if state == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
         """The metrics of all workers, each with its number as a label."""
@@ -254,10 +254,10 @@ class Router:
 
     async def live(self, request: Request) -> Response:
         """What the page draws, summed over workers."""
-        found = [x.json() for _, x in await self._each("/live")]
-        if not found:
+        answers = [x.json() for _, x in await self._each("/live")]
+        if not answers:
             return JSONResponse({"model": "", "recent": []})
-        latest = [x["recent"] for x in found if x["recent"]]
+        latest = [x["recent"] for x in answers if x["recent"]]
         length = min(map(len, latest), default=0)
         merged = []
         for rows in zip(*(x[-length:] for x in latest), strict=True) if length else ():
@@ -265,19 +265,19 @@ class Router:
             row |= {"time": rows[0]["time"], "cache": max(x["cache"] for x in rows),
                     "latency": max(x["latency"] for x in rows)}  # fmt: skip
             merged.append(row)
-        return JSONResponse({"model": found[0]["model"], "recent": merged})
+        return JSONResponse({"model": answers[0]["model"], "recent": merged})
 
     async def _each(self, path: str) -> list[tuple[int, httpx.Response]]:
         """The answers of all workers that give one."""
         assert self.client
-        found = []
+        answers = []
         for i, worker in enumerate(self.workers):
             if worker.ready:
                 try:
-                    found.append((i, await self.client.get(worker.url + path)))
+                    answers.append((i, await self.client.get(worker.url + path)))
                 except httpx.HTTPError:
                     continue
-        return found
+        return answers
 
     async def forward(self, request: Request) -> Response:
         """Send a request to a worker, and its answer back."""
@@ -297,7 +297,7 @@ class Router:
             able = [i for i, x in enumerate(self.workers) if x.ready and x.alive and i not in tried]
             if self.draining or not able:
                 return _refused(Refused(503, "no worker is ready", retry=5))
-            chosen = able[route([self.workers[i].known(chunks) * CHUNK for i in able],
+            chosen = able[route([self.workers[i].seen_chunks(chunks) * CHUNK for i in able],
                                 [self.workers[i].load for i in able])]  # fmt: skip
             worker = self.workers[chosen]
             tried.add(chosen)
@@ -324,8 +324,8 @@ class Router:
         path = request.scope["raw_path"] + (b"?" + query if query else b"")
         headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1").lower() not in HOP]
         url = httpx.URL(worker.url).copy_with(raw_path=path)
-        made = self.client.build_request(request.method, url, content=body, headers=headers)
-        task = asyncio.ensure_future(self.client.send(made, stream=True))
+        forwarded = self.client.build_request(request.method, url, content=body, headers=headers)
+        task = asyncio.ensure_future(self.client.send(forwarded, stream=True))
         while not (await asyncio.wait({task}, timeout=0.25))[0]:
             if await request.is_disconnected():
                 task.cancel()

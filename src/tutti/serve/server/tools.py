@@ -39,8 +39,8 @@ def chosen(tools: Sequence[Tool], choice: Any) -> tuple[list[Tool], bool]:
         names = [_name(choice)]
     elif choice != "required":
         raise Refused(400, f"tool_choice {choice!r}: expected auto, none, required or a function", "tool_choice")
-    known = [x.function.name for x in tools]
-    if unknown := [x for x in names or () if x not in known]:
+    available = [x.function.name for x in tools]
+    if unknown := [x for x in names or () if x not in available]:
         raise Refused(400, f"tool_choice names {unknown[0]!r}, which is not among the tools", "tool_choice")
     allowed = [x for x in tools if names is None or x.function.name in names]
     if must and not allowed:

@@ -91,7 +91,7 @@ class QuestionAnswering(Task):
         return padded(collated, processor, self.buckets)
 
     def metrics(self, prediction: Any) -> dict[str, float]:
-        """Of windows: `exact` (start and end right) and `f1` of their tokens.
+        """The scores of windows: `exact` (start and end right) and `f1` of their tokens.
 
         predictions: (start logits, end logits), each (windows, length); label_ids: (starts, ends).
         """

@@ -30,27 +30,27 @@ def read(path: str | Path, *, unit: float = 1e-3, angle: float = 32) -> dict[str
         raise FileNotFoundError(f"there is no file {path}")
     kind = path.suffix.lower()
     if kind in PARAMETRIC:
-        found, unit = _parametric(path, angle), 1e-3  # gmsh converts to millimetres
+        solids, unit = _parametric(path, angle), 1e-3  # gmsh converts to millimetres
     elif kind in TRIANGLES:
-        found = _triangles(path)
+        solids = _triangles(path)
     else:
         raise ValueError(f"{path.name} has no known format; known are {', '.join(PARAMETRIC + TRIANGLES)}")
-    if not found:
+    if not solids:
         raise ValueError(f"{path.name} holds no solid")
-    return {name: Mesh(vertices * unit, faces, f"{name} of {path.name}") for name, (vertices, faces) in found.items()}
+    return {name: Mesh(vertices * unit, faces, f"{name} of {path.name}") for name, (vertices, faces) in solids.items()}
 
 
 def _triangles(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     import trimesh
 
-    scene, found = trimesh.load_scene(path), {}
+    scene, solids = trimesh.load_scene(path), {}
     for node in scene.graph.nodes_geometry:
         place, name = scene.graph[node]
         mesh = scene.geometry[name]
         if isinstance(mesh, trimesh.Trimesh):
             vertices = trimesh.transform_points(mesh.vertices, place)
-            found[name if name not in found else node] = (vertices, np.asarray(mesh.faces))
-    return found
+            solids[name if name not in solids else node] = (vertices, np.asarray(mesh.faces))
+    return solids
 
 
 def _parametric(path: Path, angle: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -68,18 +68,18 @@ def _parametric(path: Path, angle: float) -> dict[str, tuple[np.ndarray, np.ndar
         place = np.zeros(int(tags.max(initial=0)) + 1, np.int64)
         place[tags] = np.arange(len(tags))
         points = points.reshape(-1, 3)
-        found = {}
+        solids = {}
         for _, body in gmsh.model.getEntities(3):
-            given = gmsh.model.getEntityName(3, body).rpartition("/")[2]
-            name = re.sub(r"\W+", "_", given) or f"solid{body}"
-            name = name if name not in found else f"{name}_{body}"
+            label = gmsh.model.getEntityName(3, body).rpartition("/")[2]
+            name = re.sub(r"\W+", "_", label) or f"solid{body}"
+            name = name if name not in solids else f"{name}_{body}"
             faces = []
             for _, face in gmsh.model.getBoundary([(3, body)]):  # a negative tag: the face points inwards
                 _, _, nodes = gmsh.model.mesh.getElements(2, abs(face))
                 triangles = place[np.concatenate(nodes)].reshape(-1, 3)
                 faces.append(triangles if face > 0 else triangles[:, ::-1])
-            found[name] = (points, np.concatenate(faces))
-        return found
+            solids[name] = (points, np.concatenate(faces))
+        return solids
     except Exception as error:
         if isinstance(error, ValueError):
             raise

@@ -40,9 +40,9 @@ def picture(voxels: Voxels, path: str | Path, at: tuple[float, float, float] | N
         axes.pcolormesh(edges[across] * 1e3, edges[up] * 1e3, image.clip(0, 1))
         axes.set(xlabel=f"{NAMES[across]} (mm)", ylabel=f"{NAMES[up]} (mm)", aspect="equal",
                  title=f"{NAMES[cut]} = {1e3 * point[cut]:.3g} mm")  # fmt: skip
-    known = voxels.materials
+    materials = voxels.materials
     handles = [
-        Patch(color=tuple(color), label=f"{name}: eps_r {known[name].eps_r:g}, {known[name].sigma:g} S/m")
+        Patch(color=tuple(color), label=f"{name}: eps_r {materials[name].eps_r:g}, {materials[name].sigma:g} S/m")
         for name, color in colors.items()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=COLUMNS)

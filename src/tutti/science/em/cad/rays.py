@@ -30,8 +30,8 @@ class Crossings:
 
     def only(self, which: np.ndarray) -> Crossings:
         """Those of some rays: which, by number of a ray."""
-        kept = which[self.ray]
-        return Crossings(self.ray[kept], self.z[kept], self.change[kept])
+        mask = which[self.ray]
+        return Crossings(self.ray[mask], self.z[mask], self.change[mask])
 
     def combined(self, other: Crossings, inside: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Crossings:
         """The crossings of a solid that is `inside(in self, in other)`, which must be False outside of both."""
@@ -54,8 +54,8 @@ class Crossings:
         second = np.concatenate([np.zeros_like(self.change), other.change])[order].cumsum() > 0
         state = inside(first, second).astype(np.int8)
         change = np.diff(state, prepend=np.int8(0))  # every ray ends outside
-        kept = change != 0
-        return Crossings(ray[order][kept], z[order][kept], change[kept])
+        changes = change != 0
+        return Crossings(ray[order][changes], z[order][changes], change[changes])
 
 
 def cast(vertices: np.ndarray, faces: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> Crossings:
@@ -68,8 +68,8 @@ def cast(vertices: np.ndarray, faces: np.ndarray, xs: np.ndarray, ys: np.ndarray
     x0, x1 = np.searchsorted(xs, low[:, 0]), np.searchsorted(xs, high[:, 0], side="right")
     y0, y1 = np.searchsorted(ys, low[:, 1]), np.searchsorted(ys, high[:, 1], side="right")
     counts = np.where(_area(*corners.swapaxes(0, 1)) != 0, (x1 - x0) * (y1 - y0), 0)  # upright walls are not crossed
-    found = [_hits(vertices, faces, part, xs, ys, x0, y0, y1 - y0, counts) for part in _parts(counts)]
-    ray, z, change = (np.concatenate(each) for each in zip(*found, strict=True))
+    hits_of_parts = [_hits(vertices, faces, part, xs, ys, x0, y0, y1 - y0, counts) for part in _parts(counts)]
+    ray, z, change = (np.concatenate(each) for each in zip(*hits_of_parts, strict=True))
     hits = Crossings.sorted(ray, z, change)
     depth = hits.change.cumsum()
     per_ray = np.bincount(hits.ray, hits.change)
@@ -79,8 +79,8 @@ def cast(vertices: np.ndarray, faces: np.ndarray, xs: np.ndarray, ys: np.ndarray
             "a ray leaves the solid more often than it enters: faces must point outwards and the surface be closed"
         )
     inside = depth > 0
-    kept = inside != np.concatenate([[False], inside[:-1]])
-    return Crossings(hits.ray[kept], hits.z[kept], hits.change[kept])
+    changes = inside != np.concatenate([[False], inside[:-1]])
+    return Crossings(hits.ray[changes], hits.z[changes], hits.change[changes])
 
 
 def _area(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

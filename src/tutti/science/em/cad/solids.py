@@ -24,15 +24,15 @@ def _without(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return first & ~second
 
 
-def _three(what: str, given: Point) -> np.ndarray:
+def _three(what: str, point: Point) -> np.ndarray:
     """Raises ValueError unless given are three finite numbers."""
     try:
-        found = np.asarray(given, float)
+        numbers = np.asarray(point, float)
     except (TypeError, ValueError):
-        found = np.zeros(0)
-    if found.shape != (3,) or not np.isfinite(found).all():
-        raise ValueError(f"{what}, not {brief(given)}")
-    return found
+        numbers = np.zeros(0)
+    if numbers.shape != (3,) or not np.isfinite(numbers).all():
+        raise ValueError(f"{what}, not {brief(point)}")
+    return numbers
 
 
 class Solid:

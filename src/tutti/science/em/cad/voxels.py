@@ -27,10 +27,15 @@ Edges = Sequence[float] | np.ndarray | Tensor
 
 
 def _edges(name: str, edges: Edges) -> np.ndarray:
-    found = np.asarray(edges, float)
-    if found.ndim != 1 or len(found) < 2 or not np.isfinite(found).all() or not (np.diff(found) > 0).all():
+    coordinates = np.asarray(edges, float)
+    if (
+        coordinates.ndim != 1
+        or len(coordinates) < 2
+        or not np.isfinite(coordinates).all()
+        or not (np.diff(coordinates) > 0).all()
+    ):
         raise ValueError(f"{name} must be 2 or more finite edges of cells that increase, in metres")
-    return found
+    return coordinates
 
 
 def _rays(edges: np.ndarray, samples: int) -> np.ndarray:
@@ -45,11 +50,11 @@ def _check_place(name: str, solid: Solid, hits: Crossings, edges: Sequence[np.nd
     """Warns of a solid beside the grid, or between its rays."""
     low, high = solid.bounds()
     first, last = np.array([(x[0], x[-1]) for x in edges]).T
-    told = f"{name}, {_span(low, high)},"
+    place = f"{name}, {_span(low, high)},"
     if (high <= first).any() or (low >= last).any():
-        warn(f"{told} lies outside of the grid, {_span(first, last)}: {HINT}", stacklevel=3)
+        warn(f"{place} lies outside of the grid, {_span(first, last)}: {HINT}", stacklevel=3)
     elif not len(hits.ray):
-        warn(f"{told} fills no cell of the grid, {_span(first, last)}: it is too thin for the rays (use smaller cells "
+        warn(f"{place} fills no cell of the grid, {_span(first, last)}: it is too thin for the rays (use smaller cells "
              "or more samples), or only its bounding box reaches into the grid", stacklevel=3)  # fmt: skip
 
 
@@ -143,7 +148,7 @@ class Voxels:
         return filled >= least
 
     def volume(self, name: str) -> float:
-        """Of a solid in the grid, cubic metres. Raises ValueError for an unknown name."""
+        """The volume of a solid in the grid, in cubic metres. Raises ValueError for an unknown name."""
         if name not in self.fractions:
             raise ValueError(f"no solid {name!r}; there are {', '.join(self.fractions) or 'none'}")
         cells = np.diff(self.x)[:, None, None] * np.diff(self.y)[:, None] * np.diff(self.z)
@@ -154,10 +159,10 @@ def _with_materials(solids: Any) -> dict[str, tuple[Solid, Material]]:
     if not isinstance(solids, Mapping):
         raise ValueError(f"solids: name -> (solid, material), not {brief(solids)}")
     out = {}
-    for name, given in solids.items():
-        pair = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    for name, entry in solids.items():
+        pair = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
         if not isinstance(pair[0], Solid) or not isinstance(pair[1], Material | str):
-            raise ValueError(f"{name}: a solid and its material, such as (solid, 'copper'), not {brief(given)}; of a "
+            raise ValueError(f"{name}: a solid and its material, such as (solid, 'copper'), not {brief(entry)}; of a "
                              "file: {name: (solid, 'copper') for name, solid in read(path).items()}")  # fmt: skip
         out[name] = (pair[0], material(pair[1]) if isinstance(pair[1], str) else pair[1])
     return out

@@ -73,7 +73,7 @@ class Lines:
 
 @lru_cache(64)
 def lines(grid: Grid, layers: CPML | None, axis: int, dt: float, electric: bool) -> Lines:
-    """Of an axis of the grid. Raises ValueError if layers do not fit."""
+    """The coefficients of the absorbing layers along an axis of the grid. Raises ValueError if layers do not fit."""
     n, delta = grid.shape[axis], grid.lengths[axis]
     place = torch.arange(n + 1, dtype=torch.float64) + (0.0 if electric else 0.5)
     decay, drive, kappa = torch.zeros(n + 1).double(), torch.zeros(n + 1).double(), torch.ones(n + 1).double()

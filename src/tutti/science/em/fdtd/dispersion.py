@@ -44,7 +44,8 @@ class Pole(Brief):
             raise ValueError(f"where of a pole: a boolean tensor over cells, not {brief(self.where)}")
 
     def susceptibility(self, frequency: Tensor, dt: float = 0.0) -> Tensor:
-        """Of a pole with a number as strength, at frequencies in Hz; with `dt` that of the discrete equations.
+        """The susceptibility of a pole with a number as strength, at frequencies in Hz; with `dt`, of the discrete
+        equations.
 
         The time factor is exp(+i omega t).
         """

@@ -57,7 +57,7 @@ class Watch:
         return x[:, self.planes].double().sum((1, 2, 3))
 
     def before(self, state: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Of E and P, and copies of H and J."""
+        """The energy of E and P before a step, and copies of H and J."""
         x, out = self.problem, torch.zeros(self.problem.shots, dtype=torch.float64)
         for i in range(3):
             if x.present[i]:
@@ -69,21 +69,21 @@ class Watch:
                 if pole.gain[i].numel():
                     p = state[18 + 6 * number + 3 + i].double()
                     out += self.of_pole(number, i, pole.spring / self.dt * p.square())
-        kept = [state[i].clone() for i in range(3, 6)]
-        return out, kept + [state[18 + 6 * n + i].clone() for n in range(len(x.poles)) for i in range(3)]
+        fields = [state[i].clone() for i in range(3, 6)]
+        return out, fields + [state[18 + 6 * n + i].clone() for n in range(len(x.poles)) for i in range(3)]
 
-    def after(self, state: Sequence[Tensor], out: Tensor, kept: Sequence[Tensor]) -> Tensor:
+    def after(self, state: Sequence[Tensor], out: Tensor, fields: Sequence[Tensor]) -> Tensor:
         """W in joules, with H and J of both sides."""
         x = self.problem
         for i in range(3):
             if x.present[3 + i]:
                 mu = self.dt / x.b[3 + i].double()
-                out = out + self.total(mu * kept[i].double() * state[3 + i].double())
+                out = out + self.total(mu * fields[i].double() * state[3 + i].double())
         for number, pole in enumerate(x.poles):
             g = (1 - pole.keep) / (1 + pole.keep)
             for i in range(3):
                 if pole.gain[i].numel():
-                    first, last = kept[3 + 3 * number + i].double(), state[18 + 6 * number + i].double()
+                    first, last = fields[3 + 3 * number + i].double(), state[18 + 6 * number + i].double()
                     kinetic = first * last - g / 2 * (last.square() - first.square())
                     out = out + self.of_pole(number, i, kinetic / (1 + g))
         return out * self.volume / 2

@@ -86,7 +86,8 @@ def amplitude(box: Box, result: Result, frequencies: Tensor, directions: Tensor,
 
 def integral(grid: Grid, box: Box, x: Tensor, kind: str, d: int, axis: int, k: Tensor, r: Tensor,
              centre: Sequence[float]) -> Tensor:  # fmt: skip
-    """Of x exp(i k r . r') over a side across `axis`, (frequencies, directions): trapezoids and midpoints."""
+    """The integral of x exp(i k r . r') over a side across `axis`, (frequencies, directions): trapezoids and
+    midpoints."""
     for a in sorted({0, 1, 2} - {axis}, reverse=True):
         first, last = box[a]
         node = (a != d) == (kind == "E")

@@ -54,7 +54,7 @@ class Grid:
 
     @property
     def lengths(self) -> tuple[float, ...]:
-        """Of cells, by axis."""
+        """The lengths of a cell along each axis, in metres."""
         assert isinstance(self.spacing, tuple)
         return self.spacing
 

@@ -29,8 +29,8 @@ def operators(dtype: torch.dtype) -> tuple[Any, Any]:
     """The time loop and its transpose."""
     real = "double" if dtype == torch.float64 else "float"
     source = "".join(Path(__file__).with_name(name).read_text() for name in FILES)
-    made = compat.compile_operators(f"#define REAL {real}\n{source}")
-    return getattr(made, f"fdtd_forward_{real}"), getattr(made, f"fdtd_adjoint_{real}")
+    library = compat.compile_operators(f"#define REAL {real}\n{source}")
+    return getattr(library, f"fdtd_forward_{real}"), getattr(library, f"fdtd_adjoint_{real}")
 
 
 def arguments(problem: Problem, state: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -65,11 +65,11 @@ def forward(problem: Problem, state: Sequence[Tensor], waves: Tensor, results: S
          start, steps, list(history), list(problem.box) if history else [0] * 6)  # fmt: skip
 
 
-def adjoint(problem: Problem, state: Sequence[Tensor], given: Sequence[Tensor], start: int, steps: int,
+def adjoint(problem: Problem, state: Sequence[Tensor], cotangents: Sequence[Tensor], start: int, steps: int,
             history: Sequence[Tensor], gradients: Sequence[Tensor], columns: int) -> Tensor | None:  # fmt: skip
     """Transpose `forward`: `state` holds dL/d state and is changed in place; gradients are added to.
 
-    given: gradients of the results, empty for none. gradients: of b and a of E (shots, *box), and of the gains of
+    cotangents: gradients of the results, empty for none. gradients: of b and a of E (shots, *box), and of the gains of
     poles (shots, *box of the pole), empty if not needed. columns: of the waves, 0 if their gradient is not needed.
     Returns the gradient of the waves (steps, columns).
     """
@@ -78,6 +78,6 @@ def adjoint(problem: Problem, state: Sequence[Tensor], given: Sequence[Tensor], 
     shape = (threads, steps, columns) if columns else (0,)
     of_waves = torch.zeros(shape, dtype=problem.dtype)
     _, loop = operators(problem.dtype)
-    loop(*arguments(problem, state), groups, list(given), phases, every, start, steps, list(history),
+    loop(*arguments(problem, state), groups, list(cotangents), phases, every, start, steps, list(history),
          list(problem.box) if history else [0] * 6, list(gradients), of_waves)  # fmt: skip
     return of_waves.sum(0) if columns else None

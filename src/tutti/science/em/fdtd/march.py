@@ -43,7 +43,7 @@ class Needs:
 
 
 def step_bytes(problem: Problem, needs: Needs) -> int:
-    """Of the history of one step."""
+    """The bytes of the history of one step."""
     if not needs.b:
         return 0
     arrays = sum(problem.present[:3]) * (1 + (needs.a or needs.gains))
@@ -165,22 +165,22 @@ class March(torch.autograd.Function):
                 for i, n in pieces(whole, start, steps):
                     advance(state, waves, within(problem, results, 0, i, n), i, n, steps_of(history, i - start, n))
                     tell(i + n)
-        ctx.kept = (what, needs, plan, saved, history, waves.detach()) if tracked else None
+        ctx.saved_run = (what, needs, plan, saved, history, waves.detach()) if tracked else None
         ctx.many = len(parameters)
         return tuple(what.gathered(results) if isinstance(what, Slab) else results)
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("runs have first derivatives only: take gradients without create_graph")
-        if ctx.kept is None:
+        if ctx.saved_run is None:
             raise RuntimeError("gradients of this run were taken before, which freed its history: add losses up before "
                                "`backward`, or run again")  # fmt: skip
-        what, needs, plan, saved, history, waves = ctx.kept
+        what, needs, plan, saved, history, waves = ctx.saved_run
         problem, seen, advance, retreat = loops(what)
         slab = what if isinstance(what, Slab) else None
         whole = slab.whole if slab else problem
-        given = tuple(slab.seen(given)) if slab else tuple(x.contiguous() for x in given)
+        cotangents = tuple(slab.seen(cotangents)) if slab else tuple(x.contiguous() for x in cotangents)
         state, gradients = problem.state(), empty_gradients(problem, needs)
         of_waves = torch.zeros_like(waves) if needs.waves else None
         segments, columns = plan.segments, waves.shape[1] if needs.waves else 0
@@ -194,12 +194,12 @@ class March(torch.autograd.Function):
                         advance(again, waves, (), i, n, steps_of(history, i - start, n))
                     del again  # its memory counts
                 for i, n in reversed(parts):
-                    part = retreat(state, within(seen, given, 0, i, n), i, n, steps_of(history, i - start, n),
+                    part = retreat(state, within(seen, cotangents, 0, i, n), i, n, steps_of(history, i - start, n),
                                    gradients, columns)  # fmt: skip
                     if of_waves is not None and part is not None:
                         of_waves[i : i + n] = part
                     tell(plan.steps - i)
-        ctx.kept = None
+        ctx.saved_run = None
         own = whole_gradients(problem, gradients, ctx.many)
         if slab and of_waves is not None:
             slab.summed([of_waves])
@@ -207,7 +207,7 @@ class March(torch.autograd.Function):
 
 
 def steps_of(history: Sequence[Tensor], offset: int, steps: int) -> list[Tensor]:
-    """Of the history of a segment. Components without one stay empty."""
+    """The steps of the history of a segment. Components without a history stay empty."""
     return [x[offset : offset + steps] for x in history]
 
 
@@ -240,7 +240,7 @@ def empty_gradients(problem: Problem, needs: Needs) -> list[Tensor]:
 
 
 def whole_gradients(problem: Problem, gradients: Sequence[Tensor], many: int) -> list[Tensor | None]:
-    """Of b and a over the whole array, summed over shots; None where there is none."""
+    """The gradients of b and a over the whole array, summed over shots; None where there is none."""
     out: list[Tensor | None] = []
     box = tuple(slice(x, y) for x, y in zip(problem.box[:3], problem.box[3:], strict=True))
     for x in gradients[:6]:

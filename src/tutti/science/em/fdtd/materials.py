@@ -43,23 +43,23 @@ def around(grid: Grid, cells: Tensor, electric: bool, axis: int) -> tuple[list[T
     return parts, len(parts)
 
 
-def by_component(grid: Grid, given: Mapping[str, Tensor], name: str, what: str, dtype: torch.dtype,
+def by_component(grid: Grid, by_name: Mapping[str, Tensor], name: str, what: str, dtype: torch.dtype,
                  device: torch.device) -> Tensor:  # fmt: skip
     """Raises ValueError for names that are no components of the same field, and for a shape that is not the nodes'."""
-    known = [x for x in grid.components if x[0] == name[0]]
-    for x in given:
-        if x not in known:
-            raise ValueError(f"{what} is given for {x!r}; a grid in mode {grid.mode} has {', '.join(known)}")
-    found = torch.as_tensor(given[name], dtype=dtype, device=device)
-    if tuple(found.shape) != grid.nodes:
-        raise ValueError(f"{what} of {name} has shape {tuple(found.shape)}; nodes have {grid.nodes}")
-    return found
+    components = [x for x in grid.components if x[0] == name[0]]
+    for x in by_name:
+        if x not in components:
+            raise ValueError(f"{what} is given for {x!r}; a grid in mode {grid.mode} has {', '.join(components)}")
+    values = torch.as_tensor(by_name[name], dtype=dtype, device=device)
+    if tuple(values.shape) != grid.nodes:
+        raise ValueError(f"{what} of {name} has shape {tuple(values.shape)}; nodes have {grid.nodes}")
+    return values
 
 
-def check_real(what: str, given: Any) -> None:
+def check_real(what: str, value: Any) -> None:
     """Raises ValueError for complex numbers."""
-    if isinstance(given, complex) or (isinstance(given, Tensor | np.ndarray) and torch.as_tensor(given).is_complex()):
-        raise ValueError(f"{what}: real, not {brief(given)}; losses are sigma= (S/m), or poles= of a dispersive medium")
+    if isinstance(value, complex) or (isinstance(value, Tensor | np.ndarray) and torch.as_tensor(value).is_complex()):
+        raise ValueError(f"{what}: real, not {brief(value)}; losses are sigma= (S/m), or poles= of a dispersive medium")
 
 
 def only(x: Tensor, design: Sequence[slice]) -> Tensor:
@@ -71,24 +71,24 @@ def only(x: Tensor, design: Sequence[slice]) -> Tensor:
     return out
 
 
-def at_component(grid: Grid, given: Material, name: str, what: str, dtype: torch.dtype, device: torch.device,
+def at_component(grid: Grid, material: Material, name: str, what: str, dtype: torch.dtype, device: torch.device,
                  design: Sequence[slice] = ()) -> Tensor:  # fmt: skip
     """A material at the places of a component, as (): everywhere alike, or in the array of the kernels.
 
-    given: a number, a tensor over cells, or a mapping of components to tensors over nodes. design: cells outside of
+    material: a number, a tensor over cells, or a mapping of components to tensors over nodes. design: cells outside of
     which it has no gradients.
     """
-    check_real(what, given.get(name) if isinstance(given, Mapping) else given)
-    if isinstance(given, Mapping):
-        if name not in given:
+    check_real(what, material.get(name) if isinstance(material, Mapping) else material)
+    if isinstance(material, Mapping):
+        if name not in material:
             raise ValueError(f"{what} is given by component, but without {name}")
-        x = by_component(grid, given, name, what, dtype, device)
+        x = by_component(grid, material, name, what, dtype, device)
         return in_array(grid, only(x, [slice(part.start, part.stop + 1) for part in design]))
-    if not isinstance(given, float | int | Tensor | np.ndarray):
+    if not isinstance(material, float | int | Tensor | np.ndarray):
         raise ValueError(
-            f"{what}: a number, a tensor over cells, or several over nodes by component, not {brief(given)}"
+            f"{what}: a number, a tensor over cells, or several over nodes by component, not {brief(material)}"
         )
-    x = torch.as_tensor(given, dtype=dtype, device=device)
+    x = torch.as_tensor(material, dtype=dtype, device=device)
     if x.ndim == 0 and design and x.requires_grad:
         x = x.expand(grid.shape)
     if x.ndim == 0:
@@ -103,12 +103,12 @@ def at_component(grid: Grid, given: Material, name: str, what: str, dtype: torch
     return total / count
 
 
-def conductor(grid: Grid, given: Tensor | Mapping[str, Tensor], name: str, device: torch.device) -> Tensor:
+def conductor(grid: Grid, cells: Tensor | Mapping[str, Tensor], name: str, device: torch.device) -> Tensor:
     """Where a component of E is zero: an edge of any conducting cell, or what is given by component over nodes."""
-    if isinstance(given, Mapping):
-        given = {name: torch.zeros(grid.nodes), **given}
-        return in_array(grid, by_component(grid, given, name, "pec", torch.bool, device))
-    x = torch.as_tensor(given, dtype=torch.bool, device=device)
+    if isinstance(cells, Mapping):
+        cells = {name: torch.zeros(grid.nodes), **cells}
+        return in_array(grid, by_component(grid, cells, name, "pec", torch.bool, device))
+    x = torch.as_tensor(cells, dtype=torch.bool, device=device)
     if tuple(x.shape) != grid.shape:
         raise ValueError(f"pec has shape {tuple(x.shape)}; cells have {grid.shape}")
     parts, _ = around(grid, x, True, grid.component(name) % 3)

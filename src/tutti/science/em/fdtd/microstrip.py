@@ -56,6 +56,6 @@ def simulation() -> Simulation:
 def solve(frequencies: Tensor, steps: int = 3000) -> Tensor:
     """S11 and S21: complex (2, frequencies), in Hz."""
     eps, pec = materials()
-    made = simulation()
-    result = made.run(eps, steps, pec=pec)
+    line = simulation()
+    result = line.run(eps, steps, pec=pec)
     return s_parameters(filter_lines(), result, frequencies)

@@ -48,7 +48,8 @@ class Sphere:
 
 
 def sphere(ka: float, index: complex | None) -> Sphere:
-    """Of a sphere with a refractive index (imaginary part positive with loss), or of perfect conductor (None).
+    """The Mie coefficients of a sphere with a refractive index (imaginary part positive with loss), or of perfect
+    conductor (None).
 
     ka: 2 pi radius / wavelength.
     """

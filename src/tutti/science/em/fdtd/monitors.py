@@ -69,11 +69,11 @@ class Spectrum(Brief):
 
     def __post_init__(self) -> None:
         check_every(self)
-        given = self.frequencies
-        f = torch.as_tensor(given if isinstance(given, Tensor | np.ndarray | Sequence) else math.nan)
-        told = given.tolist() if isinstance(given, Tensor) else given
+        frequencies = self.frequencies
+        f = torch.as_tensor(frequencies if isinstance(frequencies, Tensor | np.ndarray | Sequence) else math.nan)
+        shown = frequencies.tolist() if isinstance(frequencies, Tensor) else frequencies
         if f.ndim != 1 or not bool(torch.isfinite(f).all()):
-            raise ValueError(f"frequencies of {self.name}: a list of numbers in Hz, not {told}")
+            raise ValueError(f"frequencies of {self.name}: a list of numbers in Hz, not {shown}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,9 +89,9 @@ class Side(Spectrum):
             raise ValueError(f"box: (first, last) node, from 1 on, for each of {count} axes, not {brief(box)}")
 
     @staticmethod
-    def recorded(given: Sequence[Any], box: Sequence[tuple[int, int]], frequencies: Tensor) -> None:
+    def recorded(monitors: Sequence[Any], box: Sequence[tuple[int, int]], frequencies: Tensor) -> None:
         """Raises ValueError unless the monitors of a run include this surface."""
-        sides = [x for x in given if isinstance(x, Side)]
+        sides = [x for x in monitors if isinstance(x, Side)]
         if not sides:
             raise ValueError("the run has no surface of a far field: monitors=surface(box, frequencies), or surface3d")
         theirs, ours = (torch.as_tensor(x).double() for x in (sides[0].frequencies, frequencies))
@@ -118,12 +118,12 @@ class Energy:
 Monitor = Probe | Snapshots | Spectrum | Energy
 
 
-def expanded(given: Sequence[Any]) -> tuple[Monitor, ...]:
+def expanded(monitors: Sequence[Any]) -> tuple[Monitor, ...]:
     """The monitors of a list; those of a line of a port are its `parts`. Raises ValueError for anything else."""
-    if not isinstance(given, Sequence) or isinstance(given, str) or hasattr(given, "parts"):
-        raise ValueError(f"monitors: a list of them, not {brief(given)}: write [...] around it")
+    if not isinstance(monitors, Sequence) or isinstance(monitors, str) or hasattr(monitors, "parts"):
+        raise ValueError(f"monitors: a list of them, not {brief(monitors)}: write [...] around it")
     out: list[Monitor] = []
-    for x in given:
+    for x in monitors:
         parts = getattr(x, "parts", (x,))
         if not all(isinstance(part, Monitor) for part in parts):
             hint = ": unpack it with *" if isinstance(x, list | tuple) else ""
@@ -132,9 +132,9 @@ def expanded(given: Sequence[Any]) -> tuple[Monitor, ...]:
     return tuple(out)
 
 
-def empty(given: Sequence[Any], steps: int) -> Iterator[str]:
+def empty(monitors: Sequence[Any], steps: int) -> Iterator[str]:
     """A warning for each monitor of a run from rest that is too short for it."""
-    for x in given:
+    for x in monitors:
         if getattr(x, "every", 1) > steps:
             yield f"monitor {x.name}: every {x.every} steps, of a run of {steps}, sees nothing of it"
 

@@ -131,7 +131,8 @@ class PlaneWave:
 
     def corrections(self, setting: Setting, mine: Tensor | None, theirs: Tensor | None, target: int, d: int,
                     sign: int, u: int, forward: bool, waves: Tensor) -> list[Entries]:  # fmt: skip
-        """Of a difference along axis d of the kernels, of what is incident. Raises ValueError outside of vacuum."""
+        """The difference of the incident field along axis d, for the update kernels. Raises ValueError outside of
+        vacuum."""
         assert mine is not None and theirs is not None
         grid, electric, out = setting.grid, target < 3, []
         line = setting.lines[0 if electric else 1][d]

@@ -117,20 +117,24 @@ class LinePlane:
         ))  # fmt: skip
 
     def check(self) -> None:
-        told = f"line {self.name}:"
+        prefix = f"line {self.name}:"
         if {self.along, self.height} - set("xyz") or self.along == self.height:
-            raise ValueError(f"{told} two of the axes x, y and z, not along {self.along!r} and height {self.height!r}")
+            raise ValueError(
+                f"{prefix} two of the axes x, y and z, not along {self.along!r} and height {self.height!r}"
+            )
         nodes = (*self.strip, self.place, self.ground, self.top) if isinstance(self.strip, tuple | list) else ()
         if len(nodes) != 5 or not all(hasattr(x, "__index__") for x in nodes):
-            raise ValueError(f"{told} places are numbers of nodes, and of a strip two, not {self.strip}, {self.place}, "
-                             f"{self.ground} and {self.top}")  # fmt: skip
+            raise ValueError(f"{prefix} places are numbers of nodes, and of a strip two, not {self.strip}, "
+                             f"{self.place}, {self.ground} and {self.top}")  # fmt: skip
         first, last = self.strip
         if not 1 <= first <= last:
-            raise ValueError(f"{told} a strip from its first node, at least 1, to its last one, not {first} to {last}")
+            raise ValueError(
+                f"{prefix} a strip from its first node, at least 1, to its last one, not {first} to {last}"
+            )
         if not 0 <= self.ground < self.top:
-            raise ValueError(f"{told} a ground below the top, in nodes, not {self.ground} and {self.top}")
+            raise ValueError(f"{prefix} a ground below the top, in nodes, not {self.ground} and {self.top}")
         if self.place < 1 or self.sign not in (1, -1):
-            raise ValueError(f"{told} a place of at least 1 and a sign of 1 or -1, not {self.place} and {self.sign}")
+            raise ValueError(f"{prefix} a place of at least 1 and a sign of 1 or -1, not {self.place} and {self.sign}")
 
     def voltage_and_current(self, result: Result) -> tuple[Tensor, Tensor]:
         """V in volts and I in amperes, (..., steps) each: V at the end of steps, I in their middle and as the mean of
@@ -179,11 +183,11 @@ def s_parameters(lines: Sequence[LinePlane], result: Result, frequencies: Tensor
     """
     if isinstance(lines, LinePlane) or not lines or not all(isinstance(x, LinePlane) for x in lines):
         raise ValueError(f"lines: a list of them, the driven one first, not {lines}")
-    found = [waves(x, result, frequencies, impedance) for x in lines]
-    a = found[0][0]
+    waves_of_lines = [waves(x, result, frequencies, impedance) for x in lines]
+    a = waves_of_lines[0][0]
     check_decayed(lines, result)
     check_band(lines[0], result, frequencies, a, impedance)
-    return torch.stack([b / a for _, b in found])
+    return torch.stack([b / a for _, b in waves_of_lines])
 
 
 def check_frequencies(frequencies: Any, nyquist: float) -> None:
@@ -218,12 +222,12 @@ def check_band(line: LinePlane, result: Result, frequencies: Tensor, a: Tensor, 
     voltage, current = (torch.fft.rfft(x.double()) for x in line.voltage_and_current(result))
     band = torch.fft.rfftfreq(result[line.parts[0].name].shape[-3], result.dt, dtype=torch.float64)
     half = torch.polar(torch.ones_like(band), pi * band * result.dt)  # the current is read half a step earlier
-    found = (voltage + impedance * half * current).abs() / (2 * sqrt(impedance))
-    found = found.reshape(-1, len(band)).amax(0)
-    least = WEAKEST * float(found.max())
+    backward = (voltage + impedance * half * current).abs() / (2 * sqrt(impedance))
+    backward = backward.reshape(-1, len(band)).amax(0)
+    least = WEAKEST * float(backward.max())
     wrong = (a.abs().reshape(-1, len(frequencies)).amax(0) < least).nonzero()
     if len(wrong):
-        f, there = float(frequencies[wrong[0, 0]]), band[found >= least]
+        f, there = float(frequencies[wrong[0, 0]]), band[backward >= least]
         low, high = float(there[0]), float(there[-1])
         raise ValueError(f"line {line.name}: its wave at {f:.4g} Hz is below {WEAKEST:g} of its peak; the source "
                          f"reaches from {low:.3g} to {high:.3g} Hz")  # fmt: skip

@@ -46,7 +46,7 @@ class Prediction:
 
     @property
     def bytes_per_step(self) -> float:
-        """Of the device that sends most."""
+        """The bytes that the busiest device sends in a step."""
         return max(self.sent)
 
     @property
@@ -55,7 +55,8 @@ class Prediction:
 
 
 def plane_bytes(grid: Grid, lines: Sequence[Sequence[Lines]], low: int, high: int, size: int, poles: int = 0) -> int:
-    """Of the state in planes [low, high): fields, psi, J and P. size: bytes of a number; poles: that fill the grid."""
+    """The bytes of the state in planes [low, high): fields, psi, J and P. size: bytes of a number; poles: that fill the
+    grid."""
     present = [i in {grid.component(name) for name in grid.components} for i in range(6)]
     of_poles = 2 * poles * sum(present[:3]) * (high - low) * grid.array[1] * grid.array[2]
     return (state_numbers(grid.array, present, lines, low, high) + of_poles) * size
@@ -64,7 +65,7 @@ def plane_bytes(grid: Grid, lines: Sequence[Sequence[Lines]], low: int, high: in
 def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpml: CPML | None = None,
             rate: float | None = None, halo: int | None = None, slabs: Sequence[int] = (),
             dtype: torch.dtype = torch.float32, shots: int = 1, poles: int = 0) -> Prediction:  # fmt: skip
-    """Of `steps` steps on so many devices of a cluster, or of the one of this name, such as "h100:4".
+    """The prediction of `steps` steps on so many devices of a cluster, or of the one of this name, such as "h100:4".
 
     rate: cells per second and step of a device; by default its memory's bandwidth over what a step reads and writes of
     a cell, which is the most it could be. halo: planes; by default what is fastest. slabs: planes of each device.
@@ -81,12 +82,12 @@ def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpm
     fields, materials = len(grid.components), sum(name[0] == "E" for name in grid.components)
     rate = rate or cluster.device.bandwidth / ((2 * fields + materials + 4 * poles * materials) * size)
     alone = steps * planes * cross / rate
-    held = materials * planes * grid.array[1] * grid.array[2] * size
+    state_bytes = materials * planes * grid.array[1] * grid.array[2] * size
     if devices == 1:
         return Prediction(alone, alone, (planes,), halo or 1, (0.0,), 0.0,
-                          held + shots * plane_bytes(grid, lines, 0, planes, size, poles))  # fmt: skip
+                          state_bytes + shots * plane_bytes(grid, lines, 0, planes, size, poles))  # fmt: skip
     link = cluster.link(1, devices)
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     error = None
     for k in HALOS if halo is None else (halo,):
         try:
@@ -108,9 +109,9 @@ def predict(grid: Grid, steps: int, devices: int, *, cluster: Cluster | str, cpm
             memory = max(memory, plane_bytes(grid, lines, first, last, size, poles) * shots)
         number = min(2, devices - 1)
         seconds = steps * most * cross / rate + exchanges * link.seconds(max(sent), number)
-        found.append(Prediction(seconds, alone, own, k, tuple(x * exchanges / steps for x in sent),
-                                number * exchanges / steps, held + memory))  # fmt: skip
-    if not found:
+        predictions.append(Prediction(seconds, alone, own, k, tuple(x * exchanges / steps for x in sent),
+                                number * exchanges / steps, state_bytes + memory))  # fmt: skip
+    if not predictions:
         assert error is not None
         raise error
-    return min(found, key=lambda x: x.seconds)
+    return min(predictions, key=lambda x: x.seconds)

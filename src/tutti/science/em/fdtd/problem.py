@@ -160,7 +160,7 @@ class Problem:
         return out
 
     def state_bytes(self) -> int:
-        """Of `state`, without allocating it."""
+        """The bytes of `state`, without allocating it."""
         of_poles = sum(2 * g.numel() for pole in self.poles for g in pole.gain)
         numbers = state_numbers(self.array, self.present, self.lines, 0, self.array[0])
         return (numbers + of_poles) * self.shots * self.dtype.itemsize
@@ -215,15 +215,15 @@ def entries_of(problem: Problem, kind: int) -> dict[int, tuple[Tensor, Tensor, T
     counts = (first[1:] - first[:-1]).to(place.device)
     shot = torch.repeat_interleave(torch.arange(len(counts), device=place.device), counts) // problem.array[0]
     at = shot * prod(problem.array) + place
-    found = {}
+    entries = {}
     for p in component.unique().tolist():
         here = component == p
-        found[p] = at[here], place[here], column[here], amount[here]
-    return found
+        entries[p] = at[here], place[here], column[here], amount[here]
+    return entries
 
 
 def within(problem: Problem, results: Sequence[Tensor], start: int, offset: int, steps: int) -> list[Tensor]:
-    """Of results of steps from `start`, the part of `steps` steps from `start + offset`."""
+    """For results of steps from `start`, the part of `steps` steps from `start + offset`."""
     out = []
     for x, whole in zip(problem.readings, results, strict=bool(len(results))):
         first, last = ((start + offset + n) // x.every - start // x.every for n in (0, steps))

@@ -86,8 +86,8 @@ class Reference:
         for p in range(3):
             if problem.present[3 + p]:
                 cur = self.curl(state, 1, p)
-                kept = state[3 + p] if not self.a[3 + p].numel() else self.a[3 + p] * state[3 + p]
-                state[3 + p] = self.add(kept + self.b[3 + p] * cur, MAGNETIC, 3 + p, waves, None)
+                decayed = state[3 + p] if not self.a[3 + p].numel() else self.a[3 + p] * state[3 + p]
+                state[3 + p] = self.add(decayed + self.b[3 + p] * cur, MAGNETIC, 3 + p, waves, None)
         for p in range(3):
             if not problem.present[p]:
                 continue
@@ -102,9 +102,9 @@ class Reference:
                 state[q] = state[q] + pole.dt * state[j]
                 around = [x for d in (2, 1, 0) for x in (pole.start[d], problem.array[d] - pole.stop[d])]
                 cur = cur - pad(state[j], around)
-            kept = state[p] if not self.a[p].numel() else self.a[p] * state[p]
+            decayed = state[p] if not self.a[p].numel() else self.a[p] * state[p]
             m = self.masks[p]
-            field = self.add(kept + self.b[p] * (cur * m), SOFT, p, waves, self.b[p])
+            field = self.add(decayed + self.b[p] * (cur * m), SOFT, p, waves, self.b[p])
             state[p] = self.add(field, HARD, p, waves, None)
         return state
 

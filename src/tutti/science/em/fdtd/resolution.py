@@ -30,10 +30,10 @@ def highest(waveform: Any, samples: Tensor, dt: float) -> float:
     n = len(samples)
     if n < LEAST:
         return 0.0
-    found = torch.fft.rfft(samples.detach() * torch.hann_window(n, False, dtype=samples.dtype)).abs()
-    if not found.max() > 0:
+    spectrum = torch.fft.rfft(samples.detach() * torch.hann_window(n, False, dtype=samples.dtype)).abs()
+    if not spectrum.max() > 0:
         return 0.0
-    last = int((found >= SIGNIFICANT * found.max()).nonzero()[-1])
+    last = int((spectrum >= SIGNIFICANT * spectrum.max()).nonzero()[-1])
     return max(0, last - 2) / (n * dt)  # the window widens a line by two places
 
 

@@ -112,10 +112,10 @@ class Simulation:
         if not 0 < self.dt < float("inf"):
             raise ValueError(f"dt: a positive number of seconds, not {self.dt}; courant is {self.courant}")
 
-    def warn(self, *found: str, level: int = 5) -> None:
+    def warn(self, *warnings: str, level: int = 5) -> None:
         """Warn of what is found in a run from rest: once, and on the first process of a group. level: of the caller."""
-        object.__setattr__(self, "warned", bool(found))
-        for text in found:
+        object.__setattr__(self, "warned", bool(warnings))
+        for text in warnings:
             warn(text, stacklevel=level)
 
     @property
@@ -382,11 +382,11 @@ class Simulation:
 
     def named(self, results: Sequence[Tensor], orders: Sequence[Tensor], problem: Problem) -> dict[str, Tensor]:
         out = {}
-        found = iter(zip(results, orders, strict=True))
+        ordered = iter(zip(results, orders, strict=True))
         for x in self.monitors:
             if isinstance(x, Energy):
                 continue
-            value, order = next(found)
+            value, order = next(ordered)
             sign = self.grid.h_sign if x.component[0] == "H" else 1
             if isinstance(x, monitors.Spectrum):
                 y = torch.view_as_complex(value.index_select(2, order))

@@ -116,7 +116,7 @@ class Slab:
         self.first, self.last = max(0, self.low - halo), min(planes, self.high + halo + 1)
         self.problem, self.read = self.part(self.low, self.high, forward=True)
         seen = min(self.high + halo, planes)
-        self.transposed, self.given = self.part(self.first, seen, forward=False)
+        self.transposed, self.seen_places = self.part(self.first, seen, forward=False)
 
     def part(self, low: int, high: int, forward: bool) -> tuple[Problem, list[slice]]:
         """The problem on the planes of this process, which reads [low, high); and which readings those are."""
@@ -200,21 +200,21 @@ class Slab:
             kernels.forward(self.problem, state, waves, within(self.problem, results, start, offset, n),
                             start + offset, n, [x[offset : offset + n] for x in history])  # fmt: skip
 
-    def adjoint(self, state: Sequence[Tensor], given: Sequence[Tensor], start: int, steps: int,
+    def adjoint(self, state: Sequence[Tensor], cotangents: Sequence[Tensor], start: int, steps: int,
                 history: Sequence[Tensor], gradients: Sequence[Tensor], columns: int) -> Tensor | None:  # fmt: skip
-        """As `kernels.adjoint`; given: from `seen`."""
+        """As `kernels.adjoint`; cotangents: from `seen`."""
         parts = []
         for offset, n in reversed(self.chunks(steps)):
             self.exchange(state)
-            part = kernels.adjoint(self.transposed, state, within(self.transposed, given, start, offset, n),
+            part = kernels.adjoint(self.transposed, state, within(self.transposed, cotangents, start, offset, n),
                                    start + offset, n, [x[offset : offset + n] for x in history], gradients,
                                    columns)  # fmt: skip
             parts.append(part)
         return torch.cat(parts[::-1]) if columns else None
 
-    def seen(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """Of gradients of all results, what own planes and halos need."""
-        return [g[:, :, s].contiguous() for g, s in zip(given, self.given, strict=True)]
+    def seen(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
+        """The parts of the gradients of all results that own planes and halos need."""
+        return [g[:, :, s].contiguous() for g, s in zip(cotangents, self.seen_places, strict=True)]
 
     def gathered(self, results: Sequence[Tensor]) -> list[Tensor]:
         """The results of all processes, from those of each."""
@@ -226,7 +226,7 @@ class Slab:
         return self.summed(out)
 
     def whole_gradients(self, own: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Of parameters of the whole, from those of `problem` on each process."""
+        """The gradients of the parameters of the whole, from those of `problem` on each process."""
         keep = slice(self.low - self.first, self.high - self.first)
         out: list[Tensor | None] = []
         for i, x in enumerate(own):

@@ -77,7 +77,7 @@ def places(grid: Grid, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]
 def driven(grid: Grid, component: str, where: Where, what: str) -> tuple[Tensor, tuple[int, ...]]:
     """As `places`, where steps update. Raises ValueError for tangential E and normal H of walls, and beyond the last
     cell."""
-    found = places(grid, where, what)
+    driven_places = places(grid, where, what)
     spans = changing(grid.array, grid.component(component))
     for axis, (x, n) in enumerate(zip(where, grid.nodes, strict=True)):
         first, end = spans[grid.axes[axis]]
@@ -85,7 +85,7 @@ def driven(grid: Grid, component: str, where: Where, what: str) -> tuple[Tensor,
         if min(nodes) < first or max(nodes) >= end:
             raise ValueError(f"{what}: {component} changes at {first} to {end - 1} along {'xyz'[axis]} only, not at "
                              f"{min(nodes)} to {max(nodes)}: the outermost nodes are perfect conductors")  # fmt: skip
-    return found
+    return driven_places
 
 
 def sampled(waveform: Waveform | Tensor, times: Tensor, what: str) -> Tensor:
@@ -142,10 +142,10 @@ class Current(Brief):
         return [Entries(kind, number, place, amount, torch.zeros_like(place), waves, self.shot)]
 
 
-def check_sources(given: Any) -> None:
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise ValueError(f"sources: a list of them, not {brief(given)}: write [...] around it")
-    for x in given:
+def check_sources(sources: Any) -> None:
+    if not isinstance(sources, Sequence) or isinstance(sources, str):
+        raise ValueError(f"sources: a list of them, not {brief(sources)}: write [...] around it")
+    for x in sources:
         if not hasattr(x, "entries"):
             raise ValueError(f"sources: Current, PlaneWave, Port or another with `entries`, not {brief(x)}")
 

@@ -59,14 +59,14 @@ def block(fractions: Tensor, parts: int) -> tuple[slice, ...]:
 
 
 def everywhere(grid: Grid, x: Tensor, cells: Sequence[slice]) -> Tensor:
-    """Of a block of cells, over all nodes; beyond it the value of its first node."""
+    """The values of a block of cells over all nodes; beyond the block, the value of its first node."""
     out = x[0, 0, 0].expand(grid.nodes).clone()
     out[tuple(slice(c.start, c.stop + 1) for c in cells)] = x
     return out
 
 
 def offsets(name: str) -> list[float]:
-    """Of a component from its node, in cells."""
+    """The offsets of a component from its node, in cells."""
     return [0.5 if (axis == "xyz".index(name[1])) == (name[0] == "E") else 0.0 for axis in range(3)]
 
 
@@ -105,13 +105,13 @@ def conductor(grid: Grid, fractions: Tensor, least: float = 0.25) -> dict[str, d
     parts = parts_of(grid, fractions)
     cells = block(fractions, parts)
     x = 1 - fractions[tuple(slice(c.start * parts, c.stop * parts) for c in cells)].double()
-    found: dict[str, dict[str, Tensor]] = {"eps_r": {}, "mu_r": {}, "pec": {}}
+    factors: dict[str, dict[str, Tensor]] = {"eps_r": {}, "mu_r": {}, "pec": {}}
     for name in ("Ex", "Ey", "Ez"):
         own = "xyz".index(name[1])
         length = mean(x, parts, offsets(name), [parts if axis == own else 2 for axis in range(3)])
-        found["eps_r"][name] = everywhere(grid, 1 / length.clamp(min=1e-3), cells)
-        found["pec"][name] = everywhere(grid, length < 1e-3, cells)
+        factors["eps_r"][name] = everywhere(grid, 1 / length.clamp(min=1e-3), cells)
+        factors["pec"][name] = everywhere(grid, length < 1e-3, cells)
         face = "H" + name[1]
         area = mean(x, parts, offsets(face), [2 if axis == own else parts for axis in range(3)])
-        found["mu_r"][face] = everywhere(grid, area.clamp(min=least), cells)
-    return found
+        factors["mu_r"][face] = everywhere(grid, area.clamp(min=least), cells)
+    return factors

@@ -74,18 +74,18 @@ def invert(config: Path, out: str = "") -> int:
                           strategy=wanted.strategy, weight=wanted.weight, say=_say)  # fmt: skip
     CONSOLE.print(f"{data.count} data, {mesh.cells} cells")
     start = torch.log10(torch.tensor(wanted.start, dtype=torch.float64))
-    result, told, others = _run(table, inversion, mesh, start)
-    report = _report(result, told, data, truth)
+    result, found_mismatch, others = _run(table, inversion, mesh, start)
+    report = _report(result, found_mismatch, data, truth)
     if wanted.uncertainty and result.beta > 0:
         CONSOLE.print(f"uncertainty: covariance of {len(result.p)} parameters")
-        known = posterior(inversion, result)
-        prior = f"with a prior of {known.strength:.2g} times the penalty"
+        uncertainty = posterior(inversion, result)
+        prior = f"with a prior of {uncertainty.strength:.2g} times the penalty"
         CONSOLE.print(f"standard deviations: linearised around the model, {prior}; {COVERAGE}")
-        report["resolution"], report["prior_strength"] = known.resolution.mean().item(), known.strength
-        extra = {"sd": known.sd.numpy(), "resolution": known.resolution.numpy()}
+        report["resolution"], report["prior_strength"] = uncertainty.resolution.mean().item(), uncertainty.strength
+        extra = {"sd": uncertainty.sd.numpy(), "resolution": uncertainty.resolution.numpy()}
         area = _area(table, mesh, data)
-        figures.sections(folder / "uncertainty.png", mesh, {"standard deviation": known.sd}, area=area,
-                         label="decades", colours="YlOrRd", limits=(0, float(known.sd.max())))  # fmt: skip
+        figures.sections(folder / "uncertainty.png", mesh, {"standard deviation": uncertainty.sd}, area=area,
+                         label="decades", colours="YlOrRd", limits=(0, float(uncertainty.sd.max())))  # fmt: skip
     else:
         extra = {}
     if wanted.samples and result.beta > 0:
@@ -120,14 +120,14 @@ def _run(table: MTConfig, inversion: Inversion, mesh: Mesh2D,
     coded = Coded(mesh, _vae(table, columns), region, lateral=prior.lateral, deviation=prior.deviation)
     if wanted.parameters == "codes":
         result = inversion.run(coded, start)
-        told, others = mismatch(inversion, result), {}
-        for reason in told.reasons:
+        found_mismatch, others = mismatch(inversion, result), {}
+        for reason in found_mismatch.reasons:
             CONSOLE.print(f"the prior may not suit these data: {reason}")
     else:
-        found = checked(inversion, coded, start, tell=CONSOLE.print, along=wanted.along, down=wanted.down)
-        result, told = found.result, found.mismatch
-        others = {} if found.result is found.coded else {f"codes, chi {found.coded.chi:.2f}": found.coded.model}
-    return result, told, others
+        outcome = checked(inversion, coded, start, tell=CONSOLE.print, along=wanted.along, down=wanted.down)
+        result, found_mismatch = outcome.result, outcome.mismatch
+        others = {} if outcome.result is outcome.coded else {f"codes, chi {outcome.coded.chi:.2f}": outcome.coded.model}
+    return result, found_mismatch, others
 
 
 def _vae(table: MTConfig, columns) -> VAE:
@@ -164,11 +164,11 @@ def _synthetic(table: MTConfig, like: Data | None = None) -> tuple[Mesh2D, MT2D,
     return mesh, problem, truth, data
 
 
-def _report(result: Result, told: Mismatch | None, data: Data, truth: Tensor | None) -> dict:
+def _report(result: Result, found_mismatch: Mismatch | None, data: Data, truth: Tensor | None) -> dict:
     report = {"chi": result.chi, "misfit": result.misfit, "reached": result.reached, "data": data.count,
               "shift": _shifts(result, data), "iterations": [asdict(i) for i in result.history]}  # fmt: skip
-    if told is not None:
-        report["prior"] = {"codes": told.codes, "suspected": list(told.reasons)}
+    if found_mismatch is not None:
+        report["prior"] = {"codes": found_mismatch.codes, "suspected": list(found_mismatch.reasons)}
     if truth is not None:
         report["model_rms"] = rms(result.model, truth)
     return report
@@ -195,10 +195,10 @@ def _noisy(table: MTConfig) -> bool:
 def _area(table: MTConfig, mesh: Mesh2D, data: Data) -> tuple[float, float, float]:
     """Left, right and depth to draw: the region of the setting, or sites and bodies with a tenth more, down to below
     the deepest boundary of the model, or to the largest skin depth of the data; at most half the width below it."""
-    given = table.figure.depth
+    figure_depth = table.figure.depth
     if setting := table.setting():
         columns, bottom = setting.region.columns, setting.region.rows.stop
-        return mesh.x_edges[columns.start], mesh.x_edges[columns.stop], given or mesh.z_edges[bottom]
+        return mesh.x_edges[columns.start], mesh.x_edges[columns.stop], figure_depth or mesh.z_edges[bottom]
     model = table.model or ModelTable()
     ends = [*data.sites, *(x for body in model.bodies for x in body.x)]
     left, right = min(ends), max(ends)
@@ -208,7 +208,11 @@ def _area(table: MTConfig, mesh: Mesh2D, data: Data) -> tuple[float, float, floa
     half = max((right - left) / 2, 1000.0)
     depth = max(1.5 * deepest, half) if deepest else deepest_seen(data)
     depth = min(depth, deepest + half)  # deeper, sections would be drawn narrow
-    return max(left - more, mesh.x_edges[0]), min(right + more, mesh.x_edges[-1]), given or min(depth, mesh.z_edges[-1])
+    return (
+        max(left - more, mesh.x_edges[0]),
+        min(right + more, mesh.x_edges[-1]),
+        figure_depth or min(depth, mesh.z_edges[-1]),
+    )
 
 
 def deepest_seen(data: Data) -> float:

@@ -20,7 +20,7 @@ from tutti.science.em.mt.datafile import arrays
 from tutti.science.em.mt.edi import read_edi, survey
 from tutti.science.em.mt.keys import check
 from tutti.science.em.mt.mesh import Mesh2D
-from tutti.science.em.mt.painted import held, interfaces
+from tutti.science.em.mt.painted import cells_within, interfaces
 from tutti.science.em.mt.parameters import Region
 from tutti.science.em.mt.synthetic import SETTINGS, Setting
 from tutti.science.em.mt.tables import (
@@ -57,12 +57,12 @@ class MTConfig:
     @staticmethod
     def load(path: Path) -> MTConfig:
         """Raises ValueError that names the file, the key and what is expected."""
-        found: MTConfig = build(MTConfig, read(path), str(path))
+        config: MTConfig = build(MTConfig, read(path), str(path))
         try:
-            check(found)
+            check(config)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        return found
+        return config
 
     def setting(self) -> Setting | None:
         return SETTINGS[self.survey.setting]() if self.survey.setting else None
@@ -77,17 +77,17 @@ class MTConfig:
                 raise ValueError(f"no file matches data.path = {self.data.path!r}")
             wanted = _frequencies(self.survey) or None
             sites = [read_edi(f) for f in files]
-            found = survey(sites, self.data.strike, wanted, tipper=self.data.tipper, error=self.data.error)
+            observed = survey(sites, self.data.strike, wanted, tipper=self.data.tipper, error=self.data.error)
         else:
             if _frequencies(self.survey) or _sites(self.survey):
                 raise ValueError(f"frequencies and sites are those of {self.data.path}: leave them out of [survey]")
             if not Path(self.data.path).exists():
                 raise ValueError(f"no file data.path = {self.data.path!r}")
-            found = Data.load(self.data.path)
+            observed = Data.load(self.data.path)
         if self.survey.modes:
-            found = _of_modes(found, self.survey.modes)
+            observed = _of_modes(observed, self.survey.modes)
         floors = {"rho": self.data.floor_rho, "phase": self.data.floor_phase, "tipper": self.data.floor_tipper}
-        return found.with_floor(**floors) if any(floors.values()) else found
+        return observed.with_floor(**floors) if any(floors.values()) else observed
 
     def geometry(
         self, data: Data | None, model: ModelTable | None = None
@@ -126,20 +126,20 @@ class MTConfig:
                 raise ValueError("model.draw needs a survey.setting: its prior is drawn from")
             return setting.truths(1, table.draw)[0]
         if table.file:
-            found = torch.from_numpy(arrays(table.file, "log_rho")["log_rho"]).double()
-            if found.shape != mesh.shape or not found.isfinite().all():
+            log_rho = torch.from_numpy(arrays(table.file, "log_rho")["log_rho"]).double()
+            if log_rho.shape != mesh.shape or not log_rho.isfinite().all():
                 raise ValueError(
                     f"log_rho of {table.file} must be finite, log10 ohm-m of the mesh's {mesh.shape} cells (nz, nx);"
-                    f" it has the shape {tuple(found.shape)}"
+                    f" it has the shape {tuple(log_rho.shape)}"
                 )
-            return found
+            return log_rho
         model = torch.full(mesh.shape, math.log10(table.background), dtype=torch.float64)
         x, z = mesh.x[None, :], mesh.z[:, None]
         for layer in table.layers:
             value = torch.tensor(math.log10(layer.rho), dtype=torch.float64)
             if not layer.top < layer.bottom:
                 raise ValueError(f"a layer has top = {layer.top:g} not above bottom = {layer.bottom:g}")
-            inside = held(z, layer.top, layer.bottom)
+            inside = cells_within(z, layer.top, layer.bottom)
             if not inside.any():
                 raise ValueError(
                     f"the layer from {layer.top:g} to {layer.bottom:g} m holds the centre of no row of cells"
@@ -149,7 +149,7 @@ class MTConfig:
             for name, (first, last) in (("x", body.x), ("z", body.z)):
                 if not first < last:
                     raise ValueError(f"a body has {name} = [{first:g}, {last:g}]: write the smaller first")
-            inside = held(x, *body.x) & held(z, *body.z)
+            inside = cells_within(x, *body.x) & cells_within(z, *body.z)
             if not inside.any():
                 raise ValueError(f"the body at x {body.x}, z {body.z} m holds the centre of no cell of the mesh")
             model = torch.where(inside, torch.tensor(math.log10(body.rho), dtype=torch.float64), model)

@@ -51,12 +51,12 @@ class Data(Brief):
             raise ValueError(f"modes are {MODES}, outputs one of {OUTPUTS}; got {self.modes} and {self.outputs!r}")
         put("mask", torch.ones(self.shape) if self.mask is None else self.mask)
         for name in ("values", "errors", "mask"):
-            given = torch.as_tensor(getattr(self, name)).double()
-            if given.numel() != math.prod(self.shape):
+            array = torch.as_tensor(getattr(self, name)).double()
+            if array.numel() != math.prod(self.shape):
                 raise ValueError(
-                    f"{name} must have the shape (mode, frequency, site, 2) = {self.shape}; got {tuple(given.shape)}"
+                    f"{name} must have the shape (mode, frequency, site, 2) = {self.shape}; got {tuple(array.shape)}"
                 )
-            put(name, given.reshape(self.shape))
+            put(name, array.reshape(self.shape))
         if not ((self.mask == 0) | (self.mask == 1)).all():
             raise ValueError("mask must be 0 or 1 everywhere; errors say how much a value counts")
         used = self.mask == 1
@@ -86,7 +86,7 @@ class Data(Brief):
 
     @property
     def count(self) -> int:
-        """Of values that are used."""
+        """The number of values that are used."""
         return int(self.mask.sum())
 
     @property
@@ -123,8 +123,8 @@ class Data(Brief):
         if not problem.log:
             raise ValueError("synthetic data need a problem with outputs='apparent'")
         values = problem(log_rho).detach().cpu().view(problem.shape)
-        given = {"rho": rho, "phase": phase, "tipper": tipper}
-        if negative := [f"{name} = {x}" for name, x in given.items() if not x >= 0]:
+        relative = {"rho": rho, "phase": phase, "tipper": tipper}
+        if negative := [f"{name} = {x}" for name, x in relative.items() if not x >= 0]:
             raise ValueError(f"noise must not be negative; got {negative[0]}")
         errors = _floors(problem.modes, values, rho or NOISE[0], phase or NOISE[1], tipper or NOISE[2])
         added = _floors(problem.modes, values, rho, phase, tipper)
@@ -178,7 +178,10 @@ class Data(Brief):
     def load(cls, path: str | Path) -> Data:
         """What `save` wrote. Rows of a .csv may be in any order, and are masked where they are missing. Raises
         ValueError that names the file, and the line of a .csv."""
-        return cls(**datafile.load(path))
+        try:
+            return cls(**datafile.load(path))
+        except ValueError as error:
+            raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 def _floors(modes: Sequence[str], values: Tensor, rho: float, phase: float, tipper: float) -> Tensor:

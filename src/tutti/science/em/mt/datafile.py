@@ -50,10 +50,7 @@ def save(data: Data, path: str | Path) -> None:
 def load(path: str | Path) -> dict[str, Any]:
     """The fields of the `Data` in a file, by name."""
     path = _checked(path)
-    try:
-        return _of_arrays(arrays(path, *ARRAYS)) if path.suffix == ".npz" else _of_rows(path)
-    except ValueError as error:
-        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    return _of_arrays(arrays(path, *ARRAYS)) if path.suffix == ".npz" else _of_rows(path)
 
 
 def arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:

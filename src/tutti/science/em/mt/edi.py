@@ -69,17 +69,17 @@ class Edi(Brief):
         for name, shape in SHAPES.items():
             if getattr(self, name) is None and name.startswith("tipper"):
                 continue
-            given, kind = torch.as_tensor(getattr(self, name)), COMPLEX.get(name, torch.float64)
-            if given.shape != (count, *shape):
+            array, kind = torch.as_tensor(getattr(self, name)), COMPLEX.get(name, torch.float64)
+            if array.shape != (count, *shape):
                 raise ValueError(
                     f"site {self.station}: {name} must have the shape {(count, *shape)} for {count} frequencies;"
-                    f" got {tuple(given.shape)}"
+                    f" got {tuple(array.shape)}"
                 )
-            if given.is_complex() != kind.is_complex:
+            if array.is_complex() != kind.is_complex:
                 raise ValueError(
-                    f"site {self.station}: {name} must be {'complex' if kind.is_complex else 'real'}; got {given.dtype}"
+                    f"site {self.station}: {name} must be {'complex' if kind.is_complex else 'real'}; got {array.dtype}"
                 )
-            put(name, given.to(kind))
+            put(name, array.to(kind))
 
     def rotated(self, azimuth: float) -> Edi:
         """With the x axis at this azimuth. Variances as if components were independent."""
@@ -131,8 +131,8 @@ class Edi(Brief):
                 blocks[f"T{b}VAR.EXP ROT=TROT"] = self.tipper_variance[:, j]
         for name, numbers in blocks.items():
             lines.append(f">{name} // {n}")
-            told = [f"{x if math.isfinite(x) else EMPTY: .12E}" for x in numbers.tolist()]
-            lines += ["  ".join(["", *told[i : i + 5]]) for i in range(0, n, 5)]
+            texts = [f"{x if math.isfinite(x) else EMPTY: .12E}" for x in numbers.tolist()]
+            lines += ["  ".join(["", *texts[i : i + 5]]) for i in range(0, n, 5)]
         Path(path).write_text("\n".join([*lines, ">END", ""]))
 
 
@@ -158,16 +158,16 @@ def read_edi(path: str | Path) -> Edi:
                     raise ValueError(f"{path}: block >{name} holds what is not a number: {error}") from None
                 if len(read) != count:
                     raise ValueError(f"{path}: block >{name} has {len(read)} numbers, >FREQ {count}")
-                found = torch.tensor(read, dtype=torch.float64)
-                return torch.where((found - empty).abs() <= 1e-6 * abs(empty), torch.nan, found)
+                values = torch.tensor(read, dtype=torch.float64)
+                return torch.where((values - empty).abs() <= 1e-6 * abs(empty), torch.nan, values)
         return None
 
     def filled(*names: str, otherwise: float) -> Tensor:
-        found = numbers(*names)
-        return torch.full((count,), otherwise, dtype=torch.float64) if found is None else found
+        values = numbers(*names)
+        return torch.full((count,), otherwise, dtype=torch.float64) if values is None else values
 
     def part(*names: str) -> Tensor:
-        """Of a component, NaN where it cannot be used."""
+        """The values of a component, NaN where they cannot be used."""
         return usable(filled(*names, otherwise=torch.nan), names[0], torch.isinf, "is infinite")
 
     def usable(values: Tensor, name: str, wrong: Callable[[Tensor], Tensor], what: str) -> Tensor:
@@ -207,8 +207,8 @@ def read_edi(path: str | Path) -> Edi:
             stacklevel=2,
         )
     frequencies = filled("FREQ", otherwise=0)
-    found = [component(f"Z{p}", (r,), (i,), (f"Z{p}.VAR", f"Z{p}VAR")) for p, (r, i) in parts.items()]
-    z, var = (torch.stack(each, 1) for each in zip(*found, strict=True))
+    components = [component(f"Z{p}", (r,), (i,), (f"Z{p}.VAR", f"Z{p}VAR")) for p, (r, i) in parts.items()]
+    z, var = (torch.stack(each, 1) for each in zip(*components, strict=True))
     site: dict = {}
     if any(f"T{b}R{end}" in blocks for b in AXES for end in ("", ".EXP")):
         of = [component(f"T{b}", (f"T{b}R.EXP", f"T{b}R"), (f"T{b}I.EXP", f"T{b}I"),
@@ -217,10 +217,10 @@ def read_edi(path: str | Path) -> Edi:
         site["tipper_azimuth"] = filled("TROT", "TROT.EXP", "ZROT", otherwise=0.0).nan_to_num()
     good = (frequencies > 0) & torch.isfinite(frequencies)
     if not good.all():
-        told = f">FREQ must hold positive frequencies in Hz; got {frequencies[~good][0].item():g}"
+        fault = f">FREQ must hold positive frequencies in Hz; got {frequencies[~good][0].item():g}"
         if not good.any():
-            raise ValueError(f"{path}: {told}")
-        warnings.warn(f"site {station}: {told}: {int((~good).sum())} left out ({path})", stacklevel=2)
+            raise ValueError(f"{path}: {fault}")
+        warnings.warn(f"site {station}: {fault}: {int((~good).sum())} left out ({path})", stacklevel=2)
     return Edi(
         station,
         _angle(_first(head, "LAT", "REFLAT"), path),
@@ -302,8 +302,8 @@ def survey(
     unknown = torch.isfinite(values).all(-1) & (errors == 0).any(-1)
     if unknown.any():
         station = sites[order[int(unknown.nonzero()[0, 2])]].station
-        told = f"{int(unknown.sum())} of {unknown.numel()} values have no variance and are left out, the first of site"
-        warnings.warn(f"{told} {station}: state their error (data.error of a config)", stacklevel=2)
+        fault = f"{int(unknown.sum())} of {unknown.numel()} values have no variance and are left out, the first of site"
+        warnings.warn(f"{fault} {station}: state their error (data.error of a config)", stacklevel=2)
         errors[errors == 0] = torch.nan
     return Data.masked_nan(wanted.tolist(), [x[i] for i in order], modes, values, errors)
 

@@ -21,7 +21,7 @@ from tutti.science.em.mt.tm import TM
 
 @dataclass
 class Fields:
-    """Of b frequencies and r quantities: one for each site, of TE perhaps two."""
+    """Fields at b frequencies, as r quantities: one for each site, for TE perhaps two."""
 
     physics: TE | TM
     log_rho: Tensor  # (nz, nx)

@@ -145,25 +145,26 @@ class MT2D:
         """Warn if the mesh does not suit a model, unless this problem has warned before."""
         if self._warned:
             return
-        if found := shortcomings(self.mesh, self.checked(log_rho, trial), self.frequencies, self.sites):
+        if faults := shortcomings(self.mesh, self.checked(log_rho, trial), self.frequencies, self.sites):
             self._warned = True
-            warnings.warn(f"{'; '.join(found)}: responses may be far off; {ADVICE}", stacklevel=3)
+            warnings.warn(f"{'; '.join(faults)}: responses may be far off; {ADVICE}", stacklevel=3)
 
     def polarisations(self, device: torch.device) -> list[Polarisation]:
         if device not in self._polarisations:
             height = max(AIR_HEIGHT, skin_depth(AIR_RHO, min(self.frequencies)))
             names = {"TE": "impedance", "tipper": "tipper"}
             electric = [i for i, mode in enumerate(self.modes) if mode in names]
-            found: list[tuple[TE | TM, list[int]]] = []
+            physics_and_modes: list[tuple[TE | TM, list[int]]] = []
             if electric:
                 channels = tuple(names[self.modes[i]] for i in electric)
-                found.append((TE(self.mesh, self.at, height, channels, device), electric))
+                physics_and_modes.append((TE(self.mesh, self.at, height, channels, device), electric))
             if "TM" in self.modes:
-                found.append((TM(self.mesh, self.at, device), [self.modes.index("TM")]))
+                physics_and_modes.append((TM(self.mesh, self.at, device), [self.modes.index("TM")]))
             solver = SOLVERS[self.solver]
             nodes = self.mesh.nz + 1, self.mesh.nx + 1
             self._polarisations[device] = [
-                Polarisation(physics, solver((physics.surface + nodes[0], nodes[1])), modes) for physics, modes in found
+                Polarisation(physics, solver((physics.surface + nodes[0], nodes[1])), modes)
+                for physics, modes in physics_and_modes
             ]
         return self._polarisations[device]
 

@@ -153,32 +153,34 @@ class Inversion:
             at = self.problem.linearize(parameters.model(p), trial=True)
         r = self.residual(at.data, shift)
         local = parameters.linearize(p)
-        history.append(self._told(0, at, shift, r, 0.0, local.penalty, 0.0, 1, 0.0))
+        history.append(self._log_iteration(0, at, shift, r, 0.0, local.penalty, 0.0, 1, 0.0))
         for i in range(self.steps):
             if history[-1].chi <= self.target:
                 break
             began = time.perf_counter()
             with progress(f"inverting: iteration {i + 1}, chi {history[-1].chi:.2f}"):
                 system = System(self, at, local, r, shift)
-                found = self._search(system, parameters, p, shift, beta, history[-1])
-            if found is None:
+                step_found = self._search(system, parameters, p, shift, beta, history[-1])
+            if step_found is None:
                 break
-            (_, p, shift, beta, at, r, step), forwards = found
+            (_, p, shift, beta, at, r, step), forwards = step_found
             local = parameters.linearize(p)
             history.append(
-                self._told(i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began)
+                self._log_iteration(
+                    i + 1, at, shift, r, beta, local.penalty, step, forwards, time.perf_counter() - began
+                )
             )
         self.problem.warn(parameters.model(p), trial=True)
         return Result(parameters.model(p), self.shifted(at.data, shift), p, parameters, beta or 0.0, shift,
                       history[-1].chi <= self.target, history)  # fmt: skip
 
-    def _told(self, number: int, at: Linearization, shift: Tensor, r: Tensor, beta: float, penalty: float, step: float,
-              forwards: int, seconds: float) -> Iteration:  # fmt: skip
+    def _log_iteration(self, number: int, at: Linearization, shift: Tensor, r: Tensor, beta: float, penalty: float,
+                       step: float, forwards: int, seconds: float) -> Iteration:  # fmt: skip
         misfit = self.data.misfit(self.shifted(at.data, shift))
-        told = Iteration(r.norm().item(), misfit, beta, penalty, step, forwards, seconds)
+        iteration = Iteration(r.norm().item(), misfit, beta, penalty, step, forwards, seconds)
         if self.say:
-            self.say(number, told)
-        return told
+            self.say(number, iteration)
+        return iteration
 
     def _betas(self, system: System, beta: float | None, chi: float) -> Sequence[float]:
         if self.strategy == "multiplicative":
@@ -195,15 +197,15 @@ class Inversion:
             candidate = partial(self._candidate, system, parameters, p, shift, fraction)
             missed = None
             for each in self._betas(system, beta, last.chi):
-                found = candidate(each)
+                tried = candidate(each)
                 forwards += 1
-                if not np.isfinite(found.chi):
+                if not np.isfinite(tried.chi):
                     continue
-                if chosen is None or found.chi < chosen.chi:
-                    chosen = found
-                if chosen.chi <= self.target or found.chi > 1.05 * chosen.chi:
+                if chosen is None or tried.chi < chosen.chi:
+                    chosen = tried
+                if chosen.chi <= self.target or tried.chi > 1.05 * chosen.chi:
                     break  # betas fall: the first that reaches the target is the smoothest of the sweep
-                missed = found
+                missed = tried
             if chosen and chosen.chi <= self.target and self.strategy == "occam":
                 chosen, more = self._smoothest(candidate, chosen, missed)
                 forwards += more
@@ -232,11 +234,11 @@ class Inversion:
             if misses:
                 aim = math.log(self.target * (1 - NEARLY / 2) / fits.chi) / math.log(misses.chi / fits.chi)
                 beta = fits.beta * (misses.beta / fits.beta) ** min(max(aim, 0.1), 0.9)
-            found = candidate(beta)
-            if found.chi <= self.target:
-                fits = found
-            elif np.isfinite(found.chi):
-                misses = found
+            tried = candidate(beta)
+            if tried.chi <= self.target:
+                fits = tried
+            elif np.isfinite(tried.chi):
+                misses = tried
             else:
                 return fits, tries + 1
         return fits, TRIES
@@ -263,24 +265,24 @@ class System:
 
     def step(self, beta: float) -> tuple[Tensor, Tensor]:
         """The change of parameters and of static shifts."""
-        n, known = len(self.r), self.r
+        n, residual = len(self.r), self.r
         noise = torch.eye(n, dtype=torch.float64)
         if self.sd:  # shifts are normal around 0; eliminated, they add to the covariance of the data
             noise += n * self.sd**2 * (self.columns @ self.columns.T)
-            known = self.r + self.columns @ self.shift
+            residual = self.r + self.columns @ self.shift
         if self.data_space:
-            dual = _solve(self.gram / beta + noise, known - self.g @ self.h)
+            dual = _solve(self.gram / beta + noise, residual - self.g @ self.h)
             change = self.h + self.c @ dual / beta
         else:
-            g, normal, right = self.g, self.normal, known
+            g, normal, right = self.g, self.normal, residual
             if self.sd:
-                solved = torch.linalg.solve(noise, torch.column_stack([g, known]))
+                solved = torch.linalg.solve(noise, torch.column_stack([g, residual]))
                 normal, right = g.T @ solved[:, :-1], solved[:, -1]
             change = _solve(normal + beta * self.dense, g.T @ right - beta * self.gradient)
         if not self.sd:
             return change, torch.zeros_like(self.shift)
         prior = torch.eye(len(self.shift), dtype=torch.float64) / (n * self.sd**2)
-        rest = self.columns.T @ (known - self.g @ change)
+        rest = self.columns.T @ (residual - self.g @ change)
         return change, _solve(self.columns.T @ self.columns + prior, rest) - self.shift
 
 
@@ -296,5 +298,5 @@ def _inverse(matrix: sp.csc_array) -> Callable[[Tensor], Tensor]:
 
 
 def _solve(matrix: Tensor, rhs: Tensor) -> Tensor:
-    """Of a symmetric, positive definite matrix."""
+    """Solve with a symmetric, positive definite matrix."""
     return torch.cholesky_solve(rhs[:, None], torch.linalg.cholesky(matrix))[:, 0]

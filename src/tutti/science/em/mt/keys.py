@@ -42,10 +42,12 @@ def sections(kind: type, name: str = "") -> Iterator[tuple[str, str, list[Key]]]
         if table:
             inner.append((f"[[{where}]]" if several else f"[{where}]", table))
         else:
-            given = _quantity(annotated[each.name])
+            quantity = _quantity(annotated[each.name])
             required = each.default is MISSING
             default = None if required else each.default
-            rows.append(Key(each.name, type_name(plain[each.name]), given.unit, default, required, meanings[each.name]))
+            rows.append(
+                Key(each.name, type_name(plain[each.name]), quantity.unit, default, required, meanings[each.name])
+            )
     yield name, " ".join((inspect.getdoc(kind) or "").split()), rows
     for heading, table in inner:
         yield from sections(table, heading)
@@ -89,9 +91,11 @@ def _meanings(kind: type) -> dict[str, str]:
     """The text below each field of a dataclass."""
     (declared,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(declared, ast.ClassDef)
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for field, text in zip(declared.body, [*declared.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            told = text.value.value if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) else ""
-            found[field.target.id] = " ".join(str(told).split())
-    return found
+            text_of_field = (
+                text.value.value if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) else ""
+            )
+            meanings[field.target.id] = " ".join(str(text_of_field).split())
+    return meanings

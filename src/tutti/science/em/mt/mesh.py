@@ -29,11 +29,11 @@ def skin_depth(resistivity: float, frequency: float) -> float:
 
 def positive_frequencies(frequencies: Sequence[float] | Tensor) -> tuple[float, ...]:
     """As floats, in Hz. Raises ValueError unless there is one and all are positive and finite."""
-    found = tuple(float(f) for f in frequencies)
-    wrong = [f for f in found if not (f > 0 and math.isfinite(f))]
-    if wrong or not found:
+    values = tuple(float(f) for f in frequencies)
+    wrong = [f for f in values if not (f > 0 and math.isfinite(f))]
+    if wrong or not values:
         raise ValueError(f"frequencies are in Hz and must be positive and finite; got {wrong or 'none'}")
-    return found
+    return values
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,7 +137,7 @@ class Mesh2D(Brief):
         to half a row. Errors are of second order in growth - 1, but for those of the first row. Over a body of 10 in
         100 ohm-m they are up to 1 % with 1.15, 8 % with 1.5 and 22 % with 1.8, without a warning.
         """
-        found = positive_frequencies(frequencies)
+        checked_frequencies = positive_frequencies(frequencies)
         places = sorted(float(x) for x in sites)
         low, high = rho_range
         if not places or not all(map(math.isfinite, places)):
@@ -146,7 +146,7 @@ class Mesh2D(Brief):
             raise ValueError(f"rho_range must be (lowest, highest) in ohm-m, positive and finite; got {rho_range}")
         if not 1 < growth <= 2:
             raise ValueError(f"growth must be over 1 and at most 2 (1.1 is the default); got {growth}")
-        smallest, largest = skin_depth(low, max(found)), skin_depth(high, min(found))
+        smallest, largest = skin_depth(low, max(checked_frequencies)), skin_depth(high, min(checked_frequencies))
         depth, margin = depth or 1.5 * largest, margin or 1.5 * largest
         gaps = sorted(b - a for a, b in pairwise(places) if b > a)
         width = width or (gaps[len(gaps) // 2] / 4 if gaps else smallest / 4)

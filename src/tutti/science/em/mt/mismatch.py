@@ -42,8 +42,8 @@ def mismatch(inversion: Inversion, result: Result) -> Mismatch:
     columns = result.p[: parameters.codes].view(-1, parameters.vae.codes).square().mean(1)
     g, precision, _ = normal_system(inversion, replace(result, beta=1 / inversion.data.count))
     covariance = torch.cholesky_inverse(torch.linalg.cholesky(g.T @ g + precision))
-    known = (1 - covariance.diagonal()[: parameters.codes]).mean().item()
-    codes, reasons = columns.mean().item() / known, []
+    determined = (1 - covariance.diagonal()[: parameters.codes]).mean().item()
+    codes, reasons = columns.mean().item() / determined, []
     if not result.reached:
         reasons.append(f"columns of the prior do not fit the data: chi stays at {result.chi:.2f}")
     if codes > MOST:
@@ -66,11 +66,11 @@ def checked(inversion: Inversion, coded: Coded, start: Tensor | float = 2.0, *,
     """Invert with codes; where the diagnostics suspect the prior, invert cells instead. tell: is called with what is
     inverted next, and why. pixel: options of `Pixel`."""
     tell("inversion of codes")
-    found = inversion.run(coded, start)
-    told = mismatch(inversion, found)
-    if not told:
-        return Checked(found, found, told)
-    for reason in told.reasons:
+    coded_result = inversion.run(coded, start)
+    suspicion = mismatch(inversion, coded_result)
+    if not suspicion:
+        return Checked(coded_result, coded_result, suspicion)
+    for reason in suspicion.reasons:
         tell(f"the prior may not suit these data: {reason}")
     tell("inversion of cells, without the prior")
-    return Checked(inversion.run(Pixel(coded.mesh, **pixel), start), found, told)
+    return Checked(inversion.run(Pixel(coded.mesh, **pixel), start), coded_result, suspicion)

@@ -12,7 +12,7 @@ from tutti.science.em.mt.tables import ModelTable
 NEAR = 0.01  # of the cell it lies in: a side that is further off is warned of
 
 
-def held(centres: Tensor, first: float, last: float) -> Tensor:
+def cells_within(centres: Tensor, first: float, last: float) -> Tensor:
     """Which cells are between two places."""
     return (centres >= first) & (centres < last)
 
@@ -40,7 +40,7 @@ def snapped(model: ModelTable, mesh: Mesh2D) -> list[str]:
 
 def _moved(name: str, key: str, edges: Sequence[float], centres: Tensor, first: float, last: float,
            sides: tuple[str, str]) -> list[str]:  # fmt: skip
-    cells = held(centres, first, last).nonzero().flatten().tolist()
+    cells = cells_within(centres, first, last).nonzero().flatten().tolist()
     lines = []
     for side, wanted, cell, edge in zip(sides, (first, last), (cells[0], cells[-1]), (cells[0], cells[-1] + 1),
                                         strict=True):  # fmt: skip

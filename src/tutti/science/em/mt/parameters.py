@@ -78,11 +78,11 @@ class Pixel:
         rough = roughness(np.hstack([across, below]), weights, np.full(mesh.cells, small))
         self.matrix = sp.csc_array(rough.T @ rough)
         self.cap = torch.full((mesh.cells,), step, dtype=torch.float64)
-        self.given = None if reference is None else torch.as_tensor(reference).double().expand(mesh.shape)
-        self.reference: Tensor | None = self.given
+        self.own_reference = None if reference is None else torch.as_tensor(reference).double().expand(mesh.shape)
+        self.reference: Tensor | None = self.own_reference
 
     def start(self, model: Tensor) -> Tensor:
-        self.reference = model.double().clone() if self.given is None else self.given
+        self.reference = model.double().clone() if self.own_reference is None else self.own_reference
         return model.double().flatten().clone()
 
     def model(self, p: Tensor) -> Tensor:

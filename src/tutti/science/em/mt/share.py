@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Share:
-    """Of `frequencies` and `sites` among the processes of a group; everything if there is no group."""
+    """One process's share of `frequencies` and `sites`; all of them if there is no group."""
 
     def __init__(self, frequencies: int, sites: int, group: dist.ProcessGroup | None = None) -> None:
         self.frequencies, self.sites, self.group = frequencies, sites, group

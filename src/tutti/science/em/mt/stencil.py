@@ -37,7 +37,7 @@ class Stencil:
     vertical: Tensor  # (nz, nx + 1)
 
     def diagonal(self, iwmu: Tensor) -> Tensor:
-        """Of A at each frequency. iwmu: i w mu0 (b), complex128. Returns (b, nz + 1, nx + 1)."""
+        """The diagonal of A at each frequency. iwmu: i w mu0 (b), complex128. Returns (b, nz + 1, nx + 1)."""
         s = iwmu[:, None, None]
         return self.stiffness + s * self.mass + s.sqrt() * self.robin
 

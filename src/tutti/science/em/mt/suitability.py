@@ -36,15 +36,15 @@ def shortcomings(mesh: Mesh2D, log_rho: Tensor, frequencies: Sequence[float], si
     edges = torch.tensor(mesh.x_edges, dtype=torch.float64)
     first, last = (int((edges[1:-1] < x).sum()) for x in (min(sites), max(sites)))
     under = log_rho.detach().double().cpu()[:, first : last + 1]
-    found = [_thick(mesh, under, frequencies, first)]
+    messages = [_thick(mesh, under, frequencies, first)]
     if (log_rho != log_rho[:, :1]).any():  # a layered earth continues as it is
-        found.append(_wide(mesh, sites))
-        found += _near(mesh, under, min(frequencies), min(sites) - mesh.x_edges[0], mesh.x_edges[-1] - max(sites))
-    return [each for each in found if each]
+        messages.append(_wide(mesh, sites))
+        messages += _near(mesh, under, min(frequencies), min(sites) - mesh.x_edges[0], mesh.x_edges[-1] - max(sites))
+    return [each for each in messages if each]
 
 
 def _depths(mesh: Mesh2D, log_rho: Tensor, frequency: float) -> tuple[Tensor, Tensor]:
-    """Of each cell: its thickness, and that of all cells above it, in skin depths."""
+    """The thickness of each cell, and of all cells above it, in skin depths."""
     thickness = mesh.dz[:, None] / (skin_depth(1.0, frequency) * 10 ** (log_rho / 2))
     return thickness, thickness.cumsum(0) - thickness
 
@@ -92,13 +92,13 @@ def _near(mesh: Mesh2D, log_rho: Tensor, frequency: float, left: float, right: f
     rho = 10 ** float((log_rho * weight).sum() / weight.sum())
     skin, bottom = skin_depth(rho, frequency), mesh.z_edges[-1]
     need = f"{NEAR} skin depths are needed, {_metres(NEAR * skin)} m at {frequency:.4g} Hz"
-    found = []
+    messages = []
     if min(left, right) < NEAR * skin:
         side = "left" if left < right else "right"
-        found.append(f"the {side} side of the mesh is {_metres(min(left, right))} m from the sites: {need}")
+        messages.append(f"the {side} side of the mesh is {_metres(min(left, right))} m from the sites: {need}")
     if bottom < NEAR * skin:
-        found.append(f"the mesh ends at {_metres(bottom)} m: {need}")
-    return found
+        messages.append(f"the mesh ends at {_metres(bottom)} m: {need}")
+    return messages
 
 
 def _metres(x: float) -> str:

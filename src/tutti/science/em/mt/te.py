@@ -100,15 +100,15 @@ class TE:
         e, hy, hz = torch.einsum("bkrsx,bsx->kbr", rows, u[:, self.surface : self.surface + 2])
         explicit_h = h / 2 * torch.einsum("rx,bx,xc->brc", p.to(u.dtype), u0, (self.mean * (-LN10 * sigma)).to(u.dtype))
         explicit_h, by_h = explicit_h / hy[..., None], rows[:, 1] / hy[..., None, None]  # of ln H
-        found = []
+        parts_of_modes = []
         for channel in self.channels:
             if channel == "impedance":
                 z = e / hy
                 scale = torch.ones_like(z) if log else z
                 row = (rows[:, 0] / e[..., None, None] - by_h) * scale[..., None, None]
-                found.append((z.log() if log else z, row, -explicit_h * scale[..., None]))
+                parts_of_modes.append((z.log() if log else z, row, -explicit_h * scale[..., None]))
             else:
                 t = hz / hy
                 row = rows[:, 2] / hy[..., None, None] - t[..., None, None] * by_h
-                found.append((t, row, -t[..., None] * explicit_h))
-        return Readout(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
+                parts_of_modes.append((t, row, -t[..., None] * explicit_h))
+        return Readout(*(torch.cat(parts, 1) for parts in zip(*parts_of_modes, strict=True)))

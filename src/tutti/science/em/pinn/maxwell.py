@@ -72,7 +72,7 @@ class PointSource:
         return AMPLITUDE * self.pulse(x[:, 2]) * torch.exp(-x[:, :2].square().sum(1) / self.radius**2)
 
     def residuals(self, model: nn.Module, x: Tensor) -> Tensor:
-        """Of the three equations at points: (n, 3)."""
+        """The residuals of the three equations at points: (n, 3)."""
         (_, dx), (_, dy), (_, dt) = (along(model, x, axis) for axis in range(3))
         return torch.stack([dt[:, 0] - dy[:, 2], dt[:, 1] + dx[:, 2],
                             dt[:, 2] - dy[:, 0] + dx[:, 1] + self.current(x)], 1)  # fmt: skip
@@ -140,14 +140,14 @@ class PointSource:
                     for name, shape in inside.items()]  # fmt: skip
         result = Simulation(grid, CPML(layers, order=3), [source], monitors, dt=dt / C0,
                             dtype=torch.float64).run(1.0, steps)  # fmt: skip
-        found = {}
+        fields = {}
         for name, shape in inside.items():
             value = result[name] * (ETA0 if name == "Hz" else 1)
             t = (torch.arange(1, times + 1, dtype=torch.float64) * every - (0.5 if name == "Hz" else 0.0)) * dt
             axes = [(torch.arange(m, dtype=torch.float64) + (0.5 if m == n else 0.0)) * h - 0.5 for m in shape]
             points = torch.cartesian_prod(t, *axes)[:, [1, 2, 0]]
-            found[name] = points, value.flatten()
-        return found
+            fields[name] = points, value.flatten()
+        return fields
 
     @torch.no_grad()
     def errors(self, model: nn.Module, reference: dict[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
@@ -155,6 +155,6 @@ class PointSource:
         out = {}
         for i, name in enumerate(COMPONENTS):
             points, value = reference[name]
-            found = torch.cat([model(x)[:, i] for x in points.float().split(4096)]).double()
-            out[name] = float((found - value).norm() / value.norm())
+            predicted = torch.cat([model(x)[:, i] for x in points.float().split(4096)]).double()
+            out[name] = float((predicted - value).norm() / value.norm())
         return out

@@ -21,14 +21,14 @@ from tutti.science.em.surrogate.samples import Samples, collect
 from tutti.science.em.surrogate.surrogate import Surrogate, Training, check_tolerance, rank
 
 
-def chosen(surrogate: Surrogate, candidates: Tensor, count: int, known: int) -> Tensor:
-    """Rows of the candidates to solve next (count,). known: the number of samples so far."""
+def chosen(surrogate: Surrogate, candidates: Tensor, count: int, solved: int) -> Tensor:
+    """Rows of the candidates to solve next (count,). solved: the number of samples so far."""
     if count > len(candidates):
         raise ValueError(f"{count} points of {len(candidates)} candidates")
     space = surrogate.geometry.space
     x = space.unit(candidates)
     spread = surrogate.curves(candidates)[1].clone()
-    radius = (known + count) ** (-1 / x.shape[1])  # half the edge of a sample's share of the box
+    radius = (solved + count) ** (-1 / x.shape[1])  # half the edge of a sample's share of the box
     rows = []
     for _ in range(count):
         rows.append(int(spread.argmax()))
@@ -55,21 +55,21 @@ def active(geometry: Geometry, *, start: int, per_round: int, rounds: int, folde
     if per_round > candidates:
         raise ValueError(f"per_round: at most the {candidates} candidates, not {per_round}")
     total = start + rounds * per_round
-    held = max(10, total // 5)
-    if held >= start:
-        raise ValueError(f"start: more than the {held} samples that calibrate the bound, not {start}")
-    rank(held, coverage)  # before anything is solved
-    unseen = collect(geometry, geometry.space.random(held, how.seed + 1), folder, processes)
-    seen = collect(geometry, geometry.space.sobol(start - held, how.seed), folder, processes)
-    made = Surrogate.fit(geometry, seen, how, calibration=unseen, tolerance=tolerance, coverage=coverage)
+    calibrating = max(10, total // 5)
+    if calibrating >= start:
+        raise ValueError(f"start: more than the {calibrating} samples that calibrate the bound, not {start}")
+    rank(calibrating, coverage)  # before anything is solved
+    unseen = collect(geometry, geometry.space.random(calibrating, how.seed + 1), folder, processes)
+    seen = collect(geometry, geometry.space.sobol(start - calibrating, how.seed), folder, processes)
+    surrogate = Surrogate.fit(geometry, seen, how, calibration=unseen, tolerance=tolerance, coverage=coverage)
     for i in range(rounds):
         if after:
-            after(len(seen) + held, made)
+            after(len(seen) + calibrating, surrogate)
         pool = geometry.space.random(candidates, how.seed + 100 + i)
-        points = pool[chosen(made, pool, per_round, len(seen))]
+        points = pool[chosen(surrogate, pool, per_round, len(seen))]
         seen = seen + collect(geometry, points, folder, processes)
-        made = Surrogate.fit(geometry, seen, replace(how, seed=how.seed + i + 1), calibration=unseen,
+        surrogate = Surrogate.fit(geometry, seen, replace(how, seed=how.seed + i + 1), calibration=unseen,
                              tolerance=tolerance, coverage=coverage)  # fmt: skip
     if after:
-        after(len(seen) + held, made)
-    return made, seen + unseen
+        after(len(seen) + calibrating, surrogate)
+    return surrogate, seen + unseen

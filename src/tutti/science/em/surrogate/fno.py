@@ -48,9 +48,9 @@ class Spectral(nn.Module):
             y = torch.einsum("bim,iom->bom", torch.fft.rfft(x)[..., :last], weight[0])
             return torch.fft.irfft(nn.functional.pad(y, (0, rest)), n=grid[-1])
         first = self.modes[0]
-        found = torch.fft.rfft2(x)
-        low = torch.einsum("bimn,iomn->bomn", found[..., :first, :last], weight[0])
-        high = torch.einsum("bimn,iomn->bomn", found[..., -first:, :last], weight[1])
+        modes = torch.fft.rfft2(x)
+        low = torch.einsum("bimn,iomn->bomn", modes[..., :first, :last], weight[0])
+        high = torch.einsum("bimn,iomn->bomn", modes[..., -first:, :last], weight[1])
         gap = low.new_zeros(*low.shape[:2], grid[0] - 2 * first, last)
         y = nn.functional.pad(torch.cat([low, gap, high], 2), (0, rest))
         return torch.fft.irfft2(y, s=(grid[0], grid[1]))
@@ -100,7 +100,7 @@ class FNO(nn.Module):
         return self.project(x)
 
     def forward(self, fields: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        found = self.operate(fields)
-        if labels.shape != found.shape:
-            raise ValueError(f"labels: of shape {tuple(found.shape)}, not {tuple(labels.shape)}")
-        return {"loss": relative_error(found, labels).mean()}
+        predicted = self.operate(fields)
+        if labels.shape != predicted.shape:
+            raise ValueError(f"labels: of shape {tuple(predicted.shape)}, not {tuple(labels.shape)}")
+        return {"loss": relative_error(predicted, labels).mean()}

@@ -46,7 +46,7 @@ class Geometry(Brief):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of S: (traces, frequencies)."""
+        """The shape of S: (traces, frequencies)."""
         return len(self.traces), len(self.frequencies)
 
     def __call__(self, points: Tensor | Mapping[str, float] | Sequence[float]) -> Tensor:
@@ -61,15 +61,15 @@ class Geometry(Brief):
     def solved(self, point: Tensor) -> Tensor:
         """S of one point (parameters,), wherever it lies: complex128 (traces, frequencies)."""
         s = self.solve(dict(zip(self.space.names, point.tolist(), strict=True)))
-        return check_s(s, self.shape, f"{self.name} at {self.space.told(point)}")
+        return check_s(s, self.shape, f"{self.name} at {self.space.describe(point)}")
 
 
 def check_s(s: Tensor, shape: tuple[int, ...], what: str, gain: float = 1.05) -> Tensor:
     """S-parameters as complex128. Raises ValueError for another shape, NaN, and a column of S, which is all traces at a
     frequency, whose norm is above `gain`."""
     if not isinstance(s, Tensor) or tuple(s.shape) != tuple(shape):
-        told = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
-        raise ValueError(f"S of {what}: shape (..., traces, frequencies) = {tuple(shape)}, not {told}")
+        shown_shape = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
+        raise ValueError(f"S of {what}: shape (..., traces, frequencies) = {tuple(shape)}, not {shown_shape}")
     s = s.detach().to(torch.complex128)
     if not bool(torch.isfinite(torch.view_as_real(s)).all()):
         raise ValueError(f"S of {what} is not finite at {(~torch.isfinite(s.abs())).nonzero()[0].tolist()}")

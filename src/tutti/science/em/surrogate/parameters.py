@@ -57,20 +57,20 @@ class Space:
     def high(self) -> Tensor:
         return torch.tensor([x.high for x in self.parameters], dtype=torch.float64)
 
-    def points(self, given: Tensor | Mapping[str, float] | Sequence[float]) -> Tensor:
+    def points(self, values: Tensor | Mapping[str, float] | Sequence[float]) -> Tensor:
         """Points (n, parameters) of a mapping by name, one point, or several.
 
         Raises ValueError for names or numbers of columns that do not match, and for values that are not finite.
         """
-        if isinstance(given, Mapping):
-            if set(given) != set(self.names):
-                raise ValueError(f"parameters: {', '.join(self.names)}, not {', '.join(given)}")
+        if isinstance(values, Mapping):
+            if set(values) != set(self.names):
+                raise ValueError(f"parameters: {', '.join(self.names)}, not {', '.join(values)}")
             for name in self.names:
-                check_number(name, given[name])
-            given = [float(given[name]) for name in self.names]
-        if not isinstance(given, Tensor | np.ndarray | list | tuple):
-            raise ValueError(f"points: a tensor or a mapping of {', '.join(self.names)}, not {brief(given)}")
-        x = torch.as_tensor(given, dtype=torch.float64)
+                check_number(name, values[name])
+            values = [float(values[name]) for name in self.names]
+        if not isinstance(values, Tensor | np.ndarray | list | tuple):
+            raise ValueError(f"points: a tensor or a mapping of {', '.join(self.names)}, not {brief(values)}")
+        x = torch.as_tensor(values, dtype=torch.float64)
         x = x[None] if x.ndim == 1 else x
         if x.ndim != 2 or x.shape[1] != len(self.parameters):
             raise ValueError(f"points have shape (n, {len(self.parameters)}) for the parameters "
@@ -80,7 +80,7 @@ class Space:
             raise ValueError(f"{self.names[column]} of point {row} is {float(x[row, column])}")
         return x
 
-    def told(self, point: Tensor) -> str:
+    def describe(self, point: Tensor) -> str:
         """A point in words: d=0.00675, eps_r=4.17."""
         return ", ".join(f"{name}={x:.6g}" for name, x in zip(self.names, point.tolist(), strict=True))
 

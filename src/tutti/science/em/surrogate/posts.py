@@ -56,30 +56,30 @@ def permittivity(grid: Grid, discs: list[tuple[float, float, float]]) -> Tensor:
     return eps
 
 
-def spectra(made: Simulation, eps: Tensor | float, steps: int) -> Tensor:
+def spectra(model: Simulation, eps: Tensor | float, steps: int) -> Tensor:
     """Amplitudes of the mode at both planes: complex (2, frequencies).
 
     The second half of the time fades out: posts trap a mode below the cutoff, which rings on.
     """
-    result = made.run(eps, steps)
-    cells = made.grid.shape[1]
+    result = model.run(eps, steps)
+    cells = model.grid.shape[1]
     mode = torch.sin(pi * torch.arange(cells + 1, dtype=torch.float64) / cells)
     seen = torch.stack([result[name].double() @ mode for name in ("in", "out")])
     fade = torch.cos(pi / 2 * torch.linspace(-1, 1, steps, dtype=torch.float64).clamp(min=0)).square()
-    angle = -2 * pi * made.dt * torch.arange(1, steps + 1, dtype=torch.float64)[:, None] * FREQUENCIES
+    angle = -2 * pi * model.dt * torch.arange(1, steps + 1, dtype=torch.float64)[:, None] * FREQUENCIES
     return (seen * fade).to(torch.complex128) @ torch.polar(torch.ones(()).double(), angle)
 
 
 @cache
 def empty(cells: int) -> Tensor:
-    made, _ = simulation(cells)
-    return spectra(made, 1.0, STEPS * cells)
+    model, _ = simulation(cells)
+    return spectra(model, 1.0, STEPS * cells)
 
 
 def scattered(eps: Tensor, cells: int) -> Tensor:
     """S11 and S21 of a filling, referred to the middle: complex128 (2, frequencies)."""
-    made, half = simulation(cells)
-    seen, incident = spectra(made, eps, STEPS * cells), empty(cells)
+    model, half = simulation(cells)
+    seen, incident = spectra(model, eps, STEPS * cells), empty(cells)
     beta = (2 * pi * FREQUENCIES / C0).square().sub((pi / WIDTH) ** 2).sqrt()
     back = torch.polar(torch.ones(()).double(), 2 * beta * half)
     return torch.stack([(seen[0] - incident[0]) / incident[0] * back, seen[1] / incident[0] * back])
@@ -87,11 +87,11 @@ def scattered(eps: Tensor, cells: int) -> Tensor:
 
 def solve(values: Mapping[str, float], cells: int = 48) -> Tensor:
     """S11 and S21 of the filter: complex128 (2, frequencies)."""
-    made, _ = simulation(cells)
+    model, _ = simulation(cells)
     outer = values["outer_radius"], values["outer_eps"]
     inner = values["inner_radius"], values["inner_eps"]
     discs = [(-values["spacing"], *outer), (0.0, *inner), (values["spacing"], *outer)]
-    return scattered(permittivity(made.grid, discs), cells)
+    return scattered(permittivity(model.grid, discs), cells)
 
 
 POSTS = Geometry("posts", SPACE, FREQUENCIES, ("S11", "S21"), solve, "phases")

@@ -75,10 +75,10 @@ def collect(geometry: Geometry, points: Tensor, folder: str | Path | None = None
             rows[i] = row
             write(points[i], row, files[i])
             tell(f"solving {geometry.name}: {done + 1} of {len(missing)}")
-    found = [row for row in rows if row is not None]
+    solved_rows = [row for row in rows if row is not None]
     none = torch.zeros(0, *geometry.shape, dtype=torch.complex128)
-    return Samples(points, torch.stack([s for s, _ in found]) if found else none,
-                   torch.tensor([t for _, t in found], dtype=torch.float64))  # fmt: skip
+    return Samples(points, torch.stack([s for s, _ in solved_rows]) if solved_rows else none,
+                   torch.tensor([t for _, t in solved_rows], dtype=torch.float64))  # fmt: skip
 
 
 def timed(geometry: Geometry, point: Tensor) -> tuple[Tensor, float]:
@@ -106,22 +106,24 @@ def solved(geometry: Geometry, points: Tensor, rows: list[int], processes: int) 
     check_processes(geometry)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        told = GUARD
+        cause = GUARD
         try:
             pool.submit(abs, 0).result()  # a pool that breaks with samples in its pipe may hang
-            told = "it ran out of memory, or cannot import the solver"
-            found = {pool.submit(timed, geometry, points[i]): i for i in rows}
-            for future in as_completed(found):
-                yield found[future], future.result()
+            cause = "it ran out of memory, or cannot import the solver"
+            futures = {pool.submit(timed, geometry, points[i]): i for i in rows}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
         except BrokenProcessPool as error:
-            raise RuntimeError(f"a process that solves {geometry.name} died: {told}") from error
+            raise RuntimeError(f"a process that solves {geometry.name} died: {cause}") from error
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, do not solve the rest
 
 
 def key(geometry: Geometry, point: Tensor) -> str:
-    told = f"{geometry.name} {geometry.space.names} {geometry.traces} {geometry.frequencies.tolist()} {point.tolist()}"
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    identity = (
+        f"{geometry.name} {geometry.space.names} {geometry.traces} {geometry.frequencies.tolist()} {point.tolist()}"
+    )
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def read(geometry: Geometry, point: Tensor, file: Path | None) -> tuple[Tensor, float] | None:
@@ -130,7 +132,7 @@ def read(geometry: Geometry, point: Tensor, file: Path | None) -> tuple[Tensor, 
     with np.load(file) as data:
         x, s, seconds = (torch.from_numpy(data[name]) for name in ("point", "s", "seconds"))
     if not torch.equal(x, point):
-        raise ValueError(f"{file} is a sample of another point, {geometry.space.told(x)}")
+        raise ValueError(f"{file} is a sample of another point, {geometry.space.describe(x)}")
     return check_s(s, geometry.shape, str(file)), float(seconds)
 
 

@@ -53,7 +53,7 @@ class Prediction(Brief):
 
 @dataclass(frozen=True)
 class Training:
-    """How networks are trained. held: fraction of the samples that calibrate the bound.
+    """How networks are trained. calibration_fraction: of the samples, that calibrate the bound.
 
     members: networks, at least two; the bound is their spread. modes: singular vectors of curves, at most. bagged: each
     member learns a bootstrap sample of its own.
@@ -65,7 +65,7 @@ class Training:
     steps: int = 3000
     batch: int = 64
     rate: float = 3e-3
-    held: float = 0.2
+    calibration_fraction: float = 0.2
     modes: int = 48
     bagged: bool = False
     seed: int = 0
@@ -75,12 +75,15 @@ class Training:
         check_whole("the training", width=self.width, steps=self.steps, batch=self.batch, modes=self.modes)
         check_whole("the training", 0, blocks=self.blocks)
         check_rate(self.rate)
-        if not 0 < self.held < 1:
-            raise ValueError(f"held of the training: a fraction between 0 and 1, not {self.held}")
+        if not 0 < self.calibration_fraction < 1:
+            raise ValueError(
+                f"calibration_fraction of the training: a fraction between 0 and 1, not {self.calibration_fraction}"
+            )
 
 
 class Surrogate:
-    """Of a geometry, from samples. tolerance: the largest bound that is trusted. coverage: of the bound."""
+    """A fast model of a geometry, fitted to samples. tolerance: the largest bound that is trusted. coverage: of the
+    bound."""
 
     def __init__(self, geometry: Geometry, basis: Basis, network: Ensemble, scale: float, floor: float,
                  tolerance: float = 0.05, coverage: float = 0.9) -> None:  # fmt: skip
@@ -117,8 +120,8 @@ class Surrogate:
         seen, unseen = samples, calibration
         if unseen is None:
             order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(how.seed))
-            held = max(1, round(how.held * len(samples)))
-            seen, unseen = samples[order[held:]], samples[order[:held]]
+            calibrating = max(1, round(how.calibration_fraction * len(samples)))
+            seen, unseen = samples[order[calibrating:]], samples[order[:calibrating]]
         unseen.check(geometry)
         number = rank(len(unseen), coverage)
         if bool((seen.points[:, None] == unseen.points).all(2).any()):
@@ -126,19 +129,19 @@ class Surrogate:
         basis = Basis.of(seen.s, geometry.representation, most=how.modes)
         with tempfile.TemporaryDirectory() as temporary:
             network = trained(geometry, seen, basis, how, folder or temporary, after, options)
-        made = Surrogate(geometry, basis, network, 1.0, 0.0, tolerance, coverage)
-        s, spread = made.curves(unseen.points)
-        made.floor = 0.5 * float(spread.median())
-        scores = relative_error(s, unseen.s) / (spread + made.floor)
-        made.scale = float(scores.sort().values[number - 1])
-        return made
+        surrogate = Surrogate(geometry, basis, network, 1.0, 0.0, tolerance, coverage)
+        s, spread = surrogate.curves(unseen.points)
+        surrogate.floor = 0.5 * float(spread.median())
+        scores = relative_error(s, unseen.s) / (spread + surrogate.floor)
+        surrogate.scale = float(scores.sort().values[number - 1])
+        return surrogate
 
     @torch.no_grad()
     def curves(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Mean curves (n, traces, frequencies), passive, and the relative spread of members (n,)."""
-        found = self.network.coefficients(self.geometry.space.unit(points).float())
-        s = passive(self.basis.decode(found.double().mean(0)))
-        away = (passive(self.basis.decode(found)) - s).flatten(2).norm(dim=2).square().mean(0).sqrt()
+        coefficients = self.network.coefficients(self.geometry.space.unit(points).float())
+        s = passive(self.basis.decode(coefficients.double().mean(0)))
+        away = (passive(self.basis.decode(coefficients)) - s).flatten(2).norm(dim=2).square().mean(0).sqrt()
         return s, away / s.flatten(1).norm(dim=1).clamp(min=1e-12)
 
     def predict(self, points: Tensor | Mapping[str, float] | Sequence[float]) -> Prediction:
@@ -151,11 +154,11 @@ class Surrogate:
     def solve(self, points: Tensor | Mapping[str, float] | Sequence[float]) -> Prediction:
         """As `predict`, but points that are not trusted are solved."""
         x = self.geometry.space.points(points)
-        found = self.predict(x)
-        s, bound = found.s.clone(), found.bound.clone()
-        for i in (~found.trusted).nonzero().flatten().tolist():
+        predicted = self.predict(x)
+        s, bound = predicted.s.clone(), predicted.bound.clone()
+        for i in (~predicted.trusted).nonzero().flatten().tolist():
             s[i], bound[i] = self.geometry.solved(x[i]), 0.0
-        return Prediction(s, bound, torch.ones_like(found.trusted), ~found.trusted)
+        return Prediction(s, bound, torch.ones_like(predicted.trusted), ~predicted.trusted)
 
     def save(self, path: str | Path) -> None:
         """Save all but the geometry."""
@@ -204,12 +207,12 @@ def rank(count: int, coverage: float) -> int:
     """Which of `count` sorted scores is the bound's. Raises ValueError for too few of them."""
     if not 0 < coverage < 1:
         raise ValueError(f"coverage: between 0 and 1, not {coverage}")
-    found = math.ceil((count + 1) * coverage - 1e-9)
-    if found > count:
+    order = math.ceil((count + 1) * coverage - 1e-9)
+    if order > count:
         least = math.ceil(coverage / (1 - coverage) - 1e-9)
         raise ValueError(f"{count} samples cannot calibrate a bound with a coverage of {coverage:g}: hold out at least "
                          f"{least}, or lower the coverage")  # fmt: skip
-    return found
+    return order
 
 
 def facts(geometry: Geometry) -> dict[str, Any]:
@@ -230,7 +233,7 @@ def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, f
 
     what = f"training a surrogate of {geometry.name}"
 
-    class Told(TrainerCallback):
+    class Reporter(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
             if logs and "loss" in logs:
                 tell(f"{what}: {state.global_step / how.steps:.0%}, loss {logs['loss']:.3g}")
@@ -248,17 +251,17 @@ def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, f
     with torch.random.fork_rng([]):
         torch.manual_seed(how.seed)
         network = Ensemble(how.members, inputs.shape[1], weight, how.width, how.blocks)
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "max_steps": how.steps, "learning_rate": how.rate, "per_device_train_batch_size": min(how.batch, len(rows)),
             "lr_scheduler_type": "cosine", "warmup_steps": how.steps // 20, "save_strategy": "no",
             "optim": "adamw_torch", "logging_steps": max(1, how.steps // 20), "report_to": "none", "disable_tqdm": True,
             "use_cpu": True, "dataloader_drop_last": True, "plan": "single", "cluster": "auto", "level": "O0",
             "seed": how.seed,
         }  # fmt: skip
-        arguments = tutti.TrainingArguments(str(folder), **(given | dict(options)))
+        arguments = tutti.TrainingArguments(str(folder), **(defaults | dict(options)))
         trainer = tutti.Trainer(network, arguments, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Told())
+        trainer.add_callback(Reporter())
         with threads(1), progress(what) as tell:  # layers are small
             trainer.train()
     losses = [x["loss"] for x in trainer.state.log_history if "loss" in x]

@@ -44,8 +44,8 @@ class Metadynamics(Potential):
         if not (height > 0 and every > 0 and temperature > 0 and factor > 1 and bool((self.widths > 0).all())):
             raise ValueError("height, every, temperature and widths are above 0, the bias factor is above 1")
         self.height, self.every, self.temperature, self.factor = height, every, temperature, factor
-        given = [*ranges, *[None] * (len(self.variables) - len(ranges))]
-        self.ranges = [self._range(v, r) for v, r in zip(self.variables, given, strict=True)]
+        all_ranges = [*ranges, *[None] * (len(self.variables) - len(ranges))]
+        self.ranges = [self._range(v, r) for v, r in zip(self.variables, all_ranges, strict=True)]
         self.bins = bins
         low = torch.tensor([r[0] for r in self.ranges], dtype=torch.float64)
         self.step = (torch.tensor([r[1] for r in self.ranges], dtype=torch.float64) - low) / bins
@@ -60,12 +60,12 @@ class Metadynamics(Potential):
         self.hills = torch.zeros(0, len(self.variables) + 1, dtype=torch.float64)
 
     @staticmethod
-    def _range(variable: Variable, given: tuple[float, float] | None) -> tuple[float, float]:
+    def _range(variable: Variable, bounds: tuple[float, float] | None) -> tuple[float, float]:
         if variable.period is not None:
             return (-variable.period / 2, variable.period / 2)
-        if given is None or not given[0] < given[1]:
-            raise ValueError(f"the range {given} of {type(variable).__name__} cannot be: give (low, high)")
-        return given
+        if bounds is None or not bounds[0] < bounds[1]:
+            raise ValueError(f"the range {bounds} of {type(variable).__name__} cannot be: give (low, high)")
+        return bounds
 
     def values(self, positions: Tensor, cell: Tensor | None, pbc: Periodic) -> Tensor:
         """(R, variables)"""

@@ -46,7 +46,7 @@ class Distance(Variable):
 
 
 class Angle(Variable):
-    """Of three atoms, the second in the middle, in radians."""
+    """The angle of three atoms, the second in the middle, in radians."""
 
     def __init__(self, i: int, j: int, k: int) -> None:
         self.atoms = _different(i, j, k)
@@ -73,7 +73,7 @@ class Torsion(Variable):
 
 
 class RadiusOfGyration(Variable):
-    """Of a group of atoms of equal weight."""
+    """The radius of gyration of a group of atoms of equal weight."""
 
     def __init__(self, atoms: Sequence[int]) -> None:
         self.atoms = _group(atoms)

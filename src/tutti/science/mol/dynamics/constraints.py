@@ -50,7 +50,7 @@ class Constraints:
         first, second = self.pairs.T.contiguous()
         self._tensors = (start, first, second, atom_start, members, self.lengths, inverse)
         addresses = [ctypes.c_void_p(t.data_ptr()) for t in self._tensors]
-        self._held = _Held(len(sizes), *addresses)
+        self._arguments = _Arguments(len(sizes), *addresses)
         self._members, self._atom_start = members, atom_start
         self.numbers: Tensor | None = None  # of the atoms, for messages
 
@@ -68,11 +68,11 @@ class Constraints:
     def _call(self, kind: int, old: Tensor, x: Tensor, v: int | None, interval: float) -> None:
         replicas, atoms, _ = x.shape
         failed = native.library().constrain(
-            ctypes.addressof(self._held), kind, replicas, atoms, old.data_ptr(), x.data_ptr(), v, interval,
+            ctypes.addressof(self._arguments), kind, replicas, atoms, old.data_ptr(), x.data_ptr(), v, interval,
             self.tolerance, MOST,
         )  # fmt: skip
         if failed >= 0:
-            replica, cluster = divmod(failed, self._held.clusters)
+            replica, cluster = divmod(failed, self._arguments.clusters)
             mine = self._members[self._atom_start[cluster] : self._atom_start[cluster + 1]]
             mine = (mine if self.numbers is None else self.numbers[mine]).tolist()
             self.fail(
@@ -119,7 +119,7 @@ def whole(positions: Tensor, cell: Tensor, pbc: cells.Periodic, pairs: Tensor, l
     positions.add_(shift)
 
 
-class _Held(ctypes.Structure):
+class _Arguments(ctypes.Structure):
     _fields_ = (
         ("clusters", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("start", "first", "second", "atom_start", "atom", "length", "mass")),

@@ -84,7 +84,8 @@ def _place(values: Tensor, cuts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a grid: atoms that a process owns, and copies of atoms of others that it needs, if they are spread evenly."""
+    """The cost of a grid of domains: atoms that a process owns, and copies of atoms of others that it needs, if they
+    are spread evenly."""
 
     grid: tuple[int, int, int]
     owned: float

@@ -38,12 +38,12 @@ class Integrator:
 
     def drift(self, simulation: Simulation, interval: float, velocities: Tensor | None = None) -> None:
         """Positions by velocities, by default those of the simulation; they follow what constraints do to positions."""
-        x, held = simulation.positions, simulation.constraints
+        x, constraints = simulation.positions, simulation.constraints
         v = simulation.velocities if velocities is None else velocities
-        old = x.clone() if held else x
+        old = x.clone() if constraints else x
         x.add_(v, alpha=interval)
-        if held:
-            held.positions(old, x, v, interval)
+        if constraints:
+            constraints.positions(old, x, v, interval)
 
     def hold(self, simulation: Simulation) -> None:
         if simulation.constraints:
@@ -136,9 +136,9 @@ class Langevin(Integrator):
         return None
 
 
-def temperatures(given: float | Tensor) -> Tensor:
+def temperatures(kelvin: float | Tensor) -> Tensor:
     """(1) or (R) float64. Raises ValueError if one is negative or not finite."""
-    value = torch.as_tensor(given, dtype=torch.float64).reshape(-1)
+    value = torch.as_tensor(kelvin, dtype=torch.float64).reshape(-1)
     if not bool(((value >= 0) & value.isfinite()).all()):
         raise ValueError(f"temperature {value.tolist()} is negative or not finite")
     return value

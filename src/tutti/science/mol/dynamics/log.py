@@ -74,10 +74,10 @@ class Log(Output):
             bar = BAR / factor("pressure", system.units, MD) if units_of(system.units) else 1.0
             pressure = (simulation.pressure() / bar).tolist()
         volume = cells.volume(system.cell).tolist() if periodic and system.cell is not None else [""] * system.replicas
-        kept = simulation.updater.conserved(simulation)
+        conserved = simulation.updater.conserved(simulation)
         columns = [
             simulation.evaluation.energy.tolist(), simulation.kinetic_energy.tolist(), simulation.temperature.tolist(),
-            [""] * system.replicas if kept is None else kept.tolist(), volume, pressure,
+            [""] * system.replicas if conserved is None else conserved.tolist(), volume, pressure,
         ]  # fmt: skip
         rows = ([simulation.count, r, simulation.time, *x] for r, x in enumerate(zip(*columns, strict=True)))
         append(self.path, "".join(map(_line, rows)))

@@ -159,9 +159,9 @@ def load(simulation: Simulation, path: str | Path, parts: Sequence[Stateful] = (
         expected["cell"] = system.cell
     expected |= {f"updater.{name}": value for name, value in simulation.updater.state().items()}
     for name, value in expected.items():
-        given = tensors.get(name)
-        if given is None or given.shape != value.shape or given.dtype != value.dtype:
-            shape = "missing" if given is None else f"{tuple(given.shape)} {given.dtype}"
+        saved = tensors.get(name)
+        if saved is None or saved.shape != value.shape or saved.dtype != value.dtype:
+            shape = "missing" if saved is None else f"{tuple(saved.shape)} {saved.dtype}"
             raise ValueError(f"{path}: {name} is {shape}, this system has {tuple(value.shape)} {value.dtype}")
     for name in ("species", "masses"):
         if not torch.equal(tensors[name], expected[name]):

@@ -167,7 +167,7 @@ class Simulation:
         return values.sum(1)
 
     def largest(self, value: float) -> float:
-        """Of all processes that share the simulation."""
+        """The largest value among the processes that share the simulation."""
         return value
 
     def noise(self, stream: int) -> Tensor:

@@ -106,10 +106,10 @@ def _openmm() -> Any:
 
 
 def _choices(app: Any, constraints: str | None) -> dict[str, Any]:
-    known = {None: None, "HBonds": app.HBonds, "AllBonds": app.AllBonds, "HAngles": app.HAngles}
-    if constraints not in known:
+    options = {None: None, "HBonds": app.HBonds, "AllBonds": app.AllBonds, "HAngles": app.HAngles}
+    if constraints not in options:
         raise ValueError(f"constraints {constraints!r} are not known; there are None, HBonds, AllBonds, HAngles")
-    return {"constraints": known[constraints], "nonbondedMethod": app.NoCutoff, "removeCMMotion": False}
+    return {"constraints": options[constraints], "nonbondedMethod": app.NoCutoff, "removeCMMotion": False}
 
 
 def _find(name: str | os.PathLike[str], data: Path, beside: Path | None = None) -> Path:
@@ -149,14 +149,14 @@ def _convert(
             f"the files have no cell, which method {nonbonding.method!r} needs; use 'none' or 'reaction_field'"
         )
     atoms = list(topology.atoms())
-    made, field = read_system(
+    converted, field = read_system(
         XmlSerializer.serialize(system),
         [[float(x) for x in p] for p in positions.value_in_unit(nanometer)],
         cell,
         nonbonding,
         [0 if atom.element is None else atom.element.atomic_number for atom in atoms],
     )
-    made.names = [atom.name for atom in atoms]
-    made.residues = [f"{atom.residue.name} {atom.residue.id}" for atom in atoms]
-    made.bonds = torch.tensor([[a.index, b.index] for a, b in topology.bonds()], dtype=torch.int64).reshape(-1, 2)
-    return made, field
+    converted.names = [atom.name for atom in atoms]
+    converted.residues = [f"{atom.residue.name} {atom.residue.id}" for atom in atoms]
+    converted.bonds = torch.tensor([[a.index, b.index] for a, b in topology.bonds()], dtype=torch.int64).reshape(-1, 2)
+    return converted, field

@@ -60,27 +60,27 @@ def read_system(
     for kind, make in FORCES.items():
         for force in forces.get(kind, []):
             terms += make(force)
-    if len(found := forces.get("NonbondedForce", [])) > 1:
-        raise ValueError(f"there are {len(found)} NonbondedForces; one is supported")
+    if len(nonbonded := forces.get("NonbondedForce", [])) > 1:
+        raise ValueError(f"there are {len(nonbonded)} NonbondedForces; one is supported")
     periodic = False
-    if found:
-        chosen = nonbonding or _nonbonding(found[0])
-        periodic = int(found[0].get("method", 0)) >= 2 if nonbonding is None else nonbonding.method != "none"
+    if nonbonded:
+        chosen = nonbonding or _nonbonding(nonbonded[0])
+        periodic = int(nonbonded[0].get("method", 0)) >= 2 if nonbonding is None else nonbonding.method != "none"
     if periodic and cell is None:
         vectors = root.find("PeriodicBoxVectors")
         cell = None if vectors is None else [[_number(v, c) for c in "xyz"] for v in vectors]
-    charges = _column(found[0], "Particles", "q") if found else torch.zeros(len(masses), dtype=torch.float64)
-    if found and cell is not None and chosen.method == "none":
+    charges = _column(nonbonded[0], "Particles", "q") if nonbonded else torch.zeros(len(masses), dtype=torch.float64)
+    if nonbonded and cell is not None and chosen.method == "none":
         raise ValueError(
             "the coordinates have a cell, and method 'none' is for molecules without one; use 'pme', or remove the cell"
             " (CRYST1 of a PDB file, the box of Amber's)"
         )
     system = System(positions, species, masses, charges, cell, bonds=_bonds(forces))
-    if found:
-        terms += _nonbonded(found[0], system, chosen)
-    held = _children(root, "Constraints")
-    pairs = [[int(x.get(p, -1)) for p in ("p1", "p2")] for x in held]
-    return system, ForceField(terms, pairs, [_number(x, "d") for x in held])
+    if nonbonded:
+        terms += _nonbonded(nonbonded[0], system, chosen)
+    rigid = _children(root, "Constraints")
+    pairs = [[int(x.get(p, -1)) for p in ("p1", "p2")] for x in rigid]
+    return system, ForceField(terms, pairs, [_number(x, "d") for x in rigid])
 
 
 def parse(text: str) -> Element:
@@ -105,8 +105,8 @@ def _kinds(root: Element) -> list[str]:
 
 
 def _children(parent: Element, tag: str) -> list[Element]:
-    found = parent.find(tag)
-    return [] if found is None else list(found)
+    element = parent.find(tag)
+    return [] if element is None else list(element)
 
 
 def _number(element: Element, name: str) -> float:
@@ -148,8 +148,8 @@ FORCES: dict[str, Callable[[Element], list[Potential]]] = {
 
 
 def _bonds(forces: dict[str, list[Element]]) -> Tensor | None:
-    found = [_atoms(force, "Bonds", 2) for force in forces.get("HarmonicBondForce", [])]
-    return torch.cat(found) if found else None
+    atoms_of_forces = [_atoms(force, "Bonds", 2) for force in forces.get("HarmonicBondForce", [])]
+    return torch.cat(atoms_of_forces) if atoms_of_forces else None
 
 
 def _nonbonding(force: Element) -> Nonbonding:

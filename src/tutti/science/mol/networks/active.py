@@ -37,13 +37,13 @@ def disagreement(ensemble: Ensemble, structures: Sequence[Structure], atoms: int
     """The largest `force_spread` of an atom, for each structure, in batches of about so many atoms and edges."""
     atoms = max([atoms, *(len(x.species) for x in structures)])
     edges = max([edges, *(len(x.i) for x in structures)])
-    found: list[float] = []
+    spreads: list[float] = []
     for group in groups(structures, range(len(structures)), atoms, edges):
         batch = pack([structures[n] for n in group])
         spread = ensemble.predict(batch).force_spread
         largest = spread.new_zeros(batch.count).scatter_reduce(0, batch.molecule, spread, "amax")
-        found += largest.tolist()
-    return found
+        spreads += largest.tolist()
+    return spreads
 
 
 def select(ensemble: Ensemble, structures: Sequence[Structure], count: int, most: float = float("inf")) -> list[int]:
@@ -70,36 +70,36 @@ def learn(
     by default `fit` does, with these options. Members differ in their initial weights, and see the structures in orders
     of their own.
     """
-    how, known = training or Training(), list(labelled)
+    how, labels = training or Training(), list(labelled)
     if train and options:
         raise ValueError(f"options of learn that `train` does not take: {', '.join(options)}")
 
     def train_all() -> None:
         for k, member in enumerate(ensemble.members):
             its = replace(how, seed=how.seed + 1000 * k)
-            _ = train(member, known, its) if train else fit(member, known, training=its, **options)  # pyright: ignore
+            _ = train(member, labels, its) if train else fit(member, labels, training=its, **options)  # pyright: ignore
 
     rest = list(range(len(pool))) if not callable(pool) else []
     done: list[Round] = []
     with progress("active learning") as tell:
         train_all()
         for number in range(rounds):
-            tell(f"active learning: round {number + 1} of {rounds}, {len(known)} labels")
-            made = pool(ensemble) if callable(pool) else [pool[n] for n in rest]
-            index = list(range(len(made))) if callable(pool) else rest
-            spread = disagreement(ensemble, made)
+            tell(f"active learning: round {number + 1} of {rounds}, {len(labels)} labels")
+            structures = pool(ensemble) if callable(pool) else [pool[n] for n in rest]
+            index = list(range(len(structures))) if callable(pool) else rest
+            spread = disagreement(ensemble, structures)
             if not (chosen := _largest(spread, count, enough, most)):
                 break
             for n in chosen:
-                new = label(made[n])
+                new = label(structures[n])
                 if new.energy is None and new.forces is None:
                     raise ValueError(f"`label` gave structure {index[n]} of the pool neither energy nor forces")
-                known.append(new)
+                labels.append(new)
             names = [index[n] for n in chosen]
             rest = [n for n in rest if n not in set(names)]
             train_all()
-            found = errors(ensemble, held_out) if held_out else None  # pyright: ignore
-            done.append(Round(names, [spread[n] for n in chosen], len(known), found))
+            validation = errors(ensemble, held_out) if held_out else None  # pyright: ignore
+            done.append(Round(names, [spread[n] for n in chosen], len(labels), validation))
     return done
 
 

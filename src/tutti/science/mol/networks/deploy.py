@@ -32,15 +32,15 @@ class Evaluator:
 
     def __init__(self, network: Differentiable | Compiled, units: Units, skin: float) -> None:
         self.network, self.units, self.skin = network, units, skin
-        self.known: Any = None
+        self.cached: Any = None
 
     def __call__(self, species: Tensor, positions: Tensor, cell: Tensor | None, pbc: cells.Periodic,
                  virial: bool = False) -> Evaluation:  # fmt: skip
         key = species.tolist(), pbc
-        if self.known is None or self.known[0] != key:
+        if self.cached is None or self.cached[0] != key:
             potential = NetworkPotential(self.network, species, self.units)
-            self.known = key, potential, NeighborList(potential.cutoff, self.skin, pbc=pbc)
-        _, potential, neighbors = self.known
+            self.cached = key, potential, NeighborList(potential.cutoff, self.skin, pbc=pbc)
+        _, potential, neighbors = self.cached
         h = None if cell is None else cell[None]
         neighbors.update(positions[None], h)
         return potential.evaluate(positions[None], h, neighbors, virial)
@@ -72,11 +72,11 @@ def calculator(network: Differentiable | Compiled, skin: float = 0.5) -> Any:
             if strained and not all(pbc):
                 raise PropertyNotImplementedError("the stress needs three periodic axes")
             species, positions = torch.from_numpy(now.numbers.astype("int64")), torch.from_numpy(now.get_positions())
-            found = self.evaluate(species, positions, cell if any(pbc) else None, pbc, strained)
-            energy = float(found.energy)
-            self.results = {"energy": energy, "free_energy": energy, "forces": found.forces[0].numpy()}
-            if found.virial is not None:
-                stress = -found.virial[0].numpy() / now.get_volume()
+            evaluation = self.evaluate(species, positions, cell if any(pbc) else None, pbc, strained)
+            energy = float(evaluation.energy)
+            self.results = {"energy": energy, "free_energy": energy, "forces": evaluation.forces[0].numpy()}
+            if evaluation.virial is not None:
+                stress = -evaluation.virial[0].numpy() / now.get_volume()
                 self.results["stress"] = full_3x3_to_voigt_6_stress(stress)
 
     return NetworkCalculator()
@@ -103,8 +103,8 @@ def openmm_force(network: Differentiable | Compiled, species: Any, periodic: boo
         """kJ/mol and kJ/mol/nm."""
         positions = torch.from_numpy(state.getPositions(asNumpy=True)._value.copy()).double()
         cell = torch.from_numpy(state.getPeriodicBoxVectors(asNumpy=True)._value.copy()) if periodic else None
-        found = evaluate(numbers, positions, cell, pbc)
-        return float(found.energy), found.forces[0].numpy()
+        evaluation = evaluate(numbers, positions, cell, pbc)
+        return float(evaluation.energy), evaluation.forces[0].numpy()
 
     force = openmm.PythonForce(compute)
     force.setUsesPeriodicBoundaryConditions(periodic)

@@ -53,8 +53,8 @@ class Ensemble(nn.Module):
 
     def energy_and_forces(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Means: (B), (A, 3), detached."""
-        found = self.predict(batch)
-        return found.energy, found.forces
+        prediction = self.predict(batch)
+        return prediction.energy, prediction.forces
 
     def predict(self, batch: Batch) -> Prediction:
         return _predict(self.members, batch)
@@ -82,8 +82,8 @@ class CompiledEnsemble:
 
 
 def _predict(members: Any, batch: Batch) -> Prediction:
-    found = [x.energy_and_forces(batch) for x in members]
-    energies, forces = torch.stack([e for e, _ in found]), torch.stack([f for _, f in found])
+    predictions = [x.energy_and_forces(batch) for x in members]
+    energies, forces = torch.stack([e for e, _ in predictions]), torch.stack([f for _, f in predictions])
     apart = (forces - forces.mean(0)).square().sum(-1)
     return Prediction(energies.mean(0), forces.mean(0), energies.std(0, correction=0), apart.mean(0).sqrt())
 

@@ -19,7 +19,7 @@ from tutti.science.mol.networks.network import Network
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a row: atoms, edges and structures."""
+    """The sizes of a row: atoms, edges and structures."""
 
     atoms: int
     edges: int
@@ -74,7 +74,7 @@ def row(structures: Sequence[Structure], limits: Limits, cutoff: float, referenc
     forces (atoms, 3).
     """
     a, e, s = limits.atoms, limits.edges, limits.structures
-    made = {
+    arrays = {
         "species": torch.zeros(a, dtype=torch.int64), "molecule": torch.zeros(a, dtype=torch.int64),
         "i": torch.zeros(e, dtype=torch.int64), "j": torch.zeros(e, dtype=torch.int64),
         "vectors": torch.tensor([2 * cutoff, 0.0, 0.0]).repeat(e, 1), "energy": torch.zeros(s),
@@ -83,16 +83,16 @@ def row(structures: Sequence[Structure], limits: Limits, cutoff: float, referenc
     atom = edge = 0
     for n, x in enumerate(structures):
         atoms, edges = slice(atom, atom + len(x.species)), slice(edge, edge + len(x.i))
-        made["species"][atoms], made["molecule"][atoms] = x.species, n
-        made["i"][edges], made["j"][edges] = x.i + atom, x.j + atom
-        made["vectors"][edges] = (x.positions[x.j] - x.positions[x.i] + x.offsets()).float()
-        made["atoms"][n] = len(x.species)
+        arrays["species"][atoms], arrays["molecule"][atoms] = x.species, n
+        arrays["i"][edges], arrays["j"][edges] = x.i + atom, x.j + atom
+        arrays["vectors"][edges] = (x.positions[x.j] - x.positions[x.i] + x.offsets()).float()
+        arrays["atoms"][n] = len(x.species)
         if x.energy is not None:
-            made["energy"][n] = float(x.energy) - float(references[x.species].sum())
+            arrays["energy"][n] = float(x.energy) - float(references[x.species].sum())
         if x.forces is not None:
-            made["forces"][atoms] = x.forces.float()
+            arrays["forces"][atoms] = x.forces.float()
         atom, edge = atoms.stop, edges.stop
-    return made
+    return arrays
 
 
 def _mean(numbers: Sequence[int]) -> float:

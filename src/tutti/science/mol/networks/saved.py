@@ -59,17 +59,17 @@ def save(network: Network | Ensemble, folder: str | Path) -> None:
 
 def load(folder: str | Path) -> Network:
     """A network that `save` wrote. Raises ValueError where config and weights do not fit each other."""
-    found = load_any(folder)
-    if isinstance(found, Ensemble):
+    loaded = load_any(folder)
+    if isinstance(loaded, Ensemble):
         raise ValueError(f"{folder} holds an ensemble: use load_ensemble")
-    return found
+    return loaded
 
 
 def load_ensemble(folder: str | Path) -> Ensemble:
-    found = load_any(folder)
-    if not isinstance(found, Ensemble):
+    loaded = load_any(folder)
+    if not isinstance(loaded, Ensemble):
         raise ValueError(f"{folder} holds a single network: use load")
-    return found
+    return loaded
 
 
 def load_any(folder: str | Path) -> Network | Ensemble:
@@ -80,9 +80,9 @@ def load_any(folder: str | Path) -> Network | Ensemble:
         _keys(path, config, {"format", "kind", "members"})
         return Ensemble([load(folder / f"member-{k}") for k in range(_number(path, "members", config["members"]))])
     _keys(path, config, {"format", "kind", "units", "dtype", "options"})
-    for name, known in {"kind": KINDS, "units": PRESETS, "dtype": DTYPES}.items():
-        if not isinstance(config[name], str) or config[name] not in known:
-            raise ValueError(f"{path}: {name} is one of {', '.join(known)}, not {_short(config[name])}")
+    for name, choices in {"kind": KINDS, "units": PRESETS, "dtype": DTYPES}.items():
+        if not isinstance(config[name], str) or config[name] not in choices:
+            raise ValueError(f"{path}: {name} is one of {', '.join(choices)}, not {_short(config[name])}")
     kind, dtype = KINDS[config["kind"]], DTYPES[config["dtype"]]
     options = _options(path, kind, config["options"])
     with torch.device("meta"):
@@ -139,12 +139,12 @@ def _read(path: Path) -> dict[str, Any]:
     return config
 
 
-def _options(path: Path, kind: type[Network], given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError(f"{path}: options are an object, not {_short(given)}")
+def _options(path: Path, kind: type[Network], options: Any) -> dict[str, Any]:
+    if not isinstance(options, dict):
+        raise ValueError(f"{path}: options are an object, not {_short(options)}")
     wanted = inspect.signature(kind).parameters
-    _keys(path, given, set(wanted))
-    for name, value in given.items():
+    _keys(path, options, set(wanted))
+    for name, value in options.items():
         default = wanted[name].default
         if isinstance(default, bool):
             if not isinstance(value, bool):
@@ -153,7 +153,7 @@ def _options(path: Path, kind: type[Network], given: Any) -> dict[str, Any]:
             _number(path, name, value)
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6 or math.isnan(value):
             raise ValueError(f"{path}: {name} is a number above 0 and below 1e6, not {_short(value)}")
-    return {name: float(x) if name == "cutoff" else x for name, x in given.items()}
+    return {name: float(x) if name == "cutoff" else x for name, x in options.items()}
 
 
 def _number(path: Path, name: str, value: Any) -> int:
@@ -162,13 +162,13 @@ def _number(path: Path, name: str, value: Any) -> int:
     return value
 
 
-def _keys(path: Path, found: dict[str, Any], wanted: set[str]) -> None:
-    _names(str(path), set(found), wanted)
+def _keys(path: Path, table: dict[str, Any], wanted: set[str]) -> None:
+    _names(str(path), set(table), wanted)
 
 
-def _names(where: str, found: set[str], wanted: set[str]) -> None:
-    if found != wanted:
-        missing, more = sorted(wanted - found), sorted(found - wanted)
+def _names(where: str, names: set[str], wanted: set[str]) -> None:
+    if names != wanted:
+        missing, more = sorted(wanted - names), sorted(names - wanted)
         raise ValueError(f"{where}: " + ", ".join([*(f"{x} is missing" for x in missing[:3]),
                                                    *(f"{_short(x)} is not known" for x in more[:3])]))  # fmt: skip
 

@@ -54,14 +54,14 @@ def tabulate(network: HasFilters, tolerance: float = 1e-5) -> Tables:
         h = network.cutoff / intervals
         values, slopes = _with_slopes(exact.filters, torch.arange(intervals + 1, dtype=torch.float64) * h)
         values[:, -1], slopes[:, -1] = 0, 0  # rounding
-        found = Tables(torch.stack([values, slopes * h], 2), network.cutoff, 0.0)
+        tables = Tables(torch.stack([values, slopes * h], 2), network.cutoff, 0.0)
         between = (torch.arange(intervals, dtype=torch.float64).unsqueeze(1) + torch.tensor([0.25, 0.5])).flatten() * h
         true = _with_slopes(exact.filters, between)
-        splined = _with_slopes(lambda d, table=found: list(table(d)), between)
+        splined = _with_slopes(lambda d, table=tables: list(table(d)), between)
         error = max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-30))
                     for a, b in zip(true, splined, strict=True))  # fmt: skip
         if error <= tolerance:
-            return Tables(found.data, network.cutoff, error)
+            return Tables(tables.data, network.cutoff, error)
         if intervals >= MOST:
             raise ValueError(f"tables of {MOST} intervals have an error of {error:.1e}, above the tolerance of "
                              f"{tolerance:.1e}: raise it, or use the network itself")  # fmt: skip

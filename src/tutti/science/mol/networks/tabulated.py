@@ -76,7 +76,7 @@ class Tabulated:
 
 def stacked(state: dict[str, Tensor], part: str, name: str) -> Tensor:
     """PART.0.NAME, PART.1.NAME, ... as one tensor."""
-    found = []
-    while (x := state.get(f"{part}.{len(found)}.{name}")) is not None:
-        found.append(x)
-    return torch.stack(found)
+    tensors = []
+    while (x := state.get(f"{part}.{len(tensors)}.{name}")) is not None:
+        tensors.append(x)
+    return torch.stack(tensors)

@@ -97,8 +97,8 @@ class Objective(nn.Module):
                 loss = loss + self.energy_weight * wrong.square().sum() / (atoms > 0).sum()
             if self.force_weight:
                 (slope,) = torch.autograd.grad(total.sum(), r, create_graph=True)
-                found = sum_at(slope, i, species.shape[-1]) - sum_at(slope, j, species.shape[-1])
-                wrong = (found - forces) * real.unsqueeze(-1)
+                predicted = sum_at(slope, i, species.shape[-1]) - sum_at(slope, j, species.shape[-1])
+                wrong = (predicted - forces) * real.unsqueeze(-1)
                 loss = loss + self.force_weight * wrong.square().sum() / (3 * real.sum())
         return {"loss": loss}
 
@@ -163,10 +163,10 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
     losses = {int(x["step"]): x["loss"] for x in trainer.state.log_history if "loss" in x}
     if not all(math.isfinite(x) for x in losses.values()):
         raise ValueError(f"training diverged (losses {list(losses.values())}): lower the rate, {how.rate:g}")
-    found = errors(network, held_out) if held_out else None
-    if found:
-        validation[how.steps] = found
-    return Fit(losses, validation, found)
+    final_errors = errors(network, held_out) if held_out else None
+    if final_errors:
+        validation[how.steps] = final_errors
+    return Fit(losses, validation, final_errors)
 
 
 def fit_references(network: Network, structures: Sequence[Structure]) -> None:

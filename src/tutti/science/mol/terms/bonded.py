@@ -30,7 +30,7 @@ def angle(a: Tensor, b: Tensor) -> Tensor:
 
 
 def dihedral(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Of consecutive bond vectors, in (-pi, pi], positive clockwise along b (IUPAC): pi is trans."""
+    """The dihedral angle of consecutive bond vectors, in (-pi, pi], positive clockwise along b (IUPAC): pi is trans."""
     n, m = torch.linalg.cross(a, b), torch.linalg.cross(b, c)
     return torch.atan2(b.norm(dim=-1) * (a * m).sum(-1), (n * m).sum(-1))
 
@@ -224,9 +224,9 @@ class BondedTerms(Potential):
     def accumulate(
         self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None
     ) -> dict[str, Tensor]:
-        found = add(self.kernels, self.pointers, positions, cell, neighbors, forces, virial)
+        energies = add(self.kernels, self.pointers, positions, cell, neighbors, forces, virial)
         result: dict[str, Tensor] = {}
         for k, term in enumerate(self.terms):
-            for name, energy in zip(term.energies, found[:, k].unbind(-1), strict=False):
+            for name, energy in zip(term.energies, energies[:, k].unbind(-1), strict=False):
                 result[name] = result[name] + energy if name in result else energy
         return result

@@ -91,16 +91,16 @@ class Electrostatics(Potential):
     def parts(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> dict[str, Tensor]:
         """Energies (R) by name."""
         h = self.check(positions, cell, pairs.pbc)
-        found = {
+        energies = {
             "ewald_real": self.real_energy(positions, h, pairs),
             "ewald_fourier": self.fourier_energy(positions, h),
             "ewald_self": self.self_energy().expand(len(positions)),
         }
         if len(self.exclusions):
-            found["ewald_intra"] = self.intra_energy(positions, h, pairs.pbc)
+            energies["ewald_intra"] = self.intra_energy(positions, h, pairs.pbc)
         if self.charged:
-            found["ewald_background"] = self.background_energy(h)
-        return found
+            energies["ewald_background"] = self.background_energy(h)
+        return energies
 
     def energy(self, positions: Tensor, cell: Tensor | None, pairs: Pairs) -> Tensor:
         return sum(self.parts(positions, cell, pairs).values(), start=positions.new_zeros(len(positions)))

@@ -20,11 +20,11 @@ def neighbors_by_bonds(bonds: Any, most: int = 3) -> tuple[Tensor, ...]:
     for a, b in torch.as_tensor(bonds, dtype=torch.int64).reshape(-1, 2).tolist():
         graph.setdefault(a, set()).add(b)
         graph.setdefault(b, set()).add(a)
-    found: list[list[tuple[int, int]]] = [[] for _ in range(most)]
+    pairs_by_distance: list[list[tuple[int, int]]] = [[] for _ in range(most)]
     for start in graph:
         seen, front = {start}, {start}
         for apart in range(most):
             front = {b for a in front for b in graph[a]} - seen
             seen |= front
-            found[apart] += [(start, b) for b in front if b > start]
-    return tuple(unique_pairs(pairs or None) for pairs in found)
+            pairs_by_distance[apart] += [(start, b) for b in front if b > start]
+    return tuple(unique_pairs(pairs or None) for pairs in pairs_by_distance)

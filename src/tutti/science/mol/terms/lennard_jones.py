@@ -220,10 +220,10 @@ def _tables(sigma: Any, epsilon: Any, mixing: str) -> tuple[Tensor, Tensor]:
     return s, e
 
 
-def _types(given: Any, number: int) -> Tensor | None:
-    if given is None:
+def _types(type_numbers: Any, number: int) -> Tensor | None:
+    if type_numbers is None:
         return torch.arange(number) if number > 1 else None
-    types = torch.as_tensor(given, dtype=torch.int64)
+    types = torch.as_tensor(type_numbers, dtype=torch.int64)
     if types.ndim != 1 or bool(((types < 0) | (types >= number)).any()):
         raise ValueError(f"types are (N) numbers from 0 to {number - 1}")
     return types

@@ -34,7 +34,7 @@ class PairKernel:
     """The kernel's arguments for a Lennard-Jones term, a Coulomb term, or both."""
 
     def __init__(self, lj: LennardJones | None, coulomb: Coulomb | Electrostatics | None) -> None:
-        self.arguments, self.held = _Pairwise(types=1), []
+        self.arguments, self.tensors = _Pairwise(types=1), []
         if lj is not None:
             self._lennard_jones(lj)
         if coulomb is not None:
@@ -60,8 +60,8 @@ class PairKernel:
             arguments.type = self._hold(lj.types)
 
     def _hold(self, tensor: Tensor) -> int:
-        self.held.append(tensor.contiguous())
-        return self.held[-1].data_ptr()
+        self.tensors.append(tensor.contiguous())
+        return self.tensors[-1].data_ptr()
 
     def add(
         self, positions: Tensor, cell: Tensor | None, neighbors: NeighborList, forces: Tensor, virial: Tensor | None

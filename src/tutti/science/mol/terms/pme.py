@@ -95,11 +95,11 @@ class PME(Electrostatics):
         mesh = torch.meshgrid(*numbers[:2], numbers[2][:half], indexing="ij")
         self.waves = torch.stack(mesh, -1)  # (K0, K1, half, 3)
         self.moduli = b[0][:, None, None] * b[1][:, None] * b[2][:half]
-        known = ~self.waves.isnan().any(-1)
-        known[0, 0, 0] = False
-        self.moduli = torch.where(known, self.moduli, 0.0)
+        finite = ~self.waves.isnan().any(-1)
+        finite[0, 0, 0] = False
+        self.moduli = torch.where(finite, self.moduli, 0.0)
         self.moduli[..., 1:] *= 2  # n and -n
-        self.waves = torch.where(known[..., None], self.waves, 1.0)
+        self.waves = torch.where(finite[..., None], self.waves, 1.0)
         self._sizes = (ctypes.c_int64 * 3)(*self.grid)
         self._influence: tuple[Tensor, ...] | None = None
 

@@ -29,8 +29,8 @@ class TupleKernel:
     """The kernel's arguments for tuples (B, size) of one kind with parameters (B) each."""
 
     def __init__(self, kind: str, atoms: Tensor, parameters: Sequence[Tensor]) -> None:
-        self.held = [atoms.contiguous(), *[x.detach().contiguous() for x in parameters]]
-        pointers = [x.data_ptr() for x in self.held]
+        self.tensors = [atoms.contiguous(), *[x.detach().contiguous() for x in parameters]]
+        pointers = [x.data_ptr() for x in self.tensors]
         self.arguments = _Tuples(KINDS.index(kind), len(atoms), pointers[0], (ctypes.c_void_p * 6)(*pointers[1:]))
         self.kind, self.atoms = kind, atoms
         self.last = int(atoms.max()) if len(atoms) else -1
