@@ -218,7 +218,7 @@ class Function(Planned):
         """The executable for a call. Arguments of a new kind are captured and planned."""
         data, state = arguments(args, kwargs, self.store.holdings), self.store.look()
         options = repr([optimizers.constants_of(x) for x in self.store.holdings.optimizers.values()])
-        held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
+        held = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.contains(x))
         key = signature_of(data), held, self._watch.state(), options, state
         known = self._made.setdefault(key, [])
         counted = [(x, x.captured.graph.guards) for x in known if self.store.updates.alike(x.captured.graph)]

@@ -89,10 +89,10 @@ class InputFree:
 
 
 def line(node: fx.Node, names: Mapping[fx.Node, Any], constants: Mapping[str, torch.Tensor]) -> str:
-    """A node as text. Constants are named by their contents."""
+    """Format a node as text. Constants are named by their contents."""
     if node.op == "get_attr":
-        held = constants[str(node.target)]
-        by_value = held.numel() <= LARGEST_SHOWN and not isinstance(held, FakeTensor)
-        return f"{held.dtype} {held.tolist() if by_value else id(held)}"
+        constant = constants[str(node.target)]
+        by_value = constant.numel() <= LARGEST_SHOWN and not isinstance(constant, FakeTensor)
+        return f"{constant.dtype} {constant.tolist() if by_value else id(constant)}"
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: f"%{names[x]}")  # pyright: ignore
     return f"{node.target} {args} {kwargs}"

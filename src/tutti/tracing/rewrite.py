@@ -15,14 +15,17 @@ from tutti.tracing.match import Search
 Pairs = list[tuple[fx.Node, fx.Node]]  # (output of the occurrence, its replacement)
 
 
-def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
-    """Replace an occurrence, in place. Returns False, and changes nothing, if others read its intermediate values, or
-    if an operand is computed only after a result is read."""
+def rewrite(graph: fx.Graph, reference: Joint, new: Joint, search: Search) -> bool:
+    """Replace an occurrence of `reference` by `new`, in place.
+
+    Returns False, and changes nothing, if other nodes read its intermediate values, or if an operand is computed only
+    after a result is read.
+    """
     mapping = search.mapping
     pairs: Pairs = [
-        (mapping[a], b) for a, b in zip(found.outputs, new.outputs, strict=True) if a in mapping and b is not None
+        (mapping[a], b) for a, b in zip(reference.outputs, new.outputs, strict=True) if a in mapping and b is not None
     ]
-    inputs = {b: mapping[a] for a, b in zip(found.inputs, new.inputs, strict=True) if a in mapping}
+    inputs = {b: mapping[a] for a, b in zip(reference.inputs, new.inputs, strict=True) if a in mapping}
     if any(x in search.taken for x in inputs.values()) or _is_read(search.taken, {old for old, _ in pairs}):
         return False
     needed = ancestors([b for _, b in pairs])
