@@ -36,12 +36,12 @@ def moved(event: Event) -> int:
 
 
 def call_of(event: Event) -> LocalCall:
-    """A single call in the form in which it is priced."""
+    """Convert a single call to the form in which it is priced."""
     first = event.reads[0] if event.reads else None
     return LocalCall(
         event.node,
         [o.bytes for o in event.reads],
-        [s.bytes for s in event.outputs] if event.made else [],
+        [s.bytes for s in event.outputs] if event.allocated else [],
         event.dtype,
         first.spec.dtype if first else None,
         flops(event),

@@ -21,7 +21,7 @@ from tutti.exec.gradual import AUTO, Gradual, planned
 from tutti.exec.observed import Observed
 from tutti.exec.runtime import cluster_of, from_rank_0
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
+from tutti.ir.step_graph import CALL_INPUTS, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
 from tutti.lower.schedule_parts import homes_of
@@ -121,7 +121,7 @@ def functions(
 def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -> list[Plan]:
     """The cheapest plans on any mesh of one or two axes."""
     stored = [
-        {name: node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
+        {name: node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in CALL_INPUTS}
         for graph in graphs
     ]
     planners = [Planner(graph, cluster) for graph in graphs]
@@ -314,7 +314,7 @@ class Function(Planned):
 
 def _complete(plan: Plan, graph: StepGraph) -> Plan:
     """The plan with the layouts of all stored inputs, also of those that it replicates."""
-    labels = [node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN]
+    labels = [node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in CALL_INPUTS]
     return plan.replace(inputs={**{label: plan.input_layout(label) for label in labels}, **plan.inputs})
 
 

@@ -42,9 +42,9 @@ def annotate_labels(step: StepGraph) -> None:
         between = ">" if "of" in node.meta else "."  # `>` marks an operator that stands for one of the whole batch
         operation += f"{between}{ordinal}" if ordinal else ""
         if "of" in node.meta:  # work that one copy does for all is unlike that of the others
-            known = alike[_renamed(path, rename), operation]
+            kinds = alike[_renamed(path, rename), operation]
             kind = repr((str(node.target), [x.meta["val"] for x in (node, *node.all_input_nodes)]))
-            number = known.setdefault(kind, len(known))
+            number = kinds.setdefault(kind, len(kinds))
             operation += f"#{number}" if number else ""
         node.meta["label"] = f"{_renamed(path, rename)}/{operation}"
         node.meta["name"] = f"{path}/{operation}" + (f"@{copy}" if copy else "")

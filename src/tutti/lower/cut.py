@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, WRITTEN, StepGraph
+from tutti.ir.step_graph import BACKWARD, CALL_INPUTS, FORWARD, UPDATE, WRITTEN, StepGraph
 from tutti.lower.crossings import levels
 from tutti.lower.weight_roundings import divided, merged, weight_roundings
 from tutti.plan.reads import Reads
@@ -99,7 +99,7 @@ def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Ma
 
 def undivided(step: StepGraph, count: int, once: bool = True) -> Cut:
     """The parts of a plan without a pipeline. count: number of microbatches. once: as for `cut`."""
-    homes = {name: 0 for name in step.inputs if name.partition(":")[0] not in GIVEN}
+    homes = {name: 0 for name in step.inputs if name.partition(":")[0] not in CALL_INPUTS}
     updates = any(node.meta["phase"] == UPDATE for node in step.outputs.values())
     if not updates or count == 1:
         whole, part = Place(0, "S"), step.without_gradients() if updates else step
