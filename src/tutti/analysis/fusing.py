@@ -1,4 +1,4 @@
-"""Which operators the compiler fuses into one kernel."""
+"""Rules for which operators the compiler fuses into one kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the calls of a replayed Program cost on a cluster, in seconds.
+"""Prices of the calls of a replayed Program on a cluster, in seconds.
 
 A call is priced by its local shapes (`tutti.plan.compute`); views are free. A kernel of several calls reads and writes
 its inputs and outputs at memory speed. If calibration shows that a family of operators is slower than its memory

@@ -145,12 +145,12 @@ def _may_go(x: fx.Node, node: Call, roots: dict[fx.Node, fx.Node], last: dict[fx
 
 
 def _way(x: fx.Node, root: fx.Node) -> set[Any]:
-    """The views between a value and the call that allocated its memory."""
-    found = set()
+    """Return the operators of the views between a value and the call that allocated its memory."""
+    views = set()
     while x is not root:
-        found.add(x.target)
+        views.add(x.target)
         x = x.all_input_nodes[0]
-    return found
+    return views
 
 
 def _sent(root: fx.Node, roots: dict[fx.Node, fx.Node]) -> bool:

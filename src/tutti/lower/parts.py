@@ -48,8 +48,8 @@ class InParts:
 
 
 def in_parts(graph: fx.Graph, count: int) -> dict[fx.Node, InParts]:
-    """The calls to compute in this many parts."""
-    return _Search(graph, count).found()
+    """Find the calls to compute in `count` parts."""
+    return _Search(graph, count).run()
 
 
 class _Search:
@@ -57,10 +57,10 @@ class _Search:
         self.graph, self.count = graph, count
         self.calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
         self.rules: dict[fx.Node, Rule | None] = {}
-        self.known: dict[tuple, InParts | None] = {}
+        self.cache: dict[tuple, InParts | None] = {}  # of `follow`
         self.taken: dict[fx.Node, InParts] = {}
 
-    def found(self) -> dict[fx.Node, InParts]:
+    def run(self) -> dict[fx.Node, InParts]:
         for region in sorted(self.regions(), key=self.worth, reverse=True):
             self.taken = region | self.taken
         while self.peel():
@@ -70,13 +70,13 @@ class _Search:
         return self.taken
 
     def regions(self) -> Iterator[dict[fx.Node, InParts]]:
-        """The calls reached from each collective, for each way of splitting it."""
-        known: set[tuple[fx.Node, InParts]] = set()
+        """Yield the calls reached from each collective, for each way to split it."""
+        seen: set[tuple[fx.Node, InParts]] = set()
         for seed in self.seeds:
             for how in self.beginnings(seed):
-                if (seed, how) not in known:
+                if (seed, how) not in seen:
                     region = self.reached(seed, how)
-                    known.update((n, region[n]) for n in self.seeds if n in region)
+                    seen.update((n, region[n]) for n in self.seeds if n in region)
                     yield region
 
     @cached_property
@@ -143,11 +143,11 @@ class _Search:
         right = all(isinstance(p, Split) or p == Partial() for p in outs)
         return InParts(ins, outs) if right and not any(isinstance(p, Partial) for p in ins) else None
 
-    def follow(self, *asked) -> InParts | None:
-        """`followed`, cached."""
-        if asked not in self.known:
-            self.known[asked] = self.followed(*asked)
-        return self.known[asked]
+    def follow(self, *key) -> InParts | None:
+        """Cached version of `followed`."""
+        if key not in self.cache:
+            self.cache[key] = self.followed(*key)
+        return self.cache[key]
 
     def followed(self, node: fx.Node, output: bool, number: int, split: Split) -> InParts | None:
         """A call in parts, given the split of one of its operands or outputs."""
@@ -164,14 +164,14 @@ class _Search:
         return None
 
     def reached(self, seed: fx.Node, how: InParts) -> dict[fx.Node, InParts]:
-        """All calls that one split propagates to."""
-        found: dict[fx.Node, InParts] = {}
+        """Return all calls that a split propagates to."""
+        region: dict[fx.Node, InParts] = {}
         todo = deque([(seed, how)])
         while todo:
             node, how = todo.popleft()
-            if node in found or not any(isinstance(p, Split) for p in how.outs):
+            if node in region or not any(isinstance(p, Split) for p in how.outs):
                 continue
-            found[node] = how
+            region[node] = how
             for x, at in zip(operands(node), how.ins, strict=True):
                 maker, i = source(x)
                 if isinstance(at, Split) and (next_ := self.follow(maker, True, i, at)):
@@ -180,7 +180,7 @@ class _Search:
                 at = how.outs[i]
                 if isinstance(at, Split) and (next_ := self.follow(reader, False, number, at)):
                     todo.append((reader, next_))
-        return found
+        return region
 
     def split(self, x: fx.Node) -> Placement:
         """The layout of a value over the parts: R if it is computed whole."""
@@ -249,8 +249,8 @@ class _Search:
                     del self.taken[n]
 
     def sums(self) -> dict[fx.Node, InParts]:
-        """Calls that contract a split dim, if adding their parts moves fewer bytes than joining the operands."""
-        found: dict[fx.Node, InParts] = {}
+        """Return calls that contract a split dim, if adding their parts moves fewer bytes than joining the operands."""
+        contractions: dict[fx.Node, InParts] = {}
         readers: dict[fx.Node, int] = defaultdict(int)
         for node in self.calls:
             if node in self.taken:
@@ -259,21 +259,21 @@ class _Search:
                 at = self.split(x)
                 how = self.follow(node, False, number, at) if isinstance(at, Split) else None
                 if how and all(isinstance(p, Partial) for p in how.outs):
-                    found[node] = how
+                    contractions[node] = how
                     break
-        roots = {node: {self.root(x) for x in operands(node) if isinstance(self.split(x), Split)} for node in found}
+        roots = {n: {self.root(x) for x in operands(n) if isinstance(self.split(x), Split)} for n in contractions}
         for those in roots.values():
             for x in those:
                 readers[x] += 1
         return {
             node: how
-            for node, how in found.items()
+            for node, how in contractions.items()
             if 3 * _bytes(node) * (self.count - 1) < sum(2 * _bytes(x) / readers[x] for x in roots[node])
         }
 
 
 def local_rule(node: fx.Node) -> Rule | None:
-    """The rule of a Program's call: an operator, a collective, or a copy that rearranges memory."""
+    """Return the rule of a Program's call: an operator, a collective, or a copy that rearranges memory."""
     if not isinstance(node.target, torch._ops.OpOverload) and node.target not in ARRANGING:
         return None
     if node.target is exchange:
@@ -282,8 +282,8 @@ def local_rule(node: fx.Node) -> Rule | None:
         left, right = LINES.get(node.target, ("", ""))
         shape = operands(node)[0].meta["val"].shape
         dims = " ".join(names(shape[1:] if left else shape))
-        made = node.meta["val"].shape
-        return parse(f"{left} {dims} -> {right} {dims}", [shape], [made])
+        out_shape = node.meta["val"].shape
+        return parse(f"{left} {dims} -> {right} {dims}", [shape], [out_shape])
     return rule_of(node)
 
 

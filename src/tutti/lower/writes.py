@@ -1,4 +1,4 @@
-"""Which calls write into which operands, and which return views of their operands."""
+"""Tables of calls that write into operands, and of calls that return views of their operands."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 def behind_views(node: fx.Node) -> set[fx.Node]:
-    """All readers of a value, directly or through views. Views are not included."""
-    found: set[fx.Node] = set()
+    """Return all readers of a value, directly or through views. Views are not included."""
+    readers: set[fx.Node] = set()
     todo = [node]
     while todo:
         for user in todo.pop().users:
             if looks(user):
                 todo.append(user)
             else:
-                found.add(user)
-    return found
+                readers.add(user)
+    return readers

@@ -29,7 +29,7 @@ class Home(Protocol):
 
 
 class Remote:
-    """What remote tensors do differently. The attribute `_home` has their home, their name there and their strides."""
+    """Methods of remote tensors. The attribute `_home` has their home, their name there and their strides."""
 
     __slots__ = ()
 
