@@ -29,7 +29,7 @@ FUSED = {
 
 
 def fuses(node: Call) -> bool:
-    """Whether a call can be fused with others."""
+    """Return whether a call can be fused with others."""
     return _fuses(node.target)
 
 
@@ -96,5 +96,5 @@ def _between(maker: fx.Node, reader: fx.Node) -> bool:
 
 
 def joins(node: Call) -> bool:
-    """Whether a call can be part of a kernel: it fuses, or is a view."""
+    """Return whether a call can be part of a kernel: it fuses, or is a view."""
     return fuses(node) or node.target in FREE

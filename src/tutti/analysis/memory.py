@@ -83,11 +83,11 @@ def platform(device: Device) -> Platform:
 
 
 def memory(replay: Replay, on: Platform = CPU) -> Memory:
-    """The peak of a Program's run, and what is live then."""
-    most, worst = 0, -1
+    """Compute the peak memory of a Program's run, and the values that are live at the peak."""
+    highest, worst = 0, -1
     for i, (total, *_) in enumerate(walk(replay, on)):
-        if total > most:
-            most, worst = total, i
+        if total > highest:
+            highest, worst = total, i
     kinds = _kinds(replay)
     sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):  # second pass: what is live at the peak

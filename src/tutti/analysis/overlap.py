@@ -71,7 +71,7 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
 
 
 def _is_part(program: Program) -> bool:
-    """Whether it is a part of a pipeline, beside which a device holds the values of other microbatches."""
+    """Return whether a Program is a part of a pipeline, while a device also holds the values of other microbatches."""
     return any(name.startswith("value:") for name in (*program.inputs, *program.outputs))
 
 

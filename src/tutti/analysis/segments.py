@@ -160,7 +160,7 @@ def gather_layers(graph: fx.Graph) -> None:
 
 
 def _may_pass(run: list[fx.Node], layer: list[fx.Node]) -> bool:
-    """Whether calls outside any layer can be moved before the layer in front of them."""
+    """Return whether calls outside any layer can be moved before the layer in front of them."""
     own = set(layer)
     return not _layer(run[-1])[1] and not any(own.intersection(n.all_input_nodes) for n in run)
 
@@ -181,13 +181,13 @@ def gather_kernels(graph: fx.Graph) -> None:
 
 
 def _gather(calls: list[fx.Node], number: Iterator[int]) -> None:
-    groups, rest = [], dict.fromkeys(calls)
+    groups, ungrouped = [], dict.fromkeys(calls)
     for kernel in map(_trimmed, kernels(calls)):
         if sum(fuses(node) and node.target not in FREE for node in kernel) > 1:
             groups.append(kernel)
             for node in kernel:
-                del rest[node]
-    _reorder(calls, contract(calls, [*groups, *([node] for node in rest)]))
+                del ungrouped[node]
+    _reorder(calls, contract(calls, [*groups, *([node] for node in ungrouped)]))
     for kernel, i in zip(groups, number):  # noqa: B905
         for node in kernel:
             node.meta[KERNEL] = i
@@ -206,7 +206,7 @@ def _trimmed(kernel: list[fx.Node]) -> list[fx.Node]:
 
 
 def _takes(node: Call, inside: set[fx.Node]) -> bool:
-    """Whether this takes one of several results of a call in the set."""
+    """Return whether a call takes one of several results of a call in the set."""
     return node.target is operator.getitem and node.args[0] in inside
 
 

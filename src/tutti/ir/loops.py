@@ -230,7 +230,7 @@ def _empty(loop: Loop, operands: Sequence[Tensor]) -> list[Tensor]:
 
 
 def compiles(target: object) -> bool:
-    """Whether Inductor can compile this loop. It miscompiles branches within loops (torch 2.13)."""
+    """Return whether Inductor can compile this loop. It miscompiles branches within loops (torch 2.13)."""
     loop = LOOPS.get(target)
     return loop is not None and not _branches(loop)
 

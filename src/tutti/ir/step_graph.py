@@ -139,7 +139,7 @@ class StepGraph:
 
     @property
     def repeats(self) -> bool:
-        """Whether it is run for microbatches: a training step or an evaluation. A call of a function runs it once."""
+        """Whether the graph runs for every microbatch, as a training step or evaluation; a function runs it once."""
         return "loss" in self.outputs or bool(self.gradient_names)
 
     @property
@@ -242,8 +242,8 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 
 def replace_uses(others: Mapping[fx.Node, fx.Node]) -> None:
-    """Make readers of these nodes read others instead. Rewrites each reader once: readers of thousands of nodes, such
-    as updates, would take quadratic time one node at a time."""
+    """Replace nodes by others in all readers. Each reader is rewritten once: readers of thousands of nodes, such as
+    updates, would take quadratic time one node at a time."""
     for reader in dict.fromkeys(reader for node in others for reader in node.users):
         reader.args, reader.kwargs = fx.map_arg((reader.args, reader.kwargs), lambda n: others.get(n, n))  # pyright: ignore
 

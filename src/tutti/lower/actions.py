@@ -161,7 +161,7 @@ class _Device:
             action.sends += [(message, to) for to in targets]
 
     def traffic_of(self, place: Place) -> Traffic:
-        """What a part of this device reads from other parts, and what others read of it."""
+        """Return the values that a part of this device reads from other parts, and those that they read from it."""
         cut, reads = self.cut, []
         for name in cut.parts[place].inputs:
             home = cut.homes.get(name)

@@ -46,7 +46,7 @@ def bucket(graph: fx.Graph) -> None:
 
 
 def _of_inputs(nodes: Sequence[Call]) -> bool:
-    """Whether some of the operands depend on inputs only."""
+    """Return whether some of the operands depend on inputs only."""
     return any(root.op == "placeholder" for node in nodes for root in chain(node)[0])
 
 

@@ -70,7 +70,7 @@ def wait(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_begun(node: fx.Node) -> bool:
-    """Whether a collective is asynchronous: only `wait` nodes read it."""
+    """Return whether a collective is asynchronous: only `wait` nodes read it."""
     return bool(node.users) and all(user.target is wait for user in node.users)
 
 

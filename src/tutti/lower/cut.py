@@ -139,7 +139,7 @@ class _Cutter:
         self.shared = set(weight_roundings(step) if once else ())
         self.places = {n: self.place(n) for n in reads.calls}
         self.shares = {name: self.shares_of(step.outputs[name]) for name in step.gradient_names}
-        self.wanted: dict[Place, dict[str, fx.Node]] = defaultdict(dict)  # outputs by part
+        self.part_outputs: dict[Place, dict[str, fx.Node]] = defaultdict(dict)
         self.readers: dict[str, list[Place]] = defaultdict(list)
 
     def place(self, node: fx.Node) -> Place:
@@ -157,7 +157,7 @@ class _Cutter:
         return Place(stage, f"U{self.levels[node]}")
 
     def is_gradient(self, reader: fx.Node, x: fx.Node) -> bool:
-        """Whether an update node takes x as an accumulated gradient."""
+        """Return whether an update node takes x as an accumulated gradient."""
         return reader.meta["phase"] == UPDATE and x in self.gradients
 
     def cut(self) -> Cut:
@@ -168,13 +168,13 @@ class _Cutter:
                 members[place].append(node)
         for name, node in self.step.outputs.items():
             for share in self.shares[name][0] if name in self.shares else [node]:
-                self.wanted[self.keeper(name, share)][name.replace(f"{WRITTEN}:", "param:")] = share
-        places = sorted(dict.fromkeys([*members, *self.wanted]), key=_order)  # on all ranks alike
+                self.part_outputs[self.keeper(name, share)][name.replace(f"{WRITTEN}:", "param:")] = share
+        places = sorted(dict.fromkeys([*members, *self.part_outputs]), key=_order)  # on all ranks alike
         drafts = {place: _Draft(self, place, members[place]) for place in places}
         result = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
         for place, draft in drafts.items():
-            result.parts[place] = draft.finish(self.wanted[place])
-            result.makers |= {name: place for name in self.wanted[place]}
+            result.parts[place] = draft.finish(self.part_outputs[place])
+            result.makers |= {name: place for name in self.part_outputs[place]}
         result.readers = dict(self.readers)
         if not self.step.repeats:
             self.note_later_reads(result)
@@ -225,14 +225,14 @@ class _Cutter:
         return self.places[behind[0]] if behind[0] in self.places else Place(self.stages[behind[0]], first)
 
     def keeper(self, name: str, node: fx.Node) -> Place:
-        """The part that returns an output: its owner; in a function, a stored tensor is returned at its home."""
+        """Return the part that returns an output: its owner. A function returns a stored tensor at its home."""
         owner, old = self.owner(node), self.step.inputs.get(name)
         home = owner.stage if old is None or self.step.repeats else self.stages.get(old, owner.stage)
         if home == owner.stage:
             return owner
         for x in self.reads.behind[node]:
             if x in self.places:
-                self.wanted[self.places[x]][f"value:{x.name}"] = x
+                self.part_outputs[self.places[x]][f"value:{x.name}"] = x
         return Place(home, f"C{int(owner.kind[1:]) + 1}")
 
 
@@ -263,7 +263,7 @@ class _Draft:
                     todo.append(x)
                 elif cutter.places[x] != self.place:
                     self.input(x, f"value:{x.name}")
-                    cutter.wanted[cutter.places[x]][f"value:{x.name}"] = x
+                    cutter.part_outputs[cutter.places[x]][f"value:{x.name}"] = x
 
     def input(self, x: fx.Node, name: str) -> None:
         if name in self.inputs:
@@ -280,17 +280,17 @@ class _Draft:
         if kind in ("grad", "value"):
             self.cutter.readers[name].append(self.place)
 
-    def finish(self, wanted: Mapping[str, fx.Node]) -> StepGraph:
+    def finish(self, results: Mapping[str, fx.Node]) -> StepGraph:
         for node in self.members:
             self.copy(node)
-        for node in wanted.values():  # an output may be an input, or a view of one, that no call reads
+        for node in results.values():  # an output may be an input, or a view of one, that no call reads
             if node in self.cutter.names and node not in self.copies:
                 self.input(node, self.cutter.names[node])
             elif node in self.cutter.reads.copied:
                 self.take(node)
             elif node in self.cutter.places and self.cutter.places[node] != self.place:  # another part computes it
                 self.input(node, f"value:{node.name}")
-        outputs = {name: self.copy(node) for name, node in wanted.items()}
+        outputs = {name: self.copy(node) for name, node in results.items()}
         self.graph.output(tuple(outputs.values()))
         return StepGraph(self.graph, self.inputs, outputs, self.cutter.step.constants, self.cutter.step.device)
 

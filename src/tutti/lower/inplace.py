@@ -103,7 +103,7 @@ def _update_together(graph: fx.Graph) -> None:
 
 
 def _may_go(node: fx.Node) -> bool:
-    """Whether it is an input that this graph may write into."""
+    """Return whether it is an input that this graph may write into."""
     return node.op == "placeholder" and "read_later" not in node.meta
 
 

@@ -162,7 +162,7 @@ class _Alive:
         """Run job i and return the bytes that are live during it."""
         job, readers = self.jobs[i], self.readers
         self.now += self.made_bytes[i]
-        most = self.now
+        highest = self.now
         for v in job.reads:
             readers[v] -= 1
             if not readers[v]:
@@ -170,7 +170,7 @@ class _Alive:
         for v in job.makes:
             if not readers[v]:
                 self.now -= self.sizes[v]
-        return most
+        return highest
 
 
 class _Lister:
@@ -192,7 +192,7 @@ class _Lister:
                 self.behind[j].append(i)
         self.idle = set() if self.strict else self.of_inputs() | self.waiting(sizes, live_out)
         self.left = [sum(j not in self.idle for j in job.needs) for job in jobs]
-        self.wanted = [i not in self.idle for i in range(len(jobs))]
+        self.required = [i not in self.idle for i in range(len(jobs))]
         self.settled = [False] * len(jobs)
         self.over = [0.0] * len(jobs)
         self.free = {job.stream: 0.0 for job in jobs if job.stream}
@@ -228,7 +228,7 @@ class _Lister:
         return self.order
 
     def of_inputs(self) -> set[int]:
-        """Computations of inputs alone, or of gathered inputs."""
+        """Return the computations of inputs alone, or of gathered inputs."""
         jobs = self.jobs
         return {i for i, job in enumerate(jobs) if not job.stream and self.behind[i]
                 and all(jobs[j].stream and not jobs[j].needs for j in job.needs)}  # fmt: skip
@@ -251,14 +251,14 @@ class _Lister:
         return delayed
 
     def settle(self, i: int) -> None:
-        """Called when all that job i needs is placed, except jobs made of inputs alone, which are now wanted."""
-        if not self.wanted[i]:
+        """Require the jobs of inputs alone that job i needs. Called when all other jobs that it needs are placed."""
+        if not self.required[i]:
             return
         idle = [j for j in self.jobs[i].needs if j in self.idle and not self.placed[j]]
         self.settled[i], self.left[i] = True, len(idle)
         for j in idle:
-            if not self.wanted[j]:
-                self.wanted[j] = True
+            if not self.required[j]:
+                self.required[j] = True
                 if not self.left[j]:
                     self.settle(j)
         if not idle:
@@ -306,7 +306,7 @@ class _Lister:
                     return
 
     def sent(self, stream: str, force: bool) -> int | None:
-        """The next collective to start on an axis, or None."""
+        """Return the next collective to start on an axis, or None."""
         heaps = [self.sends[stream]]
         if (early := self.early[stream]) and (force or self.room(early[0][1])):
             heaps.append(early)

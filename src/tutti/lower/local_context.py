@@ -90,7 +90,7 @@ class LocalContext:
         return self._rule.sizes[self._checked(factor)]
 
     def joint(self, factor: str) -> bool:
-        """Whether the axes that split a factor split another one at once."""
+        """Return whether the axes that split a factor split another one at once."""
         return any(self._choices[axis].also for axis in self.axes(factor))
 
     def offset(self, factor: str) -> int:

@@ -52,12 +52,12 @@ def divide(program: Program) -> None:
     graph.eliminate_dead_code()
 
 
-def check_divided(program: Program, wanted: int) -> None:
+def check_divided(program: Program, parts: int) -> None:
     """Raise ValueError if a Program that should be computed in several parts has no regions."""
-    if wanted > program.overlap_chunks:
+    if parts > program.overlap_chunks:
         raise ValueError(
-            f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} there is no communication "
-            f"between computations whose batch or sequence divides into {wanted}; choose a number that divides them, "
+            f"regions cannot be computed in {parts} parts: on a mesh {dict(program.mesh)} there is no communication "
+            f"between computations whose batch or sequence divides into {parts}; choose a number that divides them, "
             "a plan with 'tp', or one without 'regions'"
         )
 

@@ -87,7 +87,7 @@ def check_offloaded(cut: Cut, plan: Plan) -> None:
 
 
 def passed(name: str) -> bool:
-    """Whether a part's input or output is passed between parts."""
+    """Return whether a part's input or output is passed between parts."""
     return name.startswith(("value:", "grad:"))
 
 

@@ -55,18 +55,18 @@ def shard(
     for node in step.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             sharder.call(node)
-    results, wanted = {}, {}
+    results, returned = {}, {}
     for name, node in step.outputs.items():
         layout = (outputs or {}).get(name) or (inputs[name][0] if name in inputs else REPLICATED)
         results[name] = sharder.version(node, layout, node.meta["phase"])
-        wanted[name] = (layout, node.meta["val"])
+        returned[name] = (layout, node.meta["val"])
     sharder.graph.output(tuple(results.values())).meta["names"] = list(results)
     sharder.graph.eliminate_dead_code(lambda node: bool(node.users) or node.is_impure())
     for node in sharder.graph.nodes if plan.tiers else ():
         passes = node.op == "placeholder" or (node.meta.get("phase") == FORWARD and node.target not in FREE)
         if passes and node.meta.get("label") in plan.tiers:
             node.meta["tier"] = plan.tiers[node.meta["label"]]
-    return Program(sharder.graph, plan.mesh, rank, inputs, wanted, plan.overlap_chunks)
+    return Program(sharder.graph, plan.mesh, rank, inputs, returned, plan.overlap_chunks)
 
 
 def made_in(node: fx.Node, plan: Plan) -> Layout:
@@ -92,7 +92,7 @@ ARRANGED = (CONTIGUOUS, torch.ops.aten.contiguous.default), (DENSE, dense), (BY_
 
 
 def arrangements(node: fx.Node, number: int) -> list[Callable]:
-    """What arranges an operand of a call in memory as the kernel needs it."""
+    """Return the functions that arrange an operand of a call in memory as its kernel needs it."""
     places = {number, number - len(operands(node))}
     return [arrange for table, arrange in ARRANGED if not places.isdisjoint(table.get(node.target, ()))]
 
@@ -172,14 +172,14 @@ class Sharder:
         ]
 
     def arranged(self, part: fx.Node, arrange: Callable) -> fx.Node:
-        """A copy arranged in memory as a kernel needs it: shards may be slices, and capture drops copies of memory."""
+        """Return a copy arranged in memory as a kernel needs it: shards may be slices, and capture removes copies."""
         if (part, arrange) not in self.copies:
             self.copies[part, arrange] = self.graph.call_function(arrange, (part,))
             self.copies[part, arrange].meta["val"] = part.meta["val"]
         return self.copies[part, arrange]
 
     def situation(self, node: fx.Node) -> tuple[Rule, Choices, list[Layout], list[Layout], list[tuple[int, ...]]]:
-        """Rule, choices, layouts of operands and outputs, and local shapes of outputs: the same for all of a label."""
+        """Return rule, choices, layouts of operands and of outputs, and local shapes of outputs of a label."""
         label = node.meta["label"]
         if label not in self.situations:
             rule, choices = self.rule(node)

@@ -216,7 +216,7 @@ class _Placer:
         return stretch.copies[x]
 
     def stands_before(self, node: fx.Node, other: fx.Node) -> bool:
-        """Whether a node's result is offloaded before another node runs."""
+        """Return whether a node's result is offloaded before another node runs."""
         if not self.position:
             self.position = {n: i for i, n in enumerate(self.graph.nodes)}
         return self.position[node] < self.position[other]
@@ -236,7 +236,7 @@ class _Stretch:
 
 
 def _made_by_host(x: fx.Node) -> bool:
-    """Whether the host computes a value. The result of writing into an input is available from the beginning."""
+    """Return whether the host computes a value. The result of writing into an input is available from the beginning."""
     while x.target is written:
         x = x.args[1]  # pyright: ignore[reportAssignmentType]
     return "host" in x.meta

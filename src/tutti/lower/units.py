@@ -73,7 +73,7 @@ def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a call is free. A reshape of a tensor whose dims are permuted in memory is not."""
+    """Return whether a call is a view. A reshape of a tensor whose dims are permuted in memory is not."""
     if node.op != "call_function" or node.target not in FREE or node.target is operator.getitem:
         return False
     if node.target is not aten.reshape.default:
@@ -85,7 +85,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Whether a call only looks at its operand. Readers in all layers may look at one unit's result."""
+    """Return whether a call takes no time: a view, or a getitem. Readers in all layers may view one unit's result."""
     return is_view(node) or node.target is operator.getitem
 
 
@@ -158,7 +158,7 @@ class _Units:
         return [*self.ordered(list(groups.values())), *([list(reversed(last))] if last else [])]
 
     def find(self, n: fx.Node) -> fx.Node:
-        """The representative of a call's unit. Calls that stand alone represent themselves."""
+        """Return the representative of a call's unit. Calls that stand alone represent themselves."""
         while self.root[n] is not n:
             self.root[n] = self.root[self.root[n]]
             n = self.root[n]
@@ -167,10 +167,10 @@ class _Units:
     def depths(self) -> dict[fx.Node, int]:
         depth: dict[fx.Node, int] = {}
         for n in self.calls:
-            copy, most = n.meta.get("copy", 0), 0
+            copy, deepest = n.meta.get("copy", 0), 0
             for x in self.reads[n]:
-                most = max(most, depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy))
-            depth[n] = most
+                deepest = max(deepest, depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy))
+            depth[n] = deepest
         return depth
 
     def phases(self) -> dict[fx.Node, int]:
@@ -182,7 +182,7 @@ class _Units:
         return latest
 
     def firsts(self) -> dict[fx.Node, float]:
-        """The index of the first collective that needs each call."""
+        """Return the index of the first collective that needs each call."""
         first: dict[fx.Node, float] = {}
         for i, n in reversed(list(enumerate(self.calls))):
             behind = [first[user] for user in n.users if user in first]

@@ -115,7 +115,7 @@ class Attempts:
             except PASSED_ON:
                 raise
             except Exception:
-                last = self.decisions.asked[-1] if self.decisions.asked else None
+                last = self.decisions.evaluated[-1] if self.decisions.evaluated else None
                 if last is None or self.decisions.taken[last] or len(self.decisions.taken) > MOST_SITES:
                     raise
                 self.decisions.taken[last] = True
@@ -237,12 +237,12 @@ def written_out(traced: Traced, results: Sequence[fx.Node]) -> str:
 
 
 def _needed(graph: fx.Graph, results: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes that results depend on, and earlier nodes that write into tensors, in order."""
+    """Return the nodes that results depend on, and earlier nodes that write into tensors, in order."""
     needed: set[fx.Node] = set()
-    behind, wanted = True, set(results)
+    behind, result_set = True, set(results)
     for node in reversed(graph.nodes):
-        behind = behind and node not in wanted
-        if node in wanted or (not behind and (node in needed or written_operands(node))):
+        behind = behind and node not in result_set
+        if node in result_set or (not behind and (node in needed or written_operands(node))):
             needed |= {node, *node.all_input_nodes}
     return [node for node in graph.nodes if node in needed]
 
@@ -252,7 +252,7 @@ def _constants_written(node: fx.Node) -> list[fx.Node]:
 
 
 def _stands_in(value: Any) -> bool:
-    """Whether a value consists of stand-ins for parameters only, such as the list of an LSTM's weights."""
+    """Return whether a value consists of stand-ins for parameters only, such as the list of an LSTM's weights."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_stands_in, value))
     value = value() if isinstance(value, weakref.ref) else value

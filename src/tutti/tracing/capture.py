@@ -194,16 +194,16 @@ def classes_of(behind: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def _behind(optimizer: torch.optim.Optimizer | None, params: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """By how many updates each parameter lags the one with the most."""
+    """Return by how many updates each parameter lags the one with the most."""
     if optimizer is None:
         return {}
     counts = optimizers.update_counts(optimizer)
-    most = max(counts.values(), default=0)
-    return {name: most - counts[p] for name, p in params.items() if p in counts}  # pyright: ignore
+    largest = max(counts.values(), default=0)
+    return {name: largest - counts[p] for name, p in params.items() if p in counts}  # pyright: ignore
 
 
 def _example(batch: Batch, inputs: Sequence[str]) -> list[torch.Tensor | None]:
-    """The real tensor of each input that is a batch entry with values, else None."""
+    """Return the real tensor of each input that is a batch entry with values, else None."""
     real = {name: x for name, x in entries(batch).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
     return [real.get(name) for name in inputs]
 

@@ -26,7 +26,7 @@ DEEPEST = 8  # containers within containers
 
 @dataclass(frozen=True)
 class Place:
-    """Where a plain tensor is stored: `container[key]`, or the attribute `key` of an object's `__dict__`."""
+    """The place of a plain tensor: `container[key]`, or the attribute `key` of an object's `__dict__`."""
 
     container: Any
     key: Any

@@ -82,7 +82,7 @@ class InputFree:
         return order
 
     def _written_before(self, node: fx.Node, calls: Mapping[fx.Node, int]) -> str:
-        """How often the operands of a node were written before it."""
+        """Format how often the operands of a node were written before it."""
         counts = [sum(w in calls and self.position[w] < self.position[node] for w in self.writers[base_of(x)])
                   for x in node.all_input_nodes]  # fmt: skip
         return f" after {counts}" if any(counts) else ""

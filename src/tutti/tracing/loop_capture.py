@@ -463,7 +463,7 @@ def _unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
 
 
 def _is_detached(node: fx.Node) -> bool:
-    """Whether a tensor is a view of a detached one."""
+    """Return whether a tensor is a view of a detached one."""
     while node is not base_of(node):
         if node.target is torch.ops.aten.detach.default:
             return True

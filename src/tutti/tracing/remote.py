@@ -21,10 +21,10 @@ from tutti import compat
 
 
 class Home(Protocol):
-    """Where the values of remote tensors are."""
+    """The storage of the values of remote tensors."""
 
     def fetched(self, name: str, tensor: Tensor) -> Tensor:
-        """The full value of a tensor, on its device, in memory of its own. The home notes that it is in use."""
+        """Return a copy of the full value of a tensor, on its device. The home records that it is in use."""
         ...
 
 

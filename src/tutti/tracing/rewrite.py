@@ -61,12 +61,12 @@ def rewrite(graph: fx.Graph, reference: Joint, new: Joint, search: Search) -> bo
 
 
 def _path(taken: list[fx.Node], output: fx.Node) -> str:
-    """The module of the replaced nodes: that of the matrix product, if there is one."""
+    """Return the module path of the replaced nodes: that of the matrix product, if there is one."""
     return next((n for n in taken if n.target in FLOPS), output).meta["path"]
 
 
 def _is_read(taken: set[fx.Node], outputs: set[fx.Node]) -> bool:
-    """Whether others read an intermediate value. Views of operands do not count: they may stay."""
+    """Return whether other nodes read an intermediate value. Views of operands do not count, as they may stay."""
     return any(not taken.issuperset(node.users) for node in taken - outputs if not _looks(node, taken))
 
 
@@ -75,12 +75,13 @@ def _looks(node: fx.Node, taken: set[fx.Node]) -> bool:
 
 
 def _place(reads: list[fx.Node], outputs: list[fx.Node], taken: set[fx.Node]) -> tuple[fx.Node, bool] | None:
-    """An insertion point, and whether it is before the node: all operands are computed, and no result is read yet."""
+    """Return an insertion point at which all operands are computed and no result is read, and whether it is before the
+    node."""
     if not outputs:
         return None
     first: Any = min(outputs)
     last: Any = max(reads, default=first)
     if not first < last:
         return first, True
-    wanted = (user for old in outputs for user in old.users if user not in taken)
-    return (last, False) if all(last < user for user in wanted) else None
+    readers = (user for old in outputs for user in old.users if user not in taken)
+    return (last, False) if all(last < user for user in readers) else None

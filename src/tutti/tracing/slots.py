@@ -1,4 +1,4 @@
-"""Where a model stores its tensors, and how stand-ins replace them during capture.
+"""Slots, in which a model stores its tensors. Stand-ins replace the tensors during capture.
 
 A *slot* is an entry of `_parameters` or `_buffers` of one module. A tensor in several slots (tied weights, a module
 under two names) has one name, the first of `named_parameters()` or `named_buffers()`.

@@ -230,7 +230,7 @@ def _caches() -> list[Cache]:
 
 
 def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
-    """Whether the results in a cache contain a fake tensor."""
+    """Return whether the results in a cache contain a fake tensor."""
     for x in things:
         if isinstance(x, FakeTensor):
             return True
@@ -243,7 +243,7 @@ def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
 
 
 def is_library(module: str) -> bool:
-    """Whether a module's classes and global variables are not part of the model."""
+    """Return whether a module's classes and global variables are not part of the model."""
     package = module.partition(".")[0]
     return package in LIBRARIES or (package in sys.stdlib_module_names and package != "__main__")
 
@@ -278,12 +278,12 @@ def _items(thing: dict) -> dict[Any, Any]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two plain values are equal. False for other types."""
+    """Return whether two plain values are equal. False for other types."""
     return type(a) is type(b) and isinstance(a, (str, bytes, int, float, bool, complex)) and a == b
 
 
 def is_of_the_system(thing: Any) -> bool:
-    """Whether an object belongs to Python's library: a logger, a thread, a file."""
+    """Return whether an object belongs to Python's library: a logger, a thread, a file."""
     package = type(thing).__module__.partition(".")[0]
     return package in sys.stdlib_module_names and package not in ("collections", "types", "__main__")
 

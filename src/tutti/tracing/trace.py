@@ -109,7 +109,7 @@ def last_node() -> fx.Node:
 
 
 def written_since(node: fx.Node) -> bool:
-    """Whether a value created up to that node has been written since."""
+    """Return whether a value created up to that node has been written since."""
     later: set[fx.Node] = set()
     while (node := node.next).op != "root":
         if any(base_of(x) not in later for x in written_operands(node)):
@@ -119,7 +119,7 @@ def written_since(node: fx.Node) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether this thread is tracing, here or by `make_fx`."""
+    """Return whether this thread is tracing, here or by `make_fx`."""
     here = threading.get_ident()
     return any(tracer.thread == here for tracer in _active) or compat.get_proxy_mode() is not None
 

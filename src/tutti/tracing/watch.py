@@ -221,12 +221,12 @@ class Watch:
 
     @property
     def learns_otherwise(self) -> bool:
-        """Whether the model's parameters, or which of them require gradients, have changed."""
+        """Return whether the model's parameters, or which of them require gradients, have changed."""
         return _learning(self.model) != self.learning
 
 
 def is_plain_dict(x: Any) -> bool:
-    """Whether this is a dict without overridden access methods."""
+    """Return whether this is a dict without overridden access methods."""
     return isinstance(x, dict) and type(x).get is dict.get and type(x).__getitem__ is dict.__getitem__
 
 

@@ -33,8 +33,9 @@ def poisoned(grads: dict[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
 
 
 def clip_scale(norm: Tensor, max_norm: float) -> Tensor:
-    """What ``torch.nn.utils.clip_grad_norm_`` (2-norm) multiplies gradients with: min(1, max_norm / (norm + 1e-6)), a
-    0-d tensor of the dtype of the norm.
+    """Return the factor of ``torch.nn.utils.clip_grad_norm_`` (2-norm), min(1, max_norm / (norm + 1e-6)).
+
+    It is a 0-d tensor of the dtype of the norm.
 
     Sums run in float32 for bfloat16 gradients too (`global_norm`), where torch rounds the norm to bfloat16.
     """

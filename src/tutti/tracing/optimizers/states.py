@@ -88,9 +88,9 @@ def update_counts(optimizer: Optimizer) -> dict[Parameter, int]:
 
 
 def counter_of(optimizer: Optimizer) -> torch.Tensor | int | None:
-    """What the optimizer keeps as "step" of each parameter: a 0-d tensor, a number, or None.
+    """Return the "step" in the optimizer's state of a parameter: a 0-d tensor, a number, or None.
 
-    An optimizer without state is asked by an update of a small parameter of its own.
+    For an optimizer without state, it is found by an update of a small parameter.
     """
     for state in optimizer.state.values():
         if COUNT in state:
