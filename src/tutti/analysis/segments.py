@@ -194,7 +194,7 @@ def _gather(calls: list[fx.Node], number: Iterator[int]) -> None:
 
 
 def _trimmed(kernel: list[fx.Node]) -> list[fx.Node]:
-    """A kernel without views of outside values that others read too, and views of its results for others only."""
+    """Remove views of outside values with other readers, and views of results without readers inside, from a kernel."""
     inside = set(kernel)
     for node in kernel:
         if node.target in FREE and not inside.intersection(node.all_input_nodes) and node.users.keys() - inside:

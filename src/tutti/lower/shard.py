@@ -153,7 +153,7 @@ class Sharder:
         return [self.graph.call_function(operator.getitem, (result, i)) for i in range(len(local))]
 
     def weighted(self, parts: list[fx.Node], rule: Rule, choices: Choices, outs: list[Layout]) -> list[fx.Node]:
-        """Means over a part, times the size of the part over that of the mean part: `avg` weighs all ranks equally."""
+        """Scale means over unequal parts by size / mean size, because `avg` weighs all ranks equally."""
         means = {c.factor for c in choices.values() if c.unit and rule.combine.get(c.factor) == "avg"}
         if not means:
             return parts

@@ -44,7 +44,7 @@ def insert_waits(graph: fx.Graph, units: list[Unit]) -> None:
 
 
 def _later(collectives: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """For each collective the one that begins `UNDER_WAY` places behind it on its axis, if there is one."""
+    """Return for each collective the one that begins `UNDER_WAY` places behind it on its axis, if there is one."""
     by_axis: dict[str, list[fx.Node]] = defaultdict(list)
     for node in collectives:
         by_axis[str(node.args[1])].append(node)

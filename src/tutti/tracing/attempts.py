@@ -108,7 +108,7 @@ class Attempts:
         return trace(flat, *self.args, arg_values=self.arg_values, decisions=self.decisions, after=after)
 
     def _first(self, snapshot: Snapshot) -> Traced:
-        """A first graph. If the code raises after a branch, the other side is taken."""
+        """Trace the first graph. If the code raises after a branch, take the other side of the branch."""
         while True:
             try:
                 return self._run()

@@ -446,7 +446,7 @@ def _fused_sinks(model: nn.Module) -> AbstractContextManager:
 
 
 def _called(model: nn.Module, batch: Batch) -> Any:
-    """The output of the model. A TypeError says so if its forward does not take the entries of the batch."""
+    """Call the model. Raises TypeError with advice if its forward does not take the entries of the batch."""
     args, kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
     try:
         return model(*args, **kwargs)

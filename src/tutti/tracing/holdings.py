@@ -102,7 +102,7 @@ class Holdings:
             yield from state_tensors(optimizer)
 
     def renewed(self, now: Mapping[str, torch.Tensor]) -> Holdings:
-        """These holdings, or new ones if modules or optimizers have other parameters now. now: what `tensors` says."""
+        """Return these holdings, or new ones if the parameters of modules or optimizers changed. now: see `tensors`."""
         count = sum(name.startswith("param:") for name in now)
         same = count == len(self.params) and all(now.get(f"param:{name}") is p for name, p in self.params.items())
         if same and groups_of(self.optimizers.values()) == self.groups:

@@ -107,7 +107,7 @@ def make_ordinary(x: Tensor, value: Tensor) -> None:
 
 @contextmanager
 def shaped(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let remote tensors be ordinary ones without values, within the block: they are captured as they were."""
+    """Turn remote tensors into ordinary ones without values within the block, so that capture sees their strides."""
     remote = [(x, type(x), *vars(x)["_home"]) for x in tensors if isinstance(x, Remote)]
     for x, kind, _, _, strides in remote:
         x.__class__ = kind.__mro__[2]

@@ -26,8 +26,10 @@ def not_finite(norm: Tensor) -> Tensor:
 
 
 def poisoned(grads: dict[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
-    """The gradients, the last of the smallest with x - x of the loss added: 0, or NaN where it is not finite. Whoever
-    looks at the gradients of all microbatches, on whatever devices, knows of all losses then."""
+    """Make the smallest gradient NaN if the loss is not finite, so that checks of gradients also detect such losses.
+
+    loss - loss, which is 0 or NaN, is added to it. This works for all microbatches, on any devices.
+    """
     last = min(reversed(grads), key=lambda name: grads[name].numel())
     return {**grads, last: grads[last] + (loss - loss)}
 
