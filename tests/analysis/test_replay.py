@@ -20,7 +20,7 @@ def test_a_reshape_copies_only_where_it_has_to():
 
     turned, copied, viewed = replay(program(build, {"batch:x": (2, 3)}, {})).events
     assert not turned.computes and not viewed.computes
-    assert copied.computes and [s.bytes for s in copied.made] == [24]
+    assert copied.computes and [s.bytes for s in copied.allocated] == [24]
     assert not copied.reads[0].contiguous and viewed.reads[0].contiguous
 
 
@@ -50,7 +50,7 @@ def test_losses_whose_kernel_makes_room_for_all_elements(loss):
 
     (event,) = replay(program(build, {"batch:x": (4, 5), "batch:y": (4, 5)}, {})).events
     real = loss(torch.zeros(4, 5), torch.zeros(4, 5))
-    assert event.made[0].bytes == real.untyped_storage().nbytes() == 80
+    assert event.allocated[0].bytes == real.untyped_storage().nbytes() == 80
     assert event.outputs[0].shape == ()
 
 
@@ -64,5 +64,5 @@ def test_the_workspace_of_an_lstm(time, batch, width):
 
     (event,) = replay(program(build, {f"param:{i}": shape for i, shape in enumerate(shapes)}, {})).events
     real = ops.lstm_layer_training(*(torch.zeros(shape) for shape in shapes), *options)
-    assert [s.bytes for s in event.made[:3]] == [x.nbytes for x in real[:3]]
-    assert event.made[3].bytes == pytest.approx(real[3].nbytes, rel=0.06)
+    assert [s.bytes for s in event.allocated[:3]] == [x.nbytes for x in real[:3]]
+    assert event.allocated[3].bytes == pytest.approx(real[3].nbytes, rel=0.06)

@@ -62,7 +62,7 @@ def test_garbage_is_collected_once_there_is_much(thawed, monkeypatch):
     with uncollected():
         left = cycle()
     assert left() is not None
-    monkeypatch.setattr(garbage, "MOST", -1)
+    monkeypatch.setattr(garbage, "MAX_NEW_BLOCKS", -1)
     with uncollected():
         pass
     assert left() is None

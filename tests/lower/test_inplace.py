@@ -142,7 +142,7 @@ def test_pieces_give_the_numbers_of_one_device(name, optimizer, plan, monkeypatc
     monkeypatch.setattr(merging, "BUCKET", 1 << 14)
     ours, after, step = trained(name, optimizer, plan, "cpu:4", str(tmp_path))
     events = replay(step.program).events
-    computed = [i for i, event in enumerate(events) if event.phase == "backward" and event.made]
+    computed = [i for i, event in enumerate(events) if event.phase == "backward" and event.allocated]
     written = [i for i, event in enumerate(events) if event.phase == "update" and event.writes]
     assert written[0] < computed[2 * len(computed) // 3], "updates go along with the backward pass"
     assert ours == pytest.approx(losses, rel=1e-5)

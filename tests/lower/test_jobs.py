@@ -96,8 +96,8 @@ def test_no_order_is_taken_that_needs_more_than_may_be_alive():
             Job("", 1.0, (1, 2), (), (1, 2))]  # fmt: skip
     sizes = [1 << 30] * 3
     needed = peak(jobs, range(4), sizes, set())
-    assert overlapped(jobs, sizes, set(), most=needed)
-    assert overlapped(jobs, sizes, set(), room=10 * needed, most=needed - 1) == []
+    assert overlapped(jobs, sizes, set(), limit=needed)
+    assert overlapped(jobs, sizes, set(), room=10 * needed, limit=needed - 1) == []
 
 
 def test_a_job_that_does_not_fit_lets_one_go_first_that_frees_memory():

@@ -91,4 +91,4 @@ def test_what_is_not_known_is_told_in_torch_s_words():
     said = "Something new\n  Explanation: It is new.\n  Hint: Set `torch._dynamo.config.new`.\n  Hint: Do without.\n"
     found = put_into_words(compat.GraphBreak(said, "nowhere.py", 3, "f"))
     assert found.reason == "TorchDynamo does not trace it: Something new" and found.instead == "Do without."
-    assert found.told == said and found.source == "" and found.reason not in {reason for _, reason, _ in REASONS}
+    assert found.message == said and found.source == "" and found.reason not in {reason for _, reason, _ in REASONS}

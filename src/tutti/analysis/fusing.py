@@ -1,4 +1,4 @@
-"""Which operators the compiler fuses into one kernel."""
+"""Rules for which operators the compiler fuses into one kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUSED = {
 
 
 def fuses(node: Call) -> bool:
-    """Whether a call can be fused with others."""
+    """Return whether a call can be fused with others."""
     return _fuses(node.target)
 
 
@@ -45,18 +45,18 @@ def _reduces(target: Any) -> bool:
 
 
 def ends(node: Call) -> bool:
-    """Whether readers of this call's result start another kernel: it does not fuse, or is not a reduction over rows."""
+    """Return whether readers of a call start another kernel: it does not fuse, or reduces more than rows."""
     if node.target is operator.getitem:
         return ends(node.args[0])
     if not fuses(node):
         return node.target not in FREE
     if not _reduces(node.target) or not node.all_input_nodes:
         return False
-    whole, made = node.all_input_nodes[0].meta["val"].shape, node.meta["val"]
-    made = (made if isinstance(made, Spec) else made[0]).shape
-    while made and made[-1] == 1:
-        made = made[:-1]
-    return not made or whole[: len(made)] != made
+    whole, val = node.all_input_nodes[0].meta["val"].shape, node.meta["val"]
+    shape = (val if isinstance(val, Spec) else val[0]).shape
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return not shape or whole[: len(shape)] != shape
 
 
 def kernels(calls: Iterable[fx.Node]) -> list[list[fx.Node]]:
@@ -87,14 +87,14 @@ def kernels(calls: Iterable[fx.Node]) -> list[list[fx.Node]]:
     return list(groups.values())
 
 
-def _between(made: fx.Node, read: fx.Node) -> bool:
-    """Whether a kernel ends between a call and its reader. A scalar that many read would join all of them."""
-    if read.target is operator.getitem:
+def _between(maker: fx.Node, reader: fx.Node) -> bool:
+    """Return whether a kernel ends between a call and its reader. A scalar with many readers would join all of them."""
+    if reader.target is operator.getitem:
         return False
-    one = isinstance(made.meta["val"], Spec) and made.meta["val"].numel == 1
-    return ends(made) or (one and any(spec.numel > 1 for spec in flat(read.meta["val"])))
+    one = isinstance(maker.meta["val"], Spec) and maker.meta["val"].numel == 1
+    return ends(maker) or (one and any(spec.numel > 1 for spec in flat(reader.meta["val"])))
 
 
 def joins(node: Call) -> bool:
-    """Whether a call can be part of a kernel: it fuses, or is a view."""
+    """Return whether a call can be part of a kernel: it fuses, or is a view."""
     return fuses(node) or node.target in FREE

@@ -80,7 +80,7 @@ class _Segment:
                 for operand in event.reads:
                     key = operand.storage, (event.outputs[0] if event.outputs else operand.spec).numel, depth[i]
                     self.root[self.find(i)] = self.find(beside.setdefault(key, i))
-            maker.update(dict.fromkeys(event.made, i))
+            maker.update(dict.fromkeys(event.allocated, i))
         groups: dict[int, list[int]] = defaultdict(list)
         for i in range(len(self.events)):
             groups[self.find(i)].append(i)
@@ -115,7 +115,7 @@ class _Segment:
             return self.events[members[0]]
         parts = [self.events[i] for i in members]
         nodes = {event.node for event in parts}
-        inner = {s for event in parts for s in event.made}
+        inner = {s for event in parts for s in event.allocated}
         written = {s for s in inner if self.readers[s] - nodes}
         reads: dict[Storage, Operand] = {}
         for operand in (o for event in parts for o in event.reads if o.storage not in inner):
@@ -123,14 +123,17 @@ class _Segment:
                 reads[operand.storage] = operand
         self.unwritten |= inner - written
         holds = {node: storages for e in parts for node, storages in e.holds.items()}
-        outputs = [spec for e in parts for spec in e.outputs if any(s in written for s in e.made)]
-        made = [s for e in parts for s in e.made if s in written]
+        outputs = [spec for e in parts for spec in e.outputs if any(s in written for s in e.allocated)]
+        allocated = [s for e in parts for s in e.allocated if s in written]
         writes = sum(e.writes for e in parts)
-        return Event([e.node for e in parts], list(reads.values()), made, holds, outputs, writes, [])
+        return Event([e.node for e in parts], list(reads.values()), allocated, holds, outputs, writes, [])
 
     def dropped_at_the_end(self, kernels: list[Event]) -> list[Event]:
-        """The caller of a compiled function holds its arguments until it returns; values made inside are freed after
-        their last use."""
+        """Set the values that die after each kernel.
+
+        The caller of a compiled function holds the arguments until the function returns; values computed inside are
+        freed after their last use.
+        """
         own = {event.node for event in self.events}
         dead = [node for event in self.events for node in event.dies]
         last: dict[fx.Node, int] = {}
@@ -141,27 +144,30 @@ class _Segment:
         dies: list[list[fx.Node]] = [[] for _ in kernels]
         for node in dead:
             dies[last[node] if node in own else -1].append(node)
-        found = []
+        events = []
         for kernel, drops in zip(kernels, dies, strict=True):
-            holds = {n: [s for s in held if s not in self.unwritten] for n, held in kernel.holds.items()}
+            holds = {n: [s for s in storages if s not in self.unwritten] for n, storages in kernel.holds.items()}
             reuses = self.reused(kernel, kernels, own)
-            found.append(Event(kernel.nodes, kernel.reads, kernel.made, holds, kernel.outputs, kernel.writes, drops,
-                               reuses, kernel.collective))  # fmt: skip
-        return found
+            events.append(Event(kernel.nodes, kernel.reads, kernel.allocated, holds, kernel.outputs, kernel.writes,
+                                drops, reuses, kernel.collective))  # fmt: skip
+        return events
 
     def reused(self, kernel: Event, kernels: list[Event], inside: set[fx.Node]) -> int:
-        """Bytes of inputs that a kernel overwrites: made in this segment, of the output's size, and read by no later
-        kernel. inside: the calls of the segment."""
+        """Return the bytes of inputs that a kernel overwrites.
+
+        These were computed in this segment, have the size of an output, and are read by no later kernel. inside: the
+        calls of the segment.
+        """
         if not kernel.computes or not fuses(kernel.node):
             return 0
         if not self.last_reader:
-            for other in kernels:
-                for operand in other.reads:
-                    if other.computes:
-                        self.last_reader[operand.storage] = other
+            for later in kernels:
+                for operand in later.reads:
+                    if later.computes:
+                        self.last_reader[operand.storage] = later
         free = Counter(
             s.bytes
             for s in {operand.storage for operand in kernel.reads}
             if s.node in inside and self.last_reader[s] is kernel and self.readers[s] <= inside
         )
-        return sum((free & Counter(s.bytes for s in kernel.made)).elements())
+        return sum((free & Counter(s.bytes for s in kernel.allocated)).elements())

@@ -6,7 +6,7 @@ from torch import fx
 
 
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """For each call, the values whose last use it is."""
+    """Return for each call the values whose last use it is."""
     seen: set[fx.Node] = set()
     dies: dict[fx.Node, list[fx.Node]] = {}
     for node in reversed(graph.nodes):

@@ -6,7 +6,7 @@ The caller holds the inputs (parameters, optimizer state, batch) throughout. In-
 values that share memory count once. Memory on other tiers is counted separately. A collective needs a contiguous
 operand and a separate result, which the runtime holds until the next collective completes (`tutti.exec.runtime`). An
 asynchronous collective holds both until it is awaited, plus the copies of the backend.
-Of memory that libraries allocate inside operators, only `memory_inside` is counted.
+Memory that libraries allocate inside operators is counted only as far as `memory_inside` reports it.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def platform(device: Device) -> Platform:
 
 
 def memory(replay: Replay, on: Platform = CPU) -> Memory:
-    """The peak of a Program's run, and what is live then."""
-    most, worst = 0, -1
+    """Compute the peak memory of a Program's run, and the values that are live at the peak."""
+    highest, worst = 0, -1
     for i, (total, *_) in enumerate(walk(replay, on)):
-        if total > most:
-            most, worst = total, i
+        if total > highest:
+            highest, worst = total, i
     kinds = _kinds(replay)
     sizes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):  # second pass: what is live at the peak
@@ -124,8 +124,8 @@ def on_device(storage: Storage) -> bool:
 
 
 def _elsewhere(replay: Replay) -> dict[str, int]:
-    """Peak bytes on each tier except the device."""
-    tiers = {storage.tier for event in replay.events for storage in event.made}
+    """Return the peak bytes on each tier except the device."""
+    tiers = {storage.tier for event in replay.events for storage in event.allocated}
     tiers |= {storage.tier for storage in replay.inputs.values()}
     return {
         tier: max((total - workspace for total, _, _, workspace, _ in walk(replay, CPU, tier)), default=0)
@@ -134,36 +134,38 @@ def _elsewhere(replay: Replay) -> dict[str, int]:
 
 
 def spans(replay: Replay, on: Platform) -> dict[fx.Node, tuple[int, int, int]]:
-    """For each call: index of its event, bytes live before it, and bytes live while it runs."""
-    found = {}
+    """Return for each call the index of its event, bytes live before it, and bytes live while it runs."""
+    by_call = {}
     for i, (total, event, _, workspace, new) in enumerate(walk(replay, on)):
-        found |= dict.fromkeys(event.nodes, (i, total - workspace - new, total))
-    return found
+        by_call |= dict.fromkeys(event.nodes, (i, total - workspace - new, total))
+    return by_call
 
 
 def course(replay: Replay, on: Platform, points: int = 400) -> list[tuple[int, Counter[str]]]:
-    """(call index, live bytes by kind) over the run, downsampled to about `points` calls with the highest memory."""
+    """Return (call index, live bytes by kind) over a run, downsampled to about `points` calls with the most memory."""
     totals = [total for total, *_ in walk(replay, on)]
     stretch = -(-len(totals) // points)
     chosen = {max(range(i, min(i + stretch, len(totals))), key=totals.__getitem__)
               for i in range(0, len(totals), max(1, stretch))}  # fmt: skip
-    kinds, found = _kinds(replay), []
+    kinds, samples = _kinds(replay), []
     for i, (_, event, live, workspace, _) in enumerate(walk(replay, on)):
         if i in chosen:
             now = Counter[str]()
             for storage, size in _sizes(event, live, workspace, on):
                 now["workspace" if storage is None else kinds.get(storage, "communication")] += size
-            found.append((i, now))
-    return found
+            samples.append((i, now))
+    return samples
 
 
 def _sizes(event: Event, live: Iterable[Storage], workspace: int, on: Platform) -> Iterator[tuple[Storage | None, int]]:
-    """Bytes of each live storage on the device while a call runs, and of its workspace (None). What is written over an
-    operand counts as the operand."""
+    """Yield the bytes of each live storage on the device while a call runs, and of its workspace (None).
+
+    A result that overwrites an operand counts as the operand.
+    """
     reused = event.reuses
     for storage in filter(on_device, live):
         size = on.rounded(storage.bytes)
-        shared = min(size, reused) if storage in event.made else 0
+        shared = min(size, reused) if storage in event.allocated else 0
         reused -= shared
         yield storage, size - shared
     yield None, workspace + event.reuses - reused
@@ -177,26 +179,26 @@ def _add(sizes: dict[tuple[str, str], list[int]], label: str, kind: str, count: 
 def walk(
     replay: Replay, on: Platform, tier: str = DEVICE
 ) -> Iterator[tuple[int, Event, Mapping[Storage, int], int, int]]:
-    """At each call: bytes live on the tier while it runs, the call, reference counts of storages, its workspace, and
-    newly allocated bytes."""
-    held: Counter[Storage] = Counter(replay.inputs.values())
+    """Yield for each call: bytes live on the tier while it runs, the call, reference counts of storages, bytes of its
+    workspace, and newly allocated bytes."""
+    ref_counts: Counter[Storage] = Counter(replay.inputs.values())
 
     @cache
     def counted(storage: Storage) -> int:
         return on.rounded(storage.bytes) if storage.tier == tier else 0
 
-    total = sum(map(counted, held))
+    total = sum(map(counted, ref_counts))
     values: dict[fx.Node, list[Storage]] = {node: [s] for node, s in replay.inputs.items()}
     for node in replay.inputs:  # one reference by the Program, one by the caller
-        held[replay.inputs[node]] += 1
+        ref_counts[replay.inputs[node]] += 1
     answer: list[Storage] = []  # results of the last collective, held by the runtime
 
     def release(storages: list[Storage]) -> int:
         freed = 0
         for storage in storages:
-            held[storage] -= 1
-            if not held[storage]:
-                del held[storage]
+            ref_counts[storage] -= 1
+            if not ref_counts[storage]:
+                del ref_counts[storage]
                 freed += counted(storage)
         return freed
 
@@ -205,9 +207,9 @@ def walk(
         for node, storages in event.holds.items():
             values[node] = storages
             for storage in storages:
-                if storage not in held:
+                if storage not in ref_counts:
                     total += counted(storage)
-                held[storage] += 1
+                ref_counts[storage] += 1
         needed = workspaces(event, on)
         if event.collective and is_begun(event.node):
             more = [Storage(count, event.node) for count in needed]
@@ -215,14 +217,14 @@ def walk(
                 more.append(event.reads[0].storage)
             values[event.node], needed = [*values[event.node], *more], []
             for storage in more:
-                total += 0 if storage in held else counted(storage)
-                held[storage] += 1
+                total += 0 if storage in ref_counts else counted(storage)
+                ref_counts[storage] += 1
         workspace = sum(map(on.rounded, needed)) - event.reuses
-        yield total + workspace, event, held, workspace, total - before
+        yield total + workspace, event, ref_counts, workspace, total - before
         if event.collective or event.node.target is wait:
             total -= release(answer)
             answer = list(values[event.node])
-            held.update(answer)
+            ref_counts.update(answer)
         for node in event.dies:
             total -= release(values.pop(node))
 
@@ -238,15 +240,15 @@ def workspaces(event: Event, on: Platform) -> list[int]:
 
 
 def _kinds(replay: Replay) -> dict[Storage, str]:
-    """The kind of each storage, from its maker and its readers."""
+    """Return the kind of each storage, from the call that allocates it and its readers."""
     readers: dict[Storage, set[str]] = defaultdict(set)
-    made: dict[Storage, Event] = {}
+    makers: dict[Storage, Event] = {}
     for event in replay.events:
         for operand in event.reads:
             readers[operand.storage].add("collective" if event.collective else event.phase)
-        made.update(dict.fromkeys(event.made, event))
+        makers.update(dict.fromkeys(event.allocated, event))
     kinds = {s: input_kind(node.meta["input"]) for node, s in replay.inputs.items()}
-    for storage, event in made.items():
+    for storage, event in makers.items():
         if event.collective or "collective" in readers[storage]:
             kinds[storage] = "communication"
         elif event.phase == FORWARD and BACKWARD in readers[storage]:

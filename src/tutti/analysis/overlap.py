@@ -38,40 +38,40 @@ Order = list[tuple[int, Unit]]  # units with their indices, which are equal on a
 
 
 def order(program: Program, cluster: Cluster, level: str) -> Order:
-    """The units of a Program in a better order. Empty if it has no communication to hide, if only the given order fits
-    into memory, or if it uses tiers, whose transfers keep their order.
+    """Find an order of a Program's units that hides communication. Does not change the graph.
 
-    Does not change the graph.
+    Returns an empty list if there is no communication to hide, if only the original order fits into memory, or if the
+    Program uses tiers, whose transfers must keep their order.
     """
     graph = program.graph
-    given = list(graph.nodes)
+    original = list(graph.nodes)
     if not any(n.target in COLLECTIVES for n in graph.nodes) or any(n.target in TRANSFERS for n in graph.nodes):
         return []
     prices = Prices(cluster, program)
     before = _played(program, level)
     waiting = _seconds(before, prices)
-    found = units(graph, lambda node: node.target in BREAKS or node.target in FLOPS)
-    arrange([*_inputs(graph), *(node for unit in found for node in unit), graph.output_node()])
-    _number(found)
+    all_units = units(graph, lambda node: node.target in BREAKS or node.target in FLOPS)
+    arrange([*_inputs(graph), *(node for unit in all_units for node in unit), graph.output_node()])
+    _number(all_units)
     played = _played(program, level)
-    jobs, sizes, kept = jobs_of(found, played, prices)
+    jobs, sizes, live_out = jobs_of(all_units, played, prices)
     inputs = sum(storage.bytes for storage in played.inputs.values())
     needed, free = peak(before, platform(cluster.device)) - inputs, cluster.device.memory - inputs
-    room = free - (1 - ROOM) * cluster.device.memory - sum(sizes[v] for v in kept)
+    room = free - (1 - ROOM) * cluster.device.memory - sum(sizes[v] for v in live_out)
     if _is_part(program):
         room = min(room, needed + BESIDE * cluster.device.memory)
-    best = overlapped(jobs, sizes, kept, room, max(room, needed, min(needed + headroom(needed), FULL * free)))
-    if not any(node.users.keys() - {graph.output_node()} - set(found[-1]) for node in found[-1]):
-        best.sort(key=lambda i: i == len(found) - 1)  # copies of outputs stay at the end
+    best = overlapped(jobs, sizes, live_out, room, max(room, needed, min(needed + headroom(needed), FULL * free)))
+    if not any(node.users.keys() - {graph.output_node()} - set(all_units[-1]) for node in all_units[-1]):
+        best.sort(key=lambda i: i == len(all_units) - 1)  # copies of outputs stay at the end
     gains = bool(best) and makespan(jobs, best) < GAIN * waiting
     if not gains:
         take_back_views(graph)
-    _restore(graph, given)
-    return [(i, found[i]) for i in best] if gains else []
+    _restore(graph, original)
+    return [(i, all_units[i]) for i in best] if gains else []
 
 
 def _is_part(program: Program) -> bool:
-    """Whether it is a part of a pipeline, beside which a device holds the values of other microbatches."""
+    """Return whether a Program is a part of a pipeline, while a device also holds the values of other microbatches."""
     return any(name.startswith("value:") for name in (*program.inputs, *program.outputs))
 
 
@@ -100,7 +100,7 @@ def apply(graph: fx.Graph, order: Order) -> None:
 
 
 def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job], list[int], set[int]]:
-    """Units as jobs, the sizes of the values they make, and the values that are returned."""
+    """Return the units as jobs, the sizes of the values that they compute, and the indices of returned values."""
     seconds, streams = [0.0] * len(units), [""] * len(units)
     makes: dict[int, list[Storage]] = defaultdict(list)
     readers: dict[Storage, set[int]] = defaultdict(set)
@@ -123,7 +123,7 @@ def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job
             seconds[i] += prices.compute(event)
         for operand in event.reads:
             readers[operand.storage].add(i)
-        for storage in event.made:
+        for storage in event.allocated:
             makes[i].append(storage)
             makers[storage] = i
     number = {storage: v for v, storage in enumerate(makers)}
@@ -132,29 +132,30 @@ def jobs_of(units: list[Unit], played: Replay, prices: Prices) -> tuple[list[Job
         for i in those if storage in number else ():
             reads[i].append(number[storage])
     returned = set(played.outputs)
-    ended = {s for event in played.events for node, held in event.holds.items() if node in returned for s in held}
-    kept = {number[storage] for storage in ended if storage in number}
+    holds = [storages for event in played.events for node, storages in event.holds.items() if node in returned]
+    ended = {s for storages in holds for s in storages}
+    live_out = {number[storage] for storage in ended if storage in number}
     jobs = [Job(streams[i], seconds[i], tuple(sorted(awaits[i])), tuple(number[s] for s in makes[i]), tuple(reads[i]))
             for i in range(len(units))]  # fmt: skip
-    return jobs, [storage.bytes for storage in makers], kept
+    return jobs, [storage.bytes for storage in makers], live_out
 
 
 def _inputs(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def _restore(graph: fx.Graph, given: list[fx.Node]) -> None:
-    """Restore a graph's order. Views that were copied for their readers come right before these."""
+def _restore(graph: fx.Graph, nodes: list[fx.Node]) -> None:
+    """Restore a graph's order. Copies of views are placed right before their readers."""
     placed: dict[fx.Node, None] = {}
-    known = set(given)
+    originals = set(nodes)
 
     def place(node: fx.Node) -> None:
         for x in node.all_input_nodes:
-            if x not in known and x not in placed:
+            if x not in originals and x not in placed:
                 place(x)
         placed[node] = None
 
-    for node in given:
+    for node in nodes:
         place(node)
     arrange(placed)
     for node in placed:

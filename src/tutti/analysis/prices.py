@@ -1,4 +1,4 @@
-"""What the calls of a replayed Program cost on a cluster, in seconds.
+"""Prices of the calls of a replayed Program on a cluster, in seconds.
 
 A call is priced by its local shapes (`tutti.plan.compute`); views are free. A kernel of several calls reads and writes
 its inputs and outputs at memory speed. If calibration shows that a family of operators is slower than its memory
@@ -36,12 +36,12 @@ def moved(event: Event) -> int:
 
 
 def call_of(event: Event) -> LocalCall:
-    """A single call in the form in which it is priced."""
+    """Convert a single call to the form in which it is priced."""
     first = event.reads[0] if event.reads else None
     return LocalCall(
         event.node,
         [o.bytes for o in event.reads],
-        [s.bytes for s in event.outputs] if event.made else [],
+        [s.bytes for s in event.outputs] if event.allocated else [],
         event.dtype,
         first.spec.dtype if first else None,
         flops(event),

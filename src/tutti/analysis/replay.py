@@ -109,14 +109,14 @@ class Operand:
 class Event:
     """One call, or several calls fused into a kernel.
 
-    nodes: in order; the last gives the name. reads: tensor operands in order. made: newly allocated memory. holds: the
+    nodes: in order; the last gives the name. reads: tensor operands in order. allocated: new storages. holds: the
     storages that each value keeps alive. outputs: specs of the results. writes: bytes written in place. dies: values
     freed after it. reuses: bytes of results that overwrite inputs. collective: its kind, or "" for other calls.
     """
 
     nodes: list[fx.Node]
     reads: list[Operand]
-    made: list[Storage]
+    allocated: list[Storage]
     holds: dict[fx.Node, list[Storage]]
     outputs: list[Spec]
     writes: int
@@ -144,7 +144,7 @@ class Event:
     @property
     def computes(self) -> bool:
         """False for views and renamings, which move no bytes."""
-        return not self.collective and bool(self.made or self.writes)
+        return not self.collective and bool(self.allocated or self.writes)
 
 
 @dataclass
@@ -162,8 +162,11 @@ def replay(program: Program) -> Replay:
     return _Replayer(program).run()
 
 
-class _Made(NamedTuple):
-    """A tensor that a call returns. place: index of the operand it is a view of, or beyond these of its new storage."""
+class _Result(NamedTuple):
+    """A tensor that a call returns.
+
+    place: index of the operand that it is a view of; indices from the number of operands on are new storages.
+    """
 
     form: Form
     offset: int
@@ -200,7 +203,7 @@ class _Replayer:
         return self.values[node].storage
 
     def call(self, node: fx.Node, dies: list[fx.Node]) -> Event:
-        target, operands, made = node.target, [], []
+        target, operands, allocated = node.target, [], []
         key = target, self.taken(node.args, operands), self.taken(node.kwargs, operands)
         reads, writes = (operands, 0) if target not in WRITING else self.read_and_written(node)
         if target is operator.getitem:
@@ -215,14 +218,14 @@ class _Replayer:
                     TRIED.clear()
                 tried = TRIED[key] = self.attempt(node, operands)
             returned, new = tried
-            made = [Storage(count, node) for count in new]
-            value = _mapped(returned, lambda x: _placed(x, operands, made))
+            allocated = [Storage(count, node) for count in new]
+            value = _mapped(returned, lambda x: _placed(x, operands, allocated))
         self.values[node] = value
         results = list(_flat(value))
         for dead in dies:
             self.values.pop(dead)
         holds = list(dict.fromkeys(x.storage for x in results))
-        return Event([node], reads, made, {node: holds}, [x.form.spec for x in results], writes, dies,
+        return Event([node], reads, allocated, {node: holds}, [x.form.spec for x in results], writes, dies,
                      collective=_COLLECTIVES.get(target, ""))  # fmt: skip
 
     def taken(self, argument: Any, operands: list[Operand]) -> Any:
@@ -249,7 +252,7 @@ class _Replayer:
         return reads, sum(x.spec.bytes for x in places)
 
     def attempt(self, node: fx.Node, operands: list[Operand]) -> tuple[Any, list[int]]:
-        """Call the operator on fake tensors."""
+        """Call the operator on fake tensors. Returns its results, and the bytes of each new storage."""
         fakes = [x.form.fake() for x in operands]
         left = iter(fakes)
         args, kwargs = fx.map_arg(
@@ -258,26 +261,26 @@ class _Replayer:
         )
         function: Callable[..., Any] = FAKES.get(node.target, node.target)  # pyright: ignore
         result = function(*args, **kwargs)  # pyright: ignore
-        held = [x.untyped_storage() for x in fakes]  # keep them alive while they are compared
+        storages = [x.untyped_storage() for x in fakes]  # keep them alive while they are compared
 
-        def place(x: torch.Tensor) -> _Made:
+        def place(x: torch.Tensor) -> _Result:
             storage = x.untyped_storage()
-            known = next((i for i, other in enumerate(held) if other is storage), len(held))
-            if known == len(held):
-                held.append(storage)
-            return _Made(form(tuple(x.shape), x.stride(), x.dtype), int(x.storage_offset()), known)
+            index = next((i for i, other in enumerate(storages) if other is storage), len(storages))
+            if index == len(storages):
+                storages.append(storage)
+            return _Result(form(tuple(x.shape), x.stride(), x.dtype), int(x.storage_offset()), index)
 
         returned = _mapped(result, place, torch.Tensor)
-        return returned, [storage.nbytes() for storage in held[len(fakes) :]]
+        return returned, [storage.nbytes() for storage in storages[len(fakes) :]]
 
 
-def _placed(made: _Made, operands: list[Operand], new: list[Storage]) -> Operand:
-    """A tensor that a call returned for fakes at offset 0: a view of an operand, or in a new storage."""
-    if made.place >= len(operands):
-        return Operand(made.form, new[made.place - len(operands)], made.offset)
-    base = operands[made.place]
-    begin = base.offset * base.form.itemsize // made.form.itemsize
-    return Operand(made.form, base.storage, begin + made.offset)
+def _placed(result: _Result, operands: list[Operand], new: list[Storage]) -> Operand:
+    """Place a tensor that a call returned for fakes at offset 0: a view of an operand, or in a new storage."""
+    if result.place >= len(operands):
+        return Operand(result.form, new[result.place - len(operands)], result.offset)
+    base = operands[result.place]
+    begin = base.offset * base.form.itemsize // result.form.itemsize
+    return Operand(result.form, base.storage, begin + result.offset)
 
 
 def _sliced(
@@ -298,8 +301,8 @@ def _sliced(
     return Operand(part, x.storage, x.offset + first * stride[dim])
 
 
-def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (Operand, _Made)) -> Any:
-    """The value with its tensors replaced. Tuples and lists are mapped; anything else becomes None."""
+def _mapped(value: Any, function: Callable[[Any], Any], kind: type | tuple[type, ...] = (Operand, _Result)) -> Any:
+    """Apply a function to the tensors of a value. Tuples and lists are mapped; anything else becomes None."""
     if isinstance(value, kind):
         return function(value)
     return tuple([_mapped(x, function, kind) for x in value]) if isinstance(value, (tuple, list)) else None
@@ -331,8 +334,8 @@ def _exchanged(shape: Callable[..., tuple[int, ...]]) -> Callable[..., torch.Ten
 
 
 def _lstm_training(x, w_ih, w_hh, b_ih, b_hh, h, c, *options):
-    made = ops.lstm_layer(x, w_ih, w_hh, b_ih, b_hh, h, c, *options)
-    return *made, x.new_empty(lstm_workspace(x.shape, h.shape[-1]), dtype=torch.uint8)
+    outputs = ops.lstm_layer(x, w_ih, w_hh, b_ih, b_hh, h, c, *options)
+    return *outputs, x.new_empty(lstm_workspace(x.shape, h.shape[-1]), dtype=torch.uint8)
 
 
 def _lstm_backward_kept(*args):
@@ -340,15 +343,15 @@ def _lstm_backward_kept(*args):
 
 
 def _reduced(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A loss whose kernel allocates all elements and then returns the first as the mean
+    """Wrap a loss whose kernel allocates all elements and then returns the first as the mean
     (`TORCH_META_FUNC(mse_loss)` in ATen/native/BinaryOps.cpp)."""
 
-    def made(x, target, reduction=1, *rest):
+    def loss(x, target, reduction=1, *rest):
         if reduction == 0:
             return function(x, target, reduction, *rest)
         return x.new_empty(torch.broadcast_shapes(x.shape, target.shape)).view(-1)[0]
 
-    return made
+    return loss
 
 
 # Calls without a fake kernel, or with a different one in the runtime.

@@ -99,30 +99,30 @@ def _is_long(node: fx.Node) -> bool:
 
 
 def layers(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Stretches, split at layers that occur more than once, and where they get too long. Units are small enough."""
+    """Split stretches at layers that occur more than once, and where they get too long. Units are not split further."""
     if any("unit" in node.meta for node in graph.nodes):
         return [stretch for stretch in stretches(graph) if len(stretch) >= SMALLEST or _is_loop(stretch)]
     runs = [list(_runs(stretch)) for stretch in stretches(graph)]
     alike = {id(run): _structure(run) for stretch in runs for run in stretch if len(run) >= LAYER}
     number = Counter(alike.values())
-    found: list[list[fx.Node]] = []
+    groups: list[list[fx.Node]] = []
     for stretch in runs:
         whole: list[fx.Node] = []
         for run in stretch:
             if _is_loop(run):
-                found += [whole, run]
+                groups += [whole, run]
                 whole = []
                 continue
             own = number[alike.get(id(run), ())] > 1
             if whole and (own or len(whole) + len(run) > LARGEST):
-                found.append(whole)
+                groups.append(whole)
                 whole = []
             whole = [*whole, *run]
             if own:
-                found.append(whole)
+                groups.append(whole)
                 whole = []
-        found.append(whole)
-    return [calls for calls in found if len(calls) >= SMALLEST or _is_loop(calls)]
+        groups.append(whole)
+    return [calls for calls in groups if len(calls) >= SMALLEST or _is_loop(calls)]
 
 
 def _is_loop(calls: list[fx.Node]) -> bool:
@@ -147,20 +147,20 @@ def _layer(node: fx.Node) -> tuple[str, str]:
 
 
 def gather_layers(graph: fx.Graph) -> None:
-    """Move calls that stand within a layer, but belong to none and do not depend on it, in front of the layer."""
+    """Move calls that are placed within a layer, but neither belong to it nor depend on it, in front of the layer."""
     for stretch in list(stretches(graph)):
-        found: list[list[fx.Node]] = []
+        runs: list[list[fx.Node]] = []
         for run in _runs(stretch):
-            if len(found) > 1 and _layer(found[-2][-1]) == _layer(run[-1]) and _may_pass(found[-1], found[-2]):
-                between, layer = found.pop(), found.pop()
-                found += [between, [*layer, *run]]
+            if len(runs) > 1 and _layer(runs[-2][-1]) == _layer(run[-1]) and _may_pass(runs[-1], runs[-2]):
+                between, layer = runs.pop(), runs.pop()
+                runs += [between, [*layer, *run]]
             else:
-                found.append(run)
-        _reorder(stretch, [node for run in found for node in run])
+                runs.append(run)
+        _reorder(stretch, [node for run in runs for node in run])
 
 
 def _may_pass(run: list[fx.Node], layer: list[fx.Node]) -> bool:
-    """Whether calls outside any layer can be moved before the layer in front of them."""
+    """Return whether calls outside any layer can be moved before the layer in front of them."""
     own = set(layer)
     return not _layer(run[-1])[1] and not any(own.intersection(n.all_input_nodes) for n in run)
 
@@ -181,20 +181,20 @@ def gather_kernels(graph: fx.Graph) -> None:
 
 
 def _gather(calls: list[fx.Node], number: Iterator[int]) -> None:
-    groups, rest = [], dict.fromkeys(calls)
+    groups, ungrouped = [], dict.fromkeys(calls)
     for kernel in map(_trimmed, kernels(calls)):
         if sum(fuses(node) and node.target not in FREE for node in kernel) > 1:
             groups.append(kernel)
             for node in kernel:
-                del rest[node]
-    _reorder(calls, contract(calls, [*groups, *([node] for node in rest)]))
+                del ungrouped[node]
+    _reorder(calls, contract(calls, [*groups, *([node] for node in ungrouped)]))
     for kernel, i in zip(groups, number):  # noqa: B905
         for node in kernel:
             node.meta[KERNEL] = i
 
 
 def _trimmed(kernel: list[fx.Node]) -> list[fx.Node]:
-    """A kernel without views of outside values that others read too, and views of its results for others only."""
+    """Remove views of outside values with other readers, and views of results without readers inside, from a kernel."""
     inside = set(kernel)
     for node in kernel:
         if node.target in FREE and not inside.intersection(node.all_input_nodes) and node.users.keys() - inside:
@@ -206,7 +206,7 @@ def _trimmed(kernel: list[fx.Node]) -> list[fx.Node]:
 
 
 def _takes(node: Call, inside: set[fx.Node]) -> bool:
-    """Whether this takes one of several results of a call in the set."""
+    """Return whether a call takes one of several results of a call in the set."""
     return node.target is operator.getitem and node.args[0] in inside
 
 
@@ -244,7 +244,7 @@ def borders(calls: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], list[fx
 
 
 def _structure(calls: list[fx.Node]) -> tuple:
-    """A key that is equal for calls that make equal functions (`Part.structure`)."""
+    """Return a key that is equal for calls that form equal functions (`Part.structure`)."""
     calls, inputs, outputs = borders(calls)
     number = {node: i for i, node in enumerate((*inputs, *calls))}
 
@@ -255,8 +255,8 @@ def _structure(calls: list[fx.Node]) -> tuple:
             return tuple(map(key, x))
         return tuple((name, key(part)) for name, part in x.items()) if isinstance(x, dict) else repr(x)
 
-    made = ((node.target, key(node.args), key(node.kwargs)) for node in calls)
-    return tuple(node.meta["val"] for node in inputs), tuple(made), tuple(map(number.__getitem__, outputs))
+    operations = ((node.target, key(node.args), key(node.kwargs)) for node in calls)
+    return tuple(node.meta["val"] for node in inputs), tuple(operations), tuple(map(number.__getitem__, outputs))
 
 
 def part_of(calls: list[fx.Node]) -> Part:

@@ -21,7 +21,7 @@ from tutti.exec.gradual import AUTO, Gradual, planned
 from tutti.exec.observed import Observed
 from tutti.exec.runtime import cluster_of, from_rank_0
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import GIVEN, OUTPUT, StepGraph
+from tutti.ir.step_graph import CALL_INPUTS, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
 from tutti.lower.schedule_parts import homes_of
@@ -121,7 +121,7 @@ def functions(
 def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -> list[Plan]:
     """The cheapest plans on any mesh of one or two axes."""
     stored = [
-        {name: node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
+        {name: node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in CALL_INPUTS}
         for graph in graphs
     ]
     planners = [Planner(graph, cluster) for graph in graphs]
@@ -218,7 +218,7 @@ class Function(Planned):
         """The executable for a call. Arguments of a new kind are captured and planned."""
         data, state = arguments(args, kwargs, self.store.holdings), self.store.look()
         options = repr([optimizers.constants_of(x) for x in self.store.holdings.optimizers.values()])
-        objects = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.is_held(x))
+        objects = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.contains(x))
         key = signature_of(data), objects, self._watch.state(), options, state
         executables = self._executables.setdefault(key, [])
         counted = [(x, x.captured.graph.guards) for x in executables if self.store.updates.alike(x.captured.graph)]
@@ -314,7 +314,7 @@ class Function(Planned):
 
 def _complete(plan: Plan, graph: StepGraph) -> Plan:
     """The plan with the layouts of all stored inputs, also of those that it replicates."""
-    labels = [node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN]
+    labels = [node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in CALL_INPUTS]
     return plan.replace(inputs={**{label: plan.input_layout(label) for label in labels}, **plan.inputs})
 
 

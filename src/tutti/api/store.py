@@ -16,7 +16,7 @@ from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec import model_state
 from tutti.exec.live_store import LiveStore
-from tutti.ir.step_graph import GIVEN, Spec, StepGraph
+from tutti.ir.step_graph import CALL_INPUTS, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layout import Layout, Mesh
 from tutti.plan.plan import Plan
@@ -122,7 +122,7 @@ class Store(LiveStore):
         if self.mesh and dict(plan.mesh) != self.mesh:
             raise ValueError(f"the plan is for the mesh {plan.mesh}, the store is on {self.mesh}: store.relayout(plan)")
         self.prepare(plan)
-        wanted = {name: node for name, node in graph.inputs.items() if name.partition(":")[0] not in GIVEN}
+        wanted = {name: node for name, node in graph.inputs.items() if name.partition(":")[0] not in CALL_INPUTS}
         for name, node in wanted.items():
             layout = plan.input_layout(node.meta["label"])
             if name in self.tensors and self.tensors[name].layout != layout:

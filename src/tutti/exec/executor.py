@@ -26,7 +26,7 @@ from tutti.exec.runtime import Distributed, Virtual, own_part, raw
 from tutti.exec.tensor_store import TensorStore
 from tutti.exec.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import OUTPUT, TOLD, Spec, StepGraph
+from tutti.ir.step_graph import OUTPUT, UPDATE_METRICS, Spec, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
 from tutti.lower.cut import PREPARATION, Place
@@ -181,7 +181,7 @@ class Executor:
         return bool(self.reported("skipped"))
 
     def reported(self, name: str) -> torch.Tensor:
-        """A number that the update of the last run returned (`TOLD`), 0-d, on all ranks."""
+        """A number that the update of the last run returned (`UPDATE_METRICS`), 0-d, on all ranks."""
         home, dtype = self.device(self.cut.makers[name]), self.cut.step.outputs[name].meta["val"].dtype
         local = self.local_devices[home].reported[name] if home in self.local_devices else torch.zeros((), dtype=dtype)
         return self.mail.shared(local.to(self.cut.step.device), home * self.width)
@@ -504,7 +504,7 @@ def _kind(name: str) -> str:
     if is_observed(name) or name.startswith(f"{OUTPUT}:"):
         return "observed"
     kind = name.partition(":")[0]
-    if name in TOLD:
+    if name in UPDATE_METRICS:
         return "reported"
     return kind if kind in ("value", "loss", "grad") else "stored"
 

@@ -13,7 +13,7 @@ from tutti.exec.offload_store import OffloadStore
 from tutti.exec.relayout import Placed, move
 from tutti.exec.runtime import Runtime, own_slice, runtime_for, same_everywhere
 from tutti.exec.sharded_tensor import ShardedTensor
-from tutti.ir.step_graph import GIVEN, Spec, StepGraph
+from tutti.ir.step_graph import CALL_INPUTS, Spec, StepGraph
 from tutti.plan.layout import Layout, Mesh, Split, coordinates_of, devices
 from tutti.plan.plan import PIPELINE, Plan, inner_of
 from tutti.plan.tier import DEVICE
@@ -78,7 +78,7 @@ class TensorStore:
     def declare(self, graph: StepGraph, plan: Plan, homes: Mapping[str, int] | None = None) -> None:
         """Note how a plan stores the inputs of a graph that are new. homes: devices of a pipeline, by input."""
         for name, node in graph.inputs.items():
-            if name.partition(":")[0] not in GIVEN and name not in self.tensors:
+            if name.partition(":")[0] not in CALL_INPUTS and name not in self.tensors:
                 label = node.meta["label"]
                 self.tensors[name] = Stored(label, node.meta["val"], plan.input_layout(label),
                                             plan.tiers.get(label, DEVICE), (homes or {}).get(name))  # fmt: skip

@@ -10,15 +10,15 @@ from tutti.ir.step_graph import BACKWARD, UPDATE
 
 
 def coupled(graph: fx.Graph) -> bool:
-    """Whether any value of the update depends on several results of the backward pass."""
+    """Return whether any value of the update depends on several results of the backward pass."""
     of: dict[fx.Node, fx.Node] = {}  # a value of the update -> the result it depends on
     for node in graph.nodes:
         if node.op != "call_function" or node.meta.get("phase") != UPDATE:
             continue
-        found: set[Any] = {of.get(x, x) for x in node.all_input_nodes if x in of or _is_result(x)}
-        if len(found) > 1:
+        results: set[Any] = {of.get(x, x) for x in node.all_input_nodes if x in of or _is_result(x)}
+        if len(results) > 1:
             return True
-        for x in found:
+        for x in results:
             of[node] = x
     return False
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MOST = 8_000_000  # blocks of memory allocated since the last collection, about half a GiB
+MAX_NEW_BLOCKS = 8_000_000  # blocks of memory allocated since the last collection, about half a GiB
 _blocks = 0  # allocated after the last collection
 
 
@@ -15,8 +15,8 @@ _blocks = 0  # allocated after the last collection
 def uncollected() -> Iterator[None]:
     """Disable the process's cyclic garbage collector. For building one graph, not for a loop that builds many.
 
-    Afterwards what was built is in the oldest generation, so that no collection of young objects looks at it. It is
-    looked at by a full collection, which is made here once there is much.
+    Afterwards the graph is in the oldest generation, which collections of young objects do not traverse. A full
+    collection runs here after MAX_NEW_BLOCKS allocations.
     """
     if not gc.isenabled():
         yield
@@ -31,10 +31,10 @@ def uncollected() -> Iterator[None]:
 
 def _age() -> None:
     global _blocks
-    _blocks = min(_blocks or MOST, sys.getallocatedblocks())
+    _blocks = min(_blocks or MAX_NEW_BLOCKS, sys.getallocatedblocks())
     if gc.get_freeze_count():  # by the user: unfreezing would undo it
         return
-    if sys.getallocatedblocks() - _blocks > MOST:
+    if sys.getallocatedblocks() - _blocks > MAX_NEW_BLOCKS:
         gc.collect()
         _blocks = sys.getallocatedblocks()
     else:

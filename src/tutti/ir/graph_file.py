@@ -16,7 +16,7 @@ from torch import fx
 from tutti.ir.portable import NotPortable, packed, unpacked
 from tutti.ir.step_graph import Spec, StepGraph
 
-MOST = 65_536  # elements of a constant
+MAX_CONSTANT = 65_536  # elements of a constant
 PLAIN = (str, int, bool, type(None))
 
 
@@ -85,7 +85,7 @@ def _read_val(val: Any) -> Any:
 
 
 def _constant(x: torch.Tensor) -> list[Any]:
-    if x.numel() > MOST or x.layout is not torch.strided:
+    if x.numel() > MAX_CONSTANT or x.layout is not torch.strided:
         raise NotPortable(f"a constant of {x.numel()} elements")
     return [str(x.dtype).removeprefix("torch."), list(x.shape), x.flatten().tolist()]
 

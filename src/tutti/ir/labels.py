@@ -42,9 +42,9 @@ def annotate_labels(step: StepGraph) -> None:
         between = ">" if "of" in node.meta else "."  # `>` marks an operator that stands for one of the whole batch
         operation += f"{between}{ordinal}" if ordinal else ""
         if "of" in node.meta:  # work that one copy does for all is unlike that of the others
-            known = alike[_renamed(path, rename), operation]
+            kinds = alike[_renamed(path, rename), operation]
             kind = repr((str(node.target), [x.meta["val"] for x in (node, *node.all_input_nodes)]))
-            number = known.setdefault(kind, len(known))
+            number = kinds.setdefault(kind, len(kinds))
             operation += f"#{number}" if number else ""
         node.meta["label"] = f"{_renamed(path, rename)}/{operation}"
         node.meta["name"] = f"{path}/{operation}" + (f"@{copy}" if copy else "")
@@ -78,7 +78,7 @@ def layer_of(path: str) -> str:
 
 
 def in_layer(label: str) -> bool:
-    """Whether the path of a label is inside a layer, or a kind of layers."""
+    """Return whether the path of a label is inside a layer, or a kind of layers."""
     return any(_NUMBERS.fullmatch(part) for part in label.split("."))
 
 
@@ -108,7 +108,7 @@ def _named(node: fx.Node) -> str:
 
 
 def _layer_names(graph: fx.Graph) -> dict[str, str]:
-    """What stands for the number of each layer: `*` if all layers of its container are of one kind, else `0`, `1-11`.
+    """Return the names of layers in labels: `*` as number if all layers of a container are of one kind, else `1-11`.
 
     A layer inside of another counts only if it consists of modules: a sequence of plain operators would fold into one.
     """
@@ -149,7 +149,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def covers(label: str, name: str) -> bool:
-    """Whether a label's path matches a module or parameter: `h.1-11.weight` and `h.*.weight` match `h.3.weight`."""
+    """Return whether a label's path matches a name: `h.1-11.weight` and `h.*.weight` match `h.3.weight`."""
     parts, named = label.split("."), name.split(".")
     return len(parts) == len(named) and all(
         part == n or (n.isdigit() and _holds(part, int(n))) for part, n in zip(parts, named, strict=True)

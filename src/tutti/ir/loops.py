@@ -139,9 +139,9 @@ class Scan(_WithSubGraphs):
         ys = [torch.empty(spec.shape, dtype=spec.dtype, device=like.device) for spec in self.outputs[self.carries :]]
         rows = [y.unbind(0) for y in ys]
         for t in reversed(range(self.length)) if self.reverse else range(self.length):
-            made = self.body.run(*carries, *[x[t] for x in xs], *rest)
-            carries = list(made[: self.carries])
-            for row, y in zip(rows, made[self.carries :], strict=True):
+            outputs = self.body.run(*carries, *[x[t] for x in xs], *rest)
+            carries = list(outputs[: self.carries])
+            for row, y in zip(rows, outputs[self.carries :], strict=True):
                 row[t].copy_(y)
         return carries + ys
 
@@ -230,7 +230,7 @@ def _empty(loop: Loop, operands: Sequence[Tensor]) -> list[Tensor]:
 
 
 def compiles(target: object) -> bool:
-    """Whether Inductor can compile this loop. It miscompiles branches within loops (torch 2.13)."""
+    """Return whether Inductor can compile this loop. It miscompiles branches within loops (torch 2.13)."""
     loop = LOOPS.get(target)
     return loop is not None and not _branches(loop)
 

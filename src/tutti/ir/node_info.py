@@ -1,4 +1,4 @@
-"""NodeInfo: what a node of a StepGraph or a Program carries in `meta`.
+"""NodeInfo: the entries in `meta` of a node of a StepGraph or a Program.
 
 `fx.Node.meta` is a plain dict. This is its type; `tests/ir/test_node_info.py` checks captured and lowered graphs
 against it.

@@ -1,6 +1,6 @@
-"""OpInfo: what is known of one operator besides its kernel.
+"""OpInfo: the properties of an operator besides its kernel.
 
-The table has a row for each operator and a column for each kind of knowledge. The modules of `tutti.ops`, one for each
+The table has a row for each operator and a column for each property. The modules of `tutti.ops`, one for each
 family of operators, fill it: `FLOPS[target] = formula` sets `OPS[target].flops`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class OpInfo:
-    """A row. None: nothing special is known.
+    """The row of an operator. None stands for the default.
 
     rule: how the operator can be split, in factor notation, or a function of the call that returns it (`ops.rule`).
     arguments: (arguments, local output shapes) -> the arguments of a rank.

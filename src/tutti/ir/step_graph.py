@@ -42,10 +42,10 @@ Call = Any  # an fx.Node; its arguments are typed too loosely by fx
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 WRITTEN, CHECK, METRIC, OUTPUT = "written", "check", "metric", "output"  # kinds of outputs
-TOLD = ("skipped", "grad_norm")  # outputs of the update that are no state
+UPDATE_METRICS = ("skipped", "grad_norm")  # outputs of the update that are not state
 GUARD = "finite"  # the path of nodes that check for non-finite values
 NUMBERS = ("lr", "step", "count", "seed")  # kinds of inputs that are single numbers
-GIVEN = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that change with each call
+CALL_INPUTS = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that change with each call
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,15 @@ class StepGraph:
 
     @property
     def changed_by_forward(self) -> dict[str, fx.Node]:
-        """Inputs that the forward pass replaces, with their successors: buffers, and parameters that it writes into."""
-        found = {n: x for n, x in self.outputs.items() if n in self.inputs and x.meta["phase"] != UPDATE}
+        """The successors of inputs that the forward pass replaces: buffers, and parameters that it writes into."""
+        changed = {n: x for n, x in self.outputs.items() if n in self.inputs and x.meta["phase"] != UPDATE}
         written = f"{WRITTEN}:"
-        return found | {f"param:{n.removeprefix(written)}": x for n, x in self.outputs.items() if n.startswith(written)}
+        params = {n.removeprefix(written): x for n, x in self.outputs.items() if n.startswith(written)}
+        return changed | {f"param:{path}": x for path, x in params.items()}
 
     @property
     def repeats(self) -> bool:
-        """Whether it is run for microbatches: a training step or an evaluation. A call of a function runs it once."""
+        """Whether the graph runs for every microbatch, as a training step or evaluation; a function runs it once."""
         return "loss" in self.outputs or bool(self.gradient_names)
 
     @property
@@ -241,19 +242,19 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 
 def replace_uses(others: Mapping[fx.Node, fx.Node]) -> None:
-    """Make readers of these nodes read others instead. Rewrites each reader once: readers of thousands of nodes, such
-    as updates, would take quadratic time one node at a time."""
+    """Replace nodes by others in all readers. Each reader is rewritten once: readers of thousands of nodes, such as
+    updates, would take quadratic time one node at a time."""
     for reader in dict.fromkeys(reader for node in others for reader in node.users):
         reader.args, reader.kwargs = fx.map_arg((reader.args, reader.kwargs), lambda n: others.get(n, n))  # pyright: ignore
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Transitive inputs, including the nodes themselves; calls only."""
-    found: set[fx.Node] = set()
+    """Return the transitive inputs of nodes, including the nodes themselves; calls only."""
+    calls: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
         node = todo.pop()
-        if node not in found and node.op == "call_function":
-            found.add(node)
+        if node not in calls and node.op == "call_function":
+            calls.add(node)
             todo += node.all_input_nodes
-    return found
+    return calls

@@ -31,10 +31,10 @@ def lines(nodes: Iterable[fx.Node], notes: Mapping[fx.Node, str]) -> list[str]:
     return columns(rows)
 
 
-def columns(rows: Iterable[tuple[str, ...]], most: int = 72) -> list[str]:
-    """Rows with their columns aligned, as far as these are not wider than `most`."""
+def columns(rows: Iterable[tuple[str, ...]], max_width: int = 72) -> list[str]:
+    """Format rows with aligned columns. Wider columns than `max_width` are not padded."""
     rows = list(rows)
-    widths = [min(most, max(map(len, column))) for column in zip(*rows, strict=True)]
+    widths = [min(max_width, max(map(len, column))) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(f"{text:{w}}" for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 

@@ -43,28 +43,31 @@ class Asked:
 class Values:
     """Real values of nodes during tracing, computed on demand from those of placeholders."""
 
-    def __init__(self, graph: fx.Graph, given: Mapping[fx.Node, torch.Tensor], constants: Mapping[str, torch.Tensor]):
-        self.graph, self.given, self.constants = graph, given, constants
+    def __init__(
+        self, graph: fx.Graph, input_values: Mapping[fx.Node, torch.Tensor], constants: Mapping[str, torch.Tensor]
+    ):
+        self.graph, self.input_values, self.constants = graph, input_values, constants
         self.real: dict[fx.Node, Any] = {}
         self.computed: list[fx.Node] = []  # in order
         self.last: fx.Node | None = None  # last visited
         self.asked: list[Asked] = []
 
     def ask(self, target: Any, args: tuple, kwargs: dict, line: str) -> Any:
-        """The result of an operator on nodes, recorded as read. None if it depends on more than the batch."""
+        """Return the result of an operator on nodes, and record that it was read. None if it depends on more than the
+        batch."""
         self._advance()
         if any(node not in self.real for node in _nodes(args, kwargs)):
             return None
         with compat.computing_really():
-            made = _call(target, args, kwargs, self.real)
-        self.asked.append(Asked(target, args, kwargs, made, line))
-        return made
+            result = _call(target, args, kwargs, self.real)
+        self.asked.append(Asked(target, args, kwargs, result, line))
+        return result
 
     def _advance(self) -> None:
         """Compute the nodes traced since the last call that depend only on the batch."""
         if self.last is None:
             with compat.computing_really():
-                self.real |= {node: x.detach().clone() for node, x in self.given.items()}
+                self.real |= {node: x.detach().clone() for node, x in self.input_values.items()}
         node = self.last.next if self.last is not None else next(iter(self.graph.nodes))
         while node.op != "root":
             if node.op == "get_attr":
@@ -76,17 +79,17 @@ class Values:
 
     def _compute(self, node: fx.Node) -> None:
         tags = getattr(node.target, "tags", ())
-        known = all(x in self.real for x in node.all_input_nodes) and torch.Tag.nondeterministic_seeded not in tags
-        if known:
+        computable = all(x in self.real for x in node.all_input_nodes) and torch.Tag.nondeterministic_seeded not in tags
+        if computable:
             with compat.computing_really():
                 self.real[node] = _call(node.target, node.args, node.kwargs, self.real)
             self.computed.append(node)
             return
-        for written in written_operands(node):  # written by an unknown value: so is all that shares its memory
+        for written in written_operands(node):  # its value is unknown now, and so is what shares its memory
             if written in self.real:
                 storage = _storage(self.real[written])
-                for other in [n for n, x in self.real.items() if _storage(x) == storage]:
-                    del self.real[other]
+                for alias in [n for n, x in self.real.items() if _storage(x) == storage]:
+                    del self.real[alias]
 
     def guards(self, names: Mapping[fx.Node, str]) -> Guards:
         """The computation that checks whether another batch has the same values. names: of the placeholders."""
@@ -134,9 +137,9 @@ class Guards:
 
 
 def _nodes(*trees: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.map_arg(trees, lambda node: found.append(node) or node)  # pyright: ignore[reportArgumentType]
-    return found
+    nodes: list[fx.Node] = []
+    fx.map_arg(trees, lambda node: nodes.append(node) or node)  # pyright: ignore[reportArgumentType]
+    return nodes
 
 
 def _call(target: Any, args: Any, kwargs: Any, real: Mapping[fx.Node, Any]) -> Any:
@@ -159,12 +162,12 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def written_operands(node: fx.Node) -> list[fx.Node]:
-    """The operands that a call writes into."""
+    """Return the operands that a call writes into."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
-    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
-    written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    arguments = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    written = [arguments.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return _nodes(written)
 
 

@@ -59,25 +59,25 @@ def actions_of(cut: Cut, schedule: Schedule) -> list[list[Action]]:
 
 
 def orders(actions: Iterable[list[Action]]) -> dict[tuple[int, int], list[Message]]:
-    """All messages in order, by (sender, receiver)."""
-    found: dict[tuple[int, int], list[Message]] = {}
+    """Return all messages in order, by (sender, receiver)."""
+    messages: dict[tuple[int, int], list[Message]] = {}
     for sender, todo in enumerate(actions):
         for action in todo:
             for message, receiver in action.sends:
-                found.setdefault((sender, receiver), []).append(message)
-    return found
+                messages.setdefault((sender, receiver), []).append(message)
+    return messages
 
 
 def had(actions: Sequence[list[Action]]) -> dict[tuple[int, int], dict[Message, int]]:
-    """By (sender, receiver): for each message, how many of the receiver's messages the sender had received before."""
-    found: dict[tuple[int, int], dict[Message, int]] = {}
+    """Return, by (sender, receiver) and message, how many messages of the receiver the sender receives before it."""
+    counts: dict[tuple[int, int], dict[Message, int]] = {}
     for sender, todo in enumerate(actions):
         received: Counter[int] = Counter()
         for action in todo:
             received.update(source for _, source in action.receives)
             for message, receiver in action.sends:
-                found.setdefault((sender, receiver), {})[message] = received[receiver]
-    return found
+                counts.setdefault((sender, receiver), {})[message] = received[receiver]
+    return counts
 
 
 class Read(NamedTuple):
@@ -161,7 +161,7 @@ class _Device:
             action.sends += [(message, to) for to in targets]
 
     def traffic_of(self, place: Place) -> Traffic:
-        """What a part of this device reads from other parts, and what others read of it."""
+        """Return the values that a part of this device reads from other parts, and those that they read from it."""
         cut, reads = self.cut, []
         for name in cut.parts[place].inputs:
             home = cut.homes.get(name)
@@ -183,15 +183,15 @@ class _Device:
         return tuple(to for to, source in route.items() if source == self.number)
 
     def route(self, name: str) -> dict[int, int]:
-        """For each device that reads a value and does not make it, the device that sends it."""
-        home, found = self.at(self.cut.makers[name].stage), {}
+        """Return the sender of a value for each device that reads it and does not compute it."""
+        home, senders = self.at(self.cut.makers[name].stage), {}
         last = home
         for stage, kind, _ in sorted(self.cut.readers[name], key=lambda place: (place.kind != "F", place.stage)):
             device = self.at(stage)
-            if device != home and device not in found:
-                found[device] = last if kind == "F" else home
+            if device != home and device not in senders:
+                senders[device] = last if kind == "F" else home
                 last = device if kind == "F" else last
-        return found
+        return senders
 
     def to(self, message: Message, stages: Iterable[int]) -> list[tuple[Message, int]]:
         return [(message, d) for d in sorted({self.at(s) for s in stages} - {self.number})]

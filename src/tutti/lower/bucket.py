@@ -46,30 +46,31 @@ def bucket(graph: fx.Graph) -> None:
 
 
 def _of_inputs(nodes: Sequence[Call]) -> bool:
-    """Whether some of the operands depend on inputs only."""
+    """Return whether some of the operands depend on inputs only."""
     return any(root.op == "placeholder" for node in nodes for root in chain(node)[0])
 
 
 def _handed_out(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Collectives of gradients that only the output or a sum reads, with the number of collectives each depends on."""
+    """Return the collectives of gradients that only the output or a sum reads, each with the length of the chain of
+    such collectives that it depends on."""
     only: set[fx.Node] = set()
-    found: list[fx.Node] = []
+    collectives: list[fx.Node] = []
     for node in reversed(graph.nodes):
         if all(user.op == "output" or user in only for user in node.users) and node.op == "call_function":
             if node.target in (all_reduce, reduce_scatter) and node.meta["phase"] == BACKWARD:
-                found.insert(0, node)
+                collectives.insert(0, node)
                 only.add(node)
             elif node.target in FREE or node.target in SUMMING:
                 only.add(node)
     depth: dict[fx.Node, int] = {}
-    for node in found:
+    for node in collectives:
         depth[node] = max((depth[x] + 1 for x in chain(node)[0] if x in depth), default=0)
     return depth
 
 
-def _in_layers(made: Sequence[tuple[Call, fx.Node]]) -> list[list[Call]]:
-    """Group collectives by the layer that made their operands."""
-    layers = groupby(made, lambda pair: layer_of(pair[1].meta.get("path", "")))
+def _in_layers(pairs: Sequence[tuple[Call, fx.Node]]) -> list[list[Call]]:
+    """Group collectives by layer. pairs: a collective, and the call that computes its operand."""
+    layers = groupby(pairs, lambda pair: layer_of(pair[1].meta.get("path", "")))
     return [[node for node, _ in layer] for _, layer in layers]
 
 

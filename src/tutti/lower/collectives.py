@@ -70,7 +70,7 @@ def wait(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_begun(node: fx.Node) -> bool:
-    """Whether a collective is asynchronous: only `wait` nodes read it."""
+    """Return whether a collective is asynchronous: only `wait` nodes read it."""
     return bool(node.users) and all(user.target is wait for user in node.users)
 
 
@@ -97,11 +97,11 @@ def sent_by(node: fx.Node, mesh: Mesh) -> int:
 
 
 def bounds_of(counts: torch.Tensor, rows: int) -> list[int]:
-    """The numbers of rows of an exchange. Raises RuntimeError if a buffer of this many rows is too small for them."""
-    found = counts.tolist()
-    if sum(found) > rows:
-        raise RuntimeError(f"an exchange of {sum(found)} rows does not fit into a buffer of {rows}")
-    return found
+    """Return the row counts of an exchange. Raises RuntimeError if a buffer of `rows` rows is too small for them."""
+    sizes = counts.tolist()
+    if sum(sizes) > rows:
+        raise RuntimeError(f"an exchange of {sum(sizes)} rows does not fit into a buffer of {rows}")
+    return sizes
 
 
 def parse_ppermute(how: str) -> tuple[int, float | None]:

@@ -16,30 +16,31 @@ from tutti.plan.reads import Reads
 
 
 def levels(reads: Reads, stages: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
-    """The levels of the calls of a function, or of the update of a step, where values cross stages since the gradients.
+    """Return the levels of the calls of a function, or of the update of a step.
 
-    What a function computes from stored tensors alone, such as decayed optimizer state, has the level of its first
-    reader, so that it is not kept longer than necessary.
+    In an update, only crossings after the gradients count. Values that a function computes from stored tensors alone,
+    such as decayed optimizer state, have the level of their first reader, so that they are not stored longer than
+    necessary.
     """
-    step, found = reads.step, {}
+    step, level = reads.step, {}
     calls = [node for node in reads.calls if not step.repeats or node.meta["phase"] == UPDATE]
     for node in calls:
-        before = (found[x] + (stages[x] != stages[node]) for x in reads.of(node) if x in found)
-        found[node] = max(before, default=0)
+        before = (level[x] + (stages[x] != stages[node]) for x in reads.of(node) if x in level)
+        level[node] = max(before, default=0)
     if step.repeats:
-        return found
+        return level
     last: dict[int, int] = defaultdict(int)  # by stage
     readers: dict[fx.Node, list[fx.Node]] = defaultdict(list)
     for node in calls:
-        last[stages[node]] = max(last[stages[node]], found[node])
+        last[stages[node]] = max(last[stages[node]], level[node])
         for x in reads.of(node):
             readers[x].append(node)
     fed = _fed(reads)
     for node in reversed(calls):
         if node not in fed:
-            after = (found[n] - (stages[n] != stages[node]) for n in readers[node])
-            found[node] = min(after, default=last[stages[node]])
-    return found
+            after = (level[n] - (stages[n] != stages[node]) for n in readers[node])
+            level[node] = min(after, default=last[stages[node]])
+    return level
 
 
 def _fed(reads: Reads) -> set[fx.Node]:

@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, WRITTEN, StepGraph
+from tutti.ir.step_graph import BACKWARD, CALL_INPUTS, FORWARD, UPDATE, WRITTEN, StepGraph
 from tutti.lower.crossings import levels
 from tutti.lower.weight_roundings import divided, merged, weight_roundings
 from tutti.plan.reads import Reads
@@ -88,18 +88,22 @@ class Cut:
     wide_sums: dict[str, bool] = field(default_factory=dict)
 
 
-def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, kept: Mapping[str, int] | None = None,
+def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, homes: Mapping[str, int] | None = None,
         once: bool = True) -> Cut:  # fmt: skip
-    """Cut a step. named, kept: see `plan.stages.stages_of`. split: whether the backward pass is `B` and `W`. once:
-    whether what microbatches share is a part of its own (`lower.weight_roundings`)."""
+    """Cut a step into parts.
+
+    named: stages by the names of modules and forward nodes (`plan.stages.stages_of`). split: whether the backward pass
+    is split into `B` and `W`. homes: stages of inputs by name, if another graph of the model has placed them already.
+    once: whether work that microbatches share is a separate part (`lower.weight_roundings`).
+    """
     once = once and step.repeats
-    reads = Reads(merged(step) if once else step, kept or ())
-    return _Cutter(reads, stages_of(reads, named, kept), split, once).cut()
+    reads = Reads(merged(step) if once else step, homes or ())
+    return _Cutter(reads, stages_of(reads, named, homes), split, once).cut()
 
 
 def undivided(step: StepGraph, count: int, once: bool = True) -> Cut:
-    """The parts of a plan without a pipeline. count: number of microbatches. once: as for `cut`."""
-    homes = {name: 0 for name in step.inputs if name.partition(":")[0] not in GIVEN}
+    """Cut a step for a plan without a pipeline. count: number of microbatches. once: as for `cut`."""
+    homes = {name: 0 for name in step.inputs if name.partition(":")[0] not in CALL_INPUTS}
     updates = any(node.meta["phase"] == UPDATE for node in step.outputs.values())
     if not updates or count == 1:
         whole, part = Place(0, "S"), step.without_gradients() if updates else step
@@ -135,7 +139,7 @@ class _Cutter:
         self.shared = set(weight_roundings(step) if once else ())
         self.places = {n: self.place(n) for n in reads.calls}
         self.shares = {name: self.shares_of(step.outputs[name]) for name in step.gradient_names}
-        self.wanted: dict[Place, dict[str, fx.Node]] = defaultdict(dict)  # outputs by part
+        self.part_outputs: dict[Place, dict[str, fx.Node]] = defaultdict(dict)
         self.readers: dict[str, list[Place]] = defaultdict(list)
 
     def place(self, node: fx.Node) -> Place:
@@ -153,7 +157,7 @@ class _Cutter:
         return Place(stage, f"U{self.levels[node]}")
 
     def is_gradient(self, reader: fx.Node, x: fx.Node) -> bool:
-        """Whether an update node takes x as an accumulated gradient."""
+        """Return whether an update node takes x as an accumulated gradient."""
         return reader.meta["phase"] == UPDATE and x in self.gradients
 
     def cut(self) -> Cut:
@@ -164,34 +168,34 @@ class _Cutter:
                 members[place].append(node)
         for name, node in self.step.outputs.items():
             for share in self.shares[name][0] if name in self.shares else [node]:
-                self.wanted[self.keeper(name, share)][name.replace(f"{WRITTEN}:", "param:")] = share
-        places = sorted(dict.fromkeys([*members, *self.wanted]), key=_order)  # on all ranks alike
+                self.part_outputs[self.keeper(name, share)][name.replace(f"{WRITTEN}:", "param:")] = share
+        places = sorted(dict.fromkeys([*members, *self.part_outputs]), key=_order)  # on all ranks alike
         drafts = {place: _Draft(self, place, members[place]) for place in places}
-        made = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
+        result = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
         for place, draft in drafts.items():
-            made.parts[place] = draft.finish(self.wanted[place])
-            made.makers |= {name: place for name in self.wanted[place]}
-        made.readers = dict(self.readers)
+            result.parts[place] = draft.finish(self.part_outputs[place])
+            result.makers |= {name: place for name in self.part_outputs[place]}
+        result.readers = dict(self.readers)
         if not self.step.repeats:
-            self.note_later_reads(made)
-        for place, part in made.parts.items():
+            self.note_later_reads(result)
+        for place, part in result.parts.items():
             for name in part.inputs:
-                if name in made.homes and made.homes[name] != place.stage:
-                    borrowers = made.borrowers.setdefault(name, [])
+                if name in result.homes and result.homes[name] != place.stage:
+                    borrowers = result.borrowers.setdefault(name, [])
                     if place.stage not in borrowers:
                         borrowers.append(place.stage)
-        return made
+        return result
 
-    def note_later_reads(self, made: Cut) -> None:
-        """Mark the inputs of parts that they must not write into: others read them later, or get them sent, or they are
+    def note_later_reads(self, cut: Cut) -> None:
+        """Mark the inputs that parts must not write into: later parts read them, other stages receive them, or they are
         returned."""
         stages: dict[str, set[int]] = defaultdict(set)  # that have each value
-        for place, part in made.parts.items():
+        for place, part in cut.parts.items():
             for name in part.inputs:
-                source = made.homes.get(name, made.makers[name].stage if name in made.makers else place.stage)
+                source = cut.homes.get(name, cut.makers[name].stage if name in cut.makers else place.stage)
                 stages[name] |= {place.stage, source}
         returned, later = {x.name for x in self.step.outputs.values()}, set()
-        for place, part in reversed(made.parts.items()):
+        for place, part in reversed(cut.parts.items()):
             for name, node in part.inputs.items():
                 if (place.stage, name) in later or len(stages[name]) > 1 or node.name in returned:
                     node.meta["read_later"] = True
@@ -221,14 +225,14 @@ class _Cutter:
         return self.places[behind[0]] if behind[0] in self.places else Place(self.stages[behind[0]], first)
 
     def keeper(self, name: str, node: fx.Node) -> Place:
-        """The part that returns an output: its owner; in a function, a stored tensor is returned at its home."""
+        """Return the part that returns an output: its owner. A function returns a stored tensor at its home."""
         owner, old = self.owner(node), self.step.inputs.get(name)
         home = owner.stage if old is None or self.step.repeats else self.stages.get(old, owner.stage)
         if home == owner.stage:
             return owner
         for x in self.reads.behind[node]:
             if x in self.places:
-                self.wanted[self.places[x]][f"value:{x.name}"] = x
+                self.part_outputs[self.places[x]][f"value:{x.name}"] = x
         return Place(home, f"C{int(owner.kind[1:]) + 1}")
 
 
@@ -237,20 +241,20 @@ class _Draft:
 
     def __init__(self, cutter: _Cutter, place: Place, members: list[fx.Node]):
         self.cutter, self.place, self.members = cutter, place, members
-        self.graph, self.made, self.inputs = fx.Graph(), {}, {}
+        self.graph, self.copies, self.inputs = fx.Graph(), {}, {}
         for node in members:  # inputs first
             self.take(node)
 
     def take(self, node: fx.Node) -> None:
-        """Add placeholders for the operands of a node that other parts make."""
+        """Add placeholders for the operands of a node that other parts compute."""
         cutter, todo = self.cutter, [node]
         while todo:
             reader = todo.pop()
             for x in reader.all_input_nodes:
-                if node.meta["phase"] == UPDATE and x in cutter.written:  # by then it has replaced the input
+                if node.meta["phase"] == UPDATE and x in cutter.written:  # at that point it has replaced the input
                     name = cutter.written[x]
                     self.input(cutter.step.inputs[name], name)
-                    self.made[x] = self.made[cutter.step.inputs[name]]
+                    self.copies[x] = self.copies[cutter.step.inputs[name]]
                 elif cutter.is_gradient(node, x):
                     self.input(x, cutter.gradients[x])
                 elif x in cutter.names:
@@ -259,7 +263,7 @@ class _Draft:
                     todo.append(x)
                 elif cutter.places[x] != self.place:
                     self.input(x, f"value:{x.name}")
-                    cutter.wanted[cutter.places[x]][f"value:{x.name}"] = x
+                    cutter.part_outputs[cutter.places[x]][f"value:{x.name}"] = x
 
     def input(self, x: fx.Node, name: str) -> None:
         if name in self.inputs:
@@ -272,38 +276,38 @@ class _Draft:
             copy.meta |= {"label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
         elif kind == "value":
             copy.meta |= {"label": name, "flops": 0, "bytes": 0}
-        self.inputs[name] = self.made[x] = copy
+        self.inputs[name] = self.copies[x] = copy
         if kind in ("grad", "value"):
             self.cutter.readers[name].append(self.place)
 
-    def finish(self, wanted: Mapping[str, fx.Node]) -> StepGraph:
+    def finish(self, results: Mapping[str, fx.Node]) -> StepGraph:
         for node in self.members:
             self.copy(node)
-        for node in wanted.values():  # no call may read a view of an input, or an input
-            if node in self.cutter.names and node not in self.made:
+        for node in results.values():  # an output may be an input, or a view of one, that no call reads
+            if node in self.cutter.names and node not in self.copies:
                 self.input(node, self.cutter.names[node])
             elif node in self.cutter.reads.copied:
                 self.take(node)
-            elif node in self.cutter.places and self.cutter.places[node] != self.place:  # stored, not made here
+            elif node in self.cutter.places and self.cutter.places[node] != self.place:  # another part computes it
                 self.input(node, f"value:{node.name}")
-        outputs = {name: self.copy(node) for name, node in wanted.items()}
+        outputs = {name: self.copy(node) for name, node in results.items()}
         self.graph.output(tuple(outputs.values()))
         return StepGraph(self.graph, self.inputs, outputs, self.cutter.step.constants, self.cutter.step.device)
 
     def copy(self, node: fx.Node) -> fx.Node:
-        """The node in this part, with copies of the views and constants that it reads."""
+        """Copy a node into this part, with the views and constants that it reads. Returns the copy."""
         todo = [node]
         while todo:
             n = todo[-1]
-            if n in self.made:
+            if n in self.copies:
                 todo.pop()
-            elif missing := [x for x in n.all_input_nodes if x not in self.made]:
+            elif missing := [x for x in n.all_input_nodes if x not in self.copies]:
                 todo += missing
             else:
-                self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
+                self.copies[n] = self.graph.node_copy(n, self.copies.__getitem__)
                 if self.place.kind == PREPARATION:
-                    self.made[n].meta["phase"] = FORWARD
-        return self.made[node]
+                    self.copies[n].meta["phase"] = FORWARD
+        return self.copies[node]
 
 
 def _order(place: Place) -> tuple:

@@ -65,14 +65,14 @@ def _needs(node: fx.Node, position: dict[fx.Node, int]) -> set[fx.Node]:
 def _late(
     node: fx.Node, needs: Mapping[fx.Node, Iterable[fx.Node]], lazy: set[fx.Node], placed: set[fx.Node]
 ) -> list[fx.Node]:
-    """The lazy nodes that a node needs, in order."""
-    found: list[fx.Node] = []
+    """Return the lazy nodes that a node needs, in order."""
+    ordered: list[fx.Node] = []
 
     def visit(n: fx.Node) -> None:
         for x in needs.get(n, n.all_input_nodes):
-            if x in lazy and x not in placed and x not in found:
+            if x in lazy and x not in placed and x not in ordered:
                 visit(x)
-                found.append(x)
+                ordered.append(x)
 
     visit(node)
-    return found
+    return ordered

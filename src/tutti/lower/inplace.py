@@ -47,7 +47,7 @@ def update_in_place(graph: fx.Graph) -> None:
 
 
 def _write_rows(graph: fx.Graph) -> None:
-    """Write rows into the input that the result replaces, instead of into a copy."""
+    """Write rows into the input that the result replaces instead of copying the input."""
     *_, output = graph.nodes
     last = _last_reads(graph)
     names = dict(zip(output.args[0], output.meta.get("names", ()), strict=False))
@@ -56,8 +56,8 @@ def _write_rows(graph: fx.Graph) -> None:
             old = node.args[0]
             if last.get(old) is not node or not _may_go(old) or names.get(node) != old.meta.get("input"):
                 continue
-            given = [root_of(x) for x in pytree.tree_leaves(node.args[1:]) if isinstance(x, fx.Node)]
-            if old in given or [root_of(x) for x in output.args[0]].count(node) > 1:
+            sources = [root_of(x) for x in pytree.tree_leaves(node.args[1:]) if isinstance(x, fx.Node)]
+            if old in sources or [root_of(x) for x in output.args[0]].count(node) > 1:
                 continue  # rows that overlap their source, or a result that the next call would overwrite
             with graph.inserting_before(node):
                 call = graph.call_function(in_place, node.args)
@@ -69,15 +69,15 @@ def _write_rows(graph: fx.Graph) -> None:
 
 
 def _update_together(graph: fx.Graph) -> None:
-    """One call for all updates of a kind in a piece."""
+    """Merge all updates of a kind in a piece into one call."""
     last, ready = _last_reads(graph), _ready(graph, _updates(graph))
     at = {node: i for i, node in enumerate(graph.nodes)}
     groups: dict[tuple, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.target in IN_PLACE:
             _, lists, targets = IN_PLACE[node.target]
-            kept = [node.args[i] for i in targets if _may_go(node.args[i])]
-            if kept and all(last[x] is node for x in kept):
+            writable = [node.args[i] for i in targets if _may_go(node.args[i])]
+            if writable and all(last[x] is node for x in writable):
                 _copy_parts(graph, node, targets, last)
                 groups[node.target, node.args[lists:], tuple(node.kwargs.items())].append(node)
     pieces = [(key, piece) for key, nodes in groups.items() for piece in _pieces(nodes, ready)]
@@ -103,7 +103,7 @@ def _update_together(graph: fx.Graph) -> None:
 
 
 def _may_go(node: fx.Node) -> bool:
-    """Whether it is an input that this graph may write into."""
+    """Return whether it is an input that this graph may write into."""
     return node.op == "placeholder" and "read_later" not in node.meta
 
 
@@ -123,15 +123,15 @@ def _gradient_bytes(update: Call) -> int:
 
 
 def _updates(graph: fx.Graph) -> set[fx.Node]:
-    """The update calls on the device, and the calls that only prepare gradients for them."""
-    found: set[fx.Node] = set()
+    """Return the update calls on the device, and the calls that only prepare gradients for them."""
+    calls: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node.target in COLLECTIVES or node.target in TRANSFERS or "host" in node.meta:
             continue
-        arranges = node.target in ARRANGING and node.users and all(user in found for user in node.users)
+        arranges = node.target in ARRANGING and node.users and all(user in calls for user in node.users)
         if node.meta.get("phase") == UPDATE or arranges:
-            found.add(node)
-    return found
+            calls.add(node)
+    return calls
 
 
 def _ready(graph: fx.Graph, updates: Collection[fx.Node]) -> dict[fx.Node, int]:
@@ -198,7 +198,7 @@ def _write_back(graph: fx.Graph) -> None:
         old = inputs.get(name)
         if old is None or not _may_go(old) or value.meta.get("phase") != UPDATE or value.target in (written, store):
             continue  # a pipeline's backward pass may still read the old value
-        if old in last and at[last[old]] > at[_made(_uncast(value))]:
+        if old in last and at[last[old]] > at[_base_call(_uncast(value))]:
             continue
         call = _written_into(graph, old, value)
         with graph.inserting_before(output):
@@ -214,8 +214,8 @@ def _write_back(graph: fx.Graph) -> None:
             graph.erase_node(value)
 
 
-def _made(value: Any) -> fx.Node:
-    """The call whose result a value is a view of."""
+def _base_call(value: Any) -> fx.Node:
+    """Return the call whose result a value is a view of."""
     while looks(value) and value.args[0].op == "call_function":
         value = value.args[0]
     return value

@@ -66,18 +66,18 @@ def makespan(jobs: Sequence[Job], order: Sequence[int]) -> float:
     return max(over.values(), default=0.0)
 
 
-def peak(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: set[int]) -> int:
-    """Peak bytes of live values."""
-    return max(_course(jobs, order, sizes, kept), default=0)
+def peak(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], live_out: set[int]) -> int:
+    """Return the peak bytes of live values."""
+    return max(_course(jobs, order, sizes, live_out), default=0)
 
 
-def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: float = 0.0,
-               most: float = inf) -> list[int]:  # fmt: skip
-    """An order of the job indices with a small makespan, never larger than that of the given, valid order.
+def overlapped(jobs: Sequence[Job], sizes: Sequence[int], live_out: set[int], room: float = 0.0,
+               limit: float = inf) -> list[int]:  # fmt: skip
+    """Find an order of the job indices with a small makespan, never larger than that of the given, valid order.
 
-    sizes: bytes of each value. kept: values that stay alive to the end. room: bytes that may be live, even if the
-    given order needs less. most: bytes that may be live, even if the given order needs more. Returns an empty order if
-    none needs so little.
+    sizes: bytes of each value. live_out: values that stay alive to the end. room: bytes that may be live, even if the
+    given order needs less. limit: bytes that may be live, even if the given order needs more. Returns an empty list if
+    every order exceeds the limit.
     """
     paths = critical_paths(jobs)
     keys = {
@@ -85,22 +85,23 @@ def overlapped(jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], room: 
         "slack": [(left, -path) for left, path in zip(slacks(jobs), paths, strict=True)],
         "given": None,
     }
-    given = list(range(len(jobs)))
-    course = _course(jobs, given, sizes, kept)
+    original = list(range(len(jobs)))
+    course = _course(jobs, original, sizes, live_out)
     needed = max(course, default=0)
-    found = [(makespan(jobs, given), needed, given)] if needed <= most else []
+    candidates = [(makespan(jobs, original), needed, original)] if needed <= limit else []
     for rule in RULES:
         for share in SHARES:
-            bound = min(most, max(room, needed + share * headroom(needed)))
-            order = _Lister(jobs, sizes, kept, keys[rule], keys["critical_path"], bound, course).run()
-            needs = peak(jobs, order, sizes, kept)
-            if needs <= min(most, max(room, needed + headroom(needed))):
-                found.append((makespan(jobs, order), needs, order))
+            bound = min(limit, max(room, needed + share * headroom(needed)))
+            order = _Lister(jobs, sizes, live_out, keys[rule], keys["critical_path"], bound, course).run()
+            needs = peak(jobs, order, sizes, live_out)
+            if needs <= min(limit, max(room, needed + headroom(needed))):
+                candidates.append((makespan(jobs, order), needs, order))
                 break
-    enough = NEARLY * min((seconds for seconds, _, _ in found), default=0.0)
-    if needed <= most:
-        enough = min(enough, found[0][0])  # never slower than the given order
-    return min(((needs, seconds, order) for seconds, needs, order in found if seconds <= enough), default=(0, 0, []))[2]
+    enough = NEARLY * min((seconds for seconds, _, _ in candidates), default=0.0)
+    if needed <= limit:
+        enough = min(enough, candidates[0][0])  # never slower than the given order
+    fast = [(needs, seconds, order) for seconds, needs, order in candidates if seconds <= enough]
+    return min(fast, default=(0, 0, []))[2]
 
 
 def headroom(needed: int) -> float:
@@ -131,23 +132,23 @@ def slacks(jobs: Sequence[Job]) -> list[float]:
     return [left[i] + jobs[i].seconds if target[i] < inf else inf for i in range(len(jobs))]
 
 
-def _course(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], kept: set[int]) -> list[int]:
-    """Bytes of live values during each job of an order."""
-    alive = _Alive(jobs, sizes, kept)
+def _course(jobs: Sequence[Job], order: Sequence[int], sizes: Sequence[int], live_out: set[int]) -> list[int]:
+    """Return the bytes of live values during each job of an order."""
+    alive = _Alive(jobs, sizes, live_out)
     return [alive.take(i) for i in order]
 
 
 class _Alive:
     """Bytes of live values: each lives from the job that makes it to the last job that reads it."""
 
-    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int]):
+    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], live_out: set[int]):
         self.jobs, self.sizes = jobs, sizes
         self.made_bytes = [sum([sizes[v] for v in job.makes]) for job in jobs]
         self.readers = [0] * len(sizes)
         for job in jobs:
             for v in job.reads:
                 self.readers[v] += 1
-        for v in kept:
+        for v in live_out:
             self.readers[v] += 1
         self.now = 0
 
@@ -161,7 +162,7 @@ class _Alive:
         """Run job i and return the bytes that are live during it."""
         job, readers = self.jobs[i], self.readers
         self.now += self.made_bytes[i]
-        most = self.now
+        highest = self.now
         for v in job.reads:
             readers[v] -= 1
             if not readers[v]:
@@ -169,7 +170,7 @@ class _Alive:
         for v in job.makes:
             if not readers[v]:
                 self.now -= self.sizes[v]
-        return most
+        return highest
 
 
 class _Lister:
@@ -177,11 +178,11 @@ class _Lister:
     computations keep the given order. bound: bytes of live values beyond which it falls back to the next job of the
     given order. course: bytes of live values in the given order."""
 
-    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], kept: set[int], first: Keys | None, send: Keys,
+    def __init__(self, jobs: Sequence[Job], sizes: Sequence[int], live_out: set[int], first: Keys | None, send: Keys,
                  bound: float, course: list[int]):  # fmt: skip
         self.jobs, self.send, self.strict = jobs, send, first is None
         self.first = [(i,) for i in range(len(jobs))] if first is None else first
-        self.alive = _Alive(jobs, sizes, kept)
+        self.alive = _Alive(jobs, sizes, live_out)
         self.course, self.bound, self.headroom = course, bound, headroom(max(course, default=0))
         self.next = 0  # the first job of the given order that is not placed yet
         self.following = 0  # the first such computation
@@ -189,15 +190,15 @@ class _Lister:
         for i, job in enumerate(jobs):
             for j in job.needs:
                 self.behind[j].append(i)
-        self.idle = set() if self.strict else self.of_inputs() | self.waiting(sizes, kept)
+        self.idle = set() if self.strict else self.of_inputs() | self.waiting(sizes, live_out)
         self.left = [sum(j not in self.idle for j in job.needs) for job in jobs]
-        self.wanted = [i not in self.idle for i in range(len(jobs))]
+        self.required = [i not in self.idle for i in range(len(jobs))]
         self.settled = [False] * len(jobs)
         self.over = [0.0] * len(jobs)
         self.free = {job.stream: 0.0 for job in jobs if job.stream}
         self.ready: list[Entry] = []  # computations that can start now
         self.soon: list[tuple[float, int]] = []  # computations that wait for a collective, by the time it ends
-        self.given: list[int] = []  # all of both, in the given order
+        self.ready_in_order: list[int] = []  # all of both, in the given order
         self.sends: dict[str, list[Entry]] = {stream: [] for stream in self.free}
         self.early: dict[str, list[Entry]] = {stream: [] for stream in self.free}  # they read inputs only
         self.ahead: dict[int, int] = {}  # bytes of results of early collectives that no job has read
@@ -227,44 +228,44 @@ class _Lister:
         return self.order
 
     def of_inputs(self) -> set[int]:
-        """Computations of inputs alone, or of gathered inputs."""
+        """Return the computations of inputs alone, or of gathered inputs."""
         jobs = self.jobs
         return {i for i, job in enumerate(jobs) if not job.stream and self.behind[i]
                 and all(jobs[j].stream and not jobs[j].needs for j in job.needs)}  # fmt: skip
 
-    def waiting(self, sizes: Sequence[int], kept: set[int]) -> set[int]:
-        """Computations that need more memory than they free and whose result cannot be read before another value is
-        there, which takes longer: what the forward pass does not keep and the backward pass computes again."""
-        jobs, ends, found = self.jobs, [0.0] * len(self.jobs), set()
+    def waiting(self, sizes: Sequence[int], live_out: set[int]) -> set[int]:
+        """Return the computations to delay: they allocate more memory than they free, and each of their readers also
+        needs a value that is available later. Recomputation of the forward pass is such work."""
+        jobs, ends, delayed = self.jobs, [0.0] * len(self.jobs), set()
         for i, job in enumerate(jobs):
             ends[i] = job.seconds + max((ends[j] for j in job.needs), default=0.0)
-        last = {v: i for i, job in enumerate(jobs) for v in job.reads if v not in kept}
+        last = {v: i for i, job in enumerate(jobs) for v in job.reads if v not in live_out}
         for i, job in enumerate(jobs):
             if job.stream or not job.needs or not self.behind[i]:
                 continue
             frees = sum(sizes[v] for v in job.reads if last.get(v) == i)
             if frees < sum(sizes[v] for v in job.makes) and all(
-                any(ends[j] > ends[i] and j not in found for j in jobs[c].needs) for c in self.behind[i]
+                any(ends[j] > ends[i] and j not in delayed for j in jobs[c].needs) for c in self.behind[i]
             ):
-                found.add(i)
-        return found
+                delayed.add(i)
+        return delayed
 
     def settle(self, i: int) -> None:
-        """Called when all that job i needs is placed, except jobs made of inputs alone, which are now wanted."""
-        if not self.wanted[i]:
+        """Require the jobs of inputs alone that job i needs. Called when all other jobs that it needs are placed."""
+        if not self.required[i]:
             return
         idle = [j for j in self.jobs[i].needs if j in self.idle and not self.placed[j]]
         self.settled[i], self.left[i] = True, len(idle)
         for j in idle:
-            if not self.wanted[j]:
-                self.wanted[j] = True
+            if not self.required[j]:
+                self.required[j] = True
                 if not self.left[j]:
                     self.settle(j)
         if not idle:
             self.open(i)
 
     def open(self, i: int) -> None:
-        """Called when all that job i needs is placed."""
+        """Make job i available. Called when all jobs that it needs are placed."""
         job = self.jobs[i]
         if job.stream:
             heap = self.sends if job.needs else self.early
@@ -272,7 +273,7 @@ class _Lister:
             return
         self.over[i] = max((self.over[j] for j in job.needs), default=0.0)
         heappush(self.soon, (self.over[i], i))
-        heappush(self.given, i)
+        heappush(self.ready_in_order, i)
 
     def place(self, i: int, end: float) -> None:
         self.order.append(i)
@@ -305,7 +306,7 @@ class _Lister:
                     return
 
     def sent(self, stream: str, force: bool) -> int | None:
-        """The next collective to start on an axis, or None."""
+        """Return the next collective to start on an axis, or None."""
         heaps = [self.sends[stream]]
         if (early := self.early[stream]) and (force or self.room(early[0][1])):
             heaps.append(early)
@@ -313,17 +314,17 @@ class _Lister:
         return heappop(first)[1] if first else None
 
     def room(self, i: int) -> bool:
-        """Whether there is memory to start a collective that reads only inputs."""
+        """Return whether there is memory to start a collective that reads only inputs."""
         if not self.ahead:
             return True
-        held = sum(self.ahead.values()) + self.alive.makes(i)
-        if held > self.headroom:
+        early_bytes = sum(self.ahead.values()) + self.alive.makes(i)
+        if early_bytes > self.headroom:
             return False
         until = min(self.behind[i], default=i)  # the given order starts it just before then
-        return max(self.course[self.next : min(until, self.next + SEEN)], default=0) + held <= self.bound
+        return max(self.course[self.next : min(until, self.next + SEEN)], default=0) + early_bytes <= self.bound
 
     def choose(self) -> int | None:
-        """The next computation to run, or None if none is ready."""
+        """Return the next computation to run, or None if none is ready."""
         if not self.ready:
             return None
         if self.strict:
@@ -331,22 +332,22 @@ class _Lister:
                 self.following += 1
             return heappop(self.ready)[1] if self.ready[0][1] == self.following else None
         looked: list[Entry] = []
-        found = None
-        while self.ready and len(looked) < LOOKED_AT and found is None:
+        chosen = None
+        while self.ready and len(looked) < LOOKED_AT and chosen is None:
             entry = heappop(self.ready)
             if self.placed[entry[1]]:
                 continue
             if self.fits(entry[1]):
-                found = entry[1]
+                chosen = entry[1]
             else:
                 looked.append(entry)
         for entry in looked:
             heappush(self.ready, entry)
-        if found is None and looked:
-            while self.placed[self.given[0]]:
-                heappop(self.given)
-            found = heappop(self.given)
-        return found
+        if chosen is None and looked:
+            while self.placed[self.ready_in_order[0]]:
+                heappop(self.ready_in_order)
+            chosen = heappop(self.ready_in_order)
+        return chosen
 
     def fits(self, i: int) -> bool:
         return self.alive.now + self.alive.makes(i) <= self.bound

@@ -62,42 +62,42 @@ class LocalContext:
             rank = rank * size + self._where[axis]
         return rank
 
-    def _known(self, factor: str) -> str:
-        """The factor itself. Raises ValueError if the rule has no factor of this name."""
+    def _checked(self, factor: str) -> str:
+        """Return the factor. Raises ValueError if the rule has no factor of this name."""
         if factor not in self._rule.sizes:
-            known = ", ".join(map(repr, self._rule.sizes))
-            raise ValueError(f"no factor {factor!r} in rule {self._rule.notation!r}; it has {known}")
+            factors = ", ".join(map(repr, self._rule.sizes))
+            raise ValueError(f"no factor {factor!r} in rule {self._rule.notation!r}; it has {factors}")
         return factor
 
     def axes(self, factor: str) -> list[str]:
-        """The axes that split a factor, outermost first. Empty if none does."""
-        held = [(outer, axis) for axis, c in self._choices.items() if (outer := c.outer_of(factor)) is not None]
-        return [axis for _, axis in sorted(held)]
+        """Return the axes that split a factor, outermost first. Empty if none does."""
+        splits = [(outer, axis) for axis, c in self._choices.items() if (outer := c.outer_of(factor)) is not None]
+        return [axis for _, axis in sorted(splits)]
 
     def size(self, factor: str, part: int | None = None) -> int:
-        """The size of a part of a factor; by default of this rank's."""
+        """Return the size of a part of a factor; by default the part of this rank."""
         if part is None and not self.even(factor):
             self.asked_where = True
         where = self._where if part is None else self.coordinates(factor, part)
-        return prod(digit.part(self._mesh, where)[1] for digit in self._digits(self._known(factor)))
+        return prod(digit.part(self._mesh, where)[1] for digit in self._digits(self._checked(factor)))
 
     def even(self, factor: str) -> bool:
-        """Whether all parts of a factor are equal."""
-        return all(digit.equal(self._mesh) for digit in self._digits(self._known(factor)))
+        """Return whether all parts of a factor have equal sizes."""
+        return all(digit.equal(self._mesh) for digit in self._digits(self._checked(factor)))
 
     def whole(self, factor: str) -> int:
-        """The size of a factor over all ranks."""
-        return self._rule.sizes[self._known(factor)]
+        """Return the size of a factor over all ranks."""
+        return self._rule.sizes[self._checked(factor)]
 
     def joint(self, factor: str) -> bool:
-        """Whether the axes that split a factor split another one at once."""
+        """Return whether the axes that split a factor split another one at once."""
         return any(self._choices[axis].also for axis in self.axes(factor))
 
     def offset(self, factor: str) -> int:
-        """The start of this rank's part of a factor. The part is contiguous: the factor's splits are not strided."""
+        """Return the start of this rank's part of a factor. The part must be contiguous: no split may be strided."""
         self.asked_where = True
         offset, inside = 0, 1
-        *split, last = self._digits(self._known(factor))
+        *split, last = self._digits(self._checked(factor))
         for digit in (*split, last) if last.axes else split:
             assert digit.axes, f"strided split of {factor!r} in {self._rule.notation!r}"
             inside *= digit.size
@@ -108,23 +108,23 @@ class LocalContext:
         """Combine over all ranks that share a factor, by "sum", "avg", "max" or "min"."""
         if op not in REDUCTIONS:
             raise ValueError(f"unknown reduction {op!r} over {factor!r}; expected one of {', '.join(REDUCTIONS)}")
-        for axis in self.axes(self._known(factor)):
+        for axis in self.axes(self._checked(factor)):
             x = all_reduce(x, axis, op)
         return x
 
     def all_gather(self, x: torch.Tensor, factor: str) -> torch.Tensor:
         """Stack x of all ranks that share a factor, in the order of their parts: (parts, *x)."""
         x = x.unsqueeze(0)
-        for axis in reversed(self.axes(self._known(factor))):
+        for axis in reversed(self.axes(self._checked(factor))):
             x = all_gather(x, axis, self._mesh[axis]).flatten(0, 1)
         return x
 
     def ppermute(self, x: torch.Tensor, factor: str, by: int, edge: float | None = 0.0) -> torch.Tensor:
-        """The x of the rank whose part of `factor` is `by` places before this rank's.
+        """Return the x of the rank whose part of `factor` is `by` places before the part of this rank.
 
         Past the first and last part, the result is filled with `edge`, or wraps around if `edge` is None.
         """
-        return ppermute(x, " ".join(self.axes(self._known(factor))), f"{by} {'wrap' if edge is None else edge}")
+        return ppermute(x, " ".join(self.axes(self._checked(factor))), f"{by} {'wrap' if edge is None else edge}")
 
     def exchange(self, x: torch.Tensor, sends: torch.Tensor, receives: torch.Tensor, axes: str, rows: int,
                  expected: int) -> torch.Tensor:  # fmt: skip
@@ -137,9 +137,11 @@ class LocalContext:
         return exchange(x, axes, sends, receives, rows, expected)
 
     def legs(self, factor: str) -> list[tuple[str, int]]:
-        """The axes of the exchanges that reach all ranks that share a factor, with the number of ranks of each: one, or
-        one between nodes and one inside them."""
-        axes = self.axes(self._known(factor))
+        """Return (axis, number of ranks) of the exchanges that reach all ranks that share a factor.
+
+        That is one exchange, or one between nodes and one inside them.
+        """
+        axes = self.axes(self._checked(factor))
         ranks = self.parts(factor)
         if len(axes) == 1 and (inside := inside_node(axes[0], self._mesh, self.node_size)):
             return [(f"{axes[0]}/{inside}", ranks // inside), (f"{axes[0]}%{inside}", inside)]
@@ -150,9 +152,9 @@ class LocalContext:
         return prod(self._mesh[axis] for axis in self.axes(factor))
 
     def part(self, factor: str) -> int:
-        """The number of this rank's part."""
+        """Return the index of this rank's part."""
         self.asked_where, place = True, 0
-        for axis in self.axes(self._known(factor)):
+        for axis in self.axes(self._checked(factor)):
             place = place * self._mesh[axis] + self._where[axis]
         return place
 

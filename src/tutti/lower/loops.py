@@ -87,5 +87,5 @@ def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice
 
 
 def _layout(splits: dict[str, tuple[Factor, Choice]], placement: Callable[[Factor, int], Placement | None]) -> Layout:
-    found = {axis: placement(factor, choice.outer) for axis, (factor, choice) in splits.items()}
-    return Layout.of({axis: x for axis, x in found.items() if x is not None})
+    placements = {axis: placement(factor, choice.outer) for axis, (factor, choice) in splits.items()}
+    return Layout.of({axis: x for axis, x in placements.items() if x is not None})

@@ -25,7 +25,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def in_low_precision(step: StepGraph, name: str) -> StepGraph:
-    """The step with products in a format of `nn.scaled_mm`. Raises ValueError if it has none that could be."""
+    """Convert the products of a step to a format of `nn.scaled_mm`. Raises ValueError if none can be converted."""
     graph, mapping = copy_graph(step.graph)
     products, experts = _products(graph), _experts(graph)
     if not (products or experts):
@@ -48,10 +48,10 @@ def in_low_precision(step: StepGraph, name: str) -> StepGraph:
     inputs = {name: mapping[node] for name, node in step.inputs.items()}
     graph.output(tuple(outputs.values())).meta = {"path": "", "phase": "", "val": None}
     graph.eliminate_dead_code(lambda node: node.op != "call_function")  # transposed views
-    made = StepGraph(graph, inputs, outputs, step.constants, step.device)
-    annotate_labels(made)
-    annotate_costs(made)
-    return made
+    converted = StepGraph(graph, inputs, outputs, step.constants, step.device)
+    annotate_labels(converted)
+    annotate_costs(converted)
+    return converted
 
 
 def _experts(graph: fx.Graph) -> list[Call]:

@@ -60,7 +60,7 @@ def _parted(shape: Shape, dim: int, before: int, n: int) -> Shape:
 
 
 def take(emit: Emitter, x: fx.Node, dim: int, before: int, n: int, first: int, count: int = 1) -> fx.Node:
-    """Blocks `first` to `first + count` of each `n` of a dim that is (before, n, rest)."""
+    """Take blocks `first` to `first + count` of each `n` of a dim that is (before, n, rest)."""
     shape = x.meta["val"].shape
     size = shape[dim] // n * count
     local = (*shape[:dim], size, *shape[dim + 1 :])
@@ -76,13 +76,13 @@ def take(emit: Emitter, x: fx.Node, dim: int, before: int, n: int, first: int, c
     return emit.reshape(x, local)
 
 
-def _inside(resize: Callable, emit: Emitter, x: fx.Node, dim: int, before: int, n: int, wanted: int) -> fx.Node:
-    """A dim (before, n, rest) as (before, wanted, rest): padded with zeros, or without the last blocks.
+def _inside(resize: Callable, emit: Emitter, x: fx.Node, dim: int, before: int, n: int, count: int) -> fx.Node:
+    """Resize a dim (before, n, rest) to (before, count, rest): padded with zeros, or without the last blocks.
 
     All ranks have the same operators, whatever the sizes of their parts, so that they order collectives equally.
     """
     x = emit.reshape(x, _parted(x.meta["val"].shape, dim, before, n))
-    x = resize(x, dim + 1, wanted)
+    x = resize(x, dim + 1, count)
     shape = x.meta["val"].shape
     return emit.reshape(x, (*shape[:dim], prod(shape[dim : dim + 3]), *shape[dim + 3 :]))
 

@@ -111,26 +111,29 @@ def chain(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
 
 
 def advance(graph: fx.Graph, nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
-    """Move each node, after the calls that rearrange its operands, right behind the calls that compute these."""
+    """Move each node, with the calls that rearrange its operands, right behind the calls that compute the operands.
+
+    Returns each node with the last of these calls, in order.
+    """
     at = {x: i for i, x in enumerate(graph.nodes)}
     chains = {node: chain(node) for node in nodes}
-    made = {node: max(roots, key=at.__getitem__) for node, (roots, _) in chains.items()}
-    ordered = sorted(nodes, key=lambda node: at[made[node]])
+    maker = {node: max(roots, key=at.__getitem__) for node, (roots, _) in chains.items()}
+    ordered = sorted(nodes, key=lambda node: at[maker[node]])
     behind: dict[fx.Node, fx.Node] = {}
     moved: set[fx.Node] = set()
     for node in ordered:
-        last = behind.get(made[node], made[node])
-        while last.next.target in FREE and last.next.args[0] is made[node]:  # its results
+        last = behind.get(maker[node], maker[node])
+        while last.next.target in FREE and last.next.args[0] is maker[node]:  # its results
             last = last.next
         while last.next.op == "placeholder":
             last = last.next
         for x in [*sorted(set(chains[node][1]), key=at.__getitem__), node]:
-            if at[x] > at[made[node]] and x not in moved:
+            if at[x] > at[maker[node]] and x not in moved:
                 last.append(x)
                 last = x
                 moved.add(x)
-        behind[made[node]] = last
-    return [(node, made[node]) for node in ordered]
+        behind[maker[node]] = last
+    return [(node, maker[node]) for node in ordered]
 
 
 def _maker(node: fx.Node) -> fx.Node:

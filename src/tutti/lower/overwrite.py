@@ -123,13 +123,16 @@ def _lives(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.No
 
 
 def _row_by_row(node: Call) -> bool:
-    """Whether a call works row by row: False for a softmax over another dim than the last."""
+    """Return whether a call works row by row: False for a softmax over another dim than the last."""
     rank = len(node.meta["val"].shape)
     return node.target not in DIM or node.args[DIM[node.target]] % rank == rank - 1
 
 
 def _may_go(x: fx.Node, node: Call, roots: dict[fx.Node, fx.Node], last: dict[fx.Node, fx.Node]) -> bool:
-    """Whether a call may overwrite an operand: a view of all of a storage that it is the last to read, in one order."""
+    """Return whether a call may overwrite an operand, a view of a whole storage that no later call reads.
+
+    The elements of operand, storage and result must be in one order.
+    """
     root: Call = roots[x]
     if root.op != "call_function" or last[root] is not node or not isinstance(root.meta.get("val"), Spec):
         return False
@@ -145,16 +148,16 @@ def _may_go(x: fx.Node, node: Call, roots: dict[fx.Node, fx.Node], last: dict[fx
 
 
 def _way(x: fx.Node, root: fx.Node) -> set[Any]:
-    """The views between a value and the call that allocated its memory."""
-    found = set()
+    """Return the operators of the views between a value and the call that allocated its memory."""
+    views = set()
     while x is not root:
-        found.add(x.target)
+        views.add(x.target)
         x = x.all_input_nodes[0]
-    return found
+    return views
 
 
 def _sent(root: fx.Node, roots: dict[fx.Node, fx.Node]) -> bool:
-    """Whether a collective or transfer reads the storage: it may still be in flight."""
+    """Return whether a collective or transfer reads the storage: it may still be in flight."""
     todo = [root]
     while todo:
         for user in todo.pop().users:

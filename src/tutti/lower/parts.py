@@ -48,8 +48,8 @@ class InParts:
 
 
 def in_parts(graph: fx.Graph, count: int) -> dict[fx.Node, InParts]:
-    """The calls to compute in this many parts."""
-    return _Search(graph, count).found()
+    """Find the calls to compute in `count` parts."""
+    return _Search(graph, count).run()
 
 
 class _Search:
@@ -57,10 +57,10 @@ class _Search:
         self.graph, self.count = graph, count
         self.calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
         self.rules: dict[fx.Node, Rule | None] = {}
-        self.known: dict[tuple, InParts | None] = {}
+        self.cache: dict[tuple, InParts | None] = {}  # of `follow`
         self.taken: dict[fx.Node, InParts] = {}
 
-    def found(self) -> dict[fx.Node, InParts]:
+    def run(self) -> dict[fx.Node, InParts]:
         for region in sorted(self.regions(), key=self.worth, reverse=True):
             self.taken = region | self.taken
         while self.peel():
@@ -70,18 +70,18 @@ class _Search:
         return self.taken
 
     def regions(self) -> Iterator[dict[fx.Node, InParts]]:
-        """The calls reached from each collective, for each way of splitting it."""
-        known: set[tuple[fx.Node, InParts]] = set()
+        """Yield the calls reached from each collective, for each way to split it."""
+        seen: set[tuple[fx.Node, InParts]] = set()
         for seed in self.seeds:
             for how in self.beginnings(seed):
-                if (seed, how) not in known:
+                if (seed, how) not in seen:
                     region = self.reached(seed, how)
-                    known.update((n, region[n]) for n in self.seeds if n in region)
+                    seen.update((n, region[n]) for n in self.seeds if n in region)
                     yield region
 
     @cached_property
     def seeds(self) -> dict[fx.Node, None]:
-        """Collectives on values computed from the batch, with matrix products or similar work after them."""
+        """The collectives on values computed from the batch, with matrix products or similar work after them."""
         moving: set[fx.Node] = set()
         for node in self.graph.nodes:
             if node.meta.get("input", "").startswith("batch:") or any(x in moving for x in node.all_input_nodes):
@@ -90,7 +90,7 @@ class _Search:
         for node in reversed(self.graph.nodes):
             if self.divisible(node) and any(self.divisible(u) and (u in before or _heavy(u)) for u in node.users):
                 before.add(node)
-        kinds = COLLECTIVES.keys() - {exchange}  # whose rows lie as the data says
+        kinds = COLLECTIVES.keys() - {exchange}  # the layout of its rows depends on the data
         return {n: None for n in self.calls if n.target in kinds and n in moving and n in before}
 
     def divisible(self, node: fx.Node) -> bool:
@@ -116,14 +116,14 @@ class _Search:
         return between, sum(node in self.seeds for node in region), sum(flops.values())
 
     def makers(self, node: fx.Node, region: dict[fx.Node, InParts]) -> Iterator[fx.Node]:
-        """The calls whose parts a call reads part by part."""
+        """Yield the calls whose results a call reads part by part."""
         for x, at in zip(operands(node), region[node].ins, strict=True):
             maker, output = source(x)
             if isinstance(at, Split) and maker in region and region[maker].outs[output] == at:
                 yield maker
 
     def beginnings(self, seed: fx.Node) -> Iterator[InParts]:
-        """The ways of splitting a collective into parts."""
+        """Yield the ways to split a collective into parts."""
         (x,), rule = operands(seed), self.rule(seed)
         assert rule is not None
         around = [self.rule(n) for n in (source(x)[0], *seed.users)]
@@ -134,7 +134,7 @@ class _Search:
                     yield how
 
     def how(self, rule: Rule, choice: Choice) -> InParts | None:
-        """A call in parts by a choice, or None if it cannot be split so or operands would be partial sums."""
+        """Split a call by a choice. None if its rule does not allow it, or if operands would be partial sums."""
         size = rule.sizes[choice.factor]
         if choice.factor in rule.whole | rule.local or size % (choice.outer * self.count):
             return None
@@ -143,14 +143,14 @@ class _Search:
         right = all(isinstance(p, Split) or p == Partial() for p in outs)
         return InParts(ins, outs) if right and not any(isinstance(p, Partial) for p in ins) else None
 
-    def follow(self, *asked) -> InParts | None:
-        """`followed`, cached."""
-        if asked not in self.known:
-            self.known[asked] = self.followed(*asked)
-        return self.known[asked]
+    def follow(self, *key) -> InParts | None:
+        """Cached version of `followed`."""
+        if key not in self.cache:
+            self.cache[key] = self.followed(*key)
+        return self.cache[key]
 
     def followed(self, node: fx.Node, output: bool, number: int, split: Split) -> InParts | None:
-        """A call in parts, given the split of one of its operands or outputs."""
+        """Split a call so that one of its operands or outputs has this split. None if its rule does not allow it."""
         rule = self.rule(node)
         dims = rule and (rule.outputs if output else rule.inputs)[number]
         if not rule or not dims or split.dim >= len(dims):
@@ -164,14 +164,14 @@ class _Search:
         return None
 
     def reached(self, seed: fx.Node, how: InParts) -> dict[fx.Node, InParts]:
-        """All calls that one split propagates to."""
-        found: dict[fx.Node, InParts] = {}
+        """Return all calls that a split propagates to."""
+        region: dict[fx.Node, InParts] = {}
         todo = deque([(seed, how)])
         while todo:
             node, how = todo.popleft()
-            if node in found or not any(isinstance(p, Split) for p in how.outs):
+            if node in region or not any(isinstance(p, Split) for p in how.outs):
                 continue
-            found[node] = how
+            region[node] = how
             for x, at in zip(operands(node), how.ins, strict=True):
                 maker, i = source(x)
                 if isinstance(at, Split) and (next_ := self.follow(maker, True, i, at)):
@@ -180,45 +180,46 @@ class _Search:
                 at = how.outs[i]
                 if isinstance(at, Split) and (next_ := self.follow(reader, False, number, at)):
                     todo.append((reader, next_))
-        return found
+        return region
 
     def split(self, x: fx.Node) -> Placement:
-        """The layout of a value over the parts: R if it is computed whole."""
+        """Return the layout of a value over the parts: R if it is computed whole."""
         maker, i = source(x)
         return self.taken[maker].outs[i] if maker in self.taken else R
 
     def peel(self) -> bool:
-        """Drop calls that need not be in parts. Returns whether there was one."""
+        """Remove calls that need not be computed in parts. Returns whether there was one."""
         count = len(self.taken)
-        for node in [n for n in self.calls if n in self.taken and not self.wanted(n)]:
+        for node in [n for n in self.calls if n in self.taken and not self.benefits(n)]:
             if not any(isinstance(self.split(x), Split) for x in operands(node)):
                 del self.taken[node]  # all its operands are whole
-        for node in [n for n in reversed(self.calls) if n in self.taken and not self.wanted(n)]:
+        for node in [n for n in reversed(self.calls) if n in self.taken and not self.benefits(n)]:
             if not any(self.reads_part(*reader, node) for reader in _readers(node)) and self.cheaper_whole(node):
                 del self.taken[node]
         return len(self.taken) < count
 
-    def wanted(self, node: fx.Node) -> bool:
+    def benefits(self, node: fx.Node) -> bool:
+        """Return whether it pays to compute a call in parts for its own sake: it takes long, or communicates."""
         return _heavy(node) or node.target in COLLECTIVES
 
     def reads_part(self, reader: fx.Node, number: int, output: int, node: fx.Node) -> bool:
         return reader in self.taken and self.taken[reader].ins[number] == self.taken[node].outs[output]
 
     def cheaper_whole(self, node: fx.Node) -> bool:
-        """Whether joining its operands moves fewer bytes than joining its results."""
+        """Return whether joining the operands of a call moves fewer bytes than joining its results."""
         roots = {self.root(x) for x in operands(node) if isinstance(self.split(x), Split)}
         mine = sum(spec.bytes for spec in specs(node) if spec.dtype)
         joined = sum(_bytes(x) for x in roots if not self.joined(x, node))
         return joined < mine or (joined == mine and node.target in ARRANGING)
 
     def root(self, x: fx.Node) -> fx.Node:
-        """The value to join for this one: itself, or the value it is a view of."""
+        """Return the value to join for this one: itself, or the value it is a view of."""
         while x.target in FREE and x.target is not operator.getitem and x in self.taken:
             x = x.all_input_nodes[0]
         return x
 
     def joined(self, x: fx.Node, but: fx.Node) -> bool:
-        """Whether another call needs a value whole."""
+        """Return whether another call needs a value whole."""
         for user in x.users:
             if user is but:
                 continue
@@ -249,8 +250,8 @@ class _Search:
                     del self.taken[n]
 
     def sums(self) -> dict[fx.Node, InParts]:
-        """Calls that contract a split dim, if adding their parts moves fewer bytes than joining the operands."""
-        found: dict[fx.Node, InParts] = {}
+        """Return calls that contract a split dim, if adding their parts moves fewer bytes than joining the operands."""
+        contractions: dict[fx.Node, InParts] = {}
         readers: dict[fx.Node, int] = defaultdict(int)
         for node in self.calls:
             if node in self.taken:
@@ -259,21 +260,21 @@ class _Search:
                 at = self.split(x)
                 how = self.follow(node, False, number, at) if isinstance(at, Split) else None
                 if how and all(isinstance(p, Partial) for p in how.outs):
-                    found[node] = how
+                    contractions[node] = how
                     break
-        roots = {node: {self.root(x) for x in operands(node) if isinstance(self.split(x), Split)} for node in found}
+        roots = {n: {self.root(x) for x in operands(n) if isinstance(self.split(x), Split)} for n in contractions}
         for those in roots.values():
             for x in those:
                 readers[x] += 1
         return {
             node: how
-            for node, how in found.items()
+            for node, how in contractions.items()
             if 3 * _bytes(node) * (self.count - 1) < sum(2 * _bytes(x) / readers[x] for x in roots[node])
         }
 
 
 def local_rule(node: fx.Node) -> Rule | None:
-    """The rule of a Program's call: an operator, a collective, or a copy that rearranges memory."""
+    """Return the rule of a Program's call: an operator, a collective, or a copy that rearranges memory."""
     if not isinstance(node.target, torch._ops.OpOverload) and node.target not in ARRANGING:
         return None
     if node.target is exchange:
@@ -282,8 +283,8 @@ def local_rule(node: fx.Node) -> Rule | None:
         left, right = LINES.get(node.target, ("", ""))
         shape = operands(node)[0].meta["val"].shape
         dims = " ".join(names(shape[1:] if left else shape))
-        made = node.meta["val"].shape
-        return parse(f"{left} {dims} -> {right} {dims}", [shape], [made])
+        out_shape = node.meta["val"].shape
+        return parse(f"{left} {dims} -> {right} {dims}", [shape], [out_shape])
     return rule_of(node)
 
 

@@ -37,20 +37,20 @@ class Steps:
     def __init__(self, capture: Callable[[int], StepGraph]):
         self.captured = cache(capture)
         self.planned = cache(self._planned)
-        self.known: list[int] = []
+        self.captured_counts: list[int] = []
 
     def _planned(self, count: int) -> StepGraph:
-        """The step to plan with: of a captured step if its rows can be followed, else captured."""
-        for known in self.known:
-            if count % known == 0:
+        """Return the step to plan with: derived from a captured step if its rows can be followed, else captured."""
+        for divisor in self.captured_counts:
+            if count % divisor == 0:
                 with suppress(ValueError):  # the rows are not followed through all operators
-                    return rebatched(self.captured(known), count // known)
-        self.known.append(count)
+                    return rebatched(self.captured(divisor), count // divisor)
+        self.captured_counts.append(count)
         return self.captured(count)
 
 
 def rebatched(step: StepGraph, parts: int) -> StepGraph:
-    """The step for 1 / `parts` of its rows.
+    """Derive the step for 1 / `parts` of the rows.
 
     Raises ValueError if the rows do not divide, or cannot be followed through all operators that depend on them.
     """
@@ -68,12 +68,12 @@ def rebatched(step: StepGraph, parts: int) -> StepGraph:
         if label not in choices or node.target is operator.getitem:
             continue
         local, val = shapes[label], node.meta["val"]
-        made = [spec and Spec(shape, spec.dtype)
-                for shape, spec in zip(local, (val,) if isinstance(val, Spec) else val, strict=True)]  # fmt: skip
-        node.meta["val"] = made[0] if isinstance(val, Spec) else tuple(made)
+        new_specs = [spec and Spec(shape, spec.dtype)
+                     for shape, spec in zip(local, (val,) if isinstance(val, Spec) else val, strict=True)]  # fmt: skip
+        node.meta["val"] = new_specs[0] if isinstance(val, Spec) else tuple(new_specs)
         for reader in node.users:
             if reader.target is operator.getitem:
-                reader.meta["val"] = made[reader.args[1]]
+                reader.meta["val"] = new_specs[reader.args[1]]
         if node.target in ARGUMENTS:
             node.args = tuple(map(_open, node.args, ARGUMENTS[node.target](node.args, local)))
         elif isinstance(val, Spec):  # a maker of numbers, whose shape is an argument
@@ -84,45 +84,46 @@ def rebatched(step: StepGraph, parts: int) -> StepGraph:
     outputs = {name: mapping[node] for name, node in step.outputs.items()}
     copy.output(tuple(outputs.values()))
     inputs = {name: mapping[node] for name, node in step.inputs.items()}
-    made = StepGraph(copy, inputs, outputs, step.constants, step.device, step.matches, step.guards, step.checks,
-                     step.counts)  # fmt: skip
-    annotate_costs(made)
-    return made
+    result = StepGraph(copy, inputs, outputs, step.constants, step.device, step.matches, step.guards, step.checks,
+                       step.counts)  # fmt: skip
+    annotate_costs(result)
+    return result
 
 
 def _of_rows(problem: Problem, parts: int) -> dict[str, Choice]:
-    """For each operator and input that has the rows of the batch, the choice that splits them."""
+    """Return the choices that split the rows of the batch, for each operator and input that has them."""
     batch = {label: o for label, o in problem.operators.items() if o.kind == "batch" and o.outputs[0].shape}
     if any(o.outputs[0].shape[0] % parts for o in batch.values()):
         raise ValueError(f"the rows of the batch do not divide into {parts} parts")
-    found = {label: Choice(o.rule.outputs[0][0][0]) for label, o in batch.items()}
-    found |= follow(problem, {(label, 0): Split(0) for label in batch}, parts)
+    choices = {label: Choice(o.rule.outputs[0][0][0]) for label, o in batch.items()}
+    choices |= follow(problem, {(label, 0): Split(0) for label in batch}, parts)
     changed = True
     while changed:  # back from a reader to the makers of its other operands, such as a mask or positions
         changed = False
         for edge in problem.edges:
-            wanted, (label, index) = _read(problem, edge.reader, edge.operand, found), edge.tensor
-            if not isinstance(wanted, Split) or label in found or problem.operators[label].is_input:
+            needed, (label, index) = _read(problem, edge.reader, edge.operand, choices), edge.tensor
+            if not isinstance(needed, Split) or label in choices or problem.operators[label].is_input:
                 continue
             rule = problem.operators[label].rule
             for choice in candidates(rule, problem.cuts[label], parts):
-                if output_placement(rule, choice, index) == wanted:
-                    found[label], changed = choice, True
+                if output_placement(rule, choice, index) == needed:
+                    choices[label], changed = choice, True
                     break
     for edge in problem.edges:
         label, index = edge.tensor
-        made = output_placement(problem.operators[label].rule, found[label], index) if label in found else R
-        wanted = _read(problem, edge.reader, edge.operand, found)
-        if isinstance(made, Split) != isinstance(wanted, Split) or (isinstance(made, Split) and made != wanted):
+        placement = output_placement(problem.operators[label].rule, choices[label], index) if label in choices else R
+        needed = _read(problem, edge.reader, edge.operand, choices)
+        is_split = isinstance(placement, Split)
+        if is_split != isinstance(needed, Split) or (is_split and placement != needed):
             raise ValueError(f"the rows of the batch are not followed from {label} to {edge.reader}")
-    return found
+    return choices
 
 
-def _read(problem: Problem, reader: str, operand: int, found: Mapping[str, Choice]) -> Placement:
-    """How a reader reads an operand."""
-    if reader not in found or operand < 0:
+def _read(problem: Problem, reader: str, operand: int, choices: Mapping[str, Choice]) -> Placement:
+    """Return the placement in which a reader reads an operand."""
+    if reader not in choices or operand < 0:
         return R
-    return input_placement(problem.operators[reader].rule, found[reader], operand)
+    return input_placement(problem.operators[reader].rule, choices[reader], operand)
 
 
 def _open(before, now):
@@ -133,16 +134,16 @@ def _open(before, now):
 
 
 def _check(node: Call) -> None:
-    """Raise ValueError if the operator makes other shapes than its share."""
+    """Raise ValueError if the operator returns other shapes than those of its share."""
     with compat.fake_mode():
         fakes = {x: _fake(x.meta["val"]) for x in node.all_input_nodes}
         args, kwargs = fx.map_arg((node.args, node.kwargs), fakes.__getitem__)  # pyright: ignore
         try:
-            made = Spec.of(node.target(*args, **kwargs))
+            spec = Spec.of(node.target(*args, **kwargs))
         except (RuntimeError, ValueError, IndexError, AssertionError) as error:
             raise ValueError(f"{node.meta['label']} cannot have fewer rows: {error}") from error
-    if made != node.meta["val"]:
-        raise ValueError(f"{node.meta['label']} has {made} with fewer rows, not {node.meta['val']}")
+    if spec != node.meta["val"]:
+        raise ValueError(f"{node.meta['label']} has {spec} with fewer rows, not {node.meta['val']}")
 
 
 def _fake(val: Spec | tuple) -> torch.Tensor | tuple:

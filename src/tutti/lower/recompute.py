@@ -18,14 +18,14 @@ from tutti.plan.recompute import Activations, chosen
 
 
 def recompute(step: StepGraph, again: Collection[str]) -> StepGraph:
-    """The step with recomputation of the forward nodes with these labels. The step itself if there are none.
+    """Recompute forward nodes in the backward pass. Returns the step itself if there are none.
 
     again: labels and other words (`plan.recompute.chosen`). Raises ValueError for operators that the step lacks.
     """
     if not again:
         return step
-    found = Activations(step)
-    labels = chosen(step, found, again)
+    activations = Activations(step)
+    labels = chosen(step, activations, again)
     graph, mapping = copy_graph(step.graph)
     writer = _Writer(graph, labels)
     for node in list(graph.nodes):
@@ -36,19 +36,22 @@ def recompute(step: StepGraph, again: Collection[str]) -> StepGraph:
     graph.output(tuple(outputs.values())).meta = {"path": "", "phase": "", "val": None}
     writer.erase_unread()
     inputs = {name: mapping[node] for name, node in step.inputs.items()}
-    made = StepGraph(graph, inputs, outputs, step.constants, step.device)
-    annotate_labels(made)
-    return made
+    result = StepGraph(graph, inputs, outputs, step.constants, step.device)
+    annotate_labels(result)
+    return result
 
 
 def checkpointed(step: StepGraph) -> list[str]:
-    """Labels that the model itself checkpoints: nodes of its `torch.utils.checkpoint` regions that the forward pass
-    reads only within the region, through views too."""
+    """Return the labels that the model itself checkpoints.
+
+    These nodes are in its `torch.utils.checkpoint` regions, and the forward pass reads them only within the region,
+    directly or through views.
+    """
     regions: dict[str, set] = {}
     for node in step.calls:
         if node.meta["phase"] == FORWARD:
             regions.setdefault(node.meta["label"], set()).add(node.meta.get("checkpoint"))
-    inside = {label for label, found in regions.items() if None not in found}
+    inside = {label for label, checkpoints in regions.items() if None not in checkpoints}
     for node in step.calls:
         for x in node.all_input_nodes if node.meta["phase"] == FORWARD else ():
             region = x.meta.get("checkpoint")
@@ -64,7 +67,7 @@ class _Writer:
     def __init__(self, graph: fx.Graph, again: set[str]):
         self.graph, self.recompute = graph, again
         self.copies: dict[fx.Node, fx.Node] = {}  # of all visited nodes; a stored node maps to itself
-        self.made: list[fx.Node] = []
+        self.inserted: list[fx.Node] = []  # copies in the backward pass
 
     def serve(self, reader: fx.Node) -> None:
         """Make a node read copies of operands that are not stored."""
@@ -93,17 +96,17 @@ class _Writer:
         return self.copies[node]
 
     def written(self, x: fx.Node) -> fx.Node:
-        """A view is copied if its base is."""
+        """Return a copy of a node if it is recomputed, or is a view of a copy; else the node."""
         if x.meta["label"] not in self.recompute and all(self.copies[y] is y for y in x.all_input_nodes):
             return x
         copy = self.graph.node_copy(x, self.copies.__getitem__)
         copy.meta = {**x.meta, "phase": BACKWARD, "recompute": x.meta["name"]}
-        self.made.append(copy)
+        self.inserted.append(copy)
         return copy
 
     def in_slices(self) -> None:
         """Assign copies to the chunk of the sequence that reads them first in the backward pass: the last chunk."""
-        for copy in reversed(self.made):
+        for copy in reversed(self.inserted):
             if "slice" in copy.meta:
                 copy.meta["slice"] = max(user.meta["slice"] for user in copy.users)
 

@@ -38,12 +38,12 @@ def divide(program: Program) -> None:
     graph, count = program.graph, program.overlap_chunks
     if count == 1:
         return
-    found = {} if any(n.target is ppermute for n in graph.nodes) else in_parts(graph, count)
-    if not found:
+    split_calls = {} if any(n.target is ppermute for n in graph.nodes) else in_parts(graph, count)
+    if not split_calls:
         program.overlap_chunks = 1
-    divider = _Divider(graph, found, count)
+    divider = _Divider(graph, split_calls, count)
     for node in list(graph.nodes):
-        if node in found or source(node)[0] in found:
+        if node in split_calls or source(node)[0] in split_calls:
             divider.write(node)
     divider.join()
     for node in reversed(list(divider.parts)):
@@ -52,28 +52,31 @@ def divide(program: Program) -> None:
     graph.eliminate_dead_code()
 
 
-def check_divided(program: Program, wanted: int) -> None:
+def check_divided(program: Program, parts: int) -> None:
     """Raise ValueError if a Program that should be computed in several parts has no regions."""
-    if wanted > program.overlap_chunks:
+    if parts > program.overlap_chunks:
         raise ValueError(
-            f"regions cannot be computed in {wanted} parts: on a mesh {dict(program.mesh)} there is no communication "
-            f"between computations whose batch or sequence divides into {wanted}; choose a number that divides them, "
+            f"regions cannot be computed in {parts} parts: on a mesh {dict(program.mesh)} there is no communication "
+            f"between computations whose batch or sequence divides into {parts}; choose a number that divides them, "
             "a plan with 'tp', or one without 'regions'"
         )
 
 
 class _Divider:
-    """parts: the parts of each value computed in parts; cuts: the slices of each whole value."""
+    """Writes the parts of calls.
 
-    def __init__(self, graph: fx.Graph, found: dict[fx.Node, InParts], count: int):
-        self.graph, self.found, self.count = graph, found, count
+    split_calls: the calls to compute in parts. parts: the parts of their values. cuts: the slices of whole values.
+    """
+
+    def __init__(self, graph: fx.Graph, split_calls: dict[fx.Node, InParts], count: int):
+        self.graph, self.split_calls, self.count = graph, split_calls, count
         self.mesh = {AXIS: count}
         self.parts: dict[fx.Node, list[fx.Node]] = {}
         self.cuts: dict[tuple[fx.Node, Split, int], fx.Node] = {}
 
     def lies(self, x: fx.Node) -> Placement:
         maker, output = source(x)
-        return self.found[maker].outs[output]
+        return self.split_calls[maker].outs[output]
 
     def write(self, node: fx.Node) -> None:
         """Insert the parts of a call in front of it."""
@@ -83,29 +86,29 @@ class _Divider:
     def part(self, node: fx.Node, i: int) -> fx.Node:
         if node.target is operator.getitem:
             maker, output = source(node)
-            made = self.graph.call_function(operator.getitem, (self.parts[maker][i], output))
-            made.meta = {**node.meta, "val": self.specs(maker)[output], "copy": i}
-            return made
-        how, local = self.found[node], self.specs(node)
-        held = [
+            call = self.graph.call_function(operator.getitem, (self.parts[maker][i], output))
+            call.meta = {**node.meta, "val": self.specs(maker)[output], "copy": i}
+            return call
+        how, local = self.split_calls[node], self.specs(node)
+        local_operands = [
             self.read(node, number, x, at, i) if isinstance(at, Split) else x
             for number, (x, at) in enumerate(zip(operands(node), how.ins, strict=True))
         ]
-        parts = iter(held)
+        parts = iter(local_operands)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
         if node.target in ARGUMENTS:
             args = ARGUMENTS[node.target](args, [spec.shape for spec in local])
-        made = self.graph.create_node("call_function", node.target, args, kwargs)
-        several = isinstance(node.meta["val"], tuple)
-        val = tuple(spec if spec.dtype else None for spec in local) if several else local[0]
-        made.meta = {**node.meta, "val": val, "copy": i}
-        return made
+        call = self.graph.create_node("call_function", node.target, args, kwargs)
+        is_tuple = isinstance(node.meta["val"], tuple)
+        val = tuple(spec if spec.dtype else None for spec in local) if is_tuple else local[0]
+        call.meta = {**node.meta, "val": val, "copy": i}
+        return call
 
     def specs(self, node: fx.Node) -> list[Spec]:
-        """The specs of one part's outputs."""
+        """Return the specs of the outputs of one part."""
         return [
             Spec(self.layout(at).local_shape(spec.shape, self.mesh), spec.dtype)
-            for spec, at in zip(specs(node), self.found[node].outs, strict=True)
+            for spec, at in zip(specs(node), self.split_calls[node].outs, strict=True)
         ]
 
     def layout(self, at: Placement) -> Layout:

@@ -83,18 +83,18 @@ def _untransposed(x: fx.Node, dim: int) -> tuple[fx.Node, int]:
 
 
 def _is_swap(x: Call) -> bool:
-    """Whether a transposition or permutation swaps the dims of a matrix."""
+    """Return whether a transposition or permutation swaps the dims of a matrix."""
     shape, dims = x.meta["val"].shape, x.args[1:] if x.target is aten.transpose.int else x.args[1]
     return len(shape) == 2 and dims[0] % 2 != dims[1] % 2 and (x.target is aten.transpose.int or dims[0] % 2 == 1)
 
 
 def _is_computed(x: fx.Node) -> bool:
-    """Whether the forward pass makes the memory of a matrix."""
+    """Return whether the forward pass allocates the memory of a matrix."""
     maker, _ = made_by(x)
     return maker.op == "call_function" and maker.meta["phase"] == FORWARD
 
 
 def _read_otherwise(graph: fx.Graph, products: set[Call]) -> set[tuple[fx.Node, int]]:
-    """What the backward pass reads, except in these products."""
+    """Return the values that the backward pass reads, except in these products."""
     readers = (n for n in graph.nodes if n.op == "call_function" and n.meta["phase"] != FORWARD)
     return {made_by(x) for n in readers if n.target not in FREE and n not in products for x in n.all_input_nodes}

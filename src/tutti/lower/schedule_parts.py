@@ -17,45 +17,48 @@ from tutti.plan.slots import Schedule, Slot
 
 
 def schedule_of(
-    graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
+    graph: StepGraph, plan: Plan, count: int, homes: Mapping[str, int] | None = None
 ) -> tuple[Cut, Schedule]:
-    """The parts of a graph and their schedule. An evaluation gets forward passes only, a function parts that run once.
+    """Cut a graph into parts and schedule them. An evaluation has forward passes only; parts of a function run once.
 
-    count: number of microbatches. kept: the stages of inputs that are placed already.
+    count: number of microbatches. homes: the stages of inputs that are placed already.
     """
     once = count > 1 and not (plan.reround or plan.tiers)
     if not plan.stages:
-        made = undivided(graph, count, once)
+        parts = undivided(graph, count, once)
         if plan.sum_dtype:
-            add_in_float32(made)
-        (kind,) = (place.kind for place in made.parts if place.kind in WITH_LAYERS)
-        return made, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
+            add_in_float32(parts)
+        (kind,) = (place.kind for place in parts.parts if place.kind in WITH_LAYERS)
+        return parts, Schedule("flat", (tuple(Slot(kind, 0, i) for i in range(count)),), (0,))
     if not graph.repeats:
         check_called(plan)
-        count, made = plan.mesh[PIPELINE], cut(graph, plan.stages, kept=kept)
-        check_offloaded(made, plan)
-        return made, Schedule("call", ((),) * count, tuple(range(count)))
+        count, parts = plan.mesh[PIPELINE], cut(graph, plan.stages, homes=homes)
+        check_offloaded(parts, plan)
+        return parts, Schedule("call", ((),) * count, tuple(range(count)))
     schedule = plan.pipe.of(plan.accumulate, plan.durations)
     if not graph.gradient_names:
         schedule = forward(schedule.place, count, graph.sequence_chunks)
-    made = cut(graph, plan.stages, schedule.split, kept, once)
+    parts = cut(graph, plan.stages, schedule.split, homes, once)
     if plan.sum_dtype:
-        add_in_float32(made)
-    return made, schedule
+        add_in_float32(parts)
+    return parts, schedule
 
 
 def homes_of(
-    graph: StepGraph, plan: Plan, count: int, kept: Mapping[str, int] | None = None
+    graph: StepGraph, plan: Plan, count: int, homes: Mapping[str, int] | None = None
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The stages of a pipeline that keep the inputs of a graph, and the devices of these. None without a pipeline."""
+    """Return the stage that stores each input of a graph, and its device. Both are empty without a pipeline.
+
+    homes: the stages of inputs that are placed already.
+    """
     if not plan.stages:
         return {}, {}
-    made, schedule = schedule_of(graph, plan, count, kept)
-    return made.homes, {name: schedule.place[stage] for name, stage in made.homes.items()}
+    cut, schedule = schedule_of(graph, plan, count, homes)
+    return cut.homes, {name: schedule.place[stage] for name, stage in cut.homes.items()}
 
 
 def check_called(plan: Plan) -> None:
-    """Raise ValueError if a plan with a pipeline is not one of a function: a call runs each stage once."""
+    """Raise ValueError if a plan with a pipeline does not suit a function: a call runs each stage once."""
     count, stages = plan.mesh[PIPELINE], 1 + max(plan.stages.values())
     has = {
         f"the schedule {plan.schedule}": bool(plan.schedule),
@@ -63,17 +66,17 @@ def check_called(plan: Plan) -> None:
         f"{plan.sequence_chunks} chunks of the sequence": plan.sequence_chunks > 1,
         f"{stages} stages": stages > count,
     }
-    if found := [what for what, true in has.items() if true]:
+    if reasons := [what for what, true in has.items() if true]:
         raise ValueError(
-            f"the plan has {found[0]}, but a call of a function runs one stage on each of {count} devices, once: "
+            f"the plan has {reasons[0]}, but a call of a function runs one stage on each of {count} devices, once: "
             f"give plan='pp{count}', or train with tutti.parallelize"
         )
 
 
-def check_offloaded(made: Cut, plan: Plan) -> None:
+def check_offloaded(cut: Cut, plan: Plan) -> None:
     """Raise ValueError if a plan with tensors on other tiers would write into a tensor while other parts need it."""
-    users = Counter(name for part in made.parts.values() for name in {**part.inputs, **part.outputs})
-    for part in made.parts.values() if plan.tiers else ():
+    users = Counter(name for part in cut.parts.values() for name in {**part.inputs, **part.outputs})
+    for part in cut.parts.values() if plan.tiers else ():
         for name, node in part.inputs.items():
             split = users[name] > 1 and node.meta["label"] in plan.tiers
             if split or (name in part.outputs and node.meta.get("read_later")):
@@ -84,7 +87,7 @@ def check_offloaded(made: Cut, plan: Plan) -> None:
 
 
 def passed(name: str) -> bool:
-    """Whether a part's input or output is passed between parts."""
+    """Return whether a part's input or output is passed between parts."""
     return name.startswith(("value:", "grad:"))
 
 
@@ -120,13 +123,13 @@ def with_values(plan: Plan, cut: Cut) -> Plan:
 
 
 def sizes_of(cut: Cut, plan: Plan) -> dict[str, int]:
-    """Local bytes of every input, of every value passed between parts, and of sums of gradients."""
-    found = {}
+    """Return the local bytes of every input, of every value passed between parts, and of sums of gradients."""
+    sizes = {}
     for part in cut.parts.values():
         handed = [(name, node) for name, node in part.outputs.items() if passed(name)]
         for name, node in [*part.inputs.items(), *handed]:
             label = label_of(cut, name) if passed(name) else node.meta["label"]
             spec: Spec = node.meta["val"]
             dtype = WIDE if name in cut.wide_sums else spec.dtype
-            found[name] = Spec(plan.input_layout(label).local_shape(spec.shape, plan.mesh), dtype).bytes
-    return found
+            sizes[name] = Spec(plan.input_layout(label).local_shape(spec.shape, plan.mesh), dtype).bytes
+    return sizes

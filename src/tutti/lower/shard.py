@@ -55,18 +55,18 @@ def shard(
     for node in step.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             sharder.call(node)
-    results, wanted = {}, {}
+    results, returned = {}, {}
     for name, node in step.outputs.items():
         layout = (outputs or {}).get(name) or (inputs[name][0] if name in inputs else REPLICATED)
         results[name] = sharder.version(node, layout, node.meta["phase"])
-        wanted[name] = (layout, node.meta["val"])
+        returned[name] = (layout, node.meta["val"])
     sharder.graph.output(tuple(results.values())).meta["names"] = list(results)
     sharder.graph.eliminate_dead_code(lambda node: bool(node.users) or node.is_impure())
     for node in sharder.graph.nodes if plan.tiers else ():
         passes = node.op == "placeholder" or (node.meta.get("phase") == FORWARD and node.target not in FREE)
         if passes and node.meta.get("label") in plan.tiers:
             node.meta["tier"] = plan.tiers[node.meta["label"]]
-    return Program(sharder.graph, plan.mesh, rank, inputs, wanted, plan.overlap_chunks)
+    return Program(sharder.graph, plan.mesh, rank, inputs, returned, plan.overlap_chunks)
 
 
 def made_in(node: fx.Node, plan: Plan) -> Layout:
@@ -92,7 +92,7 @@ ARRANGED = (CONTIGUOUS, torch.ops.aten.contiguous.default), (DENSE, dense), (BY_
 
 
 def arrangements(node: fx.Node, number: int) -> list[Callable]:
-    """What arranges an operand of a call in memory as the kernel needs it."""
+    """Return the functions that arrange an operand of a call in memory as its kernel needs it."""
     places = {number, number - len(operands(node))}
     return [arrange for table, arrange in ARRANGED if not places.isdisjoint(table.get(node.target, ()))]
 
@@ -100,7 +100,7 @@ def arrangements(node: fx.Node, number: int) -> list[Callable]:
 class Sharder:
     """Appends what one rank computes to a graph, call by call.
 
-    made: for each value (node, output), its versions by (layout, phase).
+    versions: for each value (node, output), its versions by (layout, phase).
     """
 
     def __init__(self, step: StepGraph, plan: Plan, rank: int, rules: Callable[[fx.Node], Rule | None] = rule_of):
@@ -109,10 +109,10 @@ class Sharder:
         self.graph = fx.Graph()
         self.situations: dict[str, tuple] = {}
         self.copies: dict[tuple[fx.Node, Callable], fx.Node] = {}
-        self.made: dict[tuple[fx.Node, int], dict[tuple[Layout, str], fx.Node]] = {}
+        self.versions: dict[tuple[fx.Node, int], dict[tuple[Layout, str], fx.Node]] = {}
 
     def place(self, name: str, node: fx.Node, layout: Layout) -> None:
-        """A placeholder for this rank's shard of an input."""
+        """Append a placeholder for this rank's shard of an input."""
         spec: Spec = node.meta["val"]
         try:
             local = layout.local_shape(spec.shape, self.mesh, self.where)
@@ -120,16 +120,16 @@ class Sharder:
             raise ValueError(f"{name} of shape {spec.shape}: {error}") from None
         copy = self.graph.placeholder(node.name)
         copy.meta = {**node.meta, "val": Spec(local, spec.dtype), "input": name}
-        self.made[node, 0] = {(layout, ""): copy}
+        self.versions[node, 0] = {(layout, ""): copy}
 
     def call(self, node: fx.Node) -> None:
         """Append the local part of one operator."""
         rule, choices, ins, outs, shapes = self.situation(node)
-        held = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
-        for i in range(len(held)):
+        local_operands = [self.version(x, at, node.meta["phase"]) for x, at in zip(operands(node), ins, strict=True)]
+        for i in range(len(local_operands)):
             for arrange in arrangements(node, i):
-                held[i] = self.arranged(held[i], arrange)
-        parts = iter(held)
+                local_operands[i] = self.arranged(local_operands[i], arrange)
+        parts = iter(local_operands)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda _: next(parts))  # pyright: ignore
         wholes = specs(node)
         local = [Spec(shape, whole.dtype) for shape, whole in zip(shapes, wholes, strict=True)]
@@ -153,7 +153,7 @@ class Sharder:
         return [self.graph.call_function(operator.getitem, (result, i)) for i in range(len(local))]
 
     def weighted(self, parts: list[fx.Node], rule: Rule, choices: Choices, outs: list[Layout]) -> list[fx.Node]:
-        """Means over a part, times the size of the part over that of the mean part: `avg` weighs all ranks equally."""
+        """Scale means over unequal parts by size / mean size, because `avg` weighs all ranks equally."""
         means = {c.factor for c in choices.values() if c.unit and rule.combine.get(c.factor) == "avg"}
         if not means:
             return parts
@@ -172,14 +172,14 @@ class Sharder:
         ]
 
     def arranged(self, part: fx.Node, arrange: Callable) -> fx.Node:
-        """A copy arranged in memory as a kernel needs it: shards may be slices, and capture drops copies of memory."""
+        """Return a copy arranged in memory as a kernel needs it: shards may be slices, and capture removes copies."""
         if (part, arrange) not in self.copies:
             self.copies[part, arrange] = self.graph.call_function(arrange, (part,))
             self.copies[part, arrange].meta["val"] = part.meta["val"]
         return self.copies[part, arrange]
 
     def situation(self, node: fx.Node) -> tuple[Rule, Choices, list[Layout], list[Layout], list[tuple[int, ...]]]:
-        """Rule, choices, layouts of operands and outputs, and local shapes of outputs: the same for all of a label."""
+        """Return rule, choices, layouts of operands and of outputs, and local shapes of outputs of a label."""
         label = node.meta["label"]
         if label not in self.situations:
             rule, choices = self.rule(node)
@@ -200,19 +200,19 @@ class Sharder:
 
     def compute(self, target, here: LocalContext, args: tuple, kwargs: dict, dtypes: list[torch.dtype]):
         """Append a local computation. Its trace is shared by equal calls if it does not depend on the rank."""
-        given = pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, (args, kwargs))
+        arguments = pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, (args, kwargs))
         function = local_loop(target) if target in LOOPS else LOCAL[target]
-        everywhere = function, here.situation, repr(given), repr(dtypes), self.step.device
+        everywhere = function, here.situation, repr(arguments), repr(dtypes), self.step.device
         placed = *everywhere, tuple(self.where.items())
         traced = TRACED.get(everywhere) or TRACED.get(placed)
         if traced is None:
 
             def typed(*args, **kwargs):
                 """Cast to the dtypes of the unsplit operator."""
-                made = function(here, *args, **kwargs)
-                if isinstance(made, torch.Tensor):
-                    return made.to(dtypes[0])
-                return tuple(x if x is None else x.to(t) for x, t in zip(made, dtypes, strict=True))
+                result = function(here, *args, **kwargs)
+                if isinstance(result, torch.Tensor):
+                    return result.to(dtypes[0])
+                return tuple(x if x is None else x.to(t) for x, t in zip(result, dtypes, strict=True))
 
             traced = template(typed, args, kwargs, self.step.device)
             if len(TRACED) >= MOST_TRACED:
@@ -230,15 +230,15 @@ class Sharder:
                 break
             emitted.meta = {**emitted.meta, **origin}
         for i, (part, layout, spec) in enumerate(zip(result, layouts, local, strict=True)):
-            if part is None:  # an optional output that is not made
+            if part is None:  # an optional output that is not computed
                 continue
-            made = part.meta.setdefault("val", spec)
-            assert made == spec, f"{node.meta['label']}: the part of output {i} is {made}, not {spec}"
-            self.made[node, i] = {(layout, ""): part}
+            val = part.meta.setdefault("val", spec)
+            assert val == spec, f"{node.meta['label']}: the part of output {i} is {val}, not {spec}"
+            self.versions[node, i] = {(layout, ""): part}
 
     def version(self, node: fx.Node, layout: Layout, phase: str) -> fx.Node:
-        """A value in a layout: an existing version, or one resharded from the cheapest source."""
-        versions = self.made[source(node)]
+        """Return a value in a layout: an existing version, or one resharded from the cheapest source."""
+        versions = self.versions[source(node)]
         for key in ((layout, ""), (layout, phase)):
             if key in versions:
                 return versions[key]

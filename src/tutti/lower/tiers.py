@@ -66,11 +66,11 @@ class _Placer:
                 self.homes.add(node)
 
     def emit(self, target, args: tuple, like: fx.Node, before: fx.Node, *val) -> fx.Node:
-        """A call with the meta of another, and the shape of its first operand unless `val` is given."""
+        """Insert a call with the meta of another, and the spec of its first operand unless `val` is given."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args)
-        made = val[0] if val else args[0].meta["val"]
-        node.meta = {key: like.meta[key] for key in ORIGIN if key in like.meta} | {"val": made}
+        spec = val[0] if val else args[0].meta["val"]
+        node.meta = {key: like.meta[key] for key in ORIGIN if key in like.meta} | {"val": spec}
         return node
 
     # -- activations --------------------------------------------------------------------------------------------------
@@ -195,28 +195,28 @@ class _Placer:
             x = x.args[0]  # pyright: ignore[reportAssignmentType]
 
     def version(self, x: fx.Node, reader: fx.Node, stretch: _Stretch, before: _Stretch | None) -> fx.Node:
-        """The copy on the device for the readers of a stretch. Copies of the stretch before are reused."""
-        if x in stretch.made:
-            return stretch.made[x]
-        if before and x in before.made:
-            stretch.made[x] = before.made[x]
+        """Return the copy on the device for the readers of a stretch. Copies of the previous stretch are reused."""
+        if x in stretch.copies:
+            return stretch.copies[x]
+        if before and x in before.copies:
+            stretch.copies[x] = before.copies[x]
         elif x in self.homes or x in self.aside:
             home = self.aside.get(x, x)
             first = before.first if before else reader
             if home.op == "call_function" and not self.stands_before(home, first):
                 first = reader
             copy = self.emit(fetch, (home,), reader, first)
-            stretch.made[x] = self.emit(arrived, (copy,), reader, reader)
+            stretch.copies[x] = self.emit(arrived, (copy,), reader, reader)
         else:
             source = self.version(x.args[0], reader, stretch, before)  # pyright: ignore[reportArgumentType]
             with self.graph.inserting_before(reader):
                 view = self.graph.node_copy(x, lambda n: source)
             view.meta = {**x.meta, "phase": reader.meta.get("phase")}
-            stretch.made[x] = view
-        return stretch.made[x]
+            stretch.copies[x] = view
+        return stretch.copies[x]
 
     def stands_before(self, node: fx.Node, other: fx.Node) -> bool:
-        """Whether a node's result is offloaded before another node runs."""
+        """Return whether a node's result is offloaded before another node runs."""
         if not self.position:
             self.position = {n: i for i, n in enumerate(self.graph.nodes)}
         return self.position[node] < self.position[other]
@@ -228,15 +228,15 @@ class _Placer:
 
 
 class _Stretch:
-    """Consecutive readers of one layer in one pass. made: operands -> their copy on the device."""
+    """Consecutive readers of one layer in one pass. copies: of operands, on the device."""
 
     def __init__(self, key: tuple, first: fx.Node):
         self.key, self.first = key, first
-        self.made: dict[fx.Node, fx.Node] = {}
+        self.copies: dict[fx.Node, fx.Node] = {}
 
 
 def _made_by_host(x: fx.Node) -> bool:
-    """Whether the host computes a value. The result of writing into an input is available from the beginning."""
+    """Return whether the host computes a value. The result of writing into an input is available from the beginning."""
     while x.target is written:
         x = x.args[1]  # pyright: ignore[reportAssignmentType]
     return "host" in x.meta

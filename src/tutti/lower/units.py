@@ -34,31 +34,33 @@ aten = torch.ops.aten
 
 
 def units(graph: fx.Graph, alone: Callable[[fx.Node], bool]) -> list[Unit]:
-    """The units of a graph, in an executable order close to that of its nodes.
+    """Divide a graph into units, in an executable order close to that of its nodes.
 
     Views of inputs and received values are copied in front of each reader, in place. The last unit holds those that
     only the output reads.
     """
     _give_views_to_readers(graph)
-    return _Units(graph, alone).found()
+    return _Units(graph, alone).build()
 
 
 def needs(units: list[Unit]) -> list[set[int]]:
-    """For each unit, the indices of units that must precede it: its operands, and readers of what it overwrites."""
+    """Return the indices of the units that must precede each: its operands, and the readers of what it overwrites."""
     of = {node: i for i, unit in enumerate(units) for node in unit}
-    found: list[set[int]] = [set() for _ in units]
+    predecessors: list[set[int]] = [set() for _ in units]
     for node, i in of.items():
-        found[i].update(of[x] for x in node.all_input_nodes if x in of)
+        predecessors[i].update(of[x] for x in node.all_input_nodes if x in of)
     for node, i in of.items():
         for place in overwritten(node):
-            found[i].update(of[reader] for reader in readers_before(place, node) if reader in of)
-    return [read - {i} for i, read in enumerate(found)]
+            predecessors[i].update(of[reader] for reader in readers_before(place, node) if reader in of)
+    return [read - {i} for i, read in enumerate(predecessors)]
 
 
 def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
-    """Readers of an input, directly or through views, before calls write into it. If several calls write into it, they
-    come in order."""
-    found, todo = [], [place]
+    """Return the readers of an input, directly or through views, before calls write into it.
+
+    If several calls write into it, they are in order.
+    """
+    readers, todo = [], [place]
     while todo:
         for user in todo.pop().users:
             if user is write or user.op == "output" or user.target is written or user.target in WRITES:
@@ -66,12 +68,12 @@ def readers_before(place: fx.Node, write: fx.Node) -> list[fx.Node]:
             if looks(user) and user.target is not operator.getitem:
                 todo.append(user)
             else:
-                found.append(user)
-    return found
+                readers.append(user)
+    return readers
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a call is free. A reshape of a tensor whose dims are permuted in memory is not."""
+    """Return whether a call is a view. A reshape of a tensor whose dims are permuted in memory is not."""
     if node.op != "call_function" or node.target not in FREE or node.target is operator.getitem:
         return False
     if node.target is not aten.reshape.default:
@@ -83,7 +85,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Whether a call only looks at its operand. Readers in all layers may look at one unit's result."""
+    """Return whether a call takes no time: a view, or a getitem. Readers in all layers may view one unit's result."""
     return is_view(node) or node.target is operator.getitem
 
 
@@ -97,7 +99,7 @@ def take_back_views(graph: fx.Graph) -> None:
 
 def _give_views_to_readers(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
-        if is_view(node) and node.users and _is_given(node):
+        if is_view(node) and node.users and _is_input_view(node):
             first, *others = node.users
             for reader in others:
                 with graph.inserting_before(reader):
@@ -107,8 +109,8 @@ def _give_views_to_readers(graph: fx.Graph) -> None:
             first.prepend(node)
 
 
-def _is_given(view: fx.Node) -> bool:
-    """Whether it is a view of an input or of a received value."""
+def _is_input_view(view: fx.Node) -> bool:
+    """Return whether a view is one of an input or of a received value."""
     root = view
     while is_view(root):
         root = root.all_input_nodes[0]
@@ -121,29 +123,29 @@ class _Units:
         self.calls = [n for n in graph.nodes if n.op == "call_function"]
         self.reads = {n: [x for x in n.all_input_nodes if x.op == "call_function"] for n in self.calls}
         self.alone = {n for n in self.calls if n.target in COLLECTIVES or n.target in WRITES or alone(n)}
-        self.given = {n for n in self.calls if is_view(n) and _is_given(n)}
+        self.input_views = {n for n in self.calls if is_view(n) and _is_input_view(n)}
         self.root = {n: n for n in self.calls}  # union-find
 
-    def found(self) -> list[Unit]:
+    def build(self) -> list[Unit]:
         depth, first, phase = self.depths(), self.firsts(), self.phases()
         key = {n: (n.meta.get("copy", 0), depth[n], first[n], phase[n]) for n in self.calls}
         beside: dict[tuple, fx.Node] = {}
         for n in self.calls:
-            if n in self.given:
+            if n in self.input_views:
                 continue
             free = _is_free(n)
             for x in self.reads[n]:
-                if x in self.given:
+                if x in self.input_views:
                     continue
-                made = self.find(x)
+                maker = self.find(x)
                 if free:
-                    self.root[n] = made
+                    self.root[n] = maker
                 elif n not in self.alone:
-                    joined = made not in self.alone and key[made] == key[n]
-                    self.root[self.find(n)] = made if joined else self.find(beside.setdefault((x, key[n]), n))
+                    joined = maker not in self.alone and key[maker] == key[n]
+                    self.root[self.find(n)] = maker if joined else self.find(beside.setdefault((x, key[n]), n))
         last: dict[fx.Node, None] = {}
         for n in reversed(self.calls):
-            if n in self.given:
+            if n in self.input_views:
                 (reader,) = n.users or (None,)
                 if reader is None or reader.op == "output" or reader in last:
                     last[n] = None
@@ -156,7 +158,7 @@ class _Units:
         return [*self.ordered(list(groups.values())), *([list(reversed(last))] if last else [])]
 
     def find(self, n: fx.Node) -> fx.Node:
-        """The representative of a call's unit. Calls that stand alone represent themselves."""
+        """Return the representative of a call's unit. Calls that stand alone represent themselves."""
         while self.root[n] is not n:
             self.root[n] = self.root[self.root[n]]
             n = self.root[n]
@@ -165,22 +167,22 @@ class _Units:
     def depths(self) -> dict[fx.Node, int]:
         depth: dict[fx.Node, int] = {}
         for n in self.calls:
-            copy, most = n.meta.get("copy", 0), 0
+            copy, deepest = n.meta.get("copy", 0), 0
             for x in self.reads[n]:
-                most = max(most, depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy))
-            depth[n] = most
+                deepest = max(deepest, depth[x] + (x in self.alone or x.meta.get("copy", 0) != copy))
+            depth[n] = deepest
         return depth
 
     def phases(self) -> dict[fx.Node, int]:
-        """The latest phase on the paths to each call. Like depth, it never decreases along a path."""
-        found: dict[fx.Node, int] = {}
+        """Return the latest phase on the paths to each call. Like depth, it never decreases along a path."""
+        latest: dict[fx.Node, int] = {}
         for n in self.calls:
             own = PHASES.index("recompute" if "recompute" in n.meta else n.meta.get("phase", ""))
-            found[n] = max([own, *[found[x] for x in self.reads[n]]])
-        return found
+            latest[n] = max([own, *[latest[x] for x in self.reads[n]]])
+        return latest
 
     def firsts(self) -> dict[fx.Node, float]:
-        """The index of the first collective that needs each call."""
+        """Return the index of the first collective that needs each call."""
         first: dict[fx.Node, float] = {}
         for i, n in reversed(list(enumerate(self.calls))):
             behind = [first[user] for user in n.users if user in first]
@@ -194,8 +196,8 @@ class _Units:
         for i, before in enumerate(waits):
             for j in before:
                 behind[j].append(i)
-        made = [max((place[n] for n in unit if not _is_free(n)), default=place[unit[-1]]) for unit in groups]
-        ready = [(made[i], i) for i in range(len(groups)) if not waits[i]]
+        ends = [max((place[n] for n in unit if not _is_free(n)), default=place[unit[-1]]) for unit in groups]
+        ready = [(ends[i], i) for i in range(len(groups)) if not waits[i]]
         heapify(ready)
         order = []
         while ready:
@@ -204,6 +206,6 @@ class _Units:
             for j in behind[i]:
                 waits[j].discard(i)
                 if not waits[j]:
-                    heappush(ready, (made[j], j))
+                    heappush(ready, (ends[j], j))
         assert len(order) == len(groups), "units wait for each other"
         return order

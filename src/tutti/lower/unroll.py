@@ -47,7 +47,7 @@ COMBINE = {"sum": aten.add.Tensor, "avg": aten.add.Tensor, "max": aten.maximum.d
 
 
 def unroll(step: StepGraph, sequence_chunks: int) -> StepGraph:
-    """The step with its sequence (dim 1 of the batch) in this many chunks. The step itself for one.
+    """Cut the sequence of a step (dim 1 of the batch) into chunks. Returns the step itself for one chunk.
 
     Raises ValueError if they do not divide the sequence, or if tokens see later ones.
     """
@@ -58,14 +58,14 @@ def unroll(step: StepGraph, sequence_chunks: int) -> StepGraph:
             what = "has a mask" if "attn_mask" in node.kwargs else "is not causal"
             raise ValueError(f"the sequence cannot be cut into chunks: {node.meta['name']} {what}")
     unroller = _Unroller(step, sequence_chunks, Textbook(cp=sequence_chunks))
-    made = unroller.unroll()
-    unroller.order(made)
-    annotate_labels(made)
-    return made
+    result = unroller.unroll()
+    unroller.order(result)
+    annotate_labels(result)
+    return result
 
 
 def copy(step: StepGraph, batch_splits: int) -> StepGraph:
-    """The step with its batch (dim 0) in this many copies. The step itself for one. Work on the full batch runs once.
+    """Cut the batch of a step (dim 0) into copies. Work on the full batch runs once. Returns the step itself for one.
 
     Raises ValueError if they do not divide the batch, or if the sequence is cut.
     """
@@ -79,13 +79,13 @@ def copy(step: StepGraph, batch_splits: int) -> StepGraph:
             raise ValueError(
                 f"the batch cannot be cut into {batch_splits} copies: they do not divide dim 0 of {name}, {shape}"
             )
-    made = _Unroller(step, batch_splits, Textbook(dp=batch_splits)).unroll()
-    for node in made.graph.nodes:
+    result = _Unroller(step, batch_splits, Textbook(dp=batch_splits)).unroll()
+    for node in result.graph.nodes:
         node.meta["copy"] = node.meta.pop("slice", 0)
         if node.op == "call_function" and "label" in node.meta:
             node.meta["of"] = node.meta["label"].rpartition("/")[2]
-    annotate_labels(made)
-    return made
+    annotate_labels(result)
+    return result
 
 
 class _Unroller:
@@ -108,7 +108,7 @@ class _Unroller:
             inputs[name] = self.graph.placeholder(node.name)
             inputs[name].meta = {**node.meta, "slice": 0}
             for chunk in self.chunks:
-                chunk.made[node, 0] = {(REPLICATED, ""): inputs[name]}
+                chunk.versions[node, 0] = {(REPLICATED, ""): inputs[name]}
         for node in sorted(step.calls, key=lambda node: node.meta["phase"] == UPDATE):
             if node.meta["phase"] == UPDATE:
                 self.gradients()
@@ -122,76 +122,80 @@ class _Unroller:
         return self.finished(inputs)
 
     def gradients(self) -> None:
-        """Combine the gradients of all chunks, once for all readers, as work of the backward pass."""
+        """Combine the gradients of all chunks in the backward pass, once for all readers."""
         for name in () if self.whole else self.step.gradient_names:
             node = self.step.outputs[name]
-            found = self.together(lambda chunk, n=node: chunk.version(n, REPLICATED, BACKWARD), BACKWARD)
-            for chunk, whole in zip(self.chunks, found, strict=True):
-                chunk.made[source(node)][REPLICATED, ""] = whole
+            totals = self.together(lambda chunk, n=node: chunk.version(n, REPLICATED, BACKWARD), BACKWARD)
+            for chunk, whole in zip(self.chunks, totals, strict=True):
+                chunk.versions[source(node)][REPLICATED, ""] = whole
         self.whole = True
 
     def together(self, write: Callable[[_Chunk], Any], phase: str) -> list[Any]:
-        """Let all chunks append the same thing, in the order in which they run, and resolve the collectives between
-        them. Returns what each appended."""
-        found = {}
+        """Call `write` for all chunks, in the order in which they run, and resolve the collectives between them.
+
+        Returns the result for each chunk.
+        """
+        by_chunk = {}
         for chunk in reversed(self.chunks) if phase == BACKWARD else self.chunks:
-            found[chunk.number] = write(chunk), self.sign(chunk.number)
-        results, collectives = zip(*(found[i] for i in range(self.sequence_chunks)), strict=True)
+            by_chunk[chunk.number] = write(chunk), self.sign(chunk.number)
+        results, collectives = zip(*(by_chunk[i] for i in range(self.sequence_chunks)), strict=True)
         for group in zip(*collectives, strict=True):
-            for node, value in zip(group, self.meant(group, phase), strict=True):
+            for node, value in zip(group, self.results_of(group, phase), strict=True):
                 node.target, node.args = aten.alias.default, (value,)
         return list(results)
 
     def sign(self, number: int) -> list[Call]:
         """Assign the nodes appended since the last call to one chunk. Returns the collectives among them."""
-        found = []
+        collectives = []
         for node in reversed(self.graph.nodes):
             if "slice" in node.meta:
                 break
             node.meta = {"path": "", **node.meta, "slice": number}
             if node.target in COLLECTIVES:
-                found.insert(0, node)
-        return found
+                collectives.insert(0, node)
+        return collectives
 
-    def meant(self, group: Sequence[Call], phase: str) -> list[fx.Node]:
-        """The result of a collective for each chunk. group: the collective's node of each chunk."""
+    def results_of(self, group: Sequence[Call], phase: str) -> list[fx.Node]:
+        """Return the result of a collective for each chunk. group: the node of the collective in each chunk."""
         kind, (_, _, *how) = COLLECTIVES[group[0].target], group[0].args
-        given = [node.args[0] for node in group]
-        emit = Emitter(self.graph, {**group[0].meta, "val": given[0].meta["val"]})
-        local = given[0].meta["val"].shape
+        operands = [node.args[0] for node in group]
+        emit = Emitter(self.graph, {**group[0].meta, "val": operands[0].meta["val"]})
+        local = operands[0].meta["val"].shape
         last = self.sequence_chunks - 1 if phase == FORWARD else 0
         if kind == "ppermute":
             by, edge = parse_ppermute(how[0])
-            found = []
+            results = []
             for i in range(self.sequence_chunks):
                 within = edge is None or 0 <= i - by < self.sequence_chunks
-                found.append(given[(i - by) % self.sequence_chunks] if within else self.full(emit, local, edge or 0.0))
+                other = operands[(i - by) % self.sequence_chunks]
+                results.append(other if within else self.full(emit, local, edge or 0.0))
         elif kind == "all_reduce":
-            found = [self.combined(emit, given, how[0], phase)] * self.sequence_chunks
+            results = [self.combined(emit, operands, how[0], phase)] * self.sequence_chunks
         elif kind == "all_gather":
-            found = [self.stacked(emit, given)] * self.sequence_chunks
+            results = [self.stacked(emit, operands)] * self.sequence_chunks
         else:  # row i is for chunk i
-            rows = [[emit(aten.select.int, (x, 0, i), local[1:]) for x in given] for i in range(self.sequence_chunks)]
+            places = range(self.sequence_chunks)
+            rows = [[emit(aten.select.int, (x, 0, i), local[1:]) for x in operands] for i in places]
             if kind == "reduce_scatter":
-                found = [self.combined(emit, row, how[0], phase) for row in rows]
+                results = [self.combined(emit, row, how[0], phase) for row in rows]
             else:
-                found = [self.stacked(emit, row) for row in rows]
+                results = [self.stacked(emit, row) for row in rows]
         self.sign(last)
-        return found
+        return results
 
     def full(self, emit: Emitter, shape: Shape, number: float) -> fx.Node:
-        made = emit(aten.full.default, (list(shape), number), shape)
-        made.kwargs = {"dtype": emit.dtype, "device": self.step.device, "pin_memory": False}
-        return made
+        node = emit(aten.full.default, (list(shape), number), shape)
+        node.kwargs = {"dtype": emit.dtype, "device": self.step.device, "pin_memory": False}
+        return node
 
-    def stacked(self, emit: Emitter, given: Sequence[fx.Node]) -> fx.Node:
-        shape = given[0].meta["val"].shape
-        rows = [emit(aten.unsqueeze.default, (x, 0), (1, *shape)) for x in given]
+    def stacked(self, emit: Emitter, values: Sequence[fx.Node]) -> fx.Node:
+        shape = values[0].meta["val"].shape
+        rows = [emit(aten.unsqueeze.default, (x, 0), (1, *shape)) for x in values]
         return emit(aten.cat.default, (rows, 0), (len(rows), *shape))
 
-    def combined(self, emit: Emitter, given: Sequence[fx.Node], op: str, phase: str) -> fx.Node:
-        """The reduction of the chunks' values, in the order in which they run."""
-        total, *others = reversed(given) if phase == BACKWARD else given
+    def combined(self, emit: Emitter, values: Sequence[fx.Node], op: str, phase: str) -> fx.Node:
+        """Reduce the values of chunks, in the order in which these run."""
+        total, *others = reversed(values) if phase == BACKWARD else values
         for x in others:
             total = emit(COMBINE[op], (total, x), x.meta["val"].shape)
             total.meta["joins"] = op == "sum"
@@ -203,18 +207,18 @@ class _Unroller:
         make_without_operands(graph, step.device)
         simplify(graph)
         (output,) = (n for n in graph.nodes if n.op == "output")
-        made = StepGraph(
+        result = StepGraph(
             graph, inputs, dict(zip(step.outputs, output.args[0], strict=True)), step.constants, step.device
         )
-        annotate_costs(made)
-        return made
+        annotate_costs(result)
+        return result
 
-    def order(self, made: StepGraph) -> None:
+    def order(self, result: StepGraph) -> None:
         """Assign nodes that read chunks which run later, such as sums over all tokens, to the last of these chunks.
 
         Raises ValueError if that is much of the work.
         """
-        reads, late = Reads(made), []
+        reads, late = Reads(result), []
         for node in reads.calls:
             phase, own = node.meta["phase"], node.meta["slice"]
             if phase != UPDATE:
@@ -222,7 +226,7 @@ class _Unroller:
                 node.meta["slice"] = max([own, *read]) if phase == FORWARD else min([own, *read])
             if node.meta["slice"] != own:
                 late.append(node)
-        if sum(node.meta["flops"] for node in late) > MUCH * made.flops:
+        if sum(node.meta["flops"] for node in late) > MUCH * result.flops:
             name = max(late, key=lambda node: node.meta["flops"]).meta["label"]
             raise ValueError(f"the sequence cannot be cut into chunks: {name} needs all of it at once")
 

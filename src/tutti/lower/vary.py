@@ -10,12 +10,12 @@ from tutti.plan.variant import Variant
 
 
 def vary(step: StepGraph, variant: Variant) -> StepGraph:
-    """The step in a variant, with recomputation of the model's `torch.utils.checkpoint` regions.
+    """Transform a step into a variant, with recomputation of the model's `torch.utils.checkpoint` regions.
 
     Raises ValueError if the sequence or the batch cannot be cut like this, or if no product can be in low precision.
     """
-    made = copy(unroll(step, variant.sequence_chunks), variant.batch_splits)
-    made = in_low_precision(made, variant.matmul_dtype) if variant.matmul_dtype else made
-    made = recompute(made, (*variant.recompute, *checkpointed(made)))
-    made.guards, made.checks, made.counts = step.guards, step.checks, step.counts
-    return made
+    varied = copy(unroll(step, variant.sequence_chunks), variant.batch_splits)
+    varied = in_low_precision(varied, variant.matmul_dtype) if variant.matmul_dtype else varied
+    varied = recompute(varied, (*variant.recompute, *checkpointed(varied)))
+    varied.guards, varied.checks, varied.counts = step.guards, step.checks, step.counts
+    return varied

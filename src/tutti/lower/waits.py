@@ -44,7 +44,7 @@ def insert_waits(graph: fx.Graph, units: list[Unit]) -> None:
 
 
 def _later(collectives: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """For each collective the one that begins `UNDER_WAY` places behind it on its axis, if there is one."""
+    """Return for each collective the one that begins `UNDER_WAY` places behind it on its axis, if there is one."""
     by_axis: dict[str, list[fx.Node]] = defaultdict(list)
     for node in collectives:
         by_axis[str(node.args[1])].append(node)
@@ -52,14 +52,14 @@ def _later(collectives: list[fx.Node]) -> dict[fx.Node, fx.Node]:
 
 
 def _looks_at(collective: fx.Node) -> list[fx.Node]:
-    """The inputs in whose memory a collective's operand may be."""
-    found, todo = [], [collective.all_input_nodes[0]]
+    """Return the inputs whose memory the operand of a collective may share."""
+    inputs, todo = [], [collective.all_input_nodes[0]]
     while todo:
         x = todo.pop()
         if x.op == "placeholder":
-            found.append(x)
+            inputs.append(x)
         elif x.target is written:
             todo.append(x.args[1])  # pyright: ignore[reportArgumentType]
         elif x.target not in COLLECTIVES and len(x.all_input_nodes) == 1:  # perhaps a view
             todo += x.all_input_nodes
-    return found
+    return inputs

@@ -1,4 +1,4 @@
-"""What microbatches share: roundings of weights for products in low precision.
+"""Roundings of weights for products in low precision, which microbatches share.
 
 They depend on weights alone, so they are computed once a step, before the first microbatch, and kept until the last one
 has read them, as in Transformer Engine. That takes the memory of two rounded forms of each weight, in the layout in
@@ -83,5 +83,5 @@ def divided(step: StepGraph) -> tuple[StepGraph | None, StepGraph]:
 
 
 def _stays(node: fx.Node) -> bool:
-    """Whether a node without readers stays: torch takes attention to be impure, because it may draw random numbers."""
+    """Return whether a node without readers stays. torch would keep attention, which may draw random numbers."""
     return node.op != "call_function"

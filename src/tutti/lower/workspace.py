@@ -22,12 +22,12 @@ ops = torch.ops.tutti
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The replacements of a forward pass and of the backward pass that repeats it.
+class WorkspaceRule:
+    """Replacements for a forward operator and the backward operator that repeats it.
 
-    gradients: positions of gradients among the backward pass's arguments; the others are those of the forward pass.
-    outputs: the outputs of `training` that the backward pass needs. several: whether the original forward pass has
-    several outputs.
+    gradients: positions of gradients among the backward operator's arguments; the others are those of the forward
+    operator. outputs: the outputs of `training` that `backward` needs. multiple_outputs: whether the original forward
+    operator has several outputs.
     """
 
     repeating: Any
@@ -35,21 +35,21 @@ class Kept:
     training: Any
     backward: Any
     outputs: tuple[int, ...]
-    several: bool
+    multiple_outputs: bool
 
 
-LAYERS: dict[Any, Kept] = {
-    ops.lstm_layer.default: Kept(
+LAYERS: dict[Any, WorkspaceRule] = {
+    ops.lstm_layer.default: WorkspaceRule(
         ops.lstm_layer_backward.default, slice(7, 10),
-        ops.lstm_layer_training.default, ops.lstm_layer_backward_kept.default, (0, 1, 2, 3), several=True,
+        ops.lstm_layer_training.default, ops.lstm_layer_backward_kept.default, (0, 1, 2, 3), multiple_outputs=True,
     ),
-    ops.experts.default: Kept(
+    ops.experts.default: WorkspaceRule(
         ops.experts_backward.default, slice(0, 1),
-        ops.experts_training.default, ops.experts_backward_kept.default, (1,), several=False,
+        ops.experts_training.default, ops.experts_backward_kept.default, (1,), multiple_outputs=False,
     ),
 }  # fmt: skip
-KEEPING = {target for kept in LAYERS.values() for target in (kept.training, kept.backward)}
-FORWARD_OF = {kept.repeating: target for target, kept in LAYERS.items()}
+KEEPING = {target for rule in LAYERS.values() for target in (rule.training, rule.backward)}
+FORWARD_OF = {rule.repeating: target for target, rule in LAYERS.items()}
 
 
 def keep_workspaces(graph: fx.Graph) -> None:
@@ -58,20 +58,20 @@ def keep_workspaces(graph: fx.Graph) -> None:
     layers: dict[tuple, Call] = {(n.target, _key(n.args, numbers)): n for n in graph.nodes if n.target in LAYERS}
     for node in [n for n in graph.nodes if n.target in FORWARD_OF]:
         target = FORWARD_OF[node.target]
-        kept, args = LAYERS[target], list(node.args)
-        del args[kept.gradients]
+        rule, args = LAYERS[target], list(node.args)
+        del args[rule.gradients]
         forward = layers.get((target, _key(tuple(args), numbers)))
-        if forward is None or any(recomputed[x] for x in node.all_input_nodes if x not in node.args[kept.gradients]):
+        if forward is None or any(recomputed[x] for x in node.all_input_nodes if x not in node.args[rule.gradients]):
             continue
         if forward.target is target:
-            forward.target = kept.training
-            if not kept.several:
+            forward.target = rule.training
+            if not rule.multiple_outputs:
                 _take_first(forward)
         with graph.inserting_before(node):
-            parts = [graph.call_function(operator.getitem, (forward, i)) for i in kept.outputs]
+            parts = [graph.call_function(operator.getitem, (forward, i)) for i in rule.outputs]
         for n in parts:
             n.meta = {key: node.meta[key] for key in ("phase", "path", "label")} | {"val": None}
-        node.target, node.args = kept.backward, (*node.args, *parts)
+        node.target, node.args = rule.backward, (*node.args, *parts)
 
 
 def _take_first(call: fx.Node) -> None:
@@ -84,25 +84,25 @@ def _take_first(call: fx.Node) -> None:
 
 
 def _numbered(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Value numbering: nodes that compute the same have the same number, as operators have no side effects."""
+    """Number values: nodes that compute the same value have the same number, as operators have no side effects."""
     numbers: dict[fx.Node, int] = {}
-    known: dict[tuple, int] = {}
+    number_of: dict[tuple, int] = {}
     for node in graph.nodes:
         key = (
             (node,)
             if node.op != "call_function"
             else (node.target, _key(node.args, numbers), _key(node.kwargs, numbers))
         )
-        numbers[node] = known.setdefault(key, len(known))
+        numbers[node] = number_of.setdefault(key, len(number_of))
     return numbers
 
 
 def _recomputed(graph: fx.Graph) -> dict[fx.Node, bool]:
-    """Whether each node repeats a forward call, or is computed from such nodes."""
-    found: dict[fx.Node, bool] = {}
+    """Return whether each node repeats a forward call, or is computed from such nodes."""
+    recomputed: dict[fx.Node, bool] = {}
     for node in graph.nodes:
-        found[node] = "recompute" in node.meta or any(found[x] for x in node.all_input_nodes)
-    return found
+        recomputed[node] = "recompute" in node.meta or any(recomputed[x] for x in node.all_input_nodes)
+    return recomputed
 
 
 def _key(arguments: Any, numbers: dict[fx.Node, int]) -> str:

@@ -19,9 +19,9 @@ ops = torch.ops.tutti
 def write_out(graph: fx.Graph) -> None:
     """Replace fused operators and random numbers by their formulas, in place.
 
-    What random numbers depend on besides their shape is computed first, so that layers differing only in it are equal.
+    The keys of random numbers are computed first, so that layers that differ only in them are equal.
     """
-    known: dict[str, fx.Graph] = {}  # formulas by the operands they were traced on
+    formulas: dict[str, fx.Graph] = {}  # by formula and specs of operands
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     node: Call
     for node in list(graph.nodes):
@@ -31,23 +31,23 @@ def write_out(graph: fx.Graph) -> None:
                 keys = graph.call_function(ops.keys.default, (seed, step, salt), dict(node.kwargs))
             keys.meta = {**node.meta, "val": Spec((2,), torch.int64)}
             device = node.kwargs["device"]
-            _replace(node, random.uniform_of, (keys, *shape, device), {}, device, known)
+            _replace(node, random.uniform_of, (keys, *shape, device), {}, device, formulas)
         elif node.target in FUSED:
-            _replace(node, FUSED[node.target], node.args, node.kwargs, "cpu", known)
+            _replace(node, FUSED[node.target], node.args, node.kwargs, "cpu", formulas)
 
 
 def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any], device: torch.device | str,
-             known: dict[str, fx.Graph]) -> None:  # fmt: skip
+             formulas: dict[str, fx.Graph]) -> None:  # fmt: skip
     graph, before = node.graph, node.prev
     how = repr((formula, fx.map_arg((args, kwargs), lambda n: n.meta["val"])))
-    if how not in known:
-        known[how] = template(formula, args, kwargs, device)
+    if how not in formulas:
+        formulas[how] = template(formula, args, kwargs, device)
     with graph.inserting_before(node):
-        result: Any = paste(graph, known[how], args, kwargs)
-    made: list[fx.Node] = []  # in reverse order
-    while (last := made[-1].prev if made else node.prev) is not before:
+        result: Any = paste(graph, formulas[how], args, kwargs)
+    inserted: list[fx.Node] = []  # in reverse order
+    while (last := inserted[-1].prev if inserted else node.prev) is not before:
         last.meta = {**node.meta, **last.meta}
-        made.append(last)
+        inserted.append(last)
     if isinstance(result, fx.Node):
         node.replace_all_uses_with(result)
     else:
@@ -56,6 +56,6 @@ def _replace(node: Call, formula: Callable, args: tuple, kwargs: dict[str, Any],
             part.replace_all_uses_with(result[part.args[1]])
             graph.erase_node(part)
     graph.erase_node(node)
-    for unread in made:
+    for unread in inserted:
         if not unread.users:
             graph.erase_node(unread)

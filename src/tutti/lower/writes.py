@@ -1,4 +1,4 @@
-"""Which calls write into which operands, and which return views of their operands."""
+"""Tables of calls that write into operands, and of calls that return views of their operands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TURNING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand
 
 
 def looks(node: fx.Node) -> bool:
-    """Whether a call may return its first operand's memory or a part of it. A reshape may."""
+    """Return whether a call may return a view of its first operand. A reshape may."""
     return node.op == "call_function" and bool(node.all_input_nodes) and _looks(node.target)
 
 
@@ -45,7 +45,7 @@ def _looks(target: Any) -> bool:
 
 
 def overwritten(node: fx.Node) -> list[fx.Node]:
-    """The inputs that a call writes, fully or partly."""
+    """Return the inputs that a call writes into, fully or partly."""
     places: list[fx.Node] = []
     for at in WRITES.get(node.target, ()):
         place: Any = node.args[at]
@@ -54,7 +54,7 @@ def overwritten(node: fx.Node) -> list[fx.Node]:
 
 
 def root_of(node: fx.Node) -> fx.Node:
-    """The base of a view, also of one output of a split. The node itself if it is not a view."""
+    """Return the base of a view, also of one output of a split; the node itself if it is not a view."""
     while looks(node):
         source = node.all_input_nodes[0]
         if node.target is operator.getitem and not looks(source):
@@ -64,13 +64,13 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 def behind_views(node: fx.Node) -> set[fx.Node]:
-    """All readers of a value, directly or through views. Views are not included."""
-    found: set[fx.Node] = set()
+    """Return all readers of a value, directly or through views. Views are not included."""
+    readers: set[fx.Node] = set()
     todo = [node]
     while todo:
         for user in todo.pop().users:
             if looks(user):
                 todo.append(user)
             else:
-                found.add(user)
-    return found
+                readers.add(user)
+    return readers

@@ -17,7 +17,7 @@ from math import gcd
 from types import MappingProxyType
 
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, UPDATE, StepGraph
+from tutti.ir.step_graph import BACKWARD, CALL_INPUTS, FORWARD, UPDATE, StepGraph
 from tutti.ops import source
 from tutti.plan.choice import Choice, layouts
 from tutti.plan.cuts import Layers
@@ -324,7 +324,7 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
         cluster = cluster.of(devices(inner))
     planner = Planner(step, cluster, accumulate=plan.accumulate)
     stored = {node.meta["label"] for node in step.inputs.values()}
-    layouts_of = {label: plan.input_layout(label) for label in stored if label.split(":")[0] not in GIVEN}
+    layouts_of = {label: plan.input_layout(label) for label in stored if label.split(":")[0] not in CALL_INPUTS}
     replanned = planner.following(textbook_of(name, inner), inner, layouts_of)
     labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
     return replanned.replace(

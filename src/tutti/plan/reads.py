@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import fx
 
 from tutti.ir.costs import FREE
-from tutti.ir.step_graph import GIVEN, StepGraph
+from tutti.ir.step_graph import CALL_INPUTS, StepGraph
 
 
 class Reads:
@@ -51,7 +51,7 @@ class Reads:
 def _is_given(step: StepGraph, name: str) -> bool:
     """Whether every stage has this input: an argument of each call, or a buffer that never changes."""
     kind = name.partition(":")[0]
-    return kind in GIVEN or (kind == "buffer" and name not in step.outputs)
+    return kind in CALL_INPUTS or (kind == "buffer" and name not in step.outputs)
 
 
 def covering(node: fx.Node, named: Mapping[str, int]) -> str | None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tutti.hardware import Device
-from tutti.ir.step_graph import BACKWARD, FORWARD, GIVEN, StepGraph
+from tutti.ir.step_graph import BACKWARD, CALL_INPUTS, FORWARD, StepGraph
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 TIERS = (DEVICE, HOST, DISK)
 STATE, PARAMETERS, ACTIVATIONS = 1, 2, 3  # what is offloaded; each level includes the previous ones
-FIXED = (*GIVEN, "buffer", "grad")  # kinds of inputs that are always on the device
+FIXED = (*CALL_INPUTS, "buffer", "grad")  # kinds of inputs that are always on the device
 
 
 def offloaded(step: StepGraph, most: int, tier: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from tutti.ir.step_graph import GIVEN, Spec, StepGraph
+from tutti.ir.step_graph import CALL_INPUTS, Spec, StepGraph
 from tutti.lower.schedule_parts import schedule_of
 from tutti.plan.boxes import boxes, turn_of
 from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, rank_at
@@ -98,7 +98,7 @@ def restart(graph: StepGraph, plan: Plan, width: int, before: Plan | None = None
     labels = {node.meta["label"] for node in graph.inputs.values()}
     if foreign := {x for x in before.inputs if x.startswith("param:")} - labels:
         raise ValueError(f"the plan before is for another model: it has a layout for {min(foreign)!r}")
-    specs = {name: graph.spec(name) for name in graph.inputs if name.partition(":")[0] not in GIVEN}
+    specs = {name: graph.spec(name) for name in graph.inputs if name.partition(":")[0] not in CALL_INPUTS}
     now, then = _placed(graph, plan), _placed(graph, before)
     count, machines, had = devices(plan.mesh), _machines(plan, width), _machines(before, width)
     per_device, per_machine = np.zeros(count, np.int64), np.zeros(machines, np.int64)

@@ -56,7 +56,7 @@ def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
                 tasks.append(Task(COMPUTE, name, event.phase, copies, waits=waits, bytes=moves, event=i))
                 waits = ()
             tasks.append(_collective(event, prices, waits, i))
-            task_of.update(dict.fromkeys(event.made, len(tasks) - 1))
+            task_of.update(dict.fromkeys(event.allocated, len(tasks) - 1))
             due = set()
         elif (stream := stream_of(event)) and event.computes:
             due = set()
@@ -64,7 +64,7 @@ def tasks_of(replay: Replay, prices: Prices) -> list[Task]:
             kind = _TRANSFERS.get(event.node.target, "update")
             tasks.append(Task(stream, event.label, event.phase, seconds, kind, waits=waits, bytes=moves, event=i))
             changed = [o.storage for o in event.reads] if stream == HOST_COMPUTES else []
-            task_of.update(dict.fromkeys([*event.made, *changed], len(tasks) - 1))
+            task_of.update(dict.fromkeys([*event.allocated, *changed], len(tasks) - 1))
         elif event.computes:
             due = set()
             took = prices.compute(event)

@@ -1,4 +1,4 @@
-"""Trace a step until one graph is known to represent its Python code.
+"""Trace a step until one graph is shown to represent its Python code.
 
 Each attempt runs the code on fake tensors. Further attempts are made only if the first one showed a reason: forward
 changed Python state, drew Python random numbers, or branched on values that depend on parameters (`tracing.decisions`).
@@ -36,14 +36,15 @@ class StateFound(Exception):
 
 class Attempts:
     """function: returns named outputs; `function.autograd` is the number of its autograd nodes. roots: objects whose
-    Python state it may change. known: see `trace`.
+    Python state it may change. arg_values: see `trace`.
 
     After `traced()`: results, the names of outputs; checks, the failure message by output name.
     """
 
     def __init__(self, function: Any, args: tuple[torch.Tensor, ...],
-                 known: Mapping[int, torch.Tensor], roots: Sequence[Any], decisions: Decisions):  # fmt: skip
-        self.function, self.args, self.known, self.roots, self.decisions = function, args, known, roots, decisions
+                 arg_values: Mapping[int, torch.Tensor], roots: Sequence[Any], decisions: Decisions):  # fmt: skip
+        self.function, self.args, self.roots, self.decisions = function, args, roots, decisions
+        self.arg_values = arg_values
         self.results: list[str] = []
         self.checks: dict[str, str] = {}
         self.whole: list[Site] = []  # conditions whose `and` or `or` cannot be rewritten
@@ -73,26 +74,26 @@ class Attempts:
 
     def _traced(self, snapshot: Snapshot) -> Traced:
         try:
-            made = self._first(snapshot)
+            traced = self._first(snapshot)
             self.names, self.autograd, sites = self.results, self.function.autograd, list(self.decisions.conditions)
             if late := [site for site in self.decisions.conditions if site in self.decisions.late]:
                 raise Branches(late[0], ValueError("the condition is evaluated in the backward pass"))
-            self._find_state(snapshot, made)
+            self._find_state(snapshot, traced)
             changes = {p: (old, new) for p, (old, new) in snapshot.changes().items() if not _stands_in(new)}
             if changes := changes | snapshot.filled():
-                self._compare_with_next_call(made, changes)
+                self._compare_with_next_call(traced, changes)
             if drawn := snapshot.random_was_drawn:
                 snapshot.restore()
-                self._compare_with_other_numbers(made, drawn, snapshot)
+                self._compare_with_other_numbers(traced, drawn, snapshot)
             for site in sites:
                 if site.is_compound and site not in self.whole:
                     raise Compound(site)
             for number, site in enumerate(sites):
                 snapshot.restore()
-                if failure := self._other_way(made, site):
+                if failure := self._other_way(traced, site):
                     self.checks[f"{CHECK}:{number}"] = f"{site}: {failure}"
-            self.results = self._without_other_checks(made, self.names)
-            return made
+            self.results = self._without_other_checks(traced, self.names)
+            return traced
         finally:
             snapshot.restore()
 
@@ -104,33 +105,33 @@ class Attempts:
             self.results = list(outputs)
             return tuple(outputs.values())
 
-        return trace(flat, *self.args, known=self.known, decisions=self.decisions, after=after)
+        return trace(flat, *self.args, arg_values=self.arg_values, decisions=self.decisions, after=after)
 
     def _first(self, snapshot: Snapshot) -> Traced:
-        """A first graph. If the code raises after a branch, the other side is taken."""
+        """Trace the first graph. If the code raises after a branch, take the other side of the branch."""
         while True:
             try:
                 return self._run()
             except PASSED_ON:
                 raise
             except Exception:
-                last = self.decisions.asked[-1] if self.decisions.asked else None
+                last = self.decisions.evaluated[-1] if self.decisions.evaluated else None
                 if last is None or self.decisions.taken[last] or len(self.decisions.taken) > MOST_SITES:
                     raise
                 self.decisions.taken[last] = True
             snapshot.restore()
 
-    def _find_state(self, snapshot: Snapshot, made: Traced) -> None:
-        """Raise StateFound for tensors that are read and then replaced or written."""
-        constants = {id(x) for x in made.constants.values()}
-        written = {id(made.constants[str(x.target)]) for node in made.graph.nodes for x in _constants_written(node)}
+    def _find_state(self, snapshot: Snapshot, traced: Traced) -> None:
+        """Raise StateFound if the function reads a tensor and then replaces it or writes into it."""
+        constants = {id(x) for x in traced.constants.values()}
+        written = {id(traced.constants[str(x.target)]) for node in traced.graph.nodes for x in _constants_written(node)}
         changes = snapshot.changes().items()
         replaced = [(path, old) for path, (old, new) in changes if isinstance(new, torch.Tensor)]
         paths = {path for path, old in replaced if isinstance(old, torch.Tensor) and id(old) in constants}
-        held = {id(x): path for path, x in snapshot.tensors()}
-        paths |= {held[x] for x in written if x in held}
-        if unknown := written - held.keys():
-            shape = next(tuple(x.shape) for x in made.constants.values() if id(x) in unknown)
+        path_of = {id(x): path for path, x in snapshot.tensors()}
+        paths |= {path_of[x] for x in written if x in path_of}
+        if unknown := written - path_of.keys():
+            shape = next(tuple(x.shape) for x in traced.constants.values() if id(x) in unknown)
             raise ValueError(
                 f"forward writes into a tensor of shape {shape} that is not an attribute of a module: make it a buffer "
                 "(register_buffer), so that it is state of the step"
@@ -138,34 +139,34 @@ class Attempts:
         if paths:
             raise StateFound(paths)
 
-    def _compare_with_next_call(self, made: Traced, changes: Mapping[str, tuple[Any, Any]]) -> None:
-        """Raise ValueError if a second call, which starts from the state the first one left, gives another graph."""
+    def _compare_with_next_call(self, traced: Traced, changes: Mapping[str, tuple[Any, Any]]) -> None:
+        """Raise ValueError if a second call, starting from the state after the first one, gives a different graph."""
         path, (old, new) = min(changes.items(), key=lambda change: isinstance(change[1][1], torch.Tensor))
-        if not self._is_like(made, after=made):
+        if not self._is_like(traced, after=traced):
             raise ValueError(
                 f"what the model computes depends on Python state that its forward changes: {path!r} was {_shown(old)} "
                 f"before the call and {_shown(new)} after it. A step is captured once: make it a buffer "
                 "(register_buffer) and compute with tensors, or set it outside of forward"
             )
 
-    def _compare_with_other_numbers(self, made: Traced, drawn: Sequence[str], snapshot: Snapshot) -> None:
-        """Raise ValueError if other Python random numbers give another graph."""
+    def _compare_with_other_numbers(self, traced: Traced, drawn: Sequence[str], snapshot: Snapshot) -> None:
+        """Raise ValueError if different Python random numbers give a different graph."""
         for seed in (1, 2):
             snapshot.reseed(seed)
-            if not self._is_like(made):
+            if not self._is_like(traced):
                 raise ValueError(
                     f"the graph depends on random numbers that the model draws from {drawn[0]}. A step is captured "
                     "once: draw with torch.rand, or pass the numbers with the batch"
                 )
 
-    def _other_way(self, made: Traced, site: Site) -> str | None:
-        """The error that the code raises on the other side of a branch, or None if the graph stays the same."""
-        known = set(self.decisions.taken)
+    def _other_way(self, traced: Traced, site: Site) -> str | None:
+        """Trace the other side of a branch. Returns the error that it raises, or None if the graph is the same."""
+        conditions = set(self.decisions.taken)
         self.decisions.taken[site] = not self.decisions.taken[site]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                same = self._is_like(made) and self.decisions.conditions.keys() <= known
+                same = self._is_like(traced) and self.decisions.conditions.keys() <= conditions
         except (Unlike, Endless):
             raise
         except Exception as error:
@@ -176,28 +177,28 @@ class Attempts:
             raise Branches(site)
         return None
 
-    def _is_like(self, made: Traced, after: Traced | None = None) -> bool:
-        """Whether the forward pass gives the same graph again, conditions aside. False if it gives none.
+    def _is_like(self, traced: Traced, after: Traced | None = None) -> bool:
+        """Trace the forward pass again. Returns whether the graph is the same up to conditions; False if tracing fails.
 
-        after: the trace whose call left the tensors that are read now.
+        after: the trace of the preceding call, which created the tensors that are read now.
         """
         try:
-            other = self._run(forward_only=not self.function.backward_matters, after=after)
+            repeated = self._run(forward_only=not self.function.backward_matters, after=after)
         except (Refused, *compat.ValuesNeeded):
             return False
-        kept = [name for name in self.results if not name.startswith(f"{CHECK}:")]
-        (theirs,), (ours,) = (x.graph.find_nodes(op="output") for x in (made, other))
+        names = [name for name in self.results if not name.startswith(f"{CHECK}:")]
+        (theirs,), (ours,) = (x.graph.find_nodes(op="output") for x in (traced, repeated))
         if self.function.autograd != self.autograd:
             return False
-        before = written_out(made, [theirs.args[0][self.names.index(name)] for name in kept])
-        return before == written_out(other, [ours.args[0][self.results.index(name)] for name in kept])
+        before = written_out(traced, [theirs.args[0][self.names.index(name)] for name in names])
+        return before == written_out(repeated, [ours.args[0][self.results.index(name)] for name in names])
 
-    def _without_other_checks(self, made: Traced, results: list[str]) -> list[str]:
-        """Drop the outputs of conditions that are not checks. Returns the names that remain."""
-        kept = [i for i, name in enumerate(results) if not name.startswith(f"{CHECK}:") or name in self.checks]
-        (output,) = made.graph.find_nodes(op="output")
-        output.args = (tuple(output.args[0][i] for i in kept),)
-        return [results[i] for i in kept]
+    def _without_other_checks(self, traced: Traced, results: list[str]) -> list[str]:
+        """Remove the outputs of conditions that are not checks. Returns the names of the other outputs."""
+        indices = [i for i, name in enumerate(results) if not name.startswith(f"{CHECK}:") or name in self.checks]
+        (output,) = traced.graph.find_nodes(op="output")
+        output.args = (tuple(output.args[0][i] for i in indices),)
+        return [results[i] for i in indices]
 
 
 class Compound(Exception):
@@ -236,12 +237,12 @@ def written_out(traced: Traced, results: Sequence[fx.Node]) -> str:
 
 
 def _needed(graph: fx.Graph, results: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes that results depend on, and earlier nodes that write into tensors, in order."""
+    """Return the nodes that results depend on, and earlier nodes that write into tensors, in order."""
     needed: set[fx.Node] = set()
-    behind, wanted = True, set(results)
+    behind, result_set = True, set(results)
     for node in reversed(graph.nodes):
-        behind = behind and node not in wanted
-        if node in wanted or (not behind and (node in needed or written_operands(node))):
+        behind = behind and node not in result_set
+        if node in result_set or (not behind and (node in needed or written_operands(node))):
             needed |= {node, *node.all_input_nodes}
     return [node for node in graph.nodes if node in needed]
 
@@ -251,7 +252,7 @@ def _constants_written(node: fx.Node) -> list[fx.Node]:
 
 
 def _stands_in(value: Any) -> bool:
-    """Whether a value consists of stand-ins for parameters only, such as the list of an LSTM's weights."""
+    """Return whether a value consists of stand-ins for parameters only, such as the list of an LSTM's weights."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_stands_in, value))
     value = value() if isinstance(value, weakref.ref) else value

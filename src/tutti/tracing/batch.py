@@ -119,7 +119,7 @@ def _part(tree: Any, size: int, begin: int, end: int) -> Any:
 
 
 def _like(tree: Any, values: list[Any]) -> Any:
-    """A container of the type of `tree` with these values."""
+    """Build a container like `tree` with these values."""
     if type(tree) in (tuple, list):
         return type(tree)(values)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -127,13 +127,13 @@ def _like(tree: Any, values: list[Any]) -> Any:
     keys = [key for key, _ in _items(tree)]
     if type(tree) is dict:
         return dict(zip(keys, values, strict=True))
-    made: Any = copy.copy(tree)
+    container: Any = copy.copy(tree)
     for key, x in zip(keys, values, strict=True):
         if isinstance(tree, (Mapping, list)):
-            made[key] = x
+            container[key] = x
         else:
-            object.__setattr__(made, key, x)
-    return made
+            object.__setattr__(container, key, x)
+    return container
 
 
 def _is_container(x: Any) -> bool:

@@ -65,8 +65,10 @@ class BothWays:
                 function.__globals__.pop(name, None)
 
     def rewrite(self, site: Site, what: str) -> bool:
-        """Rewrite the branch at a line, or the `and` and `or` of its condition. False if there is nothing to rewrite,
-        or it has been rewritten already."""
+        """Rewrite the branch at a line, or the `and` and `or` of its condition.
+
+        Returns False if there is nothing to rewrite, or if it has already been rewritten.
+        """
         self.last, code = site, site.code
         if code is None:
             return False
@@ -75,28 +77,28 @@ class BothWays:
             return False
         edits.append((what, site.number))
         functions = _functions_of(code)
-        made = _rewritten(code, edits) if functions else None
-        if made is None or made.co_freevars != code.co_freevars:
+        new_code = _rewritten(code, edits) if functions else None
+        if new_code is None or new_code.co_freevars != code.co_freevars:
             edits.pop()
             return False
         for function in functions:
             self.original.setdefault(function, code)
-            function.__code__ = made
+            function.__code__ = new_code
             function.__globals__.update(zip(NAMES, (self.choose, _any, _all, _not, _value), strict=True))
         return True
 
     def choose(self, condition: Any, then: Callable, otherwise: Callable, values: tuple) -> tuple:
-        """Called by a rewritten branch: runs one side for a Python boolean, both for a tensor."""
+        """Run one side of a rewritten branch if its condition is a Python boolean, and both if it is a tensor."""
         if not isinstance(condition, torch.Tensor):
             return then(*values) if condition else otherwise(*values)
         before, snapshot = self.mark(), Snapshot([*self.roots, then, otherwise, list(values)])
-        made = then(*values), otherwise(*values)
+        results = then(*values), otherwise(*values)
         if changes := snapshot.changes():
             raise Unlike(f"one side of the branch changes Python state: {next(iter(changes)) or 'a local container'}")
         if self.written_since(before):
             raise Unlike("one side of the branch writes into a tensor created before the branch")
         condition = condition.reshape(()) if condition.dtype is torch.bool else condition.reshape(()) != 0
-        return tuple(_merged(condition, a, b) for a, b in zip(*made, strict=True))
+        return tuple(_merged(condition, a, b) for a, b in zip(*results, strict=True))
 
 
 def _functions_of(code: CodeType) -> list[FunctionType]:
@@ -116,10 +118,10 @@ def _merged(condition: torch.Tensor, a: Any, b: Any) -> Any:
         return torch.where(condition, a, b)
     if type(a) is type(b) and isinstance(a, (bool, int, float, str)) and a == b:
         return a
-    raise Unlike(f"one side of the branch gives {_told(a)}, the other {_told(b)}")
+    raise Unlike(f"one side of the branch gives {_describe(a)}, the other {_describe(b)}")
 
 
-def _told(x: Any) -> str:
+def _describe(x: Any) -> str:
     if isinstance(x, torch.Tensor):
         return f"a tensor of shape {tuple(x.shape)} and {x.dtype}"
     return f"a {type(x).__name__}"
@@ -140,22 +142,22 @@ def _all(*values: Callable[[], Any]) -> Any:
 
 
 def _logical(combine: Callable, decides: bool, values: tuple[Callable[[], Any], ...]) -> Any:
-    made, x = None, None
+    result, x = None, None
     for value in values:
         x = _truth(value())
         if isinstance(x, torch.Tensor):
-            made = x if made is None else combine(made, x)
+            result = x if result is None else combine(result, x)
         elif bool(x) is decides:
             return x
-    return x if made is None else made
+    return x if result is None else result
 
 
 def _not(x: Any) -> Any:
     return torch.logical_not(x) if isinstance(x, torch.Tensor) else not x
 
 
-def _value(held: dict[str, Any], name: str) -> Any:
-    return held.get(name, UNDEFINED)
+def _value(variables: dict[str, Any], name: str) -> Any:
+    return variables.get(name, UNDEFINED)
 
 
 def _rewritten(code: CodeType, edits: list[tuple[str, int]]) -> CodeType | None:
@@ -214,8 +216,8 @@ def _code_named(code: CodeType, name: str) -> CodeType | None:
         if isinstance(x, CodeType):
             if x.co_name == name:
                 return x
-            if found := _code_named(x, name):
-                return found
+            if inner := _code_named(x, name):
+                return inner
     return None
 
 
@@ -248,31 +250,31 @@ class _Writer(ast.NodeTransformer):
         if not all(isinstance(n, ast.Name) for n in stores):
             return node
         self._takes(node)
-        results, given = _tuple(names), _tuple([f"__tutti_value__(locals(), {name!r})" for name in names])
-        made: list[Any] = ast.parse(
+        results, arguments = _tuple(names), _tuple([f"__tutti_value__(locals(), {name!r})" for name in names])
+        statements: list[Any] = ast.parse(
             f"def __tutti_then({', '.join(names)}):\n    return {results}\n"
             f"def __tutti_otherwise({', '.join(names)}):\n    return {results}\n"
-            f"__tutti_made = __tutti_choose__(None, __tutti_then, __tutti_otherwise, {given})\n"
-            + ("return __tutti_made[0]" if returns else f"{results} = __tutti_made" if names else "")
+            f"__tutti_results = __tutti_choose__(None, __tutti_then, __tutti_otherwise, {arguments})\n"
+            + ("return __tutti_results[0]" if returns else f"{results} = __tutti_results" if names else "")
         ).body
-        for function, way in ((made[0], node.body), (made[1], node.orelse)):
+        for function, way in ((statements[0], node.body), (statements[1], node.orelse)):
             if returns:
                 value = way[-1].value or ast.Constant(None)  # pyright: ignore[reportAttributeAccessIssue]
                 function.body = [*way[:-1], ast.Return(ast.Tuple([value], ast.Load()))]
             else:
                 function.body[:0] = way
-        made[2].value.args[0] = _Condition().visit(node.test)
-        return [ast.copy_location(statement, node) for statement in made]
+        statements[2].value.args[0] = _Condition().visit(node.test)
+        return [ast.copy_location(statement, node) for statement in statements]
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         self.generic_visit(node)
         if not self._takes(node):
             return node
-        made: Any = ast.parse("__tutti_choose__(None, lambda: (None,), lambda: (None,), ())[0]", mode="eval").body
-        call = made.value
+        expression: Any = ast.parse("__tutti_choose__(None, lambda: (None,), lambda: (None,), ())[0]", mode="eval").body
+        call = expression.value
         call.args[0] = _Condition().visit(node.test)
         call.args[1].body.elts[0], call.args[2].body.elts[0] = node.body, node.orelse
-        return ast.copy_location(made, node)
+        return ast.copy_location(expression, node)
 
 
 def _tuple(values: list[str]) -> str:
@@ -285,18 +287,18 @@ class _Condition(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
         name = "__tutti_any__" if isinstance(node.op, ast.Or) else "__tutti_all__"
-        made: Any = ast.parse(f"{name}({', '.join('lambda: None' for _ in node.values)})", mode="eval").body
-        for argument, value in zip(made.args, node.values, strict=True):
+        call: Any = ast.parse(f"{name}({', '.join('lambda: None' for _ in node.values)})", mode="eval").body
+        for argument, value in zip(call.args, node.values, strict=True):
             argument.body = value
-        return ast.copy_location(made, node)
+        return ast.copy_location(call, node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
         if not isinstance(node.op, ast.Not):
             return node
-        made: Any = ast.parse("__tutti_not__(None)", mode="eval").body
-        made.args[0] = node.operand
-        return ast.copy_location(made, node)
+        call: Any = ast.parse("__tutti_not__(None)", mode="eval").body
+        call.args[0] = node.operand
+        return ast.copy_location(call, node)
 
 
 LEAVING = (

@@ -18,7 +18,7 @@ class Break:
     """A line at which a graph ends.
 
     whole: the function runs as plain Python from the beginning. Functions it calls may still be compiled.
-    told: TorchDynamo's own message.
+    message: TorchDynamo's own message.
     """
 
     file: str
@@ -28,7 +28,7 @@ class Break:
     reason: str
     instead: str
     whole: bool
-    told: str
+    message: str
 
     def __str__(self) -> str:
         rest = f"\n    all of {self.function} runs as plain Python; {WHOLE}" if self.whole else ""
@@ -92,25 +92,34 @@ REASONS: list[tuple[str, str, str]] = [
 WHOLE = "if the break is in a loop, a try or a with, move its body into a separate function, which is then compiled"
 
 
-def put_into_words(found: compat.GraphBreak) -> Break:
-    """Rephrase a graph break."""
-    said = found.reason.partition("User code traceback")[0].strip()
+def put_into_words(graph_break: compat.GraphBreak) -> Break:
+    """Explain a graph break in plain words."""
+    said = graph_break.reason.partition("User code traceback")[0].strip()
     first = said.partition("\n")[0]
     text = re.sub(r"\(e\.g\.[^)]*\)", "", f"{first} {_details(said)}")
     fitting = (words for pattern, *words in REASONS if re.search(pattern, text))
     unknown = [f"TorchDynamo does not trace it: {first}", next(iter(_hints(said)), "call it before or after")]
     reason, instead = next(fitting, unknown)
-    source = linecache.getline(found.file, found.line).strip()
-    return Break(found.file, found.line, found.function, source, reason, instead, found.whole, found.reason)
+    source = linecache.getline(graph_break.file, graph_break.line).strip()
+    return Break(
+        graph_break.file,
+        graph_break.line,
+        graph_break.function,
+        source,
+        reason,
+        instead,
+        graph_break.whole,
+        graph_break.reason,
+    )
 
 
 def _details(reason: str) -> str:
-    """The explanation and context of a reason, without its hints."""
-    kept = re.findall(r"^\s*(?:Explanation|Developer debug context): (.*)$", reason, re.MULTILINE)
-    return " ".join(kept)
+    """Return the explanation and context of a reason, without its hints."""
+    details = re.findall(r"^\s*(?:Explanation|Developer debug context): (.*)$", reason, re.MULTILINE)
+    return " ".join(details)
 
 
 def _hints(reason: str) -> list[str]:
-    """TorchDynamo's hints, except those about its own settings and its development."""
-    found = re.findall(r"^\s*Hint: (.*)$", reason, re.MULTILINE)
-    return [hint for hint in found if "_dynamo.config" not in hint and "report an issue" not in hint]
+    """Return TorchDynamo's hints, except those about its own settings and its development."""
+    hints = re.findall(r"^\s*Hint: (.*)$", reason, re.MULTILINE)
+    return [hint for hint in hints if "_dynamo.config" not in hint and "report an issue" not in hint]

@@ -83,15 +83,17 @@ def _lift_constants(traced: Traced, placeholders: dict[str, fx.Node]) -> dict[st
 
 
 def _successors(results: dict[str, fx.Node], inputs: dict[str, fx.Node]) -> dict[str, fx.Node]:
-    """Drop outputs that are unchanged inputs. If forward writes into a parameter and no update replaces it, the written
-    value is its successor."""
-    kept = {}
+    """Drop outputs that are unchanged inputs.
+
+    If forward writes into a parameter and no update replaces it, the written value is its successor.
+    """
+    successors = {}
     for name, node in results.items():
         kind, _, path = name.partition(":")
         stored = f"param:{path}" if kind == WRITTEN else name
         if node is not inputs.get(stored):
-            kept[name if stored in results else stored] = node
-    return kept
+            successors[name if stored in results else stored] = node
+    return successors
 
 
 def _keep_old_state(graph: fx.Graph, inputs: dict[str, fx.Node], results: dict[str, fx.Node]) -> None:

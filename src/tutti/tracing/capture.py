@@ -140,14 +140,14 @@ def capture(
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed", *late)}
         step = _Step(model, batch, loss, slots, trained, gradients, guarded, optimizer, state, clip_norm,
                      stochastic_rounding, list(inputs), microbatches, late, metrics)  # fmt: skip
-        known = {i: x for i, x in enumerate(_example(batch, list(inputs))) if x is not None}
-        attempts = Attempts(step, tuple(inputs.values()), known, [model_of(model), loss], step.decisions)
+        arg_values = {i: x for i, x in enumerate(_example(batch, list(inputs))) if x is not None}
+        attempts = Attempts(step, tuple(inputs.values()), arg_values, [model_of(model), loss], step.decisions)
         try:
             with explained():
                 traced = attempts.traced()
-        except StateFound as found:
-            again = attributes | found.paths
-            check_attributes(model, found.paths)
+        except StateFound as error:
+            again = attributes | error.paths
+            check_attributes(model, error.paths)
             return capture(
                 model,
                 batch,
@@ -169,19 +169,19 @@ def capture(
         names = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
         guards = traced.values.guards(names)
         functional = functionalize(traced, list(inputs.values()))
-    made = build(functional, list(inputs), attempts.results, device, patterns)
-    written = [name.removeprefix("param:") for name in made.changed_by_forward if name.startswith("param:")]
+    graph = build(functional, list(inputs), attempts.results, device, patterns)
+    written = [name.removeprefix("param:") for name in graph.changed_by_forward if name.startswith("param:")]
     if mastered := [name for name in written if "master" in state.get(name, {})]:
         raise ValueError(
             f"forward writes into parameter {mastered[0]!r}, but its float32 master copy would undo that; leave out "
             "fp32_master_weights, or keep the parameter in float32"
         )
-    check_memory_not_shared(slots.named(), {name for name in made.outputs if name in made.inputs})
-    annotate_routing(made, model)
-    made.guards, made.checks = guards, attempts.checks
-    updated = set(made.updated)
-    made.counts = {key: [n for n in names if n in updated] for key, names in late.items() if key in made.inputs}
-    return made
+    check_memory_not_shared(slots.named(), {name for name in graph.outputs if name in graph.inputs})
+    annotate_routing(graph, model)
+    graph.guards, graph.checks = guards, attempts.checks
+    updated = set(graph.updated)
+    graph.counts = {key: [n for n in names if n in updated] for key, names in late.items() if key in graph.inputs}
+    return graph
 
 
 def classes_of(behind: Mapping[str, int]) -> dict[str, list[str]]:
@@ -194,16 +194,16 @@ def classes_of(behind: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def _behind(optimizer: torch.optim.Optimizer | None, params: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """By how many updates each parameter lags the one with the most."""
+    """Return by how many updates each parameter lags the one with the most."""
     if optimizer is None:
         return {}
     counts = optimizers.update_counts(optimizer)
-    most = max(counts.values(), default=0)
-    return {name: most - counts[p] for name, p in params.items() if p in counts}  # pyright: ignore
+    largest = max(counts.values(), default=0)
+    return {name: largest - counts[p] for name, p in params.items() if p in counts}  # pyright: ignore
 
 
 def _example(batch: Batch, inputs: Sequence[str]) -> list[torch.Tensor | None]:
-    """The real tensor of each input that is a batch entry with values, else None."""
+    """Return the real tensor of each input that is a batch entry with values, else None."""
     real = {name: x for name, x in entries(batch).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
     return [real.get(name) for name in inputs]
 
@@ -252,7 +252,7 @@ class _Step:
             with recorder.forward(), substituted(self.model) as hooked:
                 value, metrics = self._value(batch)
             _check_scalar(value, self.batch, self.loss)
-            after = self.slots.changed("buffer", buffers)
+            after = self.slots.changed("buffer")
             self._check_places(params, storages)
             outputs = {"loss": value.detach()}
             outputs |= {f"buffer:{name}": x for name, x in after.items()}
@@ -292,28 +292,28 @@ class _Step:
         return leaf
 
     def _let_state_stand_in(self, inputs: dict[str, torch.Tensor]) -> None:
-        """Make stand-ins visible to a loss that reads the optimizer's state."""
+        """Register stand-ins for optimizer state, in case the loss reads it."""
         for name, kinds in self.state.items():
-            held = self.optimizer.state.get(self.slots.params[name], {}) if self.optimizer else {}
+            state = self.optimizer.state.get(self.slots.params[name], {}) if self.optimizer else {}
             for kind in kinds:
-                if isinstance(held.get(kind), torch.Tensor):
-                    stand_in(held[kind], inputs[f"{kind}:{name}"])
+                if isinstance(state.get(kind), torch.Tensor):
+                    stand_in(state[kind], inputs[f"{kind}:{name}"])
 
     def _value(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The loss, and the metrics requested or returned with it."""
+        """Return the loss, and the metrics that were requested or that the loss function returns."""
         if self.loss is not None:
-            made: Any = self.loss(model_of(self.model), batch)
-            if isinstance(made, dict) and "loss" in made:
-                made = made["loss"], {key: x for key, x in made.items() if key != "loss"}
-            if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
-                return made[0], self._metrics(made[1], self.metrics or list(map(str, made[1])))
-            return made, self._metrics(made, self.metrics)
+            result: Any = self.loss(model_of(self.model), batch)
+            if isinstance(result, dict) and "loss" in result:
+                result = result["loss"], {key: x for key, x in result.items() if key != "loss"}
+            if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+                return result[0], self._metrics(result[1], self.metrics or list(map(str, result[1])))
+            return result, self._metrics(result, self.metrics)
         output = _called(self.model, batch)
         value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
         return value, self._metrics(output, self.metrics)
 
     def _metrics(self, output: Any, names: Collection[str]) -> dict[str, torch.Tensor]:
-        found = {}
+        metrics = {}
         for name in names:
             value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
             if not isinstance(value, torch.Tensor):
@@ -321,13 +321,13 @@ class _Step:
                 raise ValueError(
                     f"metric {name!r} is a {type(value).__name__} in the output of the model; it has {has}"
                 )
-            found[name] = value
-        return found
+            metrics[name] = value
+        return metrics
 
     def _check_places(self, params: dict[str, torch.Tensor], storages: dict[str, int]) -> None:
         """Raise ValueError if forward replaced a parameter's tensor."""
         for slot in [slot for slot in self.slots.slots if slot.kind == "param"]:
-            now, name = slot.held, slot.name
+            now, name = slot.content, slot.name
             if now is not params[name] or now.untyped_storage()._cdata != storages[name]:
                 raise ValueError(
                     f"forward replaces the tensor of parameter {name!r} (by assignment to the attribute or to .data), "
@@ -335,22 +335,22 @@ class _Step:
                 )
 
     def _gradients(self, value: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Gradients by name, after the hooks on them. None gradients are left out."""
+        """Return gradients by name, after their hooks. Gradients that are None are omitted."""
         hooks = {name: compat.hooks_on(self.slots.params[name]) for name in leaves}  # before and after accumulation
         for name, (before, _) in hooks.items():
             for hook in before:
                 leaves[name].register_hook(hook)
-        others = [p for p in stood_in() if p.requires_grad and p.is_leaf and p.is_floating_point()]
+        stand_ins = [p for p in stood_in() if p.requires_grad and p.is_leaf and p.is_floating_point()]
         names = {id(p): name for name, p in self.slots.params.items()}
-        others = [p for p in others if names.get(id(p)) in leaves]
+        stand_ins = [p for p in stand_ins if names.get(id(p)) in leaves]
         parts = self.microbatches if self.backward_matters or any(map(any, hooks.values())) else 1
-        found = torch.autograd.grad(
-            value / parts if parts > 1 else value, [*leaves.values(), *others], allow_unused=True
+        computed = torch.autograd.grad(
+            value / parts if parts > 1 else value, [*leaves.values(), *stand_ins], allow_unused=True
         )
         if parts > 1:  # for hooks that are not linear
-            found = [None if g is None else g * parts for g in found]
-        grads = {name: g for name, g in zip(leaves, found, strict=False) if g is not None}
-        for p, g in zip(others, found[len(leaves) :], strict=True):  # read from a list of weights
+            computed = [None if g is None else g * parts for g in computed]
+        grads = {name: g for name, g in zip(leaves, computed, strict=False) if g is not None}
+        for p, g in zip(stand_ins, computed[len(leaves) :], strict=True):  # read from a list of weights
             name = names[id(p)]
             if any(hooks[name]):
                 raise ValueError(
@@ -446,7 +446,7 @@ def _fused_sinks(model: nn.Module) -> AbstractContextManager:
 
 
 def _called(model: nn.Module, batch: Batch) -> Any:
-    """The output of the model. A TypeError says so if its forward does not take the entries of the batch."""
+    """Call the model. Raises TypeError with advice if its forward does not take the entries of the batch."""
     args, kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
     try:
         return model(*args, **kwargs)

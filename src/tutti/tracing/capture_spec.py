@@ -1,4 +1,4 @@
-"""How to capture a model's step, for any shapes of its batch."""
+"""The arguments of capture, to capture a model's step again for other batch shapes."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class CaptureSpec:
         yield from state_tensors(self.optimizer)
 
     def training(self, batch: Batch, microbatches: int = 1) -> StepGraph:
-        """The training step for a batch like this, which is one of so many microbatches."""
+        """Capture the training step for a batch of these shapes, one of `microbatches` for an update."""
         with _modes_kept(self.model), shaped(self._tensors()), torch.autocast(**self.autocast):
-            made = capture(
+            graph = capture(
                 self.model,
                 batch,
                 self.optimizer,
@@ -66,11 +66,11 @@ class CaptureSpec:
                 metrics=self.metrics,
                 only=self.only,
             )
-        if found := set(made.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
-            self.attributes |= found
+        if attributes := set(graph.names("buffer")) - dict(self.model.named_buffers()).keys() - self.attributes:
+            self.attributes |= attributes
             self.watch = Watch(self.model, self.attributes, [self.loss])
-        self.watch.captured(made.constants.values())
-        return made
+        self.watch.captured(graph.constants.values())
+        return graph
 
     def evaluation(self, batch: Batch) -> StepGraph:
         """The loss in evaluation mode."""

@@ -21,7 +21,7 @@ import torch
 
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 LIBRARY = tuple(f"{OURS[0]}/{part}" for part in ("distributions/", "nn/", "functional.py"))  # Python that may branch
-MOST_ASKED = 1000  # evaluations of one condition
+MAX_EVALUATIONS = 1000  # evaluations of one condition
 
 
 @dataclass(frozen=True)
@@ -46,29 +46,32 @@ class Site:
 
 @dataclass
 class Decisions:
-    """The side taken at each site, False by default. conditions: the traced booleans, by site, in order."""
+    """The side taken at each site, False by default. conditions: the traced booleans, by site, in order.
+
+    evaluated: the sites in the order of evaluation.
+    """
 
     taken: dict[Site, bool] = field(default_factory=dict)
     conditions: dict[Site, list[torch.Tensor]] = field(default_factory=dict)
-    asked: list[Site] = field(default_factory=list)
+    evaluated: list[Site] = field(default_factory=list)
     late: set[Site] = field(default_factory=set)  # evaluated in the backward pass
     backward: bool = False  # whether the backward pass is running
 
     def decide(self, condition: torch.Tensor) -> bool | None:
-        """The side to take for a boolean, or None if it is not in user code."""
+        """Return the side to take for a boolean, or None if it is not in user code."""
         site = site_of_caller(LIBRARY)
         if site is None:
             return None
-        self.asked.append(site)
+        self.evaluated.append(site)
         if self.backward:
             self.late.add(site)
         self.conditions.setdefault(site, []).append(condition)
-        if len(self.conditions[site]) > MOST_ASKED:
+        if len(self.conditions[site]) > MAX_EVALUATIONS:
             raise Endless(site)
         return self.taken.setdefault(site, False)
 
     def differing(self) -> list[torch.Tensor]:
-        """For each site, how often a condition differed from the side taken, 0-d float32."""
+        """Return for each site how often a condition differed from the side taken, 0-d float32."""
         return [
             torch.stack([(c if not self.taken[site] else ~c).reshape(()) for c in conditions]).sum(dtype=torch.float32)
             for site, conditions in self.conditions.items()
@@ -82,7 +85,7 @@ class Decisions:
     def begin(self) -> None:
         """Reset for another run of the same code."""
         self.conditions.clear()
-        self.asked.clear()
+        self.evaluated.clear()
         self.late.clear()
         self.backward = False
 

@@ -15,28 +15,30 @@ ONE_LABEL = ("ForImageClassification", "ForSequenceClassification")  # for a who
 
 
 def example(model: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
-    """Inputs and labels of a transformers model in its dtype, on the meta device. Text has `seq` tokens; text scored
-    against images, or transcribed from speech, has at most as many as the model has positions.
+    """Build the inputs and labels of a transformers model in its dtype, on the meta device.
+
+    Text has `seq` tokens. If it is scored against images, or transcribed from speech, it has at most as many as the
+    model has positions.
 
     A model that scores texts against images (such as CLIP) is set to return its loss. Raises ValueError for an argument
-    that this table does not know.
+    that the table does not contain.
     """
-    asked = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     main, kind = model.main_input_name, type(model).__name__
-    if "return_loss" in asked:
+    if "return_loss" in parameters:
         model.forward = functools.partial(model.forward, return_loss=True)
         needed = ["input_ids", "pixel_values"]
     else:
         needed = [main, "labels"]
-    if unknown := [key for key in needed if key not in asked]:
+    if unknown := [key for key in needed if key not in parameters]:
         raise ValueError(f"{kind} takes no {unknown[0]}: {INSTEAD}")
-    made = {}
+    inputs = {}
     for key in needed:
-        make = MADE.get(key)
+        make = GENERATORS.get(key)
         if make is None or (key == "labels" and main == "pixel_values" and not kind.endswith(ONE_LABEL)):
             raise ValueError(f"{kind} needs {key}, which cannot be generated: {INSTEAD}")
-        made[key] = make(model, batch, seq)
-    return made
+        inputs[key] = make(model, batch, seq)
+    return inputs
 
 
 def _integers(*shape: int) -> torch.Tensor:
@@ -77,7 +79,7 @@ def _labels(model: nn.Module, batch: int, seq: int) -> torch.Tensor:
     return _integers(batch, min(seq, longest)) if longest else _ids(model, batch, seq)
 
 
-MADE: dict[str, Callable[[Any, int, int], torch.Tensor]] = {
+GENERATORS: dict[str, Callable[[Any, int, int], torch.Tensor]] = {
     "input_ids": _ids,
     "pixel_values": _pixels,
     "input_features": _spectrogram,

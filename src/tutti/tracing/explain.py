@@ -15,14 +15,14 @@ from tutti.ir.step_graph import Spec
 
 JIT = "On one device tutti.jit(model) runs it unchanged, and its report() lists all such places"
 # Operators that read values directly for `if`, `.item()`, `.tolist()` and x[mask].
-ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-REPORTED = (".item()", "float(", ".tolist()", "print(", "int(")  # what takes a value out, in a source line
+VALUE_OPERATORS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+REPORTED = (".item()", "float(", ".tolist()", "print(", "int(")  # in a source line that takes a value out of PyTorch
 CODE = (Path(torch.__file__).parent, Path(__file__).parents[1])  # torch's and ours
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise errors of capture anew, so that they say where they come from.
+    """Re-raise errors of capture with the place in the model that caused them.
 
     ValueError for code that needs values of tensors; RuntimeError, with the module and the shapes, for an operator that
     does not take its operands. Errors that the model's own code raises pass through.
@@ -48,10 +48,10 @@ def explained() -> Iterator[None]:
 
 
 def branching(error: Exception) -> ValueError:
-    """The error for a model that reads the values of a tensor: its line, and what to do."""
+    """Return the error for a model that reads the values of a tensor, with the line and what to write instead."""
     where = _place(error)
     operator = getattr(error, "func", None)
-    if operator not in ASKED:
+    if operator not in VALUE_OPERATORS:
         return ValueError(
             f"{where}the operator {operator} looks at the values of a tensor, for a shape or a number that it needs. A "
             "step is captured once for all values: compute it before the batch is made, or write an operator around it "
@@ -63,7 +63,7 @@ def branching(error: Exception) -> ValueError:
             "bfloat16 needs no scaling: leave the scaler out. Steps that are not finite are left out by "
             "tutti.parallelize(..., max_nonfinite_steps=10)"
         )
-    if operator is ASKED[0] and any(word in where for word in REPORTED):
+    if operator is VALUE_OPERATORS[0] and any(word in where for word in REPORTED):
         return _taken_out(where)
     experts = "; for experts: import tutti.models.experts, then model.set_experts_implementation('tutti')"
     return ValueError(

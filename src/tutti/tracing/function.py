@@ -84,12 +84,12 @@ def capture_function(
     slots, device = holdings.slots(attributes), device_of(holdings.root)
     with capturing(holdings.root):
         names = {p: name for name, p in slots.params.items()}
-        held = {**slots.named(), **{f"cache:{place.name}": place.tensor for place in holdings.places}}
+        tensors = {**slots.named(), **{f"cache:{place.name}": place.tensor for place in holdings.places}}
         for optimizer in holdings.optimizers.values():
             for name, state in optimizers.state_of(optimizer, names, holdings.fp32_master_weights).items():
-                held |= {f"{kind}:{name}": x for kind, x in state.items()}
-        check_dense(held | entries(data))
-        inputs = {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in held.items()}
+                tensors |= {f"{kind}:{name}": x for kind, x in state.items()}
+        check_dense(tensors | entries(data))
+        inputs = {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in tensors.items()}
         for key, optimizer in holdings.optimizers.items():
             numbers = (f"lr:{key}.{i}" for i in range(len(optimizer.param_groups)))
             inputs |= {name: torch.empty((), dtype=torch.float64) for name in numbers}
@@ -99,22 +99,22 @@ def capture_function(
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed")}
         traced_function = _Function(function, args, kwargs, data, holdings, slots, list(inputs), classes)
         real = {name: x for name, x in entries(data).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
-        known = {i: real[name] for i, name in enumerate(inputs) if name in real}
+        arg_values = {i: real[name] for i, name in enumerate(inputs) if name in real}
         roots = [function, *holdings.objects.values(), holdings.root]  # the last gives paths
-        attempts = Attempts(traced_function, tuple(inputs.values()), known, roots, traced_function.decisions)
+        attempts = Attempts(traced_function, tuple(inputs.values()), arg_values, roots, traced_function.decisions)
         try:
             with explained():
                 traced = attempts.traced()
-        except StateFound as found:
+        except StateFound as error:
             return capture_function(function, args, kwargs, holdings, updates=updates, patterns=patterns,
-                                    attributes=attributes | found.paths)  # fmt: skip
+                                    attributes=attributes | error.paths)  # fmt: skip
         placeholders = traced.graph.find_nodes(op="placeholder")
         of_data = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
         guards = traced.values.guards(of_data)
         functional = functionalize(traced, list(inputs.values()))
     graph = build(functional, list(inputs), attempts.results, device, patterns)
-    kept = {"step", "seed", *graph.outputs}  # what is written and not read is stored, too
-    for name in [name for name, node in graph.inputs.items() if not node.users and name not in kept]:
+    required = {"step", "seed", *graph.outputs}  # inputs that are written but not read are stored, too
+    for name in [name for name, node in graph.inputs.items() if not node.users and name not in required]:
         graph.graph.erase_node(graph.inputs.pop(name))
     check_memory_not_shared(holdings.tensors(attributes), {name for name in graph.outputs if name in graph.inputs})
     graph.guards, graph.checks = guards, attempts.checks
@@ -124,9 +124,9 @@ def capture_function(
 
 
 def arguments(args: Sequence[Any], kwargs: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
-    """The arguments of a call that are data, not objects of the store, by position or name."""
-    given = {**{str(i): x for i, x in enumerate(args)}, **kwargs}
-    data = {name: x for name, x in given.items() if not holdings.is_held(x)}
+    """Return the arguments of a call that are data, not objects of the store, by position or name."""
+    by_name = {**{str(i): x for i, x in enumerate(args)}, **kwargs}
+    data = {name: x for name, x in by_name.items() if not holdings.contains(x)}
     for name, x in data.items():
         if isinstance(x, (nn.Module, torch.optim.Optimizer)):
             raise ValueError(f"argument {name!r} is a {type(x).__name__} that is not in the store; add it to the store")
@@ -194,7 +194,7 @@ class _Function:
             result = self.function(*args, **kwargs)
             sign(phase=FORWARD, path="")
             outputs = self._outputs(result)
-            outputs |= {f"buffer:{name}": x for name, x in self.slots.changed("buffer", buffers).items()}
+            outputs |= {f"buffer:{name}": x for name, x in self.slots.changed("buffer").items()}
             outputs |= self._caches(caches)
             outputs |= {f"param:{name}": p.detach() for name, p in params.items()}
             outputs |= {f"{kind}:{name}": x for name, kinds in state.items() for kind, x in kinds.items()}
@@ -202,9 +202,9 @@ class _Function:
             updates.check_left_over()
         return outputs
 
-    def _parameter(self, parameter: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """The stand-in for a parameter: an autograd leaf with the parameter's hooks."""
-        leaf = given.clone()
+    def _parameter(self, parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Create the stand-in for a parameter: an autograd leaf with the parameter's hooks."""
+        leaf = value.clone()
         if parameter.requires_grad:
             leaf.requires_grad_()
             before, after = compat.hooks_on(parameter)
@@ -222,19 +222,19 @@ class _Function:
         self.fixed = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
         return {f"{OUTPUT}:{i}": x.detach() for i, x in enumerate(leaves) if i not in self.fixed}
 
-    def _caches(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        found = {}
+    def _caches(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        caches = {}
         for place in self.holdings.places:
             name, now = f"cache:{place.name}", place.tensor
-            old = given[name]
+            old = inputs[name]
             if not isinstance(now, torch.Tensor) or (now.shape, now.dtype) != (old.shape, old.dtype):
                 what = f"{tuple(now.shape)} {now.dtype}" if isinstance(now, torch.Tensor) else type(now).__name__
                 raise ValueError(
                     f"the function changes {place.name!r} from {tuple(old.shape)} {old.dtype} to {what}; tensors in a "
                     "store keep their shape and dtype: write into a tensor of the final size"
                 )
-            found[name] = now.detach()
-        return found
+            caches[name] = now.detach()
+        return caches
 
 
 class _Updates:
@@ -342,7 +342,7 @@ class _Backwards(TorchFunctionMode):
         self.function.autograd += len(nodes)
         self.function.decisions.backward = True
         with self.recorder.backward(nodes):
-            made = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         self.function.decisions.backward = False
         sign(phase=FORWARD, path="")
-        return made
+        return result

@@ -59,28 +59,28 @@ def _replace_one(graph: fx.Graph, node: Call, pure, order: dict[fx.Node, int], v
     base, now = base_of(written), order[node]
     if base.op != "call_function" or not (written is base or (written.target in BACK and written.args[0] is base)):
         return
-    others = [x for x in views.get(base, ()) if x not in (written, node) and order[x] < now]
-    if any(order[user] > now for x in others for user in x.users):
+    other_views = [x for x in views.get(base, ()) if x not in (written, node) and order[x] < now]
+    if any(order[user] > now for x in other_views for user in x.users):
         return
     with graph.inserting_before(node):
-        made = graph.call_function(pure, (written, *rest), node.kwargs)
-        made.meta = {key: node.meta[key] for key in MARKS if key in node.meta}
-        whole = made
+        pure_call = graph.call_function(pure, (written, *rest), node.kwargs)
+        pure_call.meta = {key: node.meta[key] for key in MARKS if key in node.meta}
+        whole = pure_call
         if written is not base:
-            whole = graph.call_function(BACK[written.target], (base, made, *written.args[1:]), written.kwargs)
-            whole.meta = {**made.meta, "val": base.meta["val"]}
-    order[made] = order[whole] = now
-    for old, new in {base: whole, written: made}.items():
+            whole = graph.call_function(BACK[written.target], (base, pure_call, *written.args[1:]), written.kwargs)
+            whole.meta = {**pure_call.meta, "val": base.meta["val"]}
+    order[pure_call] = order[whole] = now
+    for old, new in {base: whole, written: pure_call}.items():
         for user in [user for user in old.users if order[user] > now]:
             user.replace_input_with(old, new)
-    node.replace_all_uses_with(made)
+    node.replace_all_uses_with(pure_call)
     graph.erase_node(node)
     later = [x for x in views.pop(base, ()) if x is not node and order[x] > now]
-    if whole is made:
-        views[made] = later
+    if whole is pure_call:
+        views[pure_call] = later
     else:
         views[whole] = [x for x in later if base_of(x) is whole]
-        views[made] = [x for x in later if base_of(x) is made]
+        views[pure_call] = [x for x in later if base_of(x) is pure_call]
 
 
 def _pure(node: Call):
@@ -98,18 +98,18 @@ def _pure(node: Call):
 
 
 class _Signing(fx.Interpreter):
-    """Runs a graph under tracing, and gives the new nodes the marks of the old ones."""
+    """Runs a graph under tracing, and copies the marks of its nodes to the new ones."""
 
     def run_node(self, n: fx.Node):
         if n.op == "call_function":
-            kept = {key: n.meta[key] for key in ("path", "checkpoint", "grad", "differentiable") if key in n.meta}
+            marks = {key: n.meta[key] for key in ("path", "checkpoint", "grad", "differentiable") if key in n.meta}
             sign(
                 **{
                     "path": "",
                     "checkpoint": None,
                     "differentiable": False,
                     "phase": n.meta.get("phase", FORWARD),
-                    **kept,
+                    **marks,
                 }
             )
         return super().run_node(n)

@@ -46,13 +46,13 @@ COMBINED = {aten.mul.Tensor, aten.add.Tensor}  # operators that combine with ano
 
 
 def fused(graph: StepGraph) -> dict[str, Counter[str]]:
-    """The count of each fused operator in the forward pass, by family."""
-    found: dict[str, Counter[str]] = {}
+    """Count the fused operators of each family in the forward pass."""
+    by_family: dict[str, Counter[str]] = {}
     for family, targets in FUSED.items():
         counts = Counter(_name(n) for n in graph.calls if n.target in targets and n.meta["phase"] == FORWARD)
         if counts:
-            found[family] = counts
-    return found
+            by_family[family] = counts
+    return by_family
 
 
 def left_over(graph: StepGraph) -> Iterator[tuple[str, str, str]]:

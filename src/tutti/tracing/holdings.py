@@ -26,7 +26,7 @@ DEEPEST = 8  # containers within containers
 
 @dataclass(frozen=True)
 class Place:
-    """Where a plain tensor is stored: `container[key]`, or the attribute `key` of an object's `__dict__`."""
+    """The place of a plain tensor: `container[key]`, or the attribute `key` of an object's `__dict__`."""
 
     container: Any
     key: Any
@@ -72,21 +72,21 @@ class Holdings:
                     raise ValueError(
                         f"{name!r} is a tensor; put it in a list or dict, so that functions can replace it"
                     )
-                found = list(_places(name, x, set(), 0))
-                if not found:
+                places = list(_places(name, x, set(), 0))
+                if not places:
                     raise ValueError(f"{name!r} is a {type(x).__name__} without a tensor: the store holds tensors")
-                self.places += found
+                self.places += places
 
     def slots(self, attributes: frozenset[str]) -> Slots:
         """attributes: paths of plain tensor attributes of modules that are state."""
         return Slots(self.root, attributes)
 
     def tensors(self, attributes: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
-        """All tensors of modules and plain objects, by the names of inputs."""
-        found: dict[str, torch.Tensor] = {f"param:{name}": p for name, p in self.root.named_parameters()}
-        found |= {f"buffer:{name}": x for name, x in self.root.named_buffers()}
-        found |= {f"buffer:{path}": attribute(self.root, path) for path in attributes}
-        return found | {f"cache:{place.name}": place.tensor for place in self.places}
+        """Return all tensors of modules and plain objects, by the names of inputs."""
+        named: dict[str, torch.Tensor] = {f"param:{name}": p for name, p in self.root.named_parameters()}
+        named |= {f"buffer:{name}": x for name, x in self.root.named_buffers()}
+        named |= {f"buffer:{path}": attribute(self.root, path) for path in attributes}
+        return named | {f"cache:{place.name}": place.tensor for place in self.places}
 
     def states(self, of: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Copies of the optimizer state of some parameters, by the names of inputs."""
@@ -102,16 +102,16 @@ class Holdings:
             yield from state_tensors(optimizer)
 
     def renewed(self, now: Mapping[str, torch.Tensor]) -> Holdings:
-        """These holdings, or new ones if modules or optimizers have other parameters now. now: what `tensors` says."""
+        """Return these holdings, or new ones if the parameters of modules or optimizers changed. now: see `tensors`."""
         count = sum(name.startswith("param:") for name in now)
         same = count == len(self.params) and all(now.get(f"param:{name}") is p for name, p in self.params.items())
         if same and groups_of(self.optimizers.values()) == self.groups:
             return self
         return Holdings(self.objects, self.fp32_master_weights)
 
-    def is_held(self, x: Any) -> bool:
-        """Whether an argument of a function is one of the objects."""
-        return any(x is held for held in self.objects.values())
+    def contains(self, x: Any) -> bool:
+        """Return whether an argument of a function is one of the objects."""
+        return any(x is y for y in self.objects.values())
 
     @contextmanager
     def holding(self, caches: Mapping[str, torch.Tensor]) -> Iterator[None]:

@@ -22,15 +22,15 @@ def inline(graph: fx.Graph, function: Callable, args: tuple, kwargs: dict, devic
 
 
 def template(function: Callable, args: tuple, kwargs: dict, device: torch.device | str = "cpu") -> fx.Graph:
-    """The graph of `function(*args, **kwargs)`, with a placeholder for each node in the arguments.
+    """Trace `function(*args, **kwargs)`, with a placeholder for each node in the arguments.
 
     It is traced for dense operands, but valid for any strides: its views are reshapes.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
 
     def flat(*tensors):
-        given = iter(tensors)
-        args, kwargs = pytree.tree_unflatten([next(given) if isinstance(x, fx.Node) else x for x in leaves], spec)
+        operands = iter(tensors)
+        args, kwargs = pytree.tree_unflatten([next(operands) if isinstance(x, fx.Node) else x for x in leaves], spec)
         return function(*args, **kwargs)
 
     with compat.fake_mode():
@@ -43,11 +43,11 @@ def template(function: Callable, args: tuple, kwargs: dict, device: torch.device
 
 def paste(graph: fx.Graph, traced: fx.Graph, args: tuple, kwargs: dict):
     """Insert a template at the graph's insertion point, with these arguments. Returns its result."""
-    given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, fx.Node))
+    operands = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, fx.Node))
     mapping = {}
     for node in traced.nodes:
         if node.op == "placeholder":
-            mapping[node] = next(given)
+            mapping[node] = next(operands)
         elif node.op == "output":
             return fx.map_arg(node.args[0], mapping.__getitem__)
         else:

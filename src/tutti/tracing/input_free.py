@@ -82,17 +82,17 @@ class InputFree:
         return order
 
     def _written_before(self, node: fx.Node, calls: Mapping[fx.Node, int]) -> str:
-        """How often the operands of a node were written before it."""
+        """Format how often the operands of a node were written before it."""
         counts = [sum(w in calls and self.position[w] < self.position[node] for w in self.writers[base_of(x)])
                   for x in node.all_input_nodes]  # fmt: skip
         return f" after {counts}" if any(counts) else ""
 
 
 def line(node: fx.Node, names: Mapping[fx.Node, Any], constants: Mapping[str, torch.Tensor]) -> str:
-    """A node as text. Constants are named by their contents."""
+    """Format a node as text. Constants are named by their contents."""
     if node.op == "get_attr":
-        held = constants[str(node.target)]
-        by_value = held.numel() <= LARGEST_SHOWN and not isinstance(held, FakeTensor)
-        return f"{held.dtype} {held.tolist() if by_value else id(held)}"
+        constant = constants[str(node.target)]
+        by_value = constant.numel() <= LARGEST_SHOWN and not isinstance(constant, FakeTensor)
+        return f"{constant.dtype} {constant.tolist() if by_value else id(constant)}"
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: f"%{names[x]}")  # pyright: ignore
     return f"{node.target} {args} {kwargs}"

@@ -56,28 +56,28 @@ def joint(
 ) -> Joint:
     """Trace `function(*tensors, *numbers)` for tensors of these specs, and the gradients of those at `learns`.
 
-    reused: operands with another, later reader, whose gradient is computed first and then added to. through: the
-    function also returns them, last, for that reader. An enclosing `torch.autocast` is ignored: in a captured step its
-    casts are separate operators.
+    reused: operands that another operator reads later; its gradient is computed first and then added to. through: the
+    function also returns these operands, last, for that reader. An enclosing `torch.autocast` is ignored: in a captured
+    step its casts are separate operators.
     """
 
-    def flat(*given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def flat(*inputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         sign(phase=FORWARD)
-        tensors = [x.detach().requires_grad_() if i in learns else x for i, x in enumerate(given[: len(specs)])]
-        made = function(*tensors, *numbers)
-        results = list(made) if isinstance(made, tuple) else [made]
+        tensors = [x.detach().requires_grad_() if i in learns else x for i, x in enumerate(inputs[: len(specs)])]
+        returned = function(*tensors, *numbers)
+        results = list(returned) if isinstance(returned, tuple) else [returned]
         again = [results.pop() for _ in reused] if through else [torch.ops.aten.alias(tensors[i]) for i in reused]
         sources = [x for x in results if x.requires_grad] + again
         sign(phase=BACKWARD)
-        incoming = [given[len(specs) + i] for i in range(len(sources))]
-        wanted = [tensors[i] for i in learns]
-        grads = torch.autograd.grad(sources, wanted, incoming, allow_unused=True) if wanted else ()
+        incoming = [inputs[len(specs) + i] for i in range(len(sources))]
+        learned = [tensors[i] for i in learns]
+        grads = torch.autograd.grad(sources, learned, incoming, allow_unused=True) if learned else ()
         return (*(x.detach() for x in results), *grads)
 
     with compat.fake_mode(), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         tensors = [torch.empty(s.shape, dtype=s.dtype, device=device) for s in specs]
-        made = function(*tensors, *numbers)
-        results = list(made) if isinstance(made, tuple) else [made]
+        returned = function(*tensors, *numbers)
+        results = list(returned) if isinstance(returned, tuple) else [returned]
         like = [*results, *(tensors[i] for i in reused if not through)] if learns else []
         tensors += [torch.empty_like(x) for x in like if x.is_floating_point()]
         traced = functionalize(trace(flat, *tensors), tensors)

@@ -102,8 +102,10 @@ def suiting(model: nn.Module) -> Iterator[None]:
         ours = isinstance(error, ValueError) and Path(__file__).parents[1] in raised_in.parents
         if ours or type(model).__module__.partition(".")[0] != "transformers":
             raise
-        told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ValueError(f"{type(model).__name__} does not accept the generated batch ({told}): {INSTEAD}") from error
+        message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ValueError(
+            f"{type(model).__name__} does not accept the generated batch ({message}): {INSTEAD}"
+        ) from error
 
 
 def _from_function(module: str, function: str) -> tuple[nn.Module, Batch]:
@@ -111,18 +113,18 @@ def _from_function(module: str, function: str) -> tuple[nn.Module, Batch]:
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the current folder, as with python -m
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ValueError(f"there is no module {error.name!r} for {module}:{function}: {EXPECTED}") from None
-    make = getattr(found, function, None)
+    make = getattr(imported, function, None)
     if not callable(make):
-        near = get_close_matches(function, [n for n in dir(found) if callable(getattr(found, n))], 1)
+        near = get_close_matches(function, [n for n in dir(imported) if callable(getattr(imported, n))], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"module {module} has no function {function!r}{hint}")
     with torch.device("meta"):
-        made = make()
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise ValueError(f"{module}:{function} returned a {type(made).__name__}; it must return (model, batch)")
-    return made
+        result = make()
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)):
+        raise ValueError(f"{module}:{function} returned a {type(result).__name__}; it must return (model, batch)")
+    return result

@@ -74,17 +74,17 @@ def scan(
         nonlocal y_tree
         carry = _unflatten(list(tensors[: len(carries)]), carry_tree)
         x = _unflatten(list(tensors[len(carries) :]), xs_tree)
-        made = body(carry, x)
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise _error(f"tutti.scan: body returns {type(made).__name__}, not a pair (carry, y)")
-        after = _like("carry", carries, carry_tree, made[0], "tutti.scan")
-        ys, y_tree = _flatten(made[1])
+        result = body(carry, x)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise _error(f"tutti.scan: body returns {type(result).__name__}, not a pair (carry, y)")
+        after = _like("carry", carries, carry_tree, result[0], "tutti.scan")
+        ys, y_tree = _flatten(result[1])
         _check_tensors("y", ys)
         return after + ys
 
     run = _scanned if is_tracing() else _loop
-    found = run(flat, carries, slices, steps, reverse)
-    last, ys = found[: len(carries)], found[len(carries) :]
+    outputs = run(flat, carries, slices, steps, reverse)
+    last, ys = outputs[: len(carries)], outputs[len(carries) :]
     return _unflatten(last, carry_tree), _unflatten(ys, y_tree)
 
 
@@ -117,8 +117,8 @@ def while_loop(
         return [_is_condition(condition(_unflatten(list(tensors), tree)), "tutti.while_loop")]
 
     def flat(*tensors: Tensor) -> list[Tensor]:
-        made = body(_unflatten(list(tensors), tree))
-        return _like("carry", carries, tree, made, "tutti.while_loop")
+        result = body(_unflatten(list(tensors), tree))
+        return _like("carry", carries, tree, result, "tutti.while_loop")
 
     if not is_tracing():
         while holds(*carries)[0]:
@@ -146,18 +146,18 @@ def cond(condition: Tensor, then: Callable[..., Any], otherwise: Callable[..., A
     _is_condition(condition, "tutti.cond")
     if not is_tracing():
         return then(*operands) if condition else otherwise(*operands)
-    given, tree = _flatten(operands)
-    _check_tensors("operands", given)
+    inputs, tree = _flatten(operands)
+    _check_tensors("operands", inputs)
     trees, bodies, lifted = [], [], []
     for function in (then, otherwise):
 
         def flat(*tensors: Tensor, function: Callable = function) -> list[Tensor]:
-            made, found = _flatten(function(*_unflatten(list(tensors), tree)))
-            _check_tensors("result", made)
-            trees.append(found)
-            return made
+            leaves, structure = _flatten(function(*_unflatten(list(tensors), tree)))
+            _check_tensors("result", leaves)
+            trees.append(structure)
+            return leaves
 
-        body, more = _recorded(flat, list(map(Spec.of, given)), condition.device)
+        body, more = _recorded(flat, list(map(Spec.of, inputs)), condition.device)
         bodies.append(body)
         lifted.append(more)
     if trees[0] != trees[-1] or bodies[0].outputs != bodies[1].outputs:
@@ -165,16 +165,16 @@ def cond(condition: Tensor, then: Callable[..., Any], otherwise: Callable[..., A
         raise _error(f"tutti.cond: the branches return {then_} and {otherwise_}; return the same structure, shapes and "
                      "dtypes from both")  # fmt: skip
     rest = _union(*lifted)
-    loop = Branch(*(_widened(body, len(given), own, rest) for body, own in zip(bodies, lifted, strict=True)))
-    return _unflatten(_apply(loop, [condition, *given, *rest]), trees[0])
+    loop = Branch(*(_widened(body, len(inputs), own, rest) for body, own in zip(bodies, lifted, strict=True)))
+    return _unflatten(_apply(loop, [condition, *inputs, *rest]), trees[0])
 
 
 def _loop(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int, reverse: bool) -> list[Tensor]:
     """Run the loop eagerly."""
     rows: list[list[Tensor]] = []
     for t in reversed(range(steps)) if reverse else range(steps):
-        made = flat(*carries, *[x[t] for x in xs])
-        carries, ys = made[: len(carries)], made[len(carries) :]
+        outputs = flat(*carries, *[x[t] for x in xs])
+        carries, ys = outputs[: len(carries)], outputs[len(carries) :]
         rows.append(ys)
     order = rows[::-1] if reverse else rows
     return carries + [torch.stack(column) for column in zip(*order, strict=True)]
@@ -197,23 +197,23 @@ def _scanned(flat: Callable, carries: list[Tensor], xs: list[Tensor], steps: int
 
 
 def _recorded(function: Callable, like: Sequence[Spec], device: torch.device) -> tuple[Body, list[Tensor]]:
-    """Capture a sub-graph. Also returns the tensors that it reads besides its arguments."""
+    """Capture a sub-graph. Returns it and the tensors that it reads besides its arguments."""
     learns = torch.is_grad_enabled()
 
     def run(*tensors: Tensor) -> list[Tensor]:
         try:
-            made = function(*tensors[: len(like)])
+            outputs = function(*tensors[: len(like)])
         except RuntimeError as error:
             if "a leaf Variable that requires grad" in str(error):
                 raise _error(f"{INSIDE}: {WRITES}") from error
             raise
-        nodes = {node for x in made if x.grad_fn is not None for node in compat.in_backward_order(x.grad_fn)}
+        nodes = {node for x in outputs if x.grad_fn is not None for node in compat.in_backward_order(x.grad_fn)}
         if custom := [node for node in nodes if compat.is_custom(node) and type(node).__name__ != "_LoopBackward"]:
             raise _error(
                 f"{type(custom[0]).__name__.removesuffix('Backward')} is called within a loop: sub-graphs do not "
                 "capture the custom backward pass of a torch.autograd.Function"
             )
-        return made
+        return outputs
 
     with compat.apart():
         args = [torch.empty(x.shape, dtype=x.dtype, device=device,
@@ -250,11 +250,11 @@ class _Loop(torch.autograd.Function):
         ctx.loop, ctx.where = loop, _where()
         ctx.set_materialize_grads(False)
         with torch.enable_grad():  # the mode in which the loop was called
-            made = loop_operator(loop)(list(operands))
-        kept = made[len(made) - loop.carries :] if isinstance(loop, Scan) else []
-        ctx.save_for_backward(*kept, *operands[len(kept) :])
-        ctx.mark_non_differentiable(*[x for x in made if not _differentiable(x)])
-        return tuple(made)
+            outputs = loop_operator(loop)(list(operands))
+        carries = outputs[len(outputs) - loop.carries :] if isinstance(loop, Scan) else []
+        ctx.save_for_backward(*carries, *operands[len(carries) :])
+        ctx.mark_non_differentiable(*[x for x in outputs if not _differentiable(x)])
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
@@ -266,7 +266,7 @@ class _Loop(torch.autograd.Function):
 
 
 def _keeping(loop: Scan) -> Scan:
-    """A scan that also returns the carries before each step, for its backward pass."""
+    """Extend a scan to also return the carries before each step, for its backward pass."""
     step, outputs = loop.body.step.keep(list(loop.body.step.outputs)), {}
     (output,) = step.graph.find_nodes(op="output")
     with step.graph.inserting_before(output):
@@ -281,77 +281,84 @@ def _keeping(loop: Scan) -> Scan:
     assert loop.body.raw is not None
     raw = _copied(loop.body.raw)
     (output,), placeholders = raw.find_nodes(op="output"), raw.find_nodes(op="placeholder")
-    given = dict(zip(loop.body.places, placeholders, strict=True))
-    output.args = ([*output.args[0], *(given[i] for i in range(loop.carries))],)
+    placeholder_of = dict(zip(loop.body.places, placeholders, strict=True))
+    output.args = ([*output.args[0], *(placeholder_of[i] for i in range(loop.carries))],)
     return replace(loop, body=Body(step, raw, loop.body.places), keeps=True)
 
 
 def _scan_backward(loop: Scan, saved: list[Tensor], gradients: list[Tensor | None], needed: Sequence[bool]):
-    """Gradients of the operands: a scan in the other direction. needed: which operands need one."""
+    """Compute the gradients of a scan's operands with a scan in the other direction.
+
+    needed: which operands need a gradient.
+    """
     count, scanned = loop.carries, loop.scanned
     carries, xs, rest = saved[:count], saved[count : count + scanned], saved[count + scanned :]
-    wanted = [i for i in range(count) if _differentiable(carries[i])]
+    of_carries = [i for i in range(count) if _differentiable(carries[i])]
     of_xs = [i for i in range(scanned) if needed[count + i]]
     of_rest = [i for i in range(len(rest)) if needed[count + scanned + i]]
     of_ys = [i for i in range(count, len(gradients)) if gradients[i] is not None]
 
     def step(*tensors: Tensor) -> list[Tensor]:
-        given = iter(tensors)
-        g_carry = {i: next(given) for i in wanted}
-        g_rest = [next(given) for _ in of_rest]
-        carry, x = [next(given) for _ in carries], [next(given) for _ in xs]
-        g_outputs = g_carry | {i: next(given) for i in of_ys}
+        operands = iter(tensors)
+        g_carry = {i: next(operands) for i in of_carries}
+        g_rest = [next(operands) for _ in of_rest]
+        carry, x = [next(operands) for _ in carries], [next(operands) for _ in xs]
+        g_outputs = g_carry | {i: next(operands) for i in of_ys}
         inputs = [*carry, *x, *rest]
-        places = [*wanted, *(count + i for i in of_xs), *(count + scanned + i for i in of_rest)]
-        made = _differentiated(loop.body, inputs, places, g_outputs)
-        first, second = len(wanted), len(wanted) + len(of_xs)
-        return [*made[:first], *(a + b for a, b in zip(g_rest, made[second:], strict=True)), *made[first:second]]
+        places = [*of_carries, *(count + i for i in of_xs), *(count + scanned + i for i in of_rest)]
+        step_grads = _differentiated(loop.body, inputs, places, g_outputs)
+        first, second = len(of_carries), len(of_carries) + len(of_xs)
+        return [
+            *step_grads[:first],
+            *(a + b for a, b in zip(g_rest, step_grads[second:], strict=True)),
+            *step_grads[first:second],
+        ]
 
-    starts = [torch.zeros_like(carries[i][0]) if (g := gradients[i]) is None else g for i in wanted]
+    starts = [torch.zeros_like(carries[i][0]) if (g := gradients[i]) is None else g for i in of_carries]
     starts += [torch.zeros_like(rest[i]) for i in of_rest]
-    given = [*carries, *xs, *(gradients[i] for i in of_ys)]
-    made = _scanned(step, starts, given, loop.length, not loop.reverse)  # pyright: ignore[reportArgumentType]
-    found: list[Tensor | None] = [None] * (count + scanned + len(rest))
-    places = [*wanted, *(count + scanned + i for i in of_rest), *(count + i for i in of_xs)]
-    for place, x in zip(places, made, strict=True):
-        found[place] = x
-    return found
+    rows = [*carries, *xs, *(gradients[i] for i in of_ys)]
+    results = _scanned(step, starts, rows, loop.length, not loop.reverse)  # pyright: ignore[reportArgumentType]
+    grads: list[Tensor | None] = [None] * (count + scanned + len(rest))
+    places = [*of_carries, *(count + scanned + i for i in of_rest), *(count + i for i in of_xs)]
+    for place, x in zip(places, results, strict=True):
+        grads[place] = x
+    return grads
 
 
 def _branch_backward(loop: Branch, saved: list[Tensor], gradients: list[Tensor | None], needed: Sequence[bool]):
-    """Gradients of the operands: a branch."""
+    """Compute the gradients of a branch's operands with another branch."""
     condition, *operands = saved
-    wanted = [i for i in range(len(operands)) if needed[1 + i]]
+    of_operands = [i for i in range(len(operands)) if needed[1 + i]]
     of_outputs = {i: g for i, g in enumerate(gradients) if g is not None}
 
     def branch(body: Body) -> Callable:
         def run(*tensors: Tensor) -> list[Tensor]:
-            inputs, given = list(tensors[: len(operands)]), tensors[len(operands) :]
-            return _differentiated(body, inputs, wanted, dict(zip(of_outputs, given, strict=True)))
+            inputs, out_grads = list(tensors[: len(operands)]), tensors[len(operands) :]
+            return _differentiated(body, inputs, of_operands, dict(zip(of_outputs, out_grads, strict=True)))
 
         return run
 
-    made = cond(condition, branch(loop.then), branch(loop.otherwise), *operands, *of_outputs.values())
-    found: list[Tensor | None] = [None] * (1 + len(operands))
-    for place, x in zip(wanted, made, strict=True):
-        found[1 + place] = x
-    return found
+    results = cond(condition, branch(loop.then), branch(loop.otherwise), *operands, *of_outputs.values())
+    grads: list[Tensor | None] = [None] * (1 + len(operands))
+    for place, x in zip(of_operands, results, strict=True):
+        grads[1 + place] = x
+    return grads
 
 
-def _differentiated(body: Body, inputs: list[Tensor], wanted: list[int], gradients: dict[int, Tensor]) -> list[Tensor]:
-    """Gradients of the inputs `wanted`, given gradients of outputs by index."""
+def _differentiated(body: Body, inputs: list[Tensor], indices: list[int], gradients: dict[int, Tensor]) -> list[Tensor]:
+    """Compute the gradients of the inputs at `indices` from the gradients of outputs, which are given by index."""
     again = torch.is_grad_enabled()  # whether gradients are differentiated again
     with torch.enable_grad():
-        for i in wanted:
+        for i in indices:
             inputs[i] = inputs[i].view_as(inputs[i]) if inputs[i].requires_grad else inputs[i].detach().requires_grad_()
         outputs = _interpreted(body, inputs)
-    given = [(x, gradients[i]) for i, x in enumerate(outputs) if i in gradients and x.requires_grad]
-    if not given:
-        return [torch.zeros_like(inputs[i]) for i in wanted]
+    pairs = [(x, gradients[i]) for i, x in enumerate(outputs) if i in gradients and x.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(inputs[i]) for i in indices]
     with compat.without_function_modes():
-        found = torch.autograd.grad([x for x, _ in given], [inputs[i] for i in wanted], [g for _, g in given],
+        grads = torch.autograd.grad([x for x, _ in pairs], [inputs[i] for i in indices], [g for _, g in pairs],
                                     allow_unused=True, create_graph=again)  # fmt: skip
-    return [_or_zeros(g, inputs[i]) for i, g in zip(wanted, found, strict=True)]
+    return [_or_zeros(g, inputs[i]) for i, g in zip(indices, grads, strict=True)]
 
 
 def _interpreted(body: Body, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -381,27 +388,30 @@ def _apply(loop: Loop, operands: Sequence[Tensor]) -> list[Tensor]:
     return list(_Loop.apply(recorded, *operands))[: len(loop.outputs)]  # pyright: ignore[reportArgumentType]
 
 
-def _widened(body: Body, given: int, own: list[Tensor], all_of_them: list[Tensor]) -> Body:
-    """A sub-graph with additional, unread inputs."""
+def _widened(body: Body, count: int, own: list[Tensor], all_of_them: list[Tensor]) -> Body:
+    """Add inputs that a sub-graph does not read, so that the sub-graphs of a loop have equal inputs.
+
+    count: number of arguments. own: the tensors that this sub-graph reads besides these, out of `all_of_them`.
+    """
     if len(own) == len(all_of_them):
         return body
     step = body.step.keep(list(body.step.outputs))
     place = {id(x): i for i, x in enumerate(all_of_them)}
     inputs = [*step.inputs.values()]
-    by_place = {given + place[id(x)]: node for x, node in zip(own, inputs[given:], strict=True)}
-    after = inputs[given - 1] if given else None
-    found = {f"in:{i}": node for i, node in enumerate(inputs[:given])}
-    for i in range(given, given + len(all_of_them)):
+    by_place = {count + place[id(x)]: node for x, node in zip(own, inputs[count:], strict=True)}
+    after = inputs[count - 1] if count else None
+    new_inputs = {f"in:{i}": node for i, node in enumerate(inputs[:count])}
+    for i in range(count, count + len(all_of_them)):
         if (node := by_place.get(i)) is None:
             with step.graph.inserting_after(after):
                 node = step.graph.placeholder(f"unread_{i}")
-            x = all_of_them[i - given]
+            x = all_of_them[i - count]
             node.meta = {"val": Spec.of(x), "phase": FORWARD, "path": "", "label": node.name, "flops": 0, "bytes": 0}
         elif after is not None:
             after.append(node)
-        found[f"in:{i}"] = after = node
-    step.inputs = found
-    return Body(step, body.raw, (*range(given), *by_place))
+        new_inputs[f"in:{i}"] = after = node
+    step.inputs = new_inputs
+    return Body(step, body.raw, (*range(count), *by_place))
 
 
 def _union(*lists: list[Tensor]) -> list[Tensor]:
@@ -453,7 +463,7 @@ def _unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
 
 
 def _is_detached(node: fx.Node) -> bool:
-    """Whether a tensor is a view of a detached one."""
+    """Return whether a tensor is a view of a detached one."""
     while node is not base_of(node):
         if node.target is torch.ops.aten.detach.default:
             return True

@@ -18,15 +18,15 @@ COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 
 
 def leaves(node: fx.Node) -> list[Any]:
-    """All arguments, flattened, with the lengths of lists."""
-    found: list[Any] = []
+    """Flatten the arguments of a node. Each list is preceded by its length."""
+    flat: list[Any] = []
     for argument in (*node.args, *node.kwargs.values()):
         if isinstance(argument, (list, tuple)):
-            found.append(len(argument))
-            found += argument
+            flat.append(len(argument))
+            flat += argument
         else:
-            found.append(argument)
-    return found
+            flat.append(argument)
+    return flat
 
 
 class Search:
@@ -43,21 +43,21 @@ class Search:
             yield from self._grown()
 
     def _grown(self) -> Iterator[None]:
-        """Extend the match by a reader of a matched node, the one with the fewest readers first."""
+        """Extend the match by a reader of a matched node, starting from the node with the fewest readers."""
         best: tuple[int, fx.Node, fx.Node] | None = None
         for node in self.calls:
             if node in self.mapping:
                 continue
             for operand in node.all_input_nodes:
-                found = self.mapping.get(operand)
-                if found is not None and (best is None or len(found.users) < best[0]):
-                    best = len(found.users), node, found
+                matched = self.mapping.get(operand)
+                if matched is not None and (best is None or len(matched.users) < best[0]):
+                    best = len(matched.users), node, matched
         if best is None:
             if len(self.taken) == len(self.calls):
                 yield
             return
-        _, node, found = best
-        for user in list(found.users):
+        _, node, matched = best
+        for user in list(matched.users):
             for _ in self._stands(node, user):
                 yield from self._grown()
 

@@ -74,24 +74,26 @@ def check_pattern(pattern: Pattern) -> None:
     specs = tuple(Spec(s, torch.int64 if i in pattern.labels else torch.float32) for i, s in enumerate(pattern.shapes))
     numbers = HOLES[: pattern.numbers]
     traced = joint(pattern.reference, specs, numbers, pattern.learned, (), torch.device("cpu"))
-    found = dict.fromkeys(n.target for n in traced.forward)
-    if pattern.anchor not in found:
-        raise ValueError(f"{pattern.name}: the reference has no {pattern.anchor}; it has {', '.join(map(str, found))}")
+    targets = dict.fromkeys(n.target for n in traced.forward)
+    if pattern.anchor not in targets:
+        raise ValueError(
+            f"{pattern.name}: the reference has no {pattern.anchor}; it has {', '.join(map(str, targets))}"
+        )
     generator = torch.Generator().manual_seed(0)
 
     def operands() -> list[torch.Tensor]:
         generator.manual_seed(0)
-        made = [torch.randn(s.shape, generator=generator) for s in specs]
-        made = [x.abs().long() if i in pattern.labels else x for i, x in enumerate(made)]
-        return [x.requires_grad_() if i in pattern.learned else x for i, x in enumerate(made)]
+        tensors = [torch.randn(s.shape, generator=generator) for s in specs]
+        tensors = [x.abs().long() if i in pattern.labels else x for i, x in enumerate(tensors)]
+        return [x.requires_grad_() if i in pattern.learned else x for i, x in enumerate(tensors)]
 
     def results(function: Callable) -> list[torch.Tensor]:
-        given = operands()
-        made = function(*given, *numbers)
-        made = list(made) if isinstance(made, tuple) else [made]
-        learned = [given[i] for i in pattern.learned]
-        grads = torch.autograd.grad([x.square().sum() for x in made if x.requires_grad], learned, allow_unused=True)
-        return [x.detach() for x in made] + [torch.zeros(()) if g is None else g for g in grads]
+        inputs = operands()
+        outputs = function(*inputs, *numbers)
+        outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        learned = [inputs[i] for i in pattern.learned]
+        grads = torch.autograd.grad([x.square().sum() for x in outputs if x.requires_grad], learned, allow_unused=True)
+        return [x.detach() for x in outputs] + [torch.zeros(()) if g is None else g for g in grads]
 
     for ours, theirs in zip(results(pattern.replacement), results(pattern.reference), strict=True):
         if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5):
@@ -99,14 +101,14 @@ def check_pattern(pattern: Pattern) -> None:
 
 
 def fuse_patterns(graph: fx.Graph, patterns: Sequence[Pattern], device: torch.device) -> Counter[str]:
-    """Replace all patterns, in place. Returns how often each was found, by name."""
-    found: Counter[str] = Counter()
+    """Replace all occurrences of patterns, in place. Returns the number of occurrences of each, by name."""
+    counts: Counter[str] = Counter()
     for pattern in patterns:
         if graph.find_nodes(op="call_function", target=pattern.anchor):
             finder = _Finder(graph, pattern, device)
-            found[pattern.name] += finder.replace(FORWARD)
+            counts[pattern.name] += finder.replace(FORWARD)
             finder.replace(BACKWARD)
-    return +found
+    return +counts
 
 
 class _Finder:
@@ -114,7 +116,7 @@ class _Finder:
         self.graph, self.pattern = graph, pattern
         self.reference = partial(joint, pattern.reference, device=device)
         self.device = device
-        self.found: dict[tuple, tuple] = {}  # the last variant that matched, by specs of operands
+        self.last_variants: dict[tuple, tuple] = {}  # by phase, specs and numbers
 
     def replace(self, phase: str) -> int:
         """Replace matches that begin in the forward pass, or those entirely in the backward pass. Returns their
@@ -142,9 +144,9 @@ class _Finder:
             for node in like[first]:
                 if node.users and node.meta["phase"] == phase:
                     search = Search(calls, exact=False)
-                    count += any(self._replace_exactly(phase, *given, node)
+                    count += any(self._replace_exactly(phase, *operands, node)
                                  for _ in search.matches(first, node)
-                                 if (given := self._operands(loose, learned, search.mapping)))  # fmt: skip
+                                 if (operands := self._operands(loose, learned, search.mapping)))  # fmt: skip
         return count
 
     def _operands(self, loose: Joint, learned: tuple[int, ...], mapping: dict[fx.Node, fx.Node]) -> tuple | None:
@@ -166,22 +168,22 @@ class _Finder:
 
     def _replace_exactly(self, phase: str, nodes: list[fx.Node | None], specs, numbers, at: fx.Node) -> bool:
         key = phase, specs, numbers
-        known = [self.found[key]] if key in self.found else []
-        for variant in dict.fromkeys([*known, *self.pattern.variants()]):
-            wanted = self.reference(specs, numbers, *variant)
-            for calls in _parts(wanted, phase):
+        cached = [self.last_variants[key]] if key in self.last_variants else []
+        for variant in dict.fromkeys([*cached, *self.pattern.variants()]):
+            reference = self.reference(specs, numbers, *variant)
+            for calls in _parts(reference, phase):
                 for first in calls:
                     if first.target != at.target or first.meta["phase"] != phase:
                         continue
                     search = Search(calls)
-                    search.mapping |= {p: n for p, n in zip(wanted.inputs, nodes, strict=False) if n}
+                    search.mapping |= {p: n for p, n in zip(reference.inputs, nodes, strict=False) if n}
                     for _ in search.matches(first, at):
                         try:
                             new = self._replacement(specs, numbers, *variant)
                         except ValueError:  # the replacement does not support these operands
                             return False
-                        if rewrite(self.graph, wanted, new, search):
-                            self.found[key] = variant
+                        if rewrite(self.graph, reference, new, search):
+                            self.last_variants[key] = variant
                             return True
         return False
 

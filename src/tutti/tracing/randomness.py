@@ -65,7 +65,7 @@ def make_reproducible(graph: fx.Graph, seed: fx.Node, step: fx.Node, device: tor
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Whether torch draws numbers for this node. Attention does so only with dropout."""
+    """Return whether torch draws numbers for this node. Attention does so only with dropout."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # pyright: ignore

@@ -79,16 +79,16 @@ GUARDS: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
-def put_into_words(found: compat.Recompiled) -> Recompilation:
-    """Rephrase a failed guard."""
-    said = re.sub(r"^\d+/\d+(_\d+)?: ", "", found.guard.partition("\n")[0]).partition("  #")[0].strip()
+def put_into_words(failure: compat.Recompiled) -> Recompilation:
+    """Explain a failed guard in plain words."""
+    said = re.sub(r"^\d+/\d+(_\d+)?: ", "", failure.guard.partition("\n")[0]).partition("  #")[0].strip()
     fitting = ((fits, *words) for pattern, *words in GUARDS if (fits := re.search(pattern, said)))
-    if found_words := next(fitting, None):
-        fits, reason, hint = found_words
+    if match := next(fitting, None):
+        fits, reason, hint = match
         reason = reason.format(*map(_plain, fits.groups()))
     else:
         reason, hint = f"a guard of its graph failed: {said}", "keep the value constant, or make it a tensor"
-    return Recompilation(found.file, found.line, found.function, said, reason, hint, found.given_up)
+    return Recompilation(failure.file, failure.line, failure.function, said, reason, hint, failure.given_up)
 
 
 def _plain(source: str) -> str:

@@ -21,15 +21,15 @@ from tutti import compat
 
 
 class Home(Protocol):
-    """Where the values of remote tensors are."""
+    """The storage of the values of remote tensors."""
 
     def fetched(self, name: str, tensor: Tensor) -> Tensor:
-        """The full value of a tensor, on its device, in memory of its own. The home notes that it is in use."""
+        """Return a copy of the full value of a tensor, on its device. The home records that it is in use."""
         ...
 
 
 class Remote:
-    """What remote tensors do differently. The attribute `_home` has their home, their name there and their strides."""
+    """Methods of remote tensors. The attribute `_home` has their home, their name there and their strides."""
 
     __slots__ = ()
 
@@ -107,7 +107,7 @@ def make_ordinary(x: Tensor, value: Tensor) -> None:
 
 @contextmanager
 def shaped(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let remote tensors be ordinary ones without values, within the block: they are captured as they were."""
+    """Turn remote tensors into ordinary ones without values within the block, so that capture sees their strides."""
     remote = [(x, type(x), *vars(x)["_home"]) for x in tensors if isinstance(x, Remote)]
     for x, kind, _, _, strides in remote:
         x.__class__ = kind.__mro__[2]

@@ -15,14 +15,17 @@ from tutti.tracing.match import Search
 Pairs = list[tuple[fx.Node, fx.Node]]  # (output of the occurrence, its replacement)
 
 
-def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
-    """Replace an occurrence, in place. Returns False, and changes nothing, if others read its intermediate values, or
-    if an operand is computed only after a result is read."""
+def rewrite(graph: fx.Graph, reference: Joint, new: Joint, search: Search) -> bool:
+    """Replace an occurrence of `reference` by `new`, in place.
+
+    Returns False, and changes nothing, if other nodes read its intermediate values, or if an operand is computed only
+    after a result is read.
+    """
     mapping = search.mapping
     pairs: Pairs = [
-        (mapping[a], b) for a, b in zip(found.outputs, new.outputs, strict=True) if a in mapping and b is not None
+        (mapping[a], b) for a, b in zip(reference.outputs, new.outputs, strict=True) if a in mapping and b is not None
     ]
-    inputs = {b: mapping[a] for a, b in zip(found.inputs, new.inputs, strict=True) if a in mapping}
+    inputs = {b: mapping[a] for a, b in zip(reference.inputs, new.inputs, strict=True) if a in mapping}
     if any(x in search.taken for x in inputs.values()) or _is_read(search.taken, {old for old, _ in pairs}):
         return False
     needed = ancestors([b for _, b in pairs])
@@ -58,12 +61,12 @@ def rewrite(graph: fx.Graph, found: Joint, new: Joint, search: Search) -> bool:
 
 
 def _path(taken: list[fx.Node], output: fx.Node) -> str:
-    """The module of the replaced nodes: that of the matrix product, if there is one."""
+    """Return the module path of the replaced nodes: that of the matrix product, if there is one."""
     return next((n for n in taken if n.target in FLOPS), output).meta["path"]
 
 
 def _is_read(taken: set[fx.Node], outputs: set[fx.Node]) -> bool:
-    """Whether others read an intermediate value. Views of operands do not count: they may stay."""
+    """Return whether other nodes read an intermediate value. Views of operands do not count, as they may stay."""
     return any(not taken.issuperset(node.users) for node in taken - outputs if not _looks(node, taken))
 
 
@@ -72,12 +75,13 @@ def _looks(node: fx.Node, taken: set[fx.Node]) -> bool:
 
 
 def _place(reads: list[fx.Node], outputs: list[fx.Node], taken: set[fx.Node]) -> tuple[fx.Node, bool] | None:
-    """An insertion point, and whether it is before the node: all operands are computed, and no result is read yet."""
+    """Return an insertion point at which all operands are computed and no result is read, and whether it is before the
+    node."""
     if not outputs:
         return None
     first: Any = min(outputs)
     last: Any = max(reads, default=first)
     if not first < last:
         return first, True
-    wanted = (user for old in outputs for user in old.users if user not in taken)
-    return (last, False) if all(last < user for user in wanted) else None
+    readers = (user for old in outputs for user in old.users if user not in taken)
+    return (last, False) if all(last < user for user in readers) else None

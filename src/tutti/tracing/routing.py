@@ -1,4 +1,4 @@
-"""Which experts a router can choose together: groups of experts, of which a token's experts are in a few.
+"""Groups of experts that a router can choose together: the experts of a token are in a few groups.
 
 DeepSeek-V2 and V3 (arXiv 2412.19437, section 2.1.2) limit the nodes that a token travels to in this way. Models of
 transformers say it by `n_group` and `topk_group` of the config.

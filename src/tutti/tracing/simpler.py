@@ -20,10 +20,10 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 
 
 def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype=None) -> Tensor:
-    """torch has kernels only for some dtypes and devices."""
-    made = aten.bmm(a, b) if offs is None else ops.grouped_mm(a, b, offs, 0, offs.shape[0])
-    made = made if bias is None else made + bias
-    return made if out_dtype in (None, made.dtype) else made.to(out_dtype)
+    """Replace grouped_mm, for which torch has kernels only for some dtypes and devices."""
+    product = aten.bmm(a, b) if offs is None else ops.grouped_mm(a, b, offs, 0, offs.shape[0])
+    product = product if bias is None else product + bias
+    return product if out_dtype in (None, product.dtype) else product.to(out_dtype)
 
 
 def _grouped_mm_backward(a: Tensor, b: Tensor, offs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,8 +42,8 @@ def _ctc_loss_backward(
     return ops.ctc_loss_backward(grad, log_probs, targets, *lengths, loss, alpha, blank, zero_infinity)
 
 
-def _lengths(given: Any, device: torch.device) -> Tensor:
-    return given if isinstance(given, Tensor) else torch.tensor(list(given), dtype=torch.int64, device=device)
+def _lengths(lengths: Any, device: torch.device) -> Tensor:
+    return lengths if isinstance(lengths, Tensor) else torch.tensor(list(lengths), dtype=torch.int64, device=device)
 
 
 def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:

@@ -103,7 +103,7 @@ def _simpler(node: Call) -> fx.Node | int | float | complex | None:
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
-    """Whether two tensors have equal shapes and dtypes."""
+    """Return whether two tensors have equal shapes and dtypes."""
     return a.meta["val"].shape == b.meta["val"].shape and a.meta["val"].dtype == b.meta["val"].dtype
 
 

@@ -1,4 +1,4 @@
-"""Where a model stores its tensors, and how stand-ins replace them during capture.
+"""Slots, in which a model stores its tensors. Stand-ins replace the tensors during capture.
 
 A *slot* is an entry of `_parameters` or `_buffers` of one module. A tensor in several slots (tied weights, a module
 under two names) has one name, the first of `named_parameters()` or `named_buffers()`.
@@ -28,7 +28,7 @@ class Slot:
     registered: bool = True
 
     @property
-    def held(self) -> Any:
+    def content(self) -> Any:
         """The current content of the slot."""
         return self.table.get(self.key) if isinstance(self.table, dict) else self.table[self.key]
 
@@ -50,14 +50,14 @@ class Slots:
         for module in model.modules():
             for table in (module._parameters, module._buffers):
                 self.slots += [Slot(table, k, *names[id(t)]) for k, t in table.items() if t is not None]
-            for key, held in module.__dict__.items():
-                if isinstance(held, torch.Tensor) and id(held) in names:
-                    kind, name = names[id(held)]
+            for key, value in module.__dict__.items():
+                if isinstance(value, torch.Tensor) and id(value) in names:
+                    kind, name = names[id(value)]
                     self.slots.append(Slot(module.__dict__, key, kind, name, name in attributes))
-                elif isinstance(held, (list, dict)) and key not in ("_parameters", "_buffers", "_modules"):
-                    items = held.items() if isinstance(held, dict) else enumerate(held)
-                    known = [(k, names[id(t)]) for k, t in items if isinstance(t, torch.Tensor) and id(t) in names]
-                    self.slots += [Slot(held, k, *name, registered=False) for k, name in known]
+                elif isinstance(value, (list, dict)) and key not in ("_parameters", "_buffers", "_modules"):
+                    items = value.items() if isinstance(value, dict) else enumerate(value)
+                    entries = [(k, names[id(t)]) for k, t in items if isinstance(t, torch.Tensor) and id(t) in names]
+                    self.slots += [Slot(value, k, *name, registered=False) for k, name in entries]
 
     def named(self) -> dict[str, torch.Tensor]:
         """All tensors by the names of graph inputs."""
@@ -76,18 +76,18 @@ class Slots:
             for slot, tensor in zip(self.slots, before, strict=True):
                 slot.table[slot.key] = tensor
 
-    def changed(self, kind: str, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors that replaced `given` in the slots, by name: forward may assign another tensor.
+    def changed(self, kind: str) -> dict[str, torch.Tensor]:
+        """Return the tensors in the slots of a kind by name, after forward, which may assign other tensors.
 
         Raises ValueError if two slots of one name have different tensors, or if a successor has another shape or dtype.
         """
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         before = self.params if kind == "param" else self.buffers
         for slot in self.slots:
             if slot.kind != kind or not slot.registered:
                 continue
-            now, old = slot.held, before[slot.name]
-            if found.setdefault(slot.name, now) is not now:
+            now, old = slot.content, before[slot.name]
+            if tensors.setdefault(slot.name, now) is not now:
                 raise ValueError(
                     f"forward assigns another tensor to one of the attributes that share {kind} {slot.name!r}; assign "
                     "to all of them, or write into the tensor with copy_()"
@@ -98,7 +98,7 @@ class Slots:
                     f"forward changes {kind} {slot.name!r} from {tuple(old.shape)} {old.dtype} to {what}; state must "
                     "keep its shape and dtype from step to step"
                 )
-        return found
+        return tensors
 
 
 def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:

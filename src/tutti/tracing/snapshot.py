@@ -59,7 +59,7 @@ class Snapshot:
         self.random = _random_states()
 
     def _save(self, path: str, thing: Any) -> list[tuple[str, Any]]:
-        """Save the content of one object. Returns the objects in it to visit, with their paths."""
+        """Save the content of one object. Returns the objects in it, with their paths, to be visited next."""
         if isinstance(thing, Cache):
             self.caches.setdefault(id(thing), (thing, thing.cache_info().misses))
             return []
@@ -67,9 +67,9 @@ class Snapshot:
             named = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
             cells = [(name, cell) for name, cell in named if _filled(cell)]
             self.cells |= {id(cell): (join(path, name), cell, cell.cell_contents) for name, cell in cells}
-            held = [(join(path, name), cell.cell_contents) for name, cell in cells]
-            held += [(path, x) for x in (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())]
-            return held + self._save_globals(thing.__globals__)
+            children = [(join(path, name), cell.cell_contents) for name, cell in cells]
+            children += [(path, x) for x in (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())]
+            return children + self._save_globals(thing.__globals__)
         if isinstance(thing, MethodType):
             return [(path, thing.__self__), (path, thing.__func__)]
         if isinstance(thing, random.Random) or type(thing).__module__ == "numpy.random._generator":
@@ -81,18 +81,18 @@ class Snapshot:
             self.saved[id(thing)] = path, thing, _content(thing)
             items = _items(thing).items() if isinstance(thing, dict) else enumerate(thing)
             return [(f"{path}[{key!r}]", x) for key, x in items] if len(thing) <= LARGEST else []
-        held = getattr(thing, "__dict__", None)
+        attributes = getattr(thing, "__dict__", None)
         inside = type(thing).__module__.startswith(INTERNAL) and not isinstance(thing, nn.Module)
-        if isinstance(thing, OPAQUE) or not isinstance(held, dict) or is_of_the_system(thing) or inside:
+        if isinstance(thing, OPAQUE) or not isinstance(attributes, dict) or is_of_the_system(thing) or inside:
             return []
-        self.saved[id(held)] = path, held, dict(held)
+        self.saved[id(attributes)] = path, attributes, dict(attributes)
         beside = self._save_class(type(thing))
         if not isinstance(thing, nn.Module):
-            return [(join(path, key), x) for key, x in held.items()] + beside
+            return [(join(path, key), x) for key, x in attributes.items()] + beside
         for table in (thing._parameters, thing._buffers, thing._modules):
             self.saved[id(table)] = path, table, dict(table)
         tables = ("_parameters", "_buffers", "_modules")
-        own = [(join(path, key), x) for key, x in held.items() if key not in tables]
+        own = [(join(path, key), x) for key, x in attributes.items() if key not in tables]
         return own + [(join(path, key), x) for key, x in thing._modules.items()] + beside
 
     def _save_class(self, cls: type) -> list[tuple[str, Any]]:
@@ -105,51 +105,51 @@ class Snapshot:
                     beside += self._save_globals(module.__dict__)
         return beside
 
-    def _save_globals(self, held: dict[str, Any]) -> list[tuple[str, Any]]:
-        name = str(held.get("__name__", ""))
-        if id(held) in self.namespaces or is_library(name):
+    def _save_globals(self, namespace: dict[str, Any]) -> list[tuple[str, Any]]:
+        name = str(namespace.get("__name__", ""))
+        if id(namespace) in self.namespaces or is_library(name):
             return []
-        return self._save_namespace(name, held, held)
+        return self._save_namespace(name, namespace, namespace)
 
-    def _save_namespace(self, path: str, owner: Any, held: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    def _save_namespace(self, path: str, owner: Any, namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Save the variables of a class or file. Returns the objects and containers among them."""
-        self.namespaces[id(owner)] = path, owner, variables(held)
-        found = []
-        for key, x in variables(held).items():
+        self.namespaces[id(owner)] = path, owner, variables(namespace)
+        objects = []
+        for key, x in variables(namespace).items():
             if not isinstance(x, (*OPAQUE, Cache, staticmethod, classmethod, property)):
-                found.append((join(path, key), x))
+                objects.append((join(path, key), x))
             function = getattr(x, "__func__", x)  # for a static method
             inside = function.__closure__ or () if isinstance(function, FunctionType) else ()
             for cache in (function, *(cell.cell_contents for cell in inside if _filled(cell))):
                 if isinstance(cache, Cache):
                     self.caches.setdefault(id(cache), (cache, cache.cache_info().misses))
-        return found
+        return objects
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
-        """Paths of changed attributes and items -> (before, now); `MISSING` for none."""
-        found = {}
+        """Return (before, now) by path for changed attributes and items; `MISSING` where there is none."""
+        differences = {}
         dicts = [
             (path, before, _items(thing)) for path, thing, before in self.saved.values() if isinstance(thing, dict)
         ]
-        dicts += [(path, before, variables(_held(owner))) for path, owner, before in self.namespaces.values()]
+        dicts += [(path, before, variables(_namespace_of(owner))) for path, owner, before in self.namespaces.values()]
         for path, before, now in dicts:
             for key in {**before, **now}:
                 old, new = before.get(key, MISSING), now.get(key, MISSING)
                 if old is not new and not _equal(old, new):
-                    found[join(path, str(key))] = old, new
+                    differences[join(path, str(key))] = old, new
         for path, cell, before in self.cells.values():
             now = cell.cell_contents if _filled(cell) else MISSING
             if now is not before and not _equal(now, before):
-                found[path] = before, now
+                differences[path] = before, now
         for path, thing, before in self.saved.values():
             if isinstance(thing, set):
                 if thing != before:
-                    found[path] = before, set(thing)
+                    differences[path] = before, set(thing)
             elif not isinstance(thing, dict) and (
                 len(before) != len(thing) or not all(a is b or _equal(a, b) for a, b in zip(before, thing, strict=True))
             ):
-                found[path] = before, list(thing)
-        return found
+                differences[path] = before, list(thing)
+        return differences
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Plain attributes that were tensors, with their paths."""
@@ -199,7 +199,7 @@ class Snapshot:
         for _, cell, before in self.cells.values():
             cell.cell_contents = before
         for _, owner, before in self.namespaces.values():
-            now = variables(_held(owner))
+            now = variables(_namespace_of(owner))
             for key in [key for key in now.keys() - before.keys() if not isinstance(now[key], ModuleType)]:
                 delattr(owner, key) if isinstance(owner, type) else owner.pop(key)
             for key in [key for key, x in before.items() if now.get(key, MISSING) is not x]:
@@ -220,17 +220,17 @@ _process_caches: tuple[int, list[weakref.ref[Cache]]] = (0, [])  # number of mod
 
 
 def _caches() -> list[Cache]:
-    """The `functools.lru_cache` wrappers of the process. Searched again after imports."""
+    """Return the `functools.lru_cache` wrappers of the process. They are searched again after imports."""
     global _process_caches
     if _process_caches[0] != len(sys.modules):
         with unfrozen():
-            found = [x for x in gc.get_objects() if type(x) is Cache]
-        _process_caches = len(sys.modules), [weakref.ref(x) for x in found if not is_library(str(x.__module__))]
+            caches = [x for x in gc.get_objects() if type(x) is Cache]
+        _process_caches = len(sys.modules), [weakref.ref(x) for x in caches if not is_library(str(x.__module__))]
     return [cache for reference in _process_caches[1] if (cache := reference()) is not None]
 
 
 def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
-    """Whether the results in a cache contain a fake tensor."""
+    """Return whether the results in a cache contain a fake tensor."""
     for x in things:
         if isinstance(x, FakeTensor):
             return True
@@ -243,18 +243,18 @@ def _holds_fake(things: Iterable[Any], depth: int = 3) -> bool:
 
 
 def is_library(module: str) -> bool:
-    """Whether a module's classes and global variables are not part of the model."""
+    """Return whether a module's classes and global variables are not part of the model."""
     package = module.partition(".")[0]
     return package in LIBRARIES or (package in sys.stdlib_module_names and package != "__main__")
 
 
-def _held(owner: Any) -> Mapping[str, Any]:
+def _namespace_of(owner: Any) -> Mapping[str, Any]:
     return owner.__dict__ if isinstance(owner, type) else owner
 
 
-def variables(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of a class or file, without those of Python or TorchDynamo."""
-    return {key: x for key, x in held.items() if not key.startswith("__")}
+def variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a class or file, without those of Python or TorchDynamo."""
+    return {key: x for key, x in namespace.items() if not key.startswith("__")}
 
 
 def _state_of(generator: Any) -> Any:
@@ -278,12 +278,12 @@ def _items(thing: dict) -> dict[Any, Any]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two plain values are equal. False for other types."""
+    """Return whether two plain values are equal. False for other types."""
     return type(a) is type(b) and isinstance(a, (str, bytes, int, float, bool, complex)) and a == b
 
 
 def is_of_the_system(thing: Any) -> bool:
-    """Whether an object belongs to Python's library: a logger, a thread, a file."""
+    """Return whether an object belongs to Python's library: a logger, a thread, a file."""
     package = type(thing).__module__.partition(".")[0]
     return package in sys.stdlib_module_names and package not in ("collections", "types", "__main__")
 

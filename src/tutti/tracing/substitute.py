@@ -85,13 +85,13 @@ _tensor = torch.tensor
 
 
 def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
-    """torch would read the memory of tensors in a list, which fake tensors lack."""
+    """Replace torch.tensor, which reads the memory of tensors in a list; fake tensors have none."""
     if not isinstance(data, (list, tuple)) or not any(isinstance(x, Tensor) for x in pytree.tree_leaves(data)):
         return _tensor(data, dtype=dtype, device=device, **options)
-    made = _stacked(data)
-    if dtype is None and made.is_floating_point():
+    stacked = _stacked(data)
+    if dtype is None and stacked.is_floating_point():
         dtype = torch.get_default_dtype()
-    return made.detach().to(device=device or "cpu", dtype=dtype).clone()
+    return stacked.detach().to(device=device or "cpu", dtype=dtype).clone()
 
 
 def _stacked(data: Any) -> Tensor:
@@ -101,12 +101,12 @@ def _stacked(data: Any) -> Tensor:
 
 
 def pack_padded(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """The steps of sorted sequences, by time, and the number of sequences at each time, a constant of the step."""
-    known = lengths.tolist()
-    if any(a < b for a, b in itertools.pairwise(known)):
+    """Return the steps of sorted sequences by time, and the number of sequences at each time, a constant."""
+    values = lengths.tolist()
+    if any(a < b for a, b in itertools.pairwise(values)):
         raise RuntimeError("pack_padded_sequence: lengths must be in decreasing order, or pass enforce_sorted=False")
     x = input if batch_first else input.transpose(0, 1)
-    sizes = [sum(length > t for length in known) for t in range(known[0])]
+    sizes = [sum(length > t for length in values) for t in range(values[0])]
     rows = [b * x.shape[1] + t for t, size in enumerate(sizes) for b in range(size)]
     with compat.computing_really():  # recurrent operators read its memory
         batch_sizes = _tensor(sizes)
@@ -114,7 +114,7 @@ def pack_padded(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tens
 
 
 def pad_packed(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int):
-    """Sequences of `pack_padded`, padded to a length, and their lengths."""
+    """Pad the sequences of `pack_padded` to a length. Returns them and their lengths."""
     with compat.computing_really():
         sizes = batch_sizes.tolist()
         lengths = _tensor([sum(size > b for size in sizes) for b in range(sizes[0])])
@@ -124,8 +124,8 @@ def pad_packed(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_val
     rows = [starts[t] + b if t < len(sizes) and b < sizes[t] else padding
             for b in range(sizes[0]) for t in range(steps)]  # fmt: skip
     padded = torch.cat([data, data.new_full((1, *data.shape[1:]), padding_value)])
-    made = padded.index_select(0, _tensor(rows, device=data.device)).unflatten(0, (sizes[0], steps))
-    return made if batch_first else made.transpose(0, 1), lengths
+    sequences = padded.index_select(0, _tensor(rows, device=data.device)).unflatten(0, (sizes[0], steps))
+    return sequences if batch_first else sequences.transpose(0, 1), lengths
 
 
 INSTEAD: dict[Any, Callable[..., Any]] = {

@@ -53,23 +53,24 @@ class Refused(ValueError):
 def trace(
     function: Callable,
     *args: torch.Tensor,
-    known: Mapping[int, torch.Tensor] | None = None,
+    arg_values: Mapping[int, torch.Tensor] | None = None,
     decisions: Decisions | None = None,
     after: Traced | None = None,
     lifts: bool = False,
 ) -> Traced:
-    """The graph of `function(*args)`, which returns tensors in tuples or lists. Call it in a fake tensor mode, with
-    fake arguments. A nested trace is recorded by both.
+    """Trace `function(*args)`, which returns tensors in tuples or lists, as a graph.
 
-    known: real values of some arguments, by position, for Python code that reads values which depend on these only
-        (`ir.values`).
+    Call it in a fake tensor mode, with fake arguments. Operators of a nested trace are recorded in both graphs.
+
+    arg_values: real values of some arguments, by position, for Python code that reads values which depend on these
+        only (`ir.values`).
     decisions: the side to take where Python evaluates an unknown boolean.
     after: an earlier trace. Its input-free tensors that are read now are computed again.
     lifts: whether other tensors that the function reads become inputs (`Traced.lifted`), as for a sub-graph.
 
     Raises `compat.ValuesNeeded` if Python reads other values, and Refused for a higher-order operator.
     """
-    tracer = _Tracer(args, known or {}, decisions, after, lifts)
+    tracer = _Tracer(args, arg_values or {}, decisions, after, lifts)
     _active.append(tracer)
     try:
         with _no_casts_kept(), tracer:
@@ -108,7 +109,7 @@ def last_node() -> fx.Node:
 
 
 def written_since(node: fx.Node) -> bool:
-    """Whether a value created up to that node has been written since."""
+    """Return whether a value created up to that node has been written since."""
     later: set[fx.Node] = set()
     while (node := node.next).op != "root":
         if any(base_of(x) not in later for x in written_operands(node)):
@@ -118,16 +119,16 @@ def written_since(node: fx.Node) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether this thread is tracing, here or by `make_fx`."""
+    """Return whether this thread is tracing, here or by `make_fx`."""
     here = threading.get_ident()
     return any(tracer.thread == here for tracer in _active) or compat.get_proxy_mode() is not None
 
 
 class _Tracer(compat.TorchDispatchMode):
-    supports_higher_order_operators = True  # says itself that it does not take them
+    supports_higher_order_operators = True  # to refuse them with an error of its own
 
-    def __init__(self, args: tuple[torch.Tensor, ...], known: Mapping[int, torch.Tensor], decisions: Decisions | None,
-                 after: Traced | None, lifts: bool):  # fmt: skip
+    def __init__(self, args: tuple[torch.Tensor, ...], arg_values: Mapping[int, torch.Tensor],
+                 decisions: Decisions | None, after: Traced | None, lifts: bool):  # fmt: skip
         super().__init__()
         self.lifts, self.lifted = lifts, []
         self.decisions, self.after = decisions, after
@@ -143,14 +144,14 @@ class _Tracer(compat.TorchDispatchMode):
         self.storages: dict[int, torch.Tensor] = {}  # by the storage of a real tensor: that tensor
         self.stood_in: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []  # of stand-ins, kept alive with their nodes
-        given = {}
+        input_values = {}
         self.last_input: fx.Node | None = None
         for i, x in enumerate(args):
             self.last_input = node = self.graph.placeholder(f"arg{i}_1")
             self._is(x, node)
-            if i in known:
-                given[node] = known[i]
-        self.values = Values(self.graph, given, self.constants)
+            if i in arg_values:
+                input_values[node] = arg_values[i]
+        self.values = Values(self.graph, input_values, self.constants)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -173,19 +174,19 @@ class _Tracer(compat.TorchDispatchMode):
                 "one that returns a new tensor (torch.library.custom_op with mutates_args=())"
             )
         if not all(issubclass(kind, compat.FakeTensor) for kind in types):
-            return NotImplemented  # it says itself what it is made of
-        if func is torch.ops.prim.device.default:  # asked for twice an operator
+            return NotImplemented  # a tensor subclass, which calls operators on its own parts
+        if func is torch.ops.prim.device.default:  # called twice for each operator
             return args[0].fake_device
-        other = compat.HONEST.get(func) or simpler(func, args) or compat.decomposition(func, args)
-        if other is not None:
+        replacement = compat.HONEST.get(func) or simpler(func, args) or compat.decomposition(func, args)
+        if replacement is not None:
             with self:
-                return other(*args, **kwargs)
+                return replacement(*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags and not types:  # a number that the model keeps as a tensor
             with compat.unset_fake_temporarily():
                 return func(*args, **kwargs)
         operands = self.named(args), self.named(kwargs)
         try:
-            made = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except compat.ValuesNeeded:
             if (answer := self._answer(func, args, kwargs)) is None:
                 raise
@@ -193,51 +194,51 @@ class _Tracer(compat.TorchDispatchMode):
         except RuntimeError as error:
             note_call(error, func, self.signature.get("path", ""), args)
             raise
-        if _holds_tensors(made) or func._schema.is_mutable:
+        if _holds_tensors(result) or func._schema.is_mutable:
             target = recorded(func)
             node = self.graph.create_node("call_function", target, *operands, name=func.overloadpacket.__name__)
-            self._is(made, node)
-        return made
+            self._is(result, node)
+        return result
 
     def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The result of an operator that needs values: computed from the batch, or decided. None if unknown."""
+        """Return the result of an operator that needs values: computed from the batch, or decided. None if unknown."""
         if func in (aten.index.Tensor, aten.masked_select.default):
             with self:
                 x, masks = args if func is aten.index.Tensor else _broadcast(*args)
                 indices = self._indices(masks)
                 return None if indices is None else aten.index.Tensor(x, indices)
         line = str(site_of_caller() or "a line of Python")
-        made = self.values.ask(func, self.named(args), self.named(kwargs), line)
-        if made is not None:
-            return _on(made, args[0].device)
+        result = self.values.ask(func, self.named(args), self.named(kwargs), line)
+        if result is not None:
+            return _on(result, args[0].device)
         if func is aten._local_scalar_dense.default and args[0].dtype is torch.bool and self.decisions:
             return self.decisions.decide(args[0])
         return None
 
     def _indices(self, masks: Any) -> list | None:
-        """Boolean masks that depend only on the batch, as indices."""
+        """Convert boolean masks that depend only on the batch into indices. None if a mask depends on more."""
         indices: list = []
         for mask in masks:
             if mask is None or mask.dtype not in (torch.bool, torch.uint8):
                 indices.append(mask)
                 continue
             line = str(site_of_caller() or "a line of Python")
-            made = self.values.ask(aten.nonzero.default, (self.named(mask),), {}, line)
-            if made is None:
+            coordinates = self.values.ask(aten.nonzero.default, (self.named(mask),), {}, line)
+            if coordinates is None:
                 return None
             with compat.computing_really():
-                indices += [x.contiguous() for x in made.to(mask.device).unbind(1)]
+                indices += [x.contiguous() for x in coordinates.to(mask.device).unbind(1)]
         return indices
 
     def named(self, values: Any) -> Any:
         """Replace tensors by their nodes."""
         if isinstance(values, torch.Tensor):
-            known = self.nodes.get(id(values))
-            if self.lifts and known and values.grad_fn is not None:
-                node: Any = known[0]  # also where autograd has detached what it keeps: once to save, once to read
+            entry = self.nodes.get(id(values))
+            if self.lifts and entry and values.grad_fn is not None:
+                node: Any = entry[0]  # also if autograd detached a saved tensor: once to save it, once to read it
                 while node.meta.setdefault("differentiable", True) and node.target is aten.detach.default:
                     node = node.args[0]
-            return known[0] if known else self._of_real(values)
+            return entry[0] if entry else self._of_real(values)
         if isinstance(values, (list, tuple)):
             return type(values)([self.named(x) for x in values])
         if isinstance(values, dict):
@@ -292,34 +293,36 @@ class _Tracer(compat.TorchDispatchMode):
         return node
 
     def _of_earlier(self, tensor: torch.Tensor) -> fx.Node | None:
-        """A copy of the nodes that computed a tensor in the earlier trace. None if it depends on inputs."""
+        """Copy the nodes that computed a tensor in the earlier trace. Returns None if the tensor depends on inputs."""
         if self.after is None or self.input_free is None or id(tensor) not in self.after.nodes:
             return None
-        made, _ = self.after.nodes[id(tensor)]
-        for node in self.input_free.calls(made) or ():
+        original, _ = self.after.nodes[id(tensor)]
+        for node in self.input_free.calls(original) or ():
             if node not in self.repeated:
                 copy = self.graph.node_copy(node, self.repeated.__getitem__)
                 if node.op == "get_attr":
                     copy.target = f"_tensor_constant{len(self.constants)}"
                     self.constants[copy.target] = self.after.constants[str(node.target)]
                 self.repeated[node] = copy
-        return self.repeated.get(made)
+        return self.repeated.get(original)
 
-    def _is(self, made: Any, node: fx.Node) -> None:
+    def _is(self, result: Any, node: fx.Node) -> None:
         """Record the result of a node. Raises Refused for tensors that are not dense."""
-        if isinstance(made, torch.Tensor) and (made.is_nested or made.layout is not torch.strided):
-            kind = "nested" if made.is_nested else "sparse"
-            remedy = "padded tensors and a mask" if made.is_nested else "dense ones, or index_add on indices and values"
+        if isinstance(result, torch.Tensor) and (result.is_nested or result.layout is not torch.strided):
+            kind = "nested" if result.is_nested else "sparse"
+            remedy = (
+                "padded tensors and a mask" if kind == "nested" else "dense ones, or index_add on indices and values"
+            )
             raise Refused(f"the model makes a {kind} tensor with {node.target}, but tensors of a step are dense: use "
                           f"{remedy}")  # fmt: skip
-        node.meta = {**self.signature, "val": Spec.of(made)}
+        node.meta = {**self.signature, "val": Spec.of(result)}
         if self.lifts:
             node.meta["grad"] = torch.is_grad_enabled()
-        if isinstance(made, torch.Tensor):
-            place, nodes = id(made), self.nodes
-            nodes[place] = node, weakref.ref(made, lambda gone: nodes.pop(place, None))
-        elif isinstance(made, (list, tuple)):
-            for i, x in enumerate(made):
+        if isinstance(result, torch.Tensor):
+            place, nodes = id(result), self.nodes
+            nodes[place] = node, weakref.ref(result, lambda gone: nodes.pop(place, None))
+        elif isinstance(result, (list, tuple)):
+            for i, x in enumerate(result):
                 if x is not None:
                     self._is(x, self.graph.call_function(operator.getitem, (node, i)))
 
@@ -349,14 +352,14 @@ def _broadcast(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, list[
     return x.expand(shape), [mask.expand(shape)]
 
 
-def _on(made: Any, device: torch.device) -> Any:
-    """Real tensors on a device."""
+def _on(values: Any, device: torch.device) -> Any:
+    """Move real tensors to a device."""
     with compat.computing_really():
-        return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), made)
+        return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), values)
 
 
-def _holds_tensors(made: Any) -> bool:
-    return isinstance(made, torch.Tensor) or (isinstance(made, (list, tuple)) and any(map(_holds_tensors, made)))
+def _holds_tensors(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) or (isinstance(result, (list, tuple)) and any(map(_holds_tensors, result)))
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class Watch:
     def __init__(self, model: nn.Module, attributes: frozenset[str] = frozenset(), users: Iterable[Any] = (),
                  state: Iterable[torch.Tensor] = ()):  # fmt: skip
         self.model = model
-        self.stored = {id(x) for x in (*model.parameters(), *model.buffers(), *state)}  # which a step reads anew
+        self.stored = {id(x) for x in (*model.parameters(), *model.buffers(), *state)}  # read again in each step
         self.values: list[tuple[dict[str, Any], str, Any, str]] = []  # where, key, value, path
         self.sequences: list[tuple[Any, Any, str]] = []  # lists and sets, with their contents
         self.arrays: list[tuple[Any, Any, np.ndarray, np.ndarray, str]] = []  # with their contents
@@ -59,18 +59,18 @@ class Watch:
             tables = [(module.__dict__[name], join(path, name)) for name in HOOKS]
             self.hooks += [(table, list(table), name) for table, name in tables]
             self.children.append((module._modules, list(module._modules.values()), path))
-            for at, held in self._tables(path, module.__dict__, seen, DEEPEST):
-                self.sizes.append((held, len(held), at))
-                for key, value in held.items():
+            for at, namespace in self._tables(path, module.__dict__, seen, DEEPEST):
+                self.sizes.append((namespace, len(namespace), at))
+                for key, value in namespace.items():
                     if key != "_non_persistent_buffers_set":
-                        self._watch(held, key, value, join(at, key), attributes)
+                        self._watch(namespace, key, value, join(at, key), attributes)
         self._watch_beyond(seen)
         self.learning = _learning(model)
 
-    def _tables(self, path: str, held: dict, seen: set[int], depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The attributes of a module, and of the plain objects and dicts in it."""
-        yield path, held
-        for key, x in held.items():
+    def _tables(self, path: str, namespace: dict, seen: set[int], depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the attributes of a module, and of the plain objects and dicts in it."""
+        yield path, namespace
+        for key, x in namespace.items():
             if key in TABLES or (inner := _inside(x)) is None or id(x) in seen:
                 continue
             if depth and not isinstance(inner, Items):
@@ -100,12 +100,12 @@ class Watch:
     def _watch_users(self, users: list[Any], model: nn.Module, seen: set[int]) -> None:
         """Watch the references of functions, callable objects and classes, and the global variables that they name."""
         inside = {id(module) for module in model.modules()}
-        known: set[int] = set()
+        visited: set[int] = set()
         while users:
             x = users.pop()
-            if id(x) in known or id(x) in inside:
+            if id(x) in visited or id(x) in inside:
                 continue
-            known.add(id(x))
+            visited.add(id(x))
             if isinstance(x, MethodType):
                 users += [x.__self__, x.__func__]
             elif isinstance(x, FunctionType):
@@ -114,11 +114,11 @@ class Watch:
                 self._watch_all(x.__qualname__, {name: Cell(cell) for name, cell in cells}, seen, users)
                 if not is_library(str(x.__module__)):
                     names, attributes = names_of_globals(x.__code__), _attributes(x.__code__)
-                    for held in [x.__globals__, *_modules(names, x.__globals__)]:
-                        names = names if held is x.__globals__ else attributes
+                    for namespace in [x.__globals__, *_modules(names, x.__globals__)]:
+                        names = names if namespace is x.__globals__ else attributes
                         self._watch_all(
-                            str(held.get("__name__", x.__module__)),
-                            dict.fromkeys(names & held.keys(), held),
+                            str(namespace.get("__name__", x.__module__)),
+                            dict.fromkeys(names & namespace.keys(), namespace),
                             seen,
                             users,
                         )
@@ -136,7 +136,7 @@ class Watch:
                 users.append(type(x))
 
     def _watch_all(self, path: str, holders: dict[str, Any], seen: set[int], users: list[Any]) -> None:
-        """Watch some entries, each in its container. Modules and functions among them are added to `users`."""
+        """Watch entries of containers (holders, by key). Modules and functions among them are added to `users`."""
         for key, holder in holders.items():
             value, at = holder.get(key, MISSING), join(path, key)
             if isinstance(value, (nn.Module, FunctionType, MethodType)):
@@ -157,25 +157,25 @@ class Watch:
                 self.beyond.append((at, value))
             elif inner is not None and id(value) not in seen:
                 seen.add(id(value))
-                for where, held in self._tables(at, inner, seen, DEEPEST - 1):
-                    for k, item in held.items():
-                        self._watch(held, k, item, join(where, str(k)), frozenset())
+                for where, namespace in self._tables(at, inner, seen, DEEPEST - 1):
+                    for k, item in namespace.items():
+                        self._watch(namespace, k, item, join(where, str(k)), frozenset())
 
-    def _watch(self, held: Any, key: str, value: Any, path: str, attributes: frozenset[str]) -> None:
+    def _watch(self, holder: Any, key: str, value: Any, path: str, attributes: frozenset[str]) -> None:
         if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(x, PLAIN) for x in value)):
-            self.values.append((held, key, value, path))
+            self.values.append((holder, key, value, path))
         elif isinstance(value, list) and len(value) <= SHORT and all(isinstance(x, PLAIN) for x in value):
-            self.values.append((held, key, value, path))
+            self.values.append((holder, key, value, path))
             self.sequences.append((value, list(value), path))
         elif isinstance(value, (set, frozenset)) and len(value) <= SHORT and all(isinstance(x, PLAIN) for x in value):
             self.sequences.append((value, frozenset(value), path))
         elif isinstance(value, np.ndarray) and value.dtype != object:
             if value.nbytes <= LARGEST_ARRAY:
-                self.arrays.append((held, key, value, value.copy(), path))
+                self.arrays.append((holder, key, value, value.copy(), path))
             else:
                 self.large.append((value, path))
         elif isinstance(value, torch.Tensor) and path not in attributes and id(value) not in self.stored:
-            self.tensors.append((held, key, value, value._version, path))
+            self.tensors.append((holder, key, value, value._version, path))
 
     def captured(self, constants: Iterable[torch.Tensor]) -> None:
         """A graph with these constants has been captured. Arrays whose memory it reads are not watched any more; a
@@ -192,41 +192,41 @@ class Watch:
         self.large = []
 
     def state(self) -> tuple[tuple[str, Any], ...]:
-        """The differences: (path, value now). Hashable; () if there are none."""
-        found: list[tuple[str, Any]] = []
-        for held, key, value, path in self.values:
-            now = held.get(key, MISSING)
+        """Return the differences as (path, value now). Hashable; () if there are none."""
+        changes: list[tuple[str, Any]] = []
+        for holder, key, value, path in self.values:
+            now = holder.get(key, MISSING)
             if now is not value and (type(now) is not type(value) or now != value):
-                found.append((path, now if isinstance(now, (*PLAIN, tuple)) else Same(now)))
+                changes.append((path, now if isinstance(now, (*PLAIN, tuple)) else Same(now)))
         for sequence, value, path in self.sequences:
             if sequence != value:
-                found.append((path, tuple(sequence) if isinstance(sequence, list) else frozenset(sequence)))
-        for held, key, array, value, path in self.arrays:
-            now = held.get(key, MISSING)
+                changes.append((path, tuple(sequence) if isinstance(sequence, list) else frozenset(sequence)))
+        for holder, key, array, value, path in self.arrays:
+            now = holder.get(key, MISSING)
             if not isinstance(now, np.ndarray) or (now is not array and now.dtype != value.dtype):
-                found.append((path, Same(now)))
+                changes.append((path, Same(now)))
             elif now.shape != value.shape or now.tobytes() != value.tobytes():
-                found.append((path, Array(now)))
-        for held, key, tensor, version, path in self.tensors:
-            now = held.get(key, MISSING)
+                changes.append((path, Array(now)))
+        for holder, key, tensor, version, path in self.tensors:
+            now = holder.get(key, MISSING)
             if now is not tensor or tensor._version != version:
-                found.append((path, (Same(now), getattr(now, "_version", 0))))
-        found += [(f"the attributes of {path}", len(held)) for held, size, path in self.sizes if len(held) != size]
-        found += [(path, tuple(table)) for table, keys, path in self.hooks if list(table) != keys]
+                changes.append((path, (Same(now), getattr(now, "_version", 0))))
+        changes += [(f"the attributes of {path}", len(x)) for x, size, path in self.sizes if len(x) != size]
+        changes += [(path, tuple(table)) for table, keys, path in self.hooks if list(table) != keys]
         for table, modules, path in self.children:
             now = list(table.values())
             if len(now) != len(modules) or any(a is not b for a, b in zip(now, modules, strict=True)):
-                found.append((path, tuple(map(Same, now))))
-        return tuple(found)
+                changes.append((path, tuple(map(Same, now))))
+        return tuple(changes)
 
     @property
     def learns_otherwise(self) -> bool:
-        """Whether the model's parameters, or which of them require gradients, have changed."""
+        """Return whether the model's parameters, or which of them require gradients, have changed."""
         return _learning(self.model) != self.learning
 
 
 def is_plain_dict(x: Any) -> bool:
-    """Whether this is a dict without overridden access methods."""
+    """Return whether this is a dict without overridden access methods."""
     return isinstance(x, dict) and type(x).get is dict.get and type(x).__getitem__ is dict.__getitem__
 
 
@@ -288,10 +288,10 @@ def _attributes(code: CodeType) -> frozenset[str]:
     return frozenset((*code.co_names, *texts)).union(*map(_attributes, inner))
 
 
-def _modules(names: Set[str], held: dict[str, Any]) -> list[dict[str, Any]]:
-    """The variables of imported files, such as one with settings, named by code."""
-    found = [held[name] for name in names & held.keys() if isinstance(held[name], ModuleType)]
-    return [vars(module) for module in found if not is_library(module.__name__)]
+def _modules(names: Set[str], namespace: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the variables of imported files that code names, such as a file of settings."""
+    modules = [namespace[name] for name in names & namespace.keys() if isinstance(namespace[name], ModuleType)]
+    return [vars(module) for module in modules if not is_library(module.__name__)]
 
 
 class Array:
@@ -313,20 +313,20 @@ class Array:
 class Same:
     """An object compared by identity. It is kept alive, so that its id stays unique."""
 
-    def __init__(self, held: Any):
-        self.held = held
+    def __init__(self, value: Any):
+        self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.held is other.held
+        return isinstance(other, Same) and self.value is other.value
 
     def __hash__(self) -> int:
-        return id(self.held)
+        return id(self.value)
 
     def __repr__(self) -> str:
-        return f"another {type(self.held).__name__}"
+        return f"another {type(self.value).__name__}"
 
 
 def _learning(model: nn.Module) -> list[tuple[str, int, bool, int]]:
-    """Parameters and buffers by name, whether each requires gradients, and the number of hooks on its gradient."""
-    found = [(name, id(p), p.requires_grad, sum(map(len, compat.hooks_on(p)))) for name, p in model.named_parameters()]
-    return [*found, *((name, id(b), False, 0) for name, b in model.named_buffers())]
+    """Return name, id, whether it requires gradients, and number of gradient hooks, of each parameter and buffer."""
+    params = [(name, id(p), p.requires_grad, sum(map(len, compat.hooks_on(p)))) for name, p in model.named_parameters()]
+    return [*params, *((name, id(b), False, 0) for name, b in model.named_buffers())]

@@ -26,14 +26,14 @@ from tutti.tracing.optimizers.table import Group, State, register_named
 
 
 def _state(group: Group, param: Tensor) -> State:
-    made, dtype = {}, wide_dtype(param)
+    state, dtype = {}, wide_dtype(param)
     if group["beta1"] is not None:
-        made["exp_avg"] = torch.zeros_like(param, dtype=dtype)
+        state["exp_avg"] = torch.zeros_like(param, dtype=dtype)
     if param.ndim < 2:
-        return {**made, "exp_avg_sq": torch.zeros_like(param, dtype=dtype)}
+        return {**state, "exp_avg_sq": torch.zeros_like(param, dtype=dtype)}
     *batch, rows, columns = param.shape
-    made["exp_avg_sq_row"] = param.new_zeros((*batch, rows), dtype=dtype)
-    return {**made, "exp_avg_sq_col": param.new_zeros((*batch, columns), dtype=dtype)}
+    state["exp_avg_sq_row"] = param.new_zeros((*batch, rows), dtype=dtype)
+    return {**state, "exp_avg_sq_col": param.new_zeros((*batch, columns), dtype=dtype)}
 
 
 @register_named(

@@ -56,14 +56,14 @@ def _state(group: Group, param: Tensor) -> State:
 def adam_8bit(
     group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor
 ) -> tuple[Tensor, State]:
-    made = {**group, "amsgrad": False}
+    options = {**group, "amsgrad": False}
     if not is_quantized(group, param):
-        return adam(made, param, grad, state, step, lr, None, None)
+        return adam(options, param, grad, state, step, lr, None, None)
     moments = {
         "exp_avg": decoded(state["exp_avg"], state["exp_avg_scale"], param.dtype),
         "exp_avg_sq": decoded(state["exp_avg_sq"], state["exp_avg_sq_scale"], param.dtype),
     }
-    new, moments = adam(made, param, grad, moments, step, lr, None, None)
+    new, moments = adam(options, param, grad, moments, step, lr, None, None)
     block = block_of(param.shape[-1], group["block_size"])
     first, first_scale = encoded_signed(moments["exp_avg"], block)
     second, second_scale = encoded_positive(moments["exp_avg_sq"], block)

@@ -26,15 +26,18 @@ def not_finite(norm: Tensor) -> Tensor:
 
 
 def poisoned(grads: dict[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
-    """The gradients, the last of the smallest with x - x of the loss added: 0, or NaN where it is not finite. Whoever
-    looks at the gradients of all microbatches, on whatever devices, knows of all losses then."""
+    """Make the smallest gradient NaN if the loss is not finite, so that checks of gradients also detect such losses.
+
+    loss - loss, which is 0 or NaN, is added to it. This works for all microbatches, on any devices.
+    """
     last = min(reversed(grads), key=lambda name: grads[name].numel())
     return {**grads, last: grads[last] + (loss - loss)}
 
 
 def clip_scale(norm: Tensor, max_norm: float) -> Tensor:
-    """What ``torch.nn.utils.clip_grad_norm_`` (2-norm) multiplies gradients with: min(1, max_norm / (norm + 1e-6)), a
-    0-d tensor of the dtype of the norm.
+    """Return the factor of ``torch.nn.utils.clip_grad_norm_`` (2-norm), min(1, max_norm / (norm + 1e-6)).
+
+    It is a 0-d tensor of the dtype of the norm.
 
     Sums run in float32 for bfloat16 gradients too (`global_norm`), where torch rounds the norm to bfloat16.
     """

@@ -48,8 +48,8 @@ def lamb(group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, 
         direction = torch.add(direction, param, alpha=decay)
     ratio = torch.ones((), dtype=param.dtype, device=param.device)
     if not group.get("adam"):
-        held, moved = _norm(param).clamp(max=LARGEST), _norm(direction)
-        ratio = torch.where((held != 0) & (moved != 0), held / (moved + eps), ratio)
+        param_norm, step_norm = _norm(param).clamp(max=LARGEST), _norm(direction)
+        ratio = torch.where((param_norm != 0) & (step_norm != 0), param_norm / (step_norm + eps), ratio)
     rate = lr / (1 - beta1 ** step.to(torch.float64))
     return param - rate.to(param.dtype) * ratio * direction, {"exp_avg": average, "exp_avg_sq": square}
 

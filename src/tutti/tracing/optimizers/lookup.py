@@ -28,11 +28,11 @@ def check(optimizer: Optimizer) -> None:
     overridden or patched method that takes part in the update.
     """
     check_hooks(optimizer)
-    known, rule = find(optimizer)
-    _check_patches(optimizer, known)
-    for name, wanted in rule.attributes.items():
-        if (value := getattr(optimizer, name, wanted)) != wanted:
-            raise ValueError(f"{known.__name__}({name}={value!r}) is not supported; only {name}={wanted!r} is")
+    base, rule = find(optimizer)
+    _check_patches(optimizer, base)
+    for name, expected in rule.attributes.items():
+        if (value := getattr(optimizer, name, expected)) != expected:
+            raise ValueError(f"{base.__name__}({name}={value!r}) is not supported; only {name}={expected!r} is")
     for group in optimizer.param_groups:
         check_options(optimizer, group)
 
@@ -43,7 +43,7 @@ def rule_of(optimizer: Optimizer) -> Rule:
 
 
 def find(optimizer: Optimizer) -> tuple[type[Optimizer], Rule]:
-    """The class in the table that the optimizer belongs to, and its rule."""
+    """Return the class in the table that the optimizer belongs to, and its rule."""
     kind = type(optimizer)
     if rule := rule_for(kind):
         return kind, rule
@@ -57,15 +57,15 @@ def find(optimizer: Optimizer) -> tuple[type[Optimizer], Rule]:
             return cls, rule
         if cls in REFUSED:
             raise ValueError(f"{kind.__name__} is not supported: {REFUSED[cls]}")
-    known = ", ".join(sorted(cls.__name__ for cls in TABLE))
+    supported = ", ".join(sorted(cls.__name__ for cls in TABLE))
     raise ValueError(
-        f"optimizer {kind.__name__} has no pure form; supported are {known}. Add it with tutti.register_optimizer"
+        f"optimizer {kind.__name__} has no pure form; supported are {supported}. Add it with tutti.register_optimizer"
     )
 
 
 def check_options(optimizer: Optimizer, group: Group) -> None:
     """Raise ValueError for an option of the group that the rule does not honour."""
-    known, rule = find(optimizer)
+    base, rule = find(optimizer)
     name = type(optimizer).__name__
     check_marks(group)
     for key, value in group.items():
@@ -75,32 +75,32 @@ def check_options(optimizer: Optimizer, group: Group) -> None:
             continue
         if key in rule.supports:
             raise ValueError(f"{name}({key}={value!r}) is not supported; only {key}={rule.supports[key]!r} is")
-        if key in optimizer.defaults and _reads(known, optimizer, key):
+        if key in optimizer.defaults and _reads(base, optimizer, key):
             options = ", ".join(sorted(rule.options))
             raise ValueError(f"option {key} of {name} is not supported; supported are {options}")
 
 
-def _reads(known: type[Optimizer], optimizer: Optimizer, key: str) -> bool:
-    """Whether `known.step` may read an option: those a subclass adds are never read by it."""
-    return type(optimizer) is known or key in inspect.signature(known.__init__).parameters
+def _reads(base: type[Optimizer], optimizer: Optimizer, key: str) -> bool:
+    """Return whether `base.step` may read an option. It reads none that a subclass adds."""
+    return type(optimizer) is base or key in inspect.signature(base.__init__).parameters
 
 
-def _overridden(kind: type[Optimizer], known: type[Optimizer]) -> str | None:
-    """A method of `known` that takes part in the update and that `kind` overrides."""
-    for cls in kind.__mro__[: kind.__mro__.index(known)]:
+def _overridden(kind: type[Optimizer], base: type[Optimizer]) -> str | None:
+    """Return a method of `base` that takes part in the update and that `kind` overrides, or None."""
+    for cls in kind.__mro__[: kind.__mro__.index(base)]:
         for name, value in vars(cls).items():
-            if _takes_part(known, name) and compat.unhooked(value) is not compat.unhooked(getattr(known, name)):
+            if _takes_part(base, name) and compat.unhooked(value) is not compat.unhooked(getattr(base, name)):
                 return name
     return None
 
 
-def _takes_part(known: type[Optimizer], name: str) -> bool:
-    return name not in NO_PART and not name.startswith(("__", "register_")) and callable(getattr(known, name, None))
+def _takes_part(base: type[Optimizer], name: str) -> bool:
+    return name not in NO_PART and not name.startswith(("__", "register_")) and callable(getattr(base, name, None))
 
 
-def _check_patches(optimizer: Optimizer, known: type[Optimizer]) -> None:
+def _check_patches(optimizer: Optimizer, base: type[Optimizer]) -> None:
     for name, value in vars(optimizer).items():
-        if _takes_part(known, name) and not compat.counts_calls(value, getattr(type(optimizer), name)):
+        if _takes_part(base, name) and not compat.counts_calls(value, getattr(type(optimizer), name)):
             raise ValueError(
                 f"{name} of this {type(optimizer).__name__} instance was replaced; the captured update would ignore "
                 "the replacement. Subclass the optimizer and register the subclass with tutti.register_optimizer"

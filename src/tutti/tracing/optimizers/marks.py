@@ -1,11 +1,11 @@
-"""What a parameter group may ask for besides its optimizer's update: centralized gradients, and averaged weights.
+"""Options of a parameter group around its optimizer's update: centralized gradients, and averaged weights.
 
 | key of a group | effect |
 |---|---|
 | `centralize` | the gradient of a matrix or kernel loses its mean over the fan-in |
 | `ema_decay` | state `ema`: a <- d a + (1 - d) p after each update; a begins as p |
 
-`tutti.optim.centralize_gradients` and `tutti.optim.with_ema` set them. The rule of an optimizer knows nothing of them.
+`tutti.optim.centralize_gradients` and `tutti.optim.with_ema` set them. The rules of optimizers do not depend on them.
 
 Yong et al., "Gradient centralization: a new optimization technique for deep neural networks" (2020); Polyak and
 Juditsky, "Acceleration of stochastic approximation by averaging" (1992).

@@ -30,5 +30,5 @@ def muon_adamw(
 ) -> tuple[Tensor, State]:
     if group["use_muon"]:
         return muon.muon({**group, "eps": 1e-7}, param, grad, state, step, lr)
-    made = {**group, "amsgrad": False, "maximize": False, "decoupled_weight_decay": True}
-    return adam.adam(made, param, grad, state, step, lr, None, None)
+    options = {**group, "amsgrad": False, "maximize": False, "decoupled_weight_decay": True}
+    return adam.adam(options, param, grad, state, step, lr, None, None)

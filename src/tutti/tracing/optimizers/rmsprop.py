@@ -21,8 +21,8 @@ from tutti.tracing.optimizers.table import Group, State, register
 
 
 def _state(group: Group, param: Tensor) -> State:
-    kept = {"square_avg": True, "momentum_buffer": group["momentum"] > 0, "grad_avg": group["centered"]}
-    return {key: torch.zeros_like(param) for key, used in kept.items() if used}
+    buffers = {"square_avg": True, "momentum_buffer": group["momentum"] > 0, "grad_avg": group["centered"]}
+    return {key: torch.zeros_like(param) for key, used in buffers.items() if used}
 
 
 @register(

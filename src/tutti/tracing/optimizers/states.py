@@ -50,18 +50,18 @@ def states_of(
         if not param.requires_grad or (of is not None and name_of[param] not in of):
             continue
         value, old = param.detach(), optimizer.state.get(param, {})
-        held = {"master": value.to(torch.float32)} if fp32_master_weights and param.dtype in LOW_PRECISION else {}
-        start = held.get("master", value)
+        masters = {"master": value.to(torch.float32)} if fp32_master_weights and param.dtype in LOW_PRECISION else {}
+        start = masters.get("master", value)
         state = rule.state(group, start)
         missing = [key for key in state if old.get(key) is None]
         if (stepped and not missing) or not (
-            missing or held
+            missing or masters
         ):  # a fresh Adagrad has bfloat16 state, which masters do not start from
             state = {key: _copied(old[key], like, f"{key} of {name_of[param]}") for key, like in state.items()}
         if group.get(EMA_DECAY) is not None:
             average = first_average(start)
             state[EMA] = _copied(old[EMA], average, f"{EMA} of {name_of[param]}") if EMA in old else average
-        yield name_of[param], held | state
+        yield name_of[param], masters | state
 
 
 def initial_state(optimizer: Optimizer, group: Group, param: torch.Tensor) -> State:
@@ -88,9 +88,9 @@ def update_counts(optimizer: Optimizer) -> dict[Parameter, int]:
 
 
 def counter_of(optimizer: Optimizer) -> torch.Tensor | int | None:
-    """What the optimizer keeps as "step" of each parameter: a 0-d tensor, a number, or None.
+    """Return the "step" in the optimizer's state of a parameter: a 0-d tensor, a number, or None.
 
-    An optimizer without state is asked by an update of a small parameter of its own.
+    For an optimizer without state, it is found by an update of a small parameter.
     """
     for state in optimizer.state.values():
         if COUNT in state:
@@ -109,19 +109,19 @@ def counter_of(optimizer: Optimizer) -> torch.Tensor | int | None:
     return probe.state[small].get(COUNT)
 
 
-def _updates(group: Group, held: dict) -> int:
-    if held and isinstance(group.get("step"), int):  # pytorch_optimizer counts by group
+def _updates(group: Group, state: dict) -> int:
+    if state and isinstance(group.get("step"), int):  # pytorch_optimizer counts by group
         return group["step"]
     return (
-        int(value_of(held["step"]))
-        if "step" in held
-        else int(any(x is not None for key, x in held.items() if key != EMA))
+        int(value_of(state["step"]))
+        if "step" in state
+        else int(any(x is not None for key, x in state.items() if key != EMA))
     )
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:
-    """Adagrad has state before its first step."""
-    return any(value_of(held.get("step", 1)) for held in optimizer.state.values() if held.keys() - {EMA})
+    """Return whether the optimizer has done a step. Adagrad has state before its first step."""
+    return any(value_of(state.get("step", 1)) for state in optimizer.state.values() if state.keys() - {EMA})
 
 
 def _copied(old: torch.Tensor, like: torch.Tensor, name: str) -> torch.Tensor:

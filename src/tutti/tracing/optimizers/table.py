@@ -117,15 +117,15 @@ def register_named(
 
 
 def _check_options(cls: type[Optimizer], options: tuple[str, ...]) -> None:
-    known, written = {}, set()
+    parameters, written = {}, set()
     for base in cls.__mro__[: cls.__mro__.index(Optimizer)]:
         init = base.__init__
-        known |= dict.fromkeys(key for key in inspect.signature(init).parameters if key not in ("self", "params"))
+        parameters |= dict.fromkeys(key for key in inspect.signature(init).parameters if key not in ("self", "params"))
         code = getattr(inspect.unwrap(init), "__code__", None)
         for constant in code.co_consts if code else ():
             written |= set(constant) if isinstance(constant, tuple) else {constant}  # keys of a dict are one tuple
-    if unknown := [name for name in options if name not in known and name not in written]:
-        raise ValueError(f"{cls.__name__} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    if unknown := [name for name in options if name not in parameters and name not in written]:
+        raise ValueError(f"{cls.__name__} has no option {unknown[0]!r}; it has {', '.join(parameters) or 'none'}")
 
 
 register = register_optimizer

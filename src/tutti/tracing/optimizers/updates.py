@@ -34,31 +34,31 @@ def update(
     if param.is_complex():
         parts = {key: _parts(value) for key, value in state.items()}
         numbers = step, lr, skip, scale, stochastic
-        new, held = update(optimizer, group, _parts(param), _parts(grad), parts, *numbers)
-        whole = {key: torch.complex(*x.unbind(-1)) if state[key].is_complex() else x for key, x in held.items()}
+        new, new_state = update(optimizer, group, _parts(param), _parts(grad), parts, *numbers)
+        whole = {key: torch.complex(*x.unbind(-1)) if state[key].is_complex() else x for key, x in new_state.items()}
         return torch.complex(*new.unbind(-1)), whole
     if group.get(CENTRALIZE):
         grad = centralized(grad)
     if EMA in state:
-        others = {key: value for key, value in state.items() if key != EMA}
-        new, held = _updated(rule, group, param, grad, others, step, lr, skip, scale, stochastic)
-        average = averaged(group[EMA_DECAY], state[EMA], held.get("master", new), skip)
-        return new, {**held, EMA: average}
+        rule_state = {key: value for key, value in state.items() if key != EMA}
+        new, new_state = _updated(rule, group, param, grad, rule_state, step, lr, skip, scale, stochastic)
+        average = averaged(group[EMA_DECAY], state[EMA], new_state.get("master", new), skip)
+        return new, {**new_state, EMA: average}
     return _updated(rule, group, param, grad, state, step, lr, skip, scale, stochastic)
 
 
 def _updated(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
              skip: Tensor | None, scale: Tensor | None, stochastic: bool) -> tuple[Tensor, State]:  # fmt: skip
-    """The rule's update with masters or stochastic rounding."""
+    """Apply the rule's update with masters or stochastic rounding."""
     if stochastic and param.dtype is torch.bfloat16:
         widened = {key: wide(value) for key, value in state.items()}
-        new, held = _chosen(rule, group, param.to(torch.float32), grad, widened, step, lr, skip, scale)
-        return _rounded(new), {k: _rounded(x) if state[k].dtype is torch.bfloat16 else x for k, x in held.items()}
+        new, new_state = _chosen(rule, group, param.to(torch.float32), grad, widened, step, lr, skip, scale)
+        return _rounded(new), {k: _rounded(x) if state[k].dtype is torch.bfloat16 else x for k, x in new_state.items()}
     if "master" not in state:
         return _chosen(rule, group, param, grad, state, step, lr, skip, scale)
-    held = {key: value for key, value in state.items() if key != "master"}
-    master, held = _chosen(rule, group, state["master"], grad, held, step, lr, skip, scale)
-    return master.to(param.dtype), {"master": master, **held}
+    rule_state = {key: value for key, value in state.items() if key != "master"}
+    master, new_state = _chosen(rule, group, state["master"], grad, rule_state, step, lr, skip, scale)
+    return master.to(param.dtype), {"master": master, **new_state}
 
 
 def _parts(x: Tensor) -> Tensor:
@@ -71,21 +71,21 @@ def _rounded(x: Tensor) -> Tensor:
 
 def _chosen(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
             skip: Tensor | None, scale: Tensor | None) -> tuple[Tensor, State]:  # fmt: skip
-    """The update with a scaled gradient, or the old values if it is skipped."""
+    """Apply the rule's update with the scaled gradient. Returns the old values if the update is skipped."""
     if rule.fused:
         return rule.update(group, param, grad, state, step, lr, skip, scale)
     grad = (grad if scale is None else wide(grad) * scale).to(param.dtype)
     if rule.low_precision:
-        new, held = rule.update(group, param, grad, state, step, lr)
+        new, new_state = rule.update(group, param, grad, state, step, lr)
     else:
         widened = {key: wide(value) for key, value in state.items()}
-        new, held = rule.update(group, wide(param), wide(grad), widened, step, lr)
-    _check_results(rule, param, state, new, held)
-    new, held = _like(new, param), {key: _like(held[key], old) for key, old in state.items()}
+        new, new_state = rule.update(group, wide(param), wide(grad), widened, step, lr)
+    _check_results(rule, param, state, new, new_state)
+    new, new_state = _like(new, param), {key: _like(new_state[key], old) for key, old in state.items()}
     if skip is None:
-        return new, held
+        return new, new_state
     stays = skip != 0
-    return torch.where(stays, param, new), {key: torch.where(stays, state[key], x) for key, x in held.items()}
+    return torch.where(stays, param, new), {key: torch.where(stays, state[key], x) for key, x in new_state.items()}
 
 
 def _like(new: Tensor, old: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ def _like(new: Tensor, old: Tensor) -> Tensor:
     return new.to(old.dtype) if new.device == old.device else torch.ops.aten.copy.default(old, new)
 
 
-def _check_results(rule: Rule, param: Tensor, state: State, new: Tensor, held: State) -> None:
+def _check_results(rule: Rule, param: Tensor, state: State, new: Tensor, new_state: State) -> None:
     name = getattr(rule.update, "__name__", "the update")
-    if held.keys() != state.keys():
-        raise ValueError(f"{name} returned the state {sorted(held)}, but was given {sorted(state)}")
-    for key, old, x in (("the parameter", param, new), *((key, old, held[key]) for key, old in state.items())):
+    if new_state.keys() != state.keys():
+        raise ValueError(f"{name} returned the state {sorted(new_state)}, but was given {sorted(state)}")
+    for key, old, x in (("the parameter", param, new), *((key, old, new_state[key]) for key, old in state.items())):
         if x.shape != old.shape:
             raise ValueError(f"{name} returned {key} with shape {tuple(x.shape)}; it must be {tuple(old.shape)}")
