@@ -67,7 +67,7 @@ def made_batch(rewards: list[float], empty: int | None = None) -> dict[str, torc
 
 def test_pairs_have_the_better_completion_first(tmp_path):
     made = trainer("online_dpo", tmp_path)
-    kept = made.kept(made_batch([1, 2, 3, 0, 1, 1, math.nan, 5, 2, 4], empty=9))
+    kept = made.select_rows(made_batch([1, 2, 3, 0, 1, 1, math.nan, 5, 2, 4], empty=9))
     assert kept["input_ids"][:, :, 0].tolist() == [[4, 0], [8, 12], [16, 20], [24, 28], [36, 32]]
     assert kept["weights"].tolist() == [1, 1, 0, 0, 0]
     batches = trainer("online_dpo", tmp_path, generation_batch_size=64)
@@ -76,7 +76,7 @@ def test_pairs_have_the_better_completion_first(tmp_path):
 
 def test_the_best_are_kept(tmp_path):
     made = trainer("best_of_n", tmp_path)
-    kept = made.kept(made_batch([1, 3, 2, 3, math.nan, math.nan, math.nan, -2.0, 9, 1, 2, 0], empty=8))
+    kept = made.select_rows(made_batch([1, 3, 2, 3, math.nan, math.nan, math.nan, -2.0, 9, 1, 2, 0], empty=8))
     assert kept["rewards"].tolist() == [3, -2, 2] and kept["input_ids"][:, 0].tolist() == [4, 28, 40]
 
 

@@ -45,7 +45,7 @@ def failing(placement: str, where: int, what: str) -> str:
         raise ZeroDivisionError(f"the {what} fails")
 
     if process() == where:
-        learns = placed.others if placement == "server" else [placed.agent]
+        learns = placed.learners if placement == "server" else [placed.agent]
         for agent in learns if what == "learner" else [actor.agent for actor in placed.actors]:
             agent.program.call = agent.program.ask = fail
     try:
@@ -137,7 +137,7 @@ def test_environments_of_the_host_do_not_begin_again_with_their_first_episodes(t
         return Placed("PPO", "gymnasium:CartPole-v1", placement, 2, level="eager", **OPTIONS)
 
     def hosts(placed: Placed) -> list:
-        return [agent.host for agent in (*(actor.agent for actor in placed.actors), *placed.others)]
+        return [agent.host for agent in (*(actor.agent for actor in placed.actors), *placed.learners)]
 
     job.train(made(), 64, [64], tmp_path, [])
     fresh, continued = made(), made()

@@ -66,8 +66,8 @@ def test_all_learners_have_equal_weights(name, more):
     options = {k: x for k, x in options.items() if name == "PPO" or k != "n_epochs"}
     placed = Placed(name, env, "learners", 4, level="eager", **options, **more).learn(128)
     first = leaves(placed.kind(env, level="eager", **{**options, **more, "n_envs": 2}).program.state())
-    assert not torch.equal(first["learner.weights"], leaves(placed.others[0].program.state())["learner.weights"])
-    states = [leaves(agent.program.state()) for agent in placed.others]
+    assert not torch.equal(first["learner.weights"], leaves(placed.learners[0].program.state())["learner.weights"])
+    states = [leaves(agent.program.state()) for agent in placed.learners]
     for other in states[1:]:
         shared = [k for k in other if k.startswith("learner.") and "return" not in k]
         assert shared and all(torch.equal(states[0][k], other[k]) for k in shared)
@@ -77,7 +77,7 @@ def test_all_learners_have_equal_weights(name, more):
 def check_equal_learners(name):
     env, options = ALL[name]
     placed = Placed(name, env, "learners", 2, level="eager", **options, **given(name)).learn(256)
-    one, two = (leaves(agent.program.state()["learner"]) for agent in placed.others)
+    one, two = (leaves(agent.program.state()["learner"]) for agent in placed.learners)
     assert [k for k in one if "return" not in k and not torch.equal(one[k], two[k])] == []
 
 

@@ -1,4 +1,4 @@
-"""How much better an output is than was to be expected.
+"""Advantages: the excess of the reward of an output over its expectation.
 
 All are computed on the host and are float32, from rewards of whole completions or of tokens.
 """
@@ -45,9 +45,9 @@ def leave_one_out(rewards: Tensor, size: int) -> Tensor:
     grid = rewards.float().view(-1, size)
     valid = grid.isfinite()
     present = torch.where(valid, grid, 0)
-    others = (present.sum(1, keepdim=True) - present) / (valid.sum(1, keepdim=True) - 1).clamp(min=1)
+    baseline = (present.sum(1, keepdim=True) - present) / (valid.sum(1, keepdim=True) - 1).clamp(min=1)
     alone = valid.sum(1, keepdim=True) < 2
-    return torch.where(valid & ~alone, grid - others, 0).flatten()
+    return torch.where(valid & ~alone, grid - baseline, 0).flatten()
 
 
 def normalized(x: Tensor, mask: Tensor | None = None, center: bool = True) -> Tensor:

@@ -48,7 +48,7 @@ class AlignArguments(TrainingArguments):
 
     @property
     def keep(self) -> str:
-        """Which end of a long sequence stays: "start" or "end"."""
+        """The end of a long sequence that is kept: "start" or "end"."""
         return self.truncation_mode.removeprefix("keep_")
 
 

@@ -95,8 +95,8 @@ class BestOfNTrainer(PolicyTrainer):
         """The rewards, (rows)."""
         return {"rewards": rewards.float()}
 
-    def kept(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The rows of the best completions that have a loss."""
+    def select_rows(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Select the best completion of each prompt among those with a loss."""
         groups = torch.where((batch["labels"] != IGNORED).any(1), batch["rewards"], -torch.inf)
         groups = groups.nan_to_num(-torch.inf, torch.inf, -torch.inf).view(-1, self.size)
         best = groups.argmax(1) + self.size * torch.arange(len(groups))

@@ -65,8 +65,8 @@ class Encoder:
         writes it, and then messages, or a text."""
         if isinstance(reply, str):
             return list(self.tokenizer(reply, add_special_tokens=False, verbose=False)["input_ids"])
-        others = repr((reply, self.tools, self.options, self._template()))
-        answer = next(x for x in (f"ANSWER{i}" for i in count()) if x not in others)
+        context = repr((reply, self.tools, self.options, self._template()))
+        answer = next(x for x in (f"ANSWER{i}" for i in count()) if x not in context)
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}, *reply]
         text = self._render(messages, add_generation_prompt=True)
         return self._ids(text[text.index(answer) + len(answer) :])
@@ -156,7 +156,7 @@ class Encoder:
         return ids if last in special else [*ids, self.tokenizer.eos_token_id]
 
     def _spans(self, messages: Messages, text: str) -> list[tuple[int, int]]:
-        """From where to where the assistant writes in the text of messages, by what each message adds to it."""
+        """Spans (begin, end) of the assistant's turns in the text of messages, from what each message adds to it."""
         if not getattr(self.tokenizer, "is_fast", False):
             raise ValueError("assistant_only_loss needs a fast tokenizer, which knows where tokens "
                              f"begin, or a template with {MARKER}")  # fmt: skip

@@ -55,8 +55,8 @@ def pair_loss(
     if kind in ("sigmoid", "sigmoid_norm"):
         return -(1 - smoothing) * log_sigmoid(beta * delta) - smoothing * log_sigmoid(-beta * delta)
     if kind == "robust":
-        wanted, flipped = log_sigmoid(beta * delta), log_sigmoid(-beta * delta)
-        return (-(1 - smoothing) * wanted + smoothing * flipped) / (1 - 2 * smoothing)
+        as_labeled, flipped = log_sigmoid(beta * delta), log_sigmoid(-beta * delta)
+        return (-(1 - smoothing) * as_labeled + smoothing * flipped) / (1 - 2 * smoothing)
     if kind == "hinge":
         return torch.relu(1 - beta * delta)
     if kind == "ipo":
@@ -103,9 +103,9 @@ class DPOConfig(AlignArguments):
             raise ValueError(f"{len(self.loss_weights)} loss_weights for {len(kinds)} losses")
         if not self.beta > 0:
             raise ValueError(f"beta is {self.beta}; it must be above 0")
-        most = 1.0 if set(kinds) & {"sigmoid", "sigmoid_norm"} else 0.5
-        if not 0 <= self.label_smoothing < most:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be from 0 to below {most}")
+        limit = 1.0 if set(kinds) & {"sigmoid", "sigmoid_norm"} else 0.5
+        if not 0 <= self.label_smoothing < limit:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be from 0 to below {limit}")
         if "exo_pair" in kinds and self.label_smoothing == 0:
             self.label_smoothing = 1e-3  # as its paper has it: at 0 the loss is infinite
         if not self.precompute_ref_log_probs:

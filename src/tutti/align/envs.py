@@ -59,9 +59,9 @@ def begun(make: Factory, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_environment(functions: Any, make: Factory | None) -> list[Any]:
-    """Functions of rewards, and that of an environment if there is one."""
-    several = list(functions) if isinstance(functions, list | tuple) else [] if functions is None else [functions]
-    return several if make is None else [*several, environment]
+    """Reward functions, with the one of the environment if there is one."""
+    rewards = list(functions) if isinstance(functions, list | tuple) else [] if functions is None else [functions]
+    return rewards if make is None else [*rewards, environment]
 
 
 def environment(environment_reward: Sequence[float]) -> list[float]:
@@ -155,7 +155,7 @@ def play(make: Factory, rows: Sequence[Mapping[str, Any]], count: int, sampler: 
 
 
 def _answers(episodes: Sequence[Episode], turns: Sequence[Rollout]) -> list[tuple[str | Messages, float, bool]]:
-    """What environments answer; those of process 0 of a job alone take steps."""
+    """Answers of the environments, which take steps on process 0 only."""
     return [x.env.step(turn.text) for x, turn in zip(episodes, turns, strict=True)]
 
 
@@ -208,5 +208,5 @@ class Tools:
 
 
 def tools(functions: Sequence[Callable[..., Any]], calls: int = 8) -> Callable[[], Tools]:
-    """What makes `Tools`, for `env`."""
+    """A factory of `Tools`, for `env`."""
     return partial(Tools, functions, calls)

@@ -1,4 +1,4 @@
-"""What a round of PPO, GRPO and relatives costs on a cluster, under each placement of rollouts.
+"""Costs of a round of PPO, GRPO and relatives on a cluster, under each placement of rollouts.
 
 A round writes completions, scores them, makes the steps of training on them, and moves the new weights to the engines.
 Steps of training are simulated under the plans of a search, and steps of engines under serving plans; scoring is a
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tutti.align.rollout import MOST
+from tutti.align.rollout import MAX_SEQUENCES
 from tutti.exec.relayout import Placed, pieces
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import Spec, StepGraph
@@ -94,7 +94,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Of a round."""
+        """Seconds per round."""
         if self.ahead:
             return max(self.writing, self.scoring + self.learning) + self.moving
         return self.writing + self.scoring + self.learning + self.moving
@@ -123,10 +123,10 @@ class Planner:
 
     def forecasts(self) -> list[Forecast]:
         """All placements that fit, the fastest first. Raises ValueError if none does."""
-        found = [*self._together(), *self._replicas(), *self._apart()]
-        if not found:
+        candidates = [*self._together(), *self._replicas(), *self._apart()]
+        if not candidates:
             raise ValueError(f"no placement fits {self.cluster}: {'; '.join(self.refused.values())}")
-        return sorted(found, key=lambda x: x.seconds)
+        return sorted(candidates, key=lambda x: x.seconds)
 
     def _together(self) -> Iterator[Forecast]:
         for name, n in plans(self.cluster.size):
@@ -152,7 +152,7 @@ class Planner:
             self.progress(f"{label}: engines")
             served = self._engine(name, writers // engines)
             scorer = self._scorer(served)
-            slots = (r.prompt + r.tokens) * min(MOST, self._share(engines)) * served.slot_bytes
+            slots = (r.prompt + r.tokens) * min(MAX_SEQUENCES, self._share(engines)) * served.slot_bytes
             of_engine = served.weights + slots * engines / writers
             beside = r.models * self.parameter_bytes / trainers + (0 if placement == "apart" else of_engine)
             self.progress(f"{label}: training on {trainers}")
@@ -206,7 +206,7 @@ class Planner:
 
     @cached_property
     def parameters(self) -> Mapping[str, Spec]:
-        """Of the step of training, by name."""
+        """Parameters of the training step, by name."""
         graph = self.graph_of(1, Variant())
         return {name: graph.spec(name) for name in graph.inputs if name.startswith("param:")}
 
@@ -247,7 +247,7 @@ class Planner:
         """Seconds until so many engines have written the completions of a round, each an equal share."""
         r = self.round
         share = self._share(engines)
-        active = min(MOST, share, max(1, served.slots // (r.prompt + r.tokens)))
+        active = min(MAX_SEQUENCES, share, max(1, served.slots // (r.prompt + r.tokens)))
         waves = math.ceil(share / active)
         prompts = math.ceil(active / r.generations)
         wave = served.costs([(r.prompt, r.prompt)] * prompts)
@@ -271,15 +271,15 @@ def chosen(ranked: list[Forecast]) -> Forecast:
 
 
 def why(ranked: list[Forecast], best: Forecast) -> str:
-    """The choice and the two that are next, with the parts of their rounds."""
+    """Explain the choice and the two next best, with the parts of their rounds."""
     share = getattr(best, best.bottleneck) / best.seconds
     options = f"rollout_placement = {best.placement!r}"
     if best.placement == "apart":
         options += f", rollout_workers = {best.engines.split()[0]}" + (", staleness = 1" if best.ahead else "")
     lines = [f"chosen: {_described(best)}; {best.bottleneck} takes {share:.0%} of it", f"options: {options}"]
-    for other in [x for x in ranked if (x.placement, x.ahead) != (best.placement, best.ahead)][:2]:
-        older = "" if other.seconds >= best.seconds else f", but learns from older weights, for less than {OLDER} x"
-        lines.append(f"next: {_described(other)}{older}")
+    for candidate in [x for x in ranked if (x.placement, x.ahead) != (best.placement, best.ahead)][:2]:
+        older = "" if candidate.seconds >= best.seconds else f", but learns from older weights, for less than {OLDER} x"
+        lines.append(f"next: {_described(candidate)}{older}")
     return "\n".join(lines)
 
 

@@ -41,8 +41,8 @@ def importance_weights(
     change = torch.where(mask > 0, logprobs - sampled, 0)
     if level == "sequence":
         change = change.sum(1, keepdim=True).expand_as(change)
-    most = LARGEST if clip_max is None else math.log(clip_max)
-    weights = change.clamp(max=most).exp()
+    limit = LARGEST if clip_max is None else math.log(clip_max)
+    weights = change.clamp(max=limit).exp()
     if what == "mask":
-        weights = torch.where(change > most, 0, weights)
+        weights = torch.where(change > limit, 0, weights)
     return torch.where(mask > 0, weights, 1)

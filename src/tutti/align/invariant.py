@@ -47,9 +47,9 @@ def check_bits(old: Tensor, sampled: Tensor, labels: Tensor, plans: Sequence[Any
     mask = learned(labels) > 0
     if torch.equal(old[mask], sampled[mask]):
         return
-    different, most = int((old[mask] != sampled[mask]).sum()), float((old[mask] - sampled[mask]).abs().max())
+    different, largest = int((old[mask] != sampled[mask]).sum()), float((old[mask] - sampled[mask]).abs().max())
     raise RuntimeError(
         f"batch_invariant: {different} of {int(mask.sum())} log-probabilities of the engine differ from the trainer's, "
-        f"by up to {most:.1e}: plans {plans[0]!r} (trainer) and {plans[1]!r} (engine) divide sums otherwise; give "
+        f"by up to {largest:.1e}: plans {plans[0]!r} (trainer) and {plans[1]!r} (engine) divide sums otherwise; give "
         "engine= the trainer's plan and cluster"
     )

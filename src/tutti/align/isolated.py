@@ -93,20 +93,20 @@ def enter_namespaces(libc, size: int) -> bool:
 
 
 def give_up_rights(libc, limits, isolated: bool) -> None:
-    """Limits and rights of the process that runs the code, and of all that it begins."""
+    """Restrict the process that runs the code, and all its children."""
     if libc:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
     # Without a namespace, all processes of the user count; then none may be begun.
     processes = limits["processes"] if isolated else 0
-    for name, most in (("CPU", limits["cpu_seconds"]), ("AS", limits["memory_bytes"]), ("CORE", 0),
-                       ("FSIZE", limits["file_bytes"]), ("NOFILE", 64), ("NPROC", processes)):  # fmt: skip
+    for name, limit in (("CPU", limits["cpu_seconds"]), ("AS", limits["memory_bytes"]), ("CORE", 0),
+                        ("FSIZE", limits["file_bytes"]), ("NOFILE", 64), ("NPROC", processes)):  # fmt: skip
         which = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(which)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        later = most + 1 if name == "CPU" and hard == resource.RLIM_INFINITY else most  # first a signal, then the end
-        resource.setrlimit(which, (most, later))
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        later = limit + 1 if name == "CPU" and hard == resource.RLIM_INFINITY else limit  # first a signal, then the end
+        resource.setrlimit(which, (limit, later))
 
 
 def run(code: str, tests, pipe: int, closed) -> None:
@@ -149,7 +149,7 @@ def show(error=None) -> None:
 
 
 def watch(child: int, output: int, pipe: int, limits):
-    """What a child prints (the first part of it) and tells, and its status; None if its time was over."""
+    """Watch a child: the beginning of its output, its report, and its exit status, which is None after a timeout."""
     written, outcomes, status = b"", b"", None
     deadline, live = time.monotonic() + limits["seconds"], {output, pipe}
     while time.monotonic() < deadline:

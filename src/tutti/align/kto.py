@@ -37,9 +37,9 @@ class KTOConfig(AlignArguments):
 
 def kto_loss(ratios: Tensor, good: Tensor, kl: Tensor, beta: float, weights: tuple[float, float]) -> Tensor:
     """The loss of each row. ratios: r (rows). good: bool (rows). kl: z, 0-d. weights: w+ and w-."""
-    wanted = weights[0] * (1 - torch.sigmoid(beta * (ratios - kl)))
-    unwanted = weights[1] * (1 - torch.sigmoid(beta * (kl - ratios)))
-    return torch.where(good, wanted, unwanted)
+    desirable = weights[0] * (1 - torch.sigmoid(beta * (ratios - kl)))
+    undesirable = weights[1] * (1 - torch.sigmoid(beta * (kl - ratios)))
+    return torch.where(good, desirable, undesirable)
 
 
 class WithOther(Rows):
@@ -55,12 +55,12 @@ class WithOther(Rows):
         return len(self.features)
 
     def row(self, i: int) -> dict[str, Any]:
-        row, other = self.features[i], self.features[self.other(i)]
+        row, partner = self.features[i], self.features[self.other(i)]
         try:
             whole = self.trainer.cut_pair(joined(row["prompt"], row["completion"]), "the completion")
         except ValueError as error:
             raise bad_row(self.name(i), error) from error
-        mismatched = joined(row["prompt"], other["completion"])
+        mismatched = joined(row["prompt"], partner["completion"])
         return {"chosen": whole, "label": row["label"],
                 "rejected": cut(*mismatched, self.trainer.longest, self.trainer.args.keep)}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What policy gradients share: ratios, clipping, divergences and means.
+"""Parts of policy-gradient losses: ratios, clipping, divergences and means.
 
 Log-probabilities, advantages and masks are (rows, t); masks are 1 at tokens that are learned, elsewhere 0.
 """
@@ -35,7 +35,7 @@ def clipped_loss(ratios: Tensor, advantages: Tensor, low: float, high: float, de
 
 
 def clipped_share(ratios: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Where clipping has taken the gradient away: 1 or 0."""
+    """Mask of tokens whose gradient is zeroed by clipping: 1 or 0."""
     out = ((ratios < 1 - low) & (advantages < 0)) | ((ratios > 1 + high) & (advantages > 0))
     return out.float()
 
@@ -48,7 +48,7 @@ def divergence(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Of the distributions before each token: (rows, t - 1) for logits (rows, t, vocabulary)."""
+    """Entropy of the distribution of each token: (rows, t - 1) for logits (rows, t, vocabulary)."""
     logprobs = torch.log_softmax(logits[:, :-1].float(), -1)
     return -(logprobs.exp() * logprobs).sum(-1)
 

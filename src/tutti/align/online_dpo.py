@@ -64,8 +64,8 @@ class OnlineDPOTrainer(PolicyTrainer):
         """The rewards, (rows)."""
         return {"rewards": penalized(rewards, rollouts, self.args.missing_eos_penalty).float()}
 
-    def kept(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Pairs (rows, 2, ...), the chosen first, and `weights` (rows): 1, or 0 for those that teach nothing."""
+    def select_rows(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Pairs (rows, 2, ...), the chosen first, and `weights` (rows): 1, or 0 for pairs without a preference."""
         pairs = {name: x.unflatten(0, (-1, 2)) for name, x in batch.items()}
         first, second = pairs.pop("rewards").unbind(1)
         order = torch.stack([first < second, ~(first < second)], 1).long()

@@ -183,11 +183,11 @@ def _write(pipe: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         os.environ.pop(name, None)
     error, sampler, entries = "", None, []
     try:
-        device, threads, entries, skeleton, *others = args
+        device, threads, entries, skeleton, *arguments = args
         torch.set_num_threads(threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        sampler = Sampler(_with_parameters(skeleton, device).to(device), *others, **{**options, "plan": "single"})
+        sampler = Sampler(_with_parameters(skeleton, device).to(device), *arguments, **{**options, "plan": "single"})
     except Exception:
         error = traceback.format_exc()
     messages: SimpleQueue[Any] = SimpleQueue()  # read at once: who sends the next must not wait for an answer's reader

@@ -40,7 +40,7 @@ from tutti.align.envs import BEGUN, REWARD, begun, play, with_environment
 from tutti.align.importance import MODES, importance_weights
 from tutti.align.invariant import check_bits, check_invariant, invariant_logprobs
 from tutti.align.placement import PLACEMENTS, Apart, Replicas
-from tutti.align.rollout import MOST, Rollout, Sampler
+from tutti.align.rollout import MAX_SEQUENCES, Rollout, Sampler
 from tutti.align.scoring import Completed, Rewards
 from tutti.align.sequences import IGNORED, batch_of, learned, token_logprobs
 from tutti.align.trainer import AlignTrainer
@@ -146,11 +146,11 @@ class PolicyConfig(AlignArguments):
 
     @property
     def high(self) -> float:
-        """How far ratios may rise."""
+        """Upper clipping distance of ratios."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
     def sampling(self) -> Sampling:
-        """How tokens are chosen."""
+        """Sampling parameters."""
         return Sampling(
             max_tokens=self.max_completion_length, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
             min_p=self.min_p or 0.0, stop=tuple(self.stop or ()), include_stop=True,
@@ -219,20 +219,20 @@ class PolicyTrainer(AlignTrainer):
 
     @property
     def completions_of_row(self) -> int:
-        """Of how many completions `kept` makes a row of a step."""
+        """Number of completions that `select_rows` combines into a row of a step."""
         return 1
 
     @property
     def corrects(self) -> bool:
-        """Whether losses are weighted for weights that wrote others than those that learn."""
-        asked = self.args.importance_sampling_correction
-        return self.weighted and (self.args.staleness > 0 if asked is None else asked)
+        """Whether losses are corrected for completions that were sampled with other weights than those trained."""
+        option = self.args.importance_sampling_correction
+        return self.weighted and (self.args.staleness > 0 if option is None else option)
 
     @property
     def needs_old(self) -> bool:
         """Whether log-probabilities of the policy are computed before the steps of a round."""
-        several = self.args.num_iterations > 1 or self.round_rows > self.step_rows
-        return self.corrects or self.scores_old or several or self.args.batch_invariant
+        multiple_steps = self.args.num_iterations > 1 or self.round_rows > self.step_rows
+        return self.corrects or self.scores_old or multiple_steps or self.args.batch_invariant
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -300,8 +300,8 @@ class PolicyTrainer(AlignTrainer):
         """`advantages` of all tokens of a round, and what else `losses` reads. rewards: (rows), nan for none."""
         raise NotImplementedError
 
-    def kept(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The rows that are trained on, of the completions of a round: all of them."""
+    def select_rows(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Select the rows to train on from the completions of a round; by default all."""
         return dict(batch)
 
     # -- a round ---------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class PolicyTrainer(AlignTrainer):
         return lambda: [x for group in groups() for x in group]
 
     def make_sampler(self, prompt: int) -> Sampler:
-        """What generates. prompt: tokens of the longest prompt, where sequences have no limit."""
+        """Make the sampler. prompt: tokens of the longest prompt, where sequences have no limit."""
         args, kind, options = self.args, self.args.rollout_placement, dict(self.args.engine or {})
         longest = prompt + args.max_completion_length if self.longest is None else self.longest
         if kind == "apart":
@@ -333,11 +333,11 @@ class PolicyTrainer(AlignTrainer):
             options |= {"workers": workers, "threads": max(1, machine.cores() // (workers + (args.staleness > 0)))}
         makers = {"together": Sampler, "replicas": Replicas, "apart": Apart}
         return makers[kind](
-            self.policy, self.tokenizer, args.sampling(), longest, min(self.round_rows, MOST), **options
+            self.policy, self.tokenizer, args.sampling(), longest, min(self.round_rows, MAX_SEQUENCES), **options
         )
 
     def policy_weights(self) -> Any:
-        """Where the weights of the policy are: the step that trains it, or before training the model."""
+        """The source of the policy's weights: the step that trains it, or before training the model."""
         return self.step if self.step is not None else self.model.state_dict()
 
     def round(self, rows: Sequence[Mapping[str, Any]], seed: int) -> list[dict[str, Tensor]]:
@@ -370,11 +370,11 @@ class PolicyTrainer(AlignTrainer):
         return self.parts(batch, seed)
 
     def write(self, rows: Sequence[Mapping[str, Any]], seed: int) -> tuple[list[Rollout], int]:
-        """The completions of a round, and how many rounds have passed since they were written; write those ahead."""
+        """The completions of a round, and the number of rounds since they were written. Starts later rounds."""
         own = self.written.pop(seed, None) or Written(self.rounds, self.begin(rows, seed))
         rollouts = own.rollouts  # before weights of later rounds go to the engines
-        for other, at in self.ahead:
-            self.written[at] = Written(self.rounds, self.begin(other, at))
+        for next_rows, at in self.ahead:
+            self.written[at] = Written(self.rounds, self.begin(next_rows, at))
         return rollouts, self.rounds - own.rounds
 
     def correct(self, rollouts: Sequence[Rollout], batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -390,7 +390,7 @@ class PolicyTrainer(AlignTrainer):
 
     def parts(self, batch: Mapping[str, Tensor], seed: int) -> list[dict[str, Tensor]]:
         """The batches of the steps of a round: its rows in a random order, and in another in each iteration."""
-        draw, batches, batch = torch.Generator().manual_seed(seed), [], self.kept(batch)
+        draw, batches, batch = torch.Generator().manual_seed(seed), [], self.select_rows(batch)
         rows, size = len(batch["labels"]), self.step_rows // self.completions_of_row
         for _ in range(self.args.num_iterations):
             order = torch.arange(rows) if rows == size else torch.randperm(rows, generator=draw)
@@ -408,7 +408,7 @@ class PolicyTrainer(AlignTrainer):
         return batch_of(rows, self.pad, self.args.pad_to_multiple_of, self.positions)
 
     def score(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What stays in a round: log-probabilities of the policy, where steps need them, and of the reference."""
+        """Constants of a round: log-probabilities of the policy, if steps need them, and of the reference."""
         scores: dict[str, Tensor] = {}
         if self.needs_old:
             scores["old_logprobs"] = self.logprobs("policy", batch)
@@ -435,7 +435,7 @@ class PolicyTrainer(AlignTrainer):
         check_bits(old, sampled_logprobs(rollouts, old), batch["labels"], plans)
 
     def computed(self, name: str, model: Any, f: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """What a function makes of the sequences of a round with a model, (rows, ...) float32, without gradients.
+        """Apply a function of a model to the sequences of a round, without gradients: (rows, ...) float32.
 
         name: of the function, which is made once.
         """
@@ -463,7 +463,7 @@ class PolicyTrainer(AlignTrainer):
     def measures(
         self, rollouts: Sequence[Rollout], scored: Tensor, totals: Tensor, batch: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What a round is like, for the log."""
+        """Measures of a round, for the log."""
         lengths = torch.tensor([float(len(x.tokens)) for x in rollouts])
         ended = torch.tensor([float(x.ended) for x in rollouts])
         groups = totals.view(-1, self.size)
@@ -520,7 +520,7 @@ class PolicyTrainer(AlignTrainer):
         checkpointing.save_model(self, Path(output_dir or self.args.output_dir), without=self.apart)
 
     def round_state(self) -> dict[str, Any]:
-        """What else a run needs to go on, as JSON."""
+        """Further state that a run needs to resume, as JSON."""
         return {}
 
     def load_round_state(self, state: Mapping[str, Any]) -> None:
@@ -580,11 +580,11 @@ class Experience:
         return (self.trainer.args.seed * 1_000_003 + number) * 100_003
 
     def example(self, count: int) -> list[dict[str, Tensor]]:
-        """A batch with the entries and the rows of a step, of which nothing is learned."""
+        """An example batch with the entries and rows of a step, for tracing."""
         trainer = self.trainer
         row = trainer.train_dataset[0]["prompt_ids"]
         rollout = Rollout(row, [trainer.pad] * min(8, trainer.args.max_completion_length), [0.0] * 8, True, "")
-        return [trainer.kept(trainer.example_batch([rollout] * trainer.step_rows))]
+        return [trainer.select_rows(trainer.example_batch([rollout] * trainer.step_rows))]
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds that have begun, and what is left of the last. Numbers of JSON are exact for float32."""

@@ -48,8 +48,8 @@ class PRMTrainer(AlignTrainer):
             own = [*self.tokenizer(step, add_special_tokens=False)["input_ids"], *separator]
             if not own:
                 raise ValueError(f"step {i} is empty")
-            wanted = not self.args.train_on_last_step_only or i == len(steps) - 1
-            ids, targets = ids + own, targets + [IGNORED] * (len(own) - 1) + [int(label) if wanted else IGNORED]
+            labeled = not self.args.train_on_last_step_only or i == len(steps) - 1
+            ids, targets = ids + own, targets + [IGNORED] * (len(own) - 1) + [int(label) if labeled else IGNORED]
         part = self.remainder(len(ids))
         ids, targets = ids[part], targets[part]
         if all(x == IGNORED for x in targets):

@@ -1,4 +1,4 @@
-"""What the reference model says of the data, computed once before training.
+"""Log-probabilities of the reference model on the data, computed once before training.
 
 The reference is the model before it is trained, or without its adapters, or another model. Its log-probabilities are
 constants, so no second copy of the model is in memory while it trains. They are saved beside the checkpoints, for a run

@@ -53,8 +53,8 @@ def curves_of(log: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], li
                 steps.append(int(entry["step"]))
                 values.append(float(value))
     order = {name: i for i, name in enumerate(FIRST)}
-    several = sorted((x for x in curves if len(curves[x][0]) > 1), key=lambda x: (order.get(x, len(order)), x))
-    return {name: curves[name] for name in several}
+    names = sorted((x for x in curves if len(curves[x][0]) > 1), key=lambda x: (order.get(x, len(order)), x))
+    return {name: curves[name] for name in names}
 
 
 def picture(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> str:

@@ -43,8 +43,8 @@ class RewardTrainer(AlignTrainer):
     arguments = RewardConfig
     auto_class, config_options = "AutoModelForSequenceClassification", {"num_labels": 1}
 
-    def __init__(self, model: nn.Module | str, args: Any = None, *rest: Any, **options: Any):
-        super().__init__(model, args, *rest, **options)
+    def __init__(self, model: nn.Module | str, args: Any = None, *positional: Any, **options: Any):
+        super().__init__(model, args, *positional, **options)
         outputs = getattr(self.model.config, "num_labels", None)
         if outputs != 1:
             raise ValueError(f"a reward model has one output, and the model has {outputs}: make it with num_labels=1")

@@ -12,7 +12,7 @@ from tutti.align.sequences import IGNORED
 from tutti.serve import Engine, Request, Sampling
 
 BLOCK = 16  # tokens in a block of the engine's cache
-MOST = 64  # sequences that an engine writes at once
+MAX_SEQUENCES = 64  # sequences that an engine writes at once
 
 
 @dataclass
@@ -78,8 +78,8 @@ class Sampler:
 
     def each(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], seed: int) -> list[Rollout]:
         """A completion of each prompt, of at most so many tokens."""
-        requests = [Request(list(x), replace(self._sampling(1, seed + i), max_tokens=most))
-                    for i, (x, most) in enumerate(zip(prompts, limits, strict=True))]  # fmt: skip
+        requests = [Request(list(x), replace(self._sampling(1, seed + i), max_tokens=limit))
+                    for i, (x, limit) in enumerate(zip(prompts, limits, strict=True))]  # fmt: skip
         return [x for (x,) in self.begin(requests)()]
 
     def begin(self, requests: Sequence[Request]) -> Callable[[], Groups]:

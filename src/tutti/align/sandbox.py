@@ -37,7 +37,7 @@ KINDS = "passed", "failed", "timeout", "memory", "error"
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use.
+    """Resource limits of a program.
 
     seconds: of wall-clock time. cpu_seconds: of each of its processes, whole. memory_bytes: of address space of each.
     processes: at once, threads included. file_bytes: of one file, and files_bytes: of all in its folder. output_bytes:
@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program. kinds: of each test, or of the program if there is none: "passed"; "failed", an
+    """Result of a program. kinds: of each test, or of the program if there is none: "passed"; "failed", an
     assertion was wrong; "timeout", its time was over; "memory", it had too little; "error", anything else, such as
     another exception or an early exit. output: the beginning of what it printed. isolated: whether in namespaces."""
 

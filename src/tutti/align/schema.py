@@ -1,6 +1,6 @@
-"""Whether a JSON value is as a schema says: JSON Schema 2020-12, without the keywords that few schemas use.
+"""Check JSON values against schemas: JSON Schema 2020-12, without rarely used keywords.
 
-Schemas with another keyword than those of `KNOWN` and `SAYS_NOTHING` are refused, so none is ignored in silence.
+Schemas with keywords other than those of `KEYWORDS` and `SAYS_NOTHING` are refused, so none is ignored in silence.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ OF_ALL: dict[str, Fits] = {
     "allOf": lambda x, each, _, root: all(fits(x, a, root) for a in each),
     "anyOf": lambda x, each, _, root: any(fits(x, a, root) for a in each),
     "oneOf": lambda x, each, _, root: sum(fits(x, a, root) for a in each) == 1,
-    "not": lambda x, other, _, root: not fits(x, other, root),
+    "not": lambda x, schema, _, root: not fits(x, schema, root),
     "$ref": lambda x, name, _, root: fits(x, referred(name, root), root),
 }
 OF_TYPES = {"number": OF_NUMBERS, "string": OF_STRINGS, "array": OF_ARRAYS, "object": OF_OBJECTS}
-KNOWN = OF_ALL | OF_NUMBERS | OF_STRINGS | OF_ARRAYS | OF_OBJECTS
+KEYWORDS = OF_ALL | OF_NUMBERS | OF_STRINGS | OF_ARRAYS | OF_OBJECTS
 
 
 def fits(value: Any, schema: Any, root: Any = None) -> bool:
-    """Whether a value, as `json.loads` gives it, is as a schema says. root: the schema that references are within."""
+    """Whether a value, as `json.loads` returns it, matches a schema. root: the schema that references are within."""
     root = schema if root is None else root
     if isinstance(schema, bool):
         return schema
@@ -82,8 +82,8 @@ def check(schema: Any, root: Any = None, path: str = "#") -> None:
     if not isinstance(schema, Mapping):
         raise ValueError(f"the schema at {path} is {schema!r}; expected an object, or true or false")
     for key, said in schema.items():
-        if key not in KNOWN and key not in SAYS_NOTHING:
-            raise ValueError(f"the schema has {key} at {path}; known are {', '.join(sorted(KNOWN))}")
+        if key not in KEYWORDS and key not in SAYS_NOTHING:
+            raise ValueError(f"the schema has {key} at {path}; known are {', '.join(sorted(KEYWORDS))}")
         if key == "type" and not set(named(said)) <= set(TYPES):
             raise ValueError(f"type {said!r} at {path}; expected {', '.join(TYPES)}")
         if key == "pattern":

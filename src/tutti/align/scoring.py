@@ -81,14 +81,14 @@ class Rewards:
     """
 
     def __init__(self, functions: Any, weights: Sequence[float] | None = None, tokenizer: Any = None):
-        several = functions if isinstance(functions, list | tuple) else [functions]
-        if not several:
+        functions = functions if isinstance(functions, list | tuple) else [functions]
+        if not functions:
             raise ValueError("there is no reward: give reward_funcs")
-        self.functions: list[Any] = [ModelReward(x, tokenizer) if isinstance(x, nn.Module) else x for x in several]
+        self.functions: list[Any] = [ModelReward(x, tokenizer) if isinstance(x, nn.Module) else x for x in functions]
         self.names = _unique([getattr(x, "__name__", type(x).__name__) for x in self.functions])
-        self.weights = torch.tensor([1.0] * len(several) if weights is None else list(weights))
-        if len(self.weights) != len(several):
-            raise ValueError(f"{len(self.weights)} reward_weights for {len(several)} rewards")
+        self.weights = torch.tensor([1.0] * len(functions) if weights is None else list(weights))
+        if len(self.weights) != len(functions):
+            raise ValueError(f"{len(self.weights)} reward_weights for {len(functions)} rewards")
 
     def __call__(self, completed: Completed) -> Tensor:
         """The rewards (rows, functions), float32; nan where one does not apply, or is no finite number.
@@ -110,7 +110,7 @@ class Rewards:
         return torch.stack(columns, 1)
 
     def measures(self) -> dict[str, float]:
-        """What rewards with a method `measures` say of the last completions, for the log."""
+        """Measures of the last completions, for the log, from rewards with a method `measures`."""
         return {f"rewards/{name}": x for function in self.functions if hasattr(function, "measures")
                 for name, x in function.measures().items()}  # fmt: skip
 
@@ -121,7 +121,7 @@ class Rewards:
 
 
 def _arguments(function: Any, completed: Completed) -> dict[str, Any]:
-    """What a function takes of what there is."""
+    """The arguments, among those available, that a function takes."""
     columns = {key: [x.get(key) for x in completed.rows] for key in dict.fromkeys(k for x in completed.rows for k in x)}
     arguments = {**columns, "prompts": completed.prompts, "completions": completed.completions,
              "prompt_ids": completed.prompt_ids, "completion_ids": completed.completion_ids}  # fmt: skip

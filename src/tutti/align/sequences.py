@@ -23,7 +23,7 @@ IGNORED = -100
 
 
 def remainder(count: int, length: int | None, keep: str = "start") -> slice:
-    """What is left of a sequence of `count` tokens: at most `length` at its start, or its end."""
+    """Slice of a sequence of `count` tokens that keeps at most `length` tokens at its start or end."""
     return slice(None, length) if keep == "start" or length is None else slice(max(0, count - length), None)
 
 
@@ -87,5 +87,5 @@ def model_logprobs(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def learned(labels: Tensor) -> Tensor:
-    """Where `token_logprobs` has a label: (rows, t - 1) float32, 1 or 0."""
+    """Mask of the labels of `token_logprobs`: (rows, t - 1) float32, 1 or 0."""
     return (labels[:, 1:] != IGNORED).float()

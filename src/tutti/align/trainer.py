@@ -1,4 +1,4 @@
-"""What all trainers of alignment share: their model, their data, and the log of what their losses measure."""
+"""Base of all alignment trainers: model, data, and the log of measures of the losses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AlignTrainer(Trainer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         peft_config: Any = None,
-        **others: Any,
+        **options: Any,
     ):
         args = self.arguments("trainer_output") if args is None else args
         if not isinstance(args, self.arguments):
@@ -69,9 +69,9 @@ class AlignTrainer(Trainer):
         self.positions = positions_of(loaded)
         self.measured: list[dict[str, Tensor]] = []  # since the last log
         self.names: tuple[str, ...] = ()  # of the measures
-        self.cuts, self.counts_cuts, self._told = 0, False, False  # sequences that were cut, and how that is reported
+        self.cuts, self.counts_cuts, self._warned = 0, False, False  # sequences that were cut, and how that is reported
         both = [None if x is None else self.rows(x, args) for x in (train_dataset, eval_dataset)]
-        super().__init__(loaded, args, lambda rows: self.collate(rows), both[0], both[1], self.tokenizer, **others)
+        super().__init__(loaded, args, lambda rows: self.collate(rows), both[0], both[1], self.tokenizer, **options)
         self.compute_metrics = self.compute_metrics or self._means
 
     def _loaded(self, model: nn.Module | str) -> nn.Module:
@@ -84,7 +84,7 @@ class AlignTrainer(Trainer):
     # -- to be defined ---------------------------------------------------------------------------------------------
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What `collate` takes of a row of the dataset."""
+        """Convert a row of the dataset to the entries that `collate` takes."""
         raise NotImplementedError
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -109,13 +109,13 @@ class AlignTrainer(Trainer):
         return Mapped(source, self.features)
 
     def encoder_of(self, row: Mapping[str, Any]) -> Encoder:
-        """What makes tokens of a row, whose `tools` and `chat_template_kwargs` the chat template gets."""
+        """The encoder of a row, whose `tools` and `chat_template_kwargs` the chat template gets."""
         if not (row.get("tools") or row.get("chat_template_kwargs")):
             return self.encoder
         return Encoder(self.tokenizer, row.get("tools"), row.get("chat_template_kwargs") or {})
 
     def remainder(self, count: int) -> slice:
-        """What is left of a sequence of `count` tokens. The first that is cut is warned of, unless they are counted."""
+        """Slice of a sequence of `count` tokens that is kept. Warns of the first cut, unless cuts are counted."""
         if self.longest is not None and count > self.longest:
             self.cuts += 1
             if not self.counts_cuts:
@@ -134,8 +134,8 @@ class AlignTrainer(Trainer):
             self._warn_of_cuts(f"{self.cuts} sequences of {rows} rows are cut to {self.longest} tokens")
 
     def _warn_of_cuts(self, what: str) -> None:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             warnings.warn(f"{what}: raise max_length, up to the model's positions, if that is not wanted", stacklevel=3)
 
     def cut(self, tokens: Tokens) -> dict[str, list[int]]:

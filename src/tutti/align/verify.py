@@ -42,7 +42,7 @@ def number(text: str) -> str:
 
 
 def boxed(text: str) -> str | None:
-    """What is in the last \\boxed{...} of a text; None if there is none that ends."""
+    """Content of the last \\boxed{...} of a text; None if there is none that ends."""
     begin = text.rfind("\\boxed{")
     if begin < 0:
         return None

@@ -71,36 +71,36 @@ class Checkpoints:
         first folder is used.
         """
         self.wait()
-        kept = self.peers.newest(say) if self.peers else None
+        in_memory = self.peers.newest(say) if self.peers else None
         candidates, said = self.together.one(self._candidates)
-        found: Path | PeerCheckpoint | None = kept
+        newest: Path | PeerCheckpoint | None = in_memory
         for candidate in candidates:
-            if kept and kept.step >= folders.step_of(candidate):
+            if in_memory and in_memory.step >= folders.step_of(candidate):
                 break
             faults = self.together.all(folders.find_fault(candidate, self.together.rank, self.together.ranks))
             if not any(faults):
-                found = candidate
+                newest = candidate
                 break
             fault = next(fault for fault in faults if fault)
             said.append(f"checkpoint {candidate} is not complete: {fault}: skipped")
         if self.together.rank == 0:
             for line in said:
                 say(line)
-        return found
+        return newest
 
     def _candidates(self) -> tuple[list[Path], list[str]]:
         """Checkpoints of all folders, newest first, and messages about folders that cannot be read. Deletes unfinished
         ones."""
-        found, said = [], []
+        paths, said = [], []
         for root in self.roots:
             try:
                 if (step := folders.unfinished(root)) is not None:
                     said.append(f"the checkpoint of step {step} was not finished: skipped")
                 folders.clear(root)
-                found += folders.folders(root)
+                paths += folders.folders(root)
             except OSError as error:
                 said.append(f"{root} cannot be read: {reason(error)}: skipped")
-        return sorted(found, key=folders.step_of, reverse=True), said  # stable: equal steps keep the folders' order
+        return sorted(paths, key=folders.step_of, reverse=True), said  # stable: equal steps keep the folders' order
 
     def save(
         self,
@@ -147,7 +147,7 @@ class Checkpoints:
         draft = folders.scratch(final)
         try:
             everyone = self.together.each(lambda: write(draft, self._copies, self.together.group))
-            files = {name: told for theirs in everyone for name, told in theirs.items()}
+            files = {name: entry for theirs in everyone for name, entry in theirs.items()}
             self._outcome = self.together.one(lambda: self._finish(final, files, {"step": step, **facts}, fill))
         except Exception as error:  # `wait` raises it in the training thread
             what = f"could not save the checkpoint of step {step} in {self.root}"
@@ -172,16 +172,16 @@ class Checkpoints:
         fill(folders.scratch(final))
         complete, step = folders.commit(final, files, facts), folders.step_of(final)
         folders.prune(self.root, step, self.keep)
-        for other in self.roots[1:]:
-            copy = other / final.name
+        for root in self.roots[1:]:
+            copy = root / final.name
             try:
                 _copy(complete, folders.scratch(copy))
                 folders.commit(copy, folders.manifest(complete)["files"], facts)
-                folders.prune(other, step, self.keep)
+                folders.prune(root, step, self.keep)
             except OSError as error:
-                self._not_copied = f"{other}: {reason(error)}"
+                self._not_copied = f"{root}: {reason(error)}"
                 with suppress(OSError):
-                    folders.clear(other)
+                    folders.clear(root)
         return complete
 
 

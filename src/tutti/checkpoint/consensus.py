@@ -23,17 +23,17 @@ class Consensus:
     def __init__(self):
         if in_job() and not dist.is_initialized():
             raise ValueError("torch.distributed is not initialized: build the step before its Checkpoints")
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self.group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
-        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self.group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT) if distributed else None
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
 
     def all(self, mine: Any) -> list[Any]:
         """The values of all ranks, on all ranks."""
         if self.group is None:
             return [mine]
-        given: list[Any] = [None] * self.ranks
-        dist.all_gather_object(given, mine, self.group)
-        return given
+        values: list[Any] = [None] * self.ranks
+        dist.all_gather_object(values, mine, self.group)
+        return values
 
     def same(self, mine: Any, source: int = 0) -> Any:
         """The value of the source rank, on all ranks."""

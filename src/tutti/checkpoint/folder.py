@@ -164,7 +164,7 @@ def check(folder: Path, part: int = 0, parts: int = 1) -> None:
 
 
 def find_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with a checkpoint, or None if every file matches the manifest.
+    """Describe the first fault of a checkpoint; None if every file matches the manifest.
 
     Checks existence and size of all files, and checksums of every `parts`-th file, from `part` on (of none if `parts`
     is 0).
@@ -174,9 +174,9 @@ def find_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     except ValueError as error:
         return str(error).partition(": ")[2]
     try:
-        for i, (name, told) in enumerate(sorted(files.items())):
+        for i, (name, entry) in enumerate(sorted(files.items())):
             path, read = folder / name, parts > 0 and i % parts == part
-            if fault := fault_of(path, told, read):
+            if fault := fault_of(path, entry, read):
                 return f"{name} {fault}"
             if read and name == METADATA:
                 for place in unpickle.metadata(path.read_bytes()).storage_data.values():
@@ -209,14 +209,14 @@ def file_in(folder: Path, name: str) -> Path:
     return path
 
 
-def fault_of(path: Path, told: dict[str, int | str], read: bool = True) -> str | None:
-    """What is wrong with a file, or None if it matches its manifest entry. Checks only the size unless `read`."""
+def fault_of(path: Path, entry: dict[str, int | str], read: bool = True) -> str | None:
+    """Describe the fault of a file; None if it matches its manifest entry. Checks only the size unless `read`."""
     try:
         if not path.exists():
             return "is missing"
-        if (count := path.stat().st_size) != told["bytes"]:
-            return f"has {count} bytes instead of {told['bytes']}"
-        return "has changed since it was written" if read and describe(path) != told else None
+        if (count := path.stat().st_size) != entry["bytes"]:
+            return f"has {count} bytes instead of {entry['bytes']}"
+        return "has changed since it was written" if read and describe(path) != entry else None
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 

@@ -25,33 +25,36 @@ def load_model(folder: Path) -> Any:
         model = stored_model(folder) if on_gpu else stored_model(folder).float()
     else:
         check_weights(folder)
-        made = auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-        model = made.from_pretrained(folder, dtype="auto" if on_gpu else torch.float32, trust_remote_code=False)
+        model_class = auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        model = model_class.from_pretrained(folder, dtype="auto" if on_gpu else torch.float32, trust_remote_code=False)
     return model.to("cuda" if on_gpu else "cpu").eval()
 
 
 def auto_class(config: Any) -> Any:
-    """The class of `transformers` that makes the model of a config that generates.
+    """The auto class of `transformers` for the generative model of a config.
 
     Raises ValueError if there is none.
     """
     import transformers as t
 
-    encoders = t.AutoModelForSeq2SeqLM, t.AutoModelForSpeechSeq2Seq
-    for made in encoders if config.is_encoder_decoder else (t.AutoModelForImageTextToText, t.AutoModelForCausalLM):
-        if type(config) in made._model_mapping:
-            return made
+    if config.is_encoder_decoder:
+        model_classes = t.AutoModelForSeq2SeqLM, t.AutoModelForSpeechSeq2Seq
+    else:
+        model_classes = t.AutoModelForImageTextToText, t.AutoModelForCausalLM
+    for model_class in model_classes:
+        if type(config) in model_class._model_mapping:
+            return model_class
     raise ValueError(f"{type(config).__name__} is of a model that does not generate text")
 
 
 def stored_model(folder: Path) -> Any:
     """The model in a checkpoint, with its own dtypes."""
-    stored, model, wanted = CheckpointReader(folder), skeleton(folder), {}
+    stored, model, tensors = CheckpointReader(folder), skeleton(folder), {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if (key := key_of(stored, name)) is not None:
             tensor.data = tensor.data.to(stored.tensors[key].dtype)
-            wanted[key] = ShardedTensor.whole(tensor.data)
-    stored.load(wanted)
+            tensors[key] = ShardedTensor.whole(tensor.data)
+    stored.load(tensors)
     return model
 
 

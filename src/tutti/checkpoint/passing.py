@@ -14,11 +14,11 @@ from tutti.checkpoint.write import reason
 CHUNK = 1 << 26  # bytes per message
 
 
-def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files], group: dist.ProcessGroup) -> None:
+def pass_on(folder: Path, mine: Files, target: int, sources: Mapping[int, Files], group: dist.ProcessGroup) -> None:
     """Send this rank's files in `folder` to rank `target`, and write the received files into the same folder here.
 
-    others: the files of each rank that sends to this one. Collective over the group. Raises OSError if a file could not
-    be read or written, but only after all messages are exchanged, so that no other rank blocks.
+    sources: the files of each rank that sends to this one. Collective over the group. Raises OSError if a file could
+    not be read or written, but only after all messages are exchanged, so that no other rank blocks.
     """
     faults: list[str] = []
 
@@ -29,7 +29,7 @@ def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files],
         except (OSError, Outside) as error:
             faults.append(reason(error))
 
-    for name in (name for files in others.values() for name, _ in _tensors(files)):
+    for name in (name for files in sources.values() for name, _ in _tensors(files)):
         keep(name, b"", "wb")
     try:
         outgoing = list(_contents(folder, mine))
@@ -37,7 +37,7 @@ def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files],
         faults.append(reason(error))
         anything = torch.zeros(CHUNK, dtype=torch.uint8)
         outgoing = [anything[:count] for _, count in _chunks(mine)]
-    incoming = {rank: list(_chunks(files)) for rank, files in others.items()}
+    incoming = {rank: list(_chunks(files)) for rank, files in sources.items()}
     for i in range(max(len(outgoing), *map(len, incoming.values()), 0)):
         work = dist.isend(outgoing[i], target, group) if i < len(outgoing) else None
         for rank, chunks in incoming.items():
@@ -54,7 +54,7 @@ def pass_on(folder: Path, mine: Files, target: int, others: Mapping[int, Files],
 
 def _tensors(files: Files) -> list[tuple[str, int]]:
     """The tensor files and their bytes."""
-    return [(name, int(told["bytes"])) for name, told in sorted(files.items()) if name != METADATA]
+    return [(name, int(entry["bytes"])) for name, entry in sorted(files.items()) if name != METADATA]
 
 
 def _chunks(files: Files) -> Iterator[tuple[str, int]]:

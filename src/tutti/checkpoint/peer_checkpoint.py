@@ -50,11 +50,11 @@ class PeerCheckpoint(CheckpointReader):
     def _ask(self, pieces: Pieces) -> None:
         """Receive pieces from other ranks, and send the pieces they request."""
         ranks, each = range(self.together.ranks), [self.servers[piece.block.file] for piece, _ in pieces]
-        asked = [[x for x, rank in zip(pieces, each, strict=True) if rank == r] for r in ranks]
-        wanted = [json.dumps([_plain(piece) for piece, _ in row]).encode() for row in asked]
-        others = [[_piece(x) for x in json.loads(bytes(text))] for text in self._swap(wanted)]
-        answers = self._swap([b"".join(_bytes(self.read(piece)) for piece in row) for row in others])
-        for row, answer in zip(asked, answers, strict=True):
+        by_rank = [[x for x, rank in zip(pieces, each, strict=True) if rank == r] for r in ranks]
+        requests = [json.dumps([_plain(piece) for piece, _ in row]).encode() for row in by_rank]
+        received = [[_piece(x) for x in json.loads(bytes(text))] for text in self._swap(requests)]
+        answers = self._swap([b"".join(_bytes(self.read(piece)) for piece in row) for row in received])
+        for row, answer in zip(by_rank, answers, strict=True):
             begin = 0
             for piece, into in row:
                 part = torch.frombuffer(answer, dtype=piece.dtype, count=into.numel(), offset=begin)
@@ -67,10 +67,10 @@ class PeerCheckpoint(CheckpointReader):
         group, counts = self.together.group, torch.tensor([len(text) for text in texts])
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts, group=group)
-        given = torch.frombuffer(bytearray(b"".join(texts)) or bytearray(1), dtype=torch.uint8)[: counts.sum()]
-        taken = torch.empty(int(theirs.sum()), dtype=torch.uint8)
-        dist.all_to_all_single(taken, given, theirs.tolist(), counts.tolist(), group=group)
-        return [bytearray(part.numpy().data) for part in taken.split(theirs.tolist())]
+        sent = torch.frombuffer(bytearray(b"".join(texts)) or bytearray(1), dtype=torch.uint8)[: counts.sum()]
+        received = torch.empty(int(theirs.sum()), dtype=torch.uint8)
+        dist.all_to_all_single(received, sent, theirs.tolist(), counts.tolist(), group=group)
+        return [bytearray(part.numpy().data) for part in received.split(theirs.tolist())]
 
 
 def _rounds(pieces: Pieces) -> Iterator[Pieces]:

@@ -78,7 +78,7 @@ class Peers:
         """
         self.together.each(self._clear)
         here: dict[tuple[int, str], dict[str, Any]] = {}
-        self.together.each(lambda: here.update(self._found()))
+        self.together.each(lambda: here.update(self._manifests()))
         for key in sorted({key for keys in self.together.all(list(here)) for key in keys}, reverse=True):
             folder, about = folders.step_folder(self.folder, key[0]), here.get(key)
             whole = self.together.all(about and self._whole(folder, about["files"]))  # files, by rank
@@ -106,11 +106,11 @@ class Peers:
     def _check_room(self, tensors: Copies) -> None:
         """Raise OSError on all ranks if a machine lacks the memory for a checkpoint."""
         mine = sum(block.nbytes + HEADERS for _, owned in tensors.values() for block in owned.values())
-        told = self.together.each(lambda: (mine, _room(self.folder), str(self.folder)))
+        reports = self.together.each(lambda: (mine, _room(self.folder), str(self.folder)))
         for machine, members in enumerate(self.members):
-            _, room, folder = told[members[0]]
-            kept = {*members, *self.members[machine - 1]}
-            if (need := sum(told[rank][0] for rank in kept)) > room:
+            _, room, folder = reports[members[0]]
+            writers = {*members, *self.members[machine - 1]}
+            if (need := sum(reports[rank][0] for rank in writers)) > room:
                 raise OSError(f"a copy needs {size(need)}; {folder} has {size(room)} left")
 
     def _commit(self, final: Path, files: Sequence[Files], facts: Mapping[str, Any], metadata: bytes) -> None:
@@ -119,25 +119,25 @@ class Peers:
             folders.commit(final, {k: v for theirs in files for k, v in theirs.items()}, facts)
 
     def _drop_all_but(self, step: int) -> None:
-        for other in folders.folders(self.folder) if self.place == 0 else ():
-            if folders.step_of(other) != step:  # later ones too: no run resumed from them
-                shutil.rmtree(other, ignore_errors=True)
+        for path in folders.folders(self.folder) if self.place == 0 else ():
+            if folders.step_of(path) != step:  # later ones too: no run resumed from them
+                shutil.rmtree(path, ignore_errors=True)
 
-    def _pass_on(self, made: Path, files: Sequence[Files]) -> None:
+    def _pass_on(self, folder: Path, files: Sequence[Files]) -> None:
         """Send this rank's files to a rank of the next machine, and receive those of the machine before."""
         after = self.members[(self.machine + 1) % len(self.members)]
         own, me, group = self.members[self.machine], self.together.rank, self.together.group
         sources = [x for i, x in enumerate(self.members[self.machine - 1]) if own[i % len(own)] == me]
-        pass_on(made, files[me], after[self.place % len(after)], {x: files[x] for x in sources}, group)
+        pass_on(folder, files[me], after[self.place % len(after)], {x: files[x] for x in sources}, group)
 
-    def _found(self) -> dict[tuple[int, str], dict[str, Any]]:
+    def _manifests(self) -> dict[tuple[int, str], dict[str, Any]]:
         """The manifests of the checkpoints here, by step and a key that tells checkpoints of one step apart."""
-        found = {}
+        manifests = {}
         for path in folders.folders(self.folder):
             with suppress(ValueError):
                 about = folders.manifest(path)
-                found[folders.step_of(path), sha256(json.dumps(about).encode()).hexdigest()] = about
-        return found
+                manifests[folders.step_of(path), sha256(json.dumps(about).encode()).hexdigest()] = about
+        return manifests
 
     def _whole(self, path: Path, files: Files) -> list[str]:
         """The intact files among those that are here and assigned to this rank."""
@@ -146,14 +146,14 @@ class Peers:
         return [name for name in mine if folders.fault_of(path / name, files[name]) is None]
 
     def _servers(self, whole: Sequence[Sequence[str] | None]) -> dict[str, int]:
-        """For each file that is only on other machines, the rank that reads it for this one."""
-        found: dict[str, int] = {}
+        """The rank that reads each file that is only on other machines."""
+        servers: dict[str, int] = {}
         for step in range(1, len(self.members)):
             members = self.members[self.machine - step]
             for name in {name for rank in members for name in whole[rank] or ()}:
-                found.setdefault(name, members[self.place % len(members)])
+                servers.setdefault(name, members[self.place % len(members)])
         here = {name for rank in self.members[self.machine] for name in whole[rank] or ()}
-        return {name: rank for name, rank in found.items() if name not in here}
+        return {name: rank for name, rank in servers.items() if name not in here}
 
 
 def _name(root: Path) -> str:
@@ -177,12 +177,12 @@ def _make(folder: Path) -> None:
 
 def _machine(folder: Path) -> tuple[str, int, int]:
     """An identity shared by exactly the processes that see the same folder."""
-    told = folder.stat()
-    return identity(), told.st_dev, told.st_ino
+    status = folder.stat()
+    return identity(), status.st_dev, status.st_ino
 
 
 def _room(folder: Path) -> int:
     """Bytes that can be written there: the free space of the file system, at most the machine's available memory."""
-    free, told = shutil.disk_usage(folder).free, Path("/proc/meminfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    free, meminfo = shutil.disk_usage(folder).free, Path("/proc/meminfo")
+    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
     return min([free, *(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:"))])

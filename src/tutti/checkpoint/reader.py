@@ -84,8 +84,8 @@ class CheckpointReader:
         try:
             self._take(unpickle.metadata(content))
         except (ValueError, AttributeError, TypeError, KeyError) as error:
-            told = error if isinstance(error, ValueError) else f"its {METADATA} is damaged: {error!r}"
-            raise ValueError(f"{folder} cannot be loaded: {told}") from None
+            message = error if isinstance(error, ValueError) else f"its {METADATA} is damaged: {error!r}"
+            raise ValueError(f"{folder} cannot be loaded: {message}") from None
 
     def _take(self, metadata: Any) -> None:
         """Set tensors and blocks from a `.metadata`."""
@@ -95,27 +95,27 @@ class CheckpointReader:
         }
         paths = {place.relative_path for place in places.values()}
         self._paths = {name: file_in(self.folder, name) for name in sorted(paths)}
-        for name, known in metadata.state_dict_metadata.items():
-            if hasattr(known, "chunks"):
-                dtype = known.properties.state[0]
+        for name, entry in metadata.state_dict_metadata.items():
+            if hasattr(entry, "chunks"):
+                dtype = entry.properties.state[0]
                 if not isinstance(dtype, torch.dtype):
                     raise TypeError(f"{name} has dtype {dtype}")
-                self.tensors[name] = Spec(tuple(known.size), dtype)
-                self.blocks[name] = [_block(chunk, places[name, tuple(chunk.offsets)]) for chunk in known.chunks]
+                self.tensors[name] = Spec(tuple(entry.size), dtype)
+                self.blocks[name] = [_block(chunk, places[name, tuple(chunk.offsets)]) for chunk in entry.chunks]
 
-    def load(self, wanted: Mapping[str, ShardedTensor]) -> None:
+    def load(self, tensors: Mapping[str, ShardedTensor]) -> None:
         """Read the local blocks of tensors, by name.
 
         Raises ValueError, before anything is read, if a tensor is missing or has another shape or dtype.
         """
-        for name, held in wanted.items():
+        for name, tensor in tensors.items():
             if name not in self.tensors:
                 raise ValueError(f"{self.folder} has no tensor {name!r}")
-            if (here := self.tensors[name]) != held.spec:
-                raise ValueError(f"{name} is {here} in {self.folder}; {held.spec} is expected")
-        self._fill([x for name, held in wanted.items() for x in self._pieces(name, held.first())])
-        for held in wanted.values():
-            held.spread()
+            if (here := self.tensors[name]) != tensor.spec:
+                raise ValueError(f"{name} is {here} in {self.folder}; {tensor.spec} is expected")
+        self._fill([x for name, tensor in tensors.items() for x in self._pieces(name, tensor.first())])
+        for tensor in tensors.values():
+            tensor.spread()
 
     def whole(self, name: str) -> torch.Tensor:
         """The full tensor."""
@@ -124,13 +124,13 @@ class CheckpointReader:
 
     def block(self, name: str, begin: Shape, sizes: Shape) -> torch.Tensor:
         """A block of a tensor: from offsets `begin`, of these sizes."""
-        made = torch.empty(sizes, dtype=self.tensors[name].dtype)
-        self._fill(list(self._pieces(name, [(begin, made)])))
-        return made
+        tensor = torch.empty(sizes, dtype=self.tensors[name].dtype)
+        self._fill(list(self._pieces(name, [(begin, tensor)])))
+        return tensor
 
-    def _pieces(self, name: str, wanted: Iterable[tuple[Shape, torch.Tensor]]) -> Iterator[tuple[Piece, torch.Tensor]]:
+    def _pieces(self, name: str, targets: Iterable[tuple[Shape, torch.Tensor]]) -> Iterator[tuple[Piece, torch.Tensor]]:
         """The pieces to read of a tensor, each with the tensor to copy it into."""
-        for begin, into in wanted:
+        for begin, into in targets:
             for block in self.blocks[name]:
                 if shared := overlap(block.begin, block.sizes, begin, tuple(into.shape)):
                     piece = Piece(block, *shared, into.dtype)
@@ -185,11 +185,11 @@ def _place(archive: np.ndarray, sizes: Shape, itemsize: int) -> tuple[int, int, 
         named = {member.filename.partition("/")[2]: member for member in members.infolist()}
     if not {"data.pkl", "data/0"} <= named.keys():
         raise ValueError("a stored tensor has no data")
-    offset, found, strides = unpickle.tensor_header(archive[_extent(archive, named["data.pkl"])].tobytes())
+    offset, stored_sizes, strides = unpickle.tensor_header(archive[_extent(archive, named["data.pkl"])].tobytes())
     stored = _extent(archive, named["data/0"])
     count = (1 + sum((n - 1) * x for n, x in zip(sizes, strides, strict=False))) * itemsize if prod(sizes) else 0
     begin = stored.start + offset * itemsize
-    if found != sizes or begin + count > stored.stop:
+    if stored_sizes != sizes or begin + count > stored.stop:
         raise ValueError(f"a stored tensor has other sizes than the {sizes} in the metadata")
     return begin, count, strides
 

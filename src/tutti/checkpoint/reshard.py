@@ -43,8 +43,8 @@ def reshard(
             part: Copies = {}
             for number, (name, spec) in enumerate(stored.tensors.items()):
                 owned = is_owner(layouts[name], mesh, rank, number)
-                found = boxes(layouts[name], spec.shape, mesh, rank) if owned else []
-                part[name] = spec, {box.whole: stored.block(name, box.whole, box.sizes) for box in found}
+                owned_boxes = boxes(layouts[name], spec.shape, mesh, rank) if owned else []
+                part[name] = spec, {box.whole: stored.block(name, box.whole, box.sizes) for box in owned_boxes}
             yield part
         progress(devices(mesh), devices(mesh))
 

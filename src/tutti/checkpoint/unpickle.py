@@ -33,11 +33,11 @@ def metadata(content: bytes) -> Any:
 
     Raises ValueError for a damaged pickle, or one that names anything but `RECORDS`, torch.Size, dtypes and paths.
     """
-    known: dict[tuple[str, str], Any] = {row: _record(row[1]) for row in RECORDS}
-    known |= {(module, name): kind for module in PATH_MODULES for name, kind in PATHS.items()}
-    known["torch.serialization", "_get_layout"] = lambda name: str(name)
-    known["torch", "Size"] = torch.Size
-    return _load(content, known, ".metadata")
+    allowed: dict[tuple[str, str], Any] = {row: _record(row[1]) for row in RECORDS}
+    allowed |= {(module, name): kind for module in PATH_MODULES for name, kind in PATHS.items()}
+    allowed["torch.serialization", "_get_layout"] = lambda name: str(name)
+    allowed["torch", "Size"] = torch.Size
+    return _load(content, allowed, ".metadata")
 
 
 def tensor_header(content: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -52,7 +52,7 @@ def tensor_header(content: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...]
     def parameter(data: Any, *_: Any) -> Any:
         return data
 
-    known: dict[tuple[str, str], Any] = {
+    allowed: dict[tuple[str, str], Any] = {
         ("torch._utils", "_rebuild_tensor_v2"): rebuild,
         ("torch._utils", "_rebuild_tensor_v3"): rebuild,  # dtypes without a storage class
         ("torch._utils", "_rebuild_parameter"): parameter,
@@ -60,13 +60,13 @@ def tensor_header(content: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...]
         ("torch", "Size"): tuple,
         ("torch.serialization", "_get_layout"): lambda name: str(name),
     }
-    found = _load(content, known, "a stored tensor", storages=True)
-    numbers = (getattr(found, "sizes", None), getattr(found, "strides", None))
+    tensor = _load(content, allowed, "a stored tensor", storages=True)
+    numbers = (getattr(tensor, "sizes", None), getattr(tensor, "strides", None))
     if not all(isinstance(row, tuple) and all(type(x) is int and x >= 0 for x in row) for row in numbers):
         raise ValueError("a stored tensor is not dense")
-    if type(found.offset) is not int or found.offset < 0 or len(found.sizes) != len(found.strides):
+    if type(tensor.offset) is not int or tensor.offset < 0 or len(tensor.sizes) != len(tensor.strides):
         raise ValueError("a stored tensor is not dense")
-    return found.offset, found.sizes, found.strides
+    return tensor.offset, tensor.sizes, tensor.strides
 
 
 def _record(name: str) -> type:
@@ -82,11 +82,11 @@ def _record(name: str) -> type:
                            "__init__": lambda self, *args: None})  # fmt: skip
 
 
-def _load(content: bytes, known: Mapping[tuple[str, str], Any], what: str, storages: bool = False) -> Any:
+def _load(content: bytes, allowed: Mapping[tuple[str, str], Any], what: str, storages: bool = False) -> Any:
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            if (module, name) in known:
-                return known[module, name]
+            if (module, name) in allowed:
+                return allowed[module, name]
             if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
                 return dtype
             if storages and module in ("torch", "torch.storage") and name.endswith(STORAGES):

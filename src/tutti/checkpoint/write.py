@@ -28,19 +28,19 @@ Copies = dict[str, tuple[Spec, dict[Shape, torch.Tensor]]]  # by name: full Spec
 AHEAD = 1 << 25  # bytes in the page cache before write-back is started
 
 
-def copies(tensors: Mapping[str, ShardedTensor], known: Copies | None = None) -> Copies:
-    """Copies in host memory of the blocks that this process writes. Reuses the memory of `known` where it fits."""
-    made: Copies = {}
-    for name, held in tensors.items():
-        before = known[name][1] if known and name in known else {}
-        blocks = {begin: held.blocks[begin][0] for begin in held.owned}
-        made[name] = held.spec, {begin: _like(x, before.get(begin)).copy_(x) for begin, x in blocks.items()}
-    return made
+def copies(tensors: Mapping[str, ShardedTensor], buffers: Copies | None = None) -> Copies:
+    """Copy the blocks that this process writes to host memory. Reuses `buffers` where shape and dtype match."""
+    host_copies: Copies = {}
+    for name, tensor in tensors.items():
+        before = buffers[name][1] if buffers and name in buffers else {}
+        blocks = {begin: tensor.blocks[begin][0] for begin in tensor.owned}
+        host_copies[name] = tensor.spec, {begin: _like(x, before.get(begin)).copy_(x) for begin, x in blocks.items()}
+    return host_copies
 
 
-def _like(block: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
-    if known is not None and known.shape == block.shape and known.dtype == block.dtype:
-        return known
+def _like(block: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor:
+    if buffer is not None and buffer.shape == block.shape and buffer.dtype == block.dtype:
+        return buffer
     return torch.empty(block.shape, dtype=block.dtype)
 
 

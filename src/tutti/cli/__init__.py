@@ -160,7 +160,7 @@ def _run(argv: list[str] | None) -> int:
         return 0
     try:
         check_options(name, rest)
-        with interrupt.told(f"tutti {name}"):
+        with interrupt.report_interrupt(f"tutti {name}"):
             result = call(name, rest)
     except ModuleNotFoundError as e:
         extra = VERBS[name].extra

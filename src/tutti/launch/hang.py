@@ -79,13 +79,13 @@ def _silence(seconds: float, report: Report | None) -> str:
 
 def _rank(rank: int, doing: str, waiting: Mapping[int, Report], ranks: int) -> str:
     """Describe a hung rank, and what the others wait in for it."""
-    its = {other: report for other, report in waiting.items() if report.takes(rank)} or waiting
+    its = {peer: report for peer, report in waiting.items() if report.takes(rank)} or waiting
     if not its:
         return f"rank {rank} of {ranks} hangs: it {doing}"
     first = next(iter(its.values()))
-    there = {other: report for other, report in waiting.items() if report.meeting == first.meeting}
-    others = {other: report for other, report in waiting.items() if other not in there}
-    more = f"; {_waits(others)}" if others else ""
+    there = {peer: report for peer, report in waiting.items() if report.meeting == first.meeting}
+    elsewhere = {peer: report for peer, report in waiting.items() if peer not in there}
+    more = f"; {_waits(elsewhere)}" if elsewhere else ""
     those = f"{_ranks(there)} there for {first.seconds:.0f} s{more}"
     return f"rank {rank} of {ranks} has not reached {first.meeting} ({first.where}): it {doing}; {those}"
 
@@ -110,5 +110,5 @@ def _state(report: Report) -> str:
         state = Path(f"/proc/{report.process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "is gone"
-    known = {"T": "is stopped", "D": "waits for a device or a file system", "Z": "has ended"}
-    return known.get(state, "lets no other thread run")
+    descriptions = {"T": "is stopped", "D": "waits for a device or a file system", "Z": "has ended"}
+    return descriptions.get(state, "lets no other thread run")

@@ -1,4 +1,4 @@
-"""Where the main thread is in its work: the watchdog reports it for a rank that makes no progress.
+"""Position of the main thread in its work: the watchdog reports it for a rank that makes no progress.
 
 The main thread writes it, at the cost of one or two assignments per collective. The watchdog's thread reads it.
 """

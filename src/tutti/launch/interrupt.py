@@ -13,7 +13,7 @@ received = False  # a KeyboardInterrupt that is raised in a callback of C code i
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
+def report_interrupt(name: str) -> Iterator[None]:
     """Within the block, SIGINT writes a line to stderr and raises KeyboardInterrupt."""
     global received
     received = False

@@ -63,7 +63,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank ended: `exit_code` is negative for a signal; `error` is what it recorded, or None."""
+    """End of one rank: `exit_code` is negative for a signal; `error` is what it recorded, or None."""
 
     rank: int
     exit_code: int
@@ -95,7 +95,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Machines:
-    """How many machines a job needs and accepts, and the `host:port` where they meet. That host has to stay."""
+    """Minimum and maximum number of machines of a job, and the `host:port` where they meet. That host has to stay."""
 
     least: int = 1
     most: int = 1
@@ -188,26 +188,26 @@ def run(argv: list[str]) -> int:
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module name, as in python -m")
     parser.add_argument("script", help="the Python file to run in each process")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
-    given = parser.parse_args(argv)
-    if not given.module and not Path(given.script).is_file():
-        raise ValueError(f"no file {given.script}")
-    if given.restarts < 0:
-        raise ValueError(f"--restarts is {given.restarts}; it must be 0 or more")
-    if not given.hang >= 0:
-        raise ValueError(f"--hang is {given.hang}; it must be more than 0 seconds, or 0 to wait forever")
-    if given.grace < 0 or not given.wait >= 0:
-        raise ValueError(f"--grace is {given.grace} and --wait is {given.wait}; both must be 0 seconds or more")
-    machines = Machines(given.min, given.min if given.max is None else given.max, given.meet)
-    machines.check_host(given.wait)
-    if given.logs:
-        given.logs.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args(argv)
+    if not args.module and not Path(args.script).is_file():
+        raise ValueError(f"no file {args.script}")
+    if args.restarts < 0:
+        raise ValueError(f"--restarts is {args.restarts}; it must be 0 or more")
+    if not args.hang >= 0:
+        raise ValueError(f"--hang is {args.hang}; it must be more than 0 seconds, or 0 to wait forever")
+    if args.grace < 0 or not args.wait >= 0:
+        raise ValueError(f"--grace is {args.grace} and --wait is {args.wait}; both must be 0 seconds or more")
+    machines = Machines(args.min, args.min if args.max is None else args.max, args.meet)
+    machines.check_host(args.wait)
+    if args.logs:
+        args.logs.mkdir(parents=True, exist_ok=True)
     try:
-        _start([*(["-m"] if given.module else []), given.script, *given.args], given.processes, given.restarts,
-               machines, given.hang or None, given.grace, given.logs)  # fmt: skip
+        _start([*(["-m"] if args.module else []), args.script, *args.args], args.processes, args.restarts,
+               machines, args.hang or None, args.grace, args.logs)  # fmt: skip
     except LaunchError as e:
         print(f"{e.trace}tutti run: {e}", file=sys.stderr)
-        if given.logs:
-            print(f"log: {given.logs}/rank-{e.rank}*.txt", file=sys.stderr)
+        if args.logs:
+            print(f"log: {args.logs}/rank-{e.rank}*.txt", file=sys.stderr)
         return e.exit_code
     return 0
 

@@ -16,7 +16,7 @@ MAKERS = ("torch.distributed.rendezvous", "torch.distributed.elastic.rendezvous.
 
 
 def listen_where_named() -> None:
-    """From now on, stores that torch.distributed creates in this process listen on the address of their host name."""
+    """Make stores that torch.distributed creates in this process listen on the address of their host name."""
     for name in MAKERS:
         vars(import_module(name))["TCPStore"] = _store
 
@@ -33,14 +33,14 @@ def _store(host_name: str, port: int, *args: Any, is_master: bool = False, **kwa
 def _listen(host: str, port: int) -> socket.socket | None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
     except OSError:
         return None
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(socket.SOMAXCONN)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
     except OSError:
-        made.close()
+        listener.close()
         return None
-    return made
+    return listener

@@ -35,7 +35,7 @@ LEAVING = 5.0  # seconds that rank 0 keeps the store open for ranks that are exi
 STACKS = "stacks"  # folder for the stacks of jobs started by `tutti run --hang`
 
 _count = 0  # watchdogs created in this process; all ranks create them in the same order
-_asked: list[Watchdog] = []
+_watchdogs: list[Watchdog] = []
 
 
 class Watchdog:
@@ -57,14 +57,14 @@ class Watchdog:
         self.main = threading.main_thread()
 
     def __enter__(self) -> Watchdog:
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
         self.moves, self.since = HEARTBEAT.moves, time.monotonic()
         self.over = threading.Event()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file: IO[bytes] = open(self.folder / f"rank-{self.rank}.txt", "ab")
         self.before = self.file.tell()  # stacks left by an earlier attempt
-        self.wire = _Wire(self) if several else None
+        self.wire = _Wire(self) if distributed else None
         self._arm()
         self.thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
         self.thread.start()
@@ -214,15 +214,15 @@ class _Wire:
 
 def watch_as_asked() -> None:
     """Start the watchdog that `tutti run --hang` asked for, once."""
-    if (seconds := hang()) and not _asked:
-        _asked.append(Watchdog(seconds, STACKS))
-        _asked[0].__enter__()
+    if (seconds := hang()) and not _watchdogs:
+        _watchdogs.append(Watchdog(seconds, STACKS))
+        _watchdogs[0].__enter__()
 
 
 def done() -> None:
     """This rank is done: stop watching it."""
-    while _asked:
-        _asked.pop().__exit__()
+    while _watchdogs:
+        _watchdogs.pop().__exit__()
 
 
 def _stack(thread: threading.Thread) -> traceback.StackSummary:

@@ -66,10 +66,10 @@ def _print_to_log() -> None:
 
 
 def _tell_of_restart() -> None:
-    count, most = (int(os.environ.get(f"TORCHELASTIC_{what}", "0")) for what in ("RESTART_COUNT", "MAX_RESTARTS"))
+    count, limit = (int(os.environ.get(f"TORCHELASTIC_{what}", "0")) for what in ("RESTART_COUNT", "MAX_RESTARTS"))
     if count and os.environ.get("RANK") == "0":
         processes = os.environ.get("WORLD_SIZE", "1")
-        print(f"restart {count} of {most}, in {processes} processes", file=sys.stderr, flush=True)
+        print(f"restart {count} of {limit}, in {processes} processes", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> None:

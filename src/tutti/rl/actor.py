@@ -16,7 +16,7 @@ Tree = dict[str, Any]
 
 
 class Actor:
-    """Acts in the environments of an agent. Its state is its own: the agent says what it does in which phase."""
+    """Acts in the environments of an agent, with a state of its own."""
 
     def __init__(self, agent: Agent, rank: int):
         self.agent, self.rank = agent, rank
@@ -30,7 +30,7 @@ class Actor:
         return isinstance(self.agent.env, Env)
 
     def act(self, policy: Tree, learner: Agent) -> Tree:
-        """A chunk of experience. learner: says in which phase of learning actions are chosen."""
+        """Collect a chunk of experience. learner: its `num_timesteps` sets the phase of exploration."""
         agent, self.count = self.agent, self.count + 1
         agent.num_timesteps = learner.num_timesteps
         act = agent.behaviour()
@@ -42,19 +42,19 @@ class Actor:
             return collect.rollout(agent, env, policy, state, key, steps, act=act)
 
         function = agent.functions.setdefault(("chunk", act), chunk)
-        self.state, made = agent.program.ask(function, policy, self.state, keys.fold(self.key, self.count))
-        return made
+        self.state, experience = agent.program.ask(function, policy, self.state, keys.fold(self.key, self.count))
+        return experience
 
     def example(self, policy: Tree) -> Tree:
-        """A chunk without meaning, of the shapes and dtypes of all."""
+        """A chunk of zeros with the shapes and dtypes of every chunk."""
         agent = self.agent
         assert isinstance(agent.env, Env), "asynchronous actors need a pure environment"
         with torch.no_grad():
-            made = collect.rollout(agent, agent.env, policy, self.state, self.key, 1, act=agent.behaviour())[1]
-        return {k: x.new_zeros(agent.config.n_steps, *x.shape[1:]) for k, x in made.items()}
+            rows = collect.rollout(agent, agent.env, policy, self.state, self.key, 1, act=agent.behaviour())[1]
+        return {k: x.new_zeros(agent.config.n_steps, *x.shape[1:]) for k, x in rows.items()}
 
     def tensors(self) -> Tree:
-        """What continuing needs, for a checkpoint. Environments of the host begin new episodes."""
+        """The state for a checkpoint. Environments on the host begin new episodes when they continue."""
         return {"state": self.state, "count": torch.tensor(self.count)}
 
     def restore(self, tensors: Tree) -> None:

@@ -61,7 +61,7 @@ class ActorCritic(OnPolicy):
         return masked(outputs, batch.get("mask")), value
 
     def inputs(self, chunk: Tree) -> Tree:
-        """What `network` reads of a chunk."""
+        """The entries of a chunk that `network` reads."""
         critic = {} if self.image else {"critic": self.critic_input(chunk, "")}  # with pictures it is what `obs` is
         return (
             {"obs": self.policy_input(chunk["obs"])}
@@ -70,14 +70,14 @@ class ActorCritic(OnPolicy):
         )
 
     def policy_input(self, obs: Tensor) -> Tensor:
-        """What the policy sees of observations (..., size): themselves."""
+        """Inputs of the policy for observations (..., size): by default the observations."""
         return obs
 
     def policy_size(self) -> int:
         return self.features.size
 
     def critic_input(self, chunk: Tree, prefix: str) -> Tensor:
-        """What the value function sees, now or (prefix "last_") after the step: the observation."""
+        """Inputs of the value function, before or (prefix "last_") after the step: by default the observation."""
         return chunk["last"] if prefix else chunk["obs"]
 
     def critic_size(self) -> int:

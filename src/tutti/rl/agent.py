@@ -80,11 +80,11 @@ _reads: ContextVar[set[str] | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def reads() -> Iterator[set[str]]:
-    """The names of options that are read meanwhile."""
-    found: set[str] = set()
-    token = _reads.set(found)
+    """Record the names of the options that are read within the block."""
+    names: set[str] = set()
+    token = _reads.set(names)
     try:
-        yield found
+        yield names
     finally:
         _reads.reset(token)
 
@@ -118,12 +118,12 @@ class Agent(ABC):
     unused: ClassVar[tuple[str, ...]] = ()  # options of a parent class that have no effect: giving them is an error
     warm_until = 0  # number of steps when the replay was last empty, for algorithms with one
 
-    def __init__(self, *given: Any, policy: str | None = None, env: Any = None, seed: int | None = 0,
+    def __init__(self, *args: Any, policy: str | None = None, env: Any = None, seed: int | None = 0,
                  level: str = "O2", threads: int = 1, verbose: int = 0, tensorboard_log: str | Path | None = None,
                  device: Any = "cpu", policy_kwargs: dict[str, Any] | None = None, _stored: Set[str] = frozenset(),
                  **options: Any):  # fmt: skip
         kind = type(self)
-        self.policy_name, env = sb3.policy_and_env(kind.__name__, given, policy, env)
+        self.policy_name, env = sb3.policy_and_env(kind.__name__, args, policy, env)
         sb3.check_device(device)
         options = sb3.options(kind, options, policy_kwargs)
         if self.policy_name == "MlpLstmPolicy":
@@ -131,7 +131,7 @@ class Agent(ABC):
         self.config, self.threads = configured(kind, options), _whole("threads", threads, 1)
         self.chosen = options.keys() - _stored  # by the caller; the others are defaults, or come from a file
         self.verbose, self.tensorboard_log = _whole("verbose", verbose, 0), tensorboard_log
-        self.env = self._made(env, options)
+        self.env = self._make_env(env, options)
         self.seed, self.level = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed, level
         _whole("seed", self.seed, -(1 << 63))
         self._check_spaces()
@@ -179,8 +179,8 @@ class Agent(ABC):
                 raise ValueError("CnnPolicy is for pictures: a Box of uint8 (height, width, channels) or (channels, "
                                  f"height, width) of at least {pixels.SMALLEST} x {pixels.SMALLEST}; {self.env.name} "
                                  f"has {self.env.observation_space}: use 'MlpPolicy'")  # fmt: skip
-        wanted = policy in (None, "CnnPolicy") and self.sees and len(self.env.agents) == 1
-        return image if wanted and pixels.fits(image) else None
+        use_image = policy in (None, "CnnPolicy") and self.sees and len(self.env.agents) == 1
+        return image if use_image and pixels.fits(image) else None
 
     def sighted(self, make: Callable[[int], nn.Module], size: int | None = None) -> nn.Module:
         """A network of so many inputs, observations first: behind convolutions where those are pictures."""
@@ -221,11 +221,11 @@ class Agent(ABC):
 
     def acting(self, learner: Tree) -> Tree:
         """The policy, with the statistics that it needs and its progress."""
-        rest = {name: learner[name] for name in ("obs_norm", "progress") if name in learner}
-        return {**self.policy(learner), **rest}
+        extras = {name: learner[name] for name in ("obs_norm", "progress") if name in learner}
+        return {**self.policy(learner), **extras}
 
     def carry(self, n: int) -> Tree:
-        """What a policy remembers within an episode, at its beginning: tensors (n, ...)."""
+        """Initial memory of a policy in an episode: tensors (n, ...)."""
         return {}
 
     # -- what algorithms use --------------------------------------------------------------------------------------
@@ -335,24 +335,24 @@ class Agent(ABC):
         return self.env
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Learn in other environments from now on, in new episodes. They have equal spaces, and are as many."""
+        """Replace the environments by others with the same spaces and number. New episodes begin."""
         if not force_reset:
             raise ValueError("force_reset is False; other environments begin with new episodes: leave it out")
         from tutti.rl.by_name import adapted, make
         from tutti.rl.evaluate import check_spaces
 
-        made = make(env, self.config.n_envs) if isinstance(env, str) else adapted(env)
-        check_spaces(self, made)
-        if isinstance(made, VectorEnv) and made.n != self.config.n_envs:
+        new_env = make(env, self.config.n_envs) if isinstance(env, str) else adapted(env)
+        check_spaces(self, new_env)
+        if isinstance(new_env, VectorEnv) and new_env.n != self.config.n_envs:
             raise ValueError(
-                f"{made.name} is a vector of {made.n} environments, and the agent has {self.config.n_envs}"
+                f"{new_env.name} is a vector of {new_env.n} environments, and the agent has {self.config.n_envs}"
             )
-        self.env, self.env_name, run = made, env if isinstance(env, str) else None, self.program.state()
+        self.env, self.env_name, run = new_env, env if isinstance(env, str) else None, self.program.state()
         run.pop("actor", None)
-        if isinstance(made, Env):
-            run["actor"] = collect.begin(self, made, keys.fold(run["key"], 4), self.config.n_envs)
+        if isinstance(new_env, Env):
+            run["actor"] = collect.begin(self, new_env, keys.fold(run["key"], 4), self.config.n_envs)
         else:
-            self.host = HostActor(self, made, self.seed)
+            self.host = HostActor(self, new_env, self.seed)
         self.functions = {}
         self.program = Program(run, self.level, self.threads)
 
@@ -386,13 +386,13 @@ class Agent(ABC):
         self.metrics["steps_per_second"] = steps / (time.perf_counter() - start)
 
     def _finite(self, metrics: Tree) -> dict[str, float]:
-        """Metrics as numbers. Raises ValueError for one that is not finite, with what may have caused it."""
-        found = {name: float(x) for name, x in metrics.items()}
-        wrong = [name for name, x in found.items() if not math.isfinite(x)]
+        """Metrics as floats. Raises ValueError with the likely cause if one is not finite."""
+        values = {name: float(x) for name, x in metrics.items()}
+        wrong = [name for name, x in values.items() if not math.isfinite(x)]
         if wrong:
-            raise ValueError(f"{type(self).__name__}: {wrong[0]} is {found[wrong[0]]} by step {self.num_timesteps:,}. "
+            raise ValueError(f"{type(self).__name__}: {wrong[0]} is {values[wrong[0]]} by step {self.num_timesteps:,}. "
                              f"{self._cause()}")  # fmt: skip
-        return found
+        return values
 
     def _cause(self) -> str:
         state = self.program.state()
@@ -416,7 +416,7 @@ class Agent(ABC):
         return self.iterate
 
     def behaviour(self) -> Callable:
-        """How actions of the next iteration are chosen: `act`, or a function like it."""
+        """The function that chooses actions in the next iteration: `act`, or one with its signature."""
         return self.act
 
     def learning(self) -> Callable[[Tree, Tree], tuple[Tree, Tree]]:
@@ -473,7 +473,7 @@ class Agent(ABC):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _made(self, env: Any, options: dict[str, Any]) -> Env | VectorEnv:
+    def _make_env(self, env: Any, options: dict[str, Any]) -> Env | VectorEnv:
         self.env_name = env if isinstance(env, str) else None
         if isinstance(env, str):
             from tutti.rl.by_name import make
@@ -492,9 +492,9 @@ class Agent(ABC):
     def _check_spaces(self) -> None:
         name, space = type(self).__name__, self.env.action_space
         if self.actions and not isinstance(space, self.actions):
-            known = " or ".join(x.__name__ for x in self.actions)
+            expected = " or ".join(x.__name__ for x in self.actions)
             suited = "PPO" if isinstance(space, spaces.Discrete | spaces.Box) else "PPO or A2C"
-            raise ValueError(f"{name} needs a {known} action space, and that of {self.env.name} is {space}; "
+            raise ValueError(f"{name} needs a {expected} action space, and that of {self.env.name} is {space}; "
                              f"{suited} takes it")  # fmt: skip
         if len(self.env.agents) > 1 and not self.multi_agent:
             raise ValueError(f"{name} is for one agent, and {self.env.name} has {len(self.env.agents)}: use IPPO, "
@@ -600,28 +600,28 @@ def configured(algorithm: type[Agent], options: dict[str, Any]) -> Config:
     """A config with these options. Raises ValueError for unknown ones, for those that have no effect on the algorithm,
     and for values out of range."""
     kind = algorithm.Config
-    known = [f.name for f in fields(kind) if f.name not in algorithm.unused]
+    names = [f.name for f in fields(kind) if f.name not in algorithm.unused]
     default = {f.name: f.default for f in fields(kind)}
     for name in options:
         if name in algorithm.unused:
             if options[name] != default[name]:
                 raise ValueError(f"{name} has no effect on {algorithm.__name__}; leave it out")
-        elif name not in known:
-            near = get_close_matches(name, known, 1)
+        elif name not in names:
+            near = get_close_matches(name, names, 1)
             raise ValueError(f"there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
-                             f"The options are {', '.join(known)}")  # fmt: skip
+                             f"The options are {', '.join(names)}")  # fmt: skip
     for f in fields(kind):
         if f.name in options and (wants := _misfit(str(f.type), options[f.name])):
             raise ValueError(f"{f.name} is {options[f.name]!r}; it must be {wants}")
-    made = kind(**options)
-    ranges.check_all(made, known, algorithm.ranges)
-    if made.precision not in PRECISIONS:
-        raise ValueError(f"precision {made.precision!r} is not one of {', '.join(PRECISIONS)}")
-    return made
+    config = kind(**options)
+    ranges.check_all(config, names, algorithm.ranges)
+    if config.precision not in PRECISIONS:
+        raise ValueError(f"precision {config.precision!r} is not one of {', '.join(PRECISIONS)}")
+    return config
 
 
 def _misfit(kind: str, x: Any) -> str | None:
-    """What an option must be, if a value is not of the kind that its annotation says."""
+    """Describe the required kind of an option if a value does not match its annotation, else None."""
     kind, *more = kind.removeprefix("agent.").split(" | ")
     number = isinstance(x, Real | Tensor) and not isinstance(x, bool)
     fits, wants = {

@@ -21,7 +21,7 @@ def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | Vec
     """
     if name in registry.ENVS and not processes:
         return registry.make(name, **options)
-    if versions := [known for known in registry.ENVS if known.startswith(f"{name}-v")]:
+    if versions := [full_name for full_name in registry.ENVS if full_name.startswith(f"{name}-v")]:
         raise ValueError(f"there is no environment {name!r}; did you mean {versions[0]!r}?")
     from tutti.rl.adapt.make import make as adapted
 
@@ -38,7 +38,7 @@ def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | Vec
 
 
 def _remedy(name: str, error: Exception) -> str:
-    """What to do where gymnasium has no environment of a name, or lacks a package for it."""
+    """Advice for a name that gymnasium does not have, or lacks a package for."""
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return "`tutti rl list` shows environments that need no package"
     if name.removeprefix("gymnasium:").startswith("ALE/"):

@@ -1,4 +1,4 @@
-"""What can be done between iterations of learning: evaluation, checkpoints, early ends, and TensorBoard.
+"""Callbacks between iterations of learning: evaluation, checkpoints, early ends, and TensorBoard.
 
     agent.learn(1_000_000, [EvalCallback(every=50_000, threshold=475), CheckpointCallback("out/ppo", every=100_000)])
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from tutti.observe.board import Board
 from tutti.rl import files
-from tutti.rl.report import told
+from tutti.rl.report import sb3_metrics
 from tutti.rl.vector import VectorEnv
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class EvalCallback(Every):
                  best: str | Path | None = None, env: Any = None, *, eval_env: Any = None, eval_freq: int | None = None,
                  n_eval_episodes: int | None = None, best_model_save_path: str | Path | None = None,
                  log_path: str | Path | None = None, deterministic: bool = True, verbose: int = 0,
-                 **others: Any):  # fmt: skip
-        _refuse("EvalCallback", others, {"render": (False,), "warn": (True, False)})
+                 **extras: Any):  # fmt: skip
+        _refuse("EvalCallback", extras, {"render": (False,), "warn": (True, False)})
         if every is not None and (isinstance(every, bool) or not isinstance(every, int | float)):
             eval_env, every = _one("env", every, "eval_env", eval_env), None
         self.each = _one("every", every, "eval_freq", eval_freq)  # in steps of each environment, if by its other name
@@ -93,19 +93,19 @@ class EvalCallback(Every):
 
     def run(self, agent: Agent) -> bool | None:
         env = self.env() if callable(self.env) else self.env
-        found = agent.evaluate(self.episodes, self.deterministic, env)
-        self.evaluations.append((agent.num_timesteps, found))
+        evaluation = agent.evaluate(self.episodes, self.deterministic, env)
+        self.evaluations.append((agent.num_timesteps, evaluation))
         if self.verbose:
-            print(f"{agent.num_timesteps:,} steps: {found}", flush=True)
+            print(f"{agent.num_timesteps:,} steps: {evaluation}", flush=True)
         if self.log is not None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             steps, each = zip(*self.evaluations, strict=True)
             np.savez(self.log, timesteps=np.array(steps), results=np.stack([x.returns for x in each]),
                      ep_lengths=np.stack([x.lengths for x in each]))  # fmt: skip
-        if self.best is not None and found.mean > self.highest:
-            self.highest = found.mean
-            agent.save(self.best, score=found.mean)
-        return False if self.threshold is not None and found.mean >= self.threshold else None
+        if self.best is not None and evaluation.mean > self.highest:
+            self.highest = evaluation.mean
+            agent.save(self.best, score=evaluation.mean)
+        return False if self.threshold is not None and evaluation.mean >= self.threshold else None
 
 
 class CheckpointCallback(Every):
@@ -116,8 +116,8 @@ class CheckpointCallback(Every):
     """
 
     def __init__(self, folder: str | Path | None = None, every: int | None = None, keep: int | None = 3, *,
-                 save_freq: int | None = None, save_path: str | Path | None = None, **others: Any):  # fmt: skip
-        _refuse("CheckpointCallback", others, {"name_prefix": ("rl_model",), "save_replay_buffer": (True,),
+                 save_freq: int | None = None, save_path: str | Path | None = None, **extras: Any):  # fmt: skip
+        _refuse("CheckpointCallback", extras, {"name_prefix": ("rl_model",), "save_replay_buffer": (True,),
                                                "save_vecnormalize": (True, False), "verbose": (0, 1, 2)})  # fmt: skip
         place = _one("folder", folder, "save_path", save_path)
         if place is None:
@@ -139,16 +139,16 @@ class CheckpointCallback(Every):
             old.unlink()
 
 
-def _one(name: str, x: Any, other: str, y: Any) -> Any:
+def _one(name: str, x: Any, alias: str, y: Any) -> Any:
     """The value of an option with two names."""
     if x is not None and y is not None:
-        raise ValueError(f"{name} and {other} are the same option; leave one of them out")
+        raise ValueError(f"{name} and {alias} are the same option; leave one of them out")
     return y if x is None else x
 
 
-def _refuse(kind: str, others: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> None:
+def _refuse(kind: str, options: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> None:
     """Raise ValueError for options that have no meaning here, unless their values change nothing."""
-    for name, x in others.items():
+    for name, x in options.items():
         if x not in neutral.get(name, ()):
             raise ValueError(f"{kind} does not know {name}={x!r}; see help(tutti.rl.{kind})")
 
@@ -177,7 +177,7 @@ class TensorBoard(Every):
         self.board = Board(Path(folder))
 
     def run(self, agent: Agent) -> None:
-        for name, x in told(agent).items():
+        for name, x in sb3_metrics(agent).items():
             self.board.add_scalar(name, x, agent.num_timesteps)
         self.board.flush()
 

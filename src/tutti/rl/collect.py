@@ -44,7 +44,7 @@ def _fresh(agent: Agent, n: int) -> Tree:
 
 def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, steps: int, explore: bool = True,
             act: Any = None) -> tuple[Tree, Tree]:  # fmt: skip
-    """Act for some steps. act: instead of the agent's. Returns the actor afterwards, and the chunk."""
+    """Act for `steps` steps. act: replaces the agent's. Returns (next state of the actor, chunk)."""
     act = act or agent.act
 
     def body(actor: Tree, t: Tensor) -> tuple[Tree, Tree]:
@@ -60,7 +60,7 @@ def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, step
         after = {f"last_{k}": x for k, x in seen_by(None, env.masks(state), env.overview(state)).items() if k != "obs"}
         done = terminated | truncated
         state, obs = begun_again(env, done, state, last, of_reset)
-        moved, told = _episodes(actor, reward, done)
+        moved, episode_stats = _episodes(actor, reward, done)
         next_actor = {
             "env": state,
             "obs": agent.features(obs),
@@ -68,7 +68,7 @@ def rollout(agent: Agent, env: Env, policy: Tree, actor: Tree, key: Tensor, step
             **moved,
         }
         row = {**seen, **after, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated,
-               "last": agent.features(last), **own, **told, **extra}  # fmt: skip
+               "last": agent.features(last), **own, **episode_stats, **extra}  # fmt: skip
         return next_actor, row
 
     return tutti.scan(body, actor, torch.arange(steps))
@@ -87,19 +87,19 @@ def of_episode(alive: Tensor, terminated: Tensor, truncated: Tensor) -> tuple[Te
 
 
 def seen_by(obs: Any, mask: Tensor | None, overview: Tensor | None) -> Tree:
-    """What a policy and a critic see, without what there is not."""
+    """Observations, masks and overviews as a dict, without entries that are None."""
     return (
         {"obs": obs} | ({} if mask is None else {"mask": mask}) | ({} if overview is None else {"overview": overview})
     )
 
 
 def rewarded(carry: Tree, reward: Tensor) -> Tree:
-    """What a policy remembers after a step. "reward", where it has that, is the step's."""
+    """A policy's memory after a step. Its entry "reward", if any, is set to the reward of the step."""
     return {**carry, "reward": reward} if "reward" in carry else carry
 
 
 def _episodes(actor: Tree, reward: Tensor, done: Tensor) -> tuple[Tree, Tree]:
-    """Sums over episodes: to carry on, and of those that end."""
+    """Return and length of episodes: (running sums, totals of those that end)."""
     total, length = actor["return"] + reward, actor["length"] + 1
     zero = torch.zeros_like
     ended = {"return": where(done, total, zero(total)), "length": torch.where(done, length, zero(length))}

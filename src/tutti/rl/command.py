@@ -52,9 +52,9 @@ def train(
     """
     from tutti.rl import run
 
-    given = {"steps": steps, "seed": seed, "level": level, "out": out, "threshold": threshold,
-             "placement": placement, "ranks": ranks, "workers": workers}  # fmt: skip
-    run.train(config, {k: v for k, v in given.items() if v is not None}, option, processes, plan, restarts)
+    overrides = {"steps": steps, "seed": seed, "level": level, "out": out, "threshold": threshold,
+                 "placement": placement, "ranks": ranks, "workers": workers}  # fmt: skip
+    run.train(config, {k: v for k, v in overrides.items() if v is not None}, option, processes, plan, restarts)
 
 
 def evaluate(agent: First[str], episodes: int = 20, seed: int = 1, deterministic: bool = True, env: str = "") -> None:

@@ -112,22 +112,22 @@ def arrays_of(data: Any) -> Mapping[str, Any]:
 
 
 def joined(episodes: list[Any]) -> dict[str, Any]:
-    """The steps of episodes one after another. The last step of each ends it: it is truncated if not terminated."""
+    """Concatenate the steps of episodes. The last step of each is marked truncated unless it terminated."""
     if not episodes:
         raise ValueError("the data have no episodes")
-    found: dict[str, list[Any]] = {key: [] for key in KEYS}
+    columns: dict[str, list[Any]] = {key: [] for key in KEYS}
     for e in episodes:
         steps = len(e.rewards)
         truncated = np.array(e.truncations, bool)
         truncated[-1] |= not e.terminations[-1]
         obs = [_rows(e.observations, slice(0, steps)), _rows(e.observations, slice(1, steps + 1))]
         for key, x in zip(KEYS, (obs[0], e.actions, e.rewards, e.terminations, truncated, obs[1]), strict=True):
-            found[key].append(x)
-    return {key: _joined(parts) for key, parts in found.items()}
+            columns[key].append(x)
+    return {key: _joined(parts) for key, parts in columns.items()}
 
 
 def first_steps(rows: Rows) -> Tensor:
-    """Where the episode of each step begins: indices, int64 (steps,)."""
+    """Index of the first step of each step's episode, int64 (steps,)."""
     ended = rows["terminated"] | rows["truncated"]
     index = torch.arange(len(ended))
     starts = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])

@@ -142,7 +142,7 @@ class Bernoulli:
 
 
 class Box:
-    """What the distributions of a `Box` share: the shape of actions, and their bounds."""
+    """Base of the distributions of a `Box`: the shape of actions, and their bounds."""
 
     def __init__(self, space: spaces.Box):
         self.shape, self.width = space.shape, int(np.prod(space.shape))

@@ -47,15 +47,15 @@ class Dynamics:
                 "out_mean": torch.zeros(self.size + 1), "out_std": torch.ones(self.size + 1)}  # fmt: skip
 
     def scaled(self, model: Tree, rows: Tree, valid: Tensor) -> Tree:
-        """The model with statistics of these rows (n, ...), of which those count that are `valid`, bool (n,)."""
-        found: Tree = {}
+        """The model with the statistics of rows (n, ...) that are `valid`, bool (n,)."""
+        stats: Tree = {}
         for name, x in (("in", _inputs(rows["obs"], rows["action"])), ("out", _outputs(rows))):
             share = (valid.float() / valid.sum().clamp(min=1)).unsqueeze(-1)
             mean = (share * x).sum(0)
             mean, var = over_ranks(mean, (share * (x - mean).square()).sum(0))
             std = var.sqrt()
-            found |= {f"{name}_mean": mean, f"{name}_std": torch.where(std < 1e-6, 1.0, std)}
-        return {**model, **found}
+            stats |= {f"{name}_mean": mean, f"{name}_std": torch.where(std < 1e-6, 1.0, std)}
+        return {**model, **stats}
 
     def fit(self, model: Tree, rows: Tree, size: Tensor, steps: int, batch_size: int, key: Tensor) -> tuple[Tree, Tree]:
         """Some steps of descent on the first `size` of the rows (n, ...). Returns the model and metrics."""

@@ -1,4 +1,4 @@
-"""What an environment is: two pure functions on batched tensors.
+"""Environments: two pure functions on batched tensors.
 
     env = CartPole()
     state, obs = env.reset(key, 64)
@@ -62,15 +62,15 @@ class Env(ABC):
         """
 
     def masks(self, state: State) -> Tensor | None:
-        """Which discrete actions are possible: bool (n, actions) or (n, agents, actions). None: all of them."""
+        """Mask of the possible discrete actions: bool (n, actions) or (n, agents, actions). None: all of them."""
         return None
 
     def alive(self, state: State) -> Tensor | None:
-        """Which agents take part now: bool (n, agents). None: all. Nothing is learned from rows of the others."""
+        """Mask of the agents that take part now: bool (n, agents). None: all. Other rows are not learned from."""
         return None
 
     def overview(self, state: State) -> Tensor | None:
-        """What a central critic sees of all agents together: float32 (n, features). None: all observations."""
+        """Global observation for a central critic: float32 (n, features). None: all observations."""
         return None
 
     def draw(self, state: State, i: int) -> np.ndarray | None:

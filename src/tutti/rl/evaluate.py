@@ -1,4 +1,4 @@
-"""How well a policy acts: returns of whole episodes, in environments of their own."""
+"""Evaluation of policies: returns of whole episodes, in separate environments."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def evaluate(agent: Agent, episodes: int, deterministic: bool, env: Any, seed: i
     """Returns and lengths of the first episodes of the instances of an environment. See `Agent.evaluate`."""
     from tutti.rl.agent import Evaluation
 
-    env, made = own_env(agent, env, episodes, "evaluate(env=)")
+    env, must_close = own_env(agent, env, episodes, "evaluate(env=)")
     pure = isinstance(env, Env)
     chunks = _pure(agent, env, episodes, deterministic, seed) if pure else _host(agent, env, deterministic, seed)
     of_each = shares(episodes, episodes if pure else env.n)
-    found: list[list[tuple[np.ndarray, float]]] = [[] for _ in of_each]
+    per_instance: list[list[tuple[np.ndarray, float]]] = [[] for _ in of_each]
     steps = 0
     for chunk in chunks:
-        for i, (kept, share) in enumerate(zip(found, of_each, strict=True)):
-            for t in chunk["length"][:, i].nonzero().flatten().tolist()[: share - len(kept)]:
-                kept.append((chunk["return"][t, i].numpy(), float(chunk["length"][t, i])))
+        for i, (finished, share) in enumerate(zip(per_instance, of_each, strict=True)):
+            for t in chunk["length"][:, i].nonzero().flatten().tolist()[: share - len(finished)]:
+                finished.append((chunk["return"][t, i].numpy(), float(chunk["length"][t, i])))
         steps += len(chunk["length"])
-        if all(len(kept) == share for kept, share in zip(found, of_each, strict=True)):
+        if all(len(finished) == share for finished, share in zip(per_instance, of_each, strict=True)):
             break
         if steps >= LONGEST * max(of_each):
             raise ValueError(f"episodes of {env.name} have not ended after {steps:,} steps; give it a limit of steps")
-    if made:
+    if must_close:
         env.close()
-    returns, lengths = zip(*(episode for kept in found for episode in kept), strict=True)
+    returns, lengths = zip(*(episode for finished in per_instance for episode in finished), strict=True)
     return Evaluation(np.stack(returns), np.array(lengths))
 
 
 def shares(count: int, n: int) -> list[int]:
-    """How many of `count` episodes each of n instances contributes: its first ones, so that short episodes are not
-    preferred."""
+    """Number of episodes, out of `count`, that each of n instances contributes: its first ones, so that short episodes
+    are not preferred."""
     if count < 1:
         raise ValueError(f"{count} episodes were asked for; it must be at least 1")
     return [count // n + (i < count % n) for i in range(n)]
 
 
 def own_env(agent: Agent, env: Any, n: int, how: str) -> tuple[Any, bool]:
-    """(an environment besides the one that the agent learns in, whether the caller must close it).
+    """(environment separate from the one that the agent learns in, whether the caller must close it).
 
     env: an environment, a name, or None for that of the agent. n: instances of one that is made. how: to pass `env`.
     Raises ValueError for environments of the host that were not given by name.
@@ -66,10 +66,10 @@ def own_env(agent: Agent, env: Any, n: int, how: str) -> tuple[Any, bool]:
         env = agent.env if isinstance(agent.env, Env) else agent.env_name
     from tutti.rl.by_name import adapted, make
 
-    given = not isinstance(env, str)
-    made = adapted(env) if given else make(env, n)
-    check_spaces(agent, made)
-    return made, not given and not isinstance(made, Env)
+    is_object = not isinstance(env, str)
+    result = adapted(env) if is_object else make(env, n)
+    check_spaces(agent, result)
+    return result, not is_object and not isinstance(result, Env)
 
 
 def check_spaces(agent: Agent, env: Env | VectorEnv) -> None:
@@ -104,8 +104,8 @@ def _pure(agent: Agent, env: Env, n: int, deterministic: bool, seed: int):
     t = 0
     while True:
         t += 1
-        actor, told = agent.program.ask(chunk, actor, keys.fold(key, t), level="O0")
-        yield told
+        actor, rows = agent.program.ask(chunk, actor, keys.fold(key, t), level="O0")
+        yield rows
 
 
 def _rollout(agent: Agent, env: Env, deterministic: bool):

@@ -64,7 +64,7 @@ def send_error(error: BaseException, like: Tree, to: int, tag: int = 0) -> None:
 
 
 def receive(like: Tree, source: int, tag: int = 0) -> Tree:
-    """A message of the structure, shapes and dtypes of another. Raises Failed and Lost."""
+    """Receive a message with the structure, shapes and dtypes of `like`. Raises Failed and Lost."""
     buffer = torch.empty(size_of(like), dtype=torch.uint8)
     try:
         dist.recv(buffer, source, tag=tag)
@@ -72,8 +72,8 @@ def receive(like: Tree, source: int, tag: int = 0) -> Tree:
         raise Lost(source, error) from None
     if length := int(buffer[:8].view(torch.int64)):
         raise Failed(source, bytes(buffer[HEAD : HEAD + length].tolist()).decode(errors="replace"))
-    found = [buffer[start:end].clone().view(x.dtype).view(x.shape) for (start, end), x in _places(like)]
-    return pytree.tree_unflatten(found, pytree.tree_structure(like))
+    tensors = [buffer[start:end].clone().view(x.dtype).view(x.shape) for (start, end), x in _places(like)]
+    return pytree.tree_unflatten(tensors, pytree.tree_structure(like))
 
 
 def size_of(message: Tree) -> int:
@@ -82,13 +82,13 @@ def size_of(message: Tree) -> int:
 
 
 def send_to_all(message: Tree) -> None:
-    """From process 0 to the others."""
-    for other in range(1, processes()):
-        send(message, other)
+    """Send a message from process 0 to all others."""
+    for rank in range(1, processes()):
+        send(message, rank)
 
 
 def gather(messages: list[Tree]) -> list[Tree]:
-    """At process 0 the messages of all processes, in their order; elsewhere []. Each has equally many."""
+    """Gather the messages of all processes, equally many of each, at process 0, in order; returns [] elsewhere."""
     if processes() == 1:
         return messages
     mine = together(messages)
@@ -99,7 +99,7 @@ def gather(messages: list[Tree]) -> list[Tree]:
 
 
 def together(messages: list[Tree]) -> Tree:
-    """Several messages as one."""
+    """Combine messages into one."""
     return {str(i): message for i, message in enumerate(messages)}
 
 
@@ -111,12 +111,12 @@ def _send(buffer: Tensor, to: int, tag: int) -> None:
 
 
 def _places(message: Tree) -> list[tuple[tuple[int, int], Tensor]]:
-    """Where each tensor stands in the buffer."""
-    found, start = [], HEAD
+    """Begin and end of each tensor in the buffer, with the tensor."""
+    places, start = [], HEAD
     for x in pytree.tree_leaves(message):
-        found.append(((start, start + x.numel() * x.element_size()), x))
+        places.append(((start, start + x.numel() * x.element_size()), x))
         start += _padded(x)
-    return found
+    return places
 
 
 def _padded(x: Tensor) -> int:
@@ -206,11 +206,11 @@ class Server:
                 question = receive(like, source, tag)
                 try:
                     failure.check()
-                    found = handler(question)
+                    reply = handler(question)
                 except BaseException as error:
                     failure.set(error)
                     return send_error(error, answer, source, tag)
-                send(found, source, tag)
+                send(reply, source, tag)
 
         self.threads = Threads(serve, list(clients.items()), failure)
 

@@ -17,7 +17,7 @@ Expert = Agent | Callable[[Tensor], Tensor] | str
 
 
 def actions_of(expert: Expert, learner: Agent) -> Callable[[Tree], Tensor]:
-    """What an expert does, as a function of what it sees: {"obs": features (n, size)} to actions of the learner.
+    """The policy of an expert, as a function from {"obs": features (n, size)} to actions of the learner.
 
     expert: an agent without a memory, as it is now; a function of features that returns actions of the environment; or
     the name of a preset, whose agent is trained first.

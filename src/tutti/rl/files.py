@@ -149,7 +149,7 @@ def whole(path: Path) -> Saved:
 
 
 def newest(paths: Sequence[Path], read: Callable[[Path], T]) -> T | None:
-    """What `read` returns of the last of the paths that it does not raise ValueError for; None without paths.
+    """Read the last path that can be read, and return the result; None without paths.
 
     Prints a line for each later one. Raises ValueError if none can be read.
     """
@@ -166,12 +166,12 @@ def newest(paths: Sequence[Path], read: Callable[[Path], T]) -> T | None:
 def score(path: Path, agent: Agent) -> float:
     """The score in a file that an earlier part of an agent's run wrote, else minus infinity."""
     try:
-        found = about(path)
+        settings = about(path)
     except ValueError:
         return float("-inf")
     same = {"algorithm": type(agent).__name__, "env": agent.env_name, "seed": agent.seed}
-    before = all(found[name] == x for name, x in same.items()) and found["num_timesteps"] <= agent.num_timesteps
-    score = found.get("score")
+    before = all(settings[name] == x for name, x in same.items()) and settings["num_timesteps"] <= agent.num_timesteps
+    score = settings.get("score")
     return score if before and score is not None else float("-inf")
 
 
@@ -256,17 +256,17 @@ def restore(agent: Agent, file: Saved) -> None:
 
 def _without_envs(agent: Agent, settings: dict[str, Any], saved: dict[str, Tensor],
                   path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
-    """Settings and tensors without what belongs to each environment. Warns if a replay is among it."""
+    """Settings and tensors without the state of single environments. Warns if that drops a replay."""
     state, count = leaves(agent.program.state()), settings["options"]["n_envs"]
     if any(name.startswith("replay.") for name in saved):
         warnings.warn(f"{path} has the replay of {count} environments, and the agent has {agent.config.n_envs}: it is "
                       "left out, and a new one begins", stacklevel=5)  # fmt: skip
         settings = {**settings, "warm_until": settings["num_timesteps"]}
-    rest = {name: x for name, x in saved.items() if not name.startswith(LEFT_OUT)}
-    for name in rest.keys() & state.keys():
-        if name.endswith(".return") and rest[name].shape != state[name].shape:  # of an episode under way
-            rest[name] = state[name]
-    return {**settings, "host": None}, rest
+    remaining = {name: x for name, x in saved.items() if not name.startswith(LEFT_OUT)}
+    for name in remaining.keys() & state.keys():
+        if name.endswith(".return") and remaining[name].shape != state[name].shape:  # of an episode under way
+            remaining[name] = state[name]
+    return {**settings, "host": None}, remaining
 
 
 def check_fit(state: dict[str, Tensor], saved: dict[str, Tensor], path: Path, whose: str) -> None:

@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of an algorithm's fragments on one core, in seconds of an iteration, and bytes of its messages.
+    """Costs of an algorithm's fragments on one core, in seconds per iteration, and bytes of its messages.
 
     act, learn, share, host, step: A, L, S, H and E above. chunk: bytes. policy, weights: bytes of a policy, and of the
     gradients that learners average, `means` times. push: seconds in which a server adds a change. serial: the share of
@@ -95,12 +95,12 @@ class Costs:
 
 @dataclass(frozen=True)
 class Machine:
-    """What ranks run on.
+    """The machine that ranks run on.
 
-    cores: on which ranks run at the same time. most: ranks. message: seconds of a message over its bytes, between two
-    processes. mean: by number of processes, seconds of a mean over its bytes. meet: the same between the threads of a
-    process, by their number. pipe: seconds to give a worker process its actions. stretch: by number of processes that
-    work at once, times as long as the work of each takes until all are done. name, notes: for the reader.
+    cores: number of cores for ranks. most: maximum number of ranks. message: seconds of a message over its bytes,
+    between two processes. mean: seconds of a mean over its bytes, by number of processes. meet: the same between the
+    threads of a process, by their number. pipe: seconds to send a worker process its actions. stretch: slowdown of
+    equal work by the number of processes that run at once. name, notes: for the reader.
     """
 
     cores: int
@@ -114,10 +114,10 @@ class Machine:
     notes: tuple[str, ...] = ()
 
     def together(self, seconds: float, workers: int, processes: int, serial: float) -> float:
-        """All at once: equal work of so many workers, in seconds until all are done."""
+        """Seconds until `workers` workers with equal work are done, if they run at the same time."""
         each = -(-workers // processes)
-        held = each * serial * self.stretched(processes) if each > 1 else 0.0
-        return seconds * max(held, self.stretched(workers))
+        serialized = each * serial * self.stretched(processes) if each > 1 else 0.0
+        return seconds * max(serialized, self.stretched(workers))
 
     def stretched(self, processes: int) -> float:
         """Times as long as work takes in so many processes at once; by default, as many run at a time as cores."""
@@ -128,13 +128,13 @@ class Machine:
         return self.stretched(processes) / max(1.0, processes / self.cores)
 
     def mean_of(self, ranks: int, processes: int, size: float) -> float:
-        """Seconds in which all ranks average a tensor of so many bytes."""
-        each, found = ranks // processes, 0.0
+        """Seconds that all ranks take to average a tensor of `size` bytes."""
+        each, seconds = ranks // processes, 0.0
         if each > 1:
-            found += _nearest(self.meet, each)(size)
+            seconds += _nearest(self.meet, each)(size)
         if processes > 1:
-            found += _nearest(self.mean, processes)(size * each)
-        return found * self.hindered(processes)
+            seconds += _nearest(self.mean, processes)(size * each)
+        return seconds * self.hindered(processes)
 
     def sent(self, size: float, processes: int) -> float:
         """Seconds of a message in a job of so many processes."""
@@ -202,20 +202,21 @@ def places(costs: Costs, machine: Machine) -> Iterator[Place]:
 
 
 def forecast(place: Place, costs: Costs, machine: Machine) -> Forecast:
-    """An iteration under a placement."""
-    made = _FORMULAS[place.placement](place.ranks, place.processes, costs, machine)
-    return Forecast(place, *made, costs.n_envs * costs.n_steps)
+    """Forecast an iteration under a placement."""
+    parts = _FORMULAS[place.placement](place.ranks, place.processes, costs, machine)
+    return Forecast(place, *parts, costs.n_envs * costs.n_steps)
 
 
-def chosen(found: list[Forecast]) -> Forecast:
-    """The fastest, or a simpler one that is as fast as far as predictions go. Placements that learn from older policies
-    are chosen only if they are `WORTH` it."""
+def chosen(candidates: list[Forecast]) -> Forecast:
+    """Choose the simplest placement within `NEAR` of the fastest. Placements that learn from older policies must be
+    faster by the factor `WORTH`."""
 
     def cost(x: Forecast) -> float:
         return x.seconds * (WORTH if x.place.placement in OLDER else 1.0)
 
-    least = min(map(cost, found))
-    return min((x for x in found if cost(x) <= NEAR * least), key=lambda x: (x.place.processes, x.place.ranks, cost(x)))
+    least = min(map(cost, candidates))
+    near = (x for x in candidates if cost(x) <= NEAR * least)
+    return min(near, key=lambda x: (x.place.processes, x.place.ranks, cost(x)))
 
 
 Parts = tuple[float, float, float, float]  # seconds in all, of acting, of learning, of messages

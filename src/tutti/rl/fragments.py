@@ -37,7 +37,7 @@ from tutti.rl.placement import shared, shared_out
 from tutti.rl.vector import VectorEnv
 
 FOLDER = machine.FOLDER / "rl-costs"
-MOST = 4  # ranks whose share is measured; that of others lies on the line through it
+MAX_RANKS = 4  # ranks whose share is measured; that of others lies on the line through it
 SECONDS, FEWEST, LONGEST = 0.6, 3, 40  # of a figure: the time for it, and how often it is repeated
 
 
@@ -61,7 +61,7 @@ class Took:
 
 def costs(kind: str | type[Agent], env: str | Env, options: dict[str, Any], level: str = "O2",
           progress: Callable[[str], None] = lambda _: None, fresh: bool = False) -> Costs:  # fmt: skip
-    """Of an algorithm in an environment. Figures are kept, by machine. fresh: measure again."""
+    """Measure the costs of an algorithm in an environment. Results are cached per machine. fresh: measure again."""
     own = algorithm(kind) if isinstance(kind, str) else kind
     name = env if isinstance(env, str) else env.name
     what = [own.__name__, name, level, sorted((k, str(x)) for k, x in options.items()), machine.key("cpu", 1, 1)]
@@ -71,9 +71,9 @@ def costs(kind: str | type[Agent], env: str | Env, options: dict[str, Any], leve
             return Costs.of(json.loads(file.read_text()))
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} does not hold measured costs: {error}; --fresh measures them again") from error
-    found = _Measuring(own, env, options, level, progress).costs()
-    machine.write(file, json.dumps(found.to_table(), indent=2))
-    return found
+    measured = _Measuring(own, env, options, level, progress).costs()
+    machine.write(file, json.dumps(measured.to_table(), indent=2))
+    return measured
 
 
 class _Measuring:
@@ -97,7 +97,7 @@ class _Measuring:
         return agent
 
     def costs(self) -> Costs:
-        n, few = self.n, next((self.n // r for r in range(MOST, 1, -1) if self.n % r == 0), self.n)
+        n, few = self.n, next((self.n // r for r in range(MAX_RANKS, 1, -1) if self.n % r == 0), self.n)
         self.progress("acting and learning of one rank")
         whole = self.agent(n)
         pure = isinstance(whole.env, Env)
@@ -148,14 +148,16 @@ class _Measuring:
         return act, took(lambda: agent.learn_from(dict(chunk))), chunk, actor
 
     def part(self, few: int, learn: Took) -> tuple[Took, float, int, Took]:
-        """Of a rank with a share of the environments: its act, and the bytes of its chunk. Of a learner to which chunks
-        of single ranks come: environments of one, and what it takes to learn from it alone."""
+        """Measure a rank that acts in `few` environments, and a learner that receives chunks of single ranks.
+
+        Returns (time of acting, bytes of the chunk, environments per received chunk, time of learning from one chunk).
+        """
         error: ValueError | None = None
         for ranks in dict.fromkeys((self.n // few, 2)) if issubclass(self.kind, OnPolicy) else ():
             try:
                 act, learn_few, chunk, _ = self.act_and_learn(self.agent(self.n // ranks))
-            except ValueError as found:
-                error = found
+            except ValueError as failure:
+                error = failure
                 continue
             self.limits |= {"async": ranks, "server": ranks} if error else {}
             return act, size_of(chunk), self.n // ranks, learn_few
@@ -200,18 +202,18 @@ class _Measuring:
 
     def stepping(self, env: Env | VectorEnv, n: int) -> float:
         if isinstance(env, Env):
-            made: VectorEnv = Pure(env, n)
+            vector: VectorEnv = Pure(env, n)
         else:
             from tutti.rl.adapt.make import _in_worker
 
-            made = _in_worker(self.env, {}, n) if isinstance(self.env, str) else env
-        made.reset(0)
-        action = _some_action(made, n)
-        return self.steps * took(lambda: made.step(action)).busy
+            vector = _in_worker(self.env, {}, n) if isinstance(self.env, str) else env
+        vector.reset(0)
+        action = _some_action(vector, n)
+        return self.steps * took(lambda: vector.step(action)).busy
 
     def serial(self, actor: Actor, policy: dict[str, Any]) -> float:
-        """Of acting, the share that excludes other threads: half the time that two threads take together, over that of
-        one."""
+        """The share of acting that excludes other threads: half the time that two threads take together, over the time
+        of one."""
         other = Actor(self.agent(self.n), 1)
         other.agent.functions, other.agent.program = actor.agent.functions, actor.agent.program
         if not isinstance(actor.agent.env, Env):
@@ -288,7 +290,7 @@ class _Timed(VectorEnv):
 
 
 def took(run: Callable[[], object]) -> Took:
-    """What a fragment takes. It is run once before, to be compiled."""
+    """Time a fragment, after one run that compiles it."""
     run()
     walls, busy, begin = [], [], time.perf_counter()
     while len(walls) < FEWEST or (time.perf_counter() - begin < SECONDS and len(walls) < LONGEST):

@@ -30,9 +30,9 @@ class HostActor:
         self.seen = self._seen(agent, env.reset(seed))
 
     def collect(self, agent: Agent, steps: int | None = None, policy: Tree | None = None, act: Any = None) -> Tree:
-        """A chunk (`tutti.rl.collect`) of so many steps, by default the config's. policy: instead of the agent's, for
-        its own way to act. act: another way to act."""
-        self.given = () if policy is None else (policy,)
+        """Collect a chunk (`tutti.rl.collect`) of `steps` steps, by default the config's. policy: replaces the agent's.
+        act: replaces the agent's `act`."""
+        self.policy_args = () if policy is None else (policy,)
         act = act or acting(agent, self.explore)
         rows = [self._step(agent, act) for _ in range(steps or agent.config.n_steps)]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -40,7 +40,7 @@ class HostActor:
     def _step(self, agent: Agent, act: Any) -> Tree:
         self.steps += 1
         key = keys.fold(keys.make(self.seed), self.steps)
-        action, for_env, extra, carry = agent.program.ask(act, self.seen, self.carry, key, *self.given)
+        action, for_env, extra, carry = agent.program.ask(act, self.seen, self.carry, key, *self.policy_args)
         moved = self.env.step(for_env.numpy())
         done = moved.terminated | moved.truncated
         after = self._seen(agent, moved.obs)
@@ -50,14 +50,14 @@ class HostActor:
         self.total += reward
         self.length += parts["valid"].numpy().reshape(self.env.n, -1).any(1) if parts else 1
         wide = done.reshape(-1, *[1] * (self.total.ndim - 1))
-        told = {"return": np.where(wide, self.total, 0.0), "length": np.where(done, self.length, 0.0)}
+        episode_stats = {"return": np.where(wide, self.total, 0.0), "length": np.where(done, self.length, 0.0)}
         self.total, self.length = np.where(wide, 0, self.total), np.where(done, 0, self.length)
         gap = ~parts["valid"] if parts and len(self.total.shape) == 1 else torch.zeros(self.env.n, dtype=torch.bool)
         now = [reward.astype(np.float32), moved.terminated, moved.truncated | gap.numpy()]
         named = dict(zip(("reward", "terminated", "truncated"), map(torch.from_numpy, now), strict=True))
         last = {"last" if name == "obs" else f"last_{name}": x for name, x in ended.items()}
         row = {**self.seen, **last, **named, **parts, "action": action, **extra,
-               **{k: torch.from_numpy(x.astype(np.float32)) for k, x in told.items()}}  # fmt: skip
+               **{k: torch.from_numpy(x.astype(np.float32)) for k, x in episode_stats.items()}}  # fmt: skip
         over = torch.from_numpy(done) | gap
         self.carry = pytree.tree_map(
             lambda x: torch.where(over.view(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x), x),
@@ -67,7 +67,7 @@ class HostActor:
         return row
 
     def _parts(self, moved: Moved) -> Tree:
-        """Which rows are steps of an episode, and where agents end; nothing where all rows are such steps."""
+        """Masks of rows that are steps of an episode, and of agents that end; empty if all rows are steps."""
         if not self.env.gaps:
             return {}
         if moved.valid is None:
@@ -76,14 +76,14 @@ class HostActor:
             valid = torch.from_numpy(moved.valid)
             return {"valid": valid, "last_valid": valid & ~torch.from_numpy(moved.terminated)}
         names = ("valid", "agent_terminated", "agent_truncated")
-        found = {name: torch.from_numpy(getattr(moved, name)) for name in names}
-        return {**found, "last_valid": found["valid"] & ~found["agent_terminated"]}
+        parts = {name: torch.from_numpy(getattr(moved, name)) for name in names}
+        return {**parts, "last_valid": parts["valid"] & ~parts["agent_terminated"]}
 
     def _seen(self, agent: Agent, obs: Any) -> Tree:
         return self._finite(_all_of(agent, obs, self.env.masks(), self.env.overview()))
 
     def _finite(self, seen: Tree) -> Tree:
-        """What is seen. Raises ValueError for observations that are not finite, from which only NaN can be computed."""
+        """The observations. Raises ValueError if they are not finite, since only NaN can be computed from them."""
         obs = seen["obs"]
         if obs.is_floating_point() and not obs.isfinite().all():
             i = int((~obs.isfinite()).nonzero()[0, 0])
@@ -93,7 +93,7 @@ class HostActor:
         return seen
 
     def _ended(self, agent: Agent, moved: Moved) -> Tree:
-        """What is seen after a step in which an episode ended, of the same episode."""
+        """The last observations of episodes, after a step in which one ended."""
         for name in ("masks", "overview"):
             if getattr(self.env, name)() is not None and getattr(moved, f"last_{name}") is None:
                 raise ValueError(f"{self.env.name} has {name}, but its step did not return those of the last "
@@ -101,7 +101,7 @@ class HostActor:
         return self._finite(_all_of(agent, moved.last, moved.last_masks, moved.last_overview))
 
     def state(self) -> Tree:
-        """What continuing needs, for a checkpoint. Without "env" where environments cannot be saved."""
+        """The state for a checkpoint. Without "env" if the environments cannot be saved."""
         try:
             env = self.env.state()
         except NotImplementedError:
@@ -143,12 +143,12 @@ def tensors(obs: Any) -> Any:
 
 
 def acting(agent: Agent, explore: bool) -> Any:
-    """The agent's `act` as a function of its run."""
+    """The agent's `act` as a function of its run. A policy as the last argument replaces the learner's."""
 
     choose = agent.behaviour() if explore else agent.act
 
-    def act(run: Tree, seen: Tree, carry: Tree, key: Tensor, *given: Tree) -> tuple[Tensor, Tensor, Tree, Tree]:
-        policy = given[0] if given else agent.acting(run["learner"])
+    def act(run: Tree, seen: Tree, carry: Tree, key: Tensor, *policy_args: Tree) -> tuple[Tensor, Tensor, Tree, Tree]:
+        policy = policy_args[0] if policy_args else agent.acting(run["learner"])
         action, extra, carry = choose(policy, agent.normalized(policy, seen), carry, key, explore)
         return action, agent.to_env(action), extra, carry
 

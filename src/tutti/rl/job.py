@@ -31,7 +31,7 @@ REPORTED = "reported"  # the file with the steps of the last state that was repo
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run's fragments are: a placement, its ranks, and the processes that they are shared out among.
+    """Where a run's fragments run: a placement, its ranks, and the processes that they are shared out among.
 
     Saved as JSON by `tutti plan --rl --save`; `tutti rl train --plan` reads it.
     """
@@ -48,7 +48,7 @@ class Place:
 
     @staticmethod
     def load(path: Path) -> Place:
-        """From a file. Raises ValueError if it has other keys than these."""
+        """Load a placement from a file. Raises ValueError for unknown keys."""
         try:
             table = json.loads(path.read_text())
         except FileNotFoundError:
@@ -57,8 +57,8 @@ class Place:
             raise ValueError(f"{path} is not a placement: {error}") from None
         place = table.get("place") if isinstance(table, dict) else None
         if not isinstance(place, dict) or (unlike := place.keys() - Place.__dataclass_fields__.keys()):
-            known = ", ".join(Place.__dataclass_fields__)
-            raise ValueError(f'{path} is not a placement: it needs "place" with {known}'
+            names = ", ".join(Place.__dataclass_fields__)
+            raise ValueError(f'{path} is not a placement: it needs "place" with {names}'
                              f"{f', not {sorted(unlike)[0]}' if isinstance(place, dict) else ''}")  # fmt: skip
         for name, kind in (("placement", str), ("ranks", int), ("processes", int)):
             x: Any = place.get(name, getattr(Place, name))
@@ -77,8 +77,8 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
     False, and at such a multiple when `stops` is true in process 0.
     """
     resume(placed, folder)
-    told = folder / REPORTED
-    reported = int(_of_first(torch.tensor(_steps_in(told))))
+    report_file = folder / REPORTED
+    reported = int(_of_first(torch.tensor(_steps_in(report_file))))
     for callback in callbacks:
         if hasattr(callback, "begin"):
             callback.begin(placed.agent)
@@ -91,7 +91,7 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
                 return
             reported = placed.num_timesteps
             if process() == 0:
-                told.write_text(str(reported))
+                report_file.write_text(str(reported))
             if _of_first(torch.tensor(stops())):
                 return
         if placed.num_timesteps >= steps:

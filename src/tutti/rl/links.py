@@ -1,4 +1,4 @@
-"""What messages between fragments cost on this machine, and on clusters (`tutti.rl.forecast.Machine`).
+"""Costs of messages between fragments on this machine, and on clusters (`tutti.rl.forecast.Machine`).
 
 Messages on this machine are measured once, in jobs of two and of four processes, and kept beside the figures of
 `tutti calibrate`; how much of the cores other programs take is measured each time. Other clusters have the latencies
@@ -40,16 +40,16 @@ PROCESSES = (2, 4)
 def this_machine(
     most: int = 4, progress: Callable[[str], None] = lambda _: None, cache: Path | None = CACHE
 ) -> Machine:
-    """This machine with ranks up to `most`, and including its present load. Takes half a minute for the first time."""
+    """Measure this machine with up to `most` ranks, including its present load. The first call takes half a minute."""
     key = machine.key("cpu", 1, 1)
-    known = {}
+    tables = {}
     if cache is not None and cache.exists():
-        known = _known(cache)
-    if key not in known:
-        known[key] = _measured(progress)
+        tables = _read_cache(cache)
+    if key not in tables:
+        tables[key] = _measured(progress)
         if cache is not None:
-            machine.write(cache, json.dumps(known, indent=2))
-    table, now = known[key], stretch()
+            machine.write(cache, json.dumps(tables, indent=2))
+    table, now = tables[key], stretch()
     lines = {name: {int(n): Line(*x) for n, x in table[name].items()} for name in ("mean", "meet")}
     name = f"this machine, {machine.cores()} cores"
     said = ", ".join(f"{x:.2f} times as long in {n}" for n, x in now.items())
@@ -58,13 +58,13 @@ def this_machine(
                    name, notes)  # fmt: skip
 
 
-def _known(cache: Path) -> dict[str, Any]:
-    """What a cache holds; nothing if it is torn, so that all is measured again."""
+def _read_cache(cache: Path) -> dict[str, Any]:
+    """The content of a cache file; empty if it is damaged, so that everything is measured again."""
     try:
-        known = json.loads(cache.read_text())
+        tables = json.loads(cache.read_text())
     except ValueError:
         return {}
-    return known if isinstance(known, dict) else {}
+    return tables if isinstance(tables, dict) else {}
 
 
 def of_cluster(cluster: Cluster, here: Machine) -> Machine:
@@ -88,23 +88,23 @@ def of_cluster(cluster: Cluster, here: Machine) -> Machine:
 
 
 def _measured(progress: Callable[[str], None]) -> dict[str, Any]:
-    found: dict[str, Any] = {"mean": {}, "meet": {}}
+    table: dict[str, Any] = {"mean": {}, "meet": {}}
     for count in PROCESSES:
         progress(f"measuring messages between {count} processes")
-        told = launch(in_job, count)[0]
-        found["mean"][count] = told["mean"]
+        timings = launch(in_job, count)[0]
+        table["mean"][count] = timings["mean"]
         if count == PROCESSES[0]:
-            found["message"] = told["message"]
+            table["message"] = timings["message"]
     progress("measuring threads and worker processes")
     for count in PROCESSES:
         small, large = (_meeting(count, size) for size in (SMALL, LARGE // 16))
-        found["meet"][count] = _line(small, large, LARGE // 16)
-    found["pipe"] = _pipe()
-    return found
+        table["meet"][count] = _line(small, large, LARGE // 16)
+    table["pipe"] = _pipe()
+    return table
 
 
 def in_job() -> dict[str, Any]:
-    """In each process of a job of its own: a message between two processes, and a mean of all."""
+    """Time a message between two processes, and a mean over all. Runs in each process of a separate job."""
     torch.set_num_threads(1)
     join_job(torch.device("cpu"))
     rank, trips, means = dist.get_rank(), [], []
@@ -137,12 +137,12 @@ for line in sys.stdin:
 
 
 def stretch(counts: tuple[int, ...] = (1, *PROCESSES), times: int = 24) -> dict[int, float]:
-    """By number of processes that work at once, each on its cores: times as long as the work of each takes until all
-    have done it, now. On an idle machine of two cores 1, 1 and 2; more where other programs run. Takes a second."""
-    known = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(machine.cores())
-    found = {}
+    """Measure the present slowdown of equal work by the number of processes that run at once, each on its own cores. On
+    an idle machine with two cores 1, 1 and 2; more if other programs run. Takes a second."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(machine.cores())
+    factors = {}
     for count in counts:
-        places = [machine.cores_of(i, count, known) for i in range(count)]
+        places = [machine.cores_of(i, count, cores) for i in range(count)]
         pieces = [subprocess.Popen([sys.executable, "-c", PIECE, json.dumps(list(own))], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, text=True, bufsize=1) for own in places]  # fmt: skip
         took = []
@@ -155,8 +155,8 @@ def stretch(counts: tuple[int, ...] = (1, *PROCESSES), times: int = 24) -> dict[
             took.append((time.perf_counter() - begin) / statistics.fmean(busy))
         for each in pieces:
             each.communicate()
-        found[count] = max(statistics.fmean(took[1:]), 1.0)  # the first waits for Python to start
-    return found
+        factors[count] = max(statistics.fmean(took[1:]), 1.0)  # the first waits for Python to start
+    return factors
 
 
 def _meeting(count: int, size: int) -> float:

@@ -64,9 +64,9 @@ class Cell(nn.Module):
         gates, weights, step = self.inputs(x), (self.hidden.weight, self.hidden.bias), STEPS[self.kind]
         if first is None:
             return step(weights, state, gates)
-        kept = (~first).to(gates.dtype).reshape(*first.shape, *[1] * (gates.ndim - 2))
-        return unroll(lambda weights, state, gates, kept: step(weights, state * kept, gates), weights, state,
-                      (gates, kept))  # fmt: skip
+        mask = (~first).to(gates.dtype).reshape(*first.shape, *[1] * (gates.ndim - 2))
+        return unroll(lambda weights, state, gates, mask: step(weights, state * mask, gates), weights, state,
+                      (gates, mask))  # fmt: skip
 
 
 class Remembering(nn.Module):
@@ -93,5 +93,6 @@ class Remembering(nn.Module):
 
 
 def begins(done: Tensor) -> Tensor:
-    """Where an episode begins, of where one ends (time, n), but for the first row: its state is given."""
+    """Mask of steps that begin an episode, from those that end one (time, n). The first row, whose state is given, is
+    False."""
     return torch.cat([torch.zeros_like(done[:1]), done[:-1]])

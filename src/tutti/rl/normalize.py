@@ -27,13 +27,13 @@ class Normalizer:
         self.size, self.obs, self.reward = size, obs, reward
 
     def init(self, rows: tuple[int, ...]) -> Tree:
-        """rows: the shape of a reward."""
-        found: Tree = {}
+        """Initial statistics. rows: the shape of a reward."""
+        state: Tree = {}
         if self.obs:
-            found["obs_norm"] = _empty(self.size)
+            state["obs_norm"] = _empty(self.size)
         if self.reward:
-            found["reward_norm"] = {**_empty(1), "return": torch.zeros(rows)}
-        return found
+            state["reward_norm"] = {**_empty(1), "return": torch.zeros(rows)}
+        return state
 
     def apply(self, learner: Tree, obs: Tensor) -> Tensor:
         """Normalized features; pixels as numbers up to 1."""

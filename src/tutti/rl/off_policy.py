@@ -63,23 +63,23 @@ class OffPolicy(agent.Agent):
         return Hindsight.of(self.env, self.features, length, c.n_envs, c.hindsight)
 
     def row_shapes(self) -> dict[str, Shape]:
-        """Shapes and dtypes of what is stored of one step of one environment."""
+        """Shapes and dtypes of the entries that the replay stores per step of one environment."""
         rows = self.rows(1)[1:]
         obs, action = (*rows, self.features.size), self.distribution.zero(rows)
         floats, bits = torch.float32, torch.bool
-        found: dict[str, Shape] = {
+        shapes: dict[str, Shape] = {
             "obs": (obs, self.features.dtype), "last": (obs, self.features.dtype),
             "action": (tuple(action.shape), action.dtype),
             "reward": (rows, floats), "terminated": ((), bits), "truncated": ((), bits),
         }  # fmt: skip
         for name in self.parts():
-            found[name] = rows, bits
+            shapes[name] = rows, bits
         for name, x in self.extras().items():
-            found[name] = found[f"last_{name}"] = (tuple(x.shape[1:]), x.dtype)
-        return found
+            shapes[name] = shapes[f"last_{name}"] = (tuple(x.shape[1:]), x.dtype)
+        return shapes
 
     def parts(self) -> tuple[str, ...]:
-        """What is stored of which agents take part, and of where each ends."""
+        """Names of the stored masks: agents that take part, and agents that end."""
         if isinstance(self.env, Env):
             some = self.env.alive(self.env.reset(keys.make(0), 1)[0]) is not None
             by_agent = self.env.ends_by_agent
@@ -88,13 +88,13 @@ class OffPolicy(agent.Agent):
         return ("valid", "last_valid") * some + ("agent_terminated", "agent_truncated") * by_agent
 
     def extras(self) -> Tree:
-        """The mask and the overview of the environments now, where there are such."""
+        """The present masks and overviews of the environments, if they have any."""
         if isinstance(self.env, Env):
             state, _ = self.env.reset(keys.make(0), 1)
-            given = self.env.masks(state), self.env.overview(state)
+            arrays = self.env.masks(state), self.env.overview(state)
         else:
-            given = (None if x is None else torch.from_numpy(x) for x in (self.env.masks(), self.env.overview()))
-        return {name: x for name, x in collect.seen_by(None, *given).items() if name != "obs"}
+            arrays = (None if x is None else torch.from_numpy(x) for x in (self.env.masks(), self.env.overview()))
+        return {name: x for name, x in collect.seen_by(None, *arrays).items() if name != "obs"}
 
     def more_state(self) -> Tree:
         self.replay = self.make_replay()
@@ -147,26 +147,26 @@ class OffPolicy(agent.Agent):
         return self.advance(run, steps * n), {"episodes": episodes}
 
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
-        run, told = self.remember(run, chunk)
+        run, episodes = self.remember(run, chunk)
         c, replay = self.config, run["replay"]
-        kept = {name: x for name, x in replay.items() if name != "rows"}
+        bookkeeping = {name: x for name, x in replay.items() if name != "rows"}
         learner = self.before(run["learner"], run["steps"])
 
         def body(carry: tuple[Tree, Tree], i: Tensor) -> tuple[tuple[Tree, Tree], Tree]:
-            learner, kept = carry
+            learner, bookkeeping = carry
             of_sample, of_update = keys.split(keys.fold(run["key"], i + 3))
-            memory = {**kept, "rows": replay["rows"]}
+            memory = {**bookkeeping, "rows": replay["rows"]}
             batch, where = self.replay.sample(memory, of_sample, c.batch_size, c.gamma)
             batch = {**batch, "weight": where["weight"]}
             for name in ("obs", "last"):
                 batch[name] = self.normalizer.apply(learner, batch[name])
             learner, error, metrics = self.update(learner, batch, of_update)
             memory = self.replay.learned(memory, where, error)
-            return (learner, {name: memory[name] for name in kept}), metrics
+            return (learner, {name: memory[name] for name in bookkeeping}), metrics
 
-        (learner, kept), metrics = tutti.scan(body, (learner, kept), torch.arange(self.updates))
-        run = {**run, "learner": learner, "replay": {**kept, "rows": replay["rows"]}}
-        return run, {**{name: x.mean() for name, x in metrics.items()}, **told}
+        (learner, bookkeeping), metrics = tutti.scan(body, (learner, bookkeeping), torch.arange(self.updates))
+        run = {**run, "learner": learner, "replay": {**bookkeeping, "rows": replay["rows"]}}
+        return run, {**{name: x.mean() for name, x in metrics.items()}, **episodes}
 
     def before(self, learner: Tree, steps: Tensor) -> Tree:
         """The learner before the updates of an iteration, after `steps` steps: targets that are copied now and then."""

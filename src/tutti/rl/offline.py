@@ -47,9 +47,9 @@ class Offline(agent.Agent):
     ranges: ClassVar[dict[str, Range]] = {"gradient_steps": Range(1, unit="updates of an iteration")}
     unused = ("n_envs", "n_steps", "normalize_reward")
 
-    def __init__(self, *given: Any, data: Any = None, **options: Any):
+    def __init__(self, *args: Any, data: Any = None, **options: Any):
         self.data = data
-        super().__init__(*given, **options)
+        super().__init__(*args, **options)
 
     # Learns from a batch: (learner, batch, key) -> (learner, errors (count,), metrics). A batch has the names of
     # `tutti.rl.dataset`, "discount", what the value of `last` counts, and "weight", of ones. Not declared as a method,

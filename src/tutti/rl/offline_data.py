@@ -44,7 +44,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Source:
-    """Which agent makes data, and when. preset: the agent's. options, env: instead of the preset's."""
+    """Agent that records data, and its stages. preset: of the agent. options, env: replace those of the preset."""
 
     preset: str
     stages: tuple[Stage, ...]
@@ -65,7 +65,7 @@ SOURCES = {
 
 @lru_cache(maxsize=8)
 def make(name: str, seed: int = 0, level: str = "eager") -> tuple[Episode, ...]:
-    """The episodes of a row of `SOURCES`. Trains the agent that makes them, which takes up to a minute."""
+    """Make the episodes of a row of `SOURCES`. Trains the agent that records them, which takes up to a minute."""
     from tutti.rl.algorithms import algorithm
     from tutti.rl.presets import preset
 
@@ -76,12 +76,12 @@ def make(name: str, seed: int = 0, level: str = "eager") -> tuple[Episode, ...]:
     agent = algorithm(how.algorithm)(
         source.env or how.env, seed=seed, level=level, **{**how.options, **dict(source.options)}
     )
-    found: list[Episode] = []
+    recorded: list[Episode] = []
     for i, stage in enumerate(source.stages):
         if stage.steps > agent.num_timesteps:
             agent.learn(stage.steps - agent.num_timesteps)
-        found += episodes(agent, stage.episodes, stage.policy, seed=seed * len(source.stages) + i)
-    return tuple(found)
+        recorded += episodes(agent, stage.episodes, stage.policy, seed=seed * len(source.stages) + i)
+    return tuple(recorded)
 
 
 def record(agent: Agent, folder: str | Path, count: int, policy: str = "explore", seed: int = 1, env: Any = None,
@@ -92,9 +92,9 @@ def record(agent: Agent, folder: str | Path, count: int, policy: str = "explore"
 
 def write(folder: str | Path, recorded: Sequence[Episode], agent: Agent, **about: Any) -> None:
     """Write episodes, which may come from several agents with the spaces of this one."""
-    given = {"observation_space": agent.env.observation_space, "action_space": agent.env.action_space,
-             "algorithm": type(agent).__name__}  # fmt: skip
-    minari.save(folder, recorded, **{**given, **about})
+    defaults = {"observation_space": agent.env.observation_space, "action_space": agent.env.action_space,
+                "algorithm": type(agent).__name__}  # fmt: skip
+    minari.save(folder, recorded, **{**defaults, **about})
 
 
 def episodes(agent: Agent, count: int, policy: str = "explore", seed: int = 1, env: Any = None) -> list[Episode]:
@@ -110,28 +110,28 @@ def episodes(agent: Agent, count: int, policy: str = "explore", seed: int = 1, e
     if not isinstance(agent.env.observation_space, spaces.Box | spaces.Discrete):
         raise ValueError(f"observations of {agent.env.name} are {agent.env.observation_space}; only those of a Box or "
                          "Discrete can be recorded")  # fmt: skip
-    env, made = own_env(agent, env, agent.config.n_envs, "episodes(env=)")
+    env, must_close = own_env(agent, env, agent.config.n_envs, "episodes(env=)")
     pure = isinstance(env, Env)
     chunks = _pure(agent, env, count, policy, seed) if pure else _host(agent, env, policy, seed)
     of_each = shares(count, count if pure else env.n)
     open_: list[list[Tree]] = [[] for _ in of_each]
-    found: list[list[Episode]] = [[] for _ in of_each]
+    per_instance: list[list[Episode]] = [[] for _ in of_each]
     for chunk in chunks:
-        for i, (parts, kept, share) in enumerate(zip(open_, found, of_each, strict=True)):
+        for i, (parts, finished, share) in enumerate(zip(open_, per_instance, of_each, strict=True)):
             begin = 0
             ends = (chunk["terminated"][:, i] | chunk["truncated"][:, i]).nonzero().flatten().tolist()
-            for end in ends[: share - len(kept)]:
+            for end in ends[: share - len(finished)]:
                 parts.append({name: x[begin : end + 1, i] for name, x in chunk.items()})
-                kept.append(_episode(agent, parts))
+                finished.append(_episode(agent, parts))
                 parts.clear()
                 begin = end + 1
-            if len(kept) < share:
+            if len(finished) < share:
                 parts.append({name: x[begin:, i] for name, x in chunk.items()})
-        if all(len(kept) == share for kept, share in zip(found, of_each, strict=True)):
+        if all(len(finished) == share for finished, share in zip(per_instance, of_each, strict=True)):
             break
-    if made:
+    if must_close:
         env.close()
-    return [episode for kept in found for episode in kept]
+    return [episode for finished in per_instance for episode in finished]
 
 
 def _episode(agent: Agent, parts: list[Tree]) -> Episode:
@@ -154,13 +154,13 @@ def _episode(agent: Agent, parts: list[Tree]) -> Episode:
 def _pure(agent: Agent, env: Env, n: int, policy: str, seed: int):
     key = keys.fold(keys.make(seed), 11)
     actor, t = collect.begin(agent, env, key, n), 0
-    kept = ("obs", "action", "reward", "terminated", "truncated", "last")
+    names = ("obs", "action", "reward", "terminated", "truncated", "last")
     act = random_action(agent) if policy == "random" else None
 
     def chunk(run: Tree, actor: Tree, key: Tensor) -> tuple[Tree, Tree]:
         acting = agent.acting(run["learner"])
         actor, rows = collect.rollout(agent, env, acting, actor, key, CHUNK, policy == "explore", act)
-        return actor, {name: rows[name] for name in kept}
+        return actor, {name: rows[name] for name in names}
 
     while True:
         t += 1

@@ -85,7 +85,7 @@ class Placed:
             join_job(torch.device("cpu"))
         self.kind: Any = algorithm(kind) if isinstance(kind, str) else kind
         self.env, self.placement, self.ranks, self.bound = env, placement, ranks, bound
-        self.made = {"seed": seed, "level": level}
+        self.agent_kwargs = {"seed": seed, "level": level}
         self.options, n = options, options.get("n_envs", self.kind.Config().n_envs)
         if placement in ("async", "server") and not issubclass(self.kind, OnPolicy):
             raise ValueError(f"{placement} is for on-policy algorithms, and {self.kind.__name__} has a replay: rows of "
@@ -109,15 +109,16 @@ class Placed:
         if placement == "learners":
             self.options = {**options, **shared_out(self.kind, options, ranks)}
         whole = placement == "actors"
-        self.agent: Agent = self._made(n if whole else self.part)
+        self.agent: Agent = self._make_agent(n if whole else self.part)
         self.agent.env_name = env if isinstance(env, str) else None  # to evaluate, also where workers step environments
         self.actors = [self._actor(rank) for rank in self.own] if placement in ("actors", "async") else []
-        self.others = [self._made(self.part, rank) for rank in self.own] if placement in ("learners", "server") else []
+        learns = placement in ("learners", "server")
+        self.learners = [self._make_agent(self.part, rank) for rank in self.own] if learns else []
         self.num_timesteps = 0
 
-    def _made(self, n: int, rank: int | None = None) -> Agent:
-        """An agent with n environments. rank: for environments and exploration of its own."""
-        agent = self.kind(self.env, **self.made, **{**self.options, "n_envs": n})
+    def _make_agent(self, n: int, rank: int | None = None) -> Agent:
+        """Make an agent with n environments. rank: seeds its environments and exploration."""
+        agent = self.kind(self.env, **self.agent_kwargs, **{**self.options, "n_envs": n})
         if rank is not None:
             key = keys.fold(keys.fold(keys.make(agent.seed), 3), rank)
             if isinstance(agent.env, Env):
@@ -128,7 +129,7 @@ class Placed:
         return agent
 
     def _actor(self, rank: int) -> Actor:
-        return Actor(self._made(self.part, rank), rank)
+        return Actor(self._make_agent(self.part, rank), rank)
 
     def learn(self, total_timesteps: int, schedule: int | None = None) -> Placed:
         """Learn for so many steps of all environments together.
@@ -137,17 +138,17 @@ class Placed:
         """
         share = self.ranks if self.placement in ("learners", "server") else 1
         per_rank = -(-total_timesteps // share)
-        for agent in (self.agent, *self.others, *(actor.agent for actor in self.actors)):
-            end = agent.num_timesteps + (per_rank if agent in self.others else total_timesteps)
-            agent.total = end if schedule is None else schedule // (share if agent in self.others else 1)
+        for agent in (self.agent, *self.learners, *(actor.agent for actor in self.actors)):
+            end = agent.num_timesteps + (per_rank if agent in self.learners else total_timesteps)
+            agent.total = end if schedule is None else schedule // (share if agent in self.learners else 1)
             agent.prepare()
         steps = self.agent.config.n_steps * self.part * (self.ranks if self.placement in ("actors", "async") else 1)
-        rounds = -(-(per_rank if self.others else total_timesteps) // steps)
+        rounds = -(-(per_rank if self.learners else total_timesteps) // steps)
         getattr(self, f"_{self.placement}")(rounds)
-        self.num_timesteps += rounds * steps * (self.ranks if self.others else 1)
-        if self.others:
-            self.agent.num_timesteps, self.agent.metrics = self.num_timesteps, self.others[0].metrics
-            for agent in self.others:
+        self.num_timesteps += rounds * steps * (self.ranks if self.learners else 1)
+        if self.learners:
+            self.agent.num_timesteps, self.agent.metrics = self.num_timesteps, self.learners[0].metrics
+            for agent in self.learners:
                 self.agent.episodes.extend(agent.episodes)
                 agent.episodes.clear()
         return self
@@ -160,7 +161,7 @@ class Placed:
 
     def _learners(self, rounds: int) -> None:
         def work(rank: int) -> None:
-            agent = self.others[rank - self.own[0]]
+            agent = self.learners[rank - self.own[0]]
             for _ in range(rounds):
                 agent.step()
             if rounds:
@@ -169,7 +170,7 @@ class Placed:
                 agent.metrics["steps_per_second"] *= self.ranks
 
         Ranks(self.ranks).run(work)
-        state = self.others[0].program.state()
+        state = self.learners[0].program.state()
         self.agent.program.put({name: state[name] for name in ("learner", "steps")})
 
     def _actors(self, rounds: int) -> None:
@@ -208,14 +209,14 @@ class Placed:
             policy = receive(policy, 0)
 
     def _tell(self, error: BaseException, chunks: Tree, policy: Tree, unheard: set[int]) -> None:
-        """Answer the other processes with an error; those in `unheard` after the message that they will send first."""
-        for other in range(1, processes()):
-            if other == getattr(error, "source", None):
+        """Send an error to the other processes; first receive the pending message of those in `unheard`."""
+        for rank in range(1, processes()):
+            if rank == getattr(error, "source", None):
                 continue
             with suppress(Failed, Lost):
-                if other in unheard:
-                    receive(chunks, other)
-                send_error(error, policy, other)
+                if rank in unheard:
+                    receive(chunks, rank)
+                send_error(error, policy, rank)
 
     def _policy(self) -> Tree:
         return self.agent.acting(self.agent.program.state()["learner"])
@@ -244,18 +245,18 @@ class Placed:
             acting.join()
 
     def _server(self, rounds: int) -> None:
-        lock, held, failure = threading.Lock(), self.agent.program, Failure()
-        like = pytree.tree_map(torch.clone, shared(held.state()["learner"]))
+        lock, program, failure = threading.Lock(), self.agent.program, Failure()
+        like = pytree.tree_map(torch.clone, shared(program.state()["learner"]))
 
         def handle(change: Tree) -> Tree:
             with lock:
-                learner = held.state()["learner"]
+                learner = program.state()["learner"]
                 weights = {name: learner[name] + x for name, x in change["weights"].items()}
-                held.put({"learner": {**weights, **change["norms"]}})
+                program.put({"learner": {**weights, **change["norms"]}})
                 return {"weights": weights, "norms": change["norms"]}
 
         def work(rank: int) -> None:
-            agent = self.others[rank - self.own[0]]
+            agent = self.learners[rank - self.own[0]]
             for _ in range(rounds):
                 failure.check()
                 before = shared(pytree.tree_map(torch.clone, agent.program.state()["learner"]))["weights"]
@@ -293,9 +294,9 @@ class Placed:
     # -- continuing ------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """At process 0 what all ranks hold besides the agent, as one flat dict. Every process calls it."""
-        held = [actor.tensors() for actor in self.actors] + [agent.program.state() for agent in self.others]
-        return leaves(together(gather(held))) if held else {}
+        """The state of all ranks besides the agent, as one flat dict, on process 0. Every process calls it."""
+        states = [actor.tensors() for actor in self.actors] + [agent.program.state() for agent in self.learners]
+        return leaves(together(gather(states))) if states else {}
 
     def restore(self, saved: files.Saved, state: dict[str, Tensor], ranks: Path) -> None:
         """Continue from the file of the agent, and from what `state` returned. ranks: the file of the latter, for
@@ -304,49 +305,49 @@ class Placed:
         self.num_timesteps = self.agent.num_timesteps
         for i, rank in enumerate(self.own):
             own = {name.partition(".")[2]: x for name, x in state.items() if name.partition(".")[0] == str(rank)}
-            if self.actors or self.others:
-                held = self.actors[i].tensors() if self.actors else self.others[i].program.state()
-                files.check_fit(leaves(held), own, ranks, f"rank {rank}")
+            if self.actors or self.learners:
+                current = self.actors[i].tensors() if self.actors else self.learners[i].program.state()
+                files.check_fit(leaves(current), own, ranks, f"rank {rank}")
             if self.actors:
                 self.actors[i].agent.num_timesteps = self.num_timesteps
                 self.actors[i].restore(with_leaves(self.actors[i].tensors(), own))
-            elif self.others:
-                self.others[i].num_timesteps = self.num_timesteps // self.ranks
-                self.others[i].program.load(with_leaves(self.others[i].program.state(), own))
-        for agent in (*(actor.agent for actor in self.actors), *self.others):
+            elif self.learners:
+                self.learners[i].num_timesteps = self.num_timesteps // self.ranks
+                self.learners[i].program.load(with_leaves(self.learners[i].program.state(), own))
+        for agent in (*(actor.agent for actor in self.actors), *self.learners):
             if not isinstance(agent.env, Env):  # episodes and noise unlike those at the beginning
                 agent.host.restore(agent, {"steps": self.num_timesteps // (self.part * self.ranks)})
 
 
 def shared(learner: Tree) -> Tree:
-    """What ranks of a parameter server share: weights, and statistics of normalization. The state of optimizers, which
-    stands in dicts, is each rank's own."""
+    """The entries that ranks of a parameter server share: weights, and statistics of normalization. Each rank has its
+    own optimizer state, which is in dicts."""
     weights = {name: x for name, x in learner.items() if isinstance(x, Tensor) and x.is_floating_point()}
     weights.pop("progress")
     return {"weights": weights, "norms": {name: x for name, x in learner.items() if name == "obs_norm"}}
 
 
 def shared_out(kind: type[Agent], options: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """Options of one of several learners, which together make the updates of one. Raises ValueError for a batch that
-    cannot be shared out."""
+    """Divide batch and replay options among `ranks` learners, which together make the updates of one. Raises ValueError
+    if the batch is not divisible."""
     own = signature(kind).parameters  # such as the expert of DAgger: no option of its Config
     c: Any = configured(kind, {name: x for name, x in options.items() if name not in own})
-    found = {f.name: -(-getattr(c, f.name) // ranks) for f in fields(c) if f.name in SHARED}
-    if "batch_size" in found and c.batch_size % ranks:
+    shares = {f.name: -(-getattr(c, f.name) // ranks) for f in fields(c) if f.name in SHARED}
+    if "batch_size" in shares and c.batch_size % ranks:
         raise ValueError(f"batch_size is {c.batch_size}, which {ranks} learners cannot share equally")
     if getattr(c, "gradient_steps", 0) < 0:
-        found["gradient_steps"] = c.n_steps * c.n_envs
-    return found
+        shares["gradient_steps"] = c.n_steps * c.n_envs
+    return shares
 
 
 def _in_workers(env: str | Env, n: int, workers: int, start: str) -> VectorEnv:
-    """Environments in worker processes. start: of `Workers`."""
+    """Make environments in worker processes. start: the start method of `Workers`."""
     from tutti.rl.adapt.pure import in_workers
     from tutti.rl.by_name import make
     from tutti.rl.envs.registry import ENVS
 
     if isinstance(env, str) and env not in ENVS:
-        made = make(env, n, processes=workers, start=start)
-        assert isinstance(made, VectorEnv)
-        return made
+        vector = make(env, n, processes=workers, start=start)
+        assert isinstance(vector, VectorEnv)
+        return vector
     return in_workers(env, n, workers, start)

@@ -92,10 +92,10 @@ class _Packing:
             case np.ndarray() if x.dtype.kind == "O":
                 return ["objects", list(x.shape), [self.words(y, path) for y in x.flat]]
             case np.ndarray() if x.dtype.kind in "biufcSUmM":
-                return ["array", self._kept(np.frombuffer(x.tobytes(), np.uint8)), x.dtype.str, list(x.shape)]
+                return ["array", self._store_array(np.frombuffer(x.tobytes(), np.uint8)), x.dtype.str, list(x.shape)]
             case torch.Tensor():
                 flat = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
-                return ["tensor", self._kept(flat), str(x.dtype).removeprefix("torch."), list(x.shape)]
+                return ["tensor", self._store_array(flat), str(x.dtype).removeprefix("torch."), list(x.shape)]
             case np.random.Generator():
                 return ["generator", *self._bits(x.bit_generator, path)]
             case np.random.RandomState():
@@ -109,7 +109,7 @@ class _Packing:
         attributes = [[name, self.words(y, f"{path}.{name}")] for name, y in _attributes(x).items()]
         return ["object", _label(type(x)), attributes]
 
-    def _kept(self, flat: np.ndarray) -> str:
+    def _store_array(self, flat: np.ndarray) -> str:
         name = str(len(self.arrays))
         self.arrays[name] = flat
         return name
@@ -124,15 +124,15 @@ class _Packing:
 
 class _Unpacking:
     def __init__(self, arrays: Arrays, like: Any):
-        self.arrays, self.made, self.used = arrays, [], set()
+        self.arrays, self.objects, self.used = arrays, [], set()
         self.code: dict[str, Any] = {}  # classes and functions of `like`, before its attributes are replaced
         for x in _reachable(like):
             for y in (x, type(x)):
                 if isinstance(y, CODE):
                     self.code.setdefault(_label(y), y)
 
-    def known(self, label: str) -> Any:
-        """A class or a function of `like` by its label."""
+    def find_code(self, label: str) -> Any:
+        """Look up a class or function of `like` by its label."""
         if label not in self.code:
             raise ValueError(f"the state has a {label}, and the environment that it is loaded into has none")
         return self.code[label]
@@ -142,84 +142,84 @@ class _Unpacking:
             return words
         if not isinstance(words, list) or not words or not isinstance(words[0], str):
             raise ValueError(f"the stored state is damaged: {str(words)[:80]}")
-        kind, *rest = words
+        kind, *arguments = words
         if kind == "ref":
-            return self.made[self._index(rest[0])]
+            return self.objects[self._index(arguments[0])]
         if kind in ("tuple", "frozenset"):
-            return SEQUENCES[kind](self._each(rest[0], like))
+            return SEQUENCES[kind](self._each(arguments[0], like))
         if kind == "number":
-            return _dtype(rest[0], "biufU").type(rest[1])
+            return _dtype(arguments[0], "biufU").type(arguments[1])
         if kind == "bytes":
-            return base64.b64decode(rest[0], validate=True)
+            return base64.b64decode(arguments[0], validate=True)
         if kind == "enum":
-            return self._member(*rest)
+            return self._member(*arguments)
         reader = getattr(self, f"_of_{kind}", None)
         if reader is None:
             raise ValueError(f"the stored state is damaged: there is no kind {kind!r}")
-        place = len(self.made)
-        self.made.append(None)
-        return reader(place, like, *rest)
+        place = len(self.objects)
+        self.objects.append(None)
+        return reader(place, like, *arguments)
 
     def _index(self, i: Any) -> int:
-        if not isinstance(i, int) or not 0 <= i < len(self.made):
+        if not isinstance(i, int) or not 0 <= i < len(self.objects):
             raise ValueError(f"the stored state is damaged: reference {i!r}")
         return i
 
     def _each(self, words: list[Any], like: Any) -> Iterator[Any]:
-        others = list(like) if isinstance(like, list | tuple | deque) else []
+        templates = list(like) if isinstance(like, list | tuple | deque) else []
         for i, x in enumerate(words):
-            yield self.value(x, others[i] if i < len(others) else None)
+            yield self.value(x, templates[i] if i < len(templates) else None)
 
     def _member(self, label: str, name: str) -> Any:
-        kind = self.known(label)
+        kind = self.find_code(label)
         if not isinstance(kind, enum.EnumMeta):
             raise ValueError(f"the stored state is damaged: {label} is no enumeration")
         return kind[name]
 
     def _of_list(self, place: int, like: Any, words: list[Any]) -> list[Any]:
-        made = self.made[place] = []
-        made.extend(self._each(words, like))
-        return made
+        items = self.objects[place] = []
+        items.extend(self._each(words, like))
+        return items
 
     def _of_set(self, place: int, like: Any, words: list[Any]) -> set[Any]:
-        made = self.made[place] = set()
-        made.update(self._each(words, None))
-        return made
+        members = self.objects[place] = set()
+        members.update(self._each(words, None))
+        return members
 
     def _of_deque(self, place: int, like: Any, words: list[Any], length: int | None) -> deque[Any]:
-        made = self.made[place] = deque(maxlen=length)
-        made.extend(self._each(words, like))
-        return made
+        items = self.objects[place] = deque(maxlen=length)
+        items.extend(self._each(words, like))
+        return items
 
     def _of_dict(self, place: int, like: Any, pairs: list[Any], kind: type = dict) -> dict[Any, Any]:
-        made = self.made[place] = kind()
-        others = like if isinstance(like, dict) else {}
+        table = self.objects[place] = kind()
+        templates = like if isinstance(like, dict) else {}
         for key, x in pairs:
             key = self.value(key, None)
-            made[key] = self.value(x, others.get(key))
-        return made
+            table[key] = self.value(x, templates.get(key))
+        return table
 
     def _of_ordered(self, place: int, like: Any, pairs: list[Any]) -> dict[Any, Any]:
         return self._of_dict(place, like, pairs, OrderedDict)
 
     def _of_objects(self, place: int, like: Any, shape: list[int], words: list[Any]) -> np.ndarray:
-        made = self.made[place] = np.empty(len(words), object)
-        made[:] = [self.value(x, None) for x in words]
-        self.made[place] = made = made.reshape(shape)
-        return made
+        array = self.objects[place] = np.empty(len(words), object)
+        array[:] = [self.value(x, None) for x in words]
+        self.objects[place] = array = array.reshape(shape)
+        return array
 
     def _of_array(self, place: int, like: Any, name: str, dtype: str, shape: list[int]) -> np.ndarray:
-        made = np.frombuffer(self.arrays[name].tobytes(), _dtype(dtype)).reshape(shape).copy()
-        self.made[place] = made
-        return made
+        array = np.frombuffer(self.arrays[name].tobytes(), _dtype(dtype)).reshape(shape).copy()
+        self.objects[place] = array
+        return array
 
     def _of_tensor(self, place: int, like: Any, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
         kind = getattr(torch, dtype)
         if not isinstance(kind, torch.dtype):
             raise ValueError(f"the stored state is damaged: torch.{dtype} is no dtype")
-        made = torch.from_numpy(self.arrays[name].copy()).view(kind).reshape(shape)
-        self.made[place] = made
-        return made
+        tensor = torch.from_numpy(self.arrays[name].copy()).view(kind).reshape(shape)
+        self.objects[place] = tensor
+        return tensor
 
     def _of_generator(self, place: int, like: Any, name: str, state: Any, seeds: Any) -> np.random.Generator:
         if name not in BIT_GENERATORS:
@@ -230,62 +230,62 @@ class _Unpacking:
         sequence: Any = np.random.SeedSequence
         bits = getattr(np.random, name)(sequence(**seeds))
         bits.state = state
-        made = self.made[place] = np.random.Generator(bits)
-        return made
+        generator = self.objects[place] = np.random.Generator(bits)
+        return generator
 
     def _of_random_state(self, place: int, like: Any, state: Any) -> np.random.RandomState:
-        made = self.made[place] = np.random.RandomState()
-        made.set_state(_placed(self.value(state, None)))
-        return made
+        generator = self.objects[place] = np.random.RandomState()
+        generator.set_state(_placed(self.value(state, None)))
+        return generator
 
     def _of_random(self, place: int, like: Any, state: Any) -> random.Random:
-        made = self.made[place] = random.Random()
-        made.setstate(self.value(state, None))
-        return made
+        generator = self.objects[place] = random.Random()
+        generator.setstate(self.value(state, None))
+        return generator
 
     def _of_torch_generator(self, place: int, like: Any, state: Any) -> torch.Generator:
-        made = self.made[place] = torch.Generator()
-        made.set_state(self.value(state, None))
-        return made
+        generator = self.objects[place] = torch.Generator()
+        generator.set_state(self.value(state, None))
+        return generator
 
     def _of_stays(self, place: int, like: Any, label: str) -> Any:
         here = label.startswith("(") or (like is not None and _label(like) == label)
-        made = self.made[place] = like if here else self.known(label)
-        return made
+        code = self.objects[place] = like if here else self.find_code(label)
+        return code
 
     def _of_method(self, place: int, like: Any, of: Any, name: str) -> Any:
         of = self.value(of, getattr(like, "__self__", None))
         function = _method(of, name)
         if not isinstance(function, types.FunctionType):
             raise ValueError(f"the stored state is damaged: {_label(type(of))} has no method {name!r}")
-        made = self.made[place] = types.MethodType(function, of)
-        return made
+        method = self.objects[place] = types.MethodType(function, of)
+        return method
 
     def _of_object(self, place: int, like: Any, label: str, attributes: list[Any]) -> Any:
         if like is not None and _label(type(like)) == label and id(like) not in self.used:
-            made = like
+            obj = like
         else:
-            kind = self.known(label)
+            kind = self.find_code(label)
             if not isinstance(kind, type) or not _is_plain_class(kind) or kind.__new__ is not object.__new__:
                 raise ValueError(f"the state has one {label} more than the environment that it is loaded into")
-            made = object.__new__(kind)
-        self.made[place] = made
-        self.used.add(id(made))
-        before = _attributes(made)
-        if hasattr(made, "__dict__"):
-            vars(made).clear()
-        slots = _slots(type(made))
+            obj = object.__new__(kind)
+        self.objects[place] = obj
+        self.used.add(id(obj))
+        before = _attributes(obj)
+        if hasattr(obj, "__dict__"):
+            vars(obj).clear()
+        slots = _slots(type(obj))
         for name, words in attributes:
             x = self.value(words, before.get(name))
             if name in slots:
-                slots[name].__set__(made, x)
+                slots[name].__set__(obj, x)
             else:
-                vars(made)[name] = x
-        return made
+                vars(obj)[name] = x
+        return obj
 
 
 def _method(of: Any, name: str) -> Any:
-    """What a class has under a name, without calling anything."""
+    """The attribute of a class with a name, looked up without calling descriptors."""
     return next((vars(kind)[name] for kind in type(of).__mro__ if name in vars(kind)), None)
 
 
@@ -338,10 +338,10 @@ def _reachable(start: Any) -> Iterator[Any]:
 
 def _placed(state: dict[str, Any]) -> dict[str, Any]:
     """The state of a bit generator. Raises ValueError if its next number is beyond its memory: NumPy would read it."""
-    name, most = PLACES.get(state["bit_generator"], ("", 0))
+    name, limit = PLACES.get(state["bit_generator"], ("", 0))
     place = {**state, **state["state"]}.get(name, 0)
-    if not isinstance(place, int) or not 0 <= place <= most:
-        raise ValueError(f"the stored state is damaged: {name} is {place!r}; it must be from 0 to {most}")
+    if not isinstance(place, int) or not 0 <= place <= limit:
+        raise ValueError(f"the stored state is damaged: {name} is {place!r}; it must be from 0 to {limit}")
     return state
 
 

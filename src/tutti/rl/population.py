@@ -97,8 +97,8 @@ class Population:
             return
         returns, lengths = ended["return"], ended["length"]
         each = returns if returns.ndim == lengths.ndim else returns.mean(-1)
-        for i, kept in enumerate(self.episodes):
-            kept.extend(each[i][lengths[i] > 0].tolist())
+        for i, history in enumerate(self.episodes):
+            history.extend(each[i][lengths[i] > 0].tolist())
         self.num_timesteps += lengths[0].numel()
 
     def _function(self, phase: Any) -> Any:
@@ -125,11 +125,11 @@ class Population:
         return [sum(x) / len(x) if x else float("nan") for x in self.episodes]
 
     def agent(self, i: int, level: str | None = None) -> Any:
-        """Member i as an agent of its own."""
-        made = self._member(i, level or self.level)
-        made.program.load(pytree.tree_map(lambda x: x[i].clone(), self.program.state()))
-        made.num_timesteps = self.num_timesteps
-        return made
+        """Member i as a separate agent."""
+        member = self._member(i, level or self.level)
+        member.program.load(pytree.tree_map(lambda x: x[i].clone(), self.program.state()))
+        member.num_timesteps = self.num_timesteps
+        return member
 
 
 def variable(kind: type[Agent]) -> list[str]:

@@ -34,7 +34,7 @@ class Program:
         self.level, self.threads = level, threads
         self.own: Tree = pytree.tree_map(torch.clone, state)  # no two tensors share memory
         self.store = None if level == "eager" else tutti.Store(run=self.own)
-        self.made: dict[Any, Callable] = {}
+        self.compiled: dict[Any, Callable] = {}
         self.on_compile: Callable[[], None] | None = None  # called before a function is compiled
 
     def call(self, function: Callable[..., tuple[Tree, Any]], *args: Any) -> Any:
@@ -67,13 +67,13 @@ class Program:
             return run
         kinds = tuple((x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
         key = function, kinds
-        if key not in self.made:
+        if key not in self.compiled:
             if self.on_compile is not None and level == "O2":
                 self.on_compile()
             with COMPILING:
-                made = tutti.function(run, *args, store=self.store, level=level, cluster="cpu:1")
-                self.made[key] = made.fixed(*args)
-        return self.made[key]
+                compiled = tutti.function(run, *args, store=self.store, level=level, cluster="cpu:1")
+                self.compiled[key] = compiled.fixed(*args)
+        return self.compiled[key]
 
     def state(self) -> Tree:
         """The state now: dicts of its own, with the tensors that functions may write to later."""
@@ -109,13 +109,13 @@ def assign(old: Tree, new: Tree, path: str = "") -> None:
 
 def leaves(state: Tree, prefix: str = "") -> dict[str, Tensor]:
     """The tensors of a nested dict by their paths, `learner.actor.m`."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for key, x in state.items():
         if isinstance(x, dict):
-            found |= leaves(x, f"{prefix}{key}.")
+            tensors |= leaves(x, f"{prefix}{key}.")
         else:
-            found[prefix + key] = x
-    return found
+            tensors[prefix + key] = x
+    return tensors
 
 
 def with_leaves(state: Tree, flat: dict[str, Tensor]) -> Tree:

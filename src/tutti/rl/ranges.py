@@ -1,4 +1,4 @@
-"""What values the options of algorithms may have: one table for all of them.
+"""Valid ranges of the options of algorithms: one table for all of them.
 
 An option that is a number must be finite and within its range; one that is a tuple must be so in each part. `Range(1)`
 is [1, infinity), `Range(0, 1)` is [0, 1], and `above` leaves out the lower end.

@@ -19,7 +19,7 @@ _here: ContextVar[tuple[Ranks, int] | None] = ContextVar("ranks", default=None)
 
 
 def processes() -> int:
-    """Of this job."""
+    """Number of processes of this job."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -29,7 +29,7 @@ def process() -> int:
 
 
 def own_ranks(count: int) -> range:
-    """Which of `count` ranks run in this process. Raises ValueError if they cannot be shared out equally."""
+    """The ranks, out of `count`, that run in this process. Raises ValueError if they cannot be shared out equally."""
     if count % processes():
         raise ValueError(f"{count} ranks cannot be shared out equally among {processes()} processes")
     each = count // processes()
@@ -42,8 +42,8 @@ class Ranks:
     def __init__(self, count: int):
         self.count, self.own = count, own_ranks(count)
         self.barrier = threading.Barrier(len(self.own))
-        self.given: list[Any] = [None] * len(self.own)
-        self.made: Tensor | None = None
+        self.values: list[Any] = [None] * len(self.own)
+        self.average: Tensor | None = None
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         """`work(rank)` for each rank of this process, at the same time. Returns the results by rank.
@@ -73,10 +73,10 @@ class Ranks:
         return results
 
     def mean(self, i: int, x: Tensor) -> Tensor:
-        """The mean over all ranks. i: which of this process calls."""
-        self.given[i] = x
+        """Average `x` over all ranks. i: index of the calling rank within this process."""
+        self.values[i] = x
         if self.barrier.wait() == 0:
-            mine = torch.stack([torch.as_tensor(g) for g in self.given])
+            mine = torch.stack([torch.as_tensor(g) for g in self.values])
             everywhere = [mine]
             if processes() > 1:
                 everywhere = [torch.empty_like(mine) for _ in range(processes())]
@@ -84,10 +84,10 @@ class Ranks:
             total = torch.zeros_like(x)
             for part in torch.cat(everywhere).unbind(0):
                 total = total + part
-            self.made = total / self.count
+            self.average = total / self.count
         self.barrier.wait()
-        assert self.made is not None
-        return self.made.clone()
+        assert self.average is not None
+        return self.average.clone()
 
 
 def mean_of_ranks(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What learning reports: a progress line, callbacks, and files that TensorBoard reads."""
+"""Reports of learning: a progress line, callbacks, and files that TensorBoard reads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 @contextmanager
 def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar: bool, every: int | None = None,
               name: str | None = None) -> Iterator[Callable[[], bool]]:  # fmt: skip
-    """Yields a function that is called before each iteration, and returns whether learning goes on.
+    """Yield a function to call before each iteration, which returns whether learning goes on.
 
     every: between logs. name: of TensorBoard's run.
     """
-    given = callbacks(callback)
+    hooks = callbacks(callback)
     if agent.verbose or agent.tensorboard_log is not None:
-        given.append(Log(agent, every, name))
-    for each in given:
+        hooks.append(Log(agent, every, name))
+    for each in hooks:
         if hasattr(each, "begin"):
             each.begin(agent)  # pyright: ignore[reportFunctionMemberAccess]
     begun, first, started, stopped = time.perf_counter(), agent.num_timesteps, False, False
@@ -40,7 +40,7 @@ def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar:
                 return True
             if bar:
                 tell(line(agent, agent.num_timesteps - first, time.perf_counter() - begun))
-            stopped = not all([each(agent) is not False for each in given])
+            stopped = not all([each(agent) is not False for each in hooks])
             return not stopped
 
         yield goes_on
@@ -49,7 +49,7 @@ def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar:
 
 
 class Log:
-    """What `verbose` and `tensorboard_log` report, each so many iterations, or episodes of algorithms with a replay."""
+    """Logger for `verbose` and `tensorboard_log`, every so many iterations, or episodes of algorithms with a replay."""
 
     def __init__(self, agent: Agent, every: int | None, name: str | None):
         self.by_episodes = hasattr(agent, "make_replay")
@@ -64,7 +64,7 @@ class Log:
         if (agent.episodes_done if self.by_episodes else self.iterations) < self.next:
             return
         self.next = (agent.episodes_done if self.by_episodes else self.iterations) + self.every
-        table = told(agent)
+        table = sb3_metrics(agent)
         if self.board is not None:
             for name, x in table.items():
                 self.board.add_scalar(name, x, agent.num_timesteps)
@@ -77,24 +77,24 @@ class Log:
 
 
 def _run(folder: Path, name: str) -> Path:
-    """A new folder: that of the next number of a name."""
+    """A new folder: the name with its next free number."""
     numbers = [int(x.name.rpartition("_")[2]) for x in folder.glob(f"{name}_*") if x.name.rpartition("_")[2].isdigit()]
     return folder / f"{name}_{max(numbers, default=0) + 1}"
 
 
-def told(agent: Agent) -> dict[str, float]:
-    """Metrics by the names of Stable-Baselines3."""
-    found: dict[str, float] = {}
+def sb3_metrics(agent: Agent) -> dict[str, float]:
+    """Metrics under the names of Stable-Baselines3."""
+    metrics: dict[str, float] = {}
     if agent.episodes:
         returns, lengths = zip(*agent.episodes, strict=True)
-        found |= {"rollout/ep_rew_mean": statistics.fmean(returns), "rollout/ep_len_mean": statistics.fmean(lengths)}
+        metrics |= {"rollout/ep_rew_mean": statistics.fmean(returns), "rollout/ep_len_mean": statistics.fmean(lengths)}
     for name, x in agent.metrics.items():
-        found["time/fps" if name == "steps_per_second" else f"train/{name}"] = x
-    return found
+        metrics["time/fps" if name == "steps_per_second" else f"train/{name}"] = x
+    return metrics
 
 
 def line(agent: Agent, steps: int, seconds: float) -> str:
-    """One line about where learning is."""
+    """The progress line."""
     mean = f"  return {statistics.fmean(r for r, _ in agent.episodes):.1f}" if agent.episodes else ""
     share = agent.num_timesteps / agent.total
     done = f"{agent.num_timesteps:,} of {agent.total:,} steps ({share:.0%})"

@@ -63,13 +63,13 @@ def deviation(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def explained(value: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
-    """The share of the variance of targets that values explain; 0 of one row."""
+    """Share of the variance of targets that values explain; 0 for a single row."""
     if valid is None:
         if target.numel() < 2:
             return torch.zeros_like(target.sum())
         return 1 - (target - value).var() / (target.var() + 1e-8)
-    rest, whole = (_own_mean((x - _own_mean(x, valid)).square(), valid) for x in (target - value, target))
-    return torch.where(valid.sum() < 2, 0.0, 1 - rest / (whole + 1e-8))
+    residual, total = (_own_mean((x - _own_mean(x, valid)).square(), valid) for x in (target - value, target))
+    return torch.where(valid.sum() < 2, 0.0, 1 - residual / (total + 1e-8))
 
 
 def gae(reward: Tensor, value: Tensor, after: Tensor, terminated: Tensor, done: Tensor, gamma: Number, lam: Number):
@@ -90,7 +90,7 @@ def discounted(reward: Tensor, after: Tensor, terminated: Tensor, done: Tensor, 
 
 
 def _cut(done: Tensor) -> Tensor:
-    """Where a sum ends: at the end of an episode, and in the last row."""
+    """Mask of the rows where a sum ends: ends of episodes, and the last row."""
     last = torch.zeros_like(done)
     last = torch.cat([last[:-1], torch.ones_like(done[:1])])
     return done | last

@@ -1,4 +1,4 @@
-"""What the verbs of `tutti rl` do: train an agent as a config says, evaluate it, and record how it acts."""
+"""The verbs of `tutti rl`: train an agent as a config says, evaluate it, and record how it acts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Run:
 
     @staticmethod
     def of(name: str) -> Run:
-        """From a TOML file, or from the name of a preset."""
+        """Load a run from a TOML file or a preset name."""
         if not name.endswith(".toml"):
             p = preset(name)
             return Run(p.algorithm, p.env, p.steps, out=f"out/rl/{name}", options=dict(p.options), data=p.data)
@@ -71,11 +71,11 @@ class Run:
             table = tomllib.loads(path.read_bytes().decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f'{path} is not TOML: {error}; texts are quoted, as in algorithm = "PPO"') from None
-        known = list(Run.__dataclass_fields__)
-        if unknown := [key for key in table if key not in known]:
-            near = get_close_matches(unknown[0], known, 1)
+        names = list(Run.__dataclass_fields__)
+        if unknown := [key for key in table if key not in names]:
+            near = get_close_matches(unknown[0], names, 1)
             said = f"did you mean {near[0]!r}? The" if near else "the"
-            raise ValueError(f"{path}: unknown key {unknown[0]!r}; {said} keys are {', '.join(known)}")
+            raise ValueError(f"{path}: unknown key {unknown[0]!r}; {said} keys are {', '.join(names)}")
         if missing := [key for key in ("algorithm", "env", "steps") if key not in table]:
             raise ValueError(f"{path}: {missing[0]} is missing")
         kinds: dict[str, Any] = {"str": str, "int": int, "float | None": (int, float), "dict[str, Any]": dict}
@@ -93,10 +93,10 @@ class Run:
             raise ValueError(f"level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
 
 
-def train(config: str, given: dict[str, Any], option: Sequence[str], processes: int | None, plan: Path | None,
+def train(config: str, overrides: dict[str, Any], option: Sequence[str], processes: int | None, plan: Path | None,
           restarts: int) -> None:  # fmt: skip
-    """Train an agent as `tutti rl train` says. given: keys of `Run` instead of the config's."""
-    run = replace(Run.of(config), **given)
+    """Train an agent as `tutti rl train` says. overrides: values that replace those of the config."""
+    run = replace(Run.of(config), **overrides)
     run = replace(run, options={**run.options, **dict(map(parsed, option))})
     run.check()
     if outside := [name for name in run.options if name in Run.__dataclass_fields__]:
@@ -104,7 +104,7 @@ def train(config: str, given: dict[str, Any], option: Sequence[str], processes: 
             f"{outside[0]} is not an option of the algorithm: write it above [options], or as --{outside[0]}"
         )
     if plan is not None:
-        if processes is not None or "placement" in given or "ranks" in given:
+        if processes is not None or "placement" in overrides or "ranks" in overrides:
             raise ValueError(f"--plan {plan} says the placement, ranks and processes: leave out those options")
         place = Place.load(plan)
         run, processes = replace(run, placement=place.placement, ranks=place.ranks), place.processes
@@ -200,14 +200,14 @@ def _placed(run: Run) -> Placed:
 
 
 def _check_folder(run: Run, folder: Path) -> dict[str, Any]:
-    """What the folder's config says. Raises ValueError if it is of another run."""
+    """The config of the run as JSON. Raises ValueError if the folder has the config of another run."""
     free = {"steps", "out", "threshold", "workers"} | ({"placement", "ranks"} if run.placement == "fused" else set())
-    made = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in free}))
+    config = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in free}))
     path = folder / CONFIG
-    if path.exists() and (before := _json(path, dict)) != made:
-        differ = [key for key in made | before if before.get(key) != made.get(key)]
+    if path.exists() and (before := _json(path, dict)) != config:
+        differ = [key for key in config | before if before.get(key) != config.get(key)]
         raise ValueError(f"{folder} has another run: {', '.join(differ)} differ; choose another --out or delete it")
-    return made
+    return config
 
 
 def options_of(run: Run) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def options_of(run: Run) -> dict[str, Any]:
 
 def _begun(run: Run, folder: Path) -> Agent:
     """A new agent, or the one of the folder's newest checkpoint."""
-    made = _check_folder(run, folder)
+    config = _check_folder(run, folder)
     paths = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
     kind = algorithm(run.algorithm)
     options = options_of(run)
@@ -227,7 +227,7 @@ def _begun(run: Run, folder: Path) -> Agent:
         return agent
     agent = kind(run.env, seed=run.seed, level=run.level, **options, **more)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / CONFIG, json.dumps(made))
+    write_whole(folder / CONFIG, json.dumps(config))
     return agent
 
 
@@ -259,8 +259,8 @@ def _says(scores: EvalCallback):
 
     def tell(agent: Agent) -> None:
         nonlocal said
-        for steps, found in scores.evaluations[said:]:
-            print(f"{steps:>12,} steps  {found}", flush=True)
+        for steps, evaluation in scores.evaluations[said:]:
+            print(f"{steps:>12,} steps  {evaluation}", flush=True)
         said = len(scores.evaluations)
 
     return tell
@@ -288,16 +288,16 @@ def _points(folder: Path) -> list[tuple[int, float]]:
 
 
 def _json(path: Path, kind: type) -> Any:
-    """What a file of a run's folder holds."""
+    """Parse a JSON file of a run's folder."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}; delete it, or choose another --out") from None
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         raise ValueError(
-            f"{path} holds a {type(found).__name__}, not a {kind.__name__}; delete it, or choose another --out"
+            f"{path} holds a {type(content).__name__}, not a {kind.__name__}; delete it, or choose another --out"
         )
-    return found
+    return content
 
 
 def _draw(points: list[tuple[int, float]], to: Path, run: Run) -> None:

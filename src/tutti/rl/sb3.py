@@ -99,15 +99,15 @@ ABSENT = {
 
 
 def policy_and_env(kind: str, first: tuple[Any, ...], policy: Any, env: Any) -> tuple[str | None, Any]:
-    """What `(env)` or `(policy, env)` says: (policy or None, env)."""
-    given = list(first)
-    if len(given) > 2:
-        raise ValueError(f"{kind} takes (env) or (policy, env); name other options, as in learning_rate={given[2]!r}")
-    if policy is None and (len(given) == 2 or (given and env is not None)):
-        policy = given.pop(0)
-    if given and env is not None:
+    """Split the positional arguments `(env)` or `(policy, env)`: returns (policy or None, env)."""
+    args = list(first)
+    if len(args) > 2:
+        raise ValueError(f"{kind} takes (env) or (policy, env); name other options, as in learning_rate={args[2]!r}")
+    if policy is None and (len(args) == 2 or (args and env is not None)):
+        policy = args.pop(0)
+    if args and env is not None:
         raise ValueError(f"{kind} was given env twice")
-    env = given[0] if given else env
+    env = args[0] if args else env
     if env is None and isinstance(policy, str) and policy not in POLICIES:
         policy, env = None, policy
     if env is None or (isinstance(env, str) and env in POLICIES):
@@ -119,32 +119,32 @@ def policy_and_env(kind: str, first: tuple[Any, ...], policy: Any, env: Any) -> 
     return policy, env
 
 
-def options(kind: type[Agent], given: dict[str, Any], policy_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """Options with our names. Raises ValueError for those that mean something that is not here."""
+def options(kind: type[Agent], arguments: dict[str, Any], policy_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Translate options to our names. Raises ValueError for those without a counterpart here."""
     ours = {f.name: str(f.type) for f in fields(kind.Config)}
-    found = dict(given)
-    for name in [name for name in found if name in NEUTRAL and name not in ours]:
+    translated = dict(arguments)
+    for name in [name for name in translated if name in NEUTRAL and name not in ours]:
         values, remedy = NEUTRAL[name]
-        x = found.pop(name)
+        x = translated.pop(name)
         if not any(x is value or x == value for value in values):
             raise ValueError(f"{name} is {x!r}, which {kind.__name__} does not know here: {remedy}")
-    if "train_freq" in found and "train_freq" not in ours:
-        found["n_steps"] = _train_freq(kind, found.pop("train_freq"), found)
+    if "train_freq" in translated and "train_freq" not in ours:
+        translated["n_steps"] = _train_freq(kind, translated.pop("train_freq"), translated)
     for name in ("ent_coef", "target_entropy"):
-        x = found.get(name)
+        x = translated.get(name)
         if isinstance(x, str) and "None" in ours.get(name, ""):
             if x != "auto":
                 raise ValueError(
                     f"{name} is {x!r}; it must be a number, or None (there 'auto'), which learns it from 1"
                 )
-            found[name] = None
-    return {**found, **_of_policy(kind, policy_kwargs or {}, found)}
+            translated[name] = None
+    return {**translated, **_of_policy(kind, policy_kwargs or {}, translated)}
 
 
-def _train_freq(kind: type[Agent], x: Any, given: dict[str, Any]) -> int:
+def _train_freq(kind: type[Agent], x: Any, arguments: dict[str, Any]) -> int:
     if "replay" not in getattr(kind, "__annotations__", {}) and not hasattr(kind, "make_replay"):
         raise ValueError(f"train_freq has no effect on {kind.__name__}; n_steps says how long rollouts are")
-    if "n_steps" in given:
+    if "n_steps" in arguments:
         raise ValueError("train_freq is n_steps here; leave one of them out")
     count, unit = x if isinstance(x, tuple | list) and len(x) == 2 else (x, "step")
     if unit != "step" or not isinstance(count, int):
@@ -152,28 +152,28 @@ def _train_freq(kind: type[Agent], x: Any, given: dict[str, Any]) -> int:
     return count
 
 
-def _of_policy(kind: type[Agent], given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """What `policy_kwargs` says, as options."""
-    if not isinstance(given, dict):
-        raise ValueError(f"policy_kwargs is {given!r}; it must be a dict such as dict(net_arch=[64, 64])")
-    found: dict[str, Any] = {}
-    for name, x in given.items():
+def _of_policy(kind: type[Agent], policy_kwargs: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Translate `policy_kwargs` to options."""
+    if not isinstance(policy_kwargs, dict):
+        raise ValueError(f"policy_kwargs is {policy_kwargs!r}; it must be a dict such as dict(net_arch=[64, 64])")
+    translated: dict[str, Any] = {}
+    for name, x in policy_kwargs.items():
         if name == "net_arch":
-            found["hidden"] = _layers(x)
+            translated["hidden"] = _layers(x)
         elif name == "activation_fn":
-            found["activation"] = _activation(x)
+            translated["activation"] = _activation(x)
         elif name == "log_std_init":
-            found["log_std"] = x
+            translated["log_std"] = x
         elif name in ("n_quantiles", "n_critics") and any(f.name == name for f in fields(kind.Config)):
-            found[name] = x
+            translated[name] = x
         elif name == "normalize_images" and x is True:
             continue
         else:
             why = POLICY_OPTIONS.get(name, "the options hidden and activation say what networks are")
             raise ValueError(f"policy_kwargs has {name!r}, which is not known here: {why}")
-    if both := sorted(found.keys() & others.keys()):
+    if both := sorted(translated.keys() & arguments.keys()):
         raise ValueError(f"{both[0]} is given as an option and in policy_kwargs; leave one of them out")
-    return found
+    return translated
 
 
 def _layers(x: Any) -> tuple[int, ...]:
@@ -205,11 +205,13 @@ def check_device(device: Any) -> None:
         raise ValueError(f"device is {device!s}; agents compute on the CPU: leave it out, or pass 'cpu'")
 
 
-def callbacks(given: Any) -> list[Any]:
+def callbacks(callback: Any) -> list[Any]:
     """Callbacks as a list. Raises ValueError for what cannot be called with the agent."""
-    found = [] if given is None else [given] if callable(given) or not isinstance(given, Iterable) else list(given)
-    for each in found:
+    if callback is None:
+        return []
+    functions = [callback] if callable(callback) or not isinstance(callback, Iterable) else list(callback)
+    for each in functions:
         if not callable(each) or isinstance(each, type):
             raise ValueError(f"callback is {each!r}; it must be a function of the agent, or a list of such functions: "
                              "tutti.rl has EvalCallback, CheckpointCallback, StopOnReturn and others")  # fmt: skip
-    return found
+    return functions

@@ -25,8 +25,8 @@ def with_ids(obs: Tensor) -> Tensor:
 
 
 def seen_by_all(chunk: Tree, prefix: str = "") -> Tensor:
-    """What a central critic sees, now or (prefix "last_") after the step: the overview of the environment, or else the
-    observations of all agents one after another. (..., features)."""
+    """Inputs of a central critic, before or (prefix "last_") after the step, (..., features): the overview of the
+    environment, or else the concatenated observations of all agents."""
     overview = chunk.get(f"{prefix}overview")
     return (chunk["last"] if prefix else chunk["obs"]).flatten(-2) if overview is None else overview
 
@@ -51,7 +51,7 @@ def several(agent: Any) -> int:
 
 
 def for_each(x: Tensor, agents: int) -> Tensor:
-    """What is the same for all agents, for each of them: (..., size) to (..., agents, size)."""
+    """Repeat for each agent what all agents share: (..., size) to (..., agents, size)."""
     return x.unsqueeze(-2).expand(*x.shape[:-1], agents, x.shape[-1])
 
 

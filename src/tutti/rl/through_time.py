@@ -35,8 +35,8 @@ class _Unroll(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(step: Step, count: int, state: Tensor, *given: Tensor) -> Tensor:
-        weights, xs = tuple(map(stored, given[:count])), tuple(map(stored, given[count:]))
+    def forward(step: Step, count: int, state: Tensor, *tensors: Tensor) -> Tensor:
+        weights, xs = tuple(map(stored, tensors[:count])), tuple(map(stored, tensors[count:]))
 
         def body(state: Tensor, x: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
             state = step(weights, state, *x)
@@ -51,10 +51,10 @@ class _Unroll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        states, state, *given = ctx.saved_tensors
+        states, state, *tensors = ctx.saved_tensors
         before = torch.cat([state.unsqueeze(0), states[:-1]])
         # A function of its own: its forward pass gets plain tensors, which `tutti.scan` can capture.
-        return None, None, *_Back.apply(ctx.step, ctx.count, gradient[0], before, *given)  # pyright: ignore
+        return None, None, *_Back.apply(ctx.step, ctx.count, gradient[0], before, *tensors)  # pyright: ignore
 
 
 class _Back(torch.autograd.Function):
@@ -63,8 +63,8 @@ class _Back(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(step: Step, count: int, gradient: Tensor, before: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        weights, xs = tuple(map(stored, given[:count])), tuple(map(stored, given[count:]))
+    def forward(step: Step, count: int, gradient: Tensor, before: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        weights, xs = tuple(map(stored, tensors[:count])), tuple(map(stored, tensors[count:]))
 
         def body(carry: tuple[Tensor, tuple[Tensor, ...]], now: tuple):
             later, sums = carry

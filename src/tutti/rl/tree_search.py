@@ -30,7 +30,7 @@ def search(
     game: Board, evaluate: Evaluate, board: Tensor, simulations: int, c_puct: float = 1.5, depth: int | None = None,
     noise: tuple[Tensor, float, float] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """How often each move was tried, float32 (n, moves), and values for the player to move, (n,).
+    """(visits of each move, float32 (n, moves), values for the player to move, (n,)).
 
     board: (n, cells), as in `tutti.rl.envs.boards`, of games that are not over. depth: the most moves that a simulation
     descends; by default all. noise: (key, alpha, share): the share of Dirichlet(alpha) noise in the root's priors.
@@ -45,10 +45,10 @@ def search(
     tree: Tree = {name: torch.cat([x.unsqueeze(1), empty[name]], 1) for name, x in root.items()}
     zeros = torch.zeros(n, simulations + 1, moves)
     tree |= {"visits": zeros, "total": zeros.clone(), "child": torch.full_like(zeros, -1, dtype=torch.int64)}
-    most = min(simulations, board.shape[-1]) if depth is None else min(depth, simulations)
+    max_depth = min(simulations, board.shape[-1]) if depth is None else min(depth, simulations)
 
     def body(tree: Tree, i: Tensor) -> tuple[Tree, None]:
-        return _simulate(game, evaluate, tree, i + 1, most, c_puct), None
+        return _simulate(game, evaluate, tree, i + 1, max_depth, c_puct), None
 
     tree, _ = tutti.scan(body, tree, torch.arange(simulations))
     visits, total = tree["visits"][:, 0], tree["total"][:, 0]
@@ -56,7 +56,7 @@ def search(
 
 
 def _node(game: Board, evaluate: Evaluate, board: Tensor) -> Tree:
-    """What a tree holds of positions (n, cells): priors, and values for the player to move."""
+    """Entries of tree nodes for positions (n, cells): priors, and values for the player to move."""
     state = {"board": board}
     legal = game.moves(state)
     logits, value = evaluate(game.observe(state))
@@ -66,7 +66,7 @@ def _node(game: Board, evaluate: Evaluate, board: Tensor) -> Tree:
 
 
 def _simulate(game: Board, evaluate: Evaluate, tree: Tree, new: Tensor, depth: int, c_puct: float) -> Tree:
-    """The tree after one simulation more, which may add node `new`."""
+    """Run one simulation, which may add node `new`. Returns the tree."""
     n, _, moves = tree["visits"].shape
 
     def of(name: str, node: Tensor) -> Tensor:
@@ -80,10 +80,11 @@ def _simulate(game: Board, evaluate: Evaluate, tree: Tree, new: Tensor, depth: i
         score = of("total", node) / visits.clamp(min=1) + c_puct * of("prior", node) * spread
         move = masked(score, of("legal", node)).argmax(-1)
         child = of("child", node).gather(-1, move.unsqueeze(-1)).squeeze(-1)
-        known = child >= 0
-        after = {"node": torch.where(going & known, child, node), "going": going & known & ~of("over", child.clamp(0)),
+        expanded = child >= 0
+        after = {"node": torch.where(going & expanded, child, node),
+                 "going": going & expanded & ~of("over", child.clamp(0)),
                  "from": torch.where(going, node, carry["from"]), "move": torch.where(going, move, carry["move"]),
-                 "fresh": torch.where(going, ~known, carry["fresh"])}  # fmt: skip
+                 "fresh": torch.where(going, ~expanded, carry["fresh"])}  # fmt: skip
         return after, {"edge": node * moves + move, "active": going}
 
     zero = torch.zeros(n, dtype=torch.int64)
@@ -92,10 +93,10 @@ def _simulate(game: Board, evaluate: Evaluate, tree: Tree, new: Tensor, depth: i
     end, path = tutti.scan(descend, start, torch.arange(depth))
 
     fresh = end["fresh"]
-    made = _node(game, evaluate, game.play({"board": of("board", end["from"])}, end["move"])["board"])
-    value = torch.where(fresh, made["value"], of("value", end["node"]))
+    leaf = _node(game, evaluate, game.play({"board": of("board", end["from"])}, end["move"])["board"])
+    value = torch.where(fresh, leaf["value"], of("value", end["node"]))
     at = new.view(1)
-    tree = {**tree, **{name: tree[name].index_copy(1, at, x.unsqueeze(1)) for name, x in made.items()}}
+    tree = {**tree, **{name: tree[name].index_copy(1, at, x.unsqueeze(1)) for name, x in leaf.items()}}
     edge = (end["from"] * moves + end["move"]).unsqueeze(-1)
     children = tree["child"].flatten(1)
     linked = torch.where(fresh.unsqueeze(-1), new, children.gather(1, edge))

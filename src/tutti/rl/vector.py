@@ -1,4 +1,4 @@
-"""What environments outside of the graph look like: a batch of them, stepped together on the host."""
+"""Environments outside of the graph: a batch of instances, stepped together on the host."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class VectorEnv(ABC):
         """Advance all instances. action: int64 (n,) or (n, agents) for a discrete space, else float32 (n, ...)."""
 
     def masks(self) -> np.ndarray | None:
-        """Which discrete actions are possible now: bool (n, actions) or (n, agents, actions). None: all of them."""
+        """Mask of the possible discrete actions: bool (n, actions) or (n, agents, actions). None: all."""
         return None
 
     def overview(self) -> np.ndarray | None:
-        """What a central critic sees of all agents together: float32 (n, features). None: all observations."""
+        """Global observation for a central critic: float32 (n, features). None: all observations."""
         return None
 
     def draw(self, i: int = 0) -> np.ndarray | None:

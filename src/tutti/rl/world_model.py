@@ -75,7 +75,7 @@ class WorldModel:
         return keys.gumbel(key, (*shape, self.groups, self.classes))
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Of each class, (..., groups, classes)."""
+        """Log-probability of each class, (..., groups, classes)."""
         p = logits.unflatten(-1, (self.groups, self.classes)).softmax(-1)
         return ((1 - UNIFORM) * p + UNIFORM / self.classes).log()
 
@@ -97,16 +97,18 @@ class WorldModel:
         code = self.net(weights, "encoder", symlog(obs))
         named = self.net.named(weights)
 
-        def step(given: tuple[Tensor, ...], state: Tensor, code: Tensor, action: Tensor, first: Tensor, gumbel: Tensor):
-            own = dict(zip(self.recurrent, given, strict=True))
+        def step(
+            params: tuple[Tensor, ...], state: Tensor, code: Tensor, action: Tensor, first: Tensor, gumbel: Tensor
+        ):
+            own = dict(zip(self.recurrent, params, strict=True))
             call = lambda *args: functional_call(self.net.module, own, args)  # noqa: E731
             going = 1 - first.unsqueeze(-1)
             h, z = (state * going).split([self.deter, self.latent], -1)
             h = call("next", h, z, action * going)
             return torch.cat([h, self.drawn(call("posterior", torch.cat([h, code], -1)), gumbel)], -1)
 
-        given = tuple(named[name] for name in self.recurrent)
-        return unroll(step, given, self.start(obs.shape[1]), (code, before, first, gumbel))
+        params = tuple(named[name] for name in self.recurrent)
+        return unroll(step, params, self.start(obs.shape[1]), (code, before, first, gumbel))
 
     def loss(self, weights: Tensor, rows: Tree, action: Tensor, key: Tensor) -> tuple[Tensor, tuple[Tensor, Tree]]:
         """(loss, (states (time, n, features), what to report)) of sequences of steps.
@@ -128,9 +130,9 @@ class WorldModel:
         reward = self.two_hot.loss(self.net(weights, "reward", after), rows["reward"]).mean()
         logit = self.net(weights, "goes_on", after).squeeze(-1)
         goes_on = F.binary_cross_entropy_with_logits(logit, (~rows["terminated"]).float())
-        told = {"obs_loss": picture, "reward_loss": reward, "end_loss": goes_on, "kl": expecting}
+        metrics = {"obs_loss": picture, "reward_loss": reward, "end_loss": goes_on, "kl": expecting}
         total = picture + reward + goes_on + expecting + OF_POSTERIOR * seeing
-        return total, (states.detach(), {name: x.detach() for name, x in told.items()})
+        return total, (states.detach(), {name: x.detach() for name, x in metrics.items()})
 
 
 def divergence(a: Tensor, b: Tensor) -> Tensor:

@@ -69,8 +69,8 @@ def test_an_agent_is_an_expert_as_it_was():
     obs = keys.normal(keys.make(0), (5, 3))
     wanted = torch.from_numpy(ppo.predict(obs.numpy())[0])
     ppo.learn(32)
-    assert dagger.told is not None
-    torch.testing.assert_close(dagger.to_env(dagger.told({"obs": obs})), wanted)
+    assert dagger.expert_action is not None
+    torch.testing.assert_close(dagger.to_env(dagger.expert_action({"obs": obs})), wanted)
     with pytest.raises(ValueError, match="no expert to ask"):
         DAgger("Pendulum-v1", **SMALL).learn(1)
     ppo.carry = lambda n: {"h": torch.zeros(n)}

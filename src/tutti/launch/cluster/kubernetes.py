@@ -25,7 +25,7 @@ DRAIN = 70  # seconds in which a server finishes what it has
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """What only Kubernetes knows of a job. mounts: claims of volumes and where they are mounted, as data:/data.
+    """Options of a job on Kubernetes. mounts: claims of volumes and where they are mounted, as data:/data.
     variables: of the environment, as NAME=value. workdir: the folder that ranks run in. pod: further fields of the
     pods' spec, such as {"nodeSelector": {"gpu": "a100"}}."""
 
@@ -85,9 +85,9 @@ def servers(job: Job, own: Kubernetes, arguments: Sequence[str], port: int) -> l
     """The manifests of replicas of a server. arguments: of `tutti serve`, without the address that it binds to."""
     names = [job.name, f"{job.name}.{own.namespace}", f"{job.name}.{own.namespace}.svc.cluster.local"]
     python = [job.python or "python", "-m"]
-    several = ["tutti.cli", "run", f"--processes={job.processes}", "--hang=0", "-m"] if job.processes > 1 else []
+    launcher = ["tutti.cli", "run", f"--processes={job.processes}", "--hang=0", "-m"] if job.processes > 1 else []
     bound = ["--host", "0.0.0.0", "--port", str(port), "--allowed-hosts", *names]
-    command = [*python, *several, "tutti.cli", "serve", *map(_literal, arguments), *bound]
+    command = [*python, *launcher, "tutti.cli", "serve", *map(_literal, arguments), *bound]
     health = {"httpGet": {"path": "/health", "port": "http"}}
     container = {
         **_container(job, own, command),
@@ -204,12 +204,12 @@ def _literal(text: str) -> str:
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Nested tables merged; values of `above` win, and lists are joined."""
-    made = dict(below)
+    merged = dict(below)
     for key, value in above.items():
-        if isinstance(value, Mapping) and isinstance(made.get(key), Mapping):
-            made[key] = _over(made[key], value)
-        elif isinstance(value, list) and isinstance(made.get(key), list):
-            made[key] = [*made[key], *value]
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = _over(merged[key], value)
+        elif isinstance(value, list) and isinstance(merged.get(key), list):
+            merged[key] = [*merged[key], *value]
         else:
-            made[key] = value
-    return made
+            merged[key] = value
+    return merged

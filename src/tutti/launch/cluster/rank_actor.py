@@ -20,7 +20,7 @@ from tutti.launch.launch import LOGS_VARIABLE, ORPHANS
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code, negative for a signal, and the error that it recorded, if any."""
+    """End of a process: its exit code, negative for a signal, and the error that it recorded, if any."""
 
     exit_code: int
     error: dict[str, Any] | None
@@ -34,7 +34,7 @@ class RankActor:
         self.scratch = tempfile.TemporaryDirectory(prefix="tutti-")
 
     def place(self) -> Place:
-        """Where this actor runs."""
+        """The place where this actor runs."""
         import ray
         from ray.util import get_node_ip_address
 

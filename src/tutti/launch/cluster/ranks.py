@@ -1,4 +1,4 @@
-"""Where the ranks of a job run, and the environment that each one gets from that."""
+"""Places of the ranks of a job, and the environment variables of each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs. node: an identifier of its machine. address: of the machine, for the others. gpus: those that
-    the cluster gave it there."""
+    """The place of a rank. node: an identifier of its machine. address: of the machine, for the others. gpus: those
+    that the cluster gave it there."""
 
     node: str
     address: str
@@ -47,7 +47,7 @@ def environments(places: Sequence[Place], port: int, restart: int, restarts: int
             "TORCHELASTIC_MAX_RESTARTS": restarts,
             "TORCHELASTIC_RUN_ID": name,
         }
-        if gpus := [gpu for other in here for gpu in places[other].gpus]:
+        if gpus := [gpu for index in here for gpu in places[index].gpus]:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         environments_of_ranks.append({key: str(value) for key, value in variables.items()})
     return environments_of_ranks

@@ -33,7 +33,7 @@ LOST = "ActorLost"  # the kind of error of a rank whose actor is gone
 
 @dataclass(frozen=True)
 class Ray:
-    """What only Ray knows of a job. address: of the cluster, "auto" for the one of this machine, or "" for the cluster
+    """Options of a job on Ray. address: of the cluster, "auto" for the one of this machine, or "" for the cluster
     that RAY_ADDRESS names, or a new one on this machine. wait: seconds for the cluster to have room."""
 
     address: str = ""
@@ -113,8 +113,8 @@ def _actors(job: Job, wait: float, received: Sequence[int]) -> Iterator[list[Any
 
 def resources(job: Job) -> dict[str, float]:
     """Resources of an actor that has a process of a node to itself."""
-    made = {"num_cpus": job.cores / job.processes, "num_gpus": job.gpus / job.processes}
-    return made | ({"memory": _bytes(job.memory) / job.processes} if job.memory else {})
+    amounts = {"num_cpus": job.cores / job.processes, "num_gpus": job.gpus / job.processes}
+    return amounts | ({"memory": _bytes(job.memory) / job.processes} if job.memory else {})
 
 
 def released(actors: Sequence[Any]) -> None:
@@ -190,7 +190,7 @@ def _attempt(job: Job, actors: list[Any], where: Path, logs: Path, attempt: int,
     waiting = {x.wait.remote(): rank for rank, x in enumerate(ranks)}
     ended: dict[int, Ended] = {}
     end: float | None = None  # of waiting, once a rank has failed
-    asked = False
+    stopping = False
     while waiting and (end is None or time.monotonic() < end):
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=0.2)
         tail.show()
@@ -200,10 +200,10 @@ def _attempt(job: Job, actors: list[Any], where: Path, logs: Path, attempt: int,
                 ended[rank] = ray.get(ref)
             except RayError as error:
                 ended[rank] = _lost(error)
-            if ended[rank].exit_code and end is None and not asked:
+            if ended[rank].exit_code and end is None and not stopping:
                 end = time.monotonic() + SETTLE
-        if received and not asked:
-            asked, seconds = True, max(1, job.grace - MARGIN)
+        if received and not stopping:
+            stopping, seconds = True, max(1, job.grace - MARGIN)
             end = time.monotonic() + job.grace
             _stop(ranks, signal.SIGTERM, seconds, wait=False)
     if waiting:
@@ -231,9 +231,9 @@ def _stop(actors: Sequence[Any], number: int, seconds: float, wait: bool) -> Non
     """Send a signal to ranks, and kill those that are there after so many seconds."""
     import ray
 
-    asked = [x.stop.remote(int(number), seconds) for x in actors]
+    requests = [x.stop.remote(int(number), seconds) for x in actors]
     if wait:
-        ray.wait(asked, num_returns=len(asked), timeout=seconds + KILL)
+        ray.wait(requests, num_returns=len(requests), timeout=seconds + KILL)
 
 
 def _lost(error: Exception) -> Ended:

@@ -24,7 +24,7 @@ TIME = re.compile(r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}
 
 @dataclass(frozen=True)
 class Slurm:
-    """What only Slurm knows of a job. time: its limit, as sbatch takes it. options: further ones of sbatch, such as
+    """Options of a job on Slurm. time: its limit, as sbatch takes it. options: further ones of sbatch, such as
     "--constraint=a100". setup: shell lines before the ranks start."""
 
     time: str = ""
@@ -139,7 +139,7 @@ def _ranks(job: Job) -> list[str]:
     options = [f"--min={job.least}", '--max="${#nodes[@]}"', '--meet="${nodes[0]}:$port"', f"--wait={WAIT}",
                *job.limits(), '--logs="$logs"']  # fmt: skip
     # A launcher that is left alone by the others ends after the grace; those of an elastic job go on.
-    others = [
+    srun_options = [
         f"--wait={0 if job.elastic else job.grace}",
         "--kill-on-bad-exit=0",
         *(["--no-kill"] if job.elastic else []),
@@ -152,7 +152,7 @@ def _ranks(job: Job) -> list[str]:
         ")",
         "",
         *_trap("the ranks save a checkpoint and end"),
-        f'srun --label --cpus-per-task="$SLURM_CPUS_PER_TASK" {" ".join(others)} "${{command[@]}}" &',
+        f'srun --label --cpus-per-task="$SLURM_CPUS_PER_TASK" {" ".join(srun_options)} "${{command[@]}}" &',
         "step=$!",
         *WAITING,
     ]

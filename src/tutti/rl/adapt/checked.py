@@ -37,7 +37,7 @@ class StepError(RuntimeError):
 
 
 class Unfit(ValueError):
-    """What an instance returned cannot be used. name: of the environment. problem: what is wrong, and the remedy."""
+    """Raised if an instance returns invalid values. name: of the environment. problem: the fault and its remedy."""
 
     def __init__(self, name: str, instance: int, problem: str):
         super().__init__(name, instance, problem)
@@ -65,25 +65,25 @@ def rewards(name: str, reward: Any, step: int) -> np.ndarray:
 
 
 def begun(name: str, instance: int, env: gymnasium.Env, seed: int | None) -> tuple[Any, dict[str, Any]]:
-    """The observation and the info of a reset. Raises `Unfit` for an environment of gym's old API."""
+    """Reset an instance. Returns (observation, info). Raises `Unfit` for an environment of gym's old API."""
     try:
-        found: Any = env.reset(seed=seed)
+        result: Any = env.reset(seed=seed)
     except TypeError as error:
         if "unexpected keyword argument 'seed'" not in str(error):
             raise
         raise Unfit(name, instance, f": its reset takes no seed. {OLD}") from error
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
-        raise Unfit(name, instance, f": its reset returned {_kind(found)}, not (observation, info). {OLD}")
-    return found
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise Unfit(name, instance, f": its reset returned {_kind(result)}, not (observation, info). {OLD}")
+    return result
 
 
 def stepped(name: str, instance: int, env: gymnasium.Env, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    """What a step returns. Raises `Unfit` for an environment of gym's old API."""
-    found: Any = env.step(action)
-    if not (isinstance(found, tuple) and len(found) == 5):
-        raise Unfit(name, instance, f": its step returned {_kind(found)}, not (observation, reward, terminated, "
+    """Step an instance. Returns what gymnasium's `step` returns. Raises `Unfit` for an environment of gym's old API."""
+    result: Any = env.step(action)
+    if not (isinstance(result, tuple) and len(result) == 5):
+        raise Unfit(name, instance, f": its step returned {_kind(result)}, not (observation, reward, terminated, "
                                     f"truncated, info). {OLD}")  # fmt: skip
-    return found
+    return result
 
 
 def _kind(x: Any) -> str:
@@ -139,7 +139,7 @@ def batch(name: str, space: spaces.Space, obs: Any, step: int) -> layout.Batch:
 
 
 def words(error: BaseException) -> str:
-    """What was raised, and where, in one line."""
+    """An exception and its location, in one line."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -95,17 +95,17 @@ class Gymnasium(VectorEnv):
                      self._last(masks, truncated))  # fmt: skip
 
     def masks(self) -> np.ndarray | None:
-        found = [self._mask(i) for i in range(self.n)]
-        unlike = [i for i, mask in enumerate(found) if (mask is None) != (found[0] is None)]
+        all_masks = [self._mask(i) for i in range(self.n)]
+        unlike = [i for i, mask in enumerate(all_masks) if (mask is None) != (all_masks[0] is None)]
         if unlike:
-            has, lacks = (0, unlike[0]) if found[0] is not None else (unlike[0], 0)
+            has, lacks = (0, unlike[0]) if all_masks[0] is not None else (unlike[0], 0)
             raise ValueError(f"{self.name}: instance {lacks} has no info['action_mask'], unlike instance {has}")
         if isinstance(self.action_space, spaces.Discrete):
-            for i, mask in enumerate(found):
+            for i, mask in enumerate(all_masks):
                 if mask is not None and mask.shape != (self.action_space.n,):
                     raise ValueError(f"{self.name}: the mask of instance {i} has the shape {mask.shape}, and there are "
                                      f"{self.action_space.n} actions")  # fmt: skip
-        return None if found[0] is None else np.stack([x for x in found if x is not None])
+        return None if all_masks[0] is None else np.stack([x for x in all_masks if x is not None])
 
     def _mask(self, i: int) -> Any:
         """The mask of an instance, or None."""

@@ -46,18 +46,18 @@ def plain(space: spaces.Space, name: str) -> spaces.Space:
 
 
 def starts(space: spaces.Space) -> Any:
-    """What values of a space have more than those of its batches: dicts of int64 arrays with the shapes of the parts,
-    or one array. None where that is nothing."""
+    """Offsets of the discrete values of a space from those of its batches, which begin at 0: dicts of int64 arrays with
+    the shapes of the parts, or one array. None if all are 0."""
     match space:
         case spaces.Dict():
-            found = {key: starts(part) for key, part in space.spaces.items()}
+            offsets = {key: starts(part) for key, part in space.spaces.items()}
         case spaces.Tuple():
-            found = {str(i): starts(part) for i, part in enumerate(space.spaces)}
+            offsets = {str(i): starts(part) for i, part in enumerate(space.spaces)}
         case spaces.Discrete() | spaces.MultiDiscrete() if np.any(space.start):
             return np.asarray(space.start, np.int64)
         case _:
             return None
-    return None if all(x is None for x in found.values()) else found
+    return None if all(x is None for x in offsets.values()) else offsets
 
 
 def shifted(batch: Batch, by: Any, sign: int = 1) -> Batch:
@@ -132,7 +132,7 @@ def restore(space: spaces.Space, batch: Batch, n: int) -> Any:
 
 
 def misfit(space: spaces.Space, value: Any, name: str, strict: bool = False) -> str | None:
-    """What is wrong with a value of a space, in words, or None.
+    """Describe why a value does not fit a space; None if it does.
 
     strict: the value must be finite where it is of floating point, and be in the space.
     """
@@ -140,13 +140,13 @@ def misfit(space: spaces.Space, value: Any, name: str, strict: bool = False) -> 
         case spaces.Dict():
             if not isinstance(value, dict) or value.keys() != space.spaces.keys():
                 return f"{name} is {_words(value)}, not a dict of {sorted(space.spaces)}"
-            found = (misfit(part, value[k], f"{name}[{k!r}]", strict) for k, part in space.spaces.items())
-            return next(filter(None, found), None)
+            misfits = (misfit(part, value[k], f"{name}[{k!r}]", strict) for k, part in space.spaces.items())
+            return next(filter(None, misfits), None)
         case spaces.Tuple():
             if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
                 return f"{name} is {_words(value)}, not a tuple of {len(space.spaces)}"
-            found = (misfit(part, value[i], f"{name}[{i}]", strict) for i, part in enumerate(space.spaces))
-            return next(filter(None, found), None)
+            misfits = (misfit(part, value[i], f"{name}[{i}]", strict) for i, part in enumerate(space.spaces))
+            return next(filter(None, misfits), None)
     try:
         array = np.asarray(value)
     except ValueError:

@@ -55,26 +55,26 @@ def make(env: Any, n: int = 1, processes: int = 0, **kwargs: Any) -> VectorEnv:
     if of_pettingzoo(env):
         if n != 1:
             raise ValueError(f"{env} is one environment; for {n} of them give a function that makes it")
-        return _made(lambda: env, 1, kwargs)
+        return _adapt(lambda: env, 1, kwargs)
     if _is_factory(env):
-        return _made(env, n, kwargs)
+        return _adapt(env, n, kwargs)
     raise ValueError(f"{env!r} is not an id, a function that makes environments, or an environment of gymnasium")
 
 
 def _named(name: str, n: int, kwargs: dict[str, Any]) -> VectorEnv:
-    prefix, _, rest = name.partition(":")
+    prefix, _, env_id = name.partition(":")
     if prefix == "envpool":
         from tutti.rl.adapt.envpool import EnvPool
 
-        return EnvPool(rest, n, **kwargs)
+        return EnvPool(env_id, n, **kwargs)
     if prefix == "dm_control":
         from tutti.rl.adapt.dm_control import DmControl
 
-        return DmControl(rest, n, **kwargs)
+        return DmControl(env_id, n, **kwargs)
     if prefix == "native":
         from tutti.rl.adapt.native import Native
 
-        return Native(rest, n, **kwargs)
+        return Native(env_id, n, **kwargs)
     if prefix != "gymnasium":
         from tutti.rl.adapt.tasks import TASKS
 
@@ -84,27 +84,27 @@ def _named(name: str, n: int, kwargs: dict[str, Any]) -> VectorEnv:
             return MuJoCo(name, n, **kwargs)
     from tutti.rl.adapt.gymnasium import Gymnasium
 
-    return Gymnasium(rest if prefix == "gymnasium" else name, n, **kwargs)
+    return Gymnasium(env_id if prefix == "gymnasium" else name, n, **kwargs)
 
 
-def _made(factory: Callable[[], Any], n: int, kwargs: dict[str, Any]) -> VectorEnv:
+def _adapt(factory: Callable[[], Any], n: int, kwargs: dict[str, Any]) -> VectorEnv:
     first = [factory()]  # says which adapter fits, and is the first instance
 
     def following() -> Any:
         return first.pop() if first else factory()
 
-    made = first[0]
-    if isinstance(made, gymnasium.Env):
+    env = first[0]
+    if isinstance(env, gymnasium.Env):
         from tutti.rl.adapt.gymnasium import Gymnasium
 
         return Gymnasium(following, n, **kwargs)
-    if hasattr(made, "possible_agents"):
+    if hasattr(env, "possible_agents"):
         from tutti.rl.adapt.pettingzoo import PettingZoo
 
         return PettingZoo(following, n, **kwargs)
-    if hasattr(made, "action_spec"):
-        raise ValueError(f"{made!r} has dm_env's interface; use tutti.rl.adapt.dm_control.DmControl, which gives seeds")
-    raise ValueError(f"the function returned {made!r}, not an environment of gymnasium or PettingZoo")
+    if hasattr(env, "action_spec"):
+        raise ValueError(f"{env!r} has dm_env's interface; use tutti.rl.adapt.dm_control.DmControl, which gives seeds")
+    raise ValueError(f"the function returned {env!r}, not an environment of gymnasium or PettingZoo")
 
 
 def of_pettingzoo(env: Any) -> bool:

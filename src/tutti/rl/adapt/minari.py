@@ -79,13 +79,13 @@ def save(
         observation_space = observation_space or env.observation_space
         action_space = action_space or env.action_space
         env.close()
-    kept = [_columns(i, e, observation_space, action_space) for i, e in enumerate(episodes)]
+    columns = [_columns(i, e, observation_space, action_space) for i, e in enumerate(episodes)]
     data.mkdir(parents=True)
-    FORMATS[format].write(data, kept, observation_space, action_space, [e["seed"] for e in kept])
+    FORMATS[format].write(data, columns, observation_space, action_space, [e["seed"] for e in columns])
     size = sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) / 1e6
     about = {
-        "total_episodes": len(kept),
-        "total_steps": sum(len(e["rewards"]) for e in kept),
+        "total_episodes": len(columns),
+        "total_steps": sum(len(e["rewards"]) for e in columns),
         "data_format": format,
         "jpeg_encoding": False,
         "observation_space": json.dumps(describe(observation_space)),
@@ -102,7 +102,7 @@ def save(
 
 
 def metadata(folder: str | Path) -> dict[str, Any]:
-    """What a data set says of itself, with `observation_space` and `action_space` as spaces of gymnasium.
+    """The metadata of a data set, with `observation_space` and `action_space` as spaces of gymnasium.
 
     folder: a data set's folder, or the id of one that Minari has downloaded to its default place.
     """
@@ -134,10 +134,10 @@ def episodes(folder: str | Path) -> Iterator[Episode]:
         raise ValueError(f"{data} is in the format {about['data_format']!r}; understood are {', '.join(FORMATS)}")
     pair = about["observation_space"], about["action_space"]
     jpeg = bool(about.get("jpeg_encoding", True))
-    found = FORMATS[about["data_format"]].read(data, about["total_episodes"], *pair, jpeg)
+    records = FORMATS[about["data_format"]].read(data, about["total_episodes"], *pair, jpeg)
     while True:
         with _reading(data):
-            if (x := next(found, None)) is None:
+            if (x := next(records, None)) is None:
                 return
             episode = _episode(x, pair)
         yield episode

@@ -94,8 +94,8 @@ class Native(VectorEnv):
         return Moved(after, rewards, terminated, truncated, before, valid=valid)
 
     def _stepped(self) -> Any:
-        """What begins episodes: the environment with its wrappers, which may change observations; CartPole's own row of
-        `BEGIN` writes into the innermost one."""
+        """The environment that begins episodes: the wrapped one, since wrappers may change observations; for CartPole
+        the innermost one, because its row of `BEGIN` writes into it."""
         return self.env.unwrapped if self.begin is _begin_cartpole else self.env
 
     def draw(self, i: int = 0) -> np.ndarray | None:

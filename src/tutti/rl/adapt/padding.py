@@ -39,9 +39,9 @@ def widest(parts: Sequence[Any], name: str) -> spaces.Space:
 
 
 def pad(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """An array with zeros at the end of its last dims, so that those have this shape."""
-    kept = array.ndim - len(shape)
-    return np.pad(array, [(0, 0)] * kept + [(0, a - b) for a, b in zip(shape, array.shape[kept:], strict=True)])
+    """Pad the last dims of an array with zeros at their ends, to this shape."""
+    leading = array.ndim - len(shape)
+    return np.pad(array, [(0, 0)] * leading + [(0, a - b) for a, b in zip(shape, array.shape[leading:], strict=True)])
 
 
 def fit(batch: layout.Batch, space: spaces.Space) -> layout.Batch:

@@ -84,11 +84,11 @@ class PettingZoo(VectorEnv):
         valid, ended, cut = self.alive.copy(), np.zeros_like(self.alive), np.zeros_like(self.alive)
         last, first, masks, overview = [], [], {}, {}
         for i, env in enumerate(self.envs):
-            given = {agent: actions[k][i] for k, agent in enumerate(self.agents) if agent in env.agents}
+            by_agent = {agent: actions[k][i] for k, agent in enumerate(self.agents) if agent in env.agents}
             try:
-                obs, rewards, ends, cuts, infos = env.step(given)
+                obs, rewards, ends, cuts, infos = env.step(by_agent)
             except Exception as error:
-                raise checked.StepError(self.name, i, self.steps, given, checked.words(error)) from error
+                raise checked.StepError(self.name, i, self.steps, by_agent, checked.words(error)) from error
             obs = self._see(i, obs, infos)
             for k, agent in enumerate(self.agents):
                 reward[i, k] = checked.number(self.name, i, agent, rewards.get(agent, 0))
@@ -130,8 +130,8 @@ class PettingZoo(VectorEnv):
         return mask
 
     def overview(self) -> np.ndarray | None:
-        found = [x for x in map(self._overview, self.envs) if x is not None]
-        return np.stack(found) if found else None
+        overviews = [x for x in map(self._overview, self.envs) if x is not None]
+        return np.stack(overviews) if overviews else None
 
     def _overview(self, env: Any) -> np.ndarray | None:
         try:
@@ -190,7 +190,7 @@ class PettingZoo(VectorEnv):
         return padding.stack(batches, axis=1)
 
     def _actions(self, action: Any) -> list[list[Any]]:
-        """For each agent, its action in each instance."""
+        """The actions of each agent in all instances."""
         for path, x in layout.leaves(action).items():
             if x.shape[:2] != (self.n, len(self.agents)):
                 where = f" {'/'.join(path)}" if path else ""
@@ -205,7 +205,7 @@ class PettingZoo(VectorEnv):
 
 
 def _but(now: np.ndarray | None, ended: dict[int, Any]) -> np.ndarray | None:
-    """What there is now, but for instances whose episode ended; None where there is none or none ended."""
+    """Replace the rows of instances whose episode ended. None if there are no arrays or no episode ended."""
     if now is None or not ended:
         return None
     for i, x in ended.items():
@@ -233,7 +233,7 @@ def _parallel(env: Any) -> Any:
 
 
 def _seen(space: spaces.Space) -> spaces.Space:
-    """What is observed of an observation: not its mask."""
+    """The space of the observation without its action mask."""
     if isinstance(space, spaces.Dict) and space.spaces.keys() == {"observation", "action_mask"}:
         return space["observation"]
     return space

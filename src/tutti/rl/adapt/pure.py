@@ -82,10 +82,10 @@ def in_workers(env: str | Env, n: int, workers: int, start: str = "forkserver") 
     """n instances in worker processes. start: of `Workers`."""
     from tutti.rl.adapt.workers import Workers
 
-    return Workers(partial(_made, env), n, workers, start=start)
+    return Workers(partial(_make_pure, env), n, workers, start=start)
 
 
-def _made(env: str | Env, n: int) -> Pure:
+def _make_pure(env: str | Env, n: int) -> Pure:
     if isinstance(env, str):
         from tutti.rl.envs.registry import make
 

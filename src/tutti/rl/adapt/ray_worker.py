@@ -28,7 +28,7 @@ class EnvActor:
     def make(self, factory: bytes, n: int, first: int) -> tuple[Any, ...]:
         """Make an environment of n instances, of which the first has the number `first` for the parent."""
         self.n, self.first = n, first
-        return self._tried(lambda: self._made(factory))
+        return self._tried(lambda: self._make_env(factory))
 
     def attach(self, shapes: Shapes) -> None:
         """Make the arrays. shapes: of the parent's, which has more instances."""
@@ -42,7 +42,7 @@ class EnvActor:
         left_out = {"action"} if answer[1] is True else {"action", *OF_LAST}
         return answer, {path: x for path, x in self.mine.items() if path[0] not in left_out}
 
-    def _made(self, factory: bytes) -> Any:
+    def _make_env(self, factory: bytes) -> Any:
         self.env = cloudpickle.loads(factory)(self.n)
         return describe(self.env, self.n)
 
@@ -74,7 +74,7 @@ class RayConnection:
         self.pending = self.actor.make.remote(factory, hi - lo, lo)
 
     def attach(self, shared: Shared) -> None:
-        """From now on, read actions from the parent's arrays and write results there."""
+        """Attach to the parent's arrays, to read actions and write results there."""
         self.mine = {path: x[self.lo : self.hi] for path, x in shared.arrays.items()}
         self.actor.attach.remote(shared.shapes)
 
@@ -85,7 +85,7 @@ class RayConnection:
             self.pending = self.actor.call.remote(command, argument, actions if command == "step" else {})
 
     def poll(self, timeout: float) -> bool:
-        """Whether there is an answer within so many seconds."""
+        """Whether an answer arrives within a number of seconds."""
         import ray
 
         return bool(ray.wait([self.pending], timeout=timeout)[0])

@@ -24,8 +24,8 @@ class Shared:
         for path, size in sizes.items():
             places[path] = end
             end += -(-size // ALIGNED) * ALIGNED
-        self.shapes, self.made = shapes, name is None
-        self.memory = SharedMemory(name, create=self.made, size=max(end, 1))
+        self.shapes, self.owner = shapes, name is None
+        self.memory = SharedMemory(name, create=self.owner, size=max(end, 1))
         self.arrays = {
             path: np.ndarray(shape, dtype, self.memory.buf, places[path]) for path, (shape, dtype) in shapes.items()
         }
@@ -42,6 +42,6 @@ class Shared:
         self.arrays.clear()
         with contextlib.suppress(BufferError):
             self.memory.close()
-        if self.made:
+        if self.owner:
             with contextlib.suppress(FileNotFoundError):
                 self.memory.unlink()

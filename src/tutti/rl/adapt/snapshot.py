@@ -1,5 +1,5 @@
-"""What an environment of gymnasium or PettingZoo is at one moment: its attributes, those of its wrappers, and MuJoCo's
-data, in the words of `tutti.rl.plain`.
+"""Snapshots of environments of gymnasium or PettingZoo: their attributes, those of their wrappers, and MuJoCo's data,
+in the format of `tutti.rl.plain`.
 
 What belongs to the process and not to the episode is not saved, and is left as it is in the environment that the
 snapshot is loaded into: spaces, functions, models, windows and renderers.

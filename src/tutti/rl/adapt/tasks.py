@@ -98,8 +98,8 @@ def upright(q: Fields, c: Any) -> Array:
 
 
 def hopping(q: Fields, c: Any) -> Array:
-    rest = np.concatenate([q.qpos[:, 2:], q.qvel], axis=1)
-    return within(rest, c.healthy_state_range).all(axis=1) & upright(q, c)
+    state = np.concatenate([q.qpos[:, 2:], q.qvel], axis=1)
+    return within(state, c.healthy_state_range).all(axis=1) & upright(q, c)
 
 
 def crawling(q: Fields, c: Any) -> Array:

@@ -1,4 +1,4 @@
-"""What runs in a worker process: some of the instances, stepped when a message says so.
+"""A worker process, which steps some of the instances on request.
 
 A message is (command, argument), its answer ("done", result). Observations, rewards and actions are in shared memory. A
 worker whose environment raises answers ("failed", error, traceback), one whose environment returned what is no reward
@@ -25,7 +25,7 @@ from tutti.rl.vector import VectorEnv
 
 @dataclass(frozen=True)
 class About:
-    """What the parent has to know of an environment: its attributes, and the shapes of one instance's arrays."""
+    """Description of an environment for the parent: its attributes, and the shapes of one instance's arrays."""
 
     attributes: dict[str, Any]
     shapes: Shapes

@@ -94,19 +94,19 @@ class Workers(VectorEnv):
         return self.obs
 
     def send(self, action: Any) -> None:
-        """Begin a step. action: as in `step`."""
+        """Start a step; `recv` returns its result. action: as in `step`."""
         if self.sent:
             raise ValueError(f"{self.name}: send was called twice; call recv for the result of the first step")
         into = self._shared().group("action")
-        given = layout.leaves(action)
-        shapes = {path: x.shape for path, x in given.items()}
+        leaves = layout.leaves(action)
+        shapes = {path: x.shape for path, x in leaves.items()}
         needed = {path: x.shape for path, x in into.items()}
         if shapes != needed:
             raise ValueError(f"actions for {self.name} have shapes {_plain(shapes)}, not {_plain(needed)}")
-        for path, x in given.items():
+        for path, x in leaves.items():
             if into[path].dtype == np.int64 and x.dtype.kind not in "iub":
                 raise ValueError(f"actions for {self.name} have dtype {x.dtype}; they are integers, such as int64")
-        for path, x in given.items():
+        for path, x in leaves.items():
             into[path][...] = x
         self.sent = True
         self.before: list[Any] = [self._optional(name) for name in EXTRAS]
@@ -115,7 +115,7 @@ class Workers(VectorEnv):
             worker.ask("step")
 
     def recv(self) -> Moved:
-        """The result of the step that `send` began."""
+        """Wait for the step that `send` started, and return its result."""
         if not self.sent:
             raise ValueError(f"{self.name}: recv was called before send; nothing is under way")
         self.sent = False
@@ -130,7 +130,7 @@ class Workers(VectorEnv):
                 fresh = None if self.seed is None else self.seed + worker.lo + self.n * (self.restarts + 1)
                 self._restart(failed, fresh)
         arrays = self._shared().arrays
-        known, self.obs = self.obs, self._copy("obs")
+        previous, self.obs = self.obs, self._copy("obs")
         reward, terminated, truncated = (arrays[(name,)].copy() for name in ("reward", "terminated", "truncated"))
         last, extras = self.obs, [self._optional(name) for name in EXTRAS]
         parts = {name: self._optional(name) for name in PARTS}
@@ -143,7 +143,7 @@ class Workers(VectorEnv):
         for worker in lost:
             of = slice(worker.lo, worker.hi)
             reward[of], terminated[of], truncated[of] = 0, False, True
-            last = layout.put(last, of, layout.rows(known, of))
+            last = layout.put(last, of, layout.rows(previous, of))
             for name, x in parts.items():
                 if x is not None:
                     x[of] = name != "agent_terminated"

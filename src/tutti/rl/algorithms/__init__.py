@@ -54,13 +54,13 @@ ALGORITHMS = {
 
 def algorithm(name: str) -> type[Agent]:
     """An algorithm's class by name, in any case. Raises ValueError with near names."""
-    known = {key.lower(): key for key in ALGORITHMS}
-    found = known.get(name.lower())
-    if found is None:
-        near = get_close_matches(name.lower(), known, 1)
-        raise ValueError(f"there is no algorithm {name!r}{f'; did you mean {known[near[0]]}?' if near else '.'} "
+    names = {key.lower(): key for key in ALGORITHMS}
+    class_name = names.get(name.lower())
+    if class_name is None:
+        near = get_close_matches(name.lower(), names, 1)
+        raise ValueError(f"there is no algorithm {name!r}{f'; did you mean {names[near[0]]}?' if near else '.'} "
                          f"There are {', '.join(ALGORITHMS)}")  # fmt: skip
-    return getattr(import_module(f"tutti.rl.algorithms.{ALGORITHMS[found]}"), found)
+    return getattr(import_module(f"tutti.rl.algorithms.{ALGORITHMS[class_name]}"), class_name)
 
 
 def __getattr__(name: str) -> Any:

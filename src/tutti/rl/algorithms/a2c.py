@@ -38,9 +38,9 @@ class A2C(ActorCritic):
         advantage = gae(chunk["reward"], value, after, terminated, done, c.gamma, c.gae_lambda)
         rows = flat_rows({**self.inputs(chunk), "action": chunk["action"], "advantage": advantage,
                           "target": advantage + value}, chunk["reward"].ndim)  # fmt: skip
-        gradient, told = torch.func.grad(self.loss, has_aux=True)(learner["weights"], rows)
+        gradient, metrics = torch.func.grad(self.loss, has_aux=True)(learner["weights"], rows)
         weights, state = self.adam.step(learner["weights"], gradient, learner["adam"], self.rate(learner))
-        return {**learner, "weights": weights, "adam": state}, told
+        return {**learner, "weights": weights, "adam": state}, metrics
 
     def loss(self, weights: Tensor, rows: Tree) -> tuple[Tensor, Tree]:
         c = self.config
@@ -49,5 +49,5 @@ class A2C(ActorCritic):
         policy_loss = -mean(self.distribution.log_prob(outputs, rows["action"]) * rows["advantage"])
         value_loss = mean((value - rows["target"]).square())
         entropy = mean(self.distribution.entropy(outputs))
-        told = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return policy_loss + c.vf_coef * value_loss - c.ent_coef * entropy, {k: x.detach() for k, x in told.items()}
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return policy_loss + c.vf_coef * value_loss - c.ent_coef * entropy, {k: x.detach() for k, x in metrics.items()}

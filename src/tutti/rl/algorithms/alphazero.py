@@ -100,8 +100,8 @@ class AlphaZero(agent.Agent):
         return lambda obs: self.net(weights, obs.flatten(1))
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
-        own, other = seen["obs"].chunk(2, -1)
-        board = (own - other).to(torch.int8)
+        own, opponent = seen["obs"].chunk(2, -1)
+        board = (own - opponent).to(torch.int8)
         c, evaluate = self.config, self.evaluated(policy["weights"])
         visits, _ = search(self.game, evaluate, board, c.play_simulations or c.simulations, c.c_puct, c.depth)
         return (keys.categorical(key, visits.log()) if explore else visits.argmax(-1)), {}, carry
@@ -116,14 +116,14 @@ class AlphaZero(agent.Agent):
 
         def body(learner: Tree, i: Tensor) -> tuple[Tree, Tree]:
             batch, _ = self.replay.sample(replay, keys.fold(of_learning, i), c.batch_size)
-            gradient, told = torch.func.grad(self.loss, has_aux=True)(learner["weights"], batch)
+            gradient, metrics = torch.func.grad(self.loss, has_aux=True)(learner["weights"], batch)
             weights, adam = self.adam.step(learner["weights"], gradient, learner["adam"], rate)
-            return {**learner, "weights": weights, "adam": adam}, told
+            return {**learner, "weights": weights, "adam": adam}, metrics
 
-        learner, told = tutti.scan(body, run["learner"], torch.arange(c.gradient_steps))
+        learner, metrics = tutti.scan(body, run["learner"], torch.arange(c.gradient_steps))
         run = {**run, **moved, "learner": learner, "replay": replay, "key": keys.fold(run["key"], 2)}
         run = self.advance(run, c.n_steps * c.n_envs)
-        return run, {**{name: x.mean() for name, x in told.items()}, "episodes": episodes}
+        return run, {**{name: x.mean() for name, x in metrics.items()}, "episodes": episodes}
 
     def self_play(self, run: Tree, key: Tensor) -> tuple[Tree, Tree]:
         """Play all boards on by `n_steps` moves. Returns boards and numbers of moves, and rows of the replay, with
@@ -164,7 +164,7 @@ class AlphaZero(agent.Agent):
 
 
 def outcomes(outcome: Tensor, over: Tensor, value: Tensor) -> Tensor:
-    """What each position (time, n) was worth for the player to move: the outcome of its game there.
+    """Value of each position (time, n) for the player to move: the outcome of its game.
 
     outcome: for who made a move, where it ended the game. value: what the search found; that of the last row counts for
     games that go on.

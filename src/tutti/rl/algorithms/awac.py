@@ -74,15 +74,15 @@ class AWAC(Offline):
         of_critic, of_actor = keys.split(key)
         after = self.drawn(learner["actor"], batch["last"], of_critic)
         value = self.critic(learner["target_critic"], batch["last"], after).amin(0)
-        learner, error, told = self.critic_step(learner, batch, value)
+        learner, error, metrics = self.critic_step(learner, batch, value)
         own = self.drawn(learner["actor"], batch["obs"], of_actor)
         advantage = self.critic(learner["critic"], batch["obs"], batch["action"]).amin(0)
         advantage = advantage - self.critic(learner["critic"], batch["obs"], own).amin(0)
         learner, more = self.regression(learner, batch, advantage)
-        return learner, error, {**told, **more}
+        return learner, error, {**metrics, **more}
 
     def critic_step(self, learner: Tree, batch: Tree, after: Tensor) -> tuple[Tree, Tensor, Tree]:
-        """Move the critics and their slow average. after: the value of `last`, (count,)."""
+        """Update the critics and their target. after: the value of `last`, (count,)."""
         target = (batch["reward"] + batch["discount"] * after).detach()
 
         def loss(weights: Tensor) -> tuple[Tensor, tuple[Tensor, Tree]]:
@@ -90,22 +90,22 @@ class AWAC(Offline):
             total = (q - target).square().mean(-1).sum()
             return total, ((q - target).detach().mean(0), {"critic_loss": total.detach(), "q": q.detach().mean()})
 
-        gradient, (error, told) = torch.func.grad(loss, has_aux=True)(learner["critic"])
+        gradient, (error, metrics) = torch.func.grad(loss, has_aux=True)(learner["critic"])
         critic, adam = self.adam.step(learner["critic"], gradient, learner["critic_adam"], self.rate(learner))
         slow = moved_towards(learner["target_critic"], critic, self.config.tau)
-        return {**learner, "critic": critic, "critic_adam": adam, "target_critic": slow}, error, told
+        return {**learner, "critic": critic, "critic_adam": adam, "target_critic": slow}, error, metrics
 
     def regression(self, learner: Tree, batch: Tree, advantage: Tensor) -> tuple[Tree, Tree]:
-        """Move the policy towards the actions of the data, by their advantages (count,)."""
+        """Update the policy towards the actions of the data, weighted by their advantages (count,)."""
         c = self.config
         weight = (advantage / c.temperature).exp().clamp(max=c.max_weight)
 
         def loss(weights: Tensor) -> Tensor:
             return -(weight * self.log_prob(weights, batch["obs"], batch["action"].flatten(1))).mean()
 
-        gradient, told = torch.func.grad_and_value(loss)(learner["actor"])
+        gradient, actor_loss = torch.func.grad_and_value(loss)(learner["actor"])
         actor, adam = self.adam.step(learner["actor"], gradient, learner["actor_adam"], self.rate(learner))
-        return {**learner, "actor": actor, "actor_adam": adam}, {"actor_loss": told, "weight": weight.mean()}
+        return {**learner, "actor": actor, "actor_adam": adam}, {"actor_loss": actor_loss, "weight": weight.mean()}
 
     def log_prob(self, weights: Tensor, obs: Tensor, action: Tensor) -> Tensor:
         """Log-probabilities of actions, without their clipping, (count,)."""

@@ -94,7 +94,7 @@ class COMA(OnPolicy):
         return teams.for_each(one_hot, self.count) * (1 - own)
 
     def critic_input(self, chunk: Tree) -> Tensor:
-        """What the critic sees for each agent: (..., agents, features)."""
+        """Inputs of the critic for each agent: (..., agents, features)."""
         seen = teams.for_each(teams.seen_by_all(chunk), self.count)
         return torch.cat([seen, teams.with_ids(chunk["obs"]), self.others(chunk["action"])], -1)
 
@@ -111,9 +111,9 @@ class COMA(OnPolicy):
         target = value + gae(reward, value, next_values(value, drawn, done), terminated, done, c.gamma, c.td_lambda)
         learner, loss = self.critic_steps(learner, rows, chunk, target, keys.fold(key, 1))
         q = self.q(learner["critic"], rows)
-        gradient, told = torch.func.grad(self.actor_loss, has_aux=True)(learner["actor"], chunk, q)
+        gradient, metrics = torch.func.grad(self.actor_loss, has_aux=True)(learner["actor"], chunk, q)
         actor, state = self.adam.step(learner["actor"], gradient, learner["actor_adam"], self.rate(learner))
-        return {**learner, "actor": actor, "actor_adam": state}, {**told, "critic_loss": loss, "q": q.mean()}
+        return {**learner, "actor": actor, "actor_adam": state}, {**metrics, "critic_loss": loss, "q": q.mean()}
 
     def critic_steps(self, learner: Tree, rows: Tensor, chunk: Tree, target: Tensor, key: Tensor):
         """Fit the critic to targets. Returns (learner, the mean loss)."""
@@ -127,17 +127,17 @@ class COMA(OnPolicy):
 
         def body(carry: tuple[Tensor, Tensor, Tree], index: Tensor):
             critic, slow, state = carry
-            gradient, told = torch.func.grad_and_value(loss)(critic, index)
+            gradient, critic_loss = torch.func.grad_and_value(loss)(critic, index)
             critic, state = self.adam.step(critic, gradient, state, c.critic_learning_rate)
-            return (critic, moved_towards(slow, critic, c.tau), state), told
+            return (critic, moved_towards(slow, critic, c.tau), state), critic_loss
 
         order = torch.cat([keys.permutation(keys.fold(key, i), n) for i in range(c.critic_epochs)])
         start = learner["critic"], learner["target"], learner["critic_adam"]
-        (critic, slow, state), told = tutti.scan(body, start, order.view(-1, c.batch_size))
-        return {**learner, "critic": critic, "target": slow, "critic_adam": state}, told.mean()
+        (critic, slow, state), losses = tutti.scan(body, start, order.view(-1, c.batch_size))
+        return {**learner, "critic": critic, "target": slow, "critic_adam": state}, losses.mean()
 
     def actor_loss(self, actor: Tensor, chunk: Tree, q: Tensor) -> tuple[Tensor, Tree]:
-        """(loss, what to report). q: values of each agent's actions (..., agents, actions)."""
+        """(loss, metrics). q: values of each agent's actions (..., agents, actions)."""
         c, logits = self.config, self.logits(actor, chunk)
         advantage = counterfactual(q, logits, chunk["action"]).detach()
         valid = chunk.get("valid")
@@ -145,8 +145,8 @@ class COMA(OnPolicy):
             advantage = advantage / (deviation(advantage, valid) + 1e-8)
         policy_loss = -mean_of(self.distribution.log_prob(logits, chunk["action"]) * advantage, valid)
         entropy = mean_of(self.distribution.entropy(logits), valid)
-        told = {"policy_loss": policy_loss, "entropy": entropy}
-        return policy_loss - c.ent_coef * entropy, {name: x.detach() for name, x in told.items()}
+        metrics = {"policy_loss": policy_loss, "entropy": entropy}
+        return policy_loss - c.ent_coef * entropy, {name: x.detach() for name, x in metrics.items()}
 
 
 def counterfactual(q: Tensor, logits: Tensor, action: Tensor) -> Tensor:

@@ -42,12 +42,12 @@ class CQL(Offline, SAC):
 
     def critic_loss(self, weights: Tensor, learner: Tree, batch: Tree, alpha: Any, key: Tensor):
         of_bellman, of_gap = keys.split(key)
-        total, (errors, told) = super().critic_loss(weights, learner, batch, alpha, of_bellman)
+        total, (errors, metrics) = super().critic_loss(weights, learner, batch, alpha, of_bellman)
         gap = self.gap(weights, learner, batch, of_gap)
-        return total + self.config.cql_alpha * gap.mean(-1).sum(), (errors, told)
+        return total + self.config.cql_alpha * gap.mean(-1).sum(), (errors, metrics)
 
     def gap(self, weights: Tensor, learner: Tree, batch: Tree, key: Tensor) -> Tensor:
-        """How much larger values of all actions are than those of the data, (critics, count)."""
+        """Excess of the values of all actions over those of the data, (critics, count)."""
         action, log_density = self.proposals(learner["actor"], batch, key)
         obs = batch["obs"].expand(len(action), *batch["obs"].shape)
         q = self.critic(weights, obs.flatten(0, 1), action.flatten(0, 1)).squeeze(-1)

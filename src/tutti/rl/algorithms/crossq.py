@@ -95,8 +95,8 @@ class CrossQ(SAC):
             log_alpha, adam = self.adam.step(learner["log_alpha"], gradient, learner["alpha_adam"], rate)
             moved |= {"log_alpha": log_alpha, "alpha_adam": adam}
         due = count % c.policy_delay == 0
-        kept = {name: learner[name] for name in moved}
-        learner = {**learner, **pytree.tree_map(lambda a, b: torch.where(due, a, b), moved, kept)}
+        previous = {name: learner[name] for name in moved}
+        learner = {**learner, **pytree.tree_map(lambda a, b: torch.where(due, a, b), moved, previous)}
         return learner, error, {"critic_loss": loss, "entropy": -log_prob, "alpha": learner["log_alpha"].exp()}
 
     def critic_loss(self, weights: Tensor, learner: Tree, batch: Tree, alpha: Any, key: Tensor):
@@ -128,15 +128,15 @@ class Renormalized(nn.Module):
         self.sizes, self.activation = sizes[:-1], ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor, mean: Tensor, var: Tensor, renorm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(outputs (count,), means, variances): those of the batch, or the given ones without `renorm`."""
-        found = []
+        """(outputs (count,), means, variances): statistics of the batch, or `mean` and `var` without `renorm`."""
+        statistics = []
         parts = zip(self.layers, self.scale, self.shift, mean.split(self.sizes), var.split(self.sizes), strict=True)
         for i, (layer, scale, shift, m, v) in enumerate(parts):
             x = self.activation(x) if i else x
             x, seen = renormalized(x, m, v, renorm)
-            found.append(seen)
+            statistics.append(seen)
             x = layer(x * scale + shift)
-        means, variances = (torch.cat(column) for column in zip(*found, strict=True))
+        means, variances = (torch.cat(column) for column in zip(*statistics, strict=True))
         return x.squeeze(-1), means, variances
 
 

@@ -45,50 +45,50 @@ class DAgger(Cloning, OffPolicy):
     multi_agent = False
     unused = (*OffPolicy.unused, "hindsight", "gamma", "tau", "n_step")
 
-    def __init__(self, *given: Any, expert: Expert | None = None, **options: Any):
+    def __init__(self, *args: Any, expert: Expert | None = None, **options: Any):
         self.expert = expert
-        super().__init__(*given, **options)
+        super().__init__(*args, **options)
 
     def build(self) -> None:
         super().build()
-        self.told = None if self.expert is None else actions_of(self.expert, self)
+        self.expert_action = None if self.expert is None else actions_of(self.expert, self)
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
-        if not explore or self.told is None:
+        if not explore or self.expert_action is None:
             return super().act(policy, seen, carry, key, explore)
         c, (of_act, of_choice) = self.config, keys.split(key)
         own, _, carry = super().act(policy, seen, carry, of_act, True)
-        label = self.told(self.raw(policy, seen))
+        label = self.expert_action(self.raw(policy, seen))
         share = c.expert_share * (1 - policy["progress"] / c.expert_fraction).clamp(min=0.0)
-        asked = keys.uniform(of_choice, own.shape[:1]) < share
-        return where(asked, label, own), {"label": label}, carry
+        use_expert = keys.uniform(of_choice, own.shape[:1]) < share
+        return where(use_expert, label, own), {"label": label}, carry
 
     def warm(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
-        """The expert, before the first update."""
-        assert self.told is not None
-        label = self.told(self.raw(policy, seen))
+        """Act as the expert, before the first update."""
+        assert self.expert_action is not None
+        label = self.expert_action(self.raw(policy, seen))
         return label, {"label": label}, carry
 
     def raw(self, policy: Tree, seen: Tree) -> Tree:
-        """What is seen, before the learner's normalization: experts have their own."""
+        """Observations without the learner's normalization: experts have their own."""
         if "obs_norm" not in policy:
             return seen
         norm = policy["obs_norm"]
         return {**seen, "obs": seen["obs"] * norm["var"].sqrt() + norm["mean"]}
 
     def remember(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
-        """Remember what the expert said in place of what was done."""
+        """Store the expert's action in place of the action taken."""
         return super().remember(run, {**chunk, "action": chunk["label"]})
 
     def step(self) -> None:
-        if self.told is None:
+        if self.expert_action is None:
             raise ValueError("DAgger has no expert to ask; pass expert=")
         super().step()
 
     def update(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
-        learner, error, told = super().update(learner, batch, key)
+        learner, error, metrics = super().update(learner, batch, key)
         same = self.agreement(learner["weights"], batch)
-        return learner, error, {**told, "agreement": same.float().mean()}
+        return learner, error, {**metrics, "agreement": same.float().mean()}
 
     def agreement(self, weights: Tensor, batch: Tree) -> Tensor:
         """Whether the policy does what the expert said, bool (count,); of continuous actions, within a tenth."""

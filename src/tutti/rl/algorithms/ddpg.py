@@ -66,8 +66,8 @@ class DDPG(OffPolicy):
         return self.q(weights, torch.cat([obs, action.reshape(*obs.shape[:-1], -1)], -1)).squeeze(-1)
 
     def update(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
-        learner, error, told = self.critic_step(learner, batch, key)
-        return self.actor_step(learner, batch), error, told
+        learner, error, metrics = self.critic_step(learner, batch, key)
+        return self.actor_step(learner, batch), error, metrics
 
     def critic_step(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
         target = (batch["reward"] + batch["discount"] * self.next_value(learner, batch, key)).detach()
@@ -78,9 +78,9 @@ class DDPG(OffPolicy):
             total = (batch["weight"] * errors.square()).mean(-1).sum()
             return total, (errors.detach().mean(0), {"critic_loss": total.detach(), "q": q.detach().mean()})
 
-        gradient, (error, told) = torch.func.grad(loss, has_aux=True)(learner["critic"])
+        gradient, (error, metrics) = torch.func.grad(loss, has_aux=True)(learner["critic"])
         critic, adam = self.adam.step(learner["critic"], gradient, learner["critic_adam"], self.rate(learner))
-        return {**learner, "critic": critic, "critic_adam": adam}, error, told
+        return {**learner, "critic": critic, "critic_adam": adam}, error, metrics
 
     def next_value(self, learner: Tree, batch: Tree, key: Tensor) -> Tensor:
         """The value of the observation after the step, (count,)."""
@@ -97,5 +97,5 @@ class DDPG(OffPolicy):
                 "target_critic": moved_towards(learner["target_critic"], learner["critic"], tau)}  # fmt: skip
 
     def actor_loss(self, weights: Tensor, learner: Tree, batch: Tree) -> Tensor:
-        """What the actor descends."""
+        """Loss of the actor."""
         return -self.critic(learner["critic"], batch["obs"], self.pi(weights, batch["obs"]))[0].mean()

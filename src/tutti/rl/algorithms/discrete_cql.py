@@ -36,14 +36,14 @@ class DiscreteCQL(Offline, DQN):
         return q.argmax(-1)
 
     def update(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
-        learner, error, told = super().update(learner, batch, key)
+        learner, error, metrics = super().update(learner, batch, key)
         slow = moved_towards(learner["target"], learner["weights"], self.config.tau)
-        return {**learner, "target": slow}, error, told
+        return {**learner, "target": slow}, error, metrics
 
     def loss(self, weights: Tensor, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tensor, tuple[Tensor, Tree]]:
-        total, (error, told) = super().loss(weights, learner, batch, key)
+        total, (error, metrics) = super().loss(weights, learner, batch, key)
         gap = -self.distribution.log_prob(self.values(weights, batch["obs"]), batch["action"]).mean()
-        return total + self.config.cql_alpha * gap, (error, {**told, "gap": gap.detach()})
+        return total + self.config.cql_alpha * gap, (error, {**metrics, "gap": gap.detach()})
 
     def next_value(self, weights: Tensor, learner: Tree, batch: Tree) -> Tensor:
         best = masked(self.values(weights, batch["last"]), batch.get("last_mask")).argmax(-1, keepdim=True)

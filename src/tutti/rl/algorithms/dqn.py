@@ -91,9 +91,9 @@ class DQN(OffPolicy):
         return {**learner, "target": torch.where(due, moved, learner["target"])}
 
     def update(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
-        gradient, (error, told) = torch.func.grad(self.loss, has_aux=True)(learner["weights"], learner, batch, key)
+        gradient, (error, metrics) = torch.func.grad(self.loss, has_aux=True)(learner["weights"], learner, batch, key)
         weights, adam = self.adam.step(learner["weights"], gradient, learner["adam"], self.rate(learner))
-        return {**learner, "weights": weights, "adam": adam}, error, told
+        return {**learner, "weights": weights, "adam": adam}, error, metrics
 
     def loss(self, weights: Tensor, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tensor, tuple[Tensor, Tree]]:
         """(loss, (errors (count,), what to report))."""

@@ -113,7 +113,7 @@ class Dreamer(OffPolicy):
 
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         c = self.config
-        run, told = self.remember(run, chunk)
+        run, episodes = self.remember(run, chunk)
         replay = run["replay"]
 
         def body(learner: Tree, i: Tensor) -> tuple[Tree, Tree]:
@@ -124,20 +124,20 @@ class Dreamer(OffPolicy):
             return learner, metrics
 
         learner, metrics = tutti.scan(body, run["learner"], torch.arange(self.updates))
-        return {**run, "learner": learner}, {**{name: x.mean() for name, x in metrics.items()}, **told}
+        return {**run, "learner": learner}, {**{name: x.mean() for name, x in metrics.items()}, **episodes}
 
     def update(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
         """Learn from sequences (time, n, ...)."""
         of_model, of_dream = keys.split(key)
         action = self.as_numbers(batch["action"])
-        gradient, (states, told) = torch.func.grad(self.world.loss, has_aux=True)(
+        gradient, (states, metrics) = torch.func.grad(self.world.loss, has_aux=True)(
             learner["model"], batch, action, of_model
         )
         model, adam = self.model_adam.step(learner["model"], gradient, learner["model_adam"])
         learner = {**learner, "model": model, "model_adam": adam}
         dream = self.imagine(learner, states.flatten(0, 1), of_dream)
         learner, more = self.behave(learner, dream)
-        return learner, torch.zeros(batch["reward"].shape[1]), {**told, **more}
+        return learner, torch.zeros(batch["reward"].shape[1]), {**metrics, **more}
 
     def imagine(self, learner: Tree, start: Tensor, key: Tensor) -> Tree:
         """Steps (horizon, n, ...) of the policy in the model: "state", "action", "reward", "goes_on"; and "last"."""
@@ -202,7 +202,7 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lam: Number)
 
 def head(sizes: list[int], activation: str) -> nn.Sequential:
     """A perceptron whose first outputs are all 0."""
-    made = mlp(sizes, activation, norm=True)
-    for parameter in made[-1].parameters():
+    network = mlp(sizes, activation, norm=True)
+    for parameter in network[-1].parameters():
         nn.init.zeros_(parameter)
-    return made
+    return network

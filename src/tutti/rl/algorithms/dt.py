@@ -105,9 +105,9 @@ class DT(Offline):
                 each = -self.distribution.log_prob(outputs, batch["action"])
             return (each * batch["valid"]).sum() / batch["valid"].sum(), each[:, -1].detach()
 
-        gradient, (told, each) = torch.func.grad_and_value(loss, has_aux=True)(learner["weights"])
+        gradient, (mean_loss, each) = torch.func.grad_and_value(loss, has_aux=True)(learner["weights"])
         weights, adam = self.adam.step(learner["weights"], gradient, learner["adam"], self.rate(learner))
-        return {**learner, "weights": weights, "adam": adam}, each, {"loss": told}
+        return {**learner, "weights": weights, "adam": adam}, each, {"loss": mean_loss}
 
     # -- acting ---------------------------------------------------------------------------------------------------
 

@@ -55,9 +55,9 @@ class GAIL(PPO):
     multi_agent, gaps = False, False
     unused = ("normalize_reward",)  # the reward is that of the discriminator
 
-    def __init__(self, *given: Any, data: Any = None, **options: Any):
+    def __init__(self, *args: Any, data: Any = None, **options: Any):
         self.data = data
-        super().__init__(*given, **options)
+        super().__init__(*args, **options)
 
     def build(self) -> None:
         super().build()
@@ -83,16 +83,16 @@ class GAIL(PPO):
     def pairs(self, obs: Tensor, action: Tensor) -> Tensor:
         """Inputs of the discriminator, (..., features)."""
         d = self.distribution
-        given = self.to_env(action).reshape(*obs.shape[:-1], -1) if isinstance(d, Box) else F.one_hot(action, d.size)
-        return torch.cat([obs, given.float()], -1)
+        x = self.to_env(action).reshape(*obs.shape[:-1], -1) if isinstance(d, Box) else F.one_hot(action, d.size)
+        return torch.cat([obs, x.float()], -1)
 
     def update(self, learner: Tree, chunk: Tree, key: Tensor) -> tuple[Tree, Tree]:
         of_disc, of_policy = keys.split(key)
         seen = self.pairs(chunk["obs"], chunk["action"])
-        learner, told = self.discriminate(learner, flat_rows({"x": seen}, 2)["x"], of_disc)
+        learner, disc_metrics = self.discriminate(learner, flat_rows({"x": seen}, 2)["x"], of_disc)
         chunk = {**chunk, "reward": self.imitation(learner["disc"], seen)}
         learner, metrics = super().update(learner, chunk, of_policy)
-        return learner, {**metrics, **told, "imitation_reward": chunk["reward"].mean()}
+        return learner, {**metrics, **disc_metrics, "imitation_reward": chunk["reward"].mean()}
 
     def imitation(self, disc: Tensor, pairs: Tensor) -> Tensor:
         """Rewards of the discriminator, as pairs without their last dim."""
@@ -100,7 +100,7 @@ class GAIL(PPO):
         return F.softplus(logit) if self.config.reward == "gail" else logit
 
     def discriminate(self, learner: Tree, policy: Tensor, key: Tensor) -> tuple[Tree, Tree]:
-        """Move the discriminator. policy: pairs (count, features) of the present policy."""
+        """Update the discriminator. policy: pairs (count, features) of the present policy."""
         c, expert = self.config, self.expert
         assert expert is not None
         obs, n = self.normalizer.apply(learner, expert["obs"]), expert["obs"].shape[0]
@@ -110,18 +110,18 @@ class GAIL(PPO):
             index = keys.integers(of_expert, (c.disc_batch_size,), n)
             real = self.pairs(obs[index], expert["action"][index])
             fake = policy[keys.integers(of_policy, (c.disc_batch_size,), policy.shape[0])]
-            gradient, told = torch.func.grad(self.disc_loss, has_aux=True)(carry[0], real, fake)
-            return self.disc_adam.step(carry[0], gradient, carry[1]), told
+            gradient, metrics = torch.func.grad(self.disc_loss, has_aux=True)(carry[0], real, fake)
+            return self.disc_adam.step(carry[0], gradient, carry[1]), metrics
 
         start = learner["disc"], learner["disc_adam"]
-        (disc, adam), told = tutti.scan(body, start, torch.arange(c.disc_steps))
-        return {**learner, "disc": disc, "disc_adam": adam}, {name: x.mean() for name, x in told.items()}
+        (disc, adam), metrics = tutti.scan(body, start, torch.arange(c.disc_steps))
+        return {**learner, "disc": disc, "disc_adam": adam}, {name: x.mean() for name, x in metrics.items()}
 
     def disc_loss(self, disc: Tensor, real: Tensor, fake: Tensor) -> tuple[Tensor, Tree]:
-        """The loss with its penalty, and what to report."""
+        """(loss with its penalty, metrics)."""
         one, zero = self.disc(disc, real).squeeze(-1), self.disc(disc, fake).squeeze(-1)
         cross = F.softplus(-one).mean() + F.softplus(zero).mean()
         slope = torch.func.grad(lambda x: self.disc(disc, x).sum())(real)
         right = 0.5 * ((one > 0).float().mean() + (zero < 0).float().mean())
-        told = {"disc_loss": cross.detach(), "disc_accuracy": right}
-        return cross + 0.5 * self.config.penalty * slope.square().sum(-1).mean(), told
+        metrics = {"disc_loss": cross.detach(), "disc_accuracy": right}
+        return cross + 0.5 * self.config.penalty * slope.square().sum(-1).mean(), metrics

@@ -48,6 +48,6 @@ class IMPALA(A2C):
         ratio = (log_prob - chunk["log_prob"]).exp()
         target, advantage = vtrace(ratio, chunk["reward"], value, after, terminated, done, c.gamma, c.lam, c.rho, c.c)
         rows |= {"target": target, "advantage": advantage}
-        gradient, told = torch.func.grad(self.loss, has_aux=True)(learner["weights"], rows)
+        gradient, metrics = torch.func.grad(self.loss, has_aux=True)(learner["weights"], rows)
         weights, state = self.adam.step(learner["weights"], gradient, learner["adam"], self.rate(learner))
-        return {**learner, "weights": weights, "adam": state}, {**told, "ratio": mean_of(ratio, chunk.get("valid"))}
+        return {**learner, "weights": weights, "adam": state}, {**metrics, "ratio": mean_of(ratio, chunk.get("valid"))}

@@ -49,9 +49,9 @@ class IQL(AWAC):
         gradient, advantage = torch.func.grad(loss, has_aux=True)(learner["value"])
         after = self.v(learner["value"], batch["last"]).squeeze(-1)
         value, adam = self.adam.step(learner["value"], gradient, learner["value_adam"], self.rate(learner))
-        learner, error, told = self.critic_step({**learner, "value": value, "value_adam": adam}, batch, after)
+        learner, error, metrics = self.critic_step({**learner, "value": value, "value_adam": adam}, batch, after)
         learner, more = self.regression(learner, batch, advantage)
-        return learner, error, {**told, **more, "advantage": advantage.mean()}
+        return learner, error, {**metrics, **more, "advantage": advantage.mean()}
 
 
 def expectile_loss(u: Tensor, expectile: Number) -> Tensor:

@@ -76,15 +76,15 @@ class MADDPG(OffPolicy):
 
     def outputs(self, actor: Tensor, obs: Tensor, mask: Tensor | None) -> Tensor:
         """Each actor's outputs for its own observation: (..., agents, width), logits or numbers before tanh."""
-        made = torch.vmap(self.pi.one, in_dims=(0, -2), out_dims=-2)(actor, obs)
-        return made if isinstance(self.distribution, Box) else masked(made, mask)
+        raw = torch.vmap(self.pi.one, in_dims=(0, -2), out_dims=-2)(actor, obs)
+        return raw if isinstance(self.distribution, Box) else masked(raw, mask)
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
-        made, d = self.outputs(policy["actor"], seen["obs"], seen.get("mask")), self.distribution
+        outputs, d = self.outputs(policy["actor"], seen["obs"], seen.get("mask")), self.distribution
         if not isinstance(d, Box):
-            return (keys.categorical(key, made) if explore else made.argmax(-1)), {}, carry
-        noise = self.config.noise * keys.normal(key, made.shape) if explore else 0.0
-        return (made.tanh() + noise).clamp(-1, 1).unflatten(-1, d.shape), {}, carry
+            return (keys.categorical(key, outputs) if explore else outputs.argmax(-1)), {}, carry
+        noise = self.config.noise * keys.normal(key, outputs.shape) if explore else 0.0
+        return (outputs.tanh() + noise).clamp(-1, 1).unflatten(-1, d.shape), {}, carry
 
     def vectors(self, action: Tensor) -> Tensor:
         """Actions as critics see them, float32 (..., agents, width)."""
@@ -113,14 +113,14 @@ class MADDPG(OffPolicy):
 
     def update(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
         rate, tau = self.rate(learner), self.config.tau
-        gradient, (error, told) = torch.func.grad(self.critic_loss, has_aux=True)(learner["critic"], learner, batch)
+        gradient, (error, metrics) = torch.func.grad(self.critic_loss, has_aux=True)(learner["critic"], learner, batch)
         critic, critic_adam = self.descend(learner["critic"], gradient, learner["critic_adam"], rate)
         gradient, loss = torch.func.grad_and_value(self.actor_loss)(learner["actor"], critic, batch, key)
         actor, actor_adam = self.descend(learner["actor"], gradient, learner["actor_adam"], rate)
         learner = {**learner, "actor": actor, "actor_adam": actor_adam, "critic": critic, "critic_adam": critic_adam,
                    "target_actor": moved_towards(learner["target_actor"], actor, tau),
                    "target_critic": moved_towards(learner["target_critic"], critic, tau)}  # fmt: skip
-        return learner, error, {**told, "actor_loss": loss}
+        return learner, error, {**metrics, "actor_loss": loss}
 
     def descend(self, weights: Tensor, gradient: Tensor, state: Tree, rate: Any) -> tuple[Tensor, Tree]:
         """A step of Adam. Each agent's gradient is clipped by itself."""
@@ -130,15 +130,15 @@ class MADDPG(OffPolicy):
         )
 
     def critic_loss(self, weights: Tensor, learner: Tree, batch: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
-        """(loss, (errors (count,), what to report))."""
+        """(loss, (errors (count,), metrics))."""
         action = self.best(self.outputs(learner["target_actor"], batch["last"], batch.get("last_mask")))
         after = self.critic(learner["target_critic"], batch["last"], action)
         target = (batch["reward"] + batch["discount"] * after).detach()
         q = self.critic(weights, batch["obs"], self.vectors(batch["action"]))
         errors = q - target
         total = mean_of_rows(batch["weight"].unsqueeze(-1) * errors.square(), batch.get("valid")).sum()
-        told = {"critic_loss": total.detach() / self.count, "q": q.detach().mean()}
-        return total, (errors.detach().mean(-1), told)
+        metrics = {"critic_loss": total.detach() / self.count, "q": q.detach().mean()}
+        return total, (errors.detach().mean(-1), metrics)
 
     def actor_loss(self, actor: Tensor, critic: Tensor, batch: Tree, key: Tensor) -> Tensor:
         """The sum over agents: critic i sees agent i's own action, and those that the others took."""

@@ -64,7 +64,7 @@ class MBPO(SAC):
 
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         c = self.config
-        run, told = self.remember(run, chunk)
+        run, episodes = self.remember(run, chunk)
         of_fit, of_imagination = keys.split(keys.fold(run["key"], 1))
         replay, learner = run["replay"], run["learner"]
         rows = {name: x.flatten(0, 1) for name, x in replay["rows"].items()}
@@ -86,7 +86,7 @@ class MBPO(SAC):
 
         learner, metrics = tutti.scan(body, learner, torch.arange(self.updates))
         run = {**run, "learner": learner, "imagined": imagined}
-        return run, {**{name: x.mean() for name, x in metrics.items()}, **fitted, **told}
+        return run, {**{name: x.mean() for name, x in metrics.items()}, **fitted, **episodes}
 
     def imagine(self, learner: Tree, replay: Tree, key: Tensor) -> Tree:
         """A chunk (horizon, rollouts, ...) of the policy in the model. weight: 0 after a termination."""

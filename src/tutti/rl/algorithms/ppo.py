@@ -55,7 +55,7 @@ class PPO(ActorCritic):
                        *self.minibatch_unit())  # fmt: skip
 
     def minibatch_unit(self) -> tuple[int, str]:
-        """What minibatches have a multiple of, and why."""
+        """The unit that minibatch sizes must be a multiple of, and why."""
         return 1, ""
 
     def build(self) -> None:
@@ -80,26 +80,26 @@ class PPO(ActorCritic):
 
         def minibatch(carry: Tree, index: Tensor) -> tuple[Tree, Tree]:
             batch = {name: x.index_select(dim, index) for name, x in rows.items()}
-            gradient, told = torch.func.grad(self.loss, has_aux=True)(carry["weights"], batch)
+            gradient, metrics = torch.func.grad(self.loss, has_aux=True)(carry["weights"], batch)
             weights, state = self.adam.step(carry["weights"], gradient, carry["adam"], rate)
             moved = {"weights": weights, "adam": state}
             if c.target_kl is not None:
-                go = carry["go"] & (mean_of_ranks(told["kl"]) <= 1.5 * c.target_kl)
+                go = carry["go"] & (mean_of_ranks(metrics["kl"]) <= 1.5 * c.target_kl)
                 moved = pytree.tree_map(lambda a, b: torch.where(go, a, b), moved,
                                                      {"weights": carry["weights"], "adam": carry["adam"]})  # fmt: skip
                 moved["go"] = go
-            return moved, told
+            return moved, metrics
 
         start = {"weights": learner["weights"], "adam": learner["adam"]}
         if c.target_kl is not None:
             start["go"] = torch.ones((), dtype=torch.bool)
         order = torch.cat([keys.permutation(keys.fold(key, i), n) for i in range(c.n_epochs)])
-        last, told = tutti.scan(minibatch, start, order.view(-1, size))
-        metrics = {name: x.mean() for name, x in told.items()}
+        last, stacked = tutti.scan(minibatch, start, order.view(-1, size))
+        metrics = {name: x.mean() for name, x in stacked.items()}
         return {**learner, "weights": last["weights"], "adam": last["adam"]}, metrics
 
     def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:
-        """The loss of a minibatch, and what to report."""
+        """(loss, metrics) of a minibatch."""
         c, valid = self.config, batch.get("valid")
         mean = mean_over(valid)
         outputs, value = self.network(weights, batch)
@@ -113,6 +113,6 @@ class PPO(ActorCritic):
         value_loss = mean((value - batch["target"]).square())
         entropy = mean(self.distribution.entropy(outputs))
         total = policy_loss + c.vf_coef * value_loss - c.ent_coef * entropy
-        told = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
-                "kl": mean(ratio - 1 - log_ratio), "clipped": mean((ratio != clipped).float())}  # fmt: skip
-        return total, {name: x.detach() for name, x in told.items()}
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
+                   "kl": mean(ratio - 1 - log_ratio), "clipped": mean((ratio != clipped).float())}  # fmt: skip
+        return total, {name: x.detach() for name, x in metrics.items()}

@@ -78,8 +78,8 @@ class R2D2(DQN):
         return {"memory": torch.zeros(n, self.width)}
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
-        made, state = self.q(policy["weights"], seen["obs"], carry["memory"])
-        q = masked(made["q"], seen.get("mask"))
+        outputs, state = self.q(policy["weights"], seen["obs"], carry["memory"])
+        q = masked(outputs["q"], seen.get("mask"))
         action = self.sometimes_random(policy, q, key) if explore else q.argmax(-1)
         return action, {"memory": carry["memory"]}, {"memory": state}
 
@@ -97,8 +97,8 @@ class R2D2(DQN):
         else:
             state = {name: start for name in state}
         rows = {name: x[past:] for name, x in batch.items() if name not in ("memory", "weight")}
-        made, states = self.q(weights, rows["obs"], state["weights"], first[past:])
-        q = made["q"].gather(-1, rows["action"].unsqueeze(-1)).squeeze(-1)
+        outputs, states = self.q(weights, rows["obs"], state["weights"], first[past:])
+        q = outputs["q"].gather(-1, rows["action"].unsqueeze(-1)).squeeze(-1)
         target = self.targets(weights, learner, rows, states, state["target"], first[past:]).detach()
         errors = q - target
         total = mean_of(batch["weight"] * errors.square(), rows.get("valid"))
@@ -114,8 +114,8 @@ class R2D2(DQN):
         after = self.q(target, rows["last"], of_target)[0]["q"].gather(-1, best).squeeze(-1)
         done = rows["terminated"] | rows["truncated"]
         after = unscaled(after) if c.rescale else after
-        found = n_step(rows["reward"], after, rows["terminated"], done, c.gamma, c.n_step)
-        return scaled(found) if c.rescale else found
+        returns = n_step(rows["reward"], after, rows["terminated"], done, c.gamma, c.n_step)
+        return scaled(returns) if c.rescale else returns
 
 
 EPS = 1e-3

@@ -78,11 +78,11 @@ class Noisy(nn.Module):
     def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
         for layer in self.first:
             x = self.activation(layer(x))
-        made = []
+        streams = []
         for i, (hidden, out) in enumerate((self.value, self.advantage)):  # pyright: ignore[reportGeneralTypeIssues]
             noise = (None, None) if key is None else keys.split(keys.fold(key, i))
-            made.append(out(self.activation(hidden(x, noise[0])), noise[1]).unflatten(-1, (-1, self.atoms)))
-        value, advantage = made
+            streams.append(out(self.activation(hidden(x, noise[0])), noise[1]).unflatten(-1, (-1, self.atoms)))
+        value, advantage = streams
         return value + advantage - advantage.mean(-2, keepdim=True)
 
 

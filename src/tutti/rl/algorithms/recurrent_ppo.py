@@ -57,8 +57,8 @@ class RecurrentPPO(PPO):
         return {"memory": torch.zeros(*self.rows(n), self.width)}
 
     def act(self, policy: Tree, seen: Tree, carry: Tree, key: Tensor, explore: bool) -> tuple[Tensor, Tree, Tree]:
-        made, state = self.net(policy["weights"], self.policy_input(seen["obs"]), carry["memory"])
-        outputs, d = masked(made["policy"], seen.get("mask")), self.distribution
+        heads, state = self.net(policy["weights"], self.policy_input(seen["obs"]), carry["memory"])
+        outputs, d = masked(heads["policy"], seen.get("mask")), self.distribution
         action = d.sample(outputs, key) if explore else d.mode(outputs)
         return action, {"log_prob": d.log_prob(outputs, action), "memory": carry["memory"]}, {"memory": state}
 
@@ -66,8 +66,8 @@ class RecurrentPPO(PPO):
         c, done = self.config, chunk["terminated"] | chunk["truncated"]
         rows = {name: chunk[name] for name in ("action", "log_prob", "mask", "valid") if name in chunk}
         rows |= {"obs": self.policy_input(chunk["obs"]), "memory": chunk["memory"][:1], "first": begins(done)}
-        made, states = self.net(learner["weights"], rows["obs"], chunk["memory"][0], rows["first"])
-        value = made["value"].squeeze(-1)
+        heads, states = self.net(learner["weights"], rows["obs"], chunk["memory"][0], rows["first"])
+        value = heads["value"].squeeze(-1)
         after = self.net(learner["weights"], self.policy_input(chunk["last"]), states)[0]["value"].squeeze(-1)
         advantage = gae(chunk["reward"], value, after, *ends(chunk, value), c.gamma, c.gae_lambda)
         rows |= {"advantage": advantage, "target": advantage + value, "value": value}
@@ -75,5 +75,5 @@ class RecurrentPPO(PPO):
         return learner, {**metrics, "explained_variance": explained(value, advantage + value, chunk.get("valid"))}
 
     def network(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tensor]:
-        made, _ = self.net(weights, batch["obs"], batch["memory"][0], batch["first"])
-        return masked(made["policy"], batch.get("mask")), made["value"].squeeze(-1)
+        heads, _ = self.net(weights, batch["obs"], batch["memory"][0], batch["first"])
+        return masked(heads["policy"], batch.get("mask")), heads["value"].squeeze(-1)

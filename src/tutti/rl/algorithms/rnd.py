@@ -80,7 +80,7 @@ class RND(PPO):
                          "explained_variance": explained(value[..., 0], target[..., 0], valid)}  # fmt: skip
 
     def novelty(self, learner: Tree, chunk: Tree) -> tuple[Tree, Tree]:
-        """(the learner with new statistics, what f sees, what it shall predict, and bonuses) of a chunk."""
+        """(learner with updated statistics, rows with the inputs of f, their targets and the bonuses) of a chunk."""
         valid = {"valid": chunk["valid"]} if "valid" in chunk else {}
         norm, _ = self.of_seen.update(learner["novelty"], {"obs": chunk["last"], "last": chunk["last"], **valid})
         seen = self.of_seen.apply(norm, chunk["last"])
@@ -89,14 +89,14 @@ class RND(PPO):
         error = torch.where(valid["valid"], error, 0.0) if valid else error
         never = torch.zeros_like(chunk["terminated"])
         bonus = {"reward": error, "terminated": never, "truncated": never, **valid}
-        norm, made = self.of_bonus.update(norm, bonus, self.config.int_gamma)
-        return {**learner, "novelty": norm}, {"seen": seen, "goal": goal, "bonus": made["reward"]}
+        norm, normalized = self.of_bonus.update(norm, bonus, self.config.int_gamma)
+        return {**learner, "novelty": norm}, {"seen": seen, "goal": goal, "bonus": normalized["reward"]}
 
     def loss(self, weights: Tensor, batch: Tree) -> tuple[Tensor, Tree]:
-        total, told = super().loss(weights, batch)
+        total, metrics = super().loss(weights, batch)
         error = (self.net(weights, None, None, batch["seen"]) - batch["goal"]).square()
         distilled = mean_of(error, batch.get("valid"))
-        return total + distilled, {**told, "distill_loss": distilled.detach()}
+        return total + distilled, {**metrics, "distill_loss": distilled.detach()}
 
 
 class Curious(Both):

@@ -79,9 +79,9 @@ class SAC(OffPolicy):
 
     def update(self, learner: Tree, batch: Tree, key: Tensor) -> tuple[Tree, Tensor, Tree]:
         of_critic, of_actor = keys.split(key)
-        rate, alpha, told = self.rate(learner), self.alpha(learner), {}
+        rate, alpha, metrics = self.rate(learner), self.alpha(learner), {}
 
-        gradient, (error, told["critic_loss"]) = torch.func.grad(self.critic_loss, has_aux=True)(
+        gradient, (error, metrics["critic_loss"]) = torch.func.grad(self.critic_loss, has_aux=True)(
             learner["critic"], learner, batch, alpha, of_critic
         )
         critic, critic_adam = self.adam.step(learner["critic"], gradient, learner["critic_adam"], rate)
@@ -95,8 +95,8 @@ class SAC(OffPolicy):
             gradient = -(log_prob + self.target_entropy)
             log_alpha, state = self.adam.step(learner["log_alpha"], gradient, learner["alpha_adam"], rate)
             learner = {**learner, "log_alpha": log_alpha, "alpha_adam": state}
-            told["alpha"] = log_alpha.exp()
-        return learner, error, {**told, "entropy": -log_prob}
+            metrics["alpha"] = log_alpha.exp()
+        return learner, error, {**metrics, "entropy": -log_prob}
 
     def critic_loss(self, weights: Tensor, learner: Tree, batch: Tree, alpha: Any, key: Tensor):
         """(loss, (errors (count,), the loss to report))."""
@@ -114,5 +114,5 @@ class SAC(OffPolicy):
         return (alpha * log_prob - value).mean(), log_prob.detach().mean()
 
     def value(self, critic: Tensor, obs: Tensor, action: Tensor) -> Tensor:
-        """What the actor maximizes, (count,)."""
+        """Objective that the actor maximizes, (count,)."""
         return self.critic(critic, obs, action).squeeze(-1).amin(0)

@@ -61,9 +61,9 @@ class TRPO(ActorCritic):
         rows = flat_rows({**self.inputs(chunk), "action": chunk["action"], "log_prob": chunk["log_prob"],
                           "advantage": advantage, "target": advantage + value}, chunk["reward"].ndim)  # fmt: skip
         rows["advantage"] = standardized(rows["advantage"], rows.get("valid"))
-        weights, told = self._policy_step(learner["weights"], rows)
+        weights, metrics = self._policy_step(learner["weights"], rows)
         weights, state, loss = self._value_steps(weights, learner, rows, key)
-        return {**learner, "weights": weights, "adam": state}, {**told, "value_loss": loss}
+        return {**learner, "weights": weights, "adam": state}, {**metrics, "value_loss": loss}
 
     def _policy_step(self, weights: Tensor, rows: Tree) -> tuple[Tensor, Tree]:
         c, part = self.config, self.policy_part
@@ -99,15 +99,15 @@ class TRPO(ActorCritic):
         step = (2 * c.target_kl / curvature).sqrt() * direction
 
         def shrink(carry: tuple[Tensor, Tensor], i: Tensor):
-            best, found = carry
+            best, accepted = carry
             tried = weights + 0.8**i * step
             kl, gain = mean_of_ranks(divergence(tried)), mean_of_ranks(surrogate(tried))
-            good = (kl <= c.target_kl) & (gain > before) & ~found
-            return (torch.where(good, tried, best), found | good), None
+            good = (kl <= c.target_kl) & (gain > before) & ~accepted
+            return (torch.where(good, tried, best), accepted | good), None
 
         start = weights, torch.zeros((), dtype=torch.bool)
-        (moved, found), _ = tutti.scan(shrink, start, torch.arange(c.line_steps))
-        return moved, {"kl": divergence(moved), "improved": surrogate(moved) - before, "accepted": found.float()}
+        (moved, accepted), _ = tutti.scan(shrink, start, torch.arange(c.line_steps))
+        return moved, {"kl": divergence(moved), "improved": surrogate(moved) - before, "accepted": accepted.float()}
 
     def _value_steps(self, weights: Tensor, learner: Tree, rows: Tree, key: Tensor) -> tuple[Tensor, Tree, Tensor]:
         c, rate, n = self.config, self.rate(learner), rows["target"].shape[0]
@@ -120,8 +120,8 @@ class TRPO(ActorCritic):
             return mean_of((value - rows["target"][index]).square(), valid)
 
         def body(carry: tuple[Tensor, Tree], index: Tensor):
-            gradient, told = torch.func.grad_and_value(loss)(carry[0], index)
-            return self.adam.step(carry[0], gradient * (1 - self.policy_part), carry[1], rate), told
+            gradient, value_loss = torch.func.grad_and_value(loss)(carry[0], index)
+            return self.adam.step(carry[0], gradient * (1 - self.policy_part), carry[1], rate), value_loss
 
         (weights, state), losses = tutti.scan(body, (weights, learner["adam"]), order.view(-1, size))
         return weights, state, losses.mean()

@@ -81,7 +81,7 @@ class VDN(DQN):
         return batch["last_valid"] & ~over(batch["terminated"], batch["last_valid"])
 
     def discount(self, batch: Tree) -> Tensor:
-        """What the value of the joint action after the step counts, (count,): 0 where no agent goes on."""
+        """Discount of the value of the joint action after the step, (count,): 0 where no agent goes on."""
         if "valid" not in batch:
             return batch["discount"][..., 0]
         return torch.where(self.stays(batch), batch["discount"], 0.0).amax(-1)

@@ -45,7 +45,7 @@ class Acrobot(Env):
         k4 = derivative(x + DT * k3, torque)
         x = x + DT / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
         angles = torch.remainder(x[:, :2] + math.pi, 2 * math.pi) - math.pi
-        spins = torch.stack([s.clamp(-most, most) for s, most in zip(x[:, 2:].unbind(-1), FASTEST, strict=True)], -1)
+        spins = torch.stack([s.clamp(-limit, limit) for s, limit in zip(x[:, 2:].unbind(-1), FASTEST, strict=True)], -1)
         t = state["t"] + 1
         terminated = -angles[:, 0].cos() - angles.sum(-1).cos() > 1
         reward = terminated.to(x.dtype) - 1

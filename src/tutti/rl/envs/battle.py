@@ -36,7 +36,7 @@ FIELD = 32.0
 CLOSE = 1e-3  # what rounding leaves of a way into range
 NOTICE, SCAN = 0.5, 5.0  # how much further than their weapons enemies look for targets, and how far at least
 STARTS = (9.0, 16.0), (23.0, 16.0)
-KILL, WIN, MOST = 10.0, 200.0, 20.0  # rewards, and what they are scaled to
+KILL, WIN, MAX_REWARD = 10.0, 200.0, 20.0  # rewards, and what they are scaled to
 CALM, REGROWTH = 20, 1.0  # steps without damage until shields grow, and by how much (10 s, 2 / s at normal speed)
 FIRST = 6  # the action that attacks enemy 0; before: none, stop, north, south, east, west
 
@@ -90,7 +90,7 @@ class Battle(Env):
         self.dulled = table(lambda a, b: a.strikes * max(a.damage + a.bonus * b.armored - b.armor, 0.5))
         self.start = [start(i, self.allies, STARTS[0]) for i in range(self.allies)]
         self.start += [start(i, self.enemies, STARTS[1]) for i in range(self.enemies)]
-        self.scale = MOST / (self.enemies * KILL + WIN + sum(unit.health + unit.shield for unit in theirs))
+        self.scale = MAX_REWARD / (self.enemies * KILL + WIN + sum(unit.health + unit.shield for unit in theirs))
 
         self.agents = tuple(f"{unit}_{i}" for i, unit in enumerate(plan.allies))
         self.actions = FIRST + self.enemies
@@ -172,11 +172,11 @@ class Battle(Env):
         reward = reward.unsqueeze(-1).expand(-1, a)
         return state, self.observe(state), reward, ~(ally & enemy), self.truncated(state["t"])
 
-    def approach(self, side: int, own: Tensor, others: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """(ways towards targets until they are in range, which are): (n, own, 2), bool (n, own)."""
-        apart = others.gather(1, target.unsqueeze(-1).expand(-1, -1, 2)) - own
+    def approach(self, side: int, own: Tensor, opponents: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """(moves towards targets until they are in range, which targets are in range): (n, own, 2), bool (n, own)."""
+        apart = opponents.gather(1, target.unsqueeze(-1).expand(-1, -1, 2)) - own
         distance = length(apart)
-        over = distance - entry(self.reach[side], target, others.shape[1], distance)
+        over = distance - entry(self.reach[side], target, opponents.shape[1], distance)
         return apart * (over.clamp(min=0.0) / distance.clamp(min=1e-9)).unsqueeze(-1), over <= CLOSE
 
     def strike(self, health: Tensor, shield: Tensor, hits: Tensor, blows: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,7 +208,7 @@ class Battle(Env):
         return torch.cat([~own, own, self.free(state["position"][:, :a]) & own, attacks], -1)
 
     def free(self, here: Tensor) -> Tensor:
-        """Where a unit can go: north, south, east, west; half a stride ahead must be in the field."""
+        """Mask of possible moves: north, south, east, west. A point half a stride ahead must be in the field."""
         up, down = here + STRIDE / 2 < FIELD, here - STRIDE / 2 >= 0
         return torch.stack([up[..., 1], down[..., 1], up[..., 0], down[..., 0]], -1)
 
@@ -229,11 +229,11 @@ class Battle(Env):
         seen = (distance < SIGHT) & alive[:, :a, None] & alive.unsqueeze(1)
         where = torch.stack([distance, x, y], 1) / SIGHT * seen.unsqueeze(1)  # (n, 3, allies, units)
         ally, enemy = self.features(state)
-        known = [seen[..., :a].unsqueeze(1), where[..., :a], torch.stack(ally, 1).unsqueeze(2) * seen[:, None, :, :a]]
-        allies = others(torch.cat(known, 1).permute(0, 2, 3, 1)).flatten(2)
+        parts = [seen[..., :a].unsqueeze(1), where[..., :a], torch.stack(ally, 1).unsqueeze(2) * seen[:, None, :, :a]]
+        allies = others(torch.cat(parts, 1).permute(0, 2, 3, 1)).flatten(2)
         shoot = (seen & (distance <= SHOOT))[..., a:].unsqueeze(1)
-        known = [shoot, where[..., a:], torch.stack(enemy, 1).unsqueeze(2) * seen[:, None, :, a:]]
-        enemies = torch.cat(known, 1).permute(0, 2, 3, 1).flatten(2)
+        parts = [shoot, where[..., a:], torch.stack(enemy, 1).unsqueeze(2) * seen[:, None, :, a:]]
+        enemies = torch.cat(parts, 1).permute(0, 2, 3, 1).flatten(2)
         free = self.free(position[:, :a]) & alive[:, :a, None]
         return torch.cat([free, enemies, allies, torch.stack(ally, -1)], -1)
 
@@ -276,7 +276,7 @@ def of(numbers, like: Tensor) -> Tensor:
 
 
 def entry(table: list[list[float]], column: Tensor, columns: int, like: Tensor) -> Tensor:
-    """Of row i, what is in column[:, i]: (n, rows)."""
+    """Entries of a table at row i and column[:, i]: (n, rows)."""
     rows = torch.arange(len(table), device=column.device)
     return of(table, like).flatten()[rows * columns + column]
 

@@ -41,7 +41,7 @@ class Board:
         return {"board": torch.zeros(n, self.rows * self.columns, dtype=torch.int8, device=device)}
 
     def moves(self, state: State) -> Tensor:
-        """Where a piece can be put: bool (n, actions). Does not ask whether the game is over."""
+        """Mask of free cells: bool (n, actions). Does not check whether the game is over."""
         return state["board"] == 0
 
     def play(self, state: State, action: Tensor) -> State:
@@ -95,12 +95,12 @@ class ConnectFour(Board):
 
 def lines(rows: int, columns: int, k: int) -> np.ndarray:
     """All lines of k cells, as columns of zeros and ones: float32 (cells, lines)."""
-    found = []
+    flat_lines = []
     for i, j in np.ndindex(rows, columns):
         for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
             if i + down * (k - 1) < rows and 0 <= j + right * (k - 1) < columns:
                 line = np.zeros((rows, columns), np.float32)
                 for step in range(k):
                     line[i + down * step, j + right * step] = 1
-                found.append(line.flatten())
-    return np.stack(found, 1)
+                flat_lines.append(line.flatten())
+    return np.stack(flat_lines, 1)

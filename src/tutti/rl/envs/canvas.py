@@ -48,7 +48,7 @@ class Canvas:
         return slice(*rows), slice(*columns)
 
     def fill(self, distance: np.ndarray, color: Color, opacity: float = 1.0, near=(slice(None), slice(None))) -> None:
-        """Where the signed distance from a border is negative. Pixels on the border are covered in part.
+        """Fill the area where the signed distance from a border is negative. Pixels on the border are covered in part.
 
         near: the rows and columns that distances are given for.
         """

@@ -37,8 +37,8 @@ class DeepSea(Env):
     def step(self, state: State, action: Tensor, key: Tensor) -> Step:
         column, row = state["column"], state["t"]
         right = action == torch.tensor(self.right, device=action.device)[row * self.size + column]
-        found = right & (column == self.size - 1)
-        reward = found.float() - (0.01 / self.size) * right
+        at_treasure = right & (column == self.size - 1)
+        reward = at_treasure.float() - (0.01 / self.size) * right
         column, t = torch.where(right, column + 1, column - 1).clamp(0, self.size - 1), row + 1
         return {"column": column, "t": t}, self.observe(t, column), reward, t == self.size, self.truncated(t)
 

@@ -43,11 +43,11 @@ class LQR(Env):
     ):
         self.a, self.b, self.q, self.r = (np.asarray(m, np.float64) for m in (a, b, q, r))
         states, actions = self.b.shape if self.b.ndim == 2 else (0, 0)
-        wanted = {"a": (states, states), "q": (states, states), "r": (actions, actions)}
-        found = {name: getattr(self, name).shape for name in wanted}
-        if not states or found != wanted:
+        expected = {"a": (states, states), "q": (states, states), "r": (actions, actions)}
+        shapes = {name: getattr(self, name).shape for name in expected}
+        if not states or shapes != expected:
             raise ValueError(
-                f"LQR: b has shape {self.b.shape}, and a, q, r {found['a']}, {found['q']}, {found['r']}; with b of "
+                f"LQR: b has shape {self.b.shape}, and a, q, r {shapes['a']}, {shapes['q']}, {shapes['r']}; with b of "
                 "shape (states, actions), a and q must be (states, states) and r (actions, actions)"
             )
         if np.linalg.eigvalsh(self.r).min() <= 0:

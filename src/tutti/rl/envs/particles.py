@@ -117,7 +117,7 @@ class Particles(Env):
         return state, self.observe(state, around), self.reward(state, around), terminated, self.truncated(state["t"])
 
     def begin(self, u: Tensor) -> State:
-        """What else a state has. u: uniform numbers from 0 to 1, (n,)."""
+        """Further entries of the state. u: uniform numbers from 0 to 1, (n,)."""
         return {}
 
     @abstractmethod
@@ -162,7 +162,7 @@ class Particles(Env):
         return torch.stack([(strength * around.x).sum(-1), (strength * around.y).sum(-1)], -1)
 
     def touching(self, around: Around) -> Tensor:
-        """Which bodies an agent overlaps with: bool (n, agents, bodies)."""
+        """Mask of the bodies that an agent overlaps with: bool (n, agents, bodies)."""
         overlap = around.distance < self.of_agents(self.reach, around.x)
         return overlap & self.of_agents(self.meets, around.x).bool()
 
@@ -187,12 +187,12 @@ class Particles(Env):
 
 
 def others(x: Tensor) -> Tensor:
-    """Of what agents see of all, (n, agents, agents, ...), what they see of others, (n, agents, agents - 1, ...)."""
+    """Drop each agent's view of itself: (n, agents, agents, ...) to (n, agents, agents - 1, ...)."""
     agents = x.shape[1]
     if agents == 1:
         return x[:, :, :0]
-    kept = x.flatten(1, 2)[:, 1:].unflatten(1, (agents - 1, agents + 1))[:, :, :-1]
-    return kept.flatten(1, 2).unflatten(1, (agents, agents - 1))
+    off_diagonal = x.flatten(1, 2)[:, 1:].unflatten(1, (agents - 1, agents + 1))[:, :, :-1]
+    return off_diagonal.flatten(1, 2).unflatten(1, (agents, agents - 1))
 
 
 def padded(x: Tensor, width: int) -> Tensor:

@@ -25,17 +25,17 @@ def perfect_move(game: Board, state: State, key: Tensor) -> Tensor:
 
 @cache
 def best_moves() -> Tensor:
-    """Which moves are best in each position, bool (3^9, 9). Cell i counts 3^i: 0 the other's, 1 empty, 2 own."""
+    """The best moves in each position, bool (3^9, 9). Cell i counts 3^i: 0 the opponent's, 1 empty, 2 own."""
     lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
-    known: dict[tuple[int, ...], int] = {}
+    memo: dict[tuple[int, ...], int] = {}
 
     def value(board: tuple[int, ...]) -> int:
-        """For the player to move."""
-        if board not in known:
+        """Value of a position for the player to move."""
+        if board not in memo:
             lost = any(all(board[i] == -1 for i in line) for line in lines)
             free = [i for i in range(CELLS) if board[i] == 0]
-            known[board] = -1 if lost else max((-value(after(board, i)) for i in free), default=0)
-        return known[board]
+            memo[board] = -1 if lost else max((-value(after(board, i)) for i in free), default=0)
+        return memo[board]
 
     def after(board: tuple[int, ...], i: int) -> tuple[int, ...]:
         return tuple(-1 if j == i else -x for j, x in enumerate(board))

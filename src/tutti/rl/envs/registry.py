@@ -63,12 +63,12 @@ ENVS: dict[str, Callable[..., Env]] = {
 
 
 def names() -> list[str]:
-    """What `make` knows, sorted."""
+    """The names of all environments, sorted."""
     return sorted(ENVS)
 
 
 def make(name: str, **options) -> Env:
-    """The environment of a name. options: those of its class.
+    """Make an environment by name. options: arguments of its class.
 
     Raises ValueError for a name or an option that does not exist.
     """
@@ -76,9 +76,9 @@ def make(name: str, **options) -> Env:
         near = difflib.get_close_matches(name, ENVS, 3, 0.5)
         said = f"did you mean {' or '.join(map(repr, near))}?" if near else f"names are {', '.join(names())}"
         raise ValueError(f"there is no environment {name!r}; {said}")
-    known = list(inspect.signature(ENVS[name]).parameters)
-    unknown = [option for option in options if option not in known]
+    option_names = list(inspect.signature(ENVS[name]).parameters)
+    unknown = [option for option in options if option not in option_names]
     if unknown:
-        said = f"its options are {', '.join(known)}" if known else "it has none"
+        said = f"its options are {', '.join(option_names)}" if option_names else "it has none"
         raise ValueError(f"{name} has no option {unknown[0]!r}; {said}")
     return ENVS[name](**options)

@@ -1,4 +1,4 @@
-"""What a preset is."""
+"""The fields of a preset."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Hindsight(Ring):
         return torch.cat([obs[:, : self.desired.start], goal, obs[:, self.desired.stop :]], -1)
 
     def _left(self, memory: Tree, start: Tensor, env: Tensor) -> Tensor:
-        """How many rows of the same episode follow, less than `horizon`."""
+        """Number of following rows of the same episode, less than `horizon`."""
         steps = torch.arange(self.horizon)
         age = start.unsqueeze(-1) + steps
         at = (memory["at"] - memory["size"] + age) % self.length * self.n + env.unsqueeze(-1)

@@ -63,11 +63,11 @@ class Prioritized(Ring):
     def sample(self, memory: Tree, key: Tensor, count: int, gamma: Number = 1.0) -> tuple[Tree, Tree]:
         tree = memory["tree"]
         part = (torch.arange(count) + keys.uniform(key, (count,))) / count  # one from each of `count` equal parts
-        rest, node = part * tree[1], torch.ones(count, dtype=torch.int64)
+        remaining, node = part * tree[1], torch.ones(count, dtype=torch.int64)
         for _ in range(self.depth):
             left = tree[2 * node]
-            right = (rest >= left) & (tree[2 * node + 1] > 0)
-            rest, node = torch.where(right, rest - left, rest), 2 * node + right
+            right = (remaining >= left) & (tree[2 * node + 1] > 0)
+            remaining, node = torch.where(right, remaining - left, remaining), 2 * node + right
         leaf = node - self.leaves
         row, env = leaf // self.n, leaf % self.n
         start = (row - memory["at"] + memory["size"]) % self.length
