@@ -155,7 +155,7 @@ RANGES: dict[str, Range] = {
     "disc_steps": _count("updates"),
     "model_steps": _count("updates"),
     "rollouts": _count("rollouts"),
-    "kept": _count("iterations"),
+    "retained": _count("iterations"),
     "sequence": _count("steps"),
     "burn_in": _count("steps", 0),
 }  # fmt: skip

@@ -28,7 +28,7 @@ class MBPO(SAC):
     @dataclass(frozen=True)
     class Config(SAC.Config):
         """members, model_hidden, model_lr, model_steps, model_batch_size: of the ensemble and of fitting it, in each
-        iteration. horizon: of imagined rollouts. rollouts: of them in an iteration. kept: iterations whose rollouts are
+        iteration. horizon: of imagined rollouts. rollouts: of them in an iteration. retained: iterations whose rollouts are
         remembered. real_ratio: of a batch that is real."""
 
         n_steps: int = 50
@@ -41,7 +41,7 @@ class MBPO(SAC):
         model_batch_size: int = 128
         horizon: int = 3
         rollouts: int = 512
-        kept: int = 10
+        retained: int = 10
         real_ratio: float = 0.1
 
     gaps = sees = pixels = False
@@ -53,7 +53,7 @@ class MBPO(SAC):
             raise ValueError("MBPO does not normalize observations: its model has scales of its own; leave it out")
         super().build()
         self.model = Dynamics(self.features.size, self.distribution.width, c.members, c.model_hidden, c.model_lr)
-        self.imagined = Ring(c.horizon * c.kept, c.rollouts)
+        self.imagined = Ring(c.horizon * c.retained, c.rollouts)
 
     def init(self, seed: int) -> Tree:
         return {**super().init(seed), "model": self.model.init(seed + 7)}
