@@ -28,8 +28,8 @@ class MBPO(SAC):
     @dataclass(frozen=True)
     class Config(SAC.Config):
         """members, model_hidden, model_lr, model_steps, model_batch_size: of the ensemble and of fitting it, in each
-        iteration. horizon: of imagined rollouts. rollouts: of them in an iteration. retained: iterations whose rollouts are
-        remembered. real_ratio: of a batch that is real."""
+        iteration. horizon: of imagined rollouts. rollouts: of them in an iteration. retained: iterations whose rollouts
+        are remembered. real_ratio: of a batch that is real."""
 
         n_steps: int = 50
         gradient_steps: int = 500
