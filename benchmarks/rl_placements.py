@@ -41,7 +41,7 @@ from tutti.hardware import Cluster, machine
 from tutti.rl import links
 from tutti.rl.forecast import OLDER, Forecast, Machine, chosen, forecasts
 from tutti.rl.fragments import costs
-from tutti.rl.job import Place
+from tutti.rl.job import RunPlacement
 from tutti.rl.placement import Placed
 from tutti.rl.vector import VectorEnv
 
@@ -87,7 +87,7 @@ NODES = "cpu:8x8"
 MADE: dict[str, Placed] = {}
 
 
-def prepare(case: Case, place: Place) -> float:
+def prepare(case: Case, place: RunPlacement) -> float:
     """Make a placement and run it until it learns; seconds of an iteration."""
     torch.set_num_threads(1)
     placed = Placed(case.algorithm, case.env, place.placement, place.ranks, level=case.level, **case.options)
@@ -97,7 +97,7 @@ def prepare(case: Case, place: Place) -> float:
     return min(turn(place, case, 1) for _ in range(2))
 
 
-def turn(place: Place, case: Case, iterations: int) -> float:
+def turn(place: RunPlacement, case: Case, iterations: int) -> float:
     """Seconds of an iteration."""
     if place.processes > 1:
         dist.barrier()
@@ -128,11 +128,11 @@ class Turn(NamedTuple):
 
 
 def measured(
-    case: Case, places: list[Place], pools: dict[int, Pool], rounds: int
-) -> tuple[dict[Place, list[Turn]], dict]:
+    case: Case, places: list[RunPlacement], pools: dict[int, Pool], rounds: int
+) -> tuple[dict[RunPlacement, list[Turn]], dict]:
     """The turns of each placement, and the stretch of work in each round."""
 
-    def on(place: Place, function: Any, *args: Any) -> float:
+    def on(place: RunPlacement, function: Any, *args: Any) -> float:
         return function(*args) if place.processes == 1 else max(pools[place.processes].run(function, *args))
 
     lasts, times, stretch = {}, {place: [] for place in places}, {count: [] for count in (1, *pools)}
@@ -196,7 +196,7 @@ def judged(case: Case, here: Machine, pools: dict[int, Pool], rounds: int, file:
     row = {
         "chosen": str(pick.place), "fastest": str(fastest), "choice": rates[fastest] / rates[pick.place],
         "choice_of_same": same / rates[pick.place], "steps_per_second": rates[pick.place], "predicted": pick.rate,
-        "times_fused": rates[pick.place] / rates[Place()], "idle_choice": str(idle.place),
+        "times_fused": rates[pick.place] / rates[RunPlacement()], "idle_choice": str(idle.place),
         "correlation": _spearman([x.rate for x in ranked], [rates[x.place] for x in ranked]),
         "stretch": [round(now[count], 2) for count in sorted(now)],
         "foreign": statistics.fmean(t.foreign for turns in times.values() for t in turns),
@@ -222,7 +222,7 @@ def scaling(quick: bool) -> dict[str, Any]:
     found = costs(SCALED.algorithm, SCALED.env, SCALED.options, SCALED.level, harness.say)
     there = links.of_cluster(Cluster.parse(NODES), here)
     ranked = forecasts(found, there)
-    fused = next(x for x in ranked if x.place == Place())
+    fused = next(x for x in ranked if x.place == RunPlacement())
     rows = {}
     for count in (2, 4, 8, 16, 32, 64):
         fits = [x for x in ranked if x.place.ranks <= count]

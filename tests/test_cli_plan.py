@@ -205,8 +205,8 @@ def test_memory_at_the_peak_is_told_and_drawn(model, tmp_path, capsys):
 def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model, capsys):
     from rich.console import Console
 
-    from tutti.cli.answer import Work, ranking
-    from tutti.cli.workload import Captured, Workload
+    from tutti.cli.answer import ranking
+    from tutti.cli.workload import Captured, StepWork, Workload
     from tutti.hardware import Cluster
     from tutti.plan.search import Search
     from tutti.sim.planning import Simulator
@@ -216,7 +216,7 @@ def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model,
     search = Search(captured.graph, 8, Cluster.parse("h100:4"), Simulator("O0"), better=found.append, error=0.08)
     plans = [search.judgement(search.planner(1).named(name)) for name in ("dp4", "dp2xtp2xzero3xfp32sums")]
     work = captured.facts.work
-    assert work == Work(256, "tokens") and found[0].name == "dp4"
+    assert work == StepWork(256, "tokens") and found[0].name == "dp4"
     for width, titles in ((200, "microbatches"), (100, "memory"), (60, "fits"), (30, "plan")):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(ranking(search, plans, work, console), crop=False)

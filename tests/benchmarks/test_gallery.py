@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tutti.cli.answer import Work
 from tutti.cli.plan_sweep import Point
+from tutti.cli.workload import StepWork
 from tutti.hardware import Cluster
 from tutti.tracing.load import load
 
@@ -50,9 +50,9 @@ def test_rows(gallery):
     prediction = SimpleNamespace(step_seconds=2.0, fraction_of_peak=0.4, communication_seconds=0.1, bubble_seconds=0.0,
                                  peak_bytes=1 << 30)  # fmt: skip
     plan = SimpleNamespace(name="dp8", accumulate=1, predicted=prediction)
-    row = gallery.row_of(request, "h100:8", Point(cluster, 4096, Work(2_000_000, "tokens"), plan, "yes"), 8, 1.0)
+    row = gallery.row_of(request, "h100:8", Point(cluster, 4096, StepWork(2_000_000, "tokens"), plan, "yes"), 8, 1.0)
     assert row["device_hours"] == pytest.approx(1e12 / 1e6 / 3600 * 8)
     assert row["cost"] == pytest.approx(2.5 * row["device_hours"]) and row["command"].startswith("tutti plan --model ")
-    none = Point(cluster, 4096, Work(1, "tokens"), why="no plan fits", enough="h100:2x8")
+    none = Point(cluster, 4096, StepWork(1, "tokens"), why="no plan fits", enough="h100:2x8")
     row = gallery.row_of(request, "h100:8", none, 8, 1.0)
     assert (row["fits"], row["enough"]) == ("no", "h100:2x8") and "plan" not in row

@@ -10,17 +10,17 @@ from torch import fx
 
 from tutti import compat
 from tutti.compile.compiled import Compiled
-from tutti.launch.hang import Report, verdict
+from tutti.launch.hang import HangReport, verdict
 from tutti.launch.heartbeat import HEARTBEAT, Heartbeat, Meeting
 from tutti.launch.watchdog import Watchdog
 
 
-def waits(meeting: str = "all_reduce of 3/mlp over tp", seconds: float = 61, peers=None) -> Report:
-    return Report(1, True, seconds, "in step 41", meeting=meeting, peers=peers)
+def waits(meeting: str = "all_reduce of 3/mlp over tp", seconds: float = 61, peers=None) -> HangReport:
+    return HangReport(1, True, seconds, "in step 41", meeting=meeting, peers=peers)
 
 
-def works(seconds: float = 62, stuck: bool = True, **what) -> Report:
-    return Report(1, stuck, seconds, "in step 41", **what)
+def works(seconds: float = 62, stuck: bool = True, **what) -> HangReport:
+    return HangReport(1, stuck, seconds, "in step 41", **what)
 
 
 def test_who_does_not_come_is_named_with_what_the_others_wait_in():
@@ -38,18 +38,21 @@ def test_what_a_rank_is_waited_for_in_is_what_it_takes_part_in():
     assert said.endswith("rank 3 waits there for 61 s; ranks 0, 1 wait in all_gather of 1/attn over dp (in step 41)")
 
 
-@pytest.mark.parametrize("alive", [works(stuck=False), Report(1, False, 1, meeting="all_reduce of x")])
+@pytest.mark.parametrize("alive", [works(stuck=False), HangReport(1, False, 1, meeting="all_reduce of x")])
 def test_nobody_hangs_while_any_rank_gets_on(alive):
     assert verdict({0: waits(), 1: alive}, {}, 2) is None
 
 
 def test_who_says_nothing_is_named_and_who_has_left_is_not():
-    last = Report(1, where="in step 9", process=os.getpid())
-    said = verdict({0: waits(), 1: last, 2: Report(4, left=True)}, {1: 31.0}, 3)
+    last = HangReport(1, where="in step 9", process=os.getpid())
+    said = verdict({0: waits(), 1: last, 2: HangReport(4, left=True)}, {1: 31.0}, 3)
     told = "all_reduce of 3/mlp over tp (in step 41): it has sent no heartbeat for 31 s, last in step 9: process"
     assert said and said.startswith(f"rank 1 of 3 has not reached {told}")
     assert "first heartbeat" in (verdict({0: waits()}, {1: 31.0}, 2) or "")
-    assert verdict({0: works(), 1: Report(1, left=True)}, {}, 2) == "rank 0 of 2 hangs: it has been in step 41 for 62 s"
+    assert (
+        verdict({0: works(), 1: HangReport(1, left=True)}, {}, 2)
+        == "rank 0 of 2 hangs: it has been in step 41 for 62 s"
+    )
 
 
 def test_of_ranks_that_wait_for_one_another_all_are_told():
@@ -60,7 +63,7 @@ def test_of_ranks_that_wait_for_one_another_all_are_told():
 
 def test_a_report_goes_through_the_store():
     report = works(at="x", peers=[1, 2])
-    assert Report.from_json(report.to_json()) == report
+    assert HangReport.from_json(report.to_json()) == report
 
 
 def test_a_position_knows_whom_a_communication_takes():

@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tutti.launch.cluster.job import Job
+from tutti.launch.cluster.job import ClusterJob
 from tutti.launch.cluster.kubernetes import Kubernetes, manifests, servers, submit, text, write
 
 VERSIONS = "1.31", kubernetes_validate.latest_version()  # podFailurePolicy is stable from 1.31 on
@@ -29,9 +29,9 @@ NASTY = [
 ]
 
 
-def job(tmp_path: Path, **given) -> Job:
+def job(tmp_path: Path, **given) -> ClusterJob:
     values = {"words": ("train", "a.toml"), "name": "demo", "folder": tmp_path, "nodes": 3, "processes": 4}
-    return Job(**{**values, **given})
+    return ClusterJob(**{**values, **given})
 
 
 FULL = Kubernetes("registry.org/me/tutti:1", "research", ("data:/data", "models:/models"), ("A=b=c $(D)",), "/data",

@@ -1,15 +1,20 @@
 """The environment of each rank, from where the ranks run."""
 
-from tutti.launch.cluster.ranks import Place, environments, on_one_machine, order
+from tutti.launch.cluster.ranks import RankPlace, environments, on_one_machine, order
 
 
 def test_ranks_of_a_node_follow_one_another():
-    places = [Place("b", "10.0.0.2"), Place("a", "10.0.0.1"), Place("b", "10.0.0.2"), Place("a", "10.0.0.1")]
+    places = [
+        RankPlace("b", "10.0.0.2"),
+        RankPlace("a", "10.0.0.1"),
+        RankPlace("b", "10.0.0.2"),
+        RankPlace("a", "10.0.0.1"),
+    ]
     assert order(places) == [0, 2, 1, 3]
 
 
 def test_each_rank_has_the_variables_of_torchrun():
-    places = [Place("a", "10.0.0.1", ("0", "3")), Place("a", "10.0.0.1", ("5",)), Place("b", "10.0.0.2")]
+    places = [RankPlace("a", "10.0.0.1", ("0", "3")), RankPlace("a", "10.0.0.1", ("5",)), RankPlace("b", "10.0.0.2")]
     made = environments(places, 1234, 2, 5, "demo")
     shown = [(x["RANK"], x["LOCAL_RANK"], x["LOCAL_WORLD_SIZE"], x["GROUP_RANK"]) for x in made]
     assert shown == [("0", "0", "2", "0"), ("1", "1", "2", "0"), ("2", "0", "1", "1")]
@@ -19,7 +24,7 @@ def test_each_rank_has_the_variables_of_torchrun():
 
 
 def test_one_machine_meets_at_its_loopback():
-    here = [Place("a", "10.0.0.1"), Place("a", "10.0.0.1")]
+    here = [RankPlace("a", "10.0.0.1"), RankPlace("a", "10.0.0.1")]
     assert [x.address for x in on_one_machine(here)] == ["127.0.0.1"] * 2
-    several = [*here, Place("b", "10.0.0.2")]
+    several = [*here, RankPlace("b", "10.0.0.2")]
     assert on_one_machine(several) == several

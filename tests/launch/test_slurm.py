@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tutti.launch.cluster.job import Job, name_of
+from tutti.launch.cluster.job import ClusterJob, name_of
 from tutti.launch.cluster.slurm import Slurm, script, submit, write
 
 NASTY = ["a b", "it's", '"', "$HOME", "$(touch injected)", "`touch injected`", "*", "", "a;b", "\\", "#",
          "line\n#SBATCH --nodes=9\ntouch injected"]  # fmt: skip
 
 
-def job(tmp_path: Path, **given) -> Job:
+def job(tmp_path: Path, **given) -> ClusterJob:
     values = {"words": ("train", "runs/demo.toml"), "name": "demo", "folder": tmp_path / "job", "nodes": 2}
-    return Job(**{**values, **given})
+    return ClusterJob(**{**values, **given})
 
 
 def lines(text: str) -> list[str]:

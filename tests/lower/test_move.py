@@ -11,7 +11,7 @@ from tutti.exec.virtual import run_virtual
 from tutti.ir.step_graph import Spec
 from tutti.lower.move import move
 from tutti.plan.layout import Layout, Partial, R, Split, coordinates_of
-from tutti.plan.reshard import Step, possible
+from tutti.plan.reshard import ReshardStep, possible
 
 MESH, SHAPE = {"a": 2, "b": 3}, (12, 6)
 
@@ -19,7 +19,7 @@ MESH, SHAPE = {"a": 2, "b": 3}, (12, 6)
 def moved(kind, axis, source, target, shape=SHAPE):
     """(parts after the step on all ranks, operators of rank 0)."""
     source, target = Layout.of(source), Layout.of(target)
-    step, whole = Step(kind, axis, source, target), torch.arange(float(prod(shape))).view(shape)
+    step, whole = ReshardStep(kind, axis, source, target), torch.arange(float(prod(shape))).view(shape)
     assert possible(step, shape, MESH)
     runs, inputs, targets = [], [], []
     for rank in range(6):
@@ -102,5 +102,5 @@ def test_parts_of_uneven_parts(unit):
     moved("slice", "b", other, both, shape)
     moved("reduce_scatter", "b", {**other, "b": Partial()}, both, shape)
     moved("all_to_all", "b", {**other, "b": Split(1, 1, 1)}, both, shape)
-    inside = Step("all_gather", "a", Layout.of(both), Layout.of({"b": Split(0, 2, unit)}))
+    inside = ReshardStep("all_gather", "a", Layout.of(both), Layout.of({"b": Split(0, 2, unit)}))
     assert not possible(inside, shape, MESH), "the inner axis is gathered first"

@@ -20,7 +20,7 @@ import pytest
 
 from jobs import PATIENCE, TINY, places
 from slurm_cluster import SlurmCluster, missing
-from tutti.launch.cluster.job import Job
+from tutti.launch.cluster.job import ClusterJob
 from tutti.launch.cluster.kubernetes import STOPPED, Kubernetes, manifests
 from tutti.train.history import read, series
 
@@ -339,7 +339,7 @@ def test_slurm_goes_on_with_fewer_nodes(text, alone, tmp_path):
 class Pods:
     """The pods of a job of Kubernetes, as processes of this machine: a pod's command, where they meet here."""
 
-    def __init__(self, folder: Path, job: Job):
+    def __init__(self, folder: Path, job: ClusterJob):
         (_, manifest) = manifests(job, Kubernetes("tutti", mounts=(f"data:{folder}",)))
         words = manifest["spec"]["template"]["spec"]["containers"][0]["command"]
         self.folder, meet = folder, f"--meet=localhost:{free_port()}"
@@ -371,7 +371,7 @@ def test_pods(text, alone, tmp_path):
     """A pod is evicted, and another one replaces it; then one is killed."""
     out = tmp_path / "a run"
     words = ("train", *places(text, out), *TRAIN)
-    with Pods(tmp_path, Job(words=words, name="demo", folder=tmp_path, nodes=2)) as pods:
+    with Pods(tmp_path, ClusterJob(words=words, name="demo", folder=tmp_path, nodes=2)) as pods:
         first, second = pods.start(), pods.start()
         wait_for(lambda: steps(out) >= 60, "it trains", pods.said)
         second.terminate()

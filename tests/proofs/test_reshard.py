@@ -24,7 +24,7 @@ from tutti.lower.move import move
 from tutti.lower.program import Program
 from tutti.plan import layout as ours
 from tutti.plan.layout import Layout, Split, coordinates_of
-from tutti.plan.reshard import Step, reshard, sent_bytes
+from tutti.plan.reshard import ReshardStep, reshard, sent_bytes
 
 MESHES = {"4": {"a": 4}, "2x2": {"a": 2, "b": 2}, "2x3": {"a": 2, "b": 3}, "2x2x2": {"a": 2, "b": 2, "c": 2}}
 SMALL = ["4", "2x2", "2x3", slow("2x2x2")]
@@ -76,7 +76,7 @@ class Executor:
         self.ranks = range(prod(mesh.values()))
         self.programs = cache(self._programs)
 
-    def _programs(self, step: Step):
+    def _programs(self, step: ReshardStep):
         runs, sent = [], set()
         for rank in self.ranks:
             graph = fx.Graph()
@@ -90,7 +90,7 @@ class Executor:
         assert len(sent) == 1
         return runs, sent.pop()
 
-    def __call__(self, steps: list[Step], parts: list[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
+    def __call__(self, steps: list[ReshardStep], parts: list[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
         """What every rank holds after the steps, and the bytes that each sent."""
         total = 0
         for step in steps:

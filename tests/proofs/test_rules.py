@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 import models
 import tutti
 from cases import slow
-from tutti.check.machine import Report, _Call, prove
+from tutti.check.machine import RuleReport, _Call, prove
 from tutti.check.samples.sample import DEVICES, FAMILIES, SAMPLES, Sample
 from tutti.cli.rules import name, notation
 from tutti.ir.op_info import LOCAL, RULES
@@ -90,7 +90,7 @@ NEEDLESS: dict[Any, tuple[str, str]] = {
 """What (a pattern) is forbidden though it would be right, and why."""
 
 
-def needless(target: Any, report: Report) -> list[str]:
+def needless(target: Any, report: RuleReport) -> list[str]:
     """What a rule forbids without a reason that is known."""
     known = NEEDLESS.get(target, ("", ""))[0]
     return [what for what in report.needlessly_forbidden if not re.fullmatch(known, what)]
@@ -126,7 +126,7 @@ SPLIT.append(aten.exp.default)  # for those with torch's tag
 
 
 @pytest.fixture(scope="module")
-def proven() -> dict[Any, Report]:
+def proven() -> dict[Any, RuleReport]:
     """What the longer proofs of this run have found, by operator."""
     return {}
 
@@ -150,7 +150,7 @@ def operators() -> Callable[[str], list]:
 @pytest.mark.parametrize("target", SPLIT, ids=name)
 def test_each_line_is_split_over_two_devices(target):
     """In the first calls each factor, pair of factors and sum of each line; in later ones factors that are new."""
-    mesh, samples, tried, report = {"a": 2}, 0, set(), Report()
+    mesh, samples, tried, report = {"a": 2}, 0, set(), RuleReport()
 
     def split(sample: Sample) -> None:
         nonlocal samples
@@ -207,7 +207,7 @@ def family(target: Any) -> str:
     return page
 
 
-def pages(proven: dict[Any, Report], operators: Callable[[str], list]) -> dict[str, str]:
+def pages(proven: dict[Any, RuleReport], operators: Callable[[str], list]) -> dict[str, str]:
     """What was proven: pages in Markdown, by their path in docs."""
     rows = {t: (f"`{name(t)}`", _line(t, r), "yes" if t in LOCAL else "", _cases(t, r)) for t, r in proven.items()}
     counts = [(m, len(set(operators(m))), len(operators(m))) for m in models.MODELS]
@@ -246,7 +246,7 @@ def written(rows: dict[Any, tuple], counts: list[tuple], summary: str) -> dict[s
     return {path: "\n".join(lines) for path, lines in made.items()}
 
 
-def _line(target: Any, report: Report) -> str:
+def _line(target: Any, report: RuleReport) -> str:
     """The line itself; of lines that are written for the arguments of a call, one that is not too long."""
     if target not in RULES:
         return "elementwise, by torch's tag"
@@ -258,7 +258,7 @@ def _line(target: Any, report: Report) -> str:
     return f"by its arguments, as `{max(short, key=lambda line: (len(line), line))}`"
 
 
-def _cases(target: Any, report: Report) -> str:
+def _cases(target: Any, report: RuleReport) -> str:
     if not is_here(target):
         return f"on {DEVICES[target]} only"
     return f"none: {WHOLE[target]}" if target in WHOLE else str(report.cases)
@@ -272,7 +272,7 @@ def _table(head: tuple[str, ...], rows: list[tuple]) -> list[str]:
 
 @pytest.mark.slow
 def test_the_pages_are_written(proven, operators):
-    reports = {t: proven.get(t) or Report() for t in TARGETS if t in proven or not is_here(t)}
+    reports = {t: proven.get(t) or RuleReport() for t in TARGETS if t in proven or not is_here(t)}
     if missing := [name(t) for t in TARGETS if t not in reports]:
         pytest.skip(f"{len(missing)} operators were not proven in this run: {', '.join(missing[:3])}, ...")
     assert {t for m in models.MODELS for t in operators(m)} <= set(reports)
@@ -289,11 +289,13 @@ def test_the_pages_list_the_operators_and_the_models_that_there_are():
 
 def test_the_pages_show_what_was_proven():
     reports = {
-        aten.mm.default: Report(samples=3, cases=41),
-        aten.exp.default: Report(samples=2, cases=1000),
-        aten._softmax.default: Report(strict=Counter(left=2)),
-        aten.sum.default: Report(lines=Counter({"a:sum -> | ~0": 3, "a:sum b:sum -> | ~0": 1, f"{'a ' * 50}->": 9})),
-        aten.scalar_tensor.default: Report(samples=1),
+        aten.mm.default: RuleReport(samples=3, cases=41),
+        aten.exp.default: RuleReport(samples=2, cases=1000),
+        aten._softmax.default: RuleReport(strict=Counter(left=2)),
+        aten.sum.default: RuleReport(
+            lines=Counter({"a:sum -> | ~0": 3, "a:sum b:sum -> | ~0": 1, f"{'a ' * 50}->": 9})
+        ),
+        aten.scalar_tensor.default: RuleReport(samples=1),
     }
     made = pages(reports, lambda model_name: [aten.mm.default, aten.mm.default, aten.t.default])
     assert "| `aten.mm` |" in made["rules/products.md"] and "| `aten.mm` |" not in made["rules/reductions.md"]

@@ -13,7 +13,7 @@ from tutti.hardware import Cluster
 from tutti.rl import fragments, links
 from tutti.rl.exchange import size_of
 from tutti.rl.forecast import HOSTED, Costs, Line, Machine, chosen, forecast, forecasts, on_device, places
-from tutti.rl.job import Place
+from tutti.rl.job import RunPlacement
 from tutti.rl.placement import Placed
 
 ACTING = Costs(
@@ -27,7 +27,7 @@ TWO = replace(FREE, cores=2, most=4)
 
 
 def seconds(costs: Costs, machine: Machine, *place) -> float:
-    return forecast(Place(*place), costs, machine).seconds
+    return forecast(RunPlacement(*place), costs, machine).seconds
 
 
 def test_acting_scales_with_ranks_and_learning_does_not():
@@ -60,7 +60,7 @@ def test_messages_are_paid_for_by_those_who_send_them():
     assert seconds(many, slow, "learners", 2, 1) < seconds(many, FREE, "learners", 2, 1) + 1e-9
     dear = replace(FREE, message=Line(1.0), mean={2: Line(1.0)}, pipe=1.0)
     found = [x for x in forecasts(ACTING, dear) if x.place.processes > 1 or x.place.placement == "fused"]
-    assert chosen(found).place == Place() and found[-1].bottleneck == "messages"
+    assert chosen(found).place == RunPlacement() and found[-1].bottleneck == "messages"
 
 
 def test_async_hides_acting_behind_learning():
@@ -72,14 +72,16 @@ def test_async_hides_acting_behind_learning():
 def test_the_simplest_of_those_as_fast_is_chosen():
     learning = replace(ACTING, learn=Line(3.0), share=Line(3.0))
     ranked = forecasts(learning, FREE)
-    assert ranked[0].place.ranks > 1 and chosen(ranked).place == Place()
+    assert ranked[0].place.ranks > 1 and chosen(ranked).place == RunPlacement()
 
 
 def test_places_that_are_not_possible_are_left_out():
     refused = replace(ACTING, n_envs=12, refused={"async": f"X is {HOSTED}", "server": "a replay"})
     found = list(places(refused, replace(FREE, most=8)))
-    assert Place() in found and Place("learners", 4, 4) in found and Place("learners", 2, 1) in found
-    assert Place("environments", 4) in found and Place("actors", 4, 1) not in found
+    assert (
+        RunPlacement() in found and RunPlacement("learners", 4, 4) in found and RunPlacement("learners", 2, 1) in found
+    )
+    assert RunPlacement("environments", 4) in found and RunPlacement("actors", 4, 1) not in found
     assert {p.ranks for p in found} == {1, 2, 4} and {p.placement for p in found} >= {"environments", "actors"}
     assert not {p.placement for p in found} & {"async", "server"}
 
@@ -117,7 +119,7 @@ def test_other_programs_delay_several_processes_and_their_messages():
 
 
 def test_older_policies_are_chosen_only_if_they_are_worth_it():
-    found = [forecast(place, ACTING, FREE) for place in (Place("actors", 8, 8), Place("async", 8, 8))]
+    found = [forecast(place, ACTING, FREE) for place in (RunPlacement("actors", 8, 8), RunPlacement("async", 8, 8))]
     for faster, kind in ((0.95, "actors"), (0.8, "async")):
         moved = [replace(found[0], seconds=1.0), replace(found[1], seconds=faster)]
         assert chosen(moved).place.placement == kind
@@ -201,7 +203,11 @@ def test_the_command_ranks_explains_and_saves(quickly, tmp_path, capsys, monkeyp
     said = capsys.readouterr().out
     assert "chosen: " in said and "runner-up: " in said and "not possible: server: a reason" in said
     made = json.loads(file.read_text())
-    assert Place.load(file) == Place(**made["place"]) and made["place"]["ranks"] == 2 and len(made["predicted"]) > 8
+    assert (
+        RunPlacement.load(file) == RunPlacement(**made["place"])
+        and made["place"]["ranks"] == 2
+        and len(made["predicted"]) > 8
+    )
     words = ["plan", "--rl", str(config), "--cluster", "cpu:8x8", "--picture", str(picture)]
     assert cli.main(words) == 0
     assert "fragments: measured on a core of this machine" in capsys.readouterr().out and "<svg" in picture.read_text()

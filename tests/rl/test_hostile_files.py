@@ -333,7 +333,7 @@ def test_placements_of_the_wrong_kind(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=f"{path} is not a placement"):
-        job.Place.load(path)
+        job.RunPlacement.load(path)
 
 
 def recorded(folder: Path, format: str) -> Path:

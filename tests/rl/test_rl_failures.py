@@ -154,10 +154,10 @@ def test_environments_of_the_host_do_not_begin_again_with_their_first_episodes(t
 def test_files_that_are_no_placement(tmp_path, text, message):
     path = tmp_path / "plan.json"
     with pytest.raises(ValueError, match="there is no file"):
-        job.Place.load(path)
+        job.RunPlacement.load(path)
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        job.Place.load(path)
+        job.RunPlacement.load(path)
 
 
 def command(config: Path, out: Path, placement: str) -> subprocess.Popen:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import tutti
-from tutti.tracing.match import Search
+from tutti.tracing.match import SubgraphMatcher
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ def found(pattern, function, anchor, exact=True) -> int:
     calls = [n for n in small.calls if n.target is not aten.sum.default]
     (first,) = (n for n in calls if n.target is anchor)
     return sum(
-        sum(1 for _ in Search(calls, exact).matches(first, at))
+        sum(1 for _ in SubgraphMatcher(calls, exact).matches(first, at))
         for at in large.graph.find_nodes(op="call_function", target=anchor)
     )
 

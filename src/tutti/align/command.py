@@ -61,7 +61,7 @@ FUNCTIONS = {"extract": ("boxed", "code_of"), "normalize": ("plain", "number")}
 
 
 @dataclass(frozen=True)
-class Run:
+class AlignRun:
     """The sections of the config; the docstring of this file shows them."""
 
     model: str
@@ -105,7 +105,7 @@ def command(
         launch(align, processes, kind, run, reward)
 
 
-def read(path: Path, kind: str) -> Run:
+def read(path: Path, kind: str) -> AlignRun:
     """The run that a file describes. Raises ValueError, naming the file, for what is unknown or missing."""
     try:
         table = tomllib.loads(path.read_text())
@@ -113,7 +113,7 @@ def read(path: Path, kind: str) -> Run:
         raise ValueError(f"there is no file {path}; `tutti align {kind}` reads a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    sections = [x.name for x in fields(Run)]
+    sections = [x.name for x in fields(AlignRun)]
     for key in table:
         check_name(key, sections, f"{path}: there is no key {key!r}")
     for name in ("model", "data", "out"):
@@ -127,7 +127,7 @@ def read(path: Path, kind: str) -> Run:
         raise ValueError(f"{path}: {kind} has no reference")
     if bool(table.get("teacher")) != (kind == "gkd"):
         raise ValueError(f'{path}: gkd needs teacher = "..."' if kind == "gkd" else f"{path}: {kind} has no teacher")
-    return Run(**table)
+    return AlignRun(**table)
 
 
 def _check_reward(table: Mapping[str, Any], where: str) -> None:
@@ -165,7 +165,7 @@ def reward_of(table: Mapping[str, Any]) -> Any:
     return getattr(verify, table["verifier"])(**options)
 
 
-def align(kind: str, run: Run, reward: Sequence[str] = ()) -> None:
+def align(kind: str, run: AlignRun, reward: Sequence[str] = ()) -> None:
     """Build everything, train and save, as one rank of a job."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

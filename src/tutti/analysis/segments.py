@@ -48,7 +48,7 @@ BREAKS = {
 Cut = Callable[[fx.Graph], list[list[fx.Node]]]
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """Consecutive calls as a function. graph: its names depend on its structure only."""
 
     calls: list[fx.Node]
@@ -259,7 +259,7 @@ def _structure(calls: list[fx.Node]) -> tuple:
     return tuple(node.meta["val"] for node in inputs), tuple(operations), tuple(map(number.__getitem__, outputs))
 
 
-def part_of(calls: list[fx.Node]) -> Part:
+def part_of(calls: list[fx.Node]) -> Segment:
     """Consecutive calls as a function."""
     calls, inputs, outputs = borders(calls)
     graph, mapping = fx.Graph(), {}
@@ -272,4 +272,4 @@ def part_of(calls: list[fx.Node]) -> Part:
     graph.output(tuple(mapping[n] for n in outputs))
     specs: list[Spec] = [n.meta["val"] for n in inputs]
     nodes = [(n.name, str(n.target), str(n.args), str(n.kwargs)) for n in graph.nodes]
-    return Part(calls, inputs, outputs, graph, repr((specs, nodes)))
+    return Segment(calls, inputs, outputs, graph, repr((specs, nodes)))

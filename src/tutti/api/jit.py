@@ -21,7 +21,7 @@ from torch import fx, nn
 
 from tutti import compat
 from tutti.analysis.passes import available
-from tutti.api.jit_report import Graph, Report
+from tutti.api.jit_report import Graph, JitReport
 from tutti.tracing import breaks, recompilations
 from tutti.tracing.breaks import Break
 from tutti.tracing.recompilations import Recompilation
@@ -100,11 +100,13 @@ class Jit:
             if outer is not None:
                 outer.place = call.place
 
-    def report(self) -> Report:
+    def report(self) -> JitReport:
         """Graphs, breaks and recompilations of the calls so far."""
         target = self.target
         name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__qualname__", repr(target))
-        return Report(name, self.level, tuple(self._graphs), tuple(self._breaks.values()), tuple(self._recompilations))
+        return JitReport(
+            name, self.level, tuple(self._graphs), tuple(self._breaks.values()), tuple(self._recompilations)
+        )
 
     def _compile(self, graph: fx.GraphModule, inputs: list) -> Callable:
         compiled = Graph.of(graph)

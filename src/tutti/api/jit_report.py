@@ -48,7 +48,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Report:
+class JitReport:
     """The graphs, breaks and recompilations of `name` so far, in order."""
 
     name: str

@@ -65,7 +65,7 @@ STATES = {"rng_state", "unused", "philox_seed", "philox_offset"}  # outputs of f
 
 
 @dataclass
-class Report:
+class RuleReport:
     """The result of checking one operator."""
 
     samples: int = 0
@@ -82,12 +82,12 @@ class Report:
         return sorted(what for what, times in self.needless.items() if times >= 3 and not self.strict[what])
 
 
-def prove(target: Any, samples, examples: int = 20) -> Report:
+def prove(target: Any, samples, examples: int = 20) -> RuleReport:
     """Check samples of an operator; samples: a strategy, or a function of a `Draw` (see `tutti.check.samples`).
 
     Raises AssertionError with the smallest sample found for which the rule is wrong.
     """
-    report = Report()
+    report = RuleReport()
     drawn = strategy(samples, target) if callable(samples) else samples
 
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None,
@@ -101,7 +101,7 @@ def prove(target: Any, samples, examples: int = 20) -> Report:
     return report
 
 
-def check(sample: Sample, report: Report) -> None:
+def check(sample: Sample, report: RuleReport) -> None:
     """Check one call under its rule. Raises AssertionError if a choice gives other values."""
     report.samples += 1
     call = _Call(sample)
@@ -231,7 +231,7 @@ class _Call:
                 shape_only = undefined or i in self.unset
                 assert_same(ours, expected, f"output {i} on rank {rank}", self.rounding, shape_only)
 
-    def compare_price(self, rule: Rule, mesh: Mesh, choices: Choices, report: Report) -> None:
+    def compare_price(self, rule: Rule, mesh: Mesh, choices: Choices, report: RuleReport) -> None:
         """Compare SENDS with what the local computation of one axis sends."""
         choice = choices.get("a", Choice())
         if len(mesh) > 1 or not (choice.also or choice.factor in rule.local):

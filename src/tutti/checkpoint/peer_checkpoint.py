@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tutti.checkpoint.consensus import Consensus
 from tutti.checkpoint.folder import check, manifest
-from tutti.checkpoint.reader import Block, CheckpointReader, Piece
+from tutti.checkpoint.reader import CheckpointReader, Piece, StoredBlock
 
 ROUND = 1 << 26  # bytes that a rank requests per round
 
@@ -97,7 +97,9 @@ def _plain(piece: Piece) -> list:
 
 def _piece(plain: list) -> Piece:
     (begin, sizes, file, offset, count), low, high, dtype = plain
-    return Piece(Block(tuple(begin), tuple(sizes), file, offset, count), tuple(low), tuple(high), getattr(torch, dtype))
+    return Piece(
+        StoredBlock(tuple(begin), tuple(sizes), file, offset, count), tuple(low), tuple(high), getattr(torch, dtype)
+    )
 
 
 def opened(folder: str | Path | PeerCheckpoint) -> tuple[dict[str, Any], CheckpointReader]:

@@ -28,7 +28,7 @@ LOCAL_HEADER = 30  # bytes, before the name and the extra field of a member (zip
 
 
 @dataclass(frozen=True)
-class Block:
+class StoredBlock:
     """A stored block: its offsets in the full tensor, its sizes, and its file, offset and byte count there."""
 
     begin: Shape
@@ -42,7 +42,7 @@ class Block:
 class Piece:
     """The overlap of a stored block and a local one: from `low` to `high` in the full tensor."""
 
-    block: Block
+    block: StoredBlock
     low: Shape
     high: Shape
     dtype: torch.dtype
@@ -78,9 +78,9 @@ class CheckpointReader:
         self._verify(METADATA)
         content = file_in(folder, METADATA).read_bytes() if metadata is None else metadata
         self.tensors: dict[str, Spec] = {}
-        self.blocks: dict[str, list[Block]] = {}
+        self.blocks: dict[str, list[StoredBlock]] = {}
         self._files: dict[str, np.memmap] = {}
-        self._places: dict[Block, tuple[int, int, Shape]] = {}
+        self._places: dict[StoredBlock, tuple[int, int, Shape]] = {}
         try:
             self._take(unpickle.metadata(content))
         except (ValueError, AttributeError, TypeError, KeyError) as error:
@@ -148,7 +148,7 @@ class CheckpointReader:
         stored = self._numbers(piece.block, piece.dtype)[piece.within(piece.block.begin)]
         return torch.from_numpy(np.array(stored)).view(piece.dtype)
 
-    def _numbers(self, block: Block, dtype: torch.dtype) -> np.ndarray:
+    def _numbers(self, block: StoredBlock, dtype: torch.dtype) -> np.ndarray:
         """A memory-mapped block: uint8 of the block's sizes, plus a last dim for the bytes of an element."""
         if block.file not in self._files:
             self._verify(block.file)
@@ -169,11 +169,11 @@ class CheckpointReader:
             raise ValueError(f"{self.folder} cannot be loaded: {name} {fault}")
 
 
-def _block(chunk: Any, place: Any) -> Block:
+def _block(chunk: Any, place: Any) -> StoredBlock:
     numbers = (*chunk.offsets, *chunk.sizes, place.offset, place.length)
     if not all(type(x) is int and x >= 0 for x in numbers) or getattr(place, "transform_descriptors", None):
         raise TypeError("a block has no storage location, or its data is compressed")
-    return Block(tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
+    return StoredBlock(tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
 
 
 def _place(archive: np.ndarray, sizes: Shape, itemsize: int) -> tuple[int, int, Shape]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tutti.cli.tables import table, unbroken
-from tutti.cli.workload import Work
+from tutti.cli.workload import StepWork
 from tutti.hardware import Cluster
 from tutti.plan.explain import counted, figure, seconds, size
 from tutti.plan.plan import Plan
@@ -28,7 +28,7 @@ def fitting(search: Search, plan: Plan) -> str:
     return "no" if not search.fits(plan) else "tight" if search.tight(plan) else "yes"
 
 
-def cells(search: Search, plan: Plan, work: Work) -> dict[str, str]:
+def cells(search: Search, plan: Plan, work: StepWork) -> dict[str, str]:
     """The line of a plan in a ranking, by title of the column."""
     prediction = plan.predicted
     rate = work.amount / prediction.step_seconds / search.cluster.size
@@ -41,7 +41,7 @@ def cells(search: Search, plan: Plan, work: Work) -> dict[str, str]:
     }  # fmt: skip
 
 
-def ranking(search: Search, plans: Sequence[Plan], work: Work, console: Console) -> Table:
+def ranking(search: Search, plans: Sequence[Plan], work: StepWork, console: Console) -> Table:
     """A table of plans, one line each. Columns that the console has no room for are left out."""
     rows = [cells(search, plan, work) for plan in plans]
     titles = list(rows[0])
@@ -96,7 +96,7 @@ def check_amounts(budget: float, tokens: float, *prices: float) -> None:
 
 
 def summary(
-    search: Search, plan: Plan, work: Work, off: float | None = None, amount: float = 0.0, price: float = 0.0
+    search: Search, plan: Plan, work: StepWork, off: float | None = None, amount: float = 0.0, price: float = 0.0
 ) -> list[str]:
     """The answer in lines: plan, whether it fits, time, throughput, share of the peak, memory and cost.
 
@@ -153,7 +153,7 @@ def in_float32(dtype: str, cluster: Cluster, transformers: bool) -> list[str]:
             f"would be faster: the peaks are {rates}"]  # fmt: skip
 
 
-def throughput(plan: Plan, cluster: Cluster, work: Work) -> list[str]:
+def throughput(plan: Plan, cluster: Cluster, work: StepWork) -> list[str]:
     """A line: how fast a plan is."""
     step = plan.predicted.step_seconds
     rate = work.amount / step
@@ -163,7 +163,7 @@ def throughput(plan: Plan, cluster: Cluster, work: Work) -> list[str]:
     ]
 
 
-def costs(plan: Plan, cluster: Cluster, work: Work, amount: float = 0.0, price: float = 0.0) -> list[str]:
+def costs(plan: Plan, cluster: Cluster, work: StepWork, amount: float = 0.0, price: float = 0.0) -> list[str]:
     """Lines: how long an amount of work takes, what it costs at a price of a device hour, and the energy of the
     devices."""
     if not amount:
@@ -178,7 +178,7 @@ def costs(plan: Plan, cluster: Cluster, work: Work, amount: float = 0.0, price: 
     return lines + few(work, cluster)
 
 
-def few(work: Work, cluster: Cluster) -> list[str]:
+def few(work: StepWork, cluster: Cluster) -> list[str]:
     """A line if a step has few tokens for so many devices: then their cost says little of a long run."""
     if work.unit != "tokens" or work.amount >= FEW * cluster.size:
         return []

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from tutti.launch.cluster.job import Job, name_of
+from tutti.launch.cluster.job import ClusterJob, name_of
 
 Each = tyro.conf.UseAppendAction  # an option that may be repeated
 
@@ -126,10 +126,10 @@ def chosen(options: Options) -> str:
     return clusters[0]
 
 
-def job_of(options: Options, words: list[str]) -> Job:
+def job_of(options: Options, words: list[str]) -> ClusterJob:
     """The job that the options describe."""
     name = options.name or name_of(tuple(words))
-    return Job(
+    return ClusterJob(
         words=tuple(words),
         name=name,
         folder=Path(options.folder or f"launch/{name}").absolute(),
@@ -147,7 +147,7 @@ def job_of(options: Options, words: list[str]) -> Job:
     )
 
 
-def on_slurm(options: Options, job: Job, served: dict[str, Any]) -> None:
+def on_slurm(options: Options, job: ClusterJob, served: dict[str, Any]) -> None:
     from tutti.launch.cluster import slurm
 
     own = slurm.Slurm(options.time, options.partition, options.account, options.sbatch, options.setup)
@@ -162,7 +162,7 @@ def on_slurm(options: Options, job: Job, served: dict[str, Any]) -> None:
     print(f"cancel  scancel {number}")
 
 
-def on_ray(options: Options, job: Job, served: dict[str, Any]) -> None:
+def on_ray(options: Options, job: ClusterJob, served: dict[str, Any]) -> None:
     from tutti.launch.cluster import ray_job
 
     if options.dry_run:
@@ -176,7 +176,7 @@ def on_ray(options: Options, job: Job, served: dict[str, Any]) -> None:
     ray_job.run(job, own, Path.cwd(), logs)
 
 
-def on_kubernetes(options: Options, job: Job, served: dict[str, Any]) -> None:
+def on_kubernetes(options: Options, job: ClusterJob, served: dict[str, Any]) -> None:
     from tutti.launch.cluster import kubernetes
 
     pod = {}

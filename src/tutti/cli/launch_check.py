@@ -79,9 +79,9 @@ def _rl(words: list[str]) -> None:
     check_verb_options(verb, words[1:])
     arguments = parsed(VERBS[verb], f"tutti rl {verb}", words[1:])
     if verb == "train":
-        from tutti.rl.run import Run
+        from tutti.rl.run import RunConfig
 
-        Run.of(arguments["config"])
+        RunConfig.of(arguments["config"])
 
 
 def _corpus(words: list[str]) -> None:

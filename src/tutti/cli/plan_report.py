@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 import tutti
-from tutti.cli.answer import LESS, Work, bill, cells, fitting, peak, room
-from tutti.cli.workload import Captured
+from tutti.cli.answer import LESS, bill, cells, fitting, peak, room
+from tutti.cli.workload import Captured, StepWork
 from tutti.hardware import Cluster
 from tutti.plan.explain import figure, mesh_name, seconds, size
 from tutti.plan.plan import Plan, Prediction
@@ -144,7 +144,7 @@ def model_name(source: str) -> str:
     return (path.resolve().parent.name if path.name == "config.json" else path.name.removesuffix(".json")) or source
 
 
-def _about(captured: Captured, work: Work) -> str:
+def _about(captured: Captured, work: StepWork) -> str:
     each = f"sequences of {captured.workload.seq:,} tokens" if work.unit == "tokens" else "rows"
     return f"{_count(captured.facts.parameters)} parameters; {captured.facts.batch:,} {each} in a step"
 
@@ -156,7 +156,7 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _tiles(search: Search, best: Plan, work: Work, amount: float, price: float) -> list[str]:
+def _tiles(search: Search, best: Plan, work: StepWork, amount: float, price: float) -> list[str]:
     prediction, devices, rate = best.predicted, search.cluster.size, work.amount / best.predicted.step_seconds
     fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[fitting(search, best)]
     tiles = [

@@ -15,7 +15,7 @@ from tutti.hardware.device import Device
 from tutti.rl import links
 from tutti.rl.forecast import OLDER, Costs, Forecast, chosen, forecasts, on_device
 from tutti.rl.fragments import costs
-from tutti.rl.run import Run, options_of, parsed
+from tutti.rl.run import RunConfig, options_of, parsed
 from tutti.sim.picture import check_suffix
 
 
@@ -52,7 +52,7 @@ def plan_rl(
         raise ValueError(f"--ranks {ranks}, --top {top}: both must be at least 1")
     if picture:
         check_suffix(picture)
-    run = Run.of(config)
+    run = RunConfig.of(config)
     run = replace(run, level=level or run.level, options={**run.options, **dict(map(parsed, option))})
     target = None if cluster == "auto" else Cluster.parse(cluster)
     remote = target is not None and not target.device.name.startswith("cpu")

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from tutti.cli.answer import Bill, Work, bill, check_amounts, few, fitting
+from tutti.cli.answer import Bill, bill, check_amounts, few, fitting
 from tutti.cli.narrate import Narrator, Stopwatch, narrated
 from tutti.cli.tables import consoles, table, unbroken
-from tutti.cli.workload import Captured, Workload
+from tutti.cli.workload import Captured, StepWork, Workload
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered
 from tutti.plan.explain import figure, seconds, size
@@ -34,7 +34,7 @@ class Point:
 
     cluster: Cluster
     seq: int
-    work: Work
+    work: StepWork
     plan: Plan | None = None
     fits: str = "no"
     why: str = ""

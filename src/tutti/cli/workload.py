@@ -71,7 +71,7 @@ def adapted(model: torch.nn.Module, rank: int) -> torch.nn.Module:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What a step is done on. amount: of a step. unit: "tokens" or "rows". note: what is not counted."""
 
     amount: int
@@ -79,7 +79,7 @@ class Work:
     note: str = ""
 
     @classmethod
-    def of(cls, model: torch.nn.Module, example: Batch) -> Work:
+    def of(cls, model: torch.nn.Module, example: Batch) -> StepWork:
         """Tokens of a batch that has `input_ids`, else its rows. The decoder's tokens are not counted beside an
         encoder's."""
         config = getattr(model, "config", None)
@@ -100,7 +100,7 @@ class Facts:
     parameters: int
     dtype: str
     batch: int
-    work: Work
+    work: StepWork
 
 
 class Captured:
@@ -126,11 +126,11 @@ class Captured:
         if self.cache:
             with suppress(TypeError, KeyError):  # not cached, or by other code
                 stored = self.cache.facts() or {}
-                return Facts(**{**stored, "work": Work(**stored["work"])})
+                return Facts(**{**stored, "work": StepWork(**stored["work"])})
         model, example = self.loaded
         dtype = next((str(p.dtype) for p in model.parameters()), "torch.float32").removeprefix("torch.")
         count = sum(p.numel() for p in model.parameters())
-        return Facts(count, dtype, batch_size(example), Work.of(model, example))
+        return Facts(count, dtype, batch_size(example), StepWork.of(model, example))
 
     @cached_property
     def loaded(self) -> tuple[torch.nn.Module, Batch]:

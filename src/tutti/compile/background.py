@@ -28,7 +28,7 @@ from tutti.ir.portable import NotPortable, packed
 PATH = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
-class Job:
+class CompileJob:
     """Compilation in progress. failed: what the process said, if it could not compile."""
 
     def __init__(self, text: str):
@@ -65,7 +65,7 @@ def _end(process: subprocess.Popen[bytes], errors: IO[str]) -> None:
     errors.close()
 
 
-def start(functions: Sequence[tuple[Compiled, Arguments]]) -> Job:
+def start(functions: Sequence[tuple[Compiled, Arguments]]) -> CompileJob:
     """Begin to compile functions, each for arguments of some shapes, strides, dtypes and devices.
 
     Functions that JSON cannot express are left out: they are compiled where they are called.
@@ -79,7 +79,7 @@ def start(functions: Sequence[tuple[Compiled, Arguments]]) -> Job:
             rows.append({"nodes": packed(graph), "args": [_described(x) for x in args]})
         except NotPortable:
             continue
-    return Job(json.dumps({"threads": torch.get_num_threads(), "functions": rows}))
+    return CompileJob(json.dumps({"threads": torch.get_num_threads(), "functions": rows}))
 
 
 def _described(x: torch.Tensor | Described) -> list:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import fx
 
-from tutti.analysis.segments import Part, part_of, segments
+from tutti.analysis.segments import Segment, part_of, segments
 from tutti.compile.compiled import Compiled
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import replace_uses
@@ -28,7 +28,7 @@ def compile_segments(graph: fx.Graph, level: str) -> None:
             graph.erase_node(node)
 
 
-def _called(part: Part, function: Callable) -> dict[fx.Node, fx.Node]:
+def _called(part: Segment, function: Callable) -> dict[fx.Node, fx.Node]:
     """Call a function after the calls that it replaces. Returns the new value of each result."""
     graph, results = part.calls[0].graph, {}
     with graph.inserting_after(part.calls[-1]):

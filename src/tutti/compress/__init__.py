@@ -6,15 +6,27 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tutti.compress.compressor import Compressed, Report
+from tutti.compress.compressor import Compressed, CompressionReport
 from tutti.compress.folder import load
 from tutti.compress.recipe import Distill, LowRank, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, parse
 from tutti.compress.verb import compress
 from tutti.nn.scheme import Scheme
 
 __all__ = [
-    "Compressed", "Distill", "LowRank", "Mixed", "Prune", "Quantize", "Recipe", "Report", "Rotate", "Scheme", "Shrink",
-    "compress", "load", "parse",
+    "Compressed",
+    "CompressionReport",
+    "Distill",
+    "LowRank",
+    "Mixed",
+    "Prune",
+    "Quantize",
+    "Recipe",
+    "Rotate",
+    "Scheme",
+    "Shrink",
+    "compress",
+    "load",
+    "parse",
 ]  # fmt: skip
 
 

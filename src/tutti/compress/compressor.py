@@ -45,7 +45,7 @@ class LayerReport(NamedTuple):
 
 
 @dataclass
-class Report:
+class CompressionReport:
     """What became of each layer.
 
     notes: on steps that change whole modules. sensitivity: of layers to schemes, if mixed precision was searched.
@@ -80,7 +80,7 @@ class Compressed:
     """
 
     model: Any
-    report: Report
+    report: CompressionReport
     recipe: Recipe
     folder: Path | None = None
 
@@ -170,7 +170,7 @@ class Compression:
     ):
         parallel.join()
         self.source, self.recipe, self.model = source, recipe, source.model
-        self.progress, self.report = progress, Report()
+        self.progress, self.report = progress, CompressionReport()
         self.weights: dict[str, Tensor] | None = {} if keep else None
         self.quantize: Quantize | None = recipe.find(Quantize)
         self.rotation: Rotate | None = recipe.find(Rotate)

@@ -19,9 +19,9 @@ from tutti.compress.blocks import Batch, checked
 from tutti.compress.compressor import (
     Compressed,
     Compression,
+    CompressionReport,
     InMemory,
     Progress,
-    Report,
     bytes_of,
     check_plain,
 )
@@ -101,7 +101,7 @@ class _Run:
         self, model: nn.Module, recipe: Recipe, calibration: Any, training: Any, tokenizer: Any, progress: Any
     ):
         self.teacher = self.model = model
-        self.recipe, self.progress, self.report = recipe, progress, Report()
+        self.recipe, self.progress, self.report = recipe, progress, CompressionReport()
         self.weights: dict[str, Tensor] = {}  # of quantized layers before they were rounded
         self.pruned: list[str] = []  # layers whose zeros stay
         self.data: list[Batch] | None = None  # of all processes

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tutti.analysis.passes import available
-from tutti.compile.background import Job, start
+from tutti.compile.background import CompileJob, start
 from tutti.exec.executor import Executor
 from tutti.exec.runtime import from_rank_0, true_everywhere
 from tutti.launch.launch import cores, local_rank
@@ -33,7 +33,7 @@ LOOK = 4  # calls between two looks at what another process does: all ranks agre
 
 Changes = Sequence[tuple[int, str]]  # the first call of a level, and the level
 log = logging.getLogger("tutti")
-_jobs: list[Job] = []  # the last one of this process: only one runs at a time
+_jobs: list[CompileJob] = []  # the last one of this process: only one runs at a time
 
 
 def _busy() -> bool:
@@ -58,7 +58,7 @@ class Gradual:
         self.phase, self.level = "plain", PLAIN
         self.spent, self.calls = 0.0, 0
         self.seconds: dict[str, list[float]] = {PLAIN: [], COMPILED: []}
-        self.job: Job | None = None
+        self.job: CompileJob | None = None
 
     def executor(self, call: int) -> Executor:
         """The executor of a call, by its number from 1."""

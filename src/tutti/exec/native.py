@@ -33,7 +33,7 @@ CONSTANT, LIST = -1, -2  # as in native.cpp
 FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1}  # as C++ numbers them
 
 
-class Slot(NamedTuple):
+class NativeSlot(NamedTuple):
     """Where a value is during a run, and its spec."""
 
     number: int
@@ -48,7 +48,7 @@ class Slot(NamedTuple):
         return self.spec.dtype
 
 
-class Call(NamedTuple):
+class NativeCall(NamedTuple):
     """An operator, its arguments in the order of its schema, and the slots of its results."""
 
     op: torch._ops.OpOverload
@@ -67,7 +67,7 @@ class Native:
     """Consecutive calls of a graph as a function of their inputs. It is built at its first call."""
 
     def __init__(self, calls: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]):
-        slots = {node: Slot(i, node.meta["val"]) for i, node in enumerate(inputs)}
+        slots = {node: NativeSlot(i, node.meta["val"]) for i, node in enumerate(inputs)}
         self.inputs, self.calls, self.run = len(inputs), [], None
         count = self.inputs
         for node in calls:
@@ -75,13 +75,13 @@ class Native:
                 slots[node] = slots[node.args[1]]  # pyright: ignore[reportArgumentType]
             elif node.target is operator.getitem:
                 first, i = node.args
-                slots[node] = Slot(slots[first].number + i, node.meta["val"])  # pyright: ignore
+                slots[node] = NativeSlot(slots[first].number + i, node.meta["val"])  # pyright: ignore
             else:
                 args = fx.map_arg(tuple(_arguments(node)), slots.__getitem__)
                 end = count + len(node.target._schema.returns)  # pyright: ignore
                 label = str(node.meta.get("label", node.name))
-                self.calls.append(Call(node.target, args, range(count, end), label))  # pyright: ignore
-                slots[node], count = Slot(count, node.meta.get("val")), end
+                self.calls.append(NativeCall(node.target, args, range(count, end), label))  # pyright: ignore
+                slots[node], count = NativeSlot(count, node.meta.get("val")), end
         self.count, self.results = count, [slots[node].number for node in outputs]
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
@@ -110,9 +110,9 @@ def _places(args: tuple) -> tuple[list[int], list[Any]]:
     places: list[int] = []
     constants: list[Any] = []
     for value in args:
-        if isinstance(value, Slot):
+        if isinstance(value, NativeSlot):
             places.append(value.number)
-        elif isinstance(value, (list, tuple)) and any(isinstance(x, Slot) for x in value):
+        elif isinstance(value, (list, tuple)) and any(isinstance(x, NativeSlot) for x in value):
             places += [LIST - len(value), *(CONSTANT if x is None else x.number for x in value)]
         else:
             places.append(CONSTANT)

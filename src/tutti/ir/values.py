@@ -20,7 +20,7 @@ from tutti import compat
 MOST_SHOWN = 60  # characters of a value in a message
 
 
-class Call(NamedTuple):
+class TracedCall(NamedTuple):
     """A call as it was traced, because its node is rewritten later."""
 
     node: fx.Node
@@ -100,7 +100,9 @@ class Values:
             if node in needed or writes:
                 needed |= {node, *node.all_input_nodes}
                 storages |= {_storage(self.real[x]) for x in (node, *node.all_input_nodes) if x in self.real}
-        calls = [Call(node, node.target, node.args, dict(node.kwargs)) for node in self.computed if node in needed]
+        calls = [
+            TracedCall(node, node.target, node.args, dict(node.kwargs)) for node in self.computed if node in needed
+        ]
         copies = any(written_operands(node) for node in self.computed if node in needed)
         inputs = {node: names[node] for node in needed if node in names}
         constants = {n: self.real[n] for n in needed if n.op == "get_attr"}
@@ -113,7 +115,7 @@ class Guards:
 
     inputs: dict[fx.Node, str] = field(default_factory=dict)
     constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[TracedCall] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     copies: bool = False  # whether a call writes into its operands
 

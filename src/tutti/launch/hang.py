@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Report:
+class HangReport:
     """The state of a rank, as it reports it.
 
     beat: number of the report. stuck: no progress for longer than allowed. seconds: since the last progress.
@@ -35,15 +35,15 @@ class Report:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str | bytes) -> Report:
-        return Report(**json.loads(text))
+    def from_json(text: str | bytes) -> HangReport:
+        return HangReport(**json.loads(text))
 
     def takes(self, rank: int) -> bool:
         """Whether a rank takes part in its communication."""
         return self.peers is None or rank in self.peers
 
 
-def verdict(reports: Mapping[int, Report], silent: Mapping[int, float], ranks: int) -> str | None:
+def verdict(reports: Mapping[int, HangReport], silent: Mapping[int, float], ranks: int) -> str | None:
     """The message that names the hung rank and the collective the others wait in. None while any rank makes progress.
 
     reports: the newest of each rank. silent: seconds without a report, for ranks that stopped reporting.
@@ -62,12 +62,12 @@ def verdict(reports: Mapping[int, Report], silent: Mapping[int, float], ranks: i
     return "\n  ".join(said)
 
 
-def _doing(report: Report) -> str:
+def _doing(report: HangReport) -> str:
     doing = f"{report.busy} ({report.where})" if report.busy else f"has been {report.where}"
     return f"{doing} for {report.seconds:.0f} s" + (f", at {report.at}" if report.at else "")
 
 
-def _silence(seconds: float, report: Report | None) -> str:
+def _silence(seconds: float, report: HangReport | None) -> str:
     if report is None:
         return "has not sent a first heartbeat"
     state = _state(report) or "or that machine does not answer"
@@ -77,7 +77,7 @@ def _silence(seconds: float, report: Report | None) -> str:
     )
 
 
-def _rank(rank: int, doing: str, waiting: Mapping[int, Report], ranks: int) -> str:
+def _rank(rank: int, doing: str, waiting: Mapping[int, HangReport], ranks: int) -> str:
     """Describe a hung rank, and what the others wait in for it."""
     its = {peer: report for peer, report in waiting.items() if report.takes(rank)} or waiting
     if not its:
@@ -90,19 +90,19 @@ def _rank(rank: int, doing: str, waiting: Mapping[int, Report], ranks: int) -> s
     return f"rank {rank} of {ranks} has not reached {first.meeting} ({first.where}): it {doing}; {those}"
 
 
-def _waits(waiting: Mapping[int, Report]) -> str:
-    by_meeting: dict[str, dict[int, Report]] = {}
+def _waits(waiting: Mapping[int, HangReport]) -> str:
+    by_meeting: dict[str, dict[int, HangReport]] = {}
     for rank, report in waiting.items():
         by_meeting.setdefault(f"{report.meeting} ({report.where})", {})[rank] = report
     return "; ".join(f"{_ranks(those)} in {meeting}" for meeting, those in by_meeting.items())
 
 
-def _ranks(those: Mapping[int, Report]) -> str:
+def _ranks(those: Mapping[int, HangReport]) -> str:
     names = ", ".join(map(str, those))
     return f"ranks {names} wait" if len(those) > 1 else f"rank {names} waits"
 
 
-def _state(report: Report) -> str:
+def _state(report: HangReport) -> str:
     """The state that Linux reports for a process of this machine, else ""."""
     if report.host != socket.gethostname():
         return ""

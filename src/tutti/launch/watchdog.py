@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from tutti import compat
 from tutti.launch.error_file import ErrorFile, frame_of_user
-from tutti.launch.hang import Report, verdict
+from tutti.launch.hang import HangReport, verdict
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.launch import Hang, hang
 
@@ -83,12 +83,12 @@ class Watchdog:
         if self.wire:
             self.wire.leave(patient=error is None)
 
-    def report(self, beat: int) -> Report:
+    def report(self, beat: int) -> HangReport:
         """The state of this rank now."""
         seconds, meeting, busy = time.monotonic() - self.since, HEARTBEAT.meeting, HEARTBEAT.busy
         stuck = seconds > self.seconds * (LONG if busy and not meeting else 1)
         at = "" if meeting or not stuck else frame_of_user(_stack(self.main))
-        return Report(
+        return HangReport(
             beat, stuck, seconds, HEARTBEAT.where, busy, at, str(meeting or ""), HEARTBEAT.peers(), process=os.getpid()
         )
 
@@ -112,7 +112,7 @@ class Watchdog:
         """Dump the stacks even if the main thread holds the GIL: faulthandler does not need it."""
         faulthandler.dump_traceback_later(self.seconds - 2 * self.beat, file=self.file)
 
-    def _dump(self, report: Report) -> None:
+    def _dump(self, report: HangReport) -> None:
         doing = report.meeting or report.busy or report.at
         self.file.write(f"{time.ctime()}: rank {self.rank} of {self.ranks}, {report.where}, {doing}\n".encode())
         self.file.flush()
@@ -140,12 +140,12 @@ class _Wire:
         self.alert: float | None = None  # when this rank began to suspect a hang
         self.answered = time.monotonic()
         self.said, self.gone = "", False
-        self.heard: dict[int, tuple[Report, float]] = {}  # with the time of arrival
+        self.heard: dict[int, tuple[HangReport, float]] = {}  # with the time of arrival
         self.store.set(str(dog.rank), self.dog.report(0).to_json())
         self.thread = threading.Thread(target=self._talk, daemon=True, name="watchdog's wire")
         self.thread.start()
 
-    def judged(self, own: Report) -> str | None:
+    def judged(self, own: HangReport) -> str | None:
         """The verdict, once there is one. Called by the watching thread; never blocks."""
         now, seconds = time.monotonic(), self.dog.seconds
         if own.seconds < seconds / 2:
@@ -163,7 +163,7 @@ class _Wire:
         if self.thread.is_alive() or self.gone:
             return
         try:
-            self.store.set(str(self.dog.rank), Report(0, left=True).to_json())
+            self.store.set(str(self.dog.rank), HangReport(0, left=True).to_json())
             end = time.monotonic() + (LEAVING if patient and self.dog.rank == 0 else 0)
             while time.monotonic() < end and not all(r.left for r in self._reports().values()):
                 time.sleep(self.dog.beat / 4)
@@ -203,13 +203,13 @@ class _Wire:
             if said and self.dog.report(0).stuck:
                 self.said = self.store.compare_set("verdict", "", said).decode()
 
-    def _reports(self) -> dict[int, Report]:
+    def _reports(self) -> dict[int, HangReport]:
         """The newest report of each rank."""
         names = [str(rank) for rank in range(self.dog.ranks)]
         if not self.store.check(names):
             names = [name for name in names if self.store.check([name])]
         texts = self.store.multi_get(names)
-        return {int(name): Report.from_json(text) for name, text in zip(names, texts, strict=True)}
+        return {int(name): HangReport.from_json(text) for name, text in zip(names, texts, strict=True)}
 
 
 def watch_as_asked() -> None:

@@ -11,12 +11,14 @@ from torch import fx
 from tutti.lower.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from tutti.lower.emit import Emitter, Shape
 from tutti.plan.layout import Mesh, Partial, Split, share
-from tutti.plan.reshard import Step
+from tutti.plan.reshard import ReshardStep
 
 aten = torch.ops.aten
 
 
-def move(graph: fx.Graph, node: fx.Node, step: Step, shape: Shape, mesh: Mesh, where: Mapping[str, int]) -> fx.Node:
+def move(
+    graph: fx.Graph, node: fx.Node, step: ReshardStep, shape: Shape, mesh: Mesh, where: Mapping[str, int]
+) -> fx.Node:
     """Append the reshard of this rank's part of a tensor of global `shape` from step.source to step.target."""
     emit = Emitter(graph, node.meta)
     k, old, new = mesh[step.axis], step.source[step.axis], step.target[step.axis]

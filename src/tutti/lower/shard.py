@@ -28,7 +28,7 @@ from tutti.ops import Rule, operands, replicated, rule_of, source, specs
 from tutti.plan.choice import Choices, check, factor_digits, layouts
 from tutti.plan.layout import Layout, Partial, coordinates_of
 from tutti.plan.plan import Plan
-from tutti.plan.reshard import Step, reshard
+from tutti.plan.reshard import ReshardStep, reshard
 from tutti.tracing.inline import paste, template
 
 REPLICATED = Layout()
@@ -257,5 +257,5 @@ class Sharder:
             versions.setdefault((step.target, tag), part)
         return part
 
-    def cost(self, steps: list[Step], spec: Spec) -> tuple[int, int]:
+    def cost(self, steps: list[ReshardStep], spec: Spec) -> tuple[int, int]:
         return sum(s.sent(spec.shape, spec.dtype.itemsize, self.mesh) for s in steps), len(steps)

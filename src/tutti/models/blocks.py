@@ -63,7 +63,7 @@ class MLP(nn.Module):
         return self.down(nn.functional.gelu(self.up(x)))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Self-attention, cross-attention if `cross`, and an MLP, each with a layer norm in front and a residual."""
 
     def __init__(self, config: Any, layer: int = 0, cross: bool = False):

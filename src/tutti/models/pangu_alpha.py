@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from tutti.models.blocks import Block, ForCausalLM, look_back, place_of
+from tutti.models.blocks import ForCausalLM, TransformerBlock, look_back, place_of
 
 SIZES = {  # layers, width, heads: table 1 of the paper
     "350M": (24, 1024, 16),
@@ -66,9 +66,9 @@ class PanGuAlphaModel(nn.Module):
         self.positions = nn.Embedding(places, width)
         self.queries = nn.Embedding(places, width)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers - 1))
+        self.layers = nn.ModuleList(TransformerBlock(config, i) for i in range(config.num_hidden_layers - 1))
         self.norm = nn.LayerNorm(width, config.layer_norm_eps)
-        self.query_layer = Block(config, config.num_hidden_layers - 1)
+        self.query_layer = TransformerBlock(config, config.num_hidden_layers - 1)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 cache: Any = None) -> Tensor:  # fmt: skip

@@ -36,7 +36,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from tutti.models.blocks import CACHE, Block, look_around, look_back, place_of
+from tutti.models.blocks import CACHE, TransformerBlock, look_around, look_back, place_of
 
 
 class PanGuBetaConfig(PreTrainedConfig):
@@ -77,7 +77,7 @@ class Stack(nn.Module):
         width, layers = config.hidden_size, config.num_decoder_layers if decoder else config.num_hidden_layers
         self.positions = nn.Embedding(config.max_position_embeddings, width)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(Block(config, i, decoder) for i in range(layers))
+        self.layers = nn.ModuleList(TransformerBlock(config, i, decoder) for i in range(layers))
         self.norm = nn.LayerNorm(width, config.layer_norm_eps)
 
 

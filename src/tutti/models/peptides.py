@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
-from tutti.models.blocks import Block, ForCausalLM, look_back, place_of
+from tutti.models.blocks import ForCausalLM, TransformerBlock, look_back, place_of
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<mask>")
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
@@ -73,7 +73,7 @@ class PeptideModel(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, width)
         self.positions = nn.Embedding(config.max_position_embeddings, width)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(TransformerBlock(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(width, config.layer_norm_eps)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,

@@ -21,7 +21,7 @@ BLOCK = 512
 
 
 @dataclass(frozen=True)
-class Block:
+class ExpertBlock:
     """Some experts. pairs: (token, choice) sorted by expert, as token x k + choice. at: their range among all pairs.
 
     parts: the index of each expert, and the range of its rows in the block. matmul: the format of products, or "".
@@ -121,7 +121,7 @@ def _rounded(x: Tensor, matmul: str) -> Tensor:
     return from_fp8(to_fp8(x), x.shape[1], x.dtype) if matmul else x
 
 
-def _used(x: Tensor, blocks: list[Block], k: int, filled: int) -> int:
+def _used(x: Tensor, blocks: list[ExpertBlock], k: int, filled: int) -> int:
     """The number of rows to fill: all, or those up to the last token of a local expert."""
     return len(x) if filled < 0 else max((int(block.pairs.max()) // k + 1 for block in blocks), default=0)
 
@@ -135,7 +135,7 @@ def _whole(rows: Tensor, x: Tensor) -> Tensor:
     return out
 
 
-def _blocks(index: Tensor, first: int, count: int, total: int, matmul: str) -> Iterator[Block]:
+def _blocks(index: Tensor, first: int, count: int, total: int, matmul: str) -> Iterator[ExpertBlock]:
     """The local experts with tokens, in order."""
     flat = index.flatten()
     counts = torch.bincount(flat, minlength=total)
@@ -150,7 +150,7 @@ def _blocks(index: Tensor, first: int, count: int, total: int, matmul: str) -> I
             parts.append((e, slice(end - start, end - start + n)))
             end += n
         if end > start and (end - start >= least or e == count - 1):
-            yield Block(order[start:end], slice(start - before, end - before), parts, matmul)
+            yield ExpertBlock(order[start:end], slice(start - before, end - before), parts, matmul)
             start, parts = end, []
 
 

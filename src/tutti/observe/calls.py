@@ -18,7 +18,7 @@ TITLES = {MATMULS: "matmuls", REST: "other operators"}  # titles of the kinds of
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """A recorded call.
 
     kind: `matmuls` for matrix products, alone or fused with others; `rest` for other computations; the kind of a
@@ -41,12 +41,12 @@ class Call:
         return self.kind in (MATMULS, REST)
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value != getattr(Call, key, None)}
+        return {key: value for key, value in asdict(self).items() if value != getattr(RecordedCall, key, None)}
 
 
-def calls_of(program: Program) -> dict[fx.Node, Call]:
+def calls_of(program: Program) -> dict[fx.Node, RecordedCall]:
     """The recorded calls of a Program as it runs, in order."""
-    calls: dict[fx.Node, Call] = {}
+    calls: dict[fx.Node, RecordedCall] = {}
     order: dict[fx.Node, int] = {}
     nodes = 0
     for node in program.graph.nodes:
@@ -69,22 +69,22 @@ def count(program: Program) -> int:
     return sum(len(node.meta.get("inside", [node])) for node in calls)
 
 
-def _call(program: Program, node: Any, inside: list[fx.Node], nodes: int) -> Call:
+def _call(program: Program, node: Any, inside: list[fx.Node], nodes: int) -> RecordedCall:
     label, phase = node.meta.get("label", node.name), node.meta.get("phase", "")
     if node.target in COLLECTIVES:
         collective = program.collective(node)
-        return Call(collective.label, phase, collective.kind, collective.axis, 0, collective.bytes, nodes)
+        return RecordedCall(collective.label, phase, collective.kind, collective.axis, 0, collective.bytes, nodes)
     if node.target is wait:
-        return Call(label, phase, WAIT, nodes=nodes)
+        return RecordedCall(label, phase, WAIT, nodes=nodes)
     if node.target in TRANSFERS:
-        return Call(label, phase, TRANSFERS[node.target], nodes=nodes)
+        return RecordedCall(label, phase, TRANSFERS[node.target], nodes=nodes)
     if "inside" not in node.meta:
         flops = FLOPS[node.target](node) if node.target in FLOPS else 0
     else:
         flops = node.meta["flops"]
         first, last = (str(n.meta.get("label", n.name)) for n in (inside[0], inside[-1]))
         label, phase = f"{first} ... {last}", inside[-1].meta.get("phase", "")
-    return Call(label, phase, MATMULS if flops else REST, "", flops, 0, nodes)
+    return RecordedCall(label, phase, MATMULS if flops else REST, "", flops, 0, nodes)
 
 
 def _taken_out(node: fx.Node) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.sim.panels import panels
-from tutti.sim.step import RANK, DryRun, Part
+from tutti.sim.step import RANK, DryRun, SimulatedPart
 
 SIMULATED = "simulated.json"
 
@@ -29,7 +29,7 @@ def predicted(dry_run: DryRun) -> dict[str, Any]:
     }
 
 
-def _seconds(part: Part) -> list[float]:
+def _seconds(part: SimulatedPart) -> list[float]:
     """Seconds of each call of a Program, in order."""
     calls = [node for node in part.program.graph.nodes if node.op == "call_function"]
     at, seconds = {node: i for i, node in enumerate(calls)}, [0.0] * len(calls)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tutti.observe.calls import WAIT, Call
+from tutti.observe.calls import WAIT, RecordedCall
 from tutti.observe.predicted import SIMULATED
 
 PROGRAM = '{"program"'  # how the line of a Program begins
@@ -30,13 +30,13 @@ class Collective(NamedTuple):
     place: int
 
 
-class Block(NamedTuple):
+class RecordedRun(NamedTuple):
     """A recorded run of a call, in seconds. collective: the one it runs, starts or awaits. begins: whether it only
     starts one."""
 
     program: str
     number: int
-    call: Call
+    call: RecordedCall
     begin: float
     end: float
     collective: Collective | None = None
@@ -44,14 +44,14 @@ class Block(NamedTuple):
 
 
 @dataclass
-class Step:
+class RecordedStep:
     """A step of one rank. begin, end: in seconds. blocks: in order. waits: (what, source device of a pipeline, begin,
     end). links: seconds of a message, by source rank."""
 
     number: int
     begin: float
     end: float
-    blocks: list[Block]
+    blocks: list[RecordedRun]
     waits: list[tuple[str, int, float, float]]
     links: dict[int, float]
 
@@ -70,9 +70,9 @@ class Rank:
     host: str
     groups: dict[str, list[int]]
     message: int = 0
-    programs: dict[str, list[Call]] = field(default_factory=dict)
+    programs: dict[str, list[RecordedCall]] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
-    steps: dict[int, Step] = field(default_factory=dict)
+    steps: dict[int, RecordedStep] = field(default_factory=dict)
 
     @property
     def calls(self) -> list[tuple[str, int]]:
@@ -98,7 +98,7 @@ class Recording:
         common = set.intersection(*(set(rank.steps) for rank in self.ranks))
         return sorted(common)[1:]
 
-    def of(self, step: int) -> Iterator[tuple[Rank, Step]]:
+    def of(self, step: int) -> Iterator[tuple[Rank, RecordedStep]]:
         for rank in self.ranks:
             yield rank, rank.steps[step]
 
@@ -133,14 +133,14 @@ def _rank(file: Path) -> Rank:
         except ValueError:  # the process died while writing
             break
         if "program" in line:
-            rank.programs[line["program"]] = [Call(**call) for call in line["calls"]]
+            rank.programs[line["program"]] = [RecordedCall(**call) for call in line["calls"]]
             rank.nodes[line["program"]] = line["nodes"]
         else:
             rank.steps[line["step"]] = _step(rank, line)
     return rank
 
 
-def _step(rank: Rank, line: dict[str, Any]) -> Step:
+def _step(rank: Rank, line: dict[str, Any]) -> RecordedStep:
     runs = []  # of Programs: (begin, name, times)
     for name, marks in line["runs"]:
         times = SECOND * np.array(marks, dtype=np.float64).reshape(-1, len(rank.programs[name]) + 1)
@@ -155,10 +155,10 @@ def _step(rank: Rank, line: dict[str, Any]) -> Step:
                 own[i] = Collective(call.kind, call.axis, group, places[call.axis])
                 places[call.axis] += 1
             collective = own.get(call.ends if call.kind == WAIT else i)
-            blocks.append(Block(name, i, call, times[i], times[i + 1], collective, i in begun[name]))
+            blocks.append(RecordedRun(name, i, call, times[i], times[i + 1], collective, i in begun[name]))
     waits = [(what, source, SECOND * begin, SECOND * end) for what, source, begin, end in line.get("waits", ())]
     links = {int(source): seconds for source, seconds in (line.get("links") or {}).items()}
-    return Step(line["step"], SECOND * line["begin"], SECOND * line["end"], blocks, waits, links)
+    return RecordedStep(line["step"], SECOND * line["begin"], SECOND * line["end"], blocks, waits, links)
 
 
 def _align(recording: Recording) -> None:
@@ -184,7 +184,7 @@ def _align(recording: Recording) -> None:
             _shift(step, -offsets.get(rank.host, 0.0))
 
 
-def _shift(step: Step, by: float) -> None:
+def _shift(step: RecordedStep, by: float) -> None:
     if by:
         step.begin, step.end = step.begin + by, step.end + by
         step.blocks = [block._replace(begin=block.begin + by, end=block.end + by) for block in step.blocks]

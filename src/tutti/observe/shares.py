@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tutti.observe.recording import Block, Collective, Recording
+from tutti.observe.recording import Collective, RecordedRun, Recording
 
 
 @dataclass
@@ -63,7 +63,7 @@ def arrivals(recording: Recording, step: int) -> dict[Collective, dict[int, floa
     return begins
 
 
-def late(block: Block, came: Mapping[Collective, Mapping[int, float]]) -> tuple[int, float]:
+def late(block: RecordedRun, came: Mapping[Collective, Mapping[int, float]]) -> tuple[int, float]:
     """(last rank to reach the collective of a block, seconds the block waited for it)."""
     by = came.get(block.collective, {}) if block.collective and not block.begins else {}
     last = max(by, key=by.__getitem__, default=-1)

@@ -85,7 +85,7 @@ DENSE |= {FORWARD: (0, 1, 2), BACKWARD: (0, 1, 2, 3, 4)}
 CONTIGUOUS[BACKWARD] = (5,)
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """Queries that attend to keys: to all of them, or, if square and causal, to those at or before their position."""
 
     rows: slice
@@ -93,7 +93,7 @@ class Block(NamedTuple):
     causal: bool
 
 
-def blocks(digits: list[tuple[int, str | None]], here: dict[str, int], there: dict[str, int]) -> list[Block]:
+def blocks(digits: list[tuple[int, str | None]], here: dict[str, int], there: dict[str, int]) -> list[ScoreBlock]:
     """What the tokens of one part attend to in another part, under a causal mask.
 
     digits: the sequence as a mixed-radix number, most significant first: (size, axis that holds the digit or None).
@@ -103,23 +103,23 @@ def blocks(digits: list[tuple[int, str | None]], here: dict[str, int], there: di
         axis = str(digits[0][1])
         if here[axis] != there[axis]:
             n = prod(size for size, splitting_axis in digits if splitting_axis is None)
-            return [Block(slice(0, n), slice(0, n), False)] if there[axis] < here[axis] else []
+            return [ScoreBlock(slice(0, n), slice(0, n), False)] if there[axis] < here[axis] else []
         digits = digits[1:]
     if not digits:
-        return [Block(slice(0, 1), slice(0, 1), False)]
+        return [ScoreBlock(slice(0, 1), slice(0, 1), False)]
     (n, _), *inner = digits
     axes = [str(axis) for _, axis in inner if axis is not None]
     if len(axes) == len(inner):  # local tokens are a single run with a constant stride
         if [there[a] for a in axes] <= [here[a] for a in axes]:
-            return [Block(slice(0, n), slice(0, n), True)]
-        return [Block(slice(1, n), slice(0, n - 1), True)] if n > 1 else []
+            return [ScoreBlock(slice(0, n), slice(0, n), True)]
+        return [ScoreBlock(slice(1, n), slice(0, n - 1), True)] if n > 1 else []
     size, blocks_found = prod(s for s, axis in inner if axis is None), []
     for i in range(n):
         rows = slice(i * size, (i + 1) * size)
         if i:
-            blocks_found.append(Block(rows, slice(0, i * size), False))
+            blocks_found.append(ScoreBlock(rows, slice(0, i * size), False))
         for block in blocks(inner, here, there):
-            blocks_found.append(Block(_moved(block.rows, i * size), _moved(block.columns, i * size), block.causal))
+            blocks_found.append(ScoreBlock(_moved(block.rows, i * size), _moved(block.columns, i * size), block.causal))
     return blocks_found
 
 
@@ -127,14 +127,14 @@ def _moved(s: slice, by: int) -> slice:
     return slice(s.start + by, s.stop + by)
 
 
-def _seen(here, causal: bool, rows: int, columns: int, source: int) -> list[Block]:
+def _seen(here, causal: bool, rows: int, columns: int, source: int) -> list[ScoreBlock]:
     """The blocks of part `source`'s keys that this part's queries attend to. columns: of keys that are not split."""
     columns = here.size("s", source) if here.axes("s") else columns
     if not causal:
-        return [Block(slice(0, rows), slice(0, columns), False)]
+        return [ScoreBlock(slice(0, rows), slice(0, columns), False)]
     if not here.even("s"):  # contiguous
         own = here.part("s")
-        return [Block(slice(0, rows), slice(0, columns), own == source)] if source <= own else []
+        return [ScoreBlock(slice(0, rows), slice(0, columns), own == source)] if source <= own else []
     return blocks(here.digits("s"), here.coordinates("s", here.part("s")), here.coordinates("s", source))
 
 
@@ -147,7 +147,7 @@ def _cut(x: Tensor, s: slice, dim: int = ROWS) -> Tensor:
     return x if s == slice(0, x.shape[dim]) else x.narrow(dim, s.start, s.stop - s.start)
 
 
-def _masked(here, mask: Tensor | None, source: int, block: Block) -> Tensor | None:
+def _masked(here, mask: Tensor | None, source: int, block: ScoreBlock) -> Tensor | None:
     """The part of a mask for the keys of part `source`. The mask has all columns, and this part's rows or one row."""
     if mask is None:
         return None

@@ -17,7 +17,7 @@ from tutti.plan.bound import Dual
 from tutti.plan.eliminate import eliminate, improve
 from tutti.plan.exact import solve
 from tutti.plan.network import NEVER, Network, Table
-from tutti.plan.work import Work
+from tutti.plan.work import WorkClock
 
 SWEEPS = 20  # dual sweeps per iteration
 SMALL, LARGE = 20_000, 100_000  # table entries for an integer program: at once, and if sweeps no longer help
@@ -29,7 +29,7 @@ NEAR = (1 / 2, 1 / 8, 1 / 64, 1 / 512)  # shares of the gap: only states within 
 
 
 @dataclass(frozen=True)
-class Solution:
+class NetworkSolution:
     """States by variable, their cost, and a lower bound of the cost of any assignment."""
 
     states: dict[str, int]
@@ -42,7 +42,9 @@ class Solution:
         return max(0.0, (self.cost - self.bound) / self.cost) if self.cost else 0.0
 
 
-def minimize(network: Network, seconds: float = 60.0, close: float = CLOSE, work: Work | None = None) -> Solution:
+def minimize(
+    network: Network, seconds: float = 60.0, close: float = CLOSE, work: WorkClock | None = None
+) -> NetworkSolution:
     """The cheapest assignment found.
 
     seconds: budget of nominal seconds of work, which is added to `work`.
@@ -50,20 +52,20 @@ def minimize(network: Network, seconds: float = 60.0, close: float = CLOSE, work
 
     Raises ValueError if every assignment is impossible.
     """
-    work = work or Work()
+    work = work or WorkClock()
     solution = _minimize(network, work, work.seconds + seconds, close)
     if solution.cost >= NEVER / 2:
         raise ValueError("no combination of choices is possible")
     return solution
 
 
-def _minimize(network: Network, work: Work, deadline: float, close: float) -> Solution:
+def _minimize(network: Network, work: WorkClock, deadline: float, close: float) -> NetworkSolution:
     smaller = eliminate(network)
     core = smaller.core
     if not core.unary:
         states = smaller.extend({})
         cost = network.cost(states)
-        return Solution(states, cost, cost)
+        return NetworkSolution(states, cost, cost)
     dual, bound, late, draw = Dual.of(core), -np.inf, False, np.random.default_rng(0)
     best, stalls = dual.decode(core), 0
     cost = core.cost(best)
@@ -92,10 +94,12 @@ def _minimize(network: Network, work: Work, deadline: float, close: float) -> So
             bound = min(cost, max(bound, rest.bound))
             break
     states = smaller.extend(best)
-    return Solution(states, network.cost(states), min(bound, cost) + smaller.constant)
+    return NetworkSolution(states, network.cost(states), min(bound, cost) + smaller.constant)
 
 
-def _among(core: Network, state_indices: Mapping[str, Table], work: Work, deadline: float, close: float) -> Solution:
+def _among(
+    core: Network, state_indices: Mapping[str, Table], work: WorkClock, deadline: float, close: float
+) -> NetworkSolution:
     """The cheapest assignment found among these states."""
     network = core.restricted(state_indices)
     if _entries(network, {}) > SMALL and 4 * _entries(network, {}) < _entries(core, {}):
@@ -104,8 +108,10 @@ def _among(core: Network, state_indices: Mapping[str, Table], work: Work, deadli
         work.solve(_entries(network, {}))
         states, bound = solve(network, close)
         states = states or dict.fromkeys(network.unary, 0)
-        rest = Solution(states, network.cost(states), bound)
-    return Solution({name: int(state_indices[name][s]) for name, s in rest.states.items()}, rest.cost, rest.bound)
+        rest = NetworkSolution(states, network.cost(states), bound)
+    return NetworkSolution(
+        {name: int(state_indices[name][s]) for name, s in rest.states.items()}, rest.cost, rest.bound
+    )
 
 
 def _within_bound(least: Mapping[str, Table], below: float, best: Mapping[str, int]) -> dict[str, Table]:

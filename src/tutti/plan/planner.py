@@ -37,7 +37,7 @@ from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.tier import offloaded
 from tutti.plan.title import title
 from tutti.plan.variant import PLAIN, Variant
-from tutti.plan.work import Work
+from tutti.plan.work import WorkClock
 
 RAISES = 5  # number of times to raise the price of memory, by a factor of four
 HALVINGS = 4  # bisection steps between the last price that did not fit and the first that did
@@ -55,8 +55,8 @@ class Planner:
     """
 
     def __init__(self, step: StepGraph, cluster: Cluster, pins: Iterable[Pin] = (), accumulate: int = 1,
-                 variant: Variant = PLAIN, work: Work | None = None):  # fmt: skip
-        self.work = work or Work()
+                 variant: Variant = PLAIN, work: WorkClock | None = None):  # fmt: skip
+        self.work = work or WorkClock()
         self.step, self.cluster, self.accumulate, self.variant = step, cluster, accumulate, variant
         self._layers = cache(partial(Layers, step))
         self.whole = True  # False for a stage of a pipeline

@@ -27,7 +27,7 @@ from tutti.plan.layout import Layout, Mesh, Partial, R, Split
 
 
 @dataclass(frozen=True)
-class Step:
+class ReshardStep:
     """One collective (or local slice) along one axis."""
 
     kind: str
@@ -58,7 +58,7 @@ def sent_bytes(kind: str, local: int, k: int) -> int:
     }[kind]
 
 
-Price = Callable[[Step, int], float]  # cost of a step that sends this number of bytes
+Price = Callable[[ReshardStep, int], float]  # cost of a step that sends this number of bytes
 
 
 def reshard(
@@ -68,7 +68,7 @@ def reshard(
     mesh: Mesh,
     itemsize: int = 4,
     price: Price | None = None,
-) -> list[Step]:
+) -> list[ReshardStep]:
     """The cheapest steps from `source` to `target` for a tensor of this global shape.
 
     By default the path with the fewest bytes sent wins, then the one with the fewest steps, then the one that sends
@@ -84,15 +84,15 @@ def reshard(
 
 
 @lru_cache(maxsize=100_000)
-def _fewest_bytes(source, target, shape, mesh, itemsize) -> tuple[Step, ...]:
+def _fewest_bytes(source, target, shape, mesh, itemsize) -> tuple[ReshardStep, ...]:
     tie = 1e-3  # a step costs less than one byte
     outer = {axis: 1 + 1e-9 * (len(mesh) - i) for i, (axis, _) in enumerate(mesh)}  # outer links are slower
     return tuple(_search(source, target, shape, dict(mesh), itemsize, lambda step, sent: sent * outer[step.axis] + tie))
 
 
-def _search(source, target, shape, mesh, itemsize, price: Price) -> list[Step]:
+def _search(source, target, shape, mesh, itemsize, price: Price) -> list[ReshardStep]:
     order = count()
-    queue: list[tuple[float, int, Layout, tuple[Step, ...]]] = [(0.0, next(order), source, ())]
+    queue: list[tuple[float, int, Layout, tuple[ReshardStep, ...]]] = [(0.0, next(order), source, ())]
     done = set()
     while queue:
         cost, _, layout, path = heapq.heappop(queue)
@@ -108,7 +108,7 @@ def _search(source, target, shape, mesh, itemsize, price: Price) -> list[Step]:
     raise ValueError(f"no path from layout {source} to {target} for shape {shape} on a mesh {dict(mesh)}")
 
 
-def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Iterator[Step]:
+def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> Iterator[ReshardStep]:
     for axis in mesh:
         here = layout[axis]
         wanted = [p for p in dict.fromkeys((target[axis], source[axis])) if p != here]
@@ -116,14 +116,14 @@ def _steps(layout: Layout, source: Layout, target: Layout, shape: tuple[int, ...
         if isinstance(here, Split):
             moves = [("all_gather", R), *(("all_to_all", p) for p in splits)]
         elif isinstance(here, Partial):
-            yield Step("all_reduce", axis, layout, layout.replace(axis, R))
+            yield ReshardStep("all_reduce", axis, layout, layout.replace(axis, R))
             if len(layout.partials) > 1:  # a reduce-scatter first leaves less to reduce over the other axes
                 splits += _anywhere(layout, axis, shape, mesh)
             moves = [("reduce_scatter", p) for p in splits]
         else:
             moves = [("slice", p) for p in splits] + [("mask", p) for p in wanted if p == Partial("sum")]
         for kind, placement in moves:
-            step = Step(kind, axis, layout, layout.replace(axis, placement))
+            step = ReshardStep(kind, axis, layout, layout.replace(axis, placement))
             if possible(step, shape, mesh):
                 yield step
 
@@ -137,7 +137,7 @@ def _anywhere(layout: Layout, axis: str, shape: tuple[int, ...], mesh: Mesh) -> 
     return []
 
 
-def possible(step: Step, shape: tuple[int, ...], mesh: Mesh) -> bool:
+def possible(step: ReshardStep, shape: tuple[int, ...], mesh: Mesh) -> bool:
     """Whether the step's target fits and its split falls between the digits of its source."""
     if not step.target.fits(shape, mesh):
         return False

@@ -40,7 +40,7 @@ from tutti.plan.plan import DECISIONS, Plan, Prediction
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.smaller import Smaller
 from tutti.plan.variant import PLAIN, Variant
-from tutti.plan.work import Work
+from tutti.plan.work import WorkClock
 
 BUDGET = 20.0  # nominal seconds of work (`plan.work`) that a search may do
 LED = 0.95  # share of the budget for named plans, if memory is scarce or the step is large
@@ -108,7 +108,7 @@ class Search:
         self.graph_of, self.batch, self.cluster, self.judge = graph_of, batch, cluster, judge
         self.pins, self.accumulate, self.mesh, self.progress = tuple(pins), accumulate, mesh, progress
         self.stop, self.better, self.error = stop, better, error
-        self.work, self.budget, self.deadline = Work(), budget, budget
+        self.work, self.budget, self.deadline = WorkClock(), budget, budget
         self.pipes = Pipelines(self)
         self.memory = cluster.device.memory
         self.planners: dict[tuple[int, Variant], Planner] = {}
@@ -239,7 +239,7 @@ class Search:
         if self.fastest is None:
             return not self.late or not self.plans
         planner = next(iter(self.planners.values()))  # other numbers of microbatches give about as many nodes
-        cost = Work()
+        cost = WorkClock()
         cost.simulate(len(planner.step.graph.nodes), share)
         if (count, variant) not in self.planners:
             cost.capture(len(planner.step.graph.nodes) // VARIED)

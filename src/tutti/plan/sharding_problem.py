@@ -32,7 +32,7 @@ from tutti.plan.network import NEVER, Network
 from tutti.plan.options import Allowed, OptionTable, Required
 from tutti.plan.price import PIECE, Pricer
 from tutti.plan.problem import Edge, Operator, Problem, Tensor
-from tutti.plan.work import Work
+from tutti.plan.work import WorkClock
 
 FEW = 4  # gradients of at most this many pieces are counted as if all were in memory at once
 
@@ -119,7 +119,7 @@ class ShardingProblem:
         seconds: float = 60.0,
         only: Mapping[str, int] | None = None,
         close: float = CLOSE,
-        work: Work | None = None,
+        work: WorkClock | None = None,
     ) -> Solution:
         """The cheapest choices.
 

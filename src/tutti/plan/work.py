@@ -18,7 +18,7 @@ SOLVED = 3e-5  # seconds per entry of an integer program
 
 
 @dataclass
-class Work:
+class WorkClock:
     """Accumulates the nominal seconds of the work done so far."""
 
     seconds: float = 0.0

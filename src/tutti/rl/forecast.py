@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tutti.rl.job import Place
+from tutti.rl.job import RunPlacement
 from tutti.rl.placement import PLACEMENTS, SPLIT
 
 HOSTED = "an environment of the host"
@@ -145,7 +145,7 @@ class Machine:
 class Forecast:
     """An iteration under a placement: seconds in all, and where process 0 spends them."""
 
-    place: Place
+    place: RunPlacement
     seconds: float
     act: float
     learn: float
@@ -184,24 +184,24 @@ def forecasts(costs: Costs, machine: Machine) -> list[Forecast]:
     return sorted((forecast(place, costs, machine) for place in places(costs, machine)), key=lambda f: f.seconds)
 
 
-def places(costs: Costs, machine: Machine) -> Iterator[Place]:
+def places(costs: Costs, machine: Machine) -> Iterator[RunPlacement]:
     """Placements on 1, 2, 4, ... ranks, each of which has a process of its own, or all are threads of one."""
     for kind in PLACEMENTS:
         if kind in costs.refused:
             continue
         if kind == "fused":
-            yield Place()
+            yield RunPlacement()
             continue
         ranks = 2
         while ranks <= min(machine.most, costs.limits.get(kind, machine.most)) and costs.n_envs % ranks == 0:
             if kind != "learners" or costs.batch % ranks == 0:
                 for processes in sorted({1, ranks}) if kind in SPLIT else [1]:
                     if kind not in SPLIT or processes > 1 or ranks <= THREADS:
-                        yield Place(kind, ranks, processes)
+                        yield RunPlacement(kind, ranks, processes)
             ranks *= 2
 
 
-def forecast(place: Place, costs: Costs, machine: Machine) -> Forecast:
+def forecast(place: RunPlacement, costs: Costs, machine: Machine) -> Forecast:
     """Forecast an iteration under a placement."""
     parts = _FORMULAS[place.placement](place.ranks, place.processes, costs, machine)
     return Forecast(place, *parts, costs.n_envs * costs.n_steps)

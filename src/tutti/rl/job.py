@@ -30,7 +30,7 @@ REPORTED = "reported"  # the file with the steps of the last state that was repo
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlacement:
     """Where a run's fragments run: a placement, its ranks, and the processes that they are shared out among.
 
     Saved as JSON by `tutti plan --rl --save`; `tutti rl train --plan` reads it.
@@ -47,7 +47,7 @@ class Place:
         return f"{self.placement}, {self.ranks} ranks{'' if self.placement == 'environments' else ' ' + where}"
 
     @staticmethod
-    def load(path: Path) -> Place:
+    def load(path: Path) -> RunPlacement:
         """Load a placement from a file. Raises ValueError for unknown keys."""
         try:
             table = json.loads(path.read_text())
@@ -56,16 +56,16 @@ class Place:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a placement: {error}") from None
         place = table.get("place") if isinstance(table, dict) else None
-        if not isinstance(place, dict) or (unlike := place.keys() - Place.__dataclass_fields__.keys()):
-            names = ", ".join(Place.__dataclass_fields__)
+        if not isinstance(place, dict) or (unlike := place.keys() - RunPlacement.__dataclass_fields__.keys()):
+            names = ", ".join(RunPlacement.__dataclass_fields__)
             raise ValueError(f'{path} is not a placement: it needs "place" with {names}'
                              f"{f', not {sorted(unlike)[0]}' if isinstance(place, dict) else ''}")  # fmt: skip
         for name, kind in (("placement", str), ("ranks", int), ("processes", int)):
-            x: Any = place.get(name, getattr(Place, name))
+            x: Any = place.get(name, getattr(RunPlacement, name))
             if type(x) is not kind or (kind is int and int(x) < 1):
                 wants = "a text" if kind is str else "a whole number from 1 on"
                 raise ValueError(f"{path} is not a placement: {name} is {x!r}; it must be {wants}")
-        return Place(**place)
+        return RunPlacement(**place)
 
 
 def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,

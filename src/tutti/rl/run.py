@@ -20,7 +20,7 @@ from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, Every, TensorBoard, checkpoints
 from tutti.rl.files import Saved, load, newest, whole
-from tutti.rl.job import Place
+from tutti.rl.job import RunPlacement
 from tutti.rl.placement import SPLIT, Placed
 from tutti.rl.presets import PRESETS, preset
 from tutti.rl.program import LEVELS
@@ -32,7 +32,7 @@ WORDS = {"str": "a text", "int": "a whole number", "float | None": "a number", "
 
 
 @dataclass(frozen=True)
-class Run:
+class RunConfig:
     """A config of `tutti rl train`: the keys of its TOML file.
 
     algorithm, env: names. steps: of learning. seed, level: as for `tutti.rl.Agent`. options: those of the algorithm.
@@ -58,11 +58,11 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(name: str) -> Run:
+    def of(name: str) -> RunConfig:
         """Load a run from a TOML file or a preset name."""
         if not name.endswith(".toml"):
             p = preset(name)
-            return Run(p.algorithm, p.env, p.steps, out=f"out/rl/{name}", options=dict(p.options), data=p.data)
+            return RunConfig(p.algorithm, p.env, p.steps, out=f"out/rl/{name}", options=dict(p.options), data=p.data)
         path = Path(name)
         if not path.exists():
             near = " or ".join(get_close_matches(path.stem, PRESETS, 3, 0.0))
@@ -71,7 +71,7 @@ class Run:
             table = tomllib.loads(path.read_bytes().decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f'{path} is not TOML: {error}; texts are quoted, as in algorithm = "PPO"') from None
-        names = list(Run.__dataclass_fields__)
+        names = list(RunConfig.__dataclass_fields__)
         if unknown := [key for key in table if key not in names]:
             near = get_close_matches(unknown[0], names, 1)
             said = f"did you mean {near[0]!r}? The" if near else "the"
@@ -80,9 +80,9 @@ class Run:
             raise ValueError(f"{path}: {missing[0]} is missing")
         kinds: dict[str, Any] = {"str": str, "int": int, "float | None": (int, float), "dict[str, Any]": dict}
         for key, x in table.items():
-            if not isinstance(x, kinds[kind := str(Run.__dataclass_fields__[key].type)]) or isinstance(x, bool):
+            if not isinstance(x, kinds[kind := str(RunConfig.__dataclass_fields__[key].type)]) or isinstance(x, bool):
                 raise ValueError(f"{path}: {key} is {x!r}; it must be {WORDS[kind]}")
-        return Run(**{"out": f"out/rl/{path.stem}", **table})
+        return RunConfig(**{"out": f"out/rl/{path.stem}", **table})
 
     def check(self) -> None:
         """Raise ValueError for numbers that no run can have."""
@@ -96,17 +96,17 @@ class Run:
 def train(config: str, overrides: dict[str, Any], option: Sequence[str], processes: int | None, plan: Path | None,
           restarts: int) -> None:  # fmt: skip
     """Train an agent as `tutti rl train` says. overrides: values that replace those of the config."""
-    run = replace(Run.of(config), **overrides)
+    run = replace(RunConfig.of(config), **overrides)
     run = replace(run, options={**run.options, **dict(map(parsed, option))})
     run.check()
-    if outside := [name for name in run.options if name in Run.__dataclass_fields__]:
+    if outside := [name for name in run.options if name in RunConfig.__dataclass_fields__]:
         raise ValueError(
             f"{outside[0]} is not an option of the algorithm: write it above [options], or as --{outside[0]}"
         )
     if plan is not None:
         if processes is not None or "placement" in overrides or "ranks" in overrides:
             raise ValueError(f"--plan {plan} says the placement, ranks and processes: leave out those options")
-        place = Place.load(plan)
+        place = RunPlacement.load(plan)
         run, processes = replace(run, placement=place.placement, ranks=place.ranks), place.processes
     if run.placement == "fused" and world_size() > 1:
         raise ValueError(f"this job has {world_size()} processes, and without a placement one trains: give --placement "
@@ -154,7 +154,7 @@ def show() -> None:
         print(f"  {name:{width}}  {p.algorithm} on {p.env}: return {p.threshold:g} in {p.steps:,} steps")
 
 
-def _train_placed(run: Run, processes: int | None, restarts: int) -> None:
+def _train_placed(run: RunConfig, processes: int | None, restarts: int) -> None:
     """Train under a placement: in this process if it is one of a job already, else in a job of so many."""
     if run.data:
         raise ValueError(f"{run.algorithm} learns from data, without environments: it has no placement")
@@ -166,7 +166,7 @@ def _train_placed(run: Run, processes: int | None, restarts: int) -> None:
     launch(placed_run, count, run, restarts=restarts)
 
 
-def placed_run(run: Run) -> None:
+def placed_run(run: RunConfig) -> None:
     """A process of a run under a placement."""
     folder, placed = Path(run.out), _placed(run)
     callbacks: list[Any] = []
@@ -192,14 +192,14 @@ def placed_run(run: Run) -> None:
         placed.agent.env.close()
 
 
-def _placed(run: Run) -> Placed:
+def _placed(run: RunConfig) -> Placed:
     options = options_of(run)
     return Placed(
         run.algorithm, run.env, run.placement, run.ranks, seed=run.seed, level=run.level, workers=run.workers, **options
     )
 
 
-def _check_folder(run: Run, folder: Path) -> dict[str, Any]:
+def _check_folder(run: RunConfig, folder: Path) -> dict[str, Any]:
     """The config of the run as JSON. Raises ValueError if the folder has the config of another run."""
     free = {"steps", "out", "threshold", "workers"} | ({"placement", "ranks"} if run.placement == "fused" else set())
     config = json.loads(json.dumps({k: v for k, v in asdict(run).items() if k not in free}))
@@ -210,11 +210,11 @@ def _check_folder(run: Run, folder: Path) -> dict[str, Any]:
     return config
 
 
-def options_of(run: Run) -> dict[str, Any]:
+def options_of(run: RunConfig) -> dict[str, Any]:
     return {name: tuple(x) if isinstance(x, list) else x for name, x in run.options.items()}
 
 
-def _begun(run: Run, folder: Path) -> Agent:
+def _begun(run: RunConfig, folder: Path) -> Agent:
     """A new agent, or the one of the folder's newest checkpoint."""
     config = _check_folder(run, folder)
     paths = sorted([*checkpoints(folder), *folder.glob(FINAL)], key=lambda x: x.stat().st_mtime)
@@ -300,7 +300,7 @@ def _json(path: Path, kind: type) -> Any:
     return content
 
 
-def _draw(points: list[tuple[int, float]], to: Path, run: Run) -> None:
+def _draw(points: list[tuple[int, float]], to: Path, run: RunConfig) -> None:
     """The learning curve."""
     from matplotlib.figure import Figure
 

@@ -58,7 +58,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Step:
+class PagedStep:
     """Where the tokens of a step are, as arguments of `tutti::paged_attention` and `tutti::paged_write`.
 
     source_tables, source_lengths: where the keys and values of sources are, which a decoder attends to, too.
@@ -110,7 +110,7 @@ class Attention:
 class _Paged(Attention):
     """Attention of a step over a cache."""
 
-    def __init__(self, cache: Cache, step: Step):
+    def __init__(self, cache: Cache, step: PagedStep):
         super().__init__()
         self.cache, self.step, self.reach = cache, step, step.tables.shape[1] * step.block
 
@@ -234,7 +234,7 @@ def _positions(attention: Attention) -> Tensor:
 
 
 @contextmanager
-def paging(model: nn.Module, cache: Cache, step: Step) -> Iterator[None]:
+def paging(model: nn.Module, cache: Cache, step: PagedStep) -> Iterator[None]:
     """Within the block, a model's attention reads and writes the cache."""
     with by_span(model, step.spans), calling(model, _Paged(cache, step)):
         yield

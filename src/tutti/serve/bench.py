@@ -129,7 +129,7 @@ def _note(result: Measured, line: str, now: float) -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class LoadReport:
     """A load in numbers. Seconds, and tokens or requests in a second. statuses: how requests were answered."""
 
     requests: int
@@ -144,7 +144,7 @@ class Report:
     itl: dict[str, float]
 
 
-def report(measured: Sequence[Measured], ttft: float, tpot: float) -> Report:
+def report(measured: Sequence[Measured], ttft: float, tpot: float) -> LoadReport:
     """ttft, tpot: the objective that goodput counts, seconds."""
     good = [x for x in measured if x.good]
     seconds = max((x.end for x in good), default=0.0) - min((x.arrival.at for x in measured), default=0.0)
@@ -155,7 +155,7 @@ def report(measured: Sequence[Measured], ttft: float, tpot: float) -> Report:
     within_goals = [x for x in good if x.first <= ttft and x.each <= tpot]
     between = [b - a for x in good for a, b in zip(x.times, x.times[1:], strict=False)]
     per = max(seconds, 1e-9)
-    return Report(
+    return LoadReport(
         len(measured), len(good), statuses, seconds, sum(x.tokens for x in good) / per, len(good) / per,
         len(within_goals) / per, _quantiles([x.first for x in good]), _quantiles([x.each for x in good]),
         _quantiles(between),
@@ -240,7 +240,7 @@ def bench_serve(
         print(f"wrote {out}/report.json, requests.jsonl and latency.png")
 
 
-def table(summary: Report, ttft: float, tpot: float) -> str:
+def table(summary: LoadReport, ttft: float, tpot: float) -> str:
     """The report as text."""
     rows: list[tuple[str, Any]] = [
         ("requests", f"{summary.answered} of {summary.requests} answered; statuses "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tutti.hardware import Cluster
-from tutti.serve.bench import Arrival, Report, report
+from tutti.serve.bench import Arrival, LoadReport, report
 from tutti.serve.costs import Predicted, Served
 from tutti.serve.simulate import SimulatedEngine, Sizes, simulate
 
@@ -53,7 +53,7 @@ class Outcome:
     """
 
     placement: Placement
-    report: Report
+    report: LoadReport
     slots: int
     busy: tuple[float, ...]
     tight: bool = False

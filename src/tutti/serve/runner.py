@@ -28,7 +28,7 @@ from tutti.nn.paged_attention import DTYPES
 from tutti.nn.quantized_linear import dtype_of
 from tutti.plan.layout import devices
 from tutti.plan.roles import UndividedBatch
-from tutti.serve.attention import Cache, CacheDtype, Step, empty_cache, paging, slot_bytes
+from tutti.serve.attention import Cache, CacheDtype, PagedStep, empty_cache, paging, slot_bytes
 from tutti.serve.logits import layers_of, logits
 from tutti.serve.lora import Adapters
 from tutti.serve.recorded import CudaGraphs, Recorded, Recorder
@@ -411,7 +411,7 @@ def step_function(
         added = nullcontext() if numbers is None or adapters is None else adapters.added(model, numbers)
         sources = more.get("source_tables"), more.get("source_lengths")
         inputs = {} if features is None else {"inputs_embeds": embedded(model, tokens, features, more["marks"])[None]}
-        with added, paging(model, cache, Step(slots, tables, starts, lengths, block, *sources, more.get("spans"))):
+        with added, paging(model, cache, PagedStep(slots, tables, starts, lengths, block, *sources, more.get("spans"))):
             return logits(model, tokens, positions, rows, **inputs)
 
     return step

@@ -21,7 +21,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.search import Progress
 from tutti.sim.pipeline import pipeline_run
 from tutti.sim.simulate import Simulation, simulate
-from tutti.sim.step import DryRun, Part, lowered, peak_of
+from tutti.sim.step import DryRun, SimulatedPart, lowered, peak_of
 
 
 @uncollected()
@@ -48,7 +48,7 @@ def dry_run(
     inner, flat = with_values(plan.replace(mesh=plan.inner), cut), not plan.stages
     within = cluster if flat else cluster.of(devices(plan.inner))
     sizes = sizes_of(cut, inner)
-    parts: dict[Place, Part] = {}
+    parts: dict[Place, SimulatedPart] = {}
     simulated: dict[tuple, tuple[Program, Simulation]] = {}  # of parts that are alike, as those of equal stages
     for place, part in cut.parts.items():
         layouts = output_layouts(cut, part, inner)
@@ -62,13 +62,13 @@ def dry_run(
         program, simulation = simulated[signature]
         if flat and place.kind in WITH_LAYERS:
             check_divided(program, plan.overlap_chunks)
-        parts[place] = Part(str(place), program, simulation, runs)
+        parts[place] = SimulatedPart(str(place), program, simulation, runs)
     peak = peak_of((part.program for part in parts.values()), cluster)
     run = DryRun(tuple(parts.values()), graph.flops * plan.accumulate, peak, cluster, level)
     if flat:
         return run
 
-    def pair(first: Place, second: Place) -> Part:
+    def pair(first: Place, second: Place) -> SimulatedPart:
         """Two parts that run together."""
         key = id(parts[first].program), id(parts[second].program)
         if key not in simulated:
@@ -79,7 +79,7 @@ def dry_run(
 
             program = lowered(make, level, within if overlaps else None)
             simulated[key] = program, simulate([program], within, level)
-        return Part(f"{first} with {second}", *simulated[key])
+        return SimulatedPart(f"{first} with {second}", *simulated[key])
 
     return pipeline_run(run, cut, schedule, parts, plan, sizes, pair)
 

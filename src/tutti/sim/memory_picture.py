@@ -15,7 +15,7 @@ import numpy as np
 from tutti.analysis.memory import course, platform
 from tutti.sim.picture import bare, drawing, legend
 from tutti.sim.pipeline import PipelineDryRun
-from tutti.sim.step import RANK, DryRun, Part
+from tutti.sim.step import RANK, DryRun, SimulatedPart
 from tutti.sim.tasks import COMPUTE
 
 COLORS = {
@@ -62,7 +62,7 @@ def courses(run: DryRun) -> Sequence[tuple[str, float, Course]]:
     return [(f"device {run.fullest}", run.seconds, [(span.begin, now.kinds) for span, now in states])]
 
 
-def _course(run: DryRun, part: Part) -> Course:
+def _course(run: DryRun, part: SimulatedPart) -> Course:
     """The memory of a Program from the start of each call on.
 
     Collectives may wait after they are called, and do not count: the computation after them says when they are called.

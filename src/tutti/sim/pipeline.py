@@ -20,7 +20,7 @@ from tutti.plan.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
 from tutti.plan.slots import Schedule
 from tutti.plan.tier import DEVICE
-from tutti.sim.step import RANK, DryRun, Part
+from tutti.sim.step import RANK, DryRun, SimulatedPart
 
 # by kind of part
 WORK = {"P": "preparation", "F": "forward", "B": "backward", "W": "gradients", "U": "update", "C": "call"}
@@ -30,7 +30,7 @@ RESIDENT = ("parameters", "optimizer state", "buffers", "numbers", "activations"
 
 
 @dataclass(frozen=True)
-class Span:
+class ActionSpan:
     """An action of a device, from begin to end, in seconds."""
 
     device: int
@@ -71,11 +71,11 @@ class PipelineDryRun(DryRun):
 
     places: tuple[Place, ...] = ()
     place: tuple[int, ...] = ()  # the device of each stage
-    spans: tuple[Span, ...] = ()
+    spans: tuple[ActionSpan, ...] = ()
     sent: tuple[tuple[int, int], ...] = ()  # messages, and bytes of each of its ranks
     courses: tuple[tuple[MemoryState, ...], ...] = ()  # by device: at each of its spans
     away: tuple[Mapping[str, int], ...] = ()  # by device: bytes of inputs on other tiers
-    pairs: tuple[tuple[Place, Place, Part], ...] = ()
+    pairs: tuple[tuple[Place, Place, SimulatedPart], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -90,7 +90,7 @@ class PipelineDryRun(DryRun):
         return work.index(max(work))
 
     @property
-    def counted(self) -> list[Part]:
+    def counted(self) -> list[SimulatedPart]:
         """The parts of the busiest device. Those that run together count once as such."""
         pairs = [pair for pair in self.pairs if self.place[pair[0].stage] == self.busiest]
         together: Counter[Place] = Counter()
@@ -129,8 +129,8 @@ class PipelineDryRun(DryRun):
 
 
 def pipeline_run(
-    run: DryRun, cut: Cut, schedule: Schedule, parts: Mapping[Place, Part], plan: Plan, sizes: dict[str, int],
-    pair: Callable[[Place, Place], Part],
+    run: DryRun, cut: Cut, schedule: Schedule, parts: Mapping[Place, SimulatedPart], plan: Plan, sizes: dict[str, int],
+    pair: Callable[[Place, Place], SimulatedPart],
 ) -> PipelineDryRun:  # fmt: skip
     """The dry run of a pipeline from that of its parts. sizes: local bytes of inputs and of what crosses parts. pair:
     gives two parts that run together."""
@@ -164,11 +164,11 @@ def pipeline_run(
 
 def _clock(
     actions: Sequence[list[Action]], seconds: Mapping[tuple[Place, ...], float], travel: Callable[[Message], float]
-) -> list[Span]:
+) -> list[ActionSpan]:
     """When each device runs each of its actions. Raises ValueError if devices wait for one another."""
     at, free = [0] * len(actions), [0.0] * len(actions)
     arrived: dict[tuple[Message, int], float] = {}
-    spans: list[Span] = []
+    spans: list[ActionSpan] = []
     going = True
     while going:
         going = False
@@ -178,15 +178,16 @@ def _clock(
                 begin = max([free[d], *(arrived[m, d] for m, _ in action.receives)])
                 end = begin + (seconds[tuple(place for place, _ in action.runs)] if action.place else 0.0)
                 arrived |= {(m, target): end + travel(m) for m, target in action.sends}
-                spans.append(Span(d, action, begin, end))
+                spans.append(ActionSpan(d, action, begin, end))
                 free[d], at[d], going = end, at[d] + 1, True
     if any(at[d] < len(todo) for d, todo in enumerate(actions)):
         raise ValueError("devices of the pipeline wait for one another")
     return spans
 
 
-def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, parts: Mapping[Place, Part],
-            pairs: Mapping[tuple[Place, ...], Part], sizes: Mapping[str, int]) -> Iterator[MemoryState]:  # fmt: skip
+def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, parts: Mapping[Place, SimulatedPart],
+            pairs: Mapping[tuple[Place, ...], SimulatedPart],
+            sizes: Mapping[str, int]) -> Iterator[MemoryState]:  # fmt: skip
     """The memory of one rank of a device during each of its actions."""
     resident = Counter()
     for name, stage in cut.homes.items():

@@ -22,7 +22,7 @@ RANK = 0  # all ranks run equal Programs, so one is simulated
 
 
 @dataclass(frozen=True)
-class Part:
+class SimulatedPart:
     """A Program that runs `runs` times in a step."""
 
     name: str
@@ -43,7 +43,7 @@ class Part:
 class DryRun:
     """The prediction for a step. flops: of the model's step, on all devices. peak: FLOP/s of all devices."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SimulatedPart, ...]
     flops: float
     peak: float
     cluster: Cluster
@@ -63,7 +63,7 @@ class DryRun:
         return 0.0
 
     @property
-    def counted(self) -> list[Part]:
+    def counted(self) -> list[SimulatedPart]:
         """The parts that one rank runs."""
         return list(self.parts)
 

@@ -25,7 +25,7 @@ DEEPEST = 8  # containers within containers
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The place of a plain tensor: `container[key]`, or the attribute `key` of an object's `__dict__`."""
 
     container: Any
@@ -65,7 +65,7 @@ class Holdings:
                 if names[p] in self.optimizer_of:
                     raise ValueError(f"{self.optimizer_of[names[p]]!r} and {key!r} both update parameter {names[p]!r}")
                 self.optimizer_of[names[p]] = key
-        self.places: list[Place] = []
+        self.places: list[TensorPlace] = []
         for name, x in objects.items():
             if name not in self.modules and name not in self.optimizers:
                 if isinstance(x, torch.Tensor):
@@ -137,7 +137,7 @@ def groups_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[list[int]]:
     return [[id(p) for p in group["params"]] for optimizer in optimizers for group in optimizer.param_groups]
 
 
-def _places(path: str, x: Any, seen: set[int], depth: int) -> Iterator[Place]:
+def _places(path: str, x: Any, seen: set[int], depth: int) -> Iterator[TensorPlace]:
     """The tensors in an object, through lists, tuples, dicts and attributes."""
     if id(x) in seen or depth > DEEPEST:
         return
@@ -154,6 +154,6 @@ def _places(path: str, x: Any, seen: set[int], depth: int) -> Iterator[Place]:
         return
     for key, item in items:
         if isinstance(item, torch.Tensor):
-            yield Place(container, key, f"{path}.{key}")
+            yield TensorPlace(container, key, f"{path}.{key}")
         else:
             yield from _places(f"{path}.{key}", item, seen, depth + 1)

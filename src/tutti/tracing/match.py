@@ -29,7 +29,7 @@ def leaves(node: fx.Node) -> list[Any]:
     return flat
 
 
-class Search:
+class SubgraphMatcher:
     """`mapping` maps pattern nodes to nodes while a generator is suspended at a match."""
 
     def __init__(self, calls: Iterable[fx.Node], exact: bool = True):

@@ -22,7 +22,7 @@ from torch import fx
 
 from tutti.ir.step_graph import BACKWARD, FORWARD, Spec
 from tutti.tracing.joint import Joint, joint
-from tutti.tracing.match import Search, leaves
+from tutti.tracing.match import SubgraphMatcher, leaves
 from tutti.tracing.rewrite import rewrite
 
 HOLES = (1234567 / 2**24, 2345679 / 2**24)  # placeholders for numbers in the trace that finds the operands
@@ -143,7 +143,7 @@ class _Finder:
             first = min(calls, key=lambda n: len(like[n]))
             for node in like[first]:
                 if node.users and node.meta["phase"] == phase:
-                    search = Search(calls, exact=False)
+                    search = SubgraphMatcher(calls, exact=False)
                     count += any(self._replace_exactly(phase, *operands, node)
                                  for _ in search.matches(first, node)
                                  if (operands := self._operands(loose, learned, search.mapping)))  # fmt: skip
@@ -175,7 +175,7 @@ class _Finder:
                 for first in calls:
                     if first.target != at.target or first.meta["phase"] != phase:
                         continue
-                    search = Search(calls)
+                    search = SubgraphMatcher(calls)
                     search.mapping |= {p: n for p, n in zip(reference.inputs, nodes, strict=False) if n}
                     for _ in search.matches(first, at):
                         try:

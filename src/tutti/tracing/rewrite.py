@@ -10,12 +10,12 @@ from tutti.ir.costs import FREE
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import BACKWARD, FORWARD, ancestors
 from tutti.tracing.joint import Joint
-from tutti.tracing.match import Search
+from tutti.tracing.match import SubgraphMatcher
 
 Pairs = list[tuple[fx.Node, fx.Node]]  # (output of the occurrence, its replacement)
 
 
-def rewrite(graph: fx.Graph, reference: Joint, new: Joint, search: Search) -> bool:
+def rewrite(graph: fx.Graph, reference: Joint, new: Joint, search: SubgraphMatcher) -> bool:
     """Replace an occurrence of `reference` by `new`, in place.
 
     Returns False, and changes nothing, if other nodes read its intermediate values, or if an operand is computed only

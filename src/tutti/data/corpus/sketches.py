@@ -74,7 +74,7 @@ class SketchWriter:
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """A run of a sketch on disk, from byte `at`. It is read, not mapped: pages of a mapped file count as memory."""
 
     path: Path
@@ -99,9 +99,9 @@ class Run:
         return Hashes(*columns)
 
 
-def open_sketch(path: Path, runs: Sequence[int]) -> list[Run]:
+def open_sketch(path: Path, runs: Sequence[int]) -> list[SortedRun]:
     """The runs of a sketch."""
-    return [Run(path, BYTES * sum(runs[:k]), count) for k, count in enumerate(runs)]
+    return [SortedRun(path, BYTES * sum(runs[:k]), count) for k, count in enumerate(runs)]
 
 
 class IdWriter:

@@ -12,7 +12,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")  # what Slurm, Ray and 
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """Description of a job, common to all clusters.
 
     words: the verb and its arguments. nodes, min_nodes: it starts with at most so many nodes, and goes on with as few

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tutti.launch.cluster.job import WAIT, Job
+from tutti.launch.cluster.job import WAIT, ClusterJob
 
 PORT = 29400  # of the rendezvous
 BAD_INPUT = 2  # exit code of a command line that cannot work
@@ -49,7 +49,7 @@ class Kubernetes:
                 raise ValueError(f"--env {variable!r}: give NAME=value")
 
 
-def manifests(job: Job, own: Kubernetes) -> list[dict[str, Any]]:
+def manifests(job: ClusterJob, own: Kubernetes) -> list[dict[str, Any]]:
     """The manifests of ranks that train, evaluate or whatever else their verb does."""
     command = [job.python or "python", "-m", "tutti.cli", "run", f"--min={job.least}", f"--max={job.nodes}",
                f"--meet={job.name}-0.{job.name}:{PORT}", f"--wait={WAIT}", *job.limits()]  # fmt: skip
@@ -81,7 +81,7 @@ def manifests(job: Job, own: Kubernetes) -> list[dict[str, Any]]:
     ]
 
 
-def servers(job: Job, own: Kubernetes, arguments: Sequence[str], port: int) -> list[dict[str, Any]]:
+def servers(job: ClusterJob, own: Kubernetes, arguments: Sequence[str], port: int) -> list[dict[str, Any]]:
     """The manifests of replicas of a server. arguments: of `tutti serve`, without the address that it binds to."""
     names = [job.name, f"{job.name}.{own.namespace}", f"{job.name}.{own.namespace}.svc.cluster.local"]
     python = [job.python or "python", "-m"]
@@ -131,7 +131,7 @@ def text(documents: Sequence[Mapping[str, Any]]) -> str:
     return head + "---\n".join(yaml.dump(dict(x), Dumper=Plain, sort_keys=False, width=120) for x in documents)
 
 
-def write(job: Job, documents: Sequence[Mapping[str, Any]]) -> Path:
+def write(job: ClusterJob, documents: Sequence[Mapping[str, Any]]) -> Path:
     """Write manifests into the job's folder."""
     job.folder.mkdir(parents=True, exist_ok=True)
     path = job.folder / f"{job.name}.yaml"
@@ -139,7 +139,7 @@ def write(job: Job, documents: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def submit(path: Path, job: Job) -> str:
+def submit(path: Path, job: ClusterJob) -> str:
     """Give a file to kubectl. Returns what it says. Raises ValueError if it fails."""
     verb = "apply" if job.replicas else "create"  # a Job runs once: to apply a finished one again does nothing
     if not shutil.which("kubectl"):
@@ -152,17 +152,17 @@ def submit(path: Path, job: Job) -> str:
     return done.stdout
 
 
-def logs(job: Job, own: Kubernetes) -> str:
+def logs(job: ClusterJob, own: Kubernetes) -> str:
     """The folder of logs, on the first volume."""
     return f"{own.mounts[0].partition(':')[2].rstrip('/')}/launch/{job.name}/logs"
 
 
-def _manifest(job: Job, own: Kubernetes, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _manifest(job: ClusterJob, own: Kubernetes, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     about = {"name": job.name, "namespace": own.namespace, "labels": _labels(job)}
     return {"apiVersion": version, "kind": kind, "metadata": about, "spec": spec}
 
 
-def _labels(job: Job) -> dict[str, str]:
+def _labels(job: ClusterJob) -> dict[str, str]:
     return {"app.kubernetes.io/name": job.name, "app.kubernetes.io/managed-by": "tutti"}
 
 
@@ -170,7 +170,7 @@ def _on_exit(action: str, code: int) -> dict[str, Any]:
     return {"action": action, "onExitCodes": {"containerName": "tutti", "operator": "In", "values": [code]}}
 
 
-def _container(job: Job, own: Kubernetes, command: list[str]) -> dict[str, Any]:
+def _container(job: ClusterJob, own: Kubernetes, command: list[str]) -> dict[str, Any]:
     each = {"cpu": str(job.cores)} | ({"memory": f"{job.memory}i"} if job.memory else {})
     gpus = {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
     memory = {"memory": each["memory"]} if job.memory else {}

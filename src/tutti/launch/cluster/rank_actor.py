@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tutti.launch.cluster.ranks import Place
+from tutti.launch.cluster.ranks import RankPlace
 from tutti.launch.launch import LOGS_VARIABLE, ORPHANS
 
 
@@ -33,14 +33,14 @@ class RankActor:
         self.process: subprocess.Popen[bytes] | None = None
         self.scratch = tempfile.TemporaryDirectory(prefix="tutti-")
 
-    def place(self) -> Place:
+    def place(self) -> RankPlace:
         """The place where this actor runs."""
         import ray
         from ray.util import get_node_ip_address
 
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
-        return Place(context.get_node_id(), get_node_ip_address(), tuple(map(str, gpus)))
+        return RankPlace(context.get_node_id(), get_node_ip_address(), tuple(map(str, gpus)))
 
     def free_port(self) -> int:
         """A port of this machine that is not in use."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The place of a rank. node: an identifier of its machine. address: of the machine, for the others. gpus: those
     that the cluster gave it there."""
 
@@ -16,13 +16,15 @@ class Place:
     gpus: tuple[str, ...] = ()
 
 
-def order(places: Sequence[Place]) -> list[int]:
+def order(places: Sequence[RankPlace]) -> list[int]:
     """Indices of the places in the order of ranks: those of a node follow one another, nodes as they come first."""
     nodes = list(dict.fromkeys(x.node for x in places))
     return sorted(range(len(places)), key=lambda i: (nodes.index(places[i].node), i))
 
 
-def environments(places: Sequence[Place], port: int, restart: int, restarts: int, name: str) -> list[dict[str, str]]:
+def environments(
+    places: Sequence[RankPlace], port: int, restart: int, restarts: int, name: str
+) -> list[dict[str, str]]:
     """The variables of torch.distributed for each rank, whose places are in the order of ranks. They meet at `port` of
     rank 0's machine. restart: how often they were started before, of at most `restarts`.
 
@@ -53,7 +55,7 @@ def environments(places: Sequence[Place], port: int, restart: int, restarts: int
     return environments_of_ranks
 
 
-def on_one_machine(places: Sequence[Place]) -> list[Place]:
+def on_one_machine(places: Sequence[RankPlace]) -> list[RankPlace]:
     """The places, with the loopback address if all are on the same machine: its name need not resolve then."""
     alone = len({x.node for x in places}) == 1
     return [replace(x, address="127.0.0.1") for x in places] if alone else list(places)

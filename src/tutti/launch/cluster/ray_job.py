@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tutti.launch.cluster.job import MARGIN, Job
+from tutti.launch.cluster.job import MARGIN, ClusterJob
 from tutti.launch.cluster.rank_actor import Ended, RankActor
 from tutti.launch.cluster.ranks import environments, on_one_machine, order
 from tutti.launch.interrupt import noted
@@ -40,7 +40,7 @@ class Ray:
     wait: float = 600.0
 
 
-def run(job: Job, ray: Ray, where: Path, logs: Path) -> None:
+def run(job: ClusterJob, ray: Ray, where: Path, logs: Path) -> None:
     """Run a job to its end, from this process.
 
     where: the folder that ranks run in. logs: the folder of their logs, with one for each attempt. Raises LaunchError
@@ -89,7 +89,7 @@ def connect(address: str) -> None:
 
 
 @contextmanager
-def _actors(job: Job, wait: float, received: Sequence[int]) -> Iterator[list[Any]]:
+def _actors(job: ClusterJob, wait: float, received: Sequence[int]) -> Iterator[list[Any]]:
     """Actors for all ranks, in no order, on as many nodes as there are."""
     import ray
     from ray.util.placement_group import remove_placement_group
@@ -111,7 +111,7 @@ def _actors(job: Job, wait: float, received: Sequence[int]) -> Iterator[list[Any
             remove_placement_group(group)
 
 
-def resources(job: Job) -> dict[str, float]:
+def resources(job: ClusterJob) -> dict[str, float]:
     """Resources of an actor that has a process of a node to itself."""
     amounts = {"num_cpus": job.cores / job.processes, "num_gpus": job.gpus / job.processes}
     return amounts | ({"memory": _bytes(job.memory) / job.processes} if job.memory else {})
@@ -126,7 +126,7 @@ def released(actors: Sequence[Any]) -> None:
             ray.kill(actor)
 
 
-def place(job: Job, wait: float, received: Sequence[int]) -> Any:
+def place(job: ClusterJob, wait: float, received: Sequence[int]) -> Any:
     """A placement group with a bundle for each node. Raises ValueError if there is no room in time, and Interrupted
     once a signal is received."""
     import ray
@@ -164,7 +164,7 @@ def _bytes(memory: str) -> int:
     return int(memory[:-1]) << 10 * (1 + "KMGT".index(memory[-1]))
 
 
-def _attempt(job: Job, actors: list[Any], where: Path, logs: Path, attempt: int,
+def _attempt(job: ClusterJob, actors: list[Any], where: Path, logs: Path, attempt: int,
              received: Sequence[int]) -> dict[int, Ended]:  # fmt: skip
     """Start all ranks, and wait until all have ended well or one has failed. Returns how each rank ended, if it has."""
     import ray

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tutti.launch.cluster.job import WAIT, Job
+from tutti.launch.cluster.job import WAIT, ClusterJob
 
 PORTS = 20_000  # the first of as many ports, from which a job's number chooses that of its rendezvous
 TIME = re.compile(r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}")
@@ -43,7 +43,7 @@ class Slurm:
                 raise ValueError(f"--sbatch {option!r}: give an option of sbatch, such as --sbatch=--constraint=a100")
 
 
-def script(job: Job, slurm: Slurm, where: Path) -> str:
+def script(job: ClusterJob, slurm: Slurm, where: Path) -> str:
     """The batch script. where: the folder that it runs in."""
     if job.replicas % job.nodes:
         raise ValueError(
@@ -55,7 +55,7 @@ def script(job: Job, slurm: Slurm, where: Path) -> str:
     return "\n".join([*_head(job, slurm, where), "", *_begin(job), *_setup(slurm), "", *body, *_end(job)]) + "\n"
 
 
-def write(job: Job, slurm: Slurm, where: Path) -> Path:
+def write(job: ClusterJob, slurm: Slurm, where: Path) -> Path:
     """Write the script, and make the folder of the logs. Returns the script's path."""
     (job.folder / "logs").mkdir(parents=True, exist_ok=True)
     path = job.folder / f"{job.name}.sh"
@@ -77,7 +77,7 @@ def submit(path: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def _head(job: Job, slurm: Slurm, where: Path) -> list[str]:
+def _head(job: ClusterJob, slurm: Slurm, where: Path) -> list[str]:
     count = f"{job.least}-{job.nodes}" if job.elastic else f"{job.nodes}"
     each = job.replicas // job.nodes if job.replicas else 1
     options = [
@@ -120,7 +120,7 @@ def _percent(folder: Path) -> str:
     return str(folder).replace("%", "%%")
 
 
-def _begin(job: Job) -> list[str]:
+def _begin(job: ClusterJob) -> list[str]:
     return [
         "attempt=${SLURM_RESTART_COUNT:-0}  # how often it was requeued",
         f"logs={shlex.quote(str(job.folder))}/logs/$SLURM_JOB_ID/attempt-$attempt",
@@ -134,7 +134,7 @@ def _setup(slurm: Slurm) -> list[str]:
     return ["", *slurm.setup] if slurm.setup else []
 
 
-def _ranks(job: Job) -> list[str]:
+def _ranks(job: ClusterJob) -> list[str]:
     """Start `tutti run` on each node."""
     options = [f"--min={job.least}", '--max="${#nodes[@]}"', '--meet="${nodes[0]}:$port"', f"--wait={WAIT}",
                *job.limits(), '--logs="$logs"']  # fmt: skip
@@ -173,7 +173,7 @@ WAITING = [
 ]
 
 
-def _end(job: Job) -> list[str]:
+def _end(job: ClusterJob) -> list[str]:
     """Requeue the job if it was stopped, unless by scancel."""
     done = "" if job.replicas else '[ "$status" -eq 0 ] && exit 0\n'
     return [
@@ -194,7 +194,7 @@ def _end(job: Job) -> list[str]:
     ]
 
 
-def _replicas(job: Job) -> list[str]:
+def _replicas(job: ClusterJob) -> list[str]:
     """Servers on all nodes, each started again when it ends, and a router to them on the first."""
     each = job.replicas // job.nodes
     words = [job.python or sys.executable, "-m", "tutti.cli", "serve"]

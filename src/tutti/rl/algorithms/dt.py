@@ -141,7 +141,7 @@ class Transformer(nn.Module):
         width = config.width
         self.to_go, self.obs, self.action = nn.Linear(1, width), nn.Linear(size, width), nn.Linear(numbers, width)
         self.place = nn.Parameter(0.02 * torch.randn(config.context, width))
-        self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(DecoderBlock(width, config.heads) for _ in range(config.layers))
         self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, numbers)
 
     def forward(self, to_go: Tensor, obs: Tensor, action: Tensor, valid: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class Transformer(nn.Module):
         return self.out(self.norm(x.unflatten(1, (steps, 3))[:, :, 1]))
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention and a perceptron, each after a normalization and added to its input."""
 
     def __init__(self, width: int, heads: int):

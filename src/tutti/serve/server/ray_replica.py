@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tutti.launch.cluster.job import Job
+from tutti.launch.cluster.job import ClusterJob
 from tutti.launch.cluster.rank_actor import RankActor
 from tutti.launch.cluster.ray_job import Ray, connect, released, resources
 from tutti.launch.launch import LOGS_VARIABLE
@@ -18,7 +18,7 @@ from tutti.serve.server.router import Worker
 class RayReplica(Worker):
     """A server in an actor. words: its command, with "{port}". where: the folder that it runs in."""
 
-    def __init__(self, job: Job, words: Sequence[str], where: Path, logs: Path):
+    def __init__(self, job: ClusterJob, words: Sequence[str], where: Path, logs: Path):
         super().__init__()
         self.job, self.words, self.where, self.logs = job, words, where, logs
         self.actor: Any = None
@@ -74,7 +74,7 @@ class RayReplica(Worker):
             self.actor = None
 
 
-def serve(job: Job, own: Ray, where: Path, logs: Path, arguments: dict[str, Any]) -> None:
+def serve(job: ClusterJob, own: Ray, where: Path, logs: Path, arguments: dict[str, Any]) -> None:
     """Serve with `job.replicas` actors until SIGTERM or Ctrl-C. given: the arguments of `tutti serve`."""
     connect(own.address)
     words = ["-m", "tutti.launch.worker", "-m", "tutti.cli", "serve", *arguments_of_worker(arguments),

@@ -84,7 +84,7 @@ def _moved(schema: Any, place: str, names: bool = False) -> Any:
 
 
 @dataclass
-class Call:
+class ToolCall:
     """A call in an answer. arguments: their JSON as far as it is written. complete: whether that is all."""
 
     name: str
@@ -106,7 +106,7 @@ class Calls:
 
     def __init__(self, tools: Sequence[Tool], must: bool = False, parallel: bool = True):
         self.names, self.must, self.parallel = [x.function.name for x in tools], must, parallel
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self.at = self.depth = 0  # what is read, and open braces of the call that is being written
         self.quoted = self.escaped = False
 
@@ -124,7 +124,7 @@ class Calls:
         elif self.calls:
             content = text[: text.find(TAG)].rstrip() if TAG in text else ""
         elif self.must and (name := self._named(text)):
-            content, self.calls = "", [Call(name)]
+            content, self.calls = "", [ToolCall(name)]
         if not self.parallel:
             del self.calls[1:]
         return content
@@ -148,7 +148,7 @@ class Calls:
         match = HEADER.match(text, start)
         if not match or (name := _loaded(match[1])) not in self.names:
             return False
-        self.calls.append(Call(name))
+        self.calls.append(ToolCall(name))
         self.at, self.depth = match.end(), 0
         return True
 
@@ -176,7 +176,7 @@ class Calls:
         return False
 
 
-def _written(text: str, names: Sequence[str]) -> tuple[str, list[Call]]:
+def _written(text: str, names: Sequence[str]) -> tuple[str, list[ToolCall]]:
     """A complete answer without its calls, and the calls; the whole answer if they are not well-formed."""
     if tagged := TAGGED.findall(text):
         rest, written = TAGGED.sub("", text).rstrip(), [_loaded(x) for x in tagged]
@@ -198,6 +198,6 @@ def _loaded(text: str) -> Any:
         return None
 
 
-def _call(call: dict[str, Any]) -> Call:
+def _call(call: dict[str, Any]) -> ToolCall:
     arguments = call.get("arguments", call.get("parameters", {}))
-    return Call(call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments), True)
+    return ToolCall(call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments), True)

@@ -99,7 +99,7 @@ class SparseFactors:
         return torch.from_numpy(out).view(b, r, *shape)
 
 
-class Block:
+class BlockElimination:
     """Block elimination along the longer side of the mesh, batched over frequencies."""
 
     threaded = False
@@ -151,7 +151,7 @@ class BlockFactors:
         return x.permute(1, 3, 0, 2) if self.across else x.permute(1, 3, 2, 0)
 
 
-class Block32(Block):
+class Block32(BlockElimination):
     """Block elimination in complex64 with iterative refinement in complex128."""
 
     def factor(self, stencil: Stencil, iwmu: Tensor) -> Refined:
@@ -201,4 +201,8 @@ def _openblas() -> ThreadpoolController:
     return ThreadpoolController().select(internal_api="openblas")
 
 
-SOLVERS: dict[str, Callable[[tuple[int, int]], Solver]] = {"splu": SuperLU, "block": Block, "block32": Block32}
+SOLVERS: dict[str, Callable[[tuple[int, int]], Solver]] = {
+    "splu": SuperLU,
+    "block": BlockElimination,
+    "block32": Block32,
+}
