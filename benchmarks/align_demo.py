@@ -46,7 +46,7 @@ from tutti.align import (
     SFTConfig,
     SFTTrainer,
 )
-from tutti.align.rollout import Sampler
+from tutti.align.rollouts.rollout import Sampler
 from tutti.serve import Sampling
 
 SEEDS = 0, 1, 2

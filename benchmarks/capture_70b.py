@@ -17,8 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 import tutti
-from tutti.lower.vary import vary
-from tutti.plan.search import Search
+from tutti.lower.variants.vary import vary
+from tutti.plan.search.search import Search
 from tutti.sim.planning import Simulator
 
 

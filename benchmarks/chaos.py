@@ -75,8 +75,8 @@ def trainer(folder: Path) -> None:
 
 def text(folder: Path) -> None:
     from tutti.cli import main
-    from tutti.train import run
-    from tutti.train.history import read, series
+    from tutti.train.text import run
+    from tutti.train.text.history import read, series
 
     run_step = run.Run.run_step
 
@@ -138,7 +138,7 @@ def loop(folder: Path) -> None:
 
 def rl(folder: Path) -> None:
     from tutti.cli import main
-    from tutti.rl.files import tensors
+    from tutti.rl.core.files import tensors
 
     config = folder.parent / f"{folder.name}.toml"
     sizes = {"n_envs": 8, "n_steps": 64, "batch_size": 128, "n_epochs": 2}
@@ -183,7 +183,8 @@ def work(part: str, folder: str, log: str) -> None:
 
 def start(part: str, folder: Path, log: Path) -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers", "tutti", "tutti.train.trainer", "tutti.rl", "tutti.cli"])
+    modules = ["torch", "transformers", "tutti", "tutti.train.trainer.trainer", "tutti.rl", "tutti.cli"]
+    context.set_forkserver_preload(modules)
     process = context.Process(target=work, args=(part, str(folder), str(log)))
     process.start()
     return process

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import harness
 import tutti
 from tutti.compile.segment_calls import COMPILED
-from tutti.exec import levels
+from tutti.exec.kernels import levels
 
 DEPTHS, QUICK_DEPTHS = (6, 12, 30, 60, 120), (2, 4, 8)
 DEEPEST_PEER = 30

@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import harness
-from tutti.exec.levels import prepare
-from tutti.exec.runtime import runtime_for
+from tutti.exec.kernels.levels import prepare
+from tutti.exec.runtimes.runtime import runtime_for
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.shard import shard
 from tutti.nn import linear_cross_entropy  # noqa: F401  (registers the operators)

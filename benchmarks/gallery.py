@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from tutti.cli.answer import bill
-from tutti.cli.plan_sweep import Point, best_on
-from tutti.cli.workload import Captured, Workload
+from tutti.cli.plan.answer import bill
+from tutti.cli.plan.sweep import Point, best_on
+from tutti.cli.plan.workload import Captured, Workload
 from tutti.hardware import Cluster
 
 FOLDER = Path(__file__).parent

@@ -34,7 +34,7 @@ def measure(name: str, plan: str, cluster: str, level: str) -> dict[str, int]:
     import tutti
     from tutti.analysis.memory import CPU, memory
     from tutti.sim.dryrun import dry_run
-    from tutti.train.memory import PeakMemory, live_bytes
+    from tutti.train.text.memory import PeakMemory, live_bytes
 
     model, batch, loss = models.case(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -20,7 +20,7 @@ import transformers
 
 import harness
 import tutti
-from tutti.exec.memory_budget import OverBudget, bytes_of
+from tutti.exec.stores.memory_budget import OverBudget, bytes_of
 from tutti.ir.step_graph import StepGraph
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run

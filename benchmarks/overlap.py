@@ -34,17 +34,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 import tutti
 from tutti.api import step as module
-from tutti.exec.codegen import Request
-from tutti.exec.runtime import Distributed, join_job
-from tutti.exec.underway import UnderWay
+from tutti.exec.kernels.codegen import Request
+from tutti.exec.runtimes.runtime import Distributed, join_job
+from tutti.exec.runtimes.underway import UnderWay
 from tutti.hardware import Cluster
 from tutti.hardware.device import Device, Link
 from tutti.hardware.local import local
 from tutti.hardware.presets import PRESETS, RING_ONLY
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
+from tutti.plan.layouts.reshard import sent_bytes
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
-from tutti.plan.reshard import sent_bytes
 from tutti.plan.textbook import parse_name
 from tutti.sim.dryrun import dry_run
 from tutti.sim.simulate import simulate

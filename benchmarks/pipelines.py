@@ -21,13 +21,13 @@ import transformers
 import harness
 import tutti
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.vary import vary
-from tutti.plan.flat import Flat
-from tutti.plan.pipeline_candidate import PipelineCandidate
+from tutti.lower.variants.vary import vary
+from tutti.plan.pipeline.candidate import PipelineCandidate
+from tutti.plan.pipeline.schedule import Pipe
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
-from tutti.plan.schedule import Pipe
-from tutti.plan.search import Search
+from tutti.plan.search.search import Search
+from tutti.plan.search.single_stage import Flat
 from tutti.plan.variant import Variant
 from tutti.sim.dryrun import dry_run
 from tutti.sim.planning import Simulator

@@ -41,7 +41,7 @@ from tutti.cli.calibrate import command as calibrate
 from tutti.hardware import Cluster, machine
 from tutti.hardware.local import calibrated
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
 from tutti.plan.plan import Plan
 from tutti.sim.dryrun import dry_run
 
@@ -72,7 +72,7 @@ def prepare(model_name: str, plan: str, level: str) -> float:
 
 
 def dist_size() -> int:
-    from tutti.exec.runtime import join_job
+    from tutti.exec.runtimes.runtime import join_job
 
     return join_job(torch.device("cpu"))
 

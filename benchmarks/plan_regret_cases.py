@@ -21,11 +21,11 @@ from tutti.hardware import Cluster
 from tutti.hardware.curve import Curve
 from tutti.hardware.device import Link
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
 from tutti.plan.plan import DECISIONS, Plan, renamed
 from tutti.plan.planner import Planner
 from tutti.plan.random import random_plan
-from tutti.plan.search import Search
+from tutti.plan.search.search import Search
 from tutti.sim.planning import Simulator
 
 TEXT, LENGTH, VOCABULARY = 16, 128, 4096  # sequences, tokens of each

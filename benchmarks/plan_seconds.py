@@ -63,10 +63,10 @@ QUICK = (Request("llama3-70b-12l", "h100:4x8", 128, 8192),)
 
 def planned(config: str, cluster: str, batch: str, seq: str, only: str = "") -> dict[str, Any]:
     """One request, in this process; with only = "capture" no more than its step."""
-    from tutti.cli.workload import Captured, Workload
+    from tutti.cli.plan.workload import Captured, Workload
     from tutti.hardware import Cluster
     from tutti.plan.plan import Plan
-    from tutti.plan.search import Search
+    from tutti.plan.search.search import Search
     from tutti.sim.error_bars import MEMORY, error_bar
     from tutti.sim.planning import Simulator
 

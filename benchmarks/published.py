@@ -27,7 +27,7 @@ from typing import Any
 
 import harness
 import tutti
-from tutti.cli.workload import Captured, Workload
+from tutti.cli.plan.workload import Captured, Workload
 from tutti.hardware import Cluster, machine
 from tutti.hardware.altered import altered
 from tutti.plan.planner import Planner
@@ -77,7 +77,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # plans and options by row, 
     "N5": ("pp4-interleaved8xdp256xexperts64xzero2xrecompute", BF16_ADAM),
     # custom_llama3_1_70b_pretrain_benchmark_8nodes.yaml: activation_checkpointing, FusedAdam without masters.
     "N6": ("dp32xcp2xzero3xrecompute", {"masters": False}),
-    # DualPipe on 16 devices is DualPipeV on 8 with twice the data parallelism (`tutti.plan.schedule`).
+    # DualPipe on 16 devices is DualPipeV on 8 with twice the data parallelism (`tutti.plan.pipeline.schedule`).
     "N7": ("pp8-dualpipevxdp256xexperts64xzero1xfp8", {}),
     "N8": ("pp8-interleaved5xdp2xtp4xspxzero1xfp8", {}),
     "N9": ("dp16xexperts16xzero1xfp8", {}),

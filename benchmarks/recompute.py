@@ -1,6 +1,6 @@
 """Recomputation on one CPU: the peak of a training step against its time, ours and PyTorch's, compiled, in turns.
 
-Ours: the cheapest operators whose results need not be kept (`plan.recompute`), for shares of the activations.
+Ours: the cheapest operators whose results need not be kept (`plan.search.recompute`), for shares of the activations.
 PyTorch's: `torch.compile` with the same shares as `activation_memory_budget` of its min-cut partitioner. A Llama, a T5
 and a UNet2D of diffusers, all with a fused AdamW; one process for each contender. A peak is what is allocated at once
 beyond what lies there between steps; `at_equal_time` holds the smallest of our peaks that takes no longer,
@@ -26,12 +26,12 @@ import harness
 import models
 import tutti
 from tutti.hardware import Cluster
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
 from tutti.plan.planner import Planner
-from tutti.plan.recompute import Activations
+from tutti.plan.search.recompute import Activations
 from tutti.plan.variant import Variant
 from tutti.sim.forward import forward_seconds
-from tutti.train.memory import PeakMemory, live_bytes
+from tutti.train.text.memory import PeakMemory, live_bytes
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 ROUNDS, STEPS = 5, 2

@@ -20,7 +20,7 @@ import torch
 
 import harness
 from tutti.rl.algorithms import algorithm
-from tutti.rl.callbacks import EvalCallback
+from tutti.rl.core.callbacks import EvalCallback
 from tutti.rl.presets import PRESETS
 
 RESULT = harness.RESULTS / "rl_curves.json"

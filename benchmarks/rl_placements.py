@@ -36,14 +36,14 @@ import torch.distributed as dist
 
 import harness
 from gloo import Pool
-from tutti.cli.plan_rl import draw
+from tutti.cli.plan.rl import draw
 from tutti.hardware import Cluster, machine
-from tutti.rl import links
-from tutti.rl.forecast import OLDER, Forecast, Machine, chosen, forecasts
-from tutti.rl.fragments import costs
-from tutti.rl.job import RunPlacement
-from tutti.rl.placement import Placed
-from tutti.rl.vector import VectorEnv
+from tutti.rl.core.vector import VectorEnv
+from tutti.rl.placement import links
+from tutti.rl.placement.forecast import OLDER, Forecast, Machine, chosen, forecasts
+from tutti.rl.placement.fragments import costs
+from tutti.rl.placement.job import RunPlacement
+from tutti.rl.placement.placement import Placed
 
 KEPT = machine.FOLDER / "rl_placements"
 ROUNDS, QUICK_ROUNDS = 4, 2

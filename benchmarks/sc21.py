@@ -46,12 +46,12 @@ import tutti
 from tutti.analysis.prices import Prices
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import StepGraph
-from tutti.plan.choice import Choice
-from tutti.plan.layout import Layout, Partial
+from tutti.plan.layouts.choice import Choice
+from tutti.plan.layouts.layout import Layout, Partial
+from tutti.plan.pipeline.schedule import schedule_of
+from tutti.plan.pipeline.slots import makespan
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
-from tutti.plan.schedule import schedule_of
-from tutti.plan.slots import makespan
 from tutti.sim.dryrun import dry_run
 from tutti.sim.step import RANK, DryRun
 from tutti.sim.tasks import COMPUTE, tasks_of

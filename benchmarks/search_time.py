@@ -24,11 +24,11 @@ import transformers
 import harness
 import tutti
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.vary import vary
-from tutti.plan.price import Pricer
-from tutti.plan.problem import problem_of
-from tutti.plan.search import Search
-from tutti.plan.sharding_problem import ShardingProblem
+from tutti.lower.variants.vary import vary
+from tutti.plan.layouts.price import Pricer
+from tutti.plan.layouts.problem import problem_of
+from tutti.plan.network.sharding_problem import ShardingProblem
+from tutti.plan.search.search import Search
 from tutti.sim.planning import Simulator
 
 SEQUENCE = 8192

@@ -1,7 +1,8 @@
 """Predicted and measured service of six loads, by the engine on this machine.
 
-The costs of its steps are measured first (`tutti.serve.costs.measured`). Then the engine's scheduler runs each load
-with a clock in place of devices (`tutti.serve.simulate`), and the engine serves it: Llama 104M, bfloat16, two threads.
+The costs of its steps are measured first (`tutti.serve.apart.costs.measured`). Then the engine's scheduler runs each
+load with a clock in place of devices (`tutti.serve.apart.simulate`), and the engine serves it: Llama 104M, bfloat16,
+two threads.
 
 - `ttft`, `tpot`: median seconds to the first token and of each further one. `throughput`: tokens per second.
 - `error`: of the prediction, relative to what was measured. `median error`: over all loads and the three numbers.
@@ -19,9 +20,9 @@ import torch
 import harness
 from serve import model_of
 from tutti.serve import Engine, Request, Sampling
+from tutti.serve.apart.costs import measured
+from tutti.serve.apart.simulate import SimulatedEngine, Sizes, simulate
 from tutti.serve.bench import Arrival, Measured, poisson, report
-from tutti.serve.costs import measured
-from tutti.serve.simulate import SimulatedEngine, Sizes, simulate
 
 NUMBERS = ("ttft", "tpot", "throughput")
 

@@ -29,7 +29,7 @@ import harness
 import trainers
 import tutti
 from tutti.ir.costs import FREE
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 from tutti.observe import recording
 from tutti.observe.calls import calls_of
 

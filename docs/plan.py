@@ -7,7 +7,7 @@ import transformers
 
 import tutti
 from tutti.plan.planner import Planner
-from tutti.train.picture import plan_picture
+from tutti.train.text.picture import plan_picture
 
 with torch.device("meta"):
     config = transformers.GPT2Config(vocab_size=50304, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")

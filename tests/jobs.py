@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tutti.train.history import read, series
+from tutti.train.text.history import read, series
 
 TINY = [
     *("--data.held-out", "0.2", "--tokenizer.vocab-size", "300", "--batch.seq", "16", "--model.num-hidden-layers", "2"),

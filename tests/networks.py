@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from tutti.plan.network import NEVER, Network
+from tutti.plan.network.network import NEVER, Network
 
 
 def random_network(seed: int, variables: int = 6, states: int = 4, density: float = 0.6, never: float = 0.1) -> Network:

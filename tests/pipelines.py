@@ -8,10 +8,10 @@ from typing import Any
 
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import FORWARD, StepGraph
+from tutti.plan.pipeline.reads import Reads
+from tutti.plan.pipeline.slots import Durations, Schedule, makespan, taking
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
-from tutti.plan.reads import Reads
-from tutti.plan.slots import Durations, Schedule, makespan, taking
 from tutti.plan.textbook import parse_name
 from tutti.tracing.function import capture_function
 from tutti.tracing.holdings import Holdings

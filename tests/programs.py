@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import fx
 
-from tutti.ir.step_graph import FORWARD, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import FORWARD
 from tutti.lower.program import Program
-from tutti.plan.layout import Layout, Mesh
+from tutti.plan.layouts.layout import Layout, Mesh
 
 Shape = tuple[int, ...]
 

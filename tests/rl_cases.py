@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.agent import Agent
 from tutti.rl.algorithms import algorithm
-from tutti.rl.env import Env, State, begun_again
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Agent
+from tutti.rl.core.env import Env, State, begun_again
 from tutti.rl.offline_data import episodes
 
 ACTING: dict[str, Any] = {"hidden": (8,), "n_envs": 4, "n_steps": 8}
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "MADDPG": ("simple_spread_v3", {**REPLAYED, "n_steps": 4}),
     "MAPPO": ("simple_spread_v3", {**ACTING, "n_epochs": 2, "batch_size": 16}),
     "MBPO": ("Pendulum-v1", {**CONTINUOUS, "members": 2, "model_hidden": (8,), "model_steps": 2, "rollouts": 6,
-                             "kept": 2, "model_batch_size": 8, "real_ratio": 0.5, "horizon": 2, "n_step": 1}),
+                             "retained": 2, "model_batch_size": 8, "real_ratio": 0.5, "horizon": 2, "n_step": 1}),
     "PPO": ("CartPole-v1", {**ACTING, "n_epochs": 2, "batch_size": 16}),
     "PrioritizedDQN": ("CartPole-v1", VALUES),
     "QMIX": ("simple_spread_v3", {**VALUES, "mixing_size": 4, "hyper_size": 4}),

@@ -10,10 +10,10 @@ import transformers
 import tutti
 from tutti.hardware.device import Outer
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
-from tutti.plan.search import Search
+from tutti.plan.search.search import Search
 from tutti.sim.planning import Simulator
 
 

@@ -10,12 +10,12 @@ from torch import nn
 
 import tutti
 from tutti import cli
-from tutti.cli.answer import in_float32, room
+from tutti.cli.plan.answer import in_float32, room
 from tutti.hardware import Cluster
 from tutti.hardware.presets import PRESETS
 from tutti.plan.explain import counted, figure
 from tutti.plan.plan import Prediction
-from tutti.plan.reasons import difference
+from tutti.plan.search.reasons import difference
 from tutti.sim.error_bars import DENSE, spread
 from tutti.tracing.load import load
 
@@ -205,10 +205,10 @@ def test_memory_at_the_peak_is_told_and_drawn(model, tmp_path, capsys):
 def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model, capsys):
     from rich.console import Console
 
-    from tutti.cli.answer import ranking
-    from tutti.cli.workload import Captured, StepWork, Workload
+    from tutti.cli.plan.answer import ranking
+    from tutti.cli.plan.workload import Captured, StepWork, Workload
     from tutti.hardware import Cluster
-    from tutti.plan.search import Search
+    from tutti.plan.search.search import Search
     from tutti.sim.planning import Simulator
 
     captured = Captured(Workload(str(model), batch=8, seq=32), lambda text: None)
@@ -228,7 +228,7 @@ def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model,
 def test_a_plan_with_room_is_preferred_to_one_as_fast_without():
     from types import SimpleNamespace
 
-    from tutti.plan.search import Search
+    from tutti.plan.search.search import Search
 
     def plan(name, step, peak):
         return SimpleNamespace(
@@ -327,7 +327,7 @@ def test_a_plan_that_does_not_fit_says_so_first(model, capsys):
     ],
 )
 def test_options_are_checked_before_the_model_is_read(monkeypatch, capsys, change, message):
-    from tutti.cli import plan
+    from tutti.cli.plan import plan
 
     monkeypatch.setattr(plan, "Captured", None)
     options = {"--model": "nowhere", "--cluster": "h100:8"} | change
@@ -405,7 +405,7 @@ def test_tokens_of_an_encoder_decoder_are_the_encoders(tmp_path, capsys):
 def test_adapters_come_without_warnings(kind, tmp_path, recwarn):
     import transformers
 
-    from tutti.cli.workload import adapted
+    from tutti.cli.plan.workload import adapted
 
     configs = {
         "llama": transformers.LlamaConfig(

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tutti import cli
-from tutti.cli.plan_compare import between
+from tutti.cli.plan.compare import between
 from tutti.hardware import Cluster
 
 SMALL = ["--batch", "8", "--seq", "32", "--level", "O0", "--budget", "5"]

@@ -8,7 +8,7 @@ import pytest
 
 import tutti
 from tutti import cli
-from tutti.cli.plan_report import model_name
+from tutti.cli.plan.report import model_name
 from tutti.plan.explain import seconds, size
 from tutti.sim.error_bars import DENSE, ERROR_BARS
 

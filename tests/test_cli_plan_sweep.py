@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tutti import cli
-from tutti.cli.plan_sweep import names_of, priced
+from tutti.cli.plan.sweep import names_of, priced
 
 
 def test_ranges_and_lists_of_clusters():

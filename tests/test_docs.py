@@ -21,10 +21,10 @@ import tutti.api.step  # fills the tables that tests restore
 from tutti import cli
 from tutti.hardware import PRESETS
 from tutti.ir.op_info import CONTIGUOUS, LOCAL, RULES, SENDS
-from tutti.plan.schedule import REGISTERED
+from tutti.plan.pipeline.schedule import REGISTERED
 from tutti.rl import adapt
 from tutti.tracing.optimizers import TABLE
-from tutti.tracing.pattern_table import PATTERNS
+from tutti.tracing.rewrite.pattern_table import PATTERNS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -215,7 +215,7 @@ def rows(table: dict[str, str | tuple]) -> list[str]:
 
 @pytest.mark.parametrize("name", ["INSTEAD", "ABSENT", "ACCELERATOR"])
 def test_what_the_trainer_refuses_is_on_the_page_of_migration(name):
-    from tutti.train import arguments
+    from tutti.train.trainer import arguments
 
     text = (DOCS / "migration/transformers-trainer.md").read_text()
     assert [row for row in rows(vars(arguments)[name]) if row not in text] == []
@@ -231,7 +231,7 @@ def test_names_of_stable_baselines_are_on_the_page_of_migration(name):
 
 def test_options_with_one_value_are_on_the_pages_of_migration():
     from tutti.rl import sb3
-    from tutti.train import arguments
+    from tutti.train.trainer import arguments
 
     trainer, agents = ((DOCS / f"migration/{x}.md").read_text() for x in ("transformers-trainer", "stable-baselines3"))
     for name, (value, text) in arguments.ONLY.items():
@@ -244,7 +244,7 @@ def test_options_that_the_pages_of_migration_name_are_ours():
     """The second column of their tables: keywords and options of ours, as in `name=` or `--name`."""
     from tutti.rl import PPO, SAC, CheckpointCallback, EvalCallback
     from tutti.serve import Engine, Request, Sampling
-    from tutti.train.arguments import TrainingArguments
+    from tutti.train.trainer.arguments import TrainingArguments
 
     makers: list[Any] = [tutti.parallelize, tutti.Step.state_dict, TrainingArguments, adapt.make, PPO, PPO.learn,
                          EvalCallback, CheckpointCallback, Engine, Request, Sampling]  # fmt: skip

@@ -10,8 +10,8 @@ from torch import nn
 
 import tutti
 from tutti.hardware import PRESETS, Device, Link
-from tutti.plan.schedule import REGISTERED, schedule_of
-from tutti.tracing.pattern_table import PATTERNS
+from tutti.plan.pipeline.schedule import REGISTERED, schedule_of
+from tutti.tracing.rewrite.pattern_table import PATTERNS
 
 EQUAL = ((1.0, 1.0, 1.0, 0.0),) * 4
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import runpy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,25 @@ def test_the_glossary_names_the_terms_of_the_field():
     terms = [row.split("|")[1].strip().lower() for row in rows]
     assert len(rows) >= 60 and terms == sorted(terms), "sorted, 60 or more"
     assert all(row.count("|") == 4 for row in rows)
+
+
+def _imports(path: Path, modules: Mapping[str, Path]) -> set[str]:
+    """The modules of this package that a module imports, also inside of functions, but not for types alone."""
+    tree = ast.parse(path.read_text())
+    for_types = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+                 for inner in ast.walk(node)}  # fmt: skip
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node not in for_types:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            imported |= {name if name in modules else node.module for name in names}
+        elif isinstance(node, ast.Import) and node not in for_types:
+            imported |= {alias.name for alias in node.names}
+    return imported & modules.keys()
+
+
+def test_no_modules_import_one_another():
+    modules = {".".join(("tutti", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
+               for path in SOURCE.rglob("*.py")}  # fmt: skip
+    graph = {name: _imports(path, modules) - {name} for name, path in modules.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, with the circle

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import harness
 import tutti
-from tutti.exec.memory_budget import OverBudget, bytes_of
+from tutti.exec.stores.memory_budget import OverBudget, bytes_of
 from tutti.hardware.local import local
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
 from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
 from tutti.sim.dryrun import dry_run

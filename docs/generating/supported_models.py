@@ -83,7 +83,7 @@ def serving() -> str:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
     import encoder_models
-    from tutti.serve import attention, families
+    from tutti.serve.cache import attention, families, logits
 
     def classes(name: str) -> str:
         class_names = CLASSES[test_serving.FAMILIES[name]().model_type]
@@ -97,7 +97,7 @@ def serving() -> str:
     encoders = [(name, f"`{type(make()).__name__}`") for name, make in encoder_models.FAMILIES.items()]
     encoders.append(("LLaVA, images", f"`{type(encoder_models.llava()).__name__}`"))
     own = ", ".join(f"`{name}`" for name in families.FORWARDS)
-    reasons = [re.sub(r"\{\}", "...", text) for text in attention.REFUSALS.values()]
+    reasons = [re.sub(r"\{\}", "...", text) for text in logits.REFUSALS.values()]
     return (
         "The engine takes models whose attention goes through the attention interface of `transformers`, and "
         f"{own}, whose attention is their own. Served tokens equal those of `generate` for {len(rows)} decoders "
@@ -109,11 +109,11 @@ def serving() -> str:
         "model that it would serve wrongly. It refuses a model whose attention cannot be paged, with one of these "
         "reasons:\n\n"
         + "".join(f"- {escaped(text)}\n" for text in reasons)
-        + "".join(f"- a layer {escaped(text)}\n" for text in attention.CALLS.values())
+        + "".join(f"- a layer {escaped(text)}\n" for text in attention.REFUSALS.values())
         + "\nKinds of layers that are served are "
-        + " and ".join(f"`{kind}`" for kind in attention.KINDS)
+        + " and ".join(f"`{kind}`" for kind in logits.KINDS)
         + "; a kind whose name contains "
-        + ", ".join(f"`{part}`" for part in attention.STATES)
+        + ", ".join(f"`{part}`" for part in logits.STATES)
         + " keeps a state. Tests refuse "
         + "; ".join(test_serving.REFUSED)
         + ".\n"

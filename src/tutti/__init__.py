@@ -28,58 +28,58 @@ if TYPE_CHECKING:
     from tutti.hardware import register_device as register_device
     from tutti.ir.step_graph import StepGraph as StepGraph
     from tutti.launch.watchdog import Watchdog as Watchdog
-    from tutti.plan.layout import Layout as Layout
-    from tutti.plan.pin import pin as pin
+    from tutti.plan.layouts.layout import Layout as Layout
+    from tutti.plan.layouts.pin import pin as pin
+    from tutti.plan.pipeline.schedule import register_schedule as register_schedule
+    from tutti.plan.pipeline.slots import Slot as Slot
     from tutti.plan.plan import Plan as Plan
     from tutti.plan.random import random_plan as random_plan
-    from tutti.plan.schedule import register_schedule as register_schedule
-    from tutti.plan.slots import Slot as Slot
     from tutti.tracing.capture import capture as capture
-    from tutti.tracing.loop_capture import cond as cond
-    from tutti.tracing.loop_capture import scan as scan
-    from tutti.tracing.loop_capture import while_loop as while_loop
     from tutti.tracing.optimizers import register_optimizer as register_optimizer
-    from tutti.tracing.pattern_table import register_pattern as register_pattern
-    from tutti.tracing.patterns import Pattern as Pattern
-    from tutti.train.arguments import TrainingArguments as TrainingArguments
+    from tutti.tracing.rewrite.pattern_table import register_pattern as register_pattern
+    from tutti.tracing.rewrite.patterns import Pattern as Pattern
+    from tutti.tracing.trace.loop_capture import cond as cond
+    from tutti.tracing.trace.loop_capture import scan as scan
+    from tutti.tracing.trace.loop_capture import while_loop as while_loop
     from tutti.train.pipeline import pipeline as pipeline
-    from tutti.train.trainer import Trainer as Trainer
+    from tutti.train.trainer.arguments import TrainingArguments as TrainingArguments
+    from tutti.train.trainer.trainer import Trainer as Trainer
 
 # Public name -> its module, imported on first use: `tutti --help` need not wait for torch.
 NAMES = {
     "Checkpoints": "tutti.checkpoint.checkpoints",
     "Cluster": "tutti.hardware",
     "Function": "tutti.api.function",
-    "Layout": "tutti.plan.layout",
-    "Pattern": "tutti.tracing.patterns",
+    "Layout": "tutti.plan.layouts.layout",
+    "Pattern": "tutti.tracing.rewrite.patterns",
     "Plan": "tutti.plan.plan",
-    "Slot": "tutti.plan.slots",
+    "Slot": "tutti.plan.pipeline.slots",
     "Step": "tutti.api.step",
     "Store": "tutti.api.store",
     "StepGraph": "tutti.ir.step_graph",
-    "Trainer": "tutti.train.trainer",
-    "TrainingArguments": "tutti.train.arguments",
+    "Trainer": "tutti.train.trainer.trainer",
+    "TrainingArguments": "tutti.train.trainer.arguments",
     "Watchdog": "tutti.launch.watchdog",
     "capture": "tutti.tracing.capture",
-    "cond": "tutti.tracing.loop_capture",
+    "cond": "tutti.tracing.trace.loop_capture",
     "decode": "tutti.api.builders",
     "forward": "tutti.api.builders",
     "function": "tutti.api.function",
     "functions": "tutti.api.function",
     "jit": "tutti.api.jit",
     "parallelize": "tutti.api.parallelize",
-    "pin": "tutti.plan.pin",
+    "pin": "tutti.plan.layouts.pin",
     "pipeline": "tutti.train.pipeline",
     "prefill": "tutti.api.builders",
     "random_plan": "tutti.plan.random",
     "register_device": "tutti.hardware",
     "register_optimizer": "tutti.tracing.optimizers",
-    "register_pattern": "tutti.tracing.pattern_table",
-    "register_schedule": "tutti.plan.schedule",
+    "register_pattern": "tutti.tracing.rewrite.pattern_table",
+    "register_schedule": "tutti.plan.pipeline.schedule",
     "rule": "tutti.check.user",
-    "scan": "tutti.tracing.loop_capture",
+    "scan": "tutti.tracing.trace.loop_capture",
     "train_step": "tutti.api.builders",
-    "while_loop": "tutti.tracing.loop_capture",
+    "while_loop": "tutti.tracing.trace.loop_capture",
 }
 
 

@@ -16,9 +16,9 @@ from tutti.align.advantages import (
     normalized,
     returns_to_go,
 )
-from tutti.align.grpo import reduced
-from tutti.align.ppo import value_loss
-from tutti.align.reinforce import token_rewards
+from tutti.align.algorithms.grpo import reduced
+from tutti.align.algorithms.ppo import value_loss
+from tutti.align.algorithms.reinforce import token_rewards
 
 NAN = float("nan")
 

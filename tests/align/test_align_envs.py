@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import align_models as small
+from tutti.align.algorithms.grpo import GRPOConfig, GRPOTrainer
 from tutti.align.chat import Encoder
-from tutti.align.envs import begun, play, tools
-from tutti.align.grpo import GRPOConfig, GRPOTrainer
 from tutti.align.policy import completions_of
-from tutti.align.rollout import Rollout
+from tutti.align.rollouts.envs import begun, play, tools
+from tutti.align.rollouts.rollout import Rollout
 
 END = "<|end|>"
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from tutti.align.forecast import Forecast, Planner, Round, chosen, why
+from tutti.align.rollouts.forecast import Forecast, Planner, Round, chosen, why
 from tutti.cli import main
-from tutti.cli.workload import Captured, Workload
+from tutti.cli.plan.workload import Captured, Workload
 from tutti.hardware import Cluster
-from tutti.plan.layout import Layout, Split
+from tutti.plan.layouts.layout import Layout, Split
 
 SIZES: dict[str, Any] = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
                              num_attention_heads=4, num_key_value_heads=4)  # fmt: skip

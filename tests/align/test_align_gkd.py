@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import align_models as small
-from tutti.align.gkd import GKDConfig, GKDTrainer, jensen_shannon
+from tutti.align.algorithms.gkd import GKDConfig, GKDTrainer, jensen_shannon
 
 ROWS = [{"prompt": f"{i}+{i}=", "completion": f"{2 * i} is right"} for i in range(8)]
 

@@ -11,7 +11,7 @@ import align_models as small
 import tutti
 from align_models import logs, vowels
 from tutti.align import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer
-from tutti.align.invariant import check_invariant, invariant_logprobs
+from tutti.align.rollouts.invariant import check_invariant, invariant_logprobs
 from tutti.align.sequences import model_logprobs
 
 PROMPTS = [{"prompt": f"{i}+{i}="} for i in range(8)]

@@ -11,8 +11,8 @@ import torch
 import align_models as small
 from align_models import logs, vowels
 from tutti.align import GRPOConfig, SFTConfig, SFTTrainer
-from tutti.align.best_of_n import BestOfNConfig, BestOfNTrainer, best_of_n
-from tutti.align.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+from tutti.align.algorithms.best_of_n import BestOfNConfig, BestOfNTrainer, best_of_n
+from tutti.align.algorithms.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from tutti.align.sequences import IGNORED
 
 PROMPTS = [{"prompt": f"{i}+{i}="} for i in range(8)]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.align.dpo import LOSSES, pair_loss
-from tutti.align.kto import kto_loss
-from tutti.align.orpo import odds_ratio_loss
+from tutti.align.algorithms.dpo import LOSSES, pair_loss
+from tutti.align.algorithms.kto import kto_loss
+from tutti.align.algorithms.orpo import odds_ratio_loss
 from tutti.align.sequences import token_logprobs
 
 BETA, E = 0.3, 0.1

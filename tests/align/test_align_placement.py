@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import align_models as small
-from tutti.align import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer, placement
-from tutti.align.placement import Replicas
+from tutti.align import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer
+from tutti.align.rollouts import placement
+from tutti.align.rollouts.placement import Replicas
 from tutti.serve import Sampling
 
 PROMPTS = [{"prompt": x} for x in ("one", "two", "three", "four", "and five")]

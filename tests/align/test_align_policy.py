@@ -22,8 +22,8 @@ from tutti.align import (
     RLOOTrainer,
 )
 from tutti.align.policy import completions_of
-from tutti.align.rollout import Sampler
-from tutti.align.scoring import ModelReward
+from tutti.align.rewards.scoring import ModelReward
+from tutti.align.rollouts.rollout import Sampler
 from tutti.align.sequences import IGNORED
 from tutti.serve import Sampling
 

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 import align_models as small
 from tutti.align.chat import Encoder
-from tutti.align.envs import begun, play
-from tutti.align.rollout import Rollout
-from tutti.align.scoring import Completed, Rewards
-from tutti.exec.runtime import join_job
+from tutti.align.rewards.scoring import Completed, Rewards
+from tutti.align.rollouts.envs import begun, play
+from tutti.align.rollouts.rollout import Rollout
+from tutti.exec.runtimes.runtime import join_job
 
 
 class Patience:

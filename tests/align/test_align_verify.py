@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tutti.align import sandbox, schema, verify
-from tutti.align.sandbox import Limits, run
-from tutti.align.scoring import Completed, Rewards
+from tutti.align.rewards import sandbox, schema, verify
+from tutti.align.rewards.sandbox import Limits, run
+from tutti.align.rewards.scoring import Completed, Rewards
 
 
 def _works(limits: Limits) -> bool:

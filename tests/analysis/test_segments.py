@@ -10,11 +10,11 @@ from tutti.analysis.fusing import kernels
 from tutti.analysis.segments import LARGEST, LAYER, SMALLEST, gather_kernels, gather_layers, stretches
 from tutti.compile import segment_calls
 from tutti.compile.segment_calls import compile_segments
-from tutti.exec.codegen import generate
-from tutti.exec.virtual import run_virtual
-from tutti.ir.step_graph import Spec
+from tutti.exec.kernels.codegen import generate
+from tutti.exec.runtimes.virtual import run_virtual
+from tutti.ir.spec import Spec
 from tutti.lower.collectives import COLLECTIVES, all_reduce
-from tutti.lower.write_out import write_out
+from tutti.lower.variants.decompose import write_out
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch import nn
 import tutti
 import zoo
 from cases import slow
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial/laptop-cluster.md"
 

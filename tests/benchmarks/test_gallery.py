@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tutti.cli.plan_sweep import Point
-from tutti.cli.workload import StepWork
+from tutti.cli.plan.sweep import Point
+from tutti.cli.plan.workload import StepWork
 from tutti.hardware import Cluster
 from tutti.tracing.load import load
 

@@ -18,7 +18,7 @@ import zoo
 from tutti.hardware import Cluster
 from tutti.hardware.curve import Curve
 from tutti.hardware.device import Link
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
 from tutti.plan.plan import renamed
 from tutti.plan.planner import Planner
 

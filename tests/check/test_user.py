@@ -7,7 +7,7 @@ from torch import nn
 import tutti
 from tutti.check.samples import Draw
 from tutti.ir.op_info import CONTIGUOUS, LOCAL, RULES, SENDS
-from tutti.plan.choice import Choice
+from tutti.plan.layouts.choice import Choice
 
 
 def define(name: str, function, fake=None):

@@ -20,7 +20,7 @@ from tutti.checkpoint import folder as folders
 from tutti.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.checkpoint.folder import find_fault, latest, manifest, step_of
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec.sharded_tensor import ShardedTensor
+from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.launch.heartbeat import HEARTBEAT
 
 STATE = {"a": torch.arange(1000.0), "b": torch.tensor(3)}

@@ -12,9 +12,9 @@ import torch.distributed.checkpoint as dcp
 
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.write import copies, write
-from tutti.exec.sharded_tensor import ShardedTensor
-from tutti.ir.step_graph import Spec
-from tutti.plan.layout import Layout, Split, coordinates_of, devices
+from tutti.exec.stores.sharded_tensor import ShardedTensor
+from tutti.ir.spec import Spec
+from tutti.plan.layouts.layout import Layout, Split, coordinates_of, devices
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 

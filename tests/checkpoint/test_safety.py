@@ -26,7 +26,7 @@ from tutti.checkpoint import peers, unpickle
 from tutti.checkpoint.passing import pass_on
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec.weights import load_weights
+from tutti.exec.stores.weights import load_weights
 from tutti.launch.launch import launch
 
 DATA = "__0_0.distcp"

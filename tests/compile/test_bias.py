@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from tutti.compile.bias import take_biases_out
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ import torch
 import tutti
 from tutti import compat
 from tutti.compile.loops import with_higher_order
-from tutti.tracing.trace import trace
+from tutti.tracing.trace.trace import trace
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from tutti.compile.tanh import expand_tanh
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 aten = torch.ops.aten
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tutti.exec.batches import check_like, microbatches, signature_of
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 X, Y = torch.arange(24.0).view(6, 4), torch.arange(6)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import tutti
 from tutti.exec.executor import _Posted
-from tutti.exec.runtime import Virtual
+from tutti.exec.runtimes.runtime import Virtual
 
 X = (torch.arange(64.0).reshape(8, 8) / 64).sin()
 

@@ -10,7 +10,7 @@ import torch
 import tutti
 import zoo
 from tutti.ir.node_info import NodeInfo
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 HINTS = get_type_hints(NodeInfo, localns={"fx": torch.fx, "Spec": Spec})
 PLANS = [("single", 1), ("tp2xzero3", 4), ("tp2xsplits2", 2), ("zero3xrecompute", 2), ("offload2", 1), ("pp2", 2)]

@@ -7,7 +7,7 @@ import torch
 
 from tutti import compat
 from tutti.ir.portable import NotPortable, packed, unpacked
-from tutti.tracing.trace import trace
+from tutti.tracing.trace.trace import trace
 
 
 def function(x, y):

@@ -6,7 +6,8 @@ from torch import fx
 
 import tutti
 import zoo
-from tutti.ir.step_graph import Spec, replace_uses
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import replace_uses
 
 
 @pytest.fixture(scope="module")

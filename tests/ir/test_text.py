@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 import tutti
-from tutti.exec.codegen import generate
+from tutti.exec.kernels.codegen import generate
 
 
 @pytest.fixture(scope="module")

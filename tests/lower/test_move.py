@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import fx
 
-from tutti.exec.codegen import generate
-from tutti.exec.virtual import run_virtual
-from tutti.ir.step_graph import Spec
+from tutti.exec.kernels.codegen import generate
+from tutti.exec.runtimes.virtual import run_virtual
+from tutti.ir.spec import Spec
 from tutti.lower.move import move
-from tutti.plan.layout import Layout, Partial, R, Split, coordinates_of
-from tutti.plan.reshard import ReshardStep, possible
+from tutti.plan.layouts.layout import Layout, Partial, R, Split, coordinates_of
+from tutti.plan.layouts.reshard import ReshardStep, possible
 
 MESH, SHAPE = {"a": 2, "b": 3}, (12, 6)
 

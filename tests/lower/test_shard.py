@@ -8,8 +8,8 @@ import tutti
 import zoo
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.shard import dense, shard
-from tutti.plan.choice import Choice
-from tutti.plan.layout import Layout, Split
+from tutti.plan.layouts.choice import Choice
+from tutti.plan.layouts.layout import Layout, Split
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner, replan
 

@@ -8,7 +8,7 @@ from torch.library import opcheck
 
 import tutti
 from tutti import compat
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 from tutti.nn import linear_int4, linear_int8, linear_rows
 from tutti.nn.compiled import source
 from tutti.nn.linear_int4 import dequantize_int4, quantize_int4

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.library import opcheck
 
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 from tutti.nn import rows
 
 aten, ops = torch.ops.aten, torch.ops.tutti

@@ -8,7 +8,7 @@ import torch
 import tutti
 import zoo
 from cases import slow
-from tutti.cli.workload import Captured, Workload
+from tutti.cli.plan.workload import Captured, Workload
 from tutti.hardware import Cluster
 from tutti.nn.scaled_mm import FORMATS, LARGEST, block_of, product, round_operand, rounded, scaled_back
 from tutti.ops.scaled_mm import SCALED_MM

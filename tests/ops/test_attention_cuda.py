@@ -13,12 +13,13 @@ from torch.utils import _pytree as pytree
 from tutti import compat
 from tutti.check.machine import STATES
 from tutti.check.samples.attention_cuda import backward_call, call
-from tutti.ir.step_graph import Spec, StepGraph
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.shard import by_token, shard
 from tutti.ops import operands, rule_of, specs
 from tutti.ops.attention_cuda import BACKWARD, FORWARD
-from tutti.plan.choice import Choice, layouts
-from tutti.plan.layout import Layout
+from tutti.plan.layouts.choice import Choice, layouts
+from tutti.plan.layouts.layout import Layout
 from tutti.plan.plan import Plan
 
 MESH = {"a": 2}

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tutti
 import zoo
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 from tutti.nn import MoE
 from tutti.nn.route import expected_rows
 from tutti.ops.experts_exchange import sends

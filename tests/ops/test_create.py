@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutti.ops.create import _of_part
-from tutti.plan.layout import Layout, Split
+from tutti.plan.layouts.layout import Layout, Split
 
 
 def positions(sizes, strides, offset):

@@ -15,9 +15,9 @@ from cases import some
 from tutti.ir.op_info import RULES
 from tutti.ops import replicated, rule_of
 from tutti.ops.registry import rules
-from tutti.plan.choice import candidates, legal
+from tutti.plan.layouts.choice import candidates, legal
+from tutti.plan.layouts.problem import problem_of
 from tutti.plan.plan import Plan
-from tutti.plan.problem import problem_of
 
 
 @pytest.mark.parametrize("make", [zoo.llama, zoo.gpt2, lambda: zoo.gpt2(dropout=0.0)])

@@ -7,9 +7,9 @@ import models
 import tutti
 from cases import slow
 from tutti.nn import MoE
-from tutti.plan.experts import Experts
+from tutti.plan.layouts.experts import Experts
+from tutti.plan.layouts.problem import problem_of
 from tutti.plan.planner import Planner
-from tutti.plan.problem import problem_of
 from tutti.plan.title import title
 
 

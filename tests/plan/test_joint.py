@@ -6,10 +6,10 @@ import torch
 import tutti
 import zoo
 from searches import wide
+from tutti.plan.layouts.price import Pricer
+from tutti.plan.layouts.problem import problem_of
+from tutti.plan.network.sharding_problem import ShardingProblem
 from tutti.plan.planner import Planner
-from tutti.plan.price import Pricer
-from tutti.plan.problem import problem_of
-from tutti.plan.sharding_problem import ShardingProblem
 from tutti.plan.title import title
 from tutti.sim.planning import Simulator
 

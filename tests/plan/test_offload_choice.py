@@ -10,10 +10,10 @@ import torch
 import models
 import tutti
 from searches import predicted, wide
-from tutti.plan.offload import Offload, things_of
 from tutti.plan.plan import Plan
-from tutti.plan.recompute import Activations
-from tutti.plan.search import Search
+from tutti.plan.search.offload import Offload, things_of
+from tutti.plan.search.recompute import Activations
+from tutti.plan.search.search import Search
 from tutti.plan.tier import offloaded
 from tutti.sim.dryrun import dry_run
 from tutti.sim.planning import Simulator

@@ -9,7 +9,7 @@ import transformers
 import tutti
 from searches import search
 from tutti.hardware.device import Link
-from tutti.plan.layout import Mesh
+from tutti.plan.layouts.layout import Mesh
 from tutti.sim.dryrun import dry_run
 from tutti.sim.planning import Simulator
 

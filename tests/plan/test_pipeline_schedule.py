@@ -5,8 +5,8 @@ import random
 import pytest
 
 from pipelines import bubble
-from tutti.plan.schedule import CHUNKED, IN_V, NAMES, PAIRED, forward, schedule_of
-from tutti.plan.slots import Slot, clock, in_flight, makespan
+from tutti.plan.pipeline.schedule import CHUNKED, IN_V, NAMES, PAIRED, forward, schedule_of
+from tutti.plan.pipeline.slots import Slot, clock, in_flight, makespan
 
 SIZES = [(2, 4), (3, 6), (4, 8), (4, 16), (8, 32)]
 

@@ -9,8 +9,8 @@ import torch
 import tutti
 import zoo
 from searches import predicted
-from tutti.plan.choice import Choice
-from tutti.plan.layout import Layout, Split
+from tutti.plan.layouts.choice import Choice
+from tutti.plan.layouts.layout import Layout, Split
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.planner import Planner
 

@@ -9,7 +9,7 @@ import tutti
 import zoo
 from cases import slow
 from searches import alone, predicted, wide
-from tutti.plan.layout import Layout, Split, devices
+from tutti.plan.layouts.layout import Layout, Split, devices
 from tutti.plan.planner import Planner, replan
 from tutti.plan.textbook import Textbook
 from tutti.sim.planning import Simulator

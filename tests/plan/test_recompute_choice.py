@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import fx
 
-from tutti.ir.step_graph import BACKWARD, FORWARD, Spec, StepGraph
-from tutti.plan.recompute import Activations
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import BACKWARD, FORWARD, StepGraph
+from tutti.plan.search.recompute import Activations
 
 
 def drawn(seed: int, size: int = 7) -> StepGraph:

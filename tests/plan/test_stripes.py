@@ -7,7 +7,7 @@ import tutti
 import zoo
 from cases import slow
 from tutti.hardware import Cluster
-from tutti.plan.layout import Split
+from tutti.plan.layouts.layout import Split
 from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
 from tutti.sim.dryrun import dry_run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tutti.plan.schedule import Pipe
+from tutti.plan.pipeline.schedule import Pipe
 from tutti.plan.textbook import Textbook, parse_name, refined
 
 

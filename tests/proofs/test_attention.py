@@ -14,8 +14,8 @@ from cases import crossed
 from tutti.lower.shard import shard
 from tutti.ops import rule_of
 from tutti.ops.attention import BACKWARD, FORWARD, blocks
-from tutti.plan.choice import Choice
-from tutti.plan.layout import Layout, Split
+from tutti.plan.layouts.choice import Choice
+from tutti.plan.layouts.layout import Layout, Split
 from tutti.plan.plan import Plan
 from tutti.plan.planner import Planner
 

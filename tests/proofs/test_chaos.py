@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jobs import TINY, places, ranks
-from tutti.train.history import read, series
+from tutti.train.text.history import read, series
 
 STEPS, EVERY = 24, 3
 TRAIN = [

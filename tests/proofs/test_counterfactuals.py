@@ -11,8 +11,8 @@ import tutti
 import zoo
 from searches import search
 from tutti.plan.explain import seconds, size
-from tutti.plan.otherwise import otherwise
-from tutti.plan.reasons import difference
+from tutti.plan.search.counterfactual import otherwise
+from tutti.plan.search.reasons import difference
 from tutti.sim.dryrun import dry_run
 
 UP = "model.layers.*.mlp.up_proj.weight"

@@ -7,9 +7,9 @@ import torch
 import transformers
 
 import tutti
-from tutti.plan.pipeline_candidate import PipelineCandidate
+from tutti.plan.pipeline.candidate import PipelineCandidate
+from tutti.plan.pipeline.schedule import Pipe
 from tutti.plan.planner import Planner
-from tutti.plan.schedule import Pipe
 from tutti.sim.dryrun import dry_run
 
 MICROBATCHES = 8

@@ -13,7 +13,7 @@ import torch
 import models
 import tutti
 from tutti.hardware.device import Link, Outer
-from tutti.plan.layout import Layout, Split
+from tutti.plan.layouts.layout import Layout, Split
 from tutti.tracing.capture import Loss
 
 ROWS, WIDTH, BAG, BATCH, DEVICES = (48_000, 480, 96), 12, 4, 96, 8

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jobs import TINY, Machines, places
-from tutti.train.history import read, series
+from tutti.train.text.history import read, series
 
 STEPS = 40
 TRAIN = [

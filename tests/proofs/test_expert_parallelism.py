@@ -18,7 +18,7 @@ import tutti
 from cases import crossed, slow, some
 from tutti.lower.shard import shard
 from tutti.nn import MoE
-from tutti.plan.layout import R, Split
+from tutti.plan.layouts.layout import R, Split
 from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import tutti
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
 from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
 from tutti.sim.dryrun import dry_run

@@ -15,7 +15,7 @@ import transformers
 import tutti
 from tutti.ir.costs import flat
 from tutti.lower.shard import shard
-from tutti.plan.layout import Split
+from tutti.plan.layouts.layout import Split
 from tutti.plan.planner import Planner
 
 BATCH, LENGTH, LAYERS, RANKS = 8, 1024, 4, 4

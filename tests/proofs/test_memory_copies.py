@@ -13,7 +13,7 @@ import pytest
 
 from jobs import TINY, Machines, places
 from tutti import cli
-from tutti.train.history import read, series
+from tutti.train.text.history import read, series
 
 STEPS = 16
 TRAIN = [

@@ -12,7 +12,7 @@ import models
 import tutti
 from cases import crossed, slow
 from liveness import Live
-from tutti.exec.memory_budget import OverBudget
+from tutti.exec.stores.memory_budget import OverBudget
 from tutti.ir.op_info import WORKSPACE
 
 SOME = ("llama", "mixtral", "t5", "unet2d")

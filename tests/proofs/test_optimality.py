@@ -22,11 +22,12 @@ from torch import fx
 import models
 import tutti
 import zoo
-from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.ops import parse
-from tutti.plan.price import Pricer
-from tutti.plan.problem import Edge, Operator, Problem, problem_of
-from tutti.plan.sharding_problem import ShardingProblem
+from tutti.plan.layouts.price import Pricer
+from tutti.plan.layouts.problem import Edge, Operator, Problem, problem_of
+from tutti.plan.network.sharding_problem import ShardingProblem
 
 MESHES = {"cpu:4": {"a": 2, "b": 2}, "h100:2x3": {"a": 2, "b": 3}, "a100-80:4x2": {"a": 2, "b": 2, "c": 2}}
 MOST = 4_000_000  # assignments that are tried

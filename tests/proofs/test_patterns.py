@@ -15,9 +15,9 @@ from torch.nn.modules import module as module_hooks
 import models
 import tutti
 from cases import crossed
-from tutti.exec.codegen import generate
-from tutti.tracing.fused import fused, left_over
-from tutti.tracing.pattern_table import PATTERNS
+from tutti.exec.kernels.codegen import generate
+from tutti.tracing.rewrite.fused import fused, left_over
+from tutti.tracing.rewrite.pattern_table import PATTERNS
 
 MODELS = ("llama", "qwen3", "gpt2", "bert", "t5", "vit")
 DTYPES = (torch.float32, torch.bfloat16)

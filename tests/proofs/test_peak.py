@@ -20,8 +20,9 @@ import tutti
 from cases import some
 from liveness import most_alive, most_of_step
 from tutti.analysis.passes import LEVELS
-from tutti.lower import bucket, inplace
-from tutti.lower.inplace import update_in_place
+from tutti.lower.memory import inplace
+from tutti.lower.memory.inplace import update_in_place
+from tutti.lower.overlap import bucket
 
 FEW = 2048  # bytes: of numbers like counts of steps, and of statistics of a norm
 

@@ -16,8 +16,8 @@ from cases import crossed
 from models import MODELS
 from pipelines import pipeline, random_stages
 from tutti.exec.batches import microbatches
-from tutti.lower.unroll import unroll
-from tutti.plan.schedule import CHUNKED, IN_V, NAMES, PAIRED
+from tutti.lower.variants.unroll import unroll
+from tutti.plan.pipeline.schedule import CHUNKED, IN_V, NAMES, PAIRED
 
 STEPS, COUNT = 3, 6  # microbatches
 FAMILIES = ("llama", "t5", "unet2d", "mixtral")

@@ -15,9 +15,9 @@ from gloo import Pool
 from tutti.align import PPOConfig, PPOTrainer
 from tutti.align.policy import sampled_logprobs
 from tutti.align.sequences import learned
-from tutti.exec.runtime import join_job
+from tutti.exec.runtimes.runtime import join_job
 from tutti.serve import Engine, Request, Sampling
-from tutti.serve.logits import sequence_logits
+from tutti.serve.cache.logits import sequence_logits
 
 FEW, MANY = 64, 1000
 SAMPLINGS = {"whole": (1.0, 1.0), "nucleus": (0.7, 0.8)}  # temperature, top_p

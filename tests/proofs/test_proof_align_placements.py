@@ -9,7 +9,7 @@ import torch
 
 import align_models as small
 from tutti.align import PPOConfig, PPOTrainer
-from tutti.exec.runtime import join_job
+from tutti.exec.runtimes.runtime import join_job
 
 PLANS = "dp4", "dp2xtp2", "tp4", "zero3", "pp2xtp2"
 ROWS = 16

@@ -22,7 +22,7 @@ from jobs import PATIENCE, TINY, places
 from slurm_cluster import SlurmCluster, missing
 from tutti.launch.cluster.job import ClusterJob
 from tutti.launch.cluster.kubernetes import STOPPED, Kubernetes, manifests
-from tutti.train.history import read, series
+from tutti.train.text.history import read, series
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 import tiny

@@ -14,9 +14,9 @@ from cases import crossed, slow
 from models import MODELS
 from tutti.ir.costs import FREE
 from tutti.ir.step_graph import FORWARD, StepGraph
-from tutti.lower.vary import vary
+from tutti.lower.variants.vary import vary
+from tutti.plan.pipeline.stages import Reads, stages_of
 from tutti.plan.planner import Planner
-from tutti.plan.stages import Reads, stages_of
 from tutti.plan.variant import Variant
 
 CLUSTER = tutti.Cluster.parse("cpu:1")

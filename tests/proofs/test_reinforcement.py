@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
-from tutti.rl.callbacks import EvalCallback
-from tutti.rl.population import Population
+from tutti.rl.core.agent import Agent
+from tutti.rl.core.callbacks import EvalCallback
+from tutti.rl.core.population import Population
+from tutti.rl.core.program import leaves
 from tutti.rl.presets import PRESETS, Preset
-from tutti.rl.program import leaves
 
 SEEDS = (0, 1, 2)
 SMALL = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 2, "hidden": (16,)}

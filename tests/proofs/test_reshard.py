@@ -17,14 +17,14 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Replicate, Sh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cases import slow
-from tutti.exec.codegen import generate
-from tutti.exec.virtual import run_virtual
-from tutti.ir.step_graph import Spec
+from tutti.exec.kernels.codegen import generate
+from tutti.exec.runtimes.virtual import run_virtual
+from tutti.ir.spec import Spec
 from tutti.lower.move import move
 from tutti.lower.program import Program
-from tutti.plan import layout as ours
-from tutti.plan.layout import Layout, Split, coordinates_of
-from tutti.plan.reshard import ReshardStep, reshard, sent_bytes
+from tutti.plan.layouts import layout as ours
+from tutti.plan.layouts.layout import Layout, Split, coordinates_of
+from tutti.plan.layouts.reshard import ReshardStep, reshard, sent_bytes
 
 MESHES = {"4": {"a": 4}, "2x2": {"a": 2, "b": 2}, "2x3": {"a": 2, "b": 3}, "2x2x2": {"a": 2, "b": 2, "c": 2}}
 SMALL = ["4", "2x2", "2x3", slow("2x2x2")]

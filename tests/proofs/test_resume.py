@@ -13,7 +13,7 @@ import pytest
 from jobs import TINY, places
 from tutti.train import command
 from tutti.train.configfile import parse
-from tutti.train.history import read, series
+from tutti.train.text.history import read, series
 
 TRAIN = [
     *TINY,

@@ -25,7 +25,7 @@ from tutti.check.samples.sample import DEVICES, FAMILIES, SAMPLES, Sample
 from tutti.cli.rules import name, notation
 from tutti.ir.op_info import LOCAL, RULES
 from tutti.ops import rule_of
-from tutti.plan.choice import candidates, legal
+from tutti.plan.layouts.choice import candidates, legal
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {  # name of the page -> its title, families of operators

@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 import tutti
-from tutti.exec.codegen import Request, Run
-from tutti.exec.virtual import exchange
+from tutti.exec.kernels.codegen import Request, Run
+from tutti.exec.runtimes.virtual import exchange
 from tutti.ir.step_graph import UPDATE, StepGraph
 from tutti.lower.shard import shard
-from tutti.plan.choice import Choice, candidates, layouts
-from tutti.plan.layout import Layout, Mesh, Split
+from tutti.plan.layouts.choice import Choice, candidates, layouts
+from tutti.plan.layouts.layout import Layout, Mesh, Split
+from tutti.plan.layouts.problem import Operator, problem_of
 from tutti.plan.plan import Plan
-from tutti.plan.problem import Operator, problem_of
 
 RANKS, BLOCKS, BATCH, SIZE, SCALE, FLOAT = 4, 16, 2, 96, 2, 4
 HEIGHT = 2  # the dim of an image (batch, channels, height, width)

@@ -17,7 +17,7 @@ from test_expert_parallelism import BATCH, EXPERTS, LAYERS, LENGTH, WIDTH, Layer
 
 import tutti
 from cases import slow
-from tutti.exec import virtual
+from tutti.exec.runtimes import virtual
 from tutti.lower.collectives import bounds_of
 
 RANKS, CHOICES = 4, 2

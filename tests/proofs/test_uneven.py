@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import tutti
 from cases import slow, some
-from tutti.plan.layout import coordinates_of
+from tutti.plan.layouts.layout import coordinates_of
 from tutti.plan.random import random_plan
 
 BATCH, LENGTH, HEADS, WIDTH = 10, 13, 12, 60

@@ -17,10 +17,10 @@ from tutti.rl.adapt.native import Native
 from tutti.rl.adapt.pettingzoo import PettingZoo
 from tutti.rl.adapt.workers import Workers
 from tutti.rl.algorithms import algorithm
-from tutti.rl.collect import of_episode
-from tutti.rl.env import Env, ends
-from tutti.rl.normalize import Normalizer
-from tutti.rl.program import leaves
+from tutti.rl.core.collect import of_episode
+from tutti.rl.core.env import Env, ends
+from tutti.rl.core.normalize import Normalizer
+from tutti.rl.core.program import leaves
 from tutti.rl.replay.priority import Prioritized
 from tutti.rl.replay.ring import Ring
 
@@ -94,7 +94,7 @@ TRUNCATED = [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1]]
 
 def chunk_of(agent, steps=8):
     if isinstance(agent.env, Env):
-        from tutti.rl import collect, keys
+        from tutti.rl.core import collect, keys
 
         state = agent.program.state()
         return collect.rollout(agent, agent.env, agent.acting(state["learner"]), state["actor"], keys.make(0), steps)[1]

@@ -19,11 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from tutti.checkpoint import tensor_file
 from tutti.checkpoint.tensor_file import write_tensors
-from tutti.rl import PPO, Agent, Placed, adapt, files, job, plain
+from tutti.rl import PPO, Agent, Placed, adapt
 from tutti.rl.adapt import minari, snapshot
+from tutti.rl.core import files, plain
 from tutti.rl.dataset import rows_of
-from tutti.rl.distributions import Categorical
-from tutti.rl.features import features_of
+from tutti.rl.networks.distributions import Categorical
+from tutti.rl.networks.features import features_of
+from tutti.rl.placement import job
 
 SMALL = {"n_envs": 2, "n_steps": 4, "batch_size": 8, "n_epochs": 1, "hidden": (4,), "level": "eager"}
 

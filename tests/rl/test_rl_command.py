@@ -13,7 +13,7 @@ from PIL import Image
 
 from tutti import cli
 from tutti.rl import run
-from tutti.rl.agent import Agent
+from tutti.rl.core.agent import Agent
 
 CONFIG = """
 algorithm = "PPO"
@@ -197,7 +197,7 @@ def test_what_is_interrupted_is_said_and_saved(config, tmp_path, capsys, monkeyp
     def interrupted(agent, total, callbacks, progress_bar):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tutti.rl.agent.Agent.learn", interrupted)
+    monkeypatch.setattr("tutti.rl.core.agent.Agent.learn", interrupted)
     with contextlib.suppress(KeyboardInterrupt):
         cli.main(["rl", "train", str(config), "--out", str(tmp_path)])
     assert "stopped after 0 steps; the same command continues" in capsys.readouterr().out

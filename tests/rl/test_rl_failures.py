@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tutti.rl import Placed, job
-from tutti.rl.exchange import Failed, gather, receive, send, send_error
-from tutti.rl.program import leaves
-from tutti.rl.ranks import process
+from tutti.rl import Placed
+from tutti.rl.core.program import leaves
+from tutti.rl.placement import job
+from tutti.rl.placement.exchange import Failed, gather, receive, send, send_error
+from tutti.rl.placement.ranks import process
 
 OPTIONS = {"n_envs": 8, "n_steps": 8, "batch_size": 16, "n_epochs": 1, "hidden": (8,)}
 RUN = """

@@ -11,11 +11,11 @@ from gymnasium import spaces
 from tutti.rl import DQN, PPO, make
 from tutti.rl.adapt.halves import Halves
 from tutti.rl.adapt.pure import Pure, in_workers
-from tutti.rl.env import Env
-from tutti.rl.features import features_of
-from tutti.rl.files import equal
+from tutti.rl.core.env import Env
+from tutti.rl.core.files import equal
+from tutti.rl.core.vector import Moved, VectorEnv
+from tutti.rl.networks.features import features_of
 from tutti.rl.offline_data import episodes
-from tutti.rl.vector import Moved, VectorEnv
 
 N, LIMIT = 4, 3
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tutti.rl.memory import Cell, Remembering, begins
-from tutti.rl.networks import Network
-from tutti.rl.through_time import unroll
+from tutti.rl.core.through_time import unroll
+from tutti.rl.networks.memory import Cell, Remembering, begins
+from tutti.rl.networks.networks import Network
 
 TORCH = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}
 

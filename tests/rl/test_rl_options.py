@@ -10,9 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rl_cases import CASES, made, steps
-from tutti.rl import keys
 from tutti.rl.algorithms import ALGORITHMS, algorithm
-from tutti.rl.program import leaves
+from tutti.rl.core import keys
+from tutti.rl.core.program import leaves
 
 # Other values of options, where they are not found by arithmetic.
 OTHERS = {"precision": ["bfloat16"], "activation": ["elu"],

@@ -8,12 +8,12 @@ import torch
 from gloo import Pool
 from rl_cases import CASES as ALL
 from rl_cases import given
-from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
-from tutti.rl.offline import Offline
-from tutti.rl.placement import PLACEMENTS, Placed
-from tutti.rl.program import leaves
-from tutti.rl.ranks import Ranks, mean_of_ranks
+from tutti.rl.algorithms.families.offline import Offline
+from tutti.rl.core.agent import Agent
+from tutti.rl.core.program import leaves
+from tutti.rl.placement.placement import PLACEMENTS, Placed
+from tutti.rl.placement.ranks import Ranks, mean_of_ranks
 
 CASES = {
     "PPO": ("CartPole-v1", {"n_envs": 8, "n_steps": 8, "batch_size": 16, "n_epochs": 2, "hidden": (16,),

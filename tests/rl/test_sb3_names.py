@@ -17,8 +17,9 @@ from torch import nn
 
 import tutti.rl
 from rl_cases import CASES, expert, given
-from tutti.rl import A2C, DQN, PPO, SAC, Agent, CheckpointCallback, EvalCallback, adapt, files, sb3
+from tutti.rl import A2C, DQN, PPO, SAC, Agent, CheckpointCallback, EvalCallback, adapt, sb3
 from tutti.rl.algorithms import ALGORITHMS, algorithm
+from tutti.rl.core import files
 
 SHARED: dict[str, Agent] = {}
 SMALL = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "level": "eager"}

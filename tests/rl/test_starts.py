@@ -15,7 +15,7 @@ from tutti.rl.adapt.halves import Halves
 from tutti.rl.adapt.native import Native
 from tutti.rl.adapt.pure import Pure
 from tutti.rl.algorithms import algorithm
-from tutti.rl.env import Env
+from tutti.rl.core.env import Env
 from tutti.rl.offline_data import episodes, record
 
 SMALL = {"level": "eager", "hidden": (16,), "n_steps": 32, "batch_size": 32, "n_epochs": 4, "learning_rate": 0.03}

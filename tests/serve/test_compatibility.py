@@ -14,14 +14,14 @@ from openai import omit
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutti.serve import Completion, Engine, Output, Request, Sampling
-from tutti.serve.sampling import Row, adjusted, report
+from tutti.serve.engine.sampling import Row, adjusted, report
+from tutti.serve.engine.text import Text
 from tutti.serve.server import fields
 from tutti.serve.server.answers import ChatAnswer, Sent
 from tutti.serve.server.messages import shaped
 from tutti.serve.server.protocol import ChatBody, Common, CompletionBody, EmbeddingBody, ResponseBody, Tool
 from tutti.serve.server.responses import ResponseAnswer
 from tutti.serve.server.tools import Calls, chosen, forced
-from tutti.serve.text import Text
 
 USER = {"role": "user", "content": "hi"}
 

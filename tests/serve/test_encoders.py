@@ -10,9 +10,9 @@ import transformers as t
 
 import encoder_models as encoders
 from tutti.serve import Engine, Request, Sampling
-from tutti.serve.disaggregate import Disaggregated
-from tutti.serve.draft import DraftModel
-from tutti.serve.replicas import Replicas
+from tutti.serve.apart.disaggregate import Disaggregated
+from tutti.serve.apart.replicas import Replicas
+from tutti.serve.engine.draft import DraftModel
 
 GREEDY = Sampling(max_tokens=12, temperature=0, ignore_end=True)
 PLANS = {"tp2": 2, "pp2": 2, "pp2xtp2": 4}

@@ -24,7 +24,7 @@ from tutti.serve.server.hosts import Hosts, name_of
 from tutti.serve.server.limits import Access
 from tutti.serve.server.prompts import Prompts
 from tutti.serve.server.router import Router, processes
-from tutti.serve.service import Full
+from tutti.serve.server.service import Full
 
 USER = {"role": "user", "content": "x"}
 ROUTES = {

@@ -11,7 +11,7 @@ import torch
 import transformers as t
 
 from tutti.serve import Disaggregated, DraftModel, Engine, Request, Sampling
-from tutti.serve.rotary import scaling_of
+from tutti.serve.cache.rotary import scaling_of
 
 LIMIT, LENGTHS, COUNT = 32, (3, 20, 27, 31, 32, 33, 50), 8
 SIZES = dict(vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,

@@ -10,13 +10,13 @@ import pytest
 import tiny
 from transformers import DeepseekV3Config, LlamaConfig
 
-from tutti.cli.plan_serve import plan_serve
+from tutti.cli.plan.serve import plan_serve
 from tutti.hardware import Cluster
 from tutti.serve import Engine
+from tutti.serve.apart.costs import Costs, measured
+from tutti.serve.apart.planning import ServingPlanner, plans, why
+from tutti.serve.apart.simulate import SimulatedEngine, Sizes, simulate
 from tutti.serve.bench import Arrival, poisson, report
-from tutti.serve.costs import Costs, measured
-from tutti.serve.planning import ServingPlanner, plans, why
-from tutti.serve.simulate import SimulatedEngine, Sizes, simulate
 
 FLAT = Costs((1, 100), (0.01, 0.01), 0.0, 0.0)  # each step takes 10 ms
 

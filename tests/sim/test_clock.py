@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutti.plan.layout import devices
+from tutti.plan.layouts.layout import devices
 from tutti.sim.clock import Clock
 from tutti.sim.tasks import COMPUTE, Task
 

@@ -5,8 +5,8 @@ import torch
 
 import tutti
 import zoo
-from tutti.lower.cut import Place
-from tutti.lower.schedule_parts import schedule_of
+from tutti.lower.parts.cut import Place
+from tutti.lower.parts.schedule_parts import schedule_of
 from tutti.plan.planner import Planner
 from tutti.sim import panels
 from tutti.sim.dryrun import dry_run

@@ -12,7 +12,7 @@ import tutti
 import zoo
 from cases import slow
 from tutti.ir.step_graph import CALL_INPUTS
-from tutti.plan.boxes import boxes, is_owner, overlap
+from tutti.plan.layouts.boxes import boxes, is_owner, overlap
 from tutti.sim.restart import Restart, Storage, restart
 
 

@@ -13,8 +13,8 @@ from programs import program
 from tutti.analysis.passes import improve
 from tutti.hardware import Cluster
 from tutti.lower.collectives import all_gather, all_reduce
+from tutti.lower.overlap.waits import insert_waits
 from tutti.lower.shard import shard
-from tutti.lower.waits import insert_waits
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
 from tutti.sim.simulate import dtype_of, simulate

@@ -10,7 +10,7 @@ from torch import nn
 import tutti
 import tutti.models.experts
 import zoo
-from tutti.exec.codegen import generate
+from tutti.exec.kernels.codegen import generate
 
 
 class Classifier(nn.Module):

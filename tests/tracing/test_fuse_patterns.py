@@ -10,7 +10,7 @@ from torch import nn
 
 import tutti
 from tutti.nn.fused import FUSED
-from tutti.tracing.pattern_table import PATTERNS
+from tutti.tracing.rewrite.pattern_table import PATTERNS
 
 ops = torch.ops.tutti
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tutti.tracing.slots import same_view
+from tutti.tracing.trace.slots import same_view
 
 WHOLE = torch.arange(24.0).view(2, 3, 4)
 VIEWS = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tutti.train import command
-from tutti.train.config import Batch, Checkpoint, Config, Data, Eval, Model, Parallel, Sample, Schedule, Tokenizer
+from tutti.train.text.config import Batch, Checkpoint, Config, Data, Eval, Model, Parallel, Sample, Schedule, Tokenizer
 
 
 @pytest.fixture(scope="session")

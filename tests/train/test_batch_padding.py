@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tutti.train.batches import padded
+from tutti.train.trainer.batches import padded
 
 
 @pytest.mark.parametrize(("shape", "sizes"), [

@@ -8,10 +8,10 @@ import pytest
 
 from tutti import cli
 from tutti.train.command import run
-from tutti.train.config import check
 from tutti.train.configfile import load, parse
 from tutti.train.corpus import load_pipeline
-from tutti.train.history import read, series
+from tutti.train.text.config import check
+from tutti.train.text.history import read, series
 
 
 def tutti(*args):

@@ -4,8 +4,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from tutti.analysis.passes import LEVELS
-from tutti.train.config import Config, Model, Optimizer, Parallel, flatten
 from tutti.train.configfile import load, parse
+from tutti.train.text.config import Config, Model, Optimizer, Parallel, flatten
 
 
 @pytest.fixture

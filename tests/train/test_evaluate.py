@@ -8,16 +8,27 @@ from tutti.checkpoint.model import model_folder
 from tutti.serve.command import generate
 from tutti.train import command
 from tutti.train.evaluate import Score, evaluate, score
-from tutti.train.finish import continue_text
-from tutti.train.history import read, series
-from tutti.train.prepare import prepare
-from tutti.train.progress import Display
+from tutti.train.text.finish import continue_text
+from tutti.train.text.history import read, series
+from tutti.train.text.prepare import prepare
+from tutti.train.text.progress import Display
 
 
 @pytest.fixture(scope="module")
 def trained(corpus, tmp_path_factory):
     """A finished tiny run."""
-    from tutti.train.config import Batch, Checkpoint, Config, Data, Eval, Model, Parallel, Sample, Schedule, Tokenizer
+    from tutti.train.text.config import (
+        Batch,
+        Checkpoint,
+        Config,
+        Data,
+        Eval,
+        Model,
+        Parallel,
+        Sample,
+        Schedule,
+        Tokenizer,
+    )
 
     config = Config(
         out=str(tmp_path_factory.mktemp("runs") / "run"),

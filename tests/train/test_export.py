@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tutti import cli
 from tutti.checkpoint.model import model_folder, stored_model
 from tutti.train import command
-from tutti.train.config import Model
+from tutti.train.text.config import Model
 
 
 @pytest.mark.parametrize("model", [

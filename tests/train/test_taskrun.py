@@ -11,7 +11,7 @@ import transformers
 from tutti.cli import main
 from tutti.data.reviews import Reviews
 from tutti.train.configfile import parse
-from tutti.train.trainer import Trainer
+from tutti.train.trainer.trainer import Trainer
 
 BASE = """
 out = "OUT"

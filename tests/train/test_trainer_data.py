@@ -12,7 +12,7 @@ from transformers import TrainerCallback, set_seed
 import tutti
 from gloo import Pool
 from tutti.launch.launch import rank
-from tutti.train.draws import Draws
+from tutti.train.trainer.draws import Draws
 
 
 def arguments(folder, **options):

@@ -16,8 +16,8 @@ from transformers.integrations import integration_utils
 
 import tutti
 from tutti.launch.progress import told_by
-from tutti.train import arguments as table
-from tutti.train.optimizers import class_and_options
+from tutti.train.trainer import arguments as table
+from tutti.train.trainer.optimizers import class_and_options
 
 SIZES = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
          "num_attention_heads": 2, "max_position_embeddings": 64}  # fmt: skip

@@ -3,19 +3,19 @@
 from tutti.extras import extra
 
 with extra("train"):
-    from tutti.align.best_of_n import BestOfNConfig, BestOfNTrainer
-    from tutti.align.dpo import DPOConfig, DPOTrainer
-    from tutti.align.gkd import GKDConfig, GKDTrainer
-    from tutti.align.grpo import GRPOConfig, GRPOTrainer
-    from tutti.align.kto import KTOConfig, KTOTrainer
-    from tutti.align.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
-    from tutti.align.orpo import ORPOConfig, ORPOTrainer
-    from tutti.align.ppo import PPOConfig, PPOTrainer
-    from tutti.align.prm import PRMConfig, PRMTrainer
-    from tutti.align.reinforce import ReinforceConfig, ReinforceTrainer
-    from tutti.align.reward import RewardConfig, RewardTrainer
-    from tutti.align.rloo import RLOOConfig, RLOOTrainer
-    from tutti.align.sft import SFTConfig, SFTTrainer
+    from tutti.align.algorithms.best_of_n import BestOfNConfig, BestOfNTrainer
+    from tutti.align.algorithms.dpo import DPOConfig, DPOTrainer
+    from tutti.align.algorithms.gkd import GKDConfig, GKDTrainer
+    from tutti.align.algorithms.grpo import GRPOConfig, GRPOTrainer
+    from tutti.align.algorithms.kto import KTOConfig, KTOTrainer
+    from tutti.align.algorithms.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+    from tutti.align.algorithms.orpo import ORPOConfig, ORPOTrainer
+    from tutti.align.algorithms.ppo import PPOConfig, PPOTrainer
+    from tutti.align.algorithms.prm import PRMConfig, PRMTrainer
+    from tutti.align.algorithms.reinforce import ReinforceConfig, ReinforceTrainer
+    from tutti.align.algorithms.reward import RewardConfig, RewardTrainer
+    from tutti.align.algorithms.rloo import RLOOConfig, RLOOTrainer
+    from tutti.align.algorithms.sft import SFTConfig, SFTTrainer
 
 __all__ = [
     "BestOfNConfig", "BestOfNTrainer", "DPOConfig", "DPOTrainer", "GKDConfig", "GKDTrainer", "GRPOConfig",

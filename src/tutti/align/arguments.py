@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from tutti.train.arguments import TrainingArguments
+from tutti.train.trainer.arguments import TrainingArguments
 
 
 @dataclass

@@ -20,7 +20,7 @@
     weight = 1.0
 
     [[rewards]]
-    verifier = "exact_match"               # of tutti.align.verify, and its options
+    verifier = "exact_match"               # of tutti.align.rewards.verify, and its options
     column = "answer"
     extract = "boxed"                      # or a regular expression
     normalize = "number"                   # or "plain"
@@ -57,7 +57,7 @@ NAMES = {"sft": "SFT", "reward": "Reward", "prm": "PRM", "dpo": "DPO", "kto": "K
          "gkd": "GKD"}  # fmt: skip
 VERIFIERS = "exact_match", "regex", "json_schema", "unit_tests", "overlong", "length_penalty"
 FUNCTIONS = {"extract": ("boxed", "code_of"), "normalize": ("plain", "number")}
-"""Options of verifiers that are functions of `tutti.align.verify`, by their names."""
+"""Options of verifiers that are functions of `tutti.align.rewards.verify`, by their names."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def read(path: Path, kind: str) -> AlignRun:
 
 def _check_reward(table: Mapping[str, Any], where: str) -> None:
     """Raises ValueError, saying where, for a table that is none of a reward."""
-    from tutti.align import verify
+    from tutti.align.rewards import verify
 
     if ("model" in table) == ("verifier" in table):
         raise ValueError(f'{where} needs model = "..." or verifier = "{VERIFIERS[0]}"')
@@ -152,7 +152,7 @@ def reward_of(table: Mapping[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from tutti.align import sandbox, verify
+    from tutti.align.rewards import sandbox, verify
 
     if "model" in table:
         return pretrained(AutoModelForSequenceClassification, table["model"], dtype=torch.float32, num_labels=1)

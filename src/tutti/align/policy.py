@@ -36,20 +36,20 @@ import tutti
 from tutti.align import objectives
 from tutti.align.arguments import AlignArguments, is_adapted, without_dropout
 from tutti.align.chat import is_conversation
-from tutti.align.envs import BEGUN, REWARD, begun, play, with_environment
 from tutti.align.importance import MODES, importance_weights
-from tutti.align.invariant import check_bits, check_invariant, invariant_logprobs
-from tutti.align.placement import PLACEMENTS, Apart, Replicas
-from tutti.align.rollout import MAX_SEQUENCES, Rollout, Sampler
-from tutti.align.scoring import Completed, Rewards
+from tutti.align.rewards.scoring import Completed, Rewards
+from tutti.align.rollouts.envs import BEGUN, REWARD, begun, play, with_environment
+from tutti.align.rollouts.invariant import check_bits, check_invariant, invariant_logprobs
+from tutti.align.rollouts.placement import PLACEMENTS, Apart, Replicas
+from tutti.align.rollouts.rollout import MAX_SEQUENCES, Rollout, Sampler
 from tutti.align.sequences import IGNORED, batch_of, learned, token_logprobs
 from tutti.align.trainer import AlignTrainer
 from tutti.data.order import Order
 from tutti.hardware import machine
 from tutti.launch.progress import progress
 from tutti.serve import Sampling
-from tutti.train import checkpointing
-from tutti.train.arguments import option, rows_of_microbatch
+from tutti.train.trainer import checkpointing
+from tutti.train.trainer.arguments import option, rows_of_microbatch
 
 HELD_OUT = 1_000_002  # the number of the round of an evaluation, for its seed
 

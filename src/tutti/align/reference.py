@@ -23,7 +23,7 @@ from tutti.align.sequences import flat, model_logprobs
 from tutti.data.rows import Rows
 from tutti.launch.launch import rank
 from tutti.launch.progress import progress
-from tutti.train.arguments import option
+from tutti.train.trainer.arguments import option
 
 
 class WithReference(Rows):

@@ -12,8 +12,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from tutti.align.policy import COMPLETIONS
-from tutti.train.picture import svg
-from tutti.train.report import STYLE, save, table
+from tutti.train.text.picture import svg
+from tutti.train.text.report import STYLE, save, table
 
 SHOWN, LONGEST = 32, 600  # completions in the page, and characters of each
 FIRST = (

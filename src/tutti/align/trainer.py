@@ -24,7 +24,7 @@ from tutti.align.chat import Encoder, Tokens
 from tutti.align.sequences import IGNORED, cut, remainder
 from tutti.compat.adapters import peft_model
 from tutti.data import Mapped, StreamingSource, open_source
-from tutti.train.trainer import Trainer
+from tutti.train.trainer.trainer import Trainer
 
 
 class AlignTrainer(Trainer):

@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE, flat
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 
 aten = torch.ops.aten
 

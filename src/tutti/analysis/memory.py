@@ -4,9 +4,9 @@
 
 The caller holds the inputs (parameters, optimizer state, batch) throughout. In-place updates need no second copy, and
 values that share memory count once. Memory on other tiers is counted separately. A collective needs a contiguous
-operand and a separate result, which the runtime holds until the next collective completes (`tutti.exec.runtime`). An
-asynchronous collective holds both until it is awaited, plus the copies of the backend.
-Memory that libraries allocate inside operators is counted only as far as `memory_inside` reports it.
+operand and a separate result, which the runtime holds until the next collective completes
+(`tutti.exec.runtimes.runtime`). An asynchronous collective holds both until it is awaited, plus the copies of the
+backend. Memory that libraries allocate inside operators is counted only as far as `memory_inside` reports it.
 """
 
 from __future__ import annotations

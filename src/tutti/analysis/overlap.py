@@ -1,8 +1,8 @@
 """Overlap: reorder a Program so that most of its communication is hidden behind computation.
 
-Units (`lower.units`) become jobs with the prices of a dry run. A list scheduler orders them (`lower.jobs`), and
-collectives are awaited where their results are read (`lower.waits`). Ranks run equal Programs except for numbers, so
-they find the same order; if not, the order is kept (`exec.levels`).
+Units (`lower.overlap.compute_units`) become jobs with the prices of a dry run. A list scheduler orders them
+(`lower.overlap.jobs`), and collectives are awaited where their results are read (`lower.overlap.waits`). Ranks run
+equal Programs except for numbers, so they find the same order; if not, the order is kept (`exec.kernels.levels`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tutti.analysis.segments import BREAKS
 from tutti.hardware import Cluster
 from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import COLLECTIVES
-from tutti.lower.jobs import Job, headroom, makespan, overlapped
-from tutti.lower.order import arrange
+from tutti.lower.memory.transfers import TRANSFERS
+from tutti.lower.overlap.compute_units import Unit, needs, take_back_views, units
+from tutti.lower.overlap.jobs import Job, headroom, makespan, overlapped
+from tutti.lower.overlap.order import arrange
+from tutti.lower.overlap.waits import insert_waits
 from tutti.lower.program import Program
-from tutti.lower.transfers import TRANSFERS
-from tutti.lower.units import Unit, needs, take_back_views, units
-from tutti.lower.waits import insert_waits
 
 GAIN = 0.99  # of the seconds with synchronous collectives: a new order must be at least this fast
 ROOM = 0.75  # fraction of a device's memory that an order may use

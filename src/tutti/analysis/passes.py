@@ -16,16 +16,16 @@ from torch import fx
 from tutti.analysis import overlap
 from tutti.analysis.segments import gather_kernels, gather_layers, gather_parts
 from tutti.hardware import Cluster
-from tutti.lower.bucket import bucket
-from tutti.lower.inplace import update_in_place
-from tutti.lower.one_pass import make_losses_in_one_pass
-from tutti.lower.overwrite import write_over
+from tutti.lower.memory.inplace import update_in_place
+from tutti.lower.memory.reuse_operands import write_over
+from tutti.lower.memory.tiers import use_tiers
+from tutti.lower.memory.workspace import keep_workspaces
+from tutti.lower.overlap.bucket import bucket
+from tutti.lower.overlap.regions import divide
 from tutti.lower.program import Program
-from tutti.lower.regions import divide
-from tutti.lower.round_once import round_once
-from tutti.lower.tiers import use_tiers
-from tutti.lower.workspace import keep_workspaces
-from tutti.lower.write_out import write_out
+from tutti.lower.variants.decompose import write_out
+from tutti.lower.variants.one_pass import make_losses_in_one_pass
+from tutti.lower.variants.round_once import round_once
 
 Pass = Callable[[fx.Graph], None]
 

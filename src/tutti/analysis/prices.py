@@ -1,7 +1,7 @@
 """Prices of the calls of a replayed Program on a cluster, in seconds.
 
-A call is priced by its local shapes (`tutti.plan.compute`); views are free. A kernel of several calls reads and writes
-its inputs and outputs at memory speed. If calibration shows that a family of operators is slower than its memory
+A call is priced by its local shapes (`tutti.plan.layouts.compute`); views are free. A kernel of several calls reads and
+writes its inputs and outputs at memory speed. If calibration shows that a family of operators is slower than its memory
 traffic, the kernel takes that much longer.
 """
 
@@ -17,9 +17,9 @@ from tutti.hardware.operators import family_of, lies_transposed
 from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import sent_by
 from tutti.lower.program import Program
-from tutti.plan import compute
-from tutti.plan.compute import LocalCall
-from tutti.plan.layout import extent
+from tutti.plan.layouts import compute
+from tutti.plan.layouts.compute import LocalCall
+from tutti.plan.layouts.layout import extent
 from tutti.plan.tier import DISK
 
 

@@ -1,7 +1,7 @@
 """Replay a Program on fake tensors: what each call reads and allocates, what shares memory, and when values are freed.
 
 Fake tensors have strides, so it is determined, not assumed, whether a reshape copies or is a view. Calls are replayed
-in program order, and values are freed where the Program's code frees them (`tutti.exec.codegen`).
+in program order, and values are freed where the Program's code frees them (`tutti.exec.kernels.codegen`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.utils import _pytree as pytree
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti import compat
 from tutti.analysis.liveness import last_uses
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 from tutti.lower.collectives import COLLECTIVES
-from tutti.lower.overwrite import PLACE
+from tutti.lower.memory.aliasing import WRITES
+from tutti.lower.memory.reuse_operands import PLACE
+from tutti.lower.memory.transfers import arrived, bring, fetch, lend, put, store
 from tutti.lower.program import Program
-from tutti.lower.transfers import arrived, bring, fetch, lend, put, store
-from tutti.lower.writes import WRITES
 from tutti.ops.recurrent import lstm_workspace
 from tutti.plan.tier import DEVICE
 

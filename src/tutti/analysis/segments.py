@@ -18,13 +18,14 @@ from tutti.analysis.fusing import fuses, kernels
 from tutti.ir.costs import FREE
 from tutti.ir.labels import is_layer, layer_of
 from tutti.ir.loops import LOOPS, compiles
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.lower.collectives import COLLECTIVES, wait
-from tutti.lower.inplace import written
-from tutti.lower.order import contract
-from tutti.lower.transfers import TRANSFERS
-from tutti.lower.workspace import KEEPING
-from tutti.lower.writes import WRITES
+from tutti.lower.memory.aliasing import WRITES
+from tutti.lower.memory.inplace import written
+from tutti.lower.memory.transfers import TRANSFERS
+from tutti.lower.memory.workspace import KEEPING
+from tutti.lower.overlap.order import contract
 
 SMALLEST = 3  # operators: smaller segments run faster than a call
 LAYER = 8  # operators of a layer that is worth a separate function

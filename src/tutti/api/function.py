@@ -17,29 +17,29 @@ from tutti.api.store import Store
 from tutti.exec.batches import signature_of
 from tutti.exec.executables import holding_for
 from tutti.exec.executor import Executor
-from tutti.exec.gradual import AUTO, Gradual, planned
+from tutti.exec.kernels.gradual import AUTO, Gradual, planned
 from tutti.exec.observed import Observed
-from tutti.exec.runtime import cluster_of, from_rank_0
+from tutti.exec.runtimes.runtime import cluster_of, from_rank_0
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import CALL_INPUTS, OUTPUT, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.schedule_parts import homes_of
-from tutti.lower.vary import vary
-from tutti.plan.layout import Layout
-from tutti.plan.pin import Pin
+from tutti.lower.parts.schedule_parts import homes_of
+from tutti.lower.variants.vary import vary
+from tutti.plan.layouts.layout import Layout
+from tutti.plan.layouts.pin import Pin
+from tutti.plan.network.together import plan_together
+from tutti.plan.pipeline.schedule import Pipe
 from tutti.plan.plan import Plan, renamed
 from tutti.plan.planner import Planner
-from tutti.plan.schedule import Pipe
-from tutti.plan.search import BUDGET
+from tutti.plan.search.search import BUDGET
 from tutti.plan.textbook import Textbook, parse_name
-from tutti.plan.together import plan_together
 from tutti.sim.planning import choose, loaded
 from tutti.tracing import optimizers
 from tutti.tracing.batch import batch_items, inputs, rows
 from tutti.tracing.capture_spec import autocast_state
 from tutti.tracing.function import Captured, arguments
-from tutti.tracing.watch import Watch
+from tutti.tracing.trace.watch import Watch
 
 
 def function(

@@ -22,10 +22,10 @@ from torch import fx, nn
 from tutti import compat
 from tutti.analysis.passes import available
 from tutti.api.jit_report import Graph, JitReport
-from tutti.tracing import breaks, recompilations
-from tutti.tracing.breaks import Break
-from tutti.tracing.recompilations import Recompilation
-from tutti.tracing.trace import is_tracing
+from tutti.tracing.trace import breaks, recompilations
+from tutti.tracing.trace.breaks import Break
+from tutti.tracing.trace.recompilations import Recompilation
+from tutti.tracing.trace.trace import is_tracing
 
 # Backends: (graph, example inputs) -> callable.
 LEVELS: dict[str, Callable[[fx.GraphModule, list], Callable]] = {

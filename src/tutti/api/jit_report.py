@@ -11,8 +11,8 @@ from itertools import groupby
 from torch import fx
 
 from tutti import compat
-from tutti.tracing.breaks import Break
-from tutti.tracing.recompilations import Recompilation
+from tutti.tracing.trace.breaks import Break
+from tutti.tracing.trace.recompilations import Recompilation
 
 GIVEN_UP = "; torch's limit of graphs is reached, and what fits none of them runs as plain Python"
 MOST = 6  # kinds of operators that are named of a graph

@@ -15,10 +15,10 @@ from tutti.hardware import Cluster
 from tutti.keywords import names_nearest
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.plan.layout import Mesh
-from tutti.plan.pin import Pin
+from tutti.plan.layouts.layout import Mesh
+from tutti.plan.layouts.pin import Pin
 from tutti.plan.plan import Plan
-from tutti.plan.search import BUDGET
+from tutti.plan.search.search import BUDGET
 from tutti.tracing.batch import Batch
 from tutti.tracing.capture import Loss
 

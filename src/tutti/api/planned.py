@@ -7,11 +7,11 @@ import torch
 from tutti import compat
 from tutti.analysis.passes import check_level
 from tutti.exec.executor import Executor
-from tutti.exec.gradual import AUTO, COMPILED, planned
+from tutti.exec.kernels.gradual import AUTO, COMPILED, planned
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.program import Collective, Program
-from tutti.plan.layout import devices
+from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Plan
 from tutti.sim.planning import Simulator
 

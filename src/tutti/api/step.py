@@ -19,29 +19,29 @@ from tutti.api.planned import Planned
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.of_store import read_store, write_store
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
-from tutti.exec import model_state
 from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
 from tutti.exec.executables import Executables, Key
 from tutti.exec.executor import Executor
-from tutti.exec.gradual import planned
-from tutti.exec.live_store import LiveStore
-from tutti.exec.memory_budget import bytes_of
+from tutti.exec.kernels.gradual import planned
 from tutti.exec.nonfinite import Inspector, NonFinite
 from tutti.exec.observed import Observed, how_to_combine
-from tutti.exec.offload_store import OffloadStore
 from tutti.exec.parallel_config import ParallelConfig
-from tutti.exec.replicas import compare
-from tutti.exec.runtime import check_same_everywhere, cluster_of, from_rank_0, in_group
-from tutti.exec.same_job import check_same_job, facts_of
-from tutti.exec.weights import has_weights
+from tutti.exec.runtimes.replicas import compare
+from tutti.exec.runtimes.runtime import check_same_everywhere, cluster_of, from_rank_0, in_group
+from tutti.exec.runtimes.same_job import check_same_job, facts_of
+from tutti.exec.stores import model_state
+from tutti.exec.stores.live_store import LiveStore
+from tutti.exec.stores.memory_budget import bytes_of
+from tutti.exec.stores.offload_store import OffloadStore
+from tutti.exec.stores.weights import has_weights
 from tutti.ir.step_graph import StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
-from tutti.lower.rebatch import Steps
-from tutti.lower.schedule_parts import homes_of
-from tutti.lower.vary import vary
+from tutti.lower.parts.schedule_parts import homes_of
+from tutti.lower.variants.rebatch import Steps
+from tutti.lower.variants.vary import vary
 from tutti.observe.predicted import write_predicted
 from tutti.observe.recorder import Recorder
-from tutti.plan.layout import devices
+from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Plan
 from tutti.plan.planner import replan
 from tutti.plan.tier import check_devices_have
@@ -54,7 +54,7 @@ from tutti.tracing.capture import device_of
 from tutti.tracing.capture_spec import CaptureSpec, autocast_state
 from tutti.tracing.criteria import with_criteria
 from tutti.tracing.holdings import groups_of
-from tutti.tracing.slots import Slots
+from tutti.tracing.trace.slots import Slots
 
 
 class Step(Planned):

@@ -14,17 +14,18 @@ from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.of_store import read_store, write_store
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec import model_state
-from tutti.exec.live_store import LiveStore
-from tutti.ir.step_graph import CALL_INPUTS, Spec, StepGraph
+from tutti.exec.stores import model_state
+from tutti.exec.stores.live_store import LiveStore
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import CALL_INPUTS, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
-from tutti.plan.layout import Layout, Mesh
+from tutti.plan.layouts.layout import Layout, Mesh
 from tutti.plan.plan import Plan
 from tutti.tracing import optimizers
 from tutti.tracing.capture import device_of
 from tutti.tracing.function import Captured, capture_function
 from tutti.tracing.holdings import Holdings
-from tutti.tracing.remote import home_of, shaped
+from tutti.tracing.trace.remote import home_of, shaped
 
 
 class Store(LiveStore):

@@ -22,18 +22,19 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tutti.check.samples.sample import Sample, strategy
-from tutti.exec.codegen import generate
-from tutti.exec.virtual import run_virtual
+from tutti.exec.kernels.codegen import generate
+from tutti.exec.runtimes.virtual import run_virtual
 from tutti.ir.op_info import SENDS
-from tutti.ir.step_graph import FORWARD, Spec, StepGraph
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import FORWARD, StepGraph
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
 from tutti.ops import Cut, Rule, attention_cuda, operands, rule_of
-from tutti.plan.choice import Choice, Choices, Position, candidates, layouts, legal, nest
-from tutti.plan.layout import Layout, Mesh, coordinates_of, devices
+from tutti.plan.layouts.choice import Choice, Choices, Position, candidates, layouts, legal, nest
+from tutti.plan.layouts.layout import Layout, Mesh, coordinates_of, devices
+from tutti.plan.layouts.reshard import sent_bytes
 from tutti.plan.plan import Plan
-from tutti.plan.reshard import sent_bytes
-from tutti.tracing.like_operators import UNDEFINED
+from tutti.tracing.rewrite.like_operators import UNDEFINED
 
 aten = torch.ops.aten
 LABEL = "operator"

@@ -15,7 +15,7 @@ from tutti.checkpoint.consensus import Consensus
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.peers import Peers
 from tutti.checkpoint.write import Copies, copies, reason, write
-from tutti.exec.sharded_tensor import ShardedTensor
+from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.launch.heartbeat import HEARTBEAT
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tutti.checkpoint.write import reason
-from tutti.exec.runtime import TIMEOUT, in_job
+from tutti.exec.runtimes.runtime import TIMEOUT, in_job
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import torch
 
 from tutti.checkpoint.folder import CHECKPOINTS, is_step_checkpoint, latest
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec.sharded_tensor import ShardedTensor
-from tutti.exec.weights import check_weights
+from tutti.exec.stores.sharded_tensor import ShardedTensor
+from tutti.exec.stores.weights import check_weights
 from tutti.tracing.optimizers.marks import EMA
 
 

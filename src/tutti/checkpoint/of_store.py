@@ -9,7 +9,7 @@ from typing import Any
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint, opened
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec.tensor_store import TensorStore, check_names
+from tutti.exec.stores.tensor_store import TensorStore, check_names
 
 
 def write_store(

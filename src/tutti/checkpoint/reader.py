@@ -20,9 +20,9 @@ import torch
 
 from tutti.checkpoint import unpickle
 from tutti.checkpoint.folder import MANIFEST, METADATA, Files, fault_of, file_in, manifest
-from tutti.exec.sharded_tensor import ShardedTensor
-from tutti.ir.step_graph import Spec
-from tutti.plan.boxes import Shape, overlap
+from tutti.exec.stores.sharded_tensor import ShardedTensor
+from tutti.ir.spec import Spec
+from tutti.plan.layouts.boxes import Shape, overlap
 
 LOCAL_HEADER = 30  # bytes, before the name and the extra field of a member (zip's APPNOTE, 4.3.7)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from tutti.checkpoint import folder as folders
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.write import Copies, write_each
-from tutti.plan.boxes import boxes, is_owner
-from tutti.plan.layout import devices
+from tutti.plan.layouts.boxes import boxes, is_owner
+from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Plan
 
 

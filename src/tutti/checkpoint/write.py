@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from tutti.checkpoint.folder import Files
-from tutti.exec.sharded_tensor import ShardedTensor
-from tutti.ir.step_graph import Spec
-from tutti.plan.boxes import Shape
+from tutti.exec.stores.sharded_tensor import ShardedTensor
+from tutti.ir.spec import Spec
+from tutti.plan.layouts.boxes import Shape
 
 Copies = dict[str, tuple[Spec, dict[Shape, torch.Tensor]]]  # by name: full Spec, owned blocks by offset
 AHEAD = 1 << 25  # bytes in the page cache before write-back is started

@@ -95,7 +95,7 @@ VERBS = {
         verbs=("run", "show", "steps", "model"),
     ),
     "plan": Verb(
-        "tutti.cli.plan:plan",
+        "tutti.cli.plan.plan:plan",
         "plan for any cluster; explain and compare plans",
         raw=True,
         extra="train",

@@ -10,9 +10,9 @@ import tyro
 from rich.console import Console
 
 from tutti.analysis.passes import check_level
+from tutti.cli.plan.workload import Captured, Workload
 from tutti.cli.restart import machine_width, show_restart
 from tutti.cli.tables import SHOWN, consoles, read, show_alive, show_kinds, table
-from tutti.cli.workload import Captured, Workload
 from tutti.hardware import Cluster
 from tutti.plan.explain import mesh_name, seconds, size
 from tutti.sim.dryrun import dry_run

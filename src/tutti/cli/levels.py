@@ -10,8 +10,8 @@ from rich.table import Table
 
 from tutti.analysis.passes import LEVELS, improve
 from tutti.analysis.segments import part_of, segments
+from tutti.cli.plan.workload import Captured, Workload
 from tutti.cli.tables import consoles, table
-from tutti.cli.workload import Captured, Workload
 from tutti.lower.shard import shard
 from tutti.plan.plan import Plan
 

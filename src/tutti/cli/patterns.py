@@ -10,12 +10,12 @@ from typing import Annotated
 import torch
 import tyro
 
+from tutti.cli.plan.workload import DTYPES
 from tutti.cli.tables import consoles, table
-from tutti.cli.workload import DTYPES
 from tutti.tracing.capture import capture
-from tutti.tracing.fused import fused, left_over
 from tutti.tracing.load import load, suiting
-from tutti.tracing.pattern_table import PATTERNS
+from tutti.tracing.rewrite.fused import fused, left_over
+from tutti.tracing.rewrite.pattern_table import PATTERNS
 
 
 def patterns(

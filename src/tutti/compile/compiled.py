@@ -18,10 +18,10 @@ from tutti import compat
 from tutti.compile.bias import take_biases_out
 from tutti.compile.loops import with_higher_order
 from tutti.compile.tanh import expand_tanh
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.inplace import written
+from tutti.lower.memory.inplace import written
 
 COMPILING = threading.RLock()  # of threads that capture or compile: both replace what modules hold
 How = tuple[tuple[tuple[int, ...], int], ...]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 from tutti.tracing.batch import Batch, batch_items, part, rows, statics
 
 Signature = tuple[tuple, ...]  # (name, Spec) of tensors, (name, value, type) of static entries, sorted by name

@@ -14,24 +14,24 @@ import torch
 from tutti.analysis.memory import platform
 from tutti.exec.batches import Signature, signature_of
 from tutti.exec.executor import Executor
-from tutti.exec.gradual import AUTO, PLAIN, Changes, Gradual
-from tutti.exec.live_store import LiveStore
+from tutti.exec.kernels.gradual import AUTO, PLAIN, Changes, Gradual
 from tutti.exec.nonfinite import Inspector
-from tutti.exec.runtime import from_rank_0
+from tutti.exec.runtimes.runtime import from_rank_0
+from tutti.exec.stores.live_store import LiveStore
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import StepGraph
 from tutti.ir.values import Guards
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
-from tutti.lower.regions import check_divided
-from tutti.lower.unroll import unroll
-from tutti.lower.vary import vary
+from tutti.lower.overlap.regions import check_divided
+from tutti.lower.variants.unroll import unroll
+from tutti.lower.variants.vary import vary
 from tutti.plan.plan import Plan
 from tutti.plan.planner import replan
 from tutti.tracing.batch import Batch, batch_items
 from tutti.tracing.capture_spec import CaptureSpec
-from tutti.tracing.slots import attribute
+from tutti.tracing.trace.slots import attribute
 
 T = TypeVar("T")
 MOST = 16  # graphs for one signature and Python state

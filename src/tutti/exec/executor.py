@@ -1,4 +1,4 @@
-"""The executor: runs the actions of a schedule (`lower.actions`) on the ranks of this process.
+"""The executor: runs the actions of a schedule (`lower.parts.actions`) on the ranks of this process.
 
 A plan without a pipeline has one device and one stage. The devices of a pipeline lie along the mesh axis `pp`, the
 outermost. Each device is a mesh of the other axes, on which the Programs of its stages run. A value that crosses stages
@@ -18,22 +18,23 @@ import torch.distributed as dist
 
 from tutti.analysis.memory import CPU, Platform
 from tutti.compile.compiled import Arguments, Compiled, Described, compile_ahead, uncompiled
-from tutti.exec.levels import prepare
-from tutti.exec.memory_budget import MemoryBudget
+from tutti.exec.kernels.levels import prepare
 from tutti.exec.nonfinite import Inspector
 from tutti.exec.observed import Observed, is_observed
-from tutti.exec.runtime import Distributed, Virtual, own_part, raw
-from tutti.exec.tensor_store import TensorStore
-from tutti.exec.transfer_engine import TransferEngine
+from tutti.exec.runtimes.runtime import Distributed, Virtual, own_part, raw
+from tutti.exec.stores.memory_budget import MemoryBudget
+from tutti.exec.stores.tensor_store import TensorStore
+from tutti.exec.stores.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import OUTPUT, UPDATE_METRICS, Spec, StepGraph
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import OUTPUT, UPDATE_METRICS, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT, Meeting
-from tutti.lower.actions import ONCE, Action, Message, actions_of, had, orders
-from tutti.lower.cut import PREPARATION, Place
-from tutti.lower.joined import joined
+from tutti.lower.overlap.join import joined
+from tutti.lower.parts.actions import ONCE, Action, Message, actions_of, had, orders
+from tutti.lower.parts.cut import PREPARATION, Place
+from tutti.lower.parts.schedule_parts import label_of, passed, program_of, schedule_of, sizes_of, with_values
 from tutti.lower.program import Collective, Program
-from tutti.lower.schedule_parts import label_of, passed, program_of, schedule_of, sizes_of, with_values
-from tutti.plan.layout import devices
+from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import PIPELINE, Plan
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from tutti.analysis.passes import check_level
-from tutti.exec.gradual import AUTO
+from tutti.exec.kernels.gradual import AUTO
 from tutti.hardware import Cluster
-from tutti.plan.layout import Mesh
-from tutti.plan.pin import Pin
+from tutti.plan.layouts.layout import Mesh
+from tutti.plan.layouts.pin import Pin
 from tutti.plan.plan import Plan
 from tutti.plan.textbook import NAMES
 from tutti.tracing.capture import Loss

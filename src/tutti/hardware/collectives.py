@@ -103,7 +103,7 @@ class Stage:
 @dataclass(frozen=True)
 class Line:
     """Seconds of a collective by one algorithm: ``fixed + per_byte * sent``. sent: bytes that each rank sends in a ring
-    (formulas in ``tutti.plan.reshard``)."""
+    (formulas in ``tutti.plan.layouts.reshard``)."""
 
     name: str
     fixed: float

@@ -6,7 +6,7 @@ import operator
 
 import torch
 
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 aten = torch.ops.aten
 

@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from tutti.ir.portable import NotPortable, packed, unpacked
-from tutti.ir.step_graph import Spec, StepGraph
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import StepGraph
 
 MAX_CONSTANT = 65_536  # elements of a constant
 PLAIN = (str, int, bool, type(None))

@@ -5,7 +5,8 @@ if the nodes inside them are, in order, the same operators on the same shapes. T
 with `*` for the number of such a layer, its phase (`again` for recomputation in the backward pass), its operator and an
 ordinal. In a container with layers of several kinds, the numbers of a kind replace `*`: `h.0` and `h.1-11`, `net.2,4`.
 Layers that consist of modules are also recognised inside of layers (`down.2.attentions.0.blocks.*.norm`). Copies of a
-batch (`lower.unroll`) share labels too. Analysis and plans refer to labels, so their size does not grow with depth.
+batch (`lower.variants.unroll`) share labels too. Analysis and plans refer to labels, so their size does not grow with
+depth.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each distinct sub-graph makes one operator, `tutti_loops::scan_<digest>(Tensor[] operands) -> Tensor[]`, which fake
 tensors, rules and Programs treat like any other. Its operands are the carries, the scanned tensors, and everything else
-that the sub-graph reads. `tracing.loop_capture` captures sub-graphs, `ops.loops` splits them.
+that the sub-graph reads. `tracing.trace.loop_capture` captures sub-graphs, `ops.loops` splits them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, fx
 
 from tutti.ir.op_info import FLOPS
-from tutti.ir.step_graph import Spec, StepGraph
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import StepGraph
 
 ITERATIONS = 16  # assumed iterations of a while loop, for prices
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     from torch import fx
 
-    from tutti.ir.step_graph import Spec
+    from tutti.ir.spec import Spec
 
 
 class NodeInfo(TypedDict, total=False):
@@ -27,7 +27,7 @@ class NodeInfo(TypedDict, total=False):
     Set at capture:
     checkpoint: the region of `torch.utils.checkpoint` that contains the node.
 
-    Set by variants of the graph (`lower.vary`):
+    Set by variants of the graph (`lower.variants.vary`):
     slice: chunk of the sequence.
     copy: part of the batch, if it is split to overlap computation and communication.
     of: the operation of the label before the graph was unrolled.

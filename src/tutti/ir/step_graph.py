@@ -30,12 +30,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
+from tutti.ir import text
+from tutti.ir.spec import Spec
 from tutti.ir.values import Guards
 
 Call = Any  # an fx.Node; its arguments are typed too loosely by fx
@@ -46,34 +47,6 @@ UPDATE_METRICS = ("skipped", "grad_norm")  # outputs of the update that are not 
 GUARD = "finite"  # the path of nodes that check for non-finite values
 NUMBERS = ("lr", "step", "count", "seed")  # kinds of inputs that are single numbers
 CALL_INPUTS = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that change with each call
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Shape and dtype of a tensor. `str(spec)` is for instance `float32[4, 8]`."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.numel * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
-
-    @staticmethod
-    def of(value: Any) -> Any:
-        """The `Spec` of a tensor, a tuple of Specs for a tuple or list of tensors, None for anything else."""
-        if isinstance(value, torch.Tensor):
-            return Spec(tuple(value.shape), value.dtype)
-        if isinstance(value, (tuple, list)):
-            return tuple(Spec.of(v) for v in value)
-        return None
 
 
 @dataclass(repr=False)
@@ -98,8 +71,6 @@ class StepGraph:
         return f"StepGraph({counts}, {self.flops:.3g} FLOP)"
 
     def __str__(self) -> str:
-        from tutti.ir import text
-
         written = [repr(self), "inputs"]
         written += text.columns(
             (f"%{node.name}", text.described(node.meta["val"]), name) for name, node in self.inputs.items()
@@ -144,12 +115,12 @@ class StepGraph:
 
     @property
     def sequence_chunks(self) -> int:
-        """The number of chunks of the sequence. See `lower.unroll`."""
+        """The number of chunks of the sequence. See `lower.variants.unroll`."""
         return 1 + max((n.meta.get("slice", 0) for n in self.graph.nodes), default=0)
 
     @property
     def batch_splits(self) -> int:
-        """The number of copies of the batch. See `lower.unroll`."""
+        """The number of copies of the batch. See `lower.variants.unroll`."""
         return 1 + max((n.meta.get("copy", 0) for n in self.graph.nodes), default=0)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 
 def described(value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tutti.plan.layout import group_of
+from tutti.plan.layouts.layout import group_of
 
 
 class Meeting(NamedTuple):

@@ -30,8 +30,8 @@ import torch
 from torch import fx
 from torch.fx.node import has_side_effect
 
-from tutti.plan.layout import Mesh, coordinates_of, rank_at
-from tutti.plan.reshard import sent_bytes
+from tutti.plan.layouts.layout import Mesh, coordinates_of, rank_at
+from tutti.plan.layouts.reshard import sent_bytes
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("all_reduce(Tensor x, str axis, str op) -> Tensor")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]

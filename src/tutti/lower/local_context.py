@@ -9,8 +9,8 @@ import torch
 
 from tutti.lower.collectives import all_gather, all_reduce, exchange, ppermute
 from tutti.ops.rule import REDUCTIONS, Rule
-from tutti.plan.choice import Choices, factor_digits
-from tutti.plan.layout import Digit, Layout, Mesh, inside_node
+from tutti.plan.layouts.choice import Choices, factor_digits
+from tutti.plan.layouts.layout import Digit, Layout, Mesh, inside_node
 
 
 class LocalContext:

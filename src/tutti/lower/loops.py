@@ -13,25 +13,27 @@ from tutti.ir.loops import LOOPS, Body, Branch, Loop, While, loop_operator
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.local_context import LocalContext
+from tutti.lower.program import Program
 from tutti.ops.costs import annotate_costs
 from tutti.ops.loops import Factor, loop_factors
-from tutti.plan.choice import Choice
-from tutti.plan.layout import Layout, Partial, Placement, Split
+from tutti.plan.layouts.choice import Choice
+from tutti.plan.layouts.layout import Layout, Partial, Placement, Split
 from tutti.plan.plan import Plan
 
 
 @lru_cache(maxsize=1024)
-def local_loop(operator: Any) -> Callable[..., list[Tensor]]:
-    """The local computation of a loop, in the form of the others in `LOCAL`."""
-    return partial(_local, operator)
+def local_loop(operator: Any, shard: Callable[..., Program]) -> Callable[..., list[Tensor]]:
+    """The local computation of a loop, in the form of the others in `LOCAL`. shard: `lower.shard.shard`, which lowers
+    its sub-graphs."""
+    return partial(_local, operator, shard)
 
 
-def _local(operator: Any, here: LocalContext, operands: list[Tensor]) -> list[Tensor]:
+def _local(operator: Any, shard: Callable[..., Program], here: LocalContext, operands: list[Tensor]) -> list[Tensor]:
     loop = LOOPS[operator]
     by_name = {factor.name: factor for factor in loop_factors(operator)}
     summed = {i for factor in by_name.values() for i in factor.summed}
     splits = {axis: (by_name[choice.factor], choice) for axis, choice in here.choices.items()}
-    parts = [_part(loop, b, body, splits, summed, here) for b, body in enumerate(loop.sub_graphs)]
+    parts = [_part(loop, b, body, splits, summed, shard, here) for b, body in enumerate(loop.sub_graphs)]
     operands = list(operands)
     for axis, (factor, _) in splits.items():
         for i in factor.carries if here.where[axis] else ():  # the first rank has the full sum
@@ -40,10 +42,8 @@ def _local(operator: Any, here: LocalContext, operands: list[Tensor]) -> list[Te
 
 
 def _part(loop: Loop, b: int, body: Body, splits: dict[str, tuple[Factor, Choice]], summed: set[int],
-          here: LocalContext) -> Body:  # fmt: skip
+          shard: Callable[..., Program], here: LocalContext) -> Body:  # fmt: skip
     """The local part of a sub-graph. summed: outputs of the loop that are partial sums if any factor is split."""
-    from tutti.lower.shard import shard  # a circular import: it lowers loops with this file
-
     condition = isinstance(loop, While) and b == 0
     step, placed = body.step, int(isinstance(loop, Branch))
 

@@ -10,8 +10,8 @@ from torch import fx
 
 from tutti.lower.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from tutti.lower.emit import Emitter, Shape
-from tutti.plan.layout import Mesh, Partial, Split, share
-from tutti.plan.reshard import ReshardStep
+from tutti.plan.layouts.layout import Mesh, Partial, Split, share
+from tutti.plan.layouts.reshard import ReshardStep
 
 aten = torch.ops.aten
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from torch import fx
 
 from tutti.ir import text
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.lower.collectives import COLLECTIVES, parse_ppermute, peer, sent_by
-from tutti.plan.layout import Layout, Mesh, coordinates_of
+from tutti.plan.layouts.layout import Layout, Mesh, coordinates_of
 
 
 class Collective(NamedTuple):
@@ -28,7 +29,7 @@ class Program:
     """A graph of local operators and collectives with named inputs and outputs. `print(program)` lists them.
 
     inputs, outputs: name -> (layout, Spec of the full tensor).
-    overlap_chunks: number of parts in which regions between collectives are computed (`lower.regions`).
+    overlap_chunks: number of parts in which regions between collectives are computed (`lower.overlap.regions`).
     """
 
     graph: fx.Graph

@@ -18,18 +18,19 @@ from torch.utils import _pytree as pytree
 from tutti.ir.costs import FREE
 from tutti.ir.loops import LOOPS
 from tutti.ir.op_info import ARGUMENTS, BY_TOKEN, CONTIGUOUS, DENSE, LOCAL
-from tutti.ir.step_graph import FORWARD, Spec, StepGraph
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import FORWARD, StepGraph
 from tutti.lower.emit import ORIGIN
 from tutti.lower.local_context import LocalContext
 from tutti.lower.loops import local_loop
 from tutti.lower.move import move
 from tutti.lower.program import Program
 from tutti.ops import Rule, operands, replicated, rule_of, source, specs
-from tutti.plan.choice import Choices, check, factor_digits, layouts
-from tutti.plan.layout import Layout, Partial, coordinates_of
+from tutti.plan.layouts.choice import Choices, check, factor_digits, layouts
+from tutti.plan.layouts.layout import Layout, Partial, coordinates_of
+from tutti.plan.layouts.reshard import ReshardStep, reshard
 from tutti.plan.plan import Plan
-from tutti.plan.reshard import ReshardStep, reshard
-from tutti.tracing.inline import paste, template
+from tutti.tracing.trace.inline import paste, template
 
 REPLICATED = Layout()
 TRACED: dict[tuple, fx.Graph] = {}  # traced local computations, by all that they depend on
@@ -201,7 +202,7 @@ class Sharder:
     def compute(self, target, here: LocalContext, args: tuple, kwargs: dict, dtypes: list[torch.dtype]):
         """Append a local computation. Its trace is shared by equal calls if it does not depend on the rank."""
         arguments = pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, (args, kwargs))
-        function = local_loop(target) if target in LOOPS else LOCAL[target]
+        function = local_loop(target, shard) if target in LOOPS else LOCAL[target]
         everywhere = function, here.situation, repr(arguments), repr(dtypes), self.step.device
         placed = *everywhere, tuple(self.where.items())
         traced = TRACED.get(everywhere) or TRACED.get(placed)

@@ -24,7 +24,7 @@ behind that token are undefined then, and take no time.
 
 `experts_backward` recomputes the first product. If both passes run on the same tensors, `experts_training` and
 `experts_backward_kept` pass its result on: a row of 2F (F) elements for each token and choice, sorted by expert (see
-`tutti.lower.workspace`). In plain PyTorch they always do.
+`tutti.lower.memory.workspace`). In plain PyTorch they always do.
 """
 
 from __future__ import annotations

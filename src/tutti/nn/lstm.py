@@ -2,7 +2,7 @@
 
 torch's fused layer (oneDNN) passes an opaque workspace to the backward pass, and only while gradients are enabled.
 These operators omit it: `lstm_layer_backward` recomputes the forward pass. If both passes run on the same tensors,
-`lstm_layer_training` and `lstm_layer_backward_kept` pass the workspace on (see `tutti.lower.workspace`).
+`lstm_layer_training` and `lstm_layer_backward_kept` pass the workspace on (see `tutti.lower.memory.workspace`).
 
 Arguments are those of `aten.mkldnn_rnn_layer` without `train`: input (time, batch, features), four weights, state and
 cell (batch, hidden), then options.

@@ -16,7 +16,7 @@ fewer in the last, and each is least + scale q with q of 0 to 15. The first half
 bytes. Behind all numbers are scale and least of each group as the bytes of two float16.
 
 `tutti::paged_write` returns the new cache. Graphs contain it; where the cache is an input that the result replaces,
-`tutti.lower.inplace` makes it `tutti::paged_write_`, which writes in place.
+`tutti.lower.memory.inplace` makes it `tutti::paged_write_`, which writes in place.
 """
 
 from __future__ import annotations

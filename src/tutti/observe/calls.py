@@ -10,8 +10,8 @@ from torch import fx
 from tutti.ir.costs import FREE
 from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import COLLECTIVES, wait
+from tutti.lower.memory.transfers import TRANSFERS
 from tutti.lower.program import Program
-from tutti.lower.transfers import TRANSFERS
 
 MATMULS, REST, WAIT = "matmuls", "rest", "wait"
 TITLES = {MATMULS: "matmuls", REST: "other operators"}  # titles of the kinds of computation

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutti.exec.codegen import Run, Stopwatch
-from tutti.exec.levels import Prepared
-from tutti.exec.runtime import Distributed, Runtime
+from tutti.exec.kernels.codegen import Run, Stopwatch
+from tutti.exec.kernels.levels import Prepared
+from tutti.exec.runtimes.runtime import Distributed, Runtime
 from tutti.hardware.machine import identity
 from tutti.lower.program import Program
 from tutti.observe.calls import calls_of, count
 from tutti.observe.links import Links
-from tutti.plan.layout import devices
+from tutti.plan.layouts.layout import devices
 
 STEPS = 50  # kept in the file
 

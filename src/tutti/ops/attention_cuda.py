@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from tutti.ir.op_info import BY_TOKEN, CONTIGUOUS, DENSE, FLOPS
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.ops.attention import attention_flops
 from tutti.ops.registry import rules, specs
 

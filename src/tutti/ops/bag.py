@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tutti.ir.op_info import CONTIGUOUS, LOCAL
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.ops.registry import named, rules
 from tutti.ops.rows import read_rows, write_rows
 

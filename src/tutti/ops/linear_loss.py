@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, SENDS, UNEVEN, WORKSPACE
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.nn.linear_cross_entropy import BLOCK, FEWEST, TILE
 from tutti.ops.registry import Cut, rules, shape_of
 from tutti.ops.rows import own_rows

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from tutti.ir.loops import LOOPS, Body, Branch, Loop, Scan, While
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 from tutti.ops.registry import LOOP_RULES, operands, rule_of, source, specs
 from tutti.ops.rule import SAME, Rule
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tutti.ir.op_info import ARGUMENTS, LOCAL, SENDS
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.ops.convolution import AXES, Shape, Window, paddings, split_dims
 from tutti.ops.halo import halo, halo_rows, pad, unhalo
 from tutti.ops.registry import Cut, rules

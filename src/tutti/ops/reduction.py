@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tutti.ir.op_info import LOCAL, SENDS, UNEVEN
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.ops.registry import Cut, named, rules
 
 aten = torch.ops.aten

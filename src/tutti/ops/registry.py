@@ -12,7 +12,8 @@ from torch import fx
 
 from tutti.ir.loops import LOOPS
 from tutti.ir.op_info import RULES, UNEVEN
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.ops.rule import Rule, parse
 
 Notation = str | tuple[str, dict[str, int]]  # the notation, and sizes of factors that shapes do not determine

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tutti.ir.op_info import CONTIGUOUS, LOCAL, SENDS
-from tutti.ir.step_graph import Call, Spec
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import Call
 from tutti.ops.reduction import over_ranks, reduced_dims, reduction, wide, wide_bytes
 from tutti.ops.registry import Cut, named, operands, rules
 

@@ -316,7 +316,7 @@ ARGUMENTS |= {
 }
 
 CONTIGUOUS[aten.view_as_complex.default] = (0,)  # real and imaginary parts must be adjacent
-CONTIGUOUS[aten.as_strided.default] = (0,)  # the strides of `tracing.strided`
+CONTIGUOUS[aten.as_strided.default] = (0,)  # the strides of `tracing.rewrite.strided`
 
 
 def _pad_own(here, x, pads, value=0):

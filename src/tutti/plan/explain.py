@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tutti.plan.draw import drawn
-from tutti.plan.layout import Mesh, R
+from tutti.plan.layouts.layout import Mesh, R
+from tutti.plan.pipeline.draw import drawn
 from tutti.plan.variant import LAYERS
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tutti.ir.step_graph import GUARD, StepGraph
-from tutti.plan.choice import Choices, parse_choice
 from tutti.plan.explain import explain
-from tutti.plan.layout import Layout, Mesh, parse_placement
-from tutti.plan.schedule import NO_PIPE, Pipe
+from tutti.plan.layouts.choice import Choices, parse_choice
+from tutti.plan.layouts.layout import Layout, Mesh, parse_placement
+from tutti.plan.pipeline.schedule import NO_PIPE, Pipe
 from tutti.plan.tier import check_tiers
 from tutti.plan.variant import MATMULS, Variant
 
@@ -69,22 +69,24 @@ class Plan:
     inputs: label of an input -> its layout. Inputs that are not listed are replicated.
     operators: label of an operator -> axis -> choice. Operators that are not listed run whole on every rank.
     accumulate: microbatches per update.
-    sum_dtype: "float32" to add gradients of microbatches in float32 if they have less precision (`lower.sums`); by
-        default they are added in their own dtype.
-    stages: path of a module, or name of a forward node -> its pipeline stage (`plan.stages`), over the axis `pp`.
-    schedule: name of the pipeline's schedule (`plan.schedule`). A function has none: a call runs each stage once.
-    sequence_chunks: chunks of the sequence (`lower.unroll`).
-    recompute: what the backward pass recomputes: labels of forward nodes, or as in `plan.recompute.chosen`.
+    sum_dtype: "float32" to add gradients of microbatches in float32 if they have less precision
+        (`lower.parts.gradient_sums`); by default they are added in their own dtype.
+    stages: path of a module, or name of a forward node -> its pipeline stage (`plan.pipeline.stages`), over the axis
+    `pp`.
+    schedule: name of the pipeline's schedule (`plan.pipeline.schedule`). A function has none: a call runs each stage
+    once.
+    sequence_chunks: chunks of the sequence (`lower.variants.unroll`).
+    recompute: what the backward pass recomputes: labels of forward nodes, or as in `plan.search.recompute.chosen`.
     tiers: label of an input, or of a forward node whose result waits for the backward pass -> the tier that stores it
         (`plan.tier`).
-    batch_splits: number of parts of the batch that overlap computation and communication (`lower.unroll`).
-    overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.regions`).
+    batch_splits: number of parts of the batch that overlap computation and communication (`lower.variants.unroll`).
+    overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.overlap.regions`).
     matmul_dtype: format of the matrix products of layers (`nn.scaled_mm`); by default the model's dtype.
     reround: whether weights are rounded to that format in every microbatch, instead of once a step and kept
-        (`lower.weight_roundings`). They are in any case if `tiers` stores tensors elsewhere.
+        (`lower.parts.weight_roundings`). They are in any case if `tiers` stores tensors elsewhere.
     node_size: neighbouring devices to whose node a token travels once on the way to its experts; 0 if it travels to
         each device directly (`ops.experts_exchange`).
-    durations: modeled seconds of each stage for a microbatch (`plan.slots`); the schedule `auto` uses them.
+    durations: modeled seconds of each stage for a microbatch (`plan.pipeline.slots`); the schedule `auto` uses them.
     reasons: why this plan was chosen, in words.
     """
 
@@ -176,7 +178,9 @@ class Plan:
         checkpointed = ["checkpoint" in node.meta for node in step.calls if "recompute" in node.meta]
         if (self.recompute and not checkpointed) or (not self.recompute and not all(checkpointed)):
             does, has = ("recomputes", "does not") if self.recompute else ("does not recompute", "does")
-            raise ValueError(f"the plan {does} operators, but the step {has} (tutti.lower.vary makes such a step)")
+            raise ValueError(
+                f"the plan {does} operators, but the step {has} (tutti.lower.variants.vary makes such a step)"
+            )
         if unknown := [label for label in self.tiers if label not in labels]:
             raise ValueError(_stranger(unknown, labels))
         check_tiers(self.tiers, step)

@@ -1,8 +1,8 @@
 """Plans for one graph on one cluster: by name, for given layouts of inputs, or the cheapest on a mesh.
 
-On a mesh, one problem decides all operators and axes together (`plan.sharding_problem`) and bounds how much better
-another choice could be. A price on memory, raised until the plan fits, limits the memory (`Candidate.within`).
-`plan.search` selects the meshes and predicts the actual cost of plans.
+On a mesh, one problem decides all operators and axes together (`plan.network.sharding_problem`) and bounds how much
+better another choice could be. A price on memory, raised until the plan fits, limits the memory (`Candidate.within`).
+`plan.search.search` selects the meshes and predicts the actual cost of plans.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from types import MappingProxyType
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import BACKWARD, CALL_INPUTS, FORWARD, UPDATE, StepGraph
 from tutti.ops import source
-from tutti.plan.choice import Choice, layouts
-from tutti.plan.cuts import Layers
-from tutti.plan.experts import node_size
 from tutti.plan.explain import seconds
-from tutti.plan.layout import Layout, Mesh, devices
-from tutti.plan.pin import Pin, resolve
-from tutti.plan.pipeline_candidate import PipelineCandidate, joined
+from tutti.plan.layouts.choice import Choice, layouts
+from tutti.plan.layouts.experts import node_size
+from tutti.plan.layouts.layout import Layout, Mesh, devices
+from tutti.plan.layouts.pin import Pin, resolve
+from tutti.plan.layouts.price import Pricer
+from tutti.plan.layouts.problem import problem_of, striped
+from tutti.plan.layouts.roles import Free, Roles, UndividedBatch, balances, sequences
+from tutti.plan.network.sharding_problem import ShardingProblem, Solution
+from tutti.plan.network.work import WorkClock
+from tutti.plan.pipeline.candidate import PipelineCandidate, joined
+from tutti.plan.pipeline.cuts import Layers
+from tutti.plan.pipeline.schedule import NO_PIPE, PAIRED, Pipe
+from tutti.plan.pipeline.slots import in_flight
 from tutti.plan.plan import PIPELINE, Plan, inner_of, renamed
-from tutti.plan.price import Pricer
-from tutti.plan.problem import problem_of, striped
-from tutti.plan.roles import Free, Roles, UndividedBatch, balances, sequences
-from tutti.plan.schedule import NO_PIPE, PAIRED, Pipe
-from tutti.plan.sharding_problem import ShardingProblem, Solution
-from tutti.plan.slots import in_flight
 from tutti.plan.textbook import Textbook, parse_name, textbook_of
 from tutti.plan.tier import offloaded
 from tutti.plan.title import title
 from tutti.plan.variant import PLAIN, Variant
-from tutti.plan.work import WorkClock
 
 RAISES = 5  # number of times to raise the price of memory, by a factor of four
 HALVINGS = 4  # bisection steps between the last price that did not fit and the first that did
@@ -60,7 +60,7 @@ class Planner:
         self.step, self.cluster, self.accumulate, self.variant = step, cluster, accumulate, variant
         self._layers = cache(partial(Layers, step))
         self.whole = True  # False for a stage of a pipeline
-        self.hides = False  # whether its pipeline hides exchanges of tokens (`plan.schedule`)
+        self.hides = False  # whether its pipeline hides exchanges of tokens (`plan.pipeline.schedule`)
         self.in_flight = 1.0  # microbatches whose activations a device keeps at once, in units of the model's
         self.problem = problem_of(step)
         if self.problem.without_rule and cluster.size > 1:
@@ -77,13 +77,13 @@ class Planner:
         if book.pipe.sequence_chunks != self.step.sequence_chunks:
             raise ValueError(
                 f"plan {name!r} needs a step with {book.pipe.sequence_chunks} chunks of the sequence, not "
-                f"{self.step.sequence_chunks} (tutti.lower.unroll makes one)"
+                f"{self.step.sequence_chunks} (tutti.lower.variants.unroll makes one)"
             )
         if book.batch_splits != self.step.batch_splits:
             raise ValueError(f"plan {name!r} needs a step with {book.batch_splits} copies of the batch, not "
-                             f"{self.step.batch_splits} (tutti.lower.vary makes one)")  # fmt: skip
+                             f"{self.step.batch_splits} (tutti.lower.variants.vary makes one)")  # fmt: skip
         if book.recompute and self.variant.recompute != book.variant.recompute:
-            raise ValueError(f"plan {name!r} needs a step that recomputes layers (tutti.lower.vary makes one)")
+            raise ValueError(f"plan {name!r} needs a step that recomputes layers (tutti.lower.variants.vary makes one)")
         if book.recompute and not any("recompute" in node.meta for node in self.step.calls):
             raise ValueError(f"plan {name!r} recomputes numbered layers, and the model has none")
         without_effect = "zero" in name and not book.zero  # on a single data-parallel device

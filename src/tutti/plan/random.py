@@ -6,10 +6,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tutti.ir.step_graph import StepGraph
-from tutti.plan.choice import Choice, Position, candidates, layouts, legal, nest
-from tutti.plan.layout import Mesh
+from tutti.plan.layouts.choice import Choice, Position, candidates, layouts, legal, nest
+from tutti.plan.layouts.layout import Mesh
+from tutti.plan.layouts.problem import Operator, problem_of
 from tutti.plan.plan import Plan
-from tutti.plan.problem import Operator, problem_of
 
 if TYPE_CHECKING:
     from tutti.api.step import Step

@@ -24,21 +24,22 @@ their experts and the results back (`ops.experts_exchange`).
 tp. The mesh then has an axis `ep`, the part of dp that splits experts; ZeRO stages take all of dp for other tensors.
 
 `recompute` (`zero3xrecompute`, `pp4xrecompute`) keeps the activations that a layer passes on and recomputes the others
-in the backward pass (`lower.recompute`). `recompute-attention` recomputes only attention, `recompute-silu+mul` the
-operators of these names.
+in the backward pass (`lower.memory.recompute`). `recompute-attention` recomputes only attention, `recompute-silu+mul`
+the operators of these names.
 
-`fp32sums` (`dp8xfp32sums`) adds the gradients of microbatches in float32 (`lower.sums`).
+`fp32sums` (`dp8xfp32sums`) adds the gradients of microbatches in float32 (`lower.parts.gradient_sums`).
 
-`fp8` (`dp8xfp8`), `mxfp8` or `nvfp4` computes the matrix products of layers in this format (`lower.low_precision`).
-`reround` (`dp8xfp8xreround`) rounds weights in every microbatch instead of once a step (`lower.weight_roundings`).
+`fp8` (`dp8xfp8`), `mxfp8` or `nvfp4` computes the matrix products of layers in this format
+(`lower.variants.low_precision`). `reround` (`dp8xfp8xreround`) rounds weights in every microbatch instead of once a
+step (`lower.parts.weight_roundings`).
 
-`splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates (`lower.unroll`,
-`analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two communications, along the batch or
-the sequence (`lower.regions`).
+`splits2` (`tp8xsplits2`) cuts the batch into two copies. One computes while the other communicates
+(`lower.variants.unroll`, `analysis.overlap`). `overlap2` (`tp8xoverlap2`) cuts only the operators between two
+communications, along the batch or the sequence (`lower.overlap.regions`).
 
 `pp4` makes a pipeline of 4 devices, each of which runs the rest of the plan. A schedule may follow, by default `1f1b`:
-`pp4-gpipe`, `pp4-interleaved2` (two stages per device), `pp4-seq1f1b8` (8 chunks of the sequence, `lower.unroll`). See
-`plan.schedule`.
+`pp4-gpipe`, `pp4-interleaved2` (two stages per device), `pp4-seq1f1b8` (8 chunks of the sequence,
+`lower.variants.unroll`). See `plan.pipeline.schedule`.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 
-from tutti.plan.schedule import CHUNKED, COUNTED, IN_V, NO_PIPE, REGISTERED, Pipe
-from tutti.plan.schedule import names as schedules
+from tutti.plan.pipeline.schedule import CHUNKED, COUNTED, IN_V, NO_PIPE, REGISTERED, Pipe
+from tutti.plan.pipeline.schedule import names as schedules
 from tutti.plan.variant import LAYERS, MATMULS, Variant
 
 NAMES = (
@@ -83,7 +84,7 @@ class Textbook:
     offload: what is offloaded (`plan.tier`).
     batch_splits, overlap_chunks, sum_dtype, matmul_dtype, reround: as in `Plan`.
     folded: whether axis `ep` is a part of data parallelism, and experts are split over axes `ep` and `tp`.
-    again: what is recomputed (`plan.recompute`); by default activations inside layers.
+    again: what is recomputed (`plan.search.recompute`); by default activations inside layers.
     sp: whether `tp` splits norms and the residual stream along the sequence.
     shard: number of devices of dp over which ZeRO splits; 0 if it splits over all.
     """
@@ -203,7 +204,7 @@ def parse_name(name: str, devices: int) -> Textbook:
 
 
 def with_recompute(name: str, devices: int, words: Collection[str] = ()) -> Variant:
-    """The variant of a plan, which recomputes what the words say (`plan.recompute.chosen`)."""
+    """The variant of a plan, which recomputes what the words say (`plan.search.recompute.chosen`)."""
     book = parse_name(name, devices)
     if words and book.recompute:
         raise ValueError(f"plan {name!r} says what is recomputed: leave out recompute={list(words)}")

@@ -25,7 +25,7 @@ FIXED = (*CALL_INPUTS, "buffer", "grad")  # kinds of inputs that are always on t
 def offloaded(step: StepGraph, most: int, tier: str) -> dict[str, str]:
     """The tiers of a plan that offloads optimizer state, then also parameters, then also activations for the backward
     pass. most: `STATE`, `PARAMETERS` or `ACTIVATIONS`."""
-    from tutti.plan.recompute import Activations
+    from tutti.plan.search.recompute import Activations
 
     tiers: dict[str, str] = {}
     for name, node in step.inputs.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from tutti.ir.op_info import FLOPS
-from tutti.plan.experts import Experts
-from tutti.plan.layout import Split
+from tutti.plan.layouts.experts import Experts
+from tutti.plan.layouts.layout import Split
+from tutti.plan.layouts.problem import Operator, Problem
+from tutti.plan.layouts.roles import STATELESS
 from tutti.plan.plan import Plan
-from tutti.plan.problem import Operator, Problem
-from tutti.plan.roles import STATELESS
 
 
 def title(plan: Plan, problem: Problem) -> str:

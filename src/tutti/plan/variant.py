@@ -11,10 +11,11 @@ MATMULS = {"fp8": "float8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # words of a pl
 class Variant:
     """A variant of a step's graph.
 
-    sequence_chunks: number of chunks of the sequence (`lower.unroll`).
-    recompute: what the backward pass recomputes (`plan.recompute.chosen`): labels of forward nodes in the graph with
-        these chunks, names of operators, `attention`, or `layers`.
-    batch_splits: number of parts of the batch, one of which computes while another communicates (`lower.unroll`).
+    sequence_chunks: number of chunks of the sequence (`lower.variants.unroll`).
+    recompute: what the backward pass recomputes (`plan.search.recompute.chosen`): labels of forward nodes in the graph
+        with these chunks, names of operators, `attention`, or `layers`.
+    batch_splits: number of parts of the batch, one of which computes while another communicates
+    (`lower.variants.unroll`).
     matmul_dtype: the format of products of layers (`nn.scaled_mm`), "" for the model's own dtype.
     """
 

@@ -14,16 +14,16 @@ from typing import Any
 from tutti.extras import extra
 
 NAMES = {
-    "Agent": "agent",
-    "CheckpointCallback": "callbacks",
-    "Curve": "callbacks",
-    "Env": "env",
-    "EvalCallback": "callbacks",
-    "Placed": "placement",
-    "Population": "population",
-    "StopOnReturn": "callbacks",
-    "TensorBoard": "callbacks",
-    "VectorEnv": "vector",
+    "Agent": "core.agent",
+    "CheckpointCallback": "core.callbacks",
+    "Curve": "core.callbacks",
+    "Env": "core.env",
+    "EvalCallback": "core.callbacks",
+    "Placed": "placement.placement",
+    "Population": "core.population",
+    "StopOnReturn": "core.callbacks",
+    "TensorBoard": "core.callbacks",
+    "VectorEnv": "core.vector",
     "make": "by_name",
     "preset": "presets",
 }

@@ -7,9 +7,9 @@ from typing import Any
 
 import gymnasium
 
-from tutti.rl.env import Env
+from tutti.rl.core.env import Env
+from tutti.rl.core.vector import VectorEnv
 from tutti.rl.envs import registry
-from tutti.rl.vector import VectorEnv
 
 
 def make(name: str, n: int = 1, processes: int = 0, **options: Any) -> Env | VectorEnv:

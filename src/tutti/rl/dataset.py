@@ -25,8 +25,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from tutti.rl.adapt import layout
-from tutti.rl.distributions import Box, Distribution
-from tutti.rl.features import Features
+from tutti.rl.networks.distributions import Box, Distribution
+from tutti.rl.networks.features import Features
 
 Rows = dict[str, Tensor]
 KINDS = {"biu": "whole numbers", "biuf": "numbers", "fiu": "numbers"}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tutti.rl import keys
-from tutti.rl.agent import Agent
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Agent
 
 Tree = dict[str, Any]
 Expert = Agent | Callable[[Tensor], Tensor] | str

@@ -19,14 +19,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import collect, keys
 from tutti.rl.adapt import layout, minari
 from tutti.rl.adapt.minari import Episode
-from tutti.rl.agent import Agent
-from tutti.rl.env import Env
-from tutti.rl.evaluate import own_env, shares
-from tutti.rl.host import HostActor, acting
-from tutti.rl.vector import VectorEnv
+from tutti.rl.core import collect, keys
+from tutti.rl.core.agent import Agent
+from tutti.rl.core.env import Env
+from tutti.rl.core.evaluate import own_env, shares
+from tutti.rl.core.host import HostActor, acting
+from tutti.rl.core.vector import VectorEnv
 
 Tree = dict[str, Any]
 POLICIES = ("explore", "best", "random")

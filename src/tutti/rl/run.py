@@ -15,17 +15,17 @@ from typing import Any
 from tutti.checkpoint.folder import write_whole
 from tutti.launch.interrupt import noted
 from tutti.launch.launch import Interrupted, launch, under_launcher, world_size
-from tutti.rl import job
-from tutti.rl.agent import Agent
 from tutti.rl.algorithms import ALGORITHMS, algorithm
-from tutti.rl.callbacks import CheckpointCallback, Curve, EvalCallback, Every, TensorBoard, checkpoints
-from tutti.rl.files import Saved, load, newest, whole
-from tutti.rl.job import RunPlacement
-from tutti.rl.placement import SPLIT, Placed
+from tutti.rl.core.agent import Agent
+from tutti.rl.core.callbacks import CheckpointCallback, Curve, EvalCallback, Every, TensorBoard, checkpoints
+from tutti.rl.core.files import Saved, load, newest, whole
+from tutti.rl.core.program import LEVELS
+from tutti.rl.core.vector import VectorEnv
+from tutti.rl.placement import job
+from tutti.rl.placement.job import RunPlacement
+from tutti.rl.placement.placement import SPLIT, Placed
+from tutti.rl.placement.ranks import process
 from tutti.rl.presets import PRESETS, preset
-from tutti.rl.program import LEVELS
-from tutti.rl.ranks import process
-from tutti.rl.vector import VectorEnv
 
 FINAL, CURVE, CONFIG = "agent.safetensors", "curve.json", "config.json"
 WORDS = {"str": "a text", "int": "a whole number", "float | None": "a number", "dict[str, Any]": "a table"}
@@ -39,7 +39,7 @@ class RunConfig:
     threshold: learning ends when an evaluation reaches this mean return. evaluate: steps between evaluations.
     checkpoint: steps between checkpoints. data: of an offline algorithm, a folder in Minari's format or the name of
     data that our agents make (`tutti.rl.offline_data`). placement, ranks, workers: where it runs
-    (`tutti.rl.placement`).
+    (`tutti.rl.placement.placement`).
     """
 
     algorithm: str

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tutti.rl.agent import Agent
+    from tutti.rl.core.agent import Agent
 
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "MlpLstmPolicy")
 # Option -> (values that are without effect there and so can be left out, what says it here).
@@ -44,7 +44,7 @@ HINTS = {
     "get_vec_normalize_env": "normalize_obs= and normalize_reward= normalize",
     "ep_info_buffer": "Agent.episodes holds (return, length) of the last 100",
     "replay_buffer": "Agent.program.state()['replay'] is the replay",
-    "rollout_buffer": "tutti.rl.collect makes chunks of experience",
+    "rollout_buffer": "tutti.rl.core.collect makes chunks of experience",
 }
 SEVERAL = "`adapt.make(function, n=4)` makes 4 environments with a function that returns one"
 NOISE = "`TD3(env, noise=0.1)` explores with normal noise"
@@ -189,7 +189,7 @@ def _layers(x: Any) -> tuple[int, ...]:
 
 
 def _activation(x: Any) -> str:
-    from tutti.rl.networks import ACTIVATIONS
+    from tutti.rl.networks.networks import ACTIVATIONS
 
     for name, kind in ACTIVATIONS.items():
         if x is kind:

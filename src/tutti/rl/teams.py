@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env
-from tutti.rl.pixels import scaled
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env
+from tutti.rl.networks.pixels import scaled
 
 Tree = dict[str, Any]
 

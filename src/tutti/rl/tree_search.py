@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 import tutti
-from tutti.rl import keys
-from tutti.rl.distributions import masked
+from tutti.rl.core import keys
 from tutti.rl.envs.boards import Board
+from tutti.rl.networks.distributions import masked
 
 Tree = dict[str, Any]
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]  # `Board.observe` -> (logits of moves, values), (n, moves), (n,)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tutti.rl import collect, keys
-from tutti.rl.env import Env
-from tutti.rl.host import HostActor
+from tutti.rl.core import collect, keys
+from tutti.rl.core.env import Env
+from tutti.rl.core.host import HostActor
 
 if TYPE_CHECKING:
-    from tutti.rl.agent import Agent
+    from tutti.rl.core.agent import Agent
 
 
 def record(agent: Agent, to: Path, steps: int = 500, seed: int = 1, fps: int = 30) -> tuple[int, float]:

@@ -3,11 +3,11 @@
 from tutti.extras import extra
 
 with extra("serve"):
-    from tutti.serve.disaggregate import Disaggregated, Remote, generate_for
-    from tutti.serve.draft import DraftModel
-    from tutti.serve.engine import Engine
-    from tutti.serve.request import Completion, Output, Request, Sampling
-    from tutti.serve.speculate import PromptLookup
+    from tutti.serve.apart.disaggregate import Disaggregated, Remote, generate_for
+    from tutti.serve.engine.draft import DraftModel
+    from tutti.serve.engine.engine import Engine
+    from tutti.serve.engine.request import Completion, Output, Request, Sampling
+    from tutti.serve.engine.speculate import PromptLookup
 
 __all__ = [
     "Completion",

@@ -14,10 +14,10 @@ import tyro
 from tutti.launch.launch import rank
 from tutti.launch.progress import progress, told_by
 from tutti.serve import media
-from tutti.serve.attention import CacheDtype
-from tutti.serve.engine import Engine
+from tutti.serve.cache.attention import CacheDtype
+from tutti.serve.engine.engine import Engine
+from tutti.serve.engine.request import Request, Sampling
 from tutti.serve.quantize import Quantize
-from tutti.serve.request import Request, Sampling
 
 
 def serve(

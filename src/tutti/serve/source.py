@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from tutti import compat
 from tutti.nn.quantized_linear import dtype_of
-from tutti.serve.attention import Cache
-from tutti.serve.blocks import Digest
-from tutti.serve.cross import write
+from tutti.serve.cache.attention import Cache
+from tutti.serve.cache.blocks import Digest
+from tutti.serve.cache.cross import write
 
 Tokens = Callable[[Any], list[int]]
 

@@ -15,12 +15,12 @@ from tutti.api.store import Store
 from tutti.checkpoint.folder import is_step_checkpoint
 from tutti.checkpoint.model import auto_class, key_of
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec.relayout import Placed, move
-from tutti.exec.sharded_tensor import ShardedTensor
-from tutti.exec.tensor_store import TensorStore
-from tutti.exec.weights import Wanted, load_weights, tensor_names
+from tutti.exec.runtimes.relayout import Placed, move
+from tutti.exec.stores.sharded_tensor import ShardedTensor
+from tutti.exec.stores.tensor_store import TensorStore
+from tutti.exec.stores.weights import Wanted, load_weights, tensor_names
 from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
-from tutti.plan.layout import devices
+from tutti.plan.layouts.layout import devices
 from tutti.serve import compressed
 
 PREFIX = "param:model."  # of parameters in the engine's store

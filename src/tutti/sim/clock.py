@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from tutti.plan.layout import Mesh, axis_part, coordinates_of, group_of
+from tutti.plan.layouts.layout import Mesh, axis_part, coordinates_of, group_of
 from tutti.sim.tasks import COMPUTE, Task
 
 

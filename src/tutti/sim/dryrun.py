@@ -11,14 +11,14 @@ from tutti.analysis.memory import input_kind
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import StepGraph
-from tutti.lower.cut import WITH_LAYERS, Place
-from tutti.lower.joined import joined
+from tutti.lower.overlap.join import joined
+from tutti.lower.overlap.regions import check_divided
+from tutti.lower.parts.cut import WITH_LAYERS, Place
+from tutti.lower.parts.schedule_parts import output_layouts, program_of, schedule_of, sizes_of, with_values
 from tutti.lower.program import Program
-from tutti.lower.regions import check_divided
-from tutti.lower.schedule_parts import output_layouts, program_of, schedule_of, sizes_of, with_values
-from tutti.plan.layout import Layout, devices
+from tutti.plan.layouts.layout import Layout, devices
 from tutti.plan.plan import Plan
-from tutti.plan.search import Progress
+from tutti.plan.search.search import Progress
 from tutti.sim.pipeline import pipeline_run
 from tutti.sim.simulate import Simulation, simulate
 from tutti.sim.step import DryRun, SimulatedPart, lowered, peak_of

@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tutti.analysis.memory import Memory, input_kind
-from tutti.lower.actions import ONCE, Action, Message, actions_of
-from tutti.lower.cut import Cut, Place
-from tutti.plan.layout import devices
+from tutti.lower.parts.actions import ONCE, Action, Message, actions_of
+from tutti.lower.parts.cut import Cut, Place
+from tutti.plan.layouts.layout import devices
+from tutti.plan.pipeline.slots import Schedule
 from tutti.plan.plan import PIPELINE, Plan
-from tutti.plan.slots import Schedule
 from tutti.plan.tier import DEVICE
 from tutti.sim.step import RANK, DryRun, SimulatedPart
 

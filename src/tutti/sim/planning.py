@@ -21,11 +21,11 @@ from tutti.ir.garbage import uncollected
 from tutti.ir.op_info import LOCAL, RULES
 from tutti.ir.step_graph import Call, StepGraph
 from tutti.launch.progress import progress
-from tutti.plan.layout import Mesh
-from tutti.plan.pin import Pin
+from tutti.plan.layouts.layout import Mesh
+from tutti.plan.layouts.pin import Pin
 from tutti.plan.plan import Plan, Prediction
 from tutti.plan.planner import Planner
-from tutti.plan.search import BUDGET, Judge, Search
+from tutti.plan.search.search import BUDGET, Judge, Search
 from tutti.plan.textbook import refined, with_recompute
 from tutti.plan.variant import PLAIN, Variant
 from tutti.sim.dryrun import dry_run
@@ -109,7 +109,7 @@ def best_plan(
     mesh: Mesh | None = None,
     budget: float = BUDGET,
 ) -> Plan:
-    """The fastest plan that fits into memory, searched or cached. Arguments as for `plan.search.Search`.
+    """The fastest plan that fits into memory, searched or cached. Arguments as for `plan.search.search.Search`.
 
     If all tensors of a step fit on one device, the only plan is returned without a simulation.
     """

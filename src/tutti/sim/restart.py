@@ -1,8 +1,8 @@
 """Predict what a restart reads: the bytes that `Step.load` reads per device and machine, and the seconds.
 
-Bytes are counted exactly, by the boxes of `plan.boxes`; ranks with equal shards are counted once and multiplied. Ranks
-of one machine that read the same bytes share one read from storage, through the page cache. With in-memory checkpoints
-(`checkpoint.peers`) a rank reads what its own machine has, and receives the rest.
+Bytes are counted exactly, by the boxes of `plan.layouts.boxes`; ranks with equal shards are counted once and
+multiplied. Ranks of one machine that read the same bytes share one read from storage, through the page cache. With
+in-memory checkpoints (`checkpoint.peers`) a rank reads what its own machine has, and receives the rest.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from math import prod
 
 import numpy as np
 
-from tutti.ir.step_graph import CALL_INPUTS, Spec, StepGraph
-from tutti.lower.schedule_parts import schedule_of
-from tutti.plan.boxes import boxes, turn_of
-from tutti.plan.layout import Layout, Mesh, coordinates_of, devices, rank_at
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import CALL_INPUTS, StepGraph
+from tutti.lower.parts.schedule_parts import schedule_of
+from tutti.plan.layouts.boxes import boxes, turn_of
+from tutti.plan.layouts.layout import Layout, Mesh, coordinates_of, devices, rank_at
 from tutti.plan.plan import Plan
 
 CHUNK = 1 << 22  # pairs of boxes to compare at once

@@ -20,7 +20,7 @@ from tutti.analysis.replay import Replay, replay
 from tutti.hardware import Cluster
 from tutti.ir.op_info import FLOPS
 from tutti.lower.program import Program
-from tutti.plan.layout import Mesh, devices
+from tutti.plan.layouts.layout import Mesh, devices
 from tutti.sim.clock import Clock, Span, Stall
 from tutti.sim.tasks import COMPUTE, Task, tasks_of
 

@@ -12,7 +12,7 @@ from tutti.hardware import Cluster
 from tutti.hardware.device import dtype_name
 from tutti.lower.collectives import ppermute
 from tutti.lower.program import Program
-from tutti.plan.layout import devices
+from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Prediction
 from tutti.sim.simulate import Simulation, dtype_of
 from tutti.sim.tasks import HOST_COMPUTES, IN, OUT

@@ -8,7 +8,7 @@ from typing import Any
 from tutti.analysis.prices import Prices, flops, moved
 from tutti.analysis.replay import Event, Replay, Storage
 from tutti.lower.collectives import is_begun, wait
-from tutti.lower.transfers import TRANSFERS, bring, fetch, lend, put, store
+from tutti.lower.memory.transfers import TRANSFERS, bring, fetch, lend, put, store
 from tutti.plan.tier import DEVICE, HOST
 
 COMPUTE = "compute"

@@ -9,15 +9,16 @@ from torch import fx
 
 from tutti.ir.costs import FREE
 from tutti.ir.labels import annotate_labels
-from tutti.ir.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, WRITTEN, Call, Spec, StepGraph
+from tutti.ir.spec import Spec
+from tutti.ir.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, WRITTEN, Call, StepGraph
 from tutti.ops.costs import annotate_costs
-from tutti.tracing.like_operators import make_without_operands
-from tutti.tracing.pattern_table import PATTERNS
-from tutti.tracing.patterns import Pattern, fuse_patterns
-from tutti.tracing.randomness import make_reproducible
-from tutti.tracing.simplify import simplify
-from tutti.tracing.trace import Traced
-from tutti.tracing.workspaces import without_workspaces
+from tutti.tracing.rewrite.like_operators import make_without_operands
+from tutti.tracing.rewrite.pattern_table import PATTERNS
+from tutti.tracing.rewrite.patterns import Pattern, fuse_patterns
+from tutti.tracing.rewrite.randomness import make_reproducible
+from tutti.tracing.rewrite.remove_redundant import simplify
+from tutti.tracing.rewrite.workspaces import without_workspaces
+from tutti.tracing.trace.trace import Traced
 
 
 def build(

@@ -24,20 +24,20 @@ from tutti.ir.step_graph import BACKWARD, CHECK, FORWARD, GUARD, METRIC, UPDATE,
 from tutti.keywords import names_nearest
 from tutti.nn.assignment import assignments_of_tensors
 from tutti.tracing import optimizers
-from tutti.tracing.attempts import Attempts, StateFound
 from tutti.tracing.batch import Batch, batch_items, rebuilt
 from tutti.tracing.batch import inputs as entries
 from tutti.tracing.build import build
 from tutti.tracing.criteria import PREFIX, WithCriteria, model_of
-from tutti.tracing.decisions import Decisions
 from tutti.tracing.explain import explained
-from tutti.tracing.functional import functionalize
-from tutti.tracing.pattern_table import PATTERNS
-from tutti.tracing.patterns import Pattern
-from tutti.tracing.routing import annotate_routing
-from tutti.tracing.slots import Slots, check_attributes, check_dense, check_memory_not_shared
-from tutti.tracing.substitute import substituted
-from tutti.tracing.trace import sign, stand_in, stood_in
+from tutti.tracing.rewrite.functional import functionalize
+from tutti.tracing.rewrite.pattern_table import PATTERNS
+from tutti.tracing.rewrite.patterns import Pattern
+from tutti.tracing.rewrite.routing import annotate_routing
+from tutti.tracing.trace.attempts import Attempts, StateFound
+from tutti.tracing.trace.decisions import Decisions
+from tutti.tracing.trace.slots import Slots, check_attributes, check_dense, check_memory_not_shared
+from tutti.tracing.trace.substitute import substituted
+from tutti.tracing.trace.trace import sign, stand_in, stood_in
 
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
@@ -76,7 +76,7 @@ def capture(
     gradients: False captures the forward pass only.
     guarded: leave parameters and optimizer state unchanged if loss or gradients are not finite; the output `skipped`, a
         0-d float32 tensor, is then 1.
-    patterns: the decomposed operators to replace by fused ones (`tracing.patterns`); () replaces none.
+    patterns: the decomposed operators to replace by fused ones (`tracing.rewrite.patterns`); () replaces none.
     attributes: paths of plain tensor attributes that are state like buffers. Capture finds those that forward replaces.
     microbatches: number of batches accumulated for an update. The captured gradient is that of one; hooks on gradients
         see it divided by this number, as in a loop that accumulates the mean.

@@ -14,9 +14,9 @@ from tutti.ir.step_graph import StepGraph
 from tutti.tracing.batch import Batch
 from tutti.tracing.capture import Loss, capture
 from tutti.tracing.holdings import state_tensors
-from tutti.tracing.remote import shaped
-from tutti.tracing.slots import Slots
-from tutti.tracing.watch import Watch
+from tutti.tracing.trace.remote import shaped
+from tutti.tracing.trace.slots import Slots
+from tutti.tracing.trace.watch import Watch
 
 
 @dataclass

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutti.tracing.snapshot import LARGEST, OPAQUE, is_library, is_of_the_system
-from tutti.tracing.watch import names_of_globals
+from tutti.tracing.trace.snapshot import LARGEST, OPAQUE, is_library, is_of_the_system
+from tutti.tracing.trace.watch import names_of_globals
 
 DEEPEST = 4  # containers and objects between the loss and a module
 PREFIX = "loss"

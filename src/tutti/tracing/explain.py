@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tutti import compat
-from tutti.ir.step_graph import Spec
+from tutti.ir.spec import Spec
 
 JIT = "On one device tutti.jit(model) runs it unchanged, and its report() lists all such places"
 # Operators that read values directly for `if`, `.item()`, `.tolist()` and x[mask].

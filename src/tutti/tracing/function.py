@@ -22,20 +22,20 @@ from tutti import compat
 from tutti.ir.garbage import uncollected
 from tutti.ir.step_graph import CHECK, FORWARD, OUTPUT, UPDATE, StepGraph
 from tutti.tracing import optimizers
-from tutti.tracing.attempts import Attempts, StateFound
 from tutti.tracing.batch import Batch, rebuilt
 from tutti.tracing.batch import inputs as entries
 from tutti.tracing.build import build
 from tutti.tracing.capture import Recorder, capturing, device_of
-from tutti.tracing.decisions import Decisions
 from tutti.tracing.explain import explained
-from tutti.tracing.functional import functionalize
 from tutti.tracing.holdings import Holdings
-from tutti.tracing.pattern_table import PATTERNS
-from tutti.tracing.patterns import Pattern
-from tutti.tracing.slots import Slots, check_dense, check_memory_not_shared
-from tutti.tracing.substitute import substituted
-from tutti.tracing.trace import sign, stand_in
+from tutti.tracing.rewrite.functional import functionalize
+from tutti.tracing.rewrite.pattern_table import PATTERNS
+from tutti.tracing.rewrite.patterns import Pattern
+from tutti.tracing.trace.attempts import Attempts, StateFound
+from tutti.tracing.trace.decisions import Decisions
+from tutti.tracing.trace.slots import Slots, check_dense, check_memory_not_shared
+from tutti.tracing.trace.substitute import substituted
+from tutti.tracing.trace.trace import sign, stand_in
 
 BACKWARDS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 

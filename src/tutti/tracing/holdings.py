@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from tutti.tracing import optimizers
-from tutti.tracing.slots import Slots, attribute
-from tutti.tracing.snapshot import OPAQUE, is_of_the_system
+from tutti.tracing.trace.slots import Slots, attribute
+from tutti.tracing.trace.snapshot import OPAQUE, is_of_the_system
 
 DEEPEST = 8  # containers within containers
 

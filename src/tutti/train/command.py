@@ -8,9 +8,9 @@ from typing import Any
 
 from tutti.launch.launch import launch, rank, under_launcher
 from tutti.train import taskrun
-from tutti.train.config import Config, changes, is_fixed
 from tutti.train.configfile import parse
 from tutti.train.taskrun import TaskRun
+from tutti.train.text.config import Config, changes, is_fixed
 
 RUN = "run.json"
 
@@ -35,11 +35,11 @@ def train(argv: list[str]) -> None:
 def run(config: Config) -> None:
     """Prepare, train, report. Every rank of a job may call it."""
     from tutti.checkpoint.folder import CHECKPOINTS, find_fault, folders, step_of
-    from tutti.train import run as training
-    from tutti.train.finish import finish
-    from tutti.train.model import check_model
-    from tutti.train.prepare import prepare
-    from tutti.train.progress import Display
+    from tutti.train.text import run as training
+    from tutti.train.text.finish import finish
+    from tutti.train.text.model import check_model
+    from tutti.train.text.prepare import prepare
+    from tutti.train.text.progress import Display
 
     check_model(config.model, config.tokenizer.vocab_size, config.batch.seq)  # before anything is written
     folder, display = Path(config.out), Display(silent=rank() > 0)

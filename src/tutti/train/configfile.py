@@ -5,8 +5,8 @@ from typing import Any
 
 from tutti.config.build import build, check_table, keys
 from tutti.config.files import read, with_options
-from tutti.train.config import Config, check
 from tutti.train.taskrun import TaskRun
+from tutti.train.text.config import Config, check
 
 
 def parse(args: list[str]) -> Config | TaskRun:

@@ -14,8 +14,8 @@ from tutti.checkpoint.model import load_model, model_folder
 from tutti.data.loader import batch_at, held_out_batches
 from tutti.data.packing import Packed
 from tutti.train.configfile import from_table
-from tutti.train.prepare import prepare
-from tutti.train.progress import Display
+from tutti.train.text.prepare import prepare
+from tutti.train.text.progress import Display
 
 
 @dataclass(frozen=True)

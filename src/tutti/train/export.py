@@ -13,10 +13,10 @@ from tutti.checkpoint import folder as folders
 from tutti.checkpoint.folder import os_errors
 from tutti.checkpoint.model import key_of, model_folder
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.exec.offload_store import OffloadStore
-from tutti.exec.sharded_tensor import ShardedTensor
+from tutti.exec.stores.offload_store import OffloadStore
+from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.plan.tier import DISK
-from tutti.train.progress import Display
+from tutti.train.text.progress import Display
 
 
 def command(

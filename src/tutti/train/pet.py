@@ -25,7 +25,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from tutti.train.tasks.text import stacked
-from tutti.train.trainer import Trainer
+from tutti.train.trainer.trainer import Trainer
 
 MASK = "mask"
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import tutti
-from tutti.exec.runtime import cluster_of
+from tutti.exec.runtimes.runtime import cluster_of
 from tutti.tracing.capture import device_of
-from tutti.train import batches, evaluation
+from tutti.train.trainer import batches, evaluation
 
 GENERATE = ("generation", "text2text", "summarization", "translation", "automatic-speech", "image-to-text",
             "image-text-to-text", "text-to-audio", "any-to-any")  # fmt: skip

@@ -104,9 +104,9 @@ def train(config: TaskRun, file: str) -> None:
     """Build everything, train, evaluate and save, as one rank of a job."""
     import tutti
     from tutti.data import Mixture, open_source
-    from tutti.train.arguments import TrainingArguments
     from tutti.train.stop import train_until_stopped
     from tutti.train.tasks import get_task
+    from tutti.train.trainer.arguments import TrainingArguments
 
     out, task = Path(config.out), get_task(config.task, **config.options)
     source = config.data.train
@@ -170,7 +170,7 @@ def _wait() -> None:
         import torch
         import torch.distributed as dist
 
-        from tutti.exec.runtime import join_job
+        from tutti.exec.runtimes.runtime import join_job
 
         join_job(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         dist.barrier()
@@ -181,7 +181,7 @@ def _model(config: TaskRun, task: Any, processor: Any, file: str) -> Any:
     import torch
     import transformers
 
-    from tutti.exec.weights import check_weights
+    from tutti.exec.stores.weights import check_weights
 
     options = dict(config.model)
     folder, kind = options.pop("folder", None), options.pop("type", None)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tutti.rl import keys
 from tutti.rl.algorithms.crossq import EPS, CrossQ, renormalized
-from tutti.rl.collect import rollout
+from tutti.rl.core import keys
+from tutti.rl.core.collect import rollout
 from tutti.rl.envs.registry import make
 
 OFF, ON = torch.tensor(False), torch.tensor(True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tutti.rl import keys
 from tutti.rl.algorithms.dreamer import Dreamer, lambda_returns
-from tutti.rl.descent import Adam
-from tutti.rl.two_hot import TwoHot, symexp, symlog
-from tutti.rl.world_model import WorldModel, divergence
+from tutti.rl.core import keys
+from tutti.rl.core.descent import Adam
+from tutti.rl.networks.two_hot import TwoHot, symexp, symlog
+from tutti.rl.networks.world_model import WorldModel, divergence
 
 SMALL = {"deter": 6, "groups": 2, "classes": 3, "width": 8, "hidden": (8,), "batch_size": 3, "length": 5, "horizon": 4,
          "learning_starts": 40, "gradient_steps": 1, "level": "eager"}  # fmt: skip

@@ -2,10 +2,10 @@
 
 import torch
 
-from tutti.rl import keys
 from tutti.rl.algorithms.ppo import PPO
 from tutti.rl.algorithms.rnd import RND
-from tutti.rl.collect import rollout
+from tutti.rl.core import keys
+from tutti.rl.core.collect import rollout
 from tutti.rl.envs.registry import make
 
 SMALL = {"n_envs": 4, "n_steps": 25, "batch_size": 50, "hidden": (8,), "level": "eager"}

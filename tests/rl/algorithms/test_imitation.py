@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.rl import collect, keys
 from tutti.rl.adapt.minari import Episode
 from tutti.rl.algorithms.dagger import DAgger
 from tutti.rl.algorithms.gail import GAIL
 from tutti.rl.algorithms.ppo import PPO
+from tutti.rl.core import collect, keys
 from tutti.rl.experts import actions_of
 
 SMALL = {"hidden": (16,), "level": "eager"}

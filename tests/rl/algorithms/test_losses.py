@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.rl import keys
 from tutti.rl.algorithms import algorithm
+from tutti.rl.core import keys
 from tutti.rl.replay.priority import EPS, Prioritized
 
 N, ROWS = 24, 60
@@ -486,7 +486,7 @@ def test_weights_and_priorities_of_prioritized_replay(beta):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_returns_of_several_steps(steps):
     """Watkins (1989): up to n rewards of the same episode, then the value, unless the episode terminated."""
-    from tutti.rl.returns import n_step
+    from tutti.rl.core.returns import n_step
 
     reward, after = double(8, 1), double(8, 1)
     terminated, cut = torch.zeros(8, 1, dtype=torch.bool), torch.zeros(8, 1, dtype=torch.bool)

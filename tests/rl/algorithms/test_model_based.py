@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tutti.rl import keys
 from tutti.rl.algorithms.mbpo import MBPO
-from tutti.rl.dynamics import HIGHEST, LOWEST, Dynamics
+from tutti.rl.core import keys
+from tutti.rl.networks.dynamics import HIGHEST, LOWEST, Dynamics
 
-SMALL = {"hidden": (8,), "batch_size": 20, "gradient_steps": 2, "model_steps": 3, "rollouts": 6, "kept": 2,
+SMALL = {"hidden": (8,), "batch_size": 20, "gradient_steps": 2, "model_steps": 3, "rollouts": 6, "retained": 2,
          "learning_starts": 10, "n_steps": 10, "n_envs": 2, "buffer_size": 100, "level": "eager"}  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from tutti.rl import keys, teams
+from tutti.rl import teams
 from tutti.rl.algorithms.coma import COMA, counterfactual
 from tutti.rl.algorithms.ippo import IPPO
 from tutti.rl.algorithms.maddpg import MADDPG
@@ -13,9 +13,10 @@ from tutti.rl.algorithms.mappo import MAPPO
 from tutti.rl.algorithms.ppo import PPO
 from tutti.rl.algorithms.qmix import QMIX
 from tutti.rl.algorithms.vdn import VDN
-from tutti.rl.collect import rollout
+from tutti.rl.core import keys
+from tutti.rl.core.collect import rollout
+from tutti.rl.core.program import leaves
 from tutti.rl.envs.registry import make
-from tutti.rl.program import leaves
 
 SMALL = {"n_envs": 4, "n_steps": 8, "hidden": (16,), "level": "eager"}
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy import stats
 
-from tutti.rl import collect, keys
 from tutti.rl.adapt import minari
 from tutti.rl.adapt.minari import Episode
 from tutti.rl.adapt.pure import Pure
@@ -20,6 +19,7 @@ from tutti.rl.algorithms.discrete_cql import DiscreteCQL
 from tutti.rl.algorithms.dt import DT
 from tutti.rl.algorithms.iql import IQL, expectile_loss
 from tutti.rl.algorithms.td3_bc import TD3BC
+from tutti.rl.core import collect, keys
 from tutti.rl.dataset import first_steps, returns_to_go
 from tutti.rl.envs.cartpole import CartPole
 from tutti.rl.offline_data import episodes, record

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tutti.rl import keys
 from tutti.rl.algorithms.ppo import PPO
 from tutti.rl.algorithms.r2d2 import R2D2, scaled, unscaled
 from tutti.rl.algorithms.recurrent_ppo import RecurrentPPO
-from tutti.rl.collect import rollout
+from tutti.rl.core import keys
+from tutti.rl.core.collect import rollout
+from tutti.rl.core.returns import n_step
 from tutti.rl.envs.registry import make
-from tutti.rl.returns import n_step
 
 SMALL = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "hidden": (8,), "memory": 8, "level": "eager"}
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.envs.battle import Battle, start
 from tutti.rl.envs.battle_maps import MAPS, Map
 

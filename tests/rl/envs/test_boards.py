@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.envs.boards import Board, ConnectFour, TicTacToe
 from tutti.rl.envs.versus import Versus, greedy_move, random_move
 

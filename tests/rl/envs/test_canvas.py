@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.envs import registry
 from tutti.rl.envs.canvas import BLACK, RED, WHITE, Canvas, tiles
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.linalg import solve_discrete_are
 
-from tutti.rl import keys
-from tutti.rl.env import where
+from tutti.rl.core import keys
+from tutti.rl.core.env import where
 from tutti.rl.envs.acrobot import Acrobot
 from tutti.rl.envs.cartpole import CartPole
 from tutti.rl.envs.lqr import LQR

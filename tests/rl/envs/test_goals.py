@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tutti.rl import DQN, keys, make
+from tutti.rl import DQN, make
 from tutti.rl.algorithms import algorithm
+from tutti.rl.core import keys
 
 SMALL = {"n_envs": 4, "n_steps": 6, "hidden": (8,), "batch_size": 8, "learning_starts": 24, "buffer_size": 400,
          "level": "eager"}  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl_cases import stepped
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.envs.catch import Catch
 from tutti.rl.envs.deep_sea import DeepSea
 from tutti.rl.envs.gridworld import LAKES, GridWorld, frozen_lake

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rl_cases import stepped
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.envs.minatar import Breakout, SpaceInvaders
 
 GAMES = {"breakout": Breakout, "space_invaders": SpaceInvaders}

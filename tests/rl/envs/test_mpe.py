@@ -5,7 +5,7 @@ import pytest
 import torch
 from mpe2 import simple_adversary_v3, simple_speaker_listener_v4, simple_spread_v3, simple_tag_v3
 
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.envs.mpe import SimpleAdversary, SimpleSpeakerListener, SimpleSpread, SimpleTag
 
 SCENARIOS = {

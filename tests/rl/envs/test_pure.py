@@ -8,7 +8,7 @@ from torch._subclasses import FakeTensorMode
 
 import tutti
 from rl_cases import stepped
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.envs import registry
 from tutti.rl.envs.mpe import SimpleTag
 

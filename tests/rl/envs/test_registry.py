@@ -4,8 +4,8 @@ import gymnasium
 import pytest
 from torch.utils._pytree import tree_leaves
 
-from tutti.rl import keys
-from tutti.rl.env import Env
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env
 from tutti.rl.envs import registry
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.replay import Hindsight, Prioritized, Ring
 
 GAMMA = 0.9

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from tutti.rl.adapt import checked, layout
 from tutti.rl.adapt.packages import package
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core.vector import Moved, VectorEnv
 
 
 class DmControl(VectorEnv):

@@ -8,7 +8,7 @@ import numpy as np
 
 from tutti.rl.adapt import checked, layout
 from tutti.rl.adapt.packages import package
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core.vector import Moved, VectorEnv
 
 ENDLESS = 2**31 - 1  # what EnvPool calls the limit of an environment without one
 

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tutti.rl.adapt import checked, layout, snapshot
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core.vector import Moved, VectorEnv
 
 
 class Gymnasium(VectorEnv):

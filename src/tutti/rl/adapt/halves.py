@@ -9,7 +9,7 @@ import numpy as np
 
 from tutti.rl.adapt import layout
 from tutti.rl.adapt.workers import Workers
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core.vector import Moved, VectorEnv
 
 
 class Halves(VectorEnv):

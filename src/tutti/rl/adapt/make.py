@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
-from tutti.rl.vector import VectorEnv
+from tutti.rl.core.vector import VectorEnv
 
 
 def make(env: Any, n: int = 1, processes: int = 0, **kwargs: Any) -> VectorEnv:

@@ -22,7 +22,7 @@ from gymnasium.utils import seeding
 
 from tutti.rl.adapt import checked, layout
 from tutti.rl.adapt.tasks import TASKS
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core.vector import Moved, VectorEnv
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 COMMON = ("xml_file", "frame_skip", "max_episode_steps")  # parameters of all tasks

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from tutti.rl.adapt import checked, layout, snapshot
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core.vector import Moved, VectorEnv
 
 
 def _begin_cartpole(env: Any, done: np.ndarray) -> np.ndarray:

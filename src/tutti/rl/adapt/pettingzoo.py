@@ -12,7 +12,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
 from tutti.rl.adapt import checked, layout, padding, snapshot
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core.vector import Moved, VectorEnv
 
 
 class PettingZoo(VectorEnv):

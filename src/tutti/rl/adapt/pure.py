@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tutti.rl import keys
-from tutti.rl.env import Env, where
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, where
+from tutti.rl.core.vector import Moved, VectorEnv
 
 Tree = dict[str, Any]
 

@@ -1,5 +1,5 @@
 """Snapshots of environments of gymnasium or PettingZoo: their attributes, those of their wrappers, and MuJoCo's data,
-in the format of `tutti.rl.plain`.
+in the format of `tutti.rl.core.plain`.
 
 What belongs to the process and not to the episode is not saved, and is left as it is in the environment that the
 snapshot is loaded into: spaces, functions, models, windows and renderers.
@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from tutti.rl import plain
+from tutti.rl.core import plain
 
 STAY_MODULES = ("pygame", "mujoco", "glfw", "OpenGL", "gymnasium.envs.mujoco.mujoco_rendering")
 

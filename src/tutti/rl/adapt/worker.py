@@ -20,7 +20,7 @@ import numpy as np
 from tutti.rl.adapt import layout
 from tutti.rl.adapt.checked import StepError
 from tutti.rl.adapt.shared import Path, Shapes, Shared
-from tutti.rl.vector import VectorEnv
+from tutti.rl.core.vector import VectorEnv
 
 
 @dataclass(frozen=True)

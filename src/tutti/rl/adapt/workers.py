@@ -18,7 +18,7 @@ from tutti.rl.adapt import layout
 from tutti.rl.adapt.checked import Unfit
 from tutti.rl.adapt.shared import Shapes, Shared
 from tutti.rl.adapt.worker import PARTS, About, serve
-from tutti.rl.vector import Moved, VectorEnv
+from tutti.rl.core.vector import Moved, VectorEnv
 
 IN_A_ROW = 3  # failures of a worker without a step between them, after which it is given up
 EXTRAS = ("masks", "overview")  # what environments may tell besides observations

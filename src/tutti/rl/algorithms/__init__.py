@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tutti.rl.agent import Agent
+    from tutti.rl.core.agent import Agent
 
 # Name -> its module in this package, imported on first use.
 ALGORITHMS = {

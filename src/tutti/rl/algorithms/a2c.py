@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.actor_critic import ActorCritic, flat_rows
-from tutti.rl.agent import Number, Rate
-from tutti.rl.descent import RMSProp
-from tutti.rl.returns import gae, mean_over
+from tutti.rl.algorithms.families.actor_critic import ActorCritic, flat_rows
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import RMSProp
+from tutti.rl.core.returns import gae, mean_over
 
 Tree = dict[str, Any]
 

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 
 import tutti
-from tutti.rl import agent, keys
-from tutti.rl.agent import Rate
-from tutti.rl.descent import Adam
-from tutti.rl.distributions import masked
-from tutti.rl.env import where
+from tutti.rl.core import agent, keys
+from tutti.rl.core.agent import Rate
+from tutti.rl.core.descent import Adam
+from tutti.rl.core.env import where
+from tutti.rl.core.ranges import Range
 from tutti.rl.envs.boards import Board
 from tutti.rl.envs.versus import Versus
-from tutti.rl.networks import ACTIVATIONS, Network, mlp
-from tutti.rl.ranges import Range
+from tutti.rl.networks.distributions import masked
+from tutti.rl.networks.networks import ACTIVATIONS, Network, mlp
 from tutti.rl.replay.ring import Ring
 from tutti.rl.tree_search import search
 

@@ -18,11 +18,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from tutti.rl import keys
-from tutti.rl.agent import Number
-from tutti.rl.descent import Adam, moved_towards
-from tutti.rl.networks import Ensemble, Network, mlp
-from tutti.rl.offline import Offline
+from tutti.rl.algorithms.families.offline import Offline
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number
+from tutti.rl.core.descent import Adam, moved_towards
+from tutti.rl.networks.networks import Ensemble, Network, mlp
 
 Tree = dict[str, Any]
 

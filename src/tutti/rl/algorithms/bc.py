@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.agent import Agent, Rate
-from tutti.rl.descent import Adam
-from tutti.rl.distributions import Box, masked
-from tutti.rl.networks import Network, mlp
-from tutti.rl.offline import Offline
+from tutti.rl.algorithms.families.offline import Offline
+from tutti.rl.core.agent import Agent, Rate
+from tutti.rl.core.descent import Adam
+from tutti.rl.networks.distributions import Box, masked
+from tutti.rl.networks.networks import Network, mlp
 
 Tree = dict[str, Any]
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.rl import keys
 from tutti.rl.algorithms.dqn import DQN
-from tutti.rl.distributions import masked
-from tutti.rl.networks import mlp
+from tutti.rl.core import keys
+from tutti.rl.networks.distributions import masked
+from tutti.rl.networks.networks import mlp
 
 Tree = dict[str, Any]
 

@@ -20,14 +20,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 import tutti
-from tutti.rl import keys, teams
-from tutti.rl.agent import Number, Rate
-from tutti.rl.descent import Adam, moved_towards
-from tutti.rl.distributions import Categorical, masked
-from tutti.rl.env import ends
-from tutti.rl.networks import Network, mlp
-from tutti.rl.on_policy import OnPolicy
-from tutti.rl.returns import deviation, gae, mean_of
+from tutti.rl import teams
+from tutti.rl.algorithms.families.on_policy import OnPolicy
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import Adam, moved_towards
+from tutti.rl.core.env import ends
+from tutti.rl.core.returns import deviation, gae, mean_of
+from tutti.rl.networks.distributions import Categorical, masked
+from tutti.rl.networks.networks import Network, mlp
 
 Tree = dict[str, Any]
 

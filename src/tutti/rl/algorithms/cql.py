@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.agent import Number
+from tutti.rl.algorithms.families.offline import Offline
 from tutti.rl.algorithms.sac import SAC
-from tutti.rl.offline import Offline
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number
 
 Tree = dict[str, Any]
 

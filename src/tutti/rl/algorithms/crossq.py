@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tutti.rl import keys
-from tutti.rl.agent import Number, Rate
 from tutti.rl.algorithms.sac import SAC
-from tutti.rl.descent import Adam, moved_towards
-from tutti.rl.distributions import TanhGaussian
-from tutti.rl.networks import ACTIVATIONS, Ensemble
-from tutti.rl.normalize import over_ranks
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import Adam, moved_towards
+from tutti.rl.core.normalize import over_ranks
+from tutti.rl.networks.distributions import TanhGaussian
+from tutti.rl.networks.networks import ACTIVATIONS, Ensemble
 
 Tree = dict[str, Any]
 EPS = 1e-3

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.agent import Number, Rate
 from tutti.rl.algorithms.bc import Cloning
-from tutti.rl.env import where
+from tutti.rl.algorithms.families.off_policy import OffPolicy
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.env import where
 from tutti.rl.experts import Expert, actions_of
-from tutti.rl.off_policy import OffPolicy
 
 Tree = dict[str, Any]
 

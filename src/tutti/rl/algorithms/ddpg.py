@@ -12,11 +12,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from tutti.rl import keys
-from tutti.rl.agent import Number, Rate
-from tutti.rl.descent import Adam, moved_towards
-from tutti.rl.networks import Ensemble, Network, mlp
-from tutti.rl.off_policy import OffPolicy
+from tutti.rl.algorithms.families.off_policy import OffPolicy
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import Adam, moved_towards
+from tutti.rl.networks.networks import Ensemble, Network, mlp
 
 Tree = dict[str, Any]
 

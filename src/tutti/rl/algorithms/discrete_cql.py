@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tutti.rl.agent import Number, Rate
 from tutti.rl.algorithms.dqn import DQN
-from tutti.rl.descent import moved_towards
-from tutti.rl.distributions import masked
-from tutti.rl.offline import Offline
+from tutti.rl.algorithms.families.offline import Offline
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import moved_towards
+from tutti.rl.networks.distributions import masked
 
 Tree = dict[str, Any]
 

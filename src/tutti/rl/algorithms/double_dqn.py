@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tutti.rl.algorithms.dqn import DQN
-from tutti.rl.distributions import masked
+from tutti.rl.networks.distributions import masked
 
 Tree = dict[str, Any]
 

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from tutti.rl import keys
-from tutti.rl.agent import Number, Rate
-from tutti.rl.descent import Adam, moved_towards
-from tutti.rl.distributions import masked
-from tutti.rl.networks import Network, mlp
-from tutti.rl.off_policy import OffPolicy
+from tutti.rl.algorithms.families.off_policy import OffPolicy
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import Adam, moved_towards
+from tutti.rl.networks.distributions import masked
+from tutti.rl.networks.networks import Network, mlp
 
 Tree = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """DreamerV3, small (Hafner et al., 2023, arXiv 2301.04104): an actor-critic that learns in a world model's imagination.
 
-`tutti.rl.world_model` is fitted to sequences from a replay. From each of their states, the policy acts in the model for
-`horizon` steps. With rewards r, probabilities c that the episode goes on, and values v,
+`tutti.rl.networks.world_model` is fitted to sequences from a replay. From each of their states, the policy acts in the
+model for `horizon` steps. With rewards r, probabilities c that the episode goes on, and values v,
 
     R_t = r_t + gamma c_t ((1 - lambda) v_{t+1} + lambda R_{t+1})
 
@@ -20,15 +20,15 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import tutti
-from tutti.rl import keys
-from tutti.rl.agent import Number, Rate
-from tutti.rl.descent import Adam, moved_towards
-from tutti.rl.distributions import Box, masked
-from tutti.rl.networks import Network, mlp
-from tutti.rl.off_policy import OffPolicy
-from tutti.rl.ranks import mean_of_ranks
-from tutti.rl.two_hot import TwoHot
-from tutti.rl.world_model import WorldModel
+from tutti.rl.algorithms.families.off_policy import OffPolicy
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import Adam, moved_towards
+from tutti.rl.networks.distributions import Box, masked
+from tutti.rl.networks.networks import Network, mlp
+from tutti.rl.networks.two_hot import TwoHot
+from tutti.rl.networks.world_model import WorldModel
+from tutti.rl.placement.ranks import mean_of_ranks
 
 Tree = dict[str, Any]
 BINS = 41

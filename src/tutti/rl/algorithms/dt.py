@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tutti.rl import keys
-from tutti.rl.agent import Rate
+from tutti.rl.algorithms.families.offline import Offline
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Rate
+from tutti.rl.core.descent import Adam
 from tutti.rl.dataset import Rows, first_steps, returns_to_go
-from tutti.rl.descent import Adam
-from tutti.rl.distributions import Box, masked
-from tutti.rl.networks import Network
-from tutti.rl.offline import Offline
+from tutti.rl.networks.distributions import Box, masked
+from tutti.rl.networks.networks import Network
 
 Tree = dict[str, Any]
 

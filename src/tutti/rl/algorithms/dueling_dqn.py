@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tutti.rl.algorithms.double_dqn import DoubleDQN
-from tutti.rl.networks import ACTIVATIONS, mlp
+from tutti.rl.networks.networks import ACTIVATIONS, mlp
 
 
 class DuelingDQN(DoubleDQN):

@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tutti
-from tutti.rl import keys
-from tutti.rl.actor_critic import flat_rows
+from tutti.rl.algorithms.families.actor_critic import flat_rows
 from tutti.rl.algorithms.ppo import PPO
+from tutti.rl.core import keys
+from tutti.rl.core.descent import Adam
 from tutti.rl.dataset import Rows, rows_of
-from tutti.rl.descent import Adam
-from tutti.rl.distributions import Box
-from tutti.rl.networks import Network, mlp
+from tutti.rl.networks.distributions import Box
+from tutti.rl.networks.networks import Network, mlp
 
 Tree = dict[str, Any]
 REWARDS = "gail", "airl"

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.agent import Number, Rate
 from tutti.rl.algorithms.a2c import A2C
-from tutti.rl.descent import RMSProp
-from tutti.rl.returns import mean_of, vtrace
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import RMSProp
+from tutti.rl.core.returns import mean_of, vtrace
 
 Tree = dict[str, Any]
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.agent import Number
 from tutti.rl.algorithms.awac import AWAC
-from tutti.rl.networks import Network, mlp
+from tutti.rl.core.agent import Number
+from tutti.rl.networks.networks import Network, mlp
 
 Tree = dict[str, Any]
 

@@ -18,12 +18,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys, teams
-from tutti.rl.agent import Number, Rate
-from tutti.rl.descent import Adam, moved_towards
-from tutti.rl.distributions import Box, masked
-from tutti.rl.networks import Ensemble, mlp
-from tutti.rl.off_policy import OffPolicy
+from tutti.rl import teams
+from tutti.rl.algorithms.families.off_policy import OffPolicy
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import Adam, moved_towards
+from tutti.rl.networks.distributions import Box, masked
+from tutti.rl.networks.networks import Ensemble, mlp
 
 Tree = dict[str, Any]
 

@@ -1,8 +1,8 @@
 """Model-based policy optimization (Janner et al., 2019, arXiv 1906.08253): SAC on steps that a model imagines.
 
-Each iteration acts for some steps, fits an ensemble (`tutti.rl.dynamics`) to all real steps, and lets the policy act in
-it for `horizon` steps from states that it has really seen. SAC then learns from batches of both, with many more updates
-for a real step than real steps alone would bear.
+Each iteration acts for some steps, fits an ensemble (`tutti.rl.networks.dynamics`) to all real steps, and lets the
+policy act in it for `horizon` steps from states that it has really seen. SAC then learns from batches of both, with
+many more updates for a real step than real steps alone would bear.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import tutti
-from tutti.rl import keys
 from tutti.rl.algorithms.sac import SAC
-from tutti.rl.dynamics import Dynamics
+from tutti.rl.core import keys
+from tutti.rl.networks.dynamics import Dynamics
 from tutti.rl.replay.ring import Ring, Shape
 
 Tree = dict[str, Any]

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import tutti
-from tutti.rl import keys
-from tutti.rl.actor_critic import ActorCritic, flat_rows
-from tutti.rl.agent import Number
-from tutti.rl.descent import Adam
-from tutti.rl.ranks import mean_of_ranks
-from tutti.rl.returns import explained, gae, mean_over, standardized
+from tutti.rl.algorithms.families.actor_critic import ActorCritic, flat_rows
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number
+from tutti.rl.core.descent import Adam
+from tutti.rl.core.returns import explained, gae, mean_over, standardized
+from tutti.rl.placement.ranks import mean_of_ranks
 
 Tree = dict[str, Any]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tutti.rl import teams
 from tutti.rl.algorithms.vdn import VDN
-from tutti.rl.networks import Network, mlp
+from tutti.rl.networks.networks import Network, mlp
 
 Tree = dict[str, Any]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tutti.rl.algorithms.c51 import of_action
 from tutti.rl.algorithms.dqn import DQN
-from tutti.rl.distributions import masked
-from tutti.rl.networks import mlp
+from tutti.rl.networks.distributions import masked
+from tutti.rl.networks.networks import mlp
 
 Tree = dict[str, Any]
 

@@ -19,14 +19,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl.agent import Rate
 from tutti.rl.algorithms.dqn import DQN
-from tutti.rl.distributions import masked
-from tutti.rl.memory import Remembering, begins
-from tutti.rl.networks import Network
+from tutti.rl.core.agent import Rate
+from tutti.rl.core.returns import mean_of, n_step
+from tutti.rl.networks.distributions import masked
+from tutti.rl.networks.memory import Remembering, begins
+from tutti.rl.networks.networks import Network
 from tutti.rl.replay.ring import Shape
 from tutti.rl.replay.sequence import Sequences
-from tutti.rl.returns import mean_of, n_step
 
 Tree = dict[str, Any]
 

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tutti.rl import keys
-from tutti.rl.agent import Number
 from tutti.rl.algorithms.c51 import C51
-from tutti.rl.distributions import masked
-from tutti.rl.networks import ACTIVATIONS
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number
+from tutti.rl.networks.distributions import masked
+from tutti.rl.networks.networks import ACTIVATIONS
 from tutti.rl.replay.priority import Prioritized
 
 Tree = dict[str, Any]

@@ -1,7 +1,8 @@
 """Proximal policy optimization with a memory, for tasks whose observations do not tell the state.
 
-A recurrent cell (`tutti.rl.memory`) sees the observations of an episode one after another; the policy and the value
-function read its output. A minibatch is the whole rollout of some environments, from the state of the memory in which
+A recurrent cell (`tutti.rl.networks.memory`) sees the observations of an episode one after another; the policy and the
+value function read its output. A minibatch is the whole rollout of some environments, from the state of the memory in
+which
 it began, with zeros where an episode begins: gradients reach back to the beginning of the rollout (truncated
 backpropagation through time, Williams and Peng 1990). Memories at the beginning of a rollout are those of the policy
 that acted, as in Stable-Baselines3 Contrib.
@@ -16,11 +17,11 @@ import torch
 from torch import Tensor
 
 from tutti.rl.algorithms.ppo import PPO
-from tutti.rl.distributions import masked
-from tutti.rl.env import ends
-from tutti.rl.memory import Remembering, begins
-from tutti.rl.networks import Network
-from tutti.rl.returns import explained, gae
+from tutti.rl.core.env import ends
+from tutti.rl.core.returns import explained, gae
+from tutti.rl.networks.distributions import masked
+from tutti.rl.networks.memory import Remembering, begins
+from tutti.rl.networks.networks import Network
 
 Tree = dict[str, Any]
 

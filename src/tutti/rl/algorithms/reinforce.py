@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tutti.rl.agent import Number, Rate
 from tutti.rl.algorithms.a2c import A2C
-from tutti.rl.descent import Adam
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import Adam
 
 
 class REINFORCE(A2C):

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl.actor_critic import Both, flat_rows
-from tutti.rl.agent import Number
+from tutti.rl.algorithms.families.actor_critic import Both, flat_rows
 from tutti.rl.algorithms.ppo import PPO
-from tutti.rl.networks import GAIN, Network, mlp
-from tutti.rl.normalize import Normalizer
-from tutti.rl.returns import explained, gae, mean_of
+from tutti.rl.core.agent import Number
+from tutti.rl.core.normalize import Normalizer
+from tutti.rl.core.returns import explained, gae, mean_of
+from tutti.rl.networks.networks import GAIN, Network, mlp
 
 Tree = dict[str, Any]
 

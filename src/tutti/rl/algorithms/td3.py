@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tutti.rl import keys
-from tutti.rl.agent import Number
 from tutti.rl.algorithms.ddpg import DDPG
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number
 
 Tree = dict[str, Any]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tutti.rl.agent import Number, Rate
+from tutti.rl.algorithms.families.offline import Offline
 from tutti.rl.algorithms.td3 import TD3
-from tutti.rl.offline import Offline
+from tutti.rl.core.agent import Number, Rate
 
 Tree = dict[str, Any]
 

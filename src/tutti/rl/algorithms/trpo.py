@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 import tutti
-from tutti.rl import keys
-from tutti.rl.actor_critic import ActorCritic, flat_rows
-from tutti.rl.agent import Number, Rate
-from tutti.rl.descent import Adam
-from tutti.rl.ranks import mean_of_ranks
-from tutti.rl.returns import gae, mean_of, standardized
+from tutti.rl.algorithms.families.actor_critic import ActorCritic, flat_rows
+from tutti.rl.core import keys
+from tutti.rl.core.agent import Number, Rate
+from tutti.rl.core.descent import Adam
+from tutti.rl.core.returns import gae, mean_of, standardized
+from tutti.rl.placement.ranks import mean_of_ranks
 
 Tree = dict[str, Any]
 

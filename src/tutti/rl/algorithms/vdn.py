@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tutti.rl import teams
-from tutti.rl.agent import Rate
 from tutti.rl.algorithms.dqn import DQN
-from tutti.rl.distributions import masked
-from tutti.rl.env import over
-from tutti.rl.networks import mlp
+from tutti.rl.core.agent import Rate
+from tutti.rl.core.env import over
+from tutti.rl.networks.distributions import masked
+from tutti.rl.networks.networks import mlp
 
 Tree = dict[str, Any]
 

@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env, State, Step
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, State, Step
 from tutti.rl.envs.canvas import BLACK, BLUE, GRAY, ORANGE, Canvas
 
 GRAVITY, DT = 9.8, 0.2  # m/s^2, s; links are 1 m long, of 1 kg, with their mass in the middle

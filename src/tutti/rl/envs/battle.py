@@ -24,8 +24,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env, State, Step
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, State, Step
 from tutti.rl.envs.battle_maps import MAPS, UNITS, Map
 from tutti.rl.envs.canvas import BLUE, GRAY, GREEN, RED, Canvas
 from tutti.rl.envs.particles import others

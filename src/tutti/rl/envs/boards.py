@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tutti.rl.env import State
+from tutti.rl.core.env import State
 
 
 class Board:

@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import GoalEnv, State, Step
+from tutti.rl.core import keys
+from tutti.rl.core.env import GoalEnv, State, Step
 from tutti.rl.envs.canvas import GREEN, ORANGE, Canvas, tiles
 
 

@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env, State, Step
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, State, Step
 from tutti.rl.envs.canvas import BLACK, GRAY, GREEN, ORANGE, WHITE, tiles
 
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))  # left, down, right, up: (rows, columns)

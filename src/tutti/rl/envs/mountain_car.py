@@ -12,8 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env, State, Step
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, State, Step
 from tutti.rl.envs.canvas import BLUE, GRAY, GREEN, Canvas
 
 LEFT, RIGHT, FASTEST, GRAVITY = -1.2, 0.6, 0.07, 0.0025  # positions of the walls; units of length are arbitrary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.rl.env import State
+from tutti.rl.core.env import State
 from tutti.rl.envs.particles import MOVES, Around, Body, Particles, others, padded
 
 

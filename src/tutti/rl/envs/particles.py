@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env, State, Step
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, State, Step
 from tutti.rl.envs.canvas import BLUE, GRAY, GREEN, RED, Canvas
 
 DT, DAMPING, CONTACT, MARGIN = 0.1, 0.25, 100.0, 0.001

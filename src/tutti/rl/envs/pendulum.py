@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env, State, Step
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, State, Step
 from tutti.rl.envs.canvas import BLACK, RED, Canvas
 
 GRAVITY, MASS, LENGTH, DT = 10.0, 1.0, 1.0, 0.05  # m/s^2, kg, m, s

@@ -7,8 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import State
+from tutti.rl.core import keys
+from tutti.rl.core.env import State
 from tutti.rl.envs.boards import Board, TicTacToe
 
 CELLS = 9

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 
-from tutti.rl.env import Env
+from tutti.rl.core.env import Env
 from tutti.rl.envs.acrobot import Acrobot
 from tutti.rl.envs.battle import Battle
 from tutti.rl.envs.battle_maps import MAPS

@@ -7,8 +7,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env, State, Step
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, State, Step
 
 
 class TMaze(Env):

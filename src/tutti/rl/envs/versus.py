@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import Env, State, Step, where
+from tutti.rl.core import keys
+from tutti.rl.core.env import Env, State, Step, where
 from tutti.rl.envs.boards import Board
 from tutti.rl.envs.canvas import ORANGE, RED, tiles
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import GoalEnv
-from tutti.rl.features import Features
+from tutti.rl.core import keys
+from tutti.rl.core.env import GoalEnv
+from tutti.rl.networks.features import Features
 from tutti.rl.replay.ring import Number, Ring
 
 Tree = dict[str, Any]
@@ -24,7 +24,7 @@ HORIZON = 50  # steps, where episodes have no limit
 
 class Hindsight(Ring):
     """achieved, desired: where observations (..., size) have what was reached, and the goal. judge: see
-    `tutti.rl.env.GoalEnv`. later: replaced goals for each true one. horizon: how many steps later at most.
+    `tutti.rl.core.env.GoalEnv`. later: replaced goals for each true one. horizon: how many steps later at most.
     """
 
     def __init__(self, length: int, n: int, achieved: slice, desired: slice, judge: Judge, later: int = 4,
@@ -37,7 +37,7 @@ class Hindsight(Ring):
     def of(env: Any, features: Features, length: int, n: int, later: int) -> Hindsight:
         """That of an environment. Raises ValueError for one without goals."""
         if not isinstance(env, GoalEnv):
-            raise ValueError(f"hindsight needs an environment with goals, a tutti.rl.env.GoalEnv such as BitFlip, and "
+            raise ValueError(f"hindsight needs an environment with goals, a tutti.rl.core.env.GoalEnv such as BitFlip; "
                              f"{env.name} is none; leave it out")  # fmt: skip
         parts = features.parts
         return Hindsight(length, n, parts["achieved_goal"], parts["desired_goal"], env.judge, later,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl import keys
+from tutti.rl.core import keys
 from tutti.rl.replay.ring import Number, Ring, Shape
 
 Tree = dict[str, Any]

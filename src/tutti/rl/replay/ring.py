@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.rl import keys
-from tutti.rl.env import ends, over
+from tutti.rl.core import keys
+from tutti.rl.core.env import ends, over
 
 Tree = dict[str, Any]
 Number = float | Tensor

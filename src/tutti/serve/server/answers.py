@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from tutti.serve.request import Completion, Output, TokenLogprobs
+from tutti.serve.engine.request import Completion, Output, TokenLogprobs
+from tutti.serve.engine.text import Text
 from tutti.serve.server.protocol import Tool
 from tutti.serve.server.tools import TAG, Calls
-from tutti.serve.text import Text
 
 REASONS = {"stop": "stop", "length": "length", "deadline": "length", "cancelled": "stop", "error": "stop"}
 CALLS, JSON = (TAG, "[TOOL_CALLS]"), "{["  # how tool calls begin, anywhere, and an answer that is one

@@ -23,8 +23,8 @@ from transformers import PreTrainedTokenizerBase
 
 import tutti
 from tutti.serve import media
-from tutti.serve.request import BAD, Completion, Output, Sampling
-from tutti.serve.request import Request as Ask
+from tutti.serve.engine.request import BAD, Completion, Output, Sampling
+from tutti.serve.engine.request import Request as Ask
 from tutti.serve.server import messages as chats
 from tutti.serve.server.answers import ChatAnswer, Sent, TextAnswer, event, usage
 from tutti.serve.server.errors import Refused, answer, body_of
@@ -45,8 +45,8 @@ from tutti.serve.server.protocol import (
     TokenizeBody,
 )
 from tutti.serve.server.responses import ResponseAnswer, turns
+from tutti.serve.server.service import FAILED, Answers, Draining, Full, Service
 from tutti.serve.server.tools import chosen, forced
-from tutti.serve.service import FAILED, Answers, Draining, Full, Service
 
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # headers of a stream
 TEMPLATE = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "tokenizer", "messages"}

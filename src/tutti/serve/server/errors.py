@@ -8,7 +8,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from tutti.serve.service import Draining, Full
+from tutti.serve.server.service import Draining, Full
 
 LONGEST = 2000  # characters of a message
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -12,7 +12,7 @@ from fastapi import Request
 from transformers import PreTrainedTokenizerFast
 
 from tutti.serve.server.errors import Refused
-from tutti.serve.service import Full
+from tutti.serve.server.service import Full
 
 T = TypeVar("T")
 GONE = 499  # status of a request whose client has left

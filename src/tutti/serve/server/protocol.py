@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from tutti.serve.expansion import nested
-from tutti.serve.request import Sampling
+from tutti.serve.constraints.expansion import nested
+from tutti.serve.engine.request import Sampling
 from tutti.serve.server.errors import Refused
 from tutti.serve.server.fields import REFUSED, RESPONSES, without
 from tutti.serve.server.meanings import described

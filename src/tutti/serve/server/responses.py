@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from tutti.serve.request import Output
+from tutti.serve.engine.request import Output
 from tutti.serve.server import messages as chats
 from tutti.serve.server.answers import event
 from tutti.serve.server.errors import Refused, body_of

@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tutti.serve.replicas import route
+from tutti.serve.apart.replicas import route
 from tutti.serve.server.answers import event
 from tutti.serve.server.errors import Refused, body_of
 from tutti.serve.server.hosts import Hosts

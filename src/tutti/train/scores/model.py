@@ -14,13 +14,13 @@ import transformers
 from tutti.checkpoint.folder import is_step_checkpoint
 from tutti.checkpoint.model import load_model
 from tutti.data import open_source
-from tutti.exec.weights import check_weights
+from tutti.exec.stores.weights import check_weights
 from tutti.models import register
-from tutti.train.arguments import TrainingArguments
 from tutti.train.scores.compute import METRICS, OF_TEXT, compute_metrics
 from tutti.train.scores.text import bleu, rouge
 from tutti.train.tasks import get_task
-from tutti.train.trainer import Trainer
+from tutti.train.trainer.arguments import TrainingArguments
+from tutti.train.trainer.trainer import Trainer
 
 SHIFTS = {"causal-lm": 1, "fill-in-the-middle": 1}  # positions that a prediction stands before its label
 OF_TOKENS = ("causal-lm", "fill-in-the-middle", "masked-lm", "span-corruption", "seq2seq")

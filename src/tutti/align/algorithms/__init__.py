@@ -1,0 +1,1 @@
+"""Algorithms of alignment, one file each."""

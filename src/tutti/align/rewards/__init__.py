@@ -1,0 +1,1 @@
+"""Rewards: functions, models, verifiers, and the sandbox for code."""

@@ -1,0 +1,1 @@
+"""Completions by the model that is trained: engines, environments, placement."""

@@ -1,0 +1,1 @@
+"""The verb `tutti plan` and its modes."""

@@ -1,0 +1,1 @@
+"""From a Program to calls: generated code, native loops, joined rows, levels."""

@@ -1,0 +1,1 @@
+"""Runtimes: execute Programs and collectives on the ranks of this process."""

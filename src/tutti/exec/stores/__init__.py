@@ -1,0 +1,1 @@
+"""Stores: tensors laid out over a mesh, on the device and on outer tiers."""

@@ -1,0 +1,1 @@
+"""Memory of Programs: in-place updates, reuse, recomputation, tiers."""

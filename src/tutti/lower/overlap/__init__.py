@@ -1,0 +1,1 @@
+"""Orders of Programs that hide communication behind computation."""

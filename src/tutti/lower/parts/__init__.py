@@ -1,0 +1,1 @@
+"""The parts of a pipeline, and the actions of its devices."""

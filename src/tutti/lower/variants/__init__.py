@@ -1,0 +1,1 @@
+"""Rewrites of a step's graph before it is cut and sharded."""

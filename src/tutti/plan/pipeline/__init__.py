@@ -1,0 +1,1 @@
+"""Pipelines: stages, slots, schedules, and where a model is cut."""

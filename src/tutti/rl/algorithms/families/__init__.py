@@ -1,0 +1,1 @@
+"""Families of algorithms: on-policy, off-policy, offline, actor-critic."""

@@ -1,0 +1,1 @@
+"""What all algorithms share: agents, environments, rollouts, files."""

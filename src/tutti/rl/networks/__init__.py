@@ -1,0 +1,1 @@
+"""Networks, distributions and models of dynamics, as pure functions."""

@@ -1,0 +1,1 @@
+"""Placements: where the fragments of an algorithm run, and what they cost."""

@@ -1,0 +1,1 @@
+"""Engines beside one another: replicas, disaggregation, prediction of a service."""

@@ -1,0 +1,1 @@
+"""Constrained decoding, compiled in a process of its own."""

@@ -1,0 +1,1 @@
+"""Rewrites of traced graphs: functional form, simplification, fused operators."""

@@ -1,0 +1,1 @@
+"""Tracing: record operators, and handle Python state, branches and loops."""

@@ -1,0 +1,1 @@
+"""Training runs on text: config, preparation, progress, report."""

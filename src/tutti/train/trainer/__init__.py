@@ -1,0 +1,1 @@
+"""`tutti.Trainer`: the interface of `transformers.Trainer` over `tutti.parallelize`."""
