@@ -19,6 +19,7 @@ sys.path.insert(0, str(DOCS))
 from generating import (  # noqa: E402
     benchmarks,
     command_line,
+    configs,
     gallery,
     packages,
     proofs,
@@ -36,6 +37,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line.index,
     **{f"reference/cli/{name}.md": partial(command_line.page, name) for name in cli.VERBS},
     "../src/tutti/cli/help.json": lambda: json.dumps(command_line.helps(), indent=1) + "\n",
+    "reference/configs.md": configs.page,
     "reference/supported-models.md": supported_models.models_page,
     "reference/server-fields.md": server_fields.fields_page,
     "published.md": published_runs.page,

@@ -56,7 +56,7 @@ def test_without_a_file_there_are_only_options():
         ("[parallel]\nlevel = 'O3'", r"parallel\.level = 'O3' should be one of 'auto', 'O0', 'O1', 'O2'"),
         ("[model]\noptions = 1", r"model\.options = 1 should be a table"),
         ("batch = 16", r"batch is a section: write \[batch\] and its keys below"),
-        ("seed = ", r"run\.toml: Invalid value"),
+        ("seed = ", r"run\.toml is not TOML: Invalid value"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(write, text, message):

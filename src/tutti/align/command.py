@@ -34,7 +34,6 @@ The same command continues an interrupted run. The aligned model lies in `out/mo
 from __future__ import annotations
 
 import runpy
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
@@ -45,6 +44,8 @@ import tyro
 
 from tutti.align.arguments import pretrained
 from tutti.align.report import write_report
+from tutti.config import files
+from tutti.config.build import build
 from tutti.keywords import check_name
 from tutti.launch.launch import launch, rank, under_launcher
 
@@ -61,6 +62,13 @@ FUNCTIONS = {"extract": ("boxed", "code_of"), "normalize": ("plain", "number")}
 
 
 @dataclass(frozen=True)
+class AlignParallel:
+    """processes: on this machine."""
+
+    processes: int = 1
+
+
+@dataclass(frozen=True)
 class AlignRun:
     """The sections of the config; the docstring of this file shows them."""
 
@@ -73,8 +81,8 @@ class AlignRun:
     env: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     lora: dict[str, Any] = field(default_factory=dict)
-    rewards: list[dict[str, Any]] = field(default_factory=list)
-    parallel: dict[str, Any] = field(default_factory=dict)
+    rewards: tuple[dict[str, Any], ...] = ()
+    parallel: AlignParallel = AlignParallel()
 
 
 def command(
@@ -86,7 +94,7 @@ def command(
 
     Args:
         kind: The algorithm. From ppo to best_of_n, models learn from rewards of what they write, by gkd from a teacher.
-        config: A TOML file with model, data, out, [options], [lora], [[rewards]] and [parallel].
+        config: A TOML or YAML file with model, data, out, [options], [lora], [[rewards]] and [parallel].
         reward: Functions that score completions, as `rewards.py:score`, for algorithms with rewards. The file is run.
     """
     run = read(config, kind)
@@ -98,36 +106,24 @@ def command(
         function_of(name)
     if run.env:
         function_of(run.env, "env")
-    processes = run.parallel.get("processes", 1)
-    if under_launcher() or processes == 1:
+    if under_launcher() or run.parallel.processes == 1:
         align(kind, run, reward)
     else:
-        launch(align, processes, kind, run, reward)
+        launch(align, run.parallel.processes, kind, run, reward)
 
 
 def read(path: Path, kind: str) -> AlignRun:
     """The run that a file describes. Raises ValueError, naming the file, for what is unknown or missing."""
-    try:
-        table = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}; `tutti align {kind}` reads a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    sections = [x.name for x in fields(AlignRun)]
-    for key in table:
-        check_name(key, sections, f"{path}: there is no key {key!r}")
-    for name in ("model", "data", "out"):
-        if not isinstance(table.get(name), str):
-            raise ValueError(f'{path} needs {name} = "..."')
-    for key in table.get("parallel", {}):
-        check_name(key, ("processes",), f"{path}: [parallel] has no key {key!r}")
-    for i, each in enumerate(table.get("rewards", [])):
-        _check_reward(each, f"{path}: [[rewards]] {i + 1}")
-    if table.get("reference") and kind not in REFERENCED:
+    run: AlignRun = build(AlignRun, files.read(path), str(path))
+    if run.parallel.processes < 1:
+        raise ValueError(f"{path}: parallel.processes is {run.parallel.processes}; it must be at least 1")
+    for i, reward in enumerate(run.rewards):
+        _check_reward(reward, f"{path}: [[rewards]] {i + 1}")
+    if run.reference and kind not in REFERENCED:
         raise ValueError(f"{path}: {kind} has no reference")
-    if bool(table.get("teacher")) != (kind == "gkd"):
+    if bool(run.teacher) != (kind == "gkd"):
         raise ValueError(f'{path}: gkd needs teacher = "..."' if kind == "gkd" else f"{path}: {kind} has no teacher")
-    return AlignRun(**table)
+    return run
 
 
 def _check_reward(table: Mapping[str, Any], where: str) -> None:

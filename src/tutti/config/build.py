@@ -6,6 +6,8 @@ the nearest key; a value of another type is one that names the type.
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
@@ -77,19 +79,38 @@ def _required(kind: type) -> dict[str, str]:
     return keys
 
 
-def keys(kind: type, section: str = "") -> list[str]:
-    """Lines that list the keys of a config, with their types and defaults. Keys of a list of sections follow `[]`."""
-    types, lines = get_type_hints(kind), []
+def keys(kind: type) -> list[str]:
+    """Lines that list the keys of a config, with their types and defaults."""
+    return [f"  {name:24} {what}" + (f"; {default} without it" if default else "")
+            for name, what, default, _ in rows(kind)]  # fmt: skip
+
+
+def rows(kind: type, section: str = "") -> list[tuple[str, str, str, str]]:
+    """(key, type in words, default or "", meaning or "") of all keys of a config. Keys of a list of sections follow
+    `[]`."""
+    types, about, listed = get_type_hints(kind), meanings(kind), []
     for field in fields(kind):
         name, own = f"{section}{field.name}", types[field.name]
         if inner := _section(own):
-            lines += keys(inner, f"{name}.")
+            listed += rows(inner, f"{name}.")
         elif each := _repeated(own):
-            lines += keys(each, f"{name}[].")
+            listed += rows(each, f"{name}[].")
         else:
-            default = "" if field.default is MISSING or field.default is None else f"; {field.default!r} without it"
-            lines.append(f"  {name:24} {type_name(own)}{default}")
-    return lines
+            default = "" if field.default is MISSING or field.default is None else repr(field.default)
+            listed.append((name, type_name(own), default, about.get(field.name, "")))
+    return listed
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """The text below each field of a dataclass."""
+    (declared,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(declared, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for field, below in zip(declared.body, [*declared.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+            texts[field.target.id] = " ".join(str(text).split())
+    return texts
 
 
 def _section(kind: Any) -> Any:

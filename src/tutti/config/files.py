@@ -19,16 +19,17 @@ def read(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
     """
     if file.resolve() in within:
         raise ValueError(f"{file} includes itself, through {' and '.join(x.name for x in within)}")
+    kind = "YAML" if file.suffix in (".yaml", ".yml") else "TOML"
     try:
         text = file.read_text("utf-8")
-        table = _yaml(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
+        table = _yaml(text) if kind == "YAML" else tomllib.loads(text)
     except FileNotFoundError:
         near = get_close_matches(str(file), [str(x) for x in file.parent.glob("*.*ml")], 1, 0.5)
-        raise ValueError(f"no file {file}{f'; did you mean {near[0]}?' if near else ''}") from None
+        raise ValueError(f"there is no file {file}{f'; did you mean {near[0]}?' if near else ''}") from None
     except IsADirectoryError:
         raise ValueError(f"{file} is a folder; give a TOML or YAML file") from None
     except (ValueError, RecursionError) as e:
-        raise ValueError(f"{file}: {e}") from None
+        raise ValueError(f"{file} is not {kind}: {e}") from None
     others = table.pop("include", [])
     merged: dict[str, Any] = {}
     for other in [others] if isinstance(others, str) else others:

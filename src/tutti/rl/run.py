@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti.checkpoint.folder import write_whole
+from tutti.config.build import build
+from tutti.config.files import read, toml_value
 from tutti.launch.interrupt import noted
 from tutti.launch.launch import Interrupted, launch, under_launcher, world_size
 from tutti.rl.algorithms import ALGORITHMS, algorithm
@@ -28,7 +29,6 @@ from tutti.rl.placement.ranks import process
 from tutti.rl.presets import PRESETS, preset
 
 FINAL, CURVE, CONFIG = "agent.safetensors", "curve.json", "config.json"
-WORDS = {"str": "a text", "int": "a whole number", "float | None": "a number", "dict[str, Any]": "a table"}
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,7 @@ class RunConfig:
         if not path.exists():
             near = " or ".join(get_close_matches(path.stem, PRESETS, 3, 0.0))
             raise ValueError(f"there is no file {path}; near presets are {near} (`tutti rl list` shows all)")
-        try:
-            table = tomllib.loads(path.read_bytes().decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f'{path} is not TOML: {error}; texts are quoted, as in algorithm = "PPO"') from None
-        names = list(RunConfig.__dataclass_fields__)
-        if unknown := [key for key in table if key not in names]:
-            near = get_close_matches(unknown[0], names, 1)
-            said = f"did you mean {near[0]!r}? The" if near else "the"
-            raise ValueError(f"{path}: unknown key {unknown[0]!r}; {said} keys are {', '.join(names)}")
-        if missing := [key for key in ("algorithm", "env", "steps") if key not in table]:
-            raise ValueError(f"{path}: {missing[0]} is missing")
-        kinds: dict[str, Any] = {"str": str, "int": int, "float | None": (int, float), "dict[str, Any]": dict}
-        for key, x in table.items():
-            if not isinstance(x, kinds[kind := str(RunConfig.__dataclass_fields__[key].type)]) or isinstance(x, bool):
-                raise ValueError(f"{path}: {key} is {x!r}; it must be {WORDS[kind]}")
-        return RunConfig(**{"out": f"out/rl/{path.stem}", **table})
+        return build(RunConfig, {"out": f"out/rl/{path.stem}", **read(path)}, str(path))
 
     def check(self) -> None:
         """Raise ValueError for numbers that no run can have."""
@@ -247,10 +232,7 @@ def parsed(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--option {text}: write name=value, as in --option gamma=0.98")
-    try:
-        return name, tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
-        return name, value
+    return name, toml_value(value)
 
 
 def _says(scores: EvalCallback):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from tutti.config.build import type_name
+from tutti.config.build import meanings, type_name
 
 
 class Quantity(NamedTuple):
@@ -34,7 +33,7 @@ def sections(kind: type, name: str = "") -> Iterator[tuple[str, str, list[Key]]]
     """Heading, description and keys of a table and those in it: "[survey]", or "[[model.bodies]]" for one of several;
     "" for the keys above all sections."""
     inner: list[tuple[str, type]] = []
-    rows, plain, meanings = [], get_type_hints(kind), _meanings(kind)
+    rows, plain, about = [], get_type_hints(kind), meanings(kind)
     annotated = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
         where = f"{name.strip('[]')}.{each.name}".strip(".")
@@ -45,9 +44,7 @@ def sections(kind: type, name: str = "") -> Iterator[tuple[str, str, list[Key]]]
             quantity = _quantity(annotated[each.name])
             required = each.default is MISSING
             default = None if required else each.default
-            rows.append(
-                Key(each.name, type_name(plain[each.name]), quantity.unit, default, required, meanings[each.name])
-            )
+            rows.append(Key(each.name, type_name(plain[each.name]), quantity.unit, default, required, about[each.name]))
     yield name, " ".join((inspect.getdoc(kind) or "").split()), rows
     for heading, table in inner:
         yield from sections(table, heading)
@@ -85,17 +82,3 @@ def _quantity(kind: Any) -> Quantity:
     if get_origin(kind) is Annotated:
         return kind.__metadata__[0]
     return next((q for q in map(_quantity, get_args(kind)) if q != Quantity()), Quantity())
-
-
-def _meanings(kind: type) -> dict[str, str]:
-    """The text below each field of a dataclass."""
-    (declared,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(declared, ast.ClassDef)
-    meanings: dict[str, str] = {}
-    for field, text in zip(declared.body, [*declared.body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            text_of_field = (
-                text.value.value if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) else ""
-            )
-            meanings[field.target.id] = " ".join(str(text_of_field).split())
-    return meanings
