@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tutti.checkpoint.copies import copies
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.checkpoint.write import copies, write
+from tutti.checkpoint.write import write
 from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.ir.spec import Spec
 from tutti.plan.layouts.layout import Layout, Split, coordinates_of, devices

@@ -12,9 +12,10 @@ from typing import Any
 
 from tutti.checkpoint import folder as folders
 from tutti.checkpoint.consensus import Consensus
+from tutti.checkpoint.copies import Copies, copies
+from tutti.checkpoint.failures import reason
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.peers import Peers
-from tutti.checkpoint.write import Copies, copies, reason, write
 from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.launch.heartbeat import HEARTBEAT
 
@@ -146,6 +147,8 @@ class Checkpoints:
         final = folders.step_folder(self.root, step)
         draft = folders.scratch(final)
         try:
+            from tutti.checkpoint.write import write  # see there
+
             everyone = self.together.each(lambda: write(draft, self._copies, self.together.group))
             files = {name: entry for theirs in everyone for name, entry in theirs.items()}
             self._outcome = self.together.one(lambda: self._finish(final, files, {"step": step, **facts}, fill))

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
-from tutti.checkpoint.write import reason
+from tutti.checkpoint.failures import is_failure, reason
 from tutti.exec.runtimes.runtime import TIMEOUT, in_job
 
 T = TypeVar("T")
@@ -57,7 +56,9 @@ def _attempt(work: Callable[[], T]) -> tuple[str | None, T | None]:
     """(reason of failure or None, result)."""
     try:
         return None, work()
-    except (Exception, CheckpointException) as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         return reason(error), None
 
 

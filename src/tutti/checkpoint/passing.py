@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from tutti.checkpoint.failures import reason
 from tutti.checkpoint.folder import METADATA, Files, Outside, file_in
-from tutti.checkpoint.write import reason
 
 CHUNK = 1 << 26  # bytes per message
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from tutti.checkpoint import folder as folders
 from tutti.checkpoint.consensus import Consensus
+from tutti.checkpoint.copies import Copies
 from tutti.checkpoint.folder import METADATA, Files
 from tutti.checkpoint.passing import pass_on
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
-from tutti.checkpoint.write import Copies, write
 from tutti.hardware.machine import identity
 from tutti.plan.explain import size
 
@@ -59,6 +59,8 @@ class Peers:
         together.each(self._clear)
         try:
             self._check_room(tensors)
+            from tutti.checkpoint.write import write  # see there
+
             files = together.each(lambda: write(draft, tensors, together.group))
             if len(self.members) > 1:
                 together.each(lambda: self._pass_on(draft, files))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tutti.checkpoint import folder as folders
+from tutti.checkpoint.copies import Copies
 from tutti.checkpoint.reader import CheckpointReader
-from tutti.checkpoint.write import Copies, write_each
 from tutti.plan.layouts.boxes import boxes, is_owner
 from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Plan
@@ -52,6 +52,8 @@ def reshard(
     draft = folders.scratch(final)
     shutil.rmtree(draft, ignore_errors=True)
     try:
+        from tutti.checkpoint.write import write_each  # see there
+
         files = write_each(draft, parts())
         for name in about["files"]:
             if name != folders.METADATA and not name.endswith(".distcp"):

@@ -1,47 +1,31 @@
-"""Write the tensors of a checkpoint in the format of `torch.distributed.checkpoint`, each block once."""
+"""Write the tensors of a checkpoint in the format of `torch.distributed.checkpoint`, each block once.
+
+Importing this module takes more than half a second, so that others import it when they write.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from tutti.checkpoint.copies import Copies
 from tutti.checkpoint.folder import Files
-from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.ir.spec import Spec
 from tutti.plan.layouts.boxes import Shape
 
-Copies = dict[str, tuple[Spec, dict[Shape, torch.Tensor]]]  # by name: full Spec, owned blocks by offset
 AHEAD = 1 << 25  # bytes in the page cache before write-back is started
-
-
-def copies(tensors: Mapping[str, ShardedTensor], buffers: Copies | None = None) -> Copies:
-    """Copy the blocks that this process writes to host memory. Reuses `buffers` where shape and dtype match."""
-    host_copies: Copies = {}
-    for name, tensor in tensors.items():
-        before = buffers[name][1] if buffers and name in buffers else {}
-        blocks = {begin: tensor.blocks[begin][0] for begin in tensor.owned}
-        host_copies[name] = tensor.spec, {begin: _like(x, before.get(begin)).copy_(x) for begin, x in blocks.items()}
-    return host_copies
-
-
-def _like(block: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor:
-    if buffer is not None and buffer.shape == block.shape and buffer.dtype == block.dtype:
-        return buffer
-    return torch.empty(block.shape, dtype=block.dtype)
 
 
 def write(folder: Path, tensors: Copies, group: dist.ProcessGroup | None = None) -> Files:
@@ -152,18 +136,6 @@ def _begin_to_write(file: int, begin: int, count: int) -> None:
     """Start write-back early (POSIX_FADV_DONTNEED)."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, begin, count, os.POSIX_FADV_DONTNEED)
-
-
-def reason(error: BaseException) -> str:
-    """Why a checkpoint could not be written, in one line. If several ranks failed, the first."""
-    if isinstance(error, CheckpointException):
-        rank, (cause, _) = min(error.failures.items())
-        return f"rank {rank}: {reason(cause)}" if len(error.failures) > 1 or rank else reason(cause)
-    if isinstance(error, shutil.Error):  # of a tree that was copied: (from, to, why) of each file
-        return str(error.args[0][0][-1])
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
 
 
 class _Planner(DefaultSavePlanner):

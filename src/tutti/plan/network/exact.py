@@ -11,8 +11,6 @@ For every variable v and state s let x[v,s] in {0,1}; for every pair y[u,v,s,t] 
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from tutti.plan.network.network import NEVER, Network
 
@@ -25,6 +23,9 @@ def solve(network: Network, close: float = 1e-9) -> tuple[dict[str, int] | None,
 
     close: relative gap that is accepted.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # takes half a second
+    from scipy.sparse import csr_array
+
     program = _Program(network)
     for name in network.unary:
         program.variable(name)

@@ -17,9 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 MOST = 2**30  # sum of all capacities, which are 32-bit integers
 PRICES = 60  # bisections of the price
@@ -46,6 +43,9 @@ def cost(things: Sequence[Thing], pairs: Pairs, away: set[int]) -> float:
 
 def cut(things: Sequence[Thing], pairs: Pairs, price: float = 0.0) -> set[int]:
     """The things outside in the cheapest placement if a byte inside costs `price` seconds."""
+    from scipy.sparse import csr_array  # takes half a second
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     n = len(things)
     source, sink = n, n + 1  # inside, outside
     arcs: dict[tuple[int, int], float] = {}
@@ -96,6 +96,9 @@ def _freed(things: Sequence[Thing], away: set[int]) -> int:
 
 def _exactly(things: Sequence[Thing], pairs: Pairs, wanted: float) -> set[int]:
     """The same by an integer program, with a variable per thing and one per pair (1 if it is separated)."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
     n, m = len(things), len(pairs)
     seconds = np.array([t.outside - t.inside for t in things] + list(pairs.values()))
     size = np.array([t.bytes for t in things] + m * [0], dtype=float)

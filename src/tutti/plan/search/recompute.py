@@ -21,8 +21,6 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 from torch import fx
 
 from tutti.ir.costs import FREE, flat
@@ -97,6 +95,9 @@ class Activations:
 
         seconds: returns the duration of a call.
         """
+        from scipy.optimize import Bounds, LinearConstraint, milp  # takes half a second
+        from scipy.sparse import coo_array
+
         if not self.needed:
             return ()
         labels = list(self.nodes)

@@ -24,9 +24,9 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from tutti.checkpoint import folder as folders
 from tutti.checkpoint.checkpoints import Checkpoints, SaveError, what_remains
 from tutti.checkpoint.consensus import Consensus
+from tutti.checkpoint.failures import reason
 from tutti.checkpoint.folder import MANIFEST, TRAINER_JSON, TRAINER_STATE, trainer_checkpoints
 from tutti.checkpoint.values import read_values, write_values
-from tutti.checkpoint.write import reason
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
 from tutti.train.trainer import draws
