@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import tutti
-from tutti.checkpoint import write as module
 from tutti.checkpoint import folder as folders
+from tutti.checkpoint import write as module
 from tutti.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.checkpoint.folder import find_fault, latest, manifest, step_of
 from tutti.checkpoint.reader import CheckpointReader

@@ -76,5 +76,8 @@ def preset_of(name: str) -> Preset:
     if name not in PRESETS:
         longer = [preset for preset in PRESETS if preset.startswith(name.lower())]
         near = longer or difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)
+        counted = re.fullmatch(r"(.+?)x(\d+)", name.lower())
+        if counted and counted[1] in PRESETS:
+            raise ValueError(f"unknown device {name!r}; {counted[2]} devices are {counted[1]}:{counted[2]}")
         raise ValueError(f"unknown device {name!r}; nearest is {near[0]!r}, known are {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -58,7 +58,8 @@ def explain(plan: Plan) -> str:
 
 def _predicted(prediction: Prediction) -> list[str]:
     bubble = f", {seconds(prediction.bubble_seconds)} for the pipeline" if prediction.bubble_seconds else ""
-    hidden = f" ({seconds(prediction.hidden_seconds)} of it hidden)" if prediction.hidden_seconds > 1e-9 else ""
+    overlapped = prediction.hidden_seconds
+    hidden = f" ({seconds(overlapped)} more are hidden behind computing)" if overlapped > 1e-9 else ""
     level = f" at {prediction.level}" if prediction.level else ""
     peak = f"of the {prediction.peak_dtype} peak" if prediction.peak_dtype else "of peak"
     lines = [
@@ -171,7 +172,8 @@ def _layouts(plan: Plan) -> list[str]:
     head = ("layouts", "", "optimizer state" if any(state for *_, state in rows) else "")
     return [
         *_table([head, *rows], ""),
-        "S<dim>: split at this dim, S<dim>/<n>: inside each of n blocks; everything else is replicated",
+        "S<dim>: split at this dim, S<dim>/<n>: inside each of n blocks, P: a sum of which each device has a part;",
+        "everything else is replicated",
     ]
 
 

@@ -157,6 +157,11 @@ def parse_name(name: str, devices: int) -> Textbook:
     for part in BETWEEN.split(name):
         match = PART.fullmatch(part)
         if not match:
+            if name.startswith("auto-"):
+                raise ValueError(
+                    f"no plan {name!r}: a search chose its layouts; save it with --save FILE.json and give that file, "
+                    f"or write {name.removeprefix('auto-')!r}, the textbook plan on the same mesh"
+                )
             near = _nearest(name)
             hint = f"did you mean {near!r}? W" if near and near != name else "w"
             raise ValueError(f"no plan {name!r}: {hint}rite {NAMES}, or the path of a saved plan, *.json")

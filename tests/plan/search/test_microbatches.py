@@ -55,6 +55,18 @@ def test_what_does_not_fit_has_more_microbatches(graphs):
     assert named(searched(graphs, 1.2 * one.peak_bytes), "dp4").accumulate == 1
 
 
+def test_faster_numbers_are_tried_if_memory_was_overestimated(graphs, monkeypatch):
+    one = named(_fixed(graphs, 1), "dp4").predicted
+
+    def overestimated(searcher, book):
+        return [replace(guess, bytes=3 * guess.bytes) for guess in guesses(searcher, book)]
+
+    monkeypatch.setattr("tutti.plan.search.microbatches.guesses", overestimated)
+    searcher = searched(graphs, 1.2 * one.peak_bytes)
+    plan = named(searcher, "dp4")
+    assert plan.accumulate == 1 and len({other.accumulate for other in searcher.plans}) > 1
+
+
 def test_a_plan_that_does_not_fit_names_ones_that_do(graphs):
     one = named(_fixed(graphs, 1), "dp4").predicted
     searcher = searched(graphs, 0.6 * (one.peak_bytes - one.bytes_by_kind["activations"]))

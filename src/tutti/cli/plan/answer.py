@@ -112,7 +112,7 @@ def summary(
         f"time             {seconds(prediction.step_seconds)}{plus_minus(off)} a step",
         *throughput(plan, cluster, work),
         *([f"note             {work.note}"] if work.note else []),
-        f"of peak          {100 * prediction.fraction_of_peak:.3g} % of {peak(plan, cluster)}",
+        f"of peak (MFU)    {100 * prediction.fraction_of_peak:.3g} % of {peak(plan, cluster)}",
         f"memory           {size(prediction.peak_bytes)}{plus_minus(search.error)} of the {size(search.memory)} of a "
         f"device: {room(search, plan)}{beside}",
         *costs(plan, cluster, work, amount, price),

@@ -182,6 +182,7 @@ def make(
         else:
             best = search.best(top)
             ranked = [best, *search.in_order()[1:]]
+            cut_short = not search.affords(best.accumulate)
         others = otherwise(search, best, why) if why else []
         best_graph = captured.graph(best.accumulate, best.variant)
         if what_if:
@@ -208,6 +209,9 @@ def make(
         console.print(ranking(search, shown, work, console), crop=False)
         if len(ranked) > len(shown):
             console.print(f"and {counted(len(ranked) - len(shown), 'other')} simulated")
+        if cut_short:
+            print(f"the search ended because its budget was spent; --budget {2 * max(budget, SECONDS):g} allows twice "
+                  "the work")  # fmt: skip
     print(best.explain())
     if before:
         for line in without_effect(unaltered, what_if):

@@ -85,7 +85,9 @@ class StepWork:
         config = getattr(model, "config", None)
         ids, labels = (example.get(key) if isinstance(example, Mapping) else None for key in ("input_ids", "labels"))
         if ids is None:
-            return cls(batch_size(example), "rows")
+            image = "rows are images, whose size the model's config sets; --seq has no effect"
+            pixels = getattr(model, "main_input_name", "") == "pixel_values"
+            return cls(batch_size(example), "rows", image if pixels else "")
         if not getattr(config, "is_encoder_decoder", False) or labels is None:
             return cls(ids.numel(), "tokens")
         encoder, decoder = ids.shape[-1], labels.shape[-1]

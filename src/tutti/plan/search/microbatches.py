@@ -1,7 +1,8 @@
 """The number of microbatches of a named plan: the fastest that fits, else the one that lacks least memory.
 
 Closed-form estimates (`plan.search.estimate`) rank the numbers that the batch divides into. The first of them is
-simulated. If it does not fit, its simulation corrects the estimated memory of the others, and the next is simulated.
+simulated. Its simulation corrects the estimated memory of the others. If it does not fit, one that needs less memory is
+simulated next; if it fits, one that is estimated to be faster and, after the correction, to fit as well.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tutti.plan.search.search import Search
 
 TRIES = 4  # numbers of microbatches that are simulated
+LEAST_GAIN = 0.02  # fraction of the estimated seconds that another simulation must promise
 AWAY = ("optimizer state", "parameters", "activations")  # what is outside of the device, by level of offloading
 
 
@@ -61,16 +63,24 @@ def named(search: Search, name: str, recompute: Sequence[str] = ()) -> Plan:
                 failures[guess.count] = failure
                 continue
             error = tried.predicted.peak_bytes / (guess.bytes or 1.0)
-            left = [other for other in left if other.bytes < guess.bytes]
+            fits = search.fits(tried)
+            left = [other for other in left if (faster(other, guess) if fits else other.bytes < guess.bytes)]
         if tried is None:
             break
         chosen = tried if chosen is None else min(chosen, tried, key=search.rank)
-        if search.fits(chosen) or search.stop():
+        if search.fits(chosen):
+            left = [other for other in left if other.bytes * error <= search.memory]
+        if search.stop():
             break
     if chosen is None:
         undivided = [count for count in sorted(failures) if isinstance(failures[count], UndividedBatch)]
         raise failures[undivided[0] if undivided else max(failures)]
     return chosen
+
+
+def faster(other: Guess, guess: Guess) -> bool:
+    """True if a simulation of `other` could pay: the estimates differ by more than their usual error."""
+    return other.seconds < (1 - LEAST_GAIN) * guess.seconds
 
 
 def best(left: Iterable[Guess], room: float) -> Guess | None:
