@@ -27,11 +27,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import harness
+import tutti.nn.loss.linear_cross_entropy  # noqa: F401  (registers the operators)
 from tutti.exec.kernels.levels import prepare
 from tutti.exec.runtimes.runtime import runtime_for
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.shard import shard
-from tutti.nn import linear_cross_entropy  # noqa: F401  (registers the operators)
 from tutti.nn.fused import FUSED
 from tutti.plan.plan import Plan
 from tutti.tracing.capture import capture

@@ -22,9 +22,11 @@ import torch
 import torch.nn.functional as F
 
 import harness
-from tutti.nn import paged_attention, paged_write, sample  # noqa: F401  (registers the operators)
-from tutti.nn.linear_int4 import quantize_int4
-from tutti.nn.linear_int8 import quantize_int8
+import tutti.nn.attention.paged_attention
+import tutti.nn.attention.paged_write  # noqa: F401  (registers the operators)
+from tutti.nn import sample
+from tutti.nn.linear.linear_int4 import quantize_int4
+from tutti.nn.linear.linear_int8 import quantize_int8
 
 ops = torch.ops.tutti
 THREADS = 2

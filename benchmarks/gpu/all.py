@@ -79,7 +79,7 @@ SHARDS: dict[str, tuple[str, ...]] = {  # arguments of pytest
     "tp2": (GPU, "-k", "O1-tp2"),
     "O0": (GPU, "-k", "O0 or engine"),
     "kernels": ("tests/nn/test_triton_kernels.py",),
-    "operators": ("tests/nn/test_paged_attention.py", "tests/science/fdtd/test_fdtd_gpu.py",
+    "operators": ("tests/nn/attention/test_paged_attention.py", "tests/science/fdtd/test_fdtd_gpu.py",
                   "tests/data/test_prefetch.py", "-k", "gpu"),
     "flash": (RULES, "-k", "flash_attention and not for_cpu"),
     "efficient": (RULES, "-k", "efficient_attention"),

@@ -1,4 +1,5 @@
-"""Linear layers of few rows on one GPU: tiles of `tutti.nn.linear_rows_triton` beside cuBLAS, for choosing its table.
+"""Linear layers of few rows on one GPU: tiles of `tutti.nn.linear.linear_rows_triton` beside cuBLAS, for choosing its
+table.
 
 Shapes of Llama 1B, bfloat16, 1, 16 and 64 rows. Layers rotate among copies that do not fit into the cache, and run from
 a CUDA graph. Microseconds of a call, and bytes of the weights a second.
@@ -56,7 +57,7 @@ def microseconds(call: Callable[[Tensor, list[Tensor]], Any], inputs: Sequence[I
 
 
 def measure(name: str, rows: int) -> dict[str, Any]:
-    from tutti.nn import linear_rows_triton as kernels
+    from tutti.nn.linear import linear_rows_triton as kernels
 
     sizes, width = LAYERS[name]
     count = sum(sizes) * width * DTYPE.itemsize

@@ -11,8 +11,8 @@ from compress_models import data, model, small
 
 import tutti
 from tutti.compress.adapters import with_adapters
-from tutti.nn.quantized_linear import QuantizedLinear
-from tutti.nn.scheme import Scheme
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
+from tutti.nn.quantized.scheme import Scheme
 
 SCHEMES = Scheme(8, None), Scheme(4, 32), Scheme(3, 32), Scheme(2, 64, symmetric=False), Scheme(5, 16)
 

@@ -7,7 +7,7 @@ import torch
 
 from tutti.compress import awq, gptq, hqq, smooth
 from tutti.compress.statistics import Statistics
-from tutti.nn.scheme import Parts, Scheme
+from tutti.nn.quantized.scheme import Parts, Scheme
 
 SCHEMES = [Scheme(4, 16), Scheme(3, None), Scheme(2, 16, False), Scheme(4, 32, False), Scheme(8, None)]
 

@@ -11,8 +11,8 @@ import tutti
 from tutti.compress import Quantize, Recipe, Rotate, Scheme, parse
 from tutti.compress.blocks import Walk, stack_of
 from tutti.compress.experts import ExpertLayers
-from tutti.nn.quantized_embedding import QuantizedEmbedding
-from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized.quantized_linear import QuantizedLinear, quantized_layers
 
 RECIPES = ["int4", "int8", "float8", "w8a8", "int4-g32-zeros-gptq", "int4-awq", "w8a8-smooth", "int8-a8static-smooth",
            "int3-g32-hqq", "rotate+int4-gptq", "int4-gptq-head-e8"]  # fmt: skip

@@ -13,7 +13,7 @@ import tutti
 from tutti.compress import Distill, Quantize, Recipe, Scheme, compress
 from tutti.compress.distill import distill, loss
 from tutti.compress.qat import TrainedLinear, finished, rounded, trainable
-from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.nn.quantized.quantized_linear import QuantizedLinear, quantized_layers
 
 
 def tied():
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_learned_step_sizes(scheme):
 
 
 def _parts(scheme, weight, scales, zeros):
-    from tutti.nn.scheme import Parts
+    from tutti.nn.quantized.scheme import Parts
 
     return Parts(scheme.codes(weight.detach(), scales.detach(), zeros), scales.detach(), zeros)
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tutti.compress import Mixed, Quantize, Scheme, compress, load, parse
 from tutti.compress.compressor import bytes_of
-from tutti.nn.scheme import of_scale_codes, scale_codes
+from tutti.nn.quantized.scheme import of_scale_codes, scale_codes
 
 
 def drawn(n: int, k: int) -> torch.Tensor:

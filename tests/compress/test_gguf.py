@@ -25,7 +25,7 @@ from tutti.compress.formats import gguf, gguf_file
 from tutti.compress.formats.gguf_blocks import BY_NAME
 from tutti.compress.formats.gguf_tokenizer import SPLITS
 from tutti.data.tokenizer import train_tokenizer, train_wordpiece
-from tutti.nn.quantized_linear import quantized_layers
+from tutti.nn.quantized.quantized_linear import quantized_layers
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 SIZES: dict[str, Any] = dict(

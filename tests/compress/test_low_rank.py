@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from tutti.compress import LowRank, Prune, Quantize, Recipe, Scheme, Shrink, compress, load, parse
 from tutti.compress.low_rank import factor, rank_of
-from tutti.nn.low_rank_linear import LowRankLinear, low_rank_layers
-from tutti.nn.quantized_linear import quantized_layers
+from tutti.nn.linear.low_rank_linear import LowRankLinear, low_rank_layers
+from tutti.nn.quantized.quantized_linear import quantized_layers
 
 
 def drawn(n: int = 24, k: int = 32, tokens: int = 300) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ import tutti
 from tutti.compress import Mixed, Quantize, Scheme, compress, load, parse
 from tutti.compress.compressor import bytes_of
 from tutti.compress.mixed import Factored, Sensitivity, rest_seconds, search, seconds_of, sensitivity
-from tutti.nn.low_rank_linear import low_rank_layers
+from tutti.nn.linear.low_rank_linear import low_rank_layers
 
 SCHEMES = Scheme(2, 16), Scheme(4, 16), Scheme(8, None)
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from tutti.compress import Distill, Quantize, Recipe, Scheme, compress, load, parse
 from tutti.compress.gptq import quantize
 from tutti.compress.qat import TrainedLinear, rounded
-from tutti.nn.quantized_linear import QuantizedLinear, layout, quantized_layers
-from tutti.nn.scheme import pack_ternary, unpack_ternary
+from tutti.nn.quantized.quantized_linear import QuantizedLinear, layout, quantized_layers
+from tutti.nn.quantized.scheme import pack_ternary, unpack_ternary
 
 TERNARY, BINARY = Scheme(2, 32, kind="ternary"), Scheme(2, 32, kind="binary")
 KINDS = [TERNARY, BINARY]

@@ -9,7 +9,7 @@ from compress_models import data, small
 
 from tutti.compress import Distill, Mixed, Prune, Quantize, Recipe, Scheme, Shrink, compress, parse
 from tutti.compress.folder import load
-from tutti.nn.quantized_linear import quantized_layers
+from tutti.nn.quantized.quantized_linear import quantized_layers
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.library import opcheck
 import tutti
 import zoo
 from tutti import compat
-from tutti.nn import attention
+from tutti.nn.attention import fused
 
 ops = torch.ops.tutti
 
@@ -20,7 +20,7 @@ def drawn(heads, groups, queries, keys, width, causal=False, mask=None, scale=No
     shapes = [(heads, queries), (heads, queries), (groups, keys), (groups, keys)]
     grad, *qkv = (torch.randn(batch, n, h, width).bfloat16().transpose(1, 2) for h, n in shapes)
     how = {"attn_mask": mask, "scale": scale}
-    return (grad, *qkv, *attention.FLASH(*qkv, 0.0, causal, **how), 0.0, causal), how
+    return (grad, *qkv, *fused.FLASH(*qkv, 0.0, causal, **how), 0.0, causal), how
 
 
 def of_forward(args, how):
@@ -70,10 +70,10 @@ def test_as_exact_as_pytorch(name):
     args, how = drawn(**CASES[name])
     out, gradients = exact(args, how)
     forward, sums = of_forward(args, how)
-    (first, lse), (same, lses) = (f(*forward, **sums) for f in (ops.attention, attention.FLASH))
+    (first, lse), (same, lses) = (f(*forward, **sums) for f in (ops.attention, fused.FLASH))
     torch.testing.assert_close(lse, lses, rtol=1e-4, atol=1e-4)
     assert lse.stride() == lses.stride()
-    ours, theirs = (f(*args, **how) for f in (ops.attention_backward, attention.FLASH_BACKWARD))
+    ours, theirs = (f(*args, **how) for f in (ops.attention_backward, fused.FLASH_BACKWARD))
     for mine, other, wanted in zip((first, *ours), (same, *theirs), (out, *gradients), strict=True):
         assert (mine - wanted).norm() <= min(1.1 * (other - wanted).norm(), 0.005 * wanted.norm())
         assert mine.stride() == other.stride()
@@ -110,7 +110,7 @@ def test_what_is_not_a_number_is_seen(which):
     torch.manual_seed(0)
     qkv = [torch.randn(1, 2, 70, 64).bfloat16() for _ in range(3)]
     qkv[which][0, 0, 3, 5] = torch.nan
-    (out, lse), (other, lses) = ops.attention(*qkv), attention.FLASH(*qkv)
+    (out, lse), (other, lses) = ops.attention(*qkv), fused.FLASH(*qkv)
     assert torch.equal(out.isnan(), other.isnan()) and torch.equal(lse.isnan(), lses.isnan())
     gradients = ops.attention_backward(torch.ones_like(out), *qkv, out, lse, 0.0, False)
     assert any(g.isnan().any() for g in gradients)
@@ -127,7 +127,7 @@ def test_operands_of_any_strides():
         for a, b in zip(ops.attention(*strange[1:4], 0.0, False), ops.attention(*args[1:4]), strict=True):
             assert torch.equal(a, b)
     once = args[0][:, :, :1, :1].expand_as(args[0])  # as the gradient of a sum is
-    theirs = attention.FLASH_BACKWARD(once.contiguous(), *args[1:])
+    theirs = fused.FLASH_BACKWARD(once.contiguous(), *args[1:])
     for a, b in zip(ops.attention_backward(once, *args[1:]), theirs, strict=True):
         torch.testing.assert_close(a, b, atol=0.02, rtol=0.02)
 
@@ -150,8 +150,8 @@ def test_what_pytorch_refuses_is_refused():
 def test_queries_that_are_not_there_change_nothing():
     q, k, v = (torch.rand(1, 1, n, 64).bfloat16() for n in (3, 70, 70))
     k[0, 0, 3] = -torch.inf
-    out, lse = attention.FLASH(q, k, v)
-    for f in (ops.attention_backward, attention.FLASH_BACKWARD):
+    out, lse = fused.FLASH(q, k, v)
+    for f in (ops.attention_backward, fused.FLASH_BACKWARD):
         _, gk, gv = f(torch.ones_like(out), q, k, v, out, lse, 0.0, False)
         assert not gk.isnan().any() and not gv.isnan().any()
 
@@ -176,8 +176,8 @@ def graph_with(dtype, width):
     inputs = [graph.placeholder(name) for name in ("grad", "q", "k", "v", "out", "lse")]
     for node in inputs:
         node.meta["val"] = torch.empty(1, 2, 8, width, dtype=dtype, device="meta")
-    forward = graph.call_function(attention.FLASH, (*inputs[1:4], 0.0, True))
-    graph.output((forward, graph.call_function(attention.FLASH_BACKWARD, (*inputs, 0.0, True))))
+    forward = graph.call_function(fused.FLASH, (*inputs[1:4], 0.0, True))
+    graph.output((forward, graph.call_function(fused.FLASH_BACKWARD, (*inputs, 0.0, True))))
     return graph
 
 
@@ -189,7 +189,7 @@ def graph_with(dtype, width):
 def test_of_graphs(monkeypatch, dtype, width, fast, used):
     monkeypatch.setattr(compat, "multiplies_bfloat16", lambda: fast)
     graph = graph_with(dtype, width)
-    attention.use(graph)
+    fused.use(graph)
     calls = [node.target for node in graph.nodes if node.op == "call_function"]
-    ours, theirs = (ops.attention, ops.attention_backward), (attention.FLASH, attention.FLASH_BACKWARD)
+    ours, theirs = (ops.attention, ops.attention_backward), (fused.FLASH, fused.FLASH_BACKWARD)
     assert calls == ([x.default for x in ours] if used else list(theirs))

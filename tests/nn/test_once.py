@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tutti.nn.glu import glu
-from tutti.nn.linear_cross_entropy import linear_cross_entropy
+from tutti.nn.loss.linear_cross_entropy import linear_cross_entropy
 from tutti.nn.rms_norm import rms_norm
 from tutti.nn.rotary import rotary
 

@@ -16,22 +16,14 @@ if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 pytest.importorskip("triton", minversion=None if GPU else "3.7")
 
-from tutti.nn import (  # noqa: E402
-    linear_cross_entropy,
-    linear_quantized_triton,
-    linear_rows_triton,
-    linears_rows,
-    paged_attention,
-    paged_write,
-    rows,
-    rows_joined,
-    rows_triton,
-    weight_kinds,
-)
-from tutti.nn.linear_cross_entropy_triton import differentiate  # noqa: E402
-from tutti.nn.paged_attention_triton import attend, parts_of  # noqa: E402
-from tutti.nn.quantized_linear import QuantizedLinear, layout  # noqa: E402
-from tutti.nn.scheme import Scheme  # noqa: E402
+from tutti.nn import rows, rows_joined, rows_triton  # noqa: E402
+from tutti.nn.attention import paged_attention, paged_write  # noqa: E402
+from tutti.nn.attention.paged_attention_triton import attend, parts_of  # noqa: E402
+from tutti.nn.linear import linear_quantized_triton, linear_rows_triton, linears_rows, weight_kinds  # noqa: E402
+from tutti.nn.loss import linear_cross_entropy  # noqa: E402
+from tutti.nn.loss.linear_cross_entropy_triton import differentiate  # noqa: E402
+from tutti.nn.quantized.quantized_linear import QuantizedLinear, layout  # noqa: E402
+from tutti.nn.quantized.scheme import Scheme  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]

@@ -13,7 +13,7 @@ from programs import program
 from tutti.analysis.replay import Event, Operand, Storage, dense_form, replay
 from tutti.ir.op_info import WORKSPACE
 from tutti.ir.spec import Spec
-from tutti.nn.linear_cross_entropy import BLOCK, _blocks
+from tutti.nn.loss.linear_cross_entropy import BLOCK, _blocks
 from tutti.train.text.memory import PeakMemory, live_bytes
 
 aten, ops = torch.ops.aten, torch.ops.tutti

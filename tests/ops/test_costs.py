@@ -13,7 +13,7 @@ import tutti
 import zoo
 from tutti.ir.spec import Spec
 from tutti.nn import MoE
-from tutti.nn.route import expected_rows
+from tutti.nn.experts.route import expected_rows
 from tutti.ops.experts_exchange import sends
 from tutti.ops.grouped import GROUPED
 from tutti.ops.registry import Cut

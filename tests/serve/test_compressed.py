@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import tutti
 from tutti.compress import Quantize, Recipe, Scheme
 from tutti.compress.formats import gguf
-from tutti.nn.quantized_linear import QuantizedLinear, dtype_of
+from tutti.nn.quantized.quantized_linear import QuantizedLinear, dtype_of
 from tutti.serve import Engine, Request, Sampling
 from tutti.serve.quantize import quantized
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import encoder_models
-from tutti.nn.linear_int4 import dequantize_int4, quantize_int4
-from tutti.nn.linear_int8 import dequantize_int8, quantize_int8
-from tutti.nn.quantized_linear import quantized_layers
+from tutti.nn.linear.linear_int4 import dequantize_int4, quantize_int4
+from tutti.nn.linear.linear_int8 import dequantize_int8, quantize_int8
+from tutti.nn.quantized.quantized_linear import quantized_layers
 from tutti.serve import Engine, Request, Sampling
 
 WIDE = dict(hidden_size=64, intermediate_size=128)

@@ -9,7 +9,7 @@ from itertools import count
 import torch
 from torch import fx
 
-import tutti.nn.stored  # noqa: F401  (registers the operator)
+import tutti.nn.quantized.stored  # noqa: F401  (registers the operator)
 from tutti.ir.loops import LOOPS, Body, Branch, Loop, While
 from tutti.ir.values import base_of
 

@@ -10,7 +10,7 @@ from tutti.compress.compressor import Compressed, CompressionReport
 from tutti.compress.folder import load
 from tutti.compress.recipe import Distill, LowRank, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, parse
 from tutti.compress.verb import compress
-from tutti.nn.scheme import Scheme
+from tutti.nn.quantized.scheme import Scheme
 
 __all__ = [
     "Compressed",

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from tutti.compat.adapters import peft_model
-from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.nn.quantized.quantized_linear import QuantizedLinear, quantized_layers
 
 
 def with_adapters(model: nn.Module, config: Any) -> Any:

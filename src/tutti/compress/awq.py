@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tutti.compress.statistics import Statistics
-from tutti.nn.scheme import Parts, Scheme
+from tutti.nn.quantized.scheme import Parts, Scheme
 
 POWERS = [i / 20 for i in range(20)]
 CUTS = [1 - i / 20 for i in range(11)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tutti.compress import parallel
 from tutti.compress.experts import ExpertLayers
 from tutti.compress.statistics import Statistics
-from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
 
 Batch = Mapping[str, Tensor]
 

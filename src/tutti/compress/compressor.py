@@ -19,9 +19,9 @@ from tutti.compress.experts import ExpertLayers, is_experts
 from tutti.compress.modules import check_patterns, linear_layers, matches, own_copy, selected, shapes
 from tutti.compress.recipe import Quantize, Recipe, Rotate
 from tutti.compress.statistics import Statistics
-from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
-from tutti.nn.quantized_linear import KERNELS, QuantizedLinear, quantized_layers
-from tutti.nn.scheme import Parts, Scheme, nonzero
+from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding, factor_of
+from tutti.nn.quantized.quantized_linear import KERNELS, QuantizedLinear, quantized_layers
+from tutti.nn.quantized.scheme import Parts, Scheme, nonzero
 
 Progress = Callable[[int, int, str], None]
 FORMATS = "compressed-tensors", "gguf"

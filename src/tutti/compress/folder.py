@@ -21,9 +21,9 @@ from tutti.compress import parallel
 from tutti.compress.compressor import Compressed, Compression, LayerReport, Progress, check_plain
 from tutti.compress.formats import compressed_tensors as written
 from tutti.compress.recipe import Recipe
-from tutti.nn.quantized_embedding import QuantizedEmbedding
-from tutti.nn.quantized_linear import QuantizedLinear
-from tutti.nn.scheme import Scheme
+from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
+from tutti.nn.quantized.scheme import Scheme
 from tutti.weight_files import files_of, opened
 
 STATE = "compress.json"  # in the folder that is being written

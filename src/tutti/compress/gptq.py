@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.nn.scheme import Parts, Scheme, nonzero
+from tutti.nn.quantized.scheme import Parts, Scheme, nonzero
 
 BLOCK = 128  # columns between two products
 

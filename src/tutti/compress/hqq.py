@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.nn.scheme import Parts, Scheme, nonzero
+from tutti.nn.quantized.scheme import Parts, Scheme, nonzero
 
 POWER, BETA, GROWTH, ROUNDS = 0.7, 10.0, 1.01, 20
 

@@ -23,7 +23,7 @@ from tutti.compress.experts import is_experts
 from tutti.compress.modules import linear_layers, selected, shapes, sharing_copy
 from tutti.compress.recipe import LowRank
 from tutti.compress.statistics import Statistics
-from tutti.nn.low_rank_linear import LowRankLinear
+from tutti.nn.linear.low_rank_linear import LowRankLinear
 
 DAMPING = 1e-4  # of the mean diagonal: inputs that the data does not have count a little
 

@@ -30,8 +30,8 @@ from tutti.compress.low_rank import factor, rank_of
 from tutti.compress.modules import linear_layers, matches, shapes, sharing_copy
 from tutti.compress.recipe import LowRank, Mixed, Quantize, Recipe, Rotate, Step
 from tutti.compress.statistics import Statistics
-from tutti.nn.quantized_linear import KERNELS, QuantizedLinear, dtype_of
-from tutti.nn.scheme import Scheme
+from tutti.nn.quantized.quantized_linear import KERNELS, QuantizedLinear, dtype_of
+from tutti.nn.quantized.scheme import Scheme
 
 POINTS = 24  # targets of the curve
 LARGER = "quantize embeddings (e4, e8) and the output layer (head), or give a larger target"

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tutti.compress.experts import ExpertLayers
-from tutti.nn.quantized_embedding import QuantizedEmbedding
-from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
-from tutti.nn.scheme import Parts, Scheme, nonzero
+from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.nn.quantized.scheme import Parts, Scheme, nonzero
 
 MARGIN = 0.45  # of a scale: how far from the middle of its code a weight may begin
 BINARY_MARGIN = 0.95  # whose codes are two scales apart

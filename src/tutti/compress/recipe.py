@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tutti.nn.scheme import BITS, Scheme
+from tutti.nn.quantized.scheme import BITS, Scheme
 
 Method = Literal["rtn", "gptq", "awq", "smooth", "hqq"]
 METHODS: tuple[str, ...] = get_args(Method)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-import tutti.nn.grouped  # noqa: F401  (registers the operator)
+import tutti.nn.experts.grouped  # noqa: F401  (registers the operator)
 from tutti.hardware.device import Device, Dtype
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import operator
 
 import torch
 
-import tutti.nn.linear_cross_entropy  # noqa: F401  (registers the operators)
+import tutti.nn.loss.linear_cross_entropy  # noqa: F401  (registers the operators)
 from tutti.ir.step_graph import Call, ancestors
 
 ops = torch.ops.tutti

@@ -20,8 +20,8 @@ import transformers.activations as theirs
 from torch import Tensor, nn
 from transformers.integrations import moe
 
-from tutti.nn.experts import experts
-from tutti.nn.gate import CLAMPED
+from tutti.nn.experts.experts import experts
+from tutti.nn.experts.gate import CLAMPED
 
 NAME, DEFAULT = "tutti", "grouped_mm"
 ACTIVATIONS: dict[type, str] = {

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tutti.nn.attention import FLASH, FLASH_BACKWARD
+from tutti.nn.attention.fused import FLASH, FLASH_BACKWARD
 
 NAME, DEFAULT = "tutti_sinks", "eager"
 MODELS = ("gpt_oss",)  # model types whose `eager` is attention with sinks

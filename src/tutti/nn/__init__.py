@@ -1,3 +1,3 @@
 """Operators and layers of this project, usable in any PyTorch model."""
 
-from tutti.nn.moe import MoE as MoE
+from tutti.nn.experts.moe import MoE as MoE

@@ -9,16 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutti.nn import (
-    linear_bits,
-    linear_codes,
-    linear_int4,
-    linear_int8,
-    linear_rows,
-    paged_attention,
-    paged_write,
-    rows,
-)
+from tutti.nn import rows
+from tutti.nn.attention import paged_attention, paged_write
+from tutti.nn.linear import linear_bits, linear_codes, linear_int4, linear_int8, linear_rows
 
 ops = torch.ops.tutti
 

@@ -1,6 +1,6 @@
 """Fused operators with formulas in plain ATen, which a compiler can fuse with their neighbours.
 
-Operators that work in blocks, such as `tutti.nn.linear_cross_entropy`, are not included: a compiler calls them.
+Operators that work in blocks, such as `tutti.nn.loss.linear_cross_entropy`, are not included: a compiler calls them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import torch
 
-from tutti.nn import adam, glu, linear_cross_entropy, rms_norm, rotary, rounding  # noqa: F401  (registers them)
+import tutti.nn.loss.linear_cross_entropy  # noqa: F401  (registers the operators)
+from tutti.nn import adam, glu, rms_norm, rotary
+from tutti.nn.quantized import rounding
 
 ops = torch.ops.tutti
 

@@ -6,14 +6,15 @@
 | rotary_write(q, k, v, cos, sin, keys, values, slots) | the rotated q; the rotated k, and v, go to a paged cache |
 
 Shapes of `rotary_write`: q (1, heads, tokens, width), k (1, key_heads, tokens, width), v (tokens, key_heads,
-value_width), cos and sin (1, 1, tokens, width), slots as in `tutti.nn.paged_write`.
+value_width), cos and sin (1, 1, tokens, width), slots as in `tutti.nn.attention.paged_write`.
 """
 
 from __future__ import annotations
 
 import torch
 
-from tutti.nn import paged_write, rotary, rows
+from tutti.nn import rotary, rows
+from tutti.nn.attention import paged_write
 
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define(

@@ -1,5 +1,5 @@
 """Norms, rotary embedding, gated units and writes into a paged cache on a GPU, in Triton: see `tutti.nn.rows`,
-`tutti.nn.rows_joined` and `tutti.nn.paged_write`.
+`tutti.nn.rows_joined` and `tutti.nn.attention.paged_write`.
 
 They round where the formulas round, and differ from them in the order of sums only. A program has a row: of a norm, of
 a head of a token, or a block of a gated unit.

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import tutti.nn.attention
-import tutti.nn.striped_attention  # noqa: F401  (registers the operators)
+import tutti.nn.attention.fused
+import tutti.nn.attention.striped_attention  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import CONTIGUOUS, DENSE, FLOPS, LOCAL, SENDS, UNEVEN, WORK
 from tutti.ir.step_graph import Call
 from tutti.ops.halo import pad

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-import tutti.nn.experts  # noqa: F401  (registers the operators)
+import tutti.nn.experts.experts  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, SENDS, WORK
 from tutti.ir.step_graph import Call
-from tutti.nn.gate import gate_of
-from tutti.nn.scaled_mm import block_of
+from tutti.nn.experts.gate import gate_of
+from tutti.nn.linear.scaled_mm import block_of
 from tutti.ops import experts_exchange
 from tutti.ops.registry import operands, rules, shape_of
 from tutti.ops.scaled_mm import dtype_of, rounding_seconds

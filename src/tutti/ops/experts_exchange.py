@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tutti.ir.op_info import SECONDS
-from tutti.nn.fp8_rows import width_of
-from tutti.nn.route import expected_rows, most_sent
+from tutti.nn.experts.route import expected_rows, most_sent
+from tutti.nn.linear.fp8_rows import width_of
 from tutti.ops.registry import Cut
 
 ops = torch.ops.tutti

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-import tutti.nn.grouped  # noqa: F401  (registers the operator)
+import tutti.nn.experts.grouped  # noqa: F401  (registers the operator)
 from tutti.ir.op_info import FLOPS, LOCAL, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.registry import operands, rules, shape_of

@@ -1,4 +1,4 @@
-"""The cross-entropy of a linear layer in one operator (`nn.linear_cross_entropy`): rows and classes can be split.
+"""The cross-entropy of a linear layer in one operator (`nn.loss.linear_cross_entropy`): rows and classes can be split.
 
 Each rank computes the log-sum-exp over its classes and the logit of the label, if it has that class; three numbers for
 each row are reduced.
@@ -16,7 +16,7 @@ from torch import Tensor
 from tutti.ir.op_info import FLOPS, LOCAL, SECONDS, SENDS, UNEVEN, WORKSPACE
 from tutti.ir.spec import Spec
 from tutti.ir.step_graph import Call
-from tutti.nn.linear_cross_entropy import BLOCK, FEWEST, TILE
+from tutti.nn.loss.linear_cross_entropy import BLOCK, FEWEST, TILE
 from tutti.ops.registry import Cut, rules, shape_of
 from tutti.ops.rows import own_rows
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-import tutti.nn.linear_bits
-import tutti.nn.linear_codes
-import tutti.nn.linear_experts
-import tutti.nn.linear_int4
-import tutti.nn.linear_int8
-import tutti.nn.linear_rows  # noqa: F401  (registers the operators)
+import tutti.nn.experts.linear_experts
+import tutti.nn.linear.linear_bits
+import tutti.nn.linear.linear_codes
+import tutti.nn.linear.linear_int4
+import tutti.nn.linear.linear_int8
+import tutti.nn.linear.linear_rows  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ir.step_graph import Call
-from tutti.nn.linear_int4 import BLOCK
+from tutti.nn.linear.linear_int4 import BLOCK
 from tutti.ops.registry import named, operands, rules, shape_of
 
 ops = torch.ops.tutti

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-import tutti.nn.ctc  # noqa: F401  (registers the operators)
+import tutti.nn.loss.ctc  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import CONTIGUOUS, FLOPS, LOCAL, SENDS, UNEVEN
 from tutti.ir.step_graph import Call
 from tutti.ops.pointwise import broadcast, pointwise

@@ -6,7 +6,7 @@ from string import ascii_lowercase
 import torch
 from torch import fx
 
-import tutti.nn.ordered_mm  # noqa: F401  (registers the operator)
+import tutti.nn.linear.ordered_mm  # noqa: F401  (registers the operator)
 from tutti.ir.op_info import CONTIGUOUS, FLOPS
 from tutti.ir.step_graph import Call
 from tutti.ops.pointwise import broadcast
@@ -32,7 +32,7 @@ def _linear(node: Call) -> str:
 
 
 def _ordered(node: Call) -> str:
-    """k cannot be split, and operands cannot be partial sums: see `tutti.nn.ordered_mm`."""
+    """k cannot be split, and operands cannot be partial sums: see `tutti.nn.linear.ordered_mm`."""
     return ("m n, " if len(operands(node)) > 2 else "") + "m k!, k! n -> m n"
 
 

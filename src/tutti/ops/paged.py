@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-import tutti.nn.paged_attention
-import tutti.nn.paged_write
-import tutti.nn.sequence_attention  # noqa: F401  (registers the operators)
+import tutti.nn.attention.paged_attention
+import tutti.nn.attention.paged_write
+import tutti.nn.attention.sequence_attention  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ir.step_graph import Call
-from tutti.nn.paged_attention import ROUNDED
+from tutti.nn.attention.paged_attention import ROUNDED
 from tutti.ops.registry import named, rules, shape_of
 
 ops = torch.ops.tutti

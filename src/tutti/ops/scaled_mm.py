@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-import tutti.nn.scaled_mm  # noqa: F401  (registers the operators)
+import tutti.nn.linear.scaled_mm  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import FLOPS, SECONDS
 from tutti.ir.step_graph import Call
-from tutti.nn.scaled_mm import block_of, format_of
+from tutti.nn.linear.scaled_mm import block_of, format_of
 from tutti.ops.registry import rules, shape_of
 
 ROUND_OPERAND, ROUND_BOTH = torch.ops.tutti.round_operand.default, torch.ops.tutti.round_both.default

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-import tutti.nn.slots  # noqa: F401  (registers the operators)
+import tutti.nn.experts.slots  # noqa: F401  (registers the operators)
 from tutti.ir.op_info import LOCAL
 from tutti.ir.step_graph import Call
 from tutti.ops.registry import operands, rules

@@ -81,7 +81,7 @@ class Plan:
         (`plan.tier`).
     batch_splits: number of parts of the batch that overlap computation and communication (`lower.variants.unroll`).
     overlap_chunks: number of parts of each region between collectives, for the same purpose (`lower.overlap.regions`).
-    matmul_dtype: format of the matrix products of layers (`nn.scaled_mm`); by default the model's dtype.
+    matmul_dtype: format of the matrix products of layers (`nn.linear.scaled_mm`); by default the model's dtype.
     reround: whether weights are rounded to that format in every microbatch, instead of once a step and kept
         (`lower.parts.weight_roundings`). They are in any case if `tiers` stores tensors elsewhere.
     node_size: neighbouring devices to whose node a token travels once on the way to its experts; 0 if it travels to

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MATMULS = {"fp8": "float8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # words of a plan's name -> formats of `nn.scaled_mm`
+MATMULS = {
+    "fp8": "float8",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}  # words of a plan's name -> formats of `nn.linear.scaled_mm`
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Variant:
         with these chunks, names of operators, `attention`, or `layers`.
     batch_splits: number of parts of the batch, one of which computes while another communicates
     (`lower.variants.unroll`).
-    matmul_dtype: the format of products of layers (`nn.scaled_mm`), "" for the model's own dtype.
+    matmul_dtype: the format of products of layers (`nn.linear.scaled_mm`), "" for the model's own dtype.
     """
 
     sequence_chunks: int = 1

@@ -15,9 +15,9 @@ from tutti.compress.experts import NAMES, Expert, ExpertLayers
 from tutti.compress.folder import Reader, stored_schemes
 from tutti.compress.formats import compressed_tensors as written
 from tutti.compress.modules import shapes, sharing_copy
-from tutti.nn.quantized_embedding import QuantizedEmbedding
-from tutti.nn.quantized_experts import QuantizedExperts, StackedLinear
-from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.experts.quantized_experts import QuantizedExperts, StackedLinear
+from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
 
 _log = logging.getLogger("tutti.serve")
 Stored = QuantizedLinear | QuantizedEmbedding | StackedLinear

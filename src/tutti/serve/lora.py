@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutti.nn.quantized_linear import QuantizedLinear
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
 from tutti.weight_files import opened
 
 KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.\w+)?\.weight")

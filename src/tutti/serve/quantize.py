@@ -11,9 +11,9 @@ from typing import Literal
 from torch import nn
 
 from tutti.compress.modules import sharing_copy
-from tutti.nn.linear_int4 import BLOCK
-from tutti.nn.quantized_linear import QuantizedLinear
-from tutti.nn.scheme import Scheme
+from tutti.nn.linear.linear_int4 import BLOCK
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
+from tutti.nn.quantized.scheme import Scheme
 
 Quantize = Literal["", "int8", "int4"]
 FACTOR = ".lora_"  # in the paths of factors of adapters

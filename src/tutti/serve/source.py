@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti import compat
-from tutti.nn.quantized_linear import dtype_of
+from tutti.nn.quantized.quantized_linear import dtype_of
 from tutti.serve.cache.attention import Cache
 from tutti.serve.cache.blocks import Digest
 from tutti.serve.cache.cross import write

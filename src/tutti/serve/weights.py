@@ -19,7 +19,7 @@ from tutti.exec.runtimes.relayout import Placed, move
 from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.exec.stores.tensor_store import TensorStore
 from tutti.exec.stores.weights import Wanted, load_weights, tensor_names
-from tutti.nn.quantized_linear import QuantizedLinear, quantized_layers
+from tutti.nn.quantized.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.plan.layouts.layout import devices
 from tutti.serve import compressed
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import fx
 
+import tutti.nn.attention.paged_write
+import tutti.nn.linear.linear_int8
+import tutti.nn.rows  # noqa: F401  (registers the operators)
 from tutti.exec.kernels import native
 from tutti.exec.kernels.codegen import generate
 from tutti.ir.spec import Spec
 from tutti.lower.memory.inplace import written
-from tutti.nn import linear_int8, paged_write, rows  # noqa: F401  (registers the operators)
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 

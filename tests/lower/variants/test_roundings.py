@@ -15,7 +15,7 @@ from tutti.lower.shard import shard
 from tutti.lower.variants.low_precision import in_low_precision
 from tutti.lower.variants.round_once import round_once
 from tutti.lower.variants.vary import vary
-from tutti.nn.scaled_mm import FORMATS
+from tutti.nn.linear.scaled_mm import FORMATS
 from tutti.ops.scaled_mm import ROUND_BOTH, ROUND_OPERAND, SCALED_MM
 from tutti.plan.planner import Planner
 from tutti.plan.search.recompute import made_by

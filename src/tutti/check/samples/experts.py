@@ -4,7 +4,7 @@ import torch
 
 from tutti.check.samples.sample import Draw, samples
 from tutti.nn.activation import ACTIVATIONS
-from tutti.nn.gate import CLAMPED
+from tutti.nn.experts.gate import CLAMPED
 
 ops = torch.ops.tutti
 

@@ -3,10 +3,10 @@
 import torch
 
 from tutti.check.samples.sample import Draw, samples
-from tutti.nn import linear_bits
-from tutti.nn.linear_int4 import pack
-from tutti.nn.quantized_linear import QuantizedLinear
-from tutti.nn.scheme import FLOAT8, Scheme, pack_bits
+from tutti.nn.linear import linear_bits
+from tutti.nn.linear.linear_int4 import pack
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
+from tutti.nn.quantized.scheme import FLOAT8, Scheme, pack_bits
 
 ops = torch.ops.tutti
 

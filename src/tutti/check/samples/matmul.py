@@ -2,9 +2,9 @@
 
 import torch
 
-import tutti.nn.ordered_mm  # noqa: F401  (registers the operator)
+import tutti.nn.linear.ordered_mm  # noqa: F401  (registers the operator)
 from tutti.check.samples.sample import Draw, samples
-from tutti.nn.scaled_mm import FORMATS, round_operand
+from tutti.nn.linear.scaled_mm import FORMATS, round_operand
 
 aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 import torch
 
 from tutti.check.samples.sample import Draw, samples
-from tutti.nn.paged_write import rounded
+from tutti.nn.attention.paged_write import rounded
 
 ops = torch.ops.tutti
 SLOTS, BLOCK = 24, 4

@@ -3,7 +3,7 @@
 import torch
 
 import tutti.nn.adam
-import tutti.nn.rounding  # noqa: F401  (registers the operators)
+import tutti.nn.quantized.rounding  # noqa: F401  (registers the operators)
 from tutti.check.samples.sample import Draw, samples
 
 ops = torch.ops.tutti

@@ -35,10 +35,10 @@ from torch import Tensor, nn
 
 from tutti.compress.experts import ExpertLayers, is_experts
 from tutti.compress.modules import shapes
-from tutti.nn.low_rank_linear import LowRankLinear, low_rank_layers
-from tutti.nn.quantized_embedding import QuantizedEmbedding, factor_of
-from tutti.nn.quantized_linear import QuantizedLinear
-from tutti.nn.scheme import (
+from tutti.nn.linear.low_rank_linear import LowRankLinear, low_rank_layers
+from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding, factor_of
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
+from tutti.nn.quantized.scheme import (
     BITS,
     SCALES,
     SHARED,

@@ -26,9 +26,9 @@ from tutti.compress.experts import ExpertLayers, is_experts
 from tutti.compress.formats import compressed_tensors, gguf_file, gguf_tokenizer
 from tutti.compress.formats.gguf_blocks import BY_NAME, BlockType, q4_0, q4_1, q8_0
 from tutti.compress.formats.gguf_file import File, Written
-from tutti.nn.quantized_embedding import QuantizedEmbedding
-from tutti.nn.quantized_linear import QuantizedLinear
-from tutti.nn.scheme import Parts, Scheme
+from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding
+from tutti.nn.quantized.quantized_linear import QuantizedLinear
+from tutti.nn.quantized.scheme import Parts, Scheme
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "mixtral": "llama",
             "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # fmt: skip

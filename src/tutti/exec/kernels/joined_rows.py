@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import fx
 
+import tutti.nn.rows_joined  # noqa: F401  (registers the operators)
 from tutti.ir.step_graph import replace_uses
 from tutti.lower.memory.aliasing import behind_views, root_of
 from tutti.lower.memory.inplace import written
-from tutti.nn import linears_rows, rows_joined  # noqa: F401  (registers the operators)
+from tutti.nn.linear import linears_rows
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 rotary_rows = ops.rotary_rows.default
 
 
 def use(graph: fx.Graph) -> None:
-    """Join calls of a graph that `tutti.nn.rows.use` and `tutti.nn.linear_rows.use` have changed, in place."""
+    """Join calls of a graph that `tutti.nn.rows.use` and `tutti.nn.linear.linear_rows.use` have changed, in place."""
     for node in graph.find_nodes(op="call_function", target=ops.norm_rows.default):
         _join_addition(graph, node)
     for node in graph.find_nodes(op="call_function", target=ops.paged_attention.default):

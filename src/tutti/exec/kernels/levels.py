@@ -25,7 +25,11 @@ from tutti.exec.stores.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
 from tutti.lower.overlap.regions import divide
 from tutti.lower.program import Program
-from tutti.nn import attention, experts_rows, linear_cross_entropy, linear_rows, linears_rows, rows
+from tutti.nn import rows
+from tutti.nn.attention import fused
+from tutti.nn.experts import experts_rows
+from tutti.nn.linear import linear_rows, linears_rows
+from tutti.nn.loss import linear_cross_entropy
 
 PAGED = torch.ops.tutti.paged_attention.default
 SEQUENCES = torch.ops.tutti.sequence_attention.default  # with the bits of paged attention
@@ -83,7 +87,7 @@ def _prepared(program: Program, level: str, engine: TransferEngine | None, budge
         first = min((before for _, before, _ in measured.values()), default=0)
         peaks = [(node.meta.get("label", ""), total - first) for node, (_, _, total) in measured.items()]
     if level != "O0":
-        attention.use(graph)
+        fused.use(graph)
         if on is CPU:
             linear_cross_entropy.use_kernels(graph)
     if on is CPU and any(graph.find_nodes(op="call_function", target=x) for x in (PAGED, SEQUENCES)):

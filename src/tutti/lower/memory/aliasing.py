@@ -12,8 +12,8 @@ from torch import fx
 from tutti.ir.costs import FREE
 from tutti.lower.memory.transfers import store
 from tutti.lower.shard import dense
-from tutti.nn import paged_write
 from tutti.nn.adam import IN_PLACE
+from tutti.nn.attention import paged_write
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-import tutti.nn.experts
+import tutti.nn.experts.experts
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti.ir.step_graph import Call
 

@@ -25,7 +25,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def in_low_precision(step: StepGraph, name: str) -> StepGraph:
-    """Convert the products of a step to a format of `nn.scaled_mm`. Raises ValueError if none can be converted."""
+    """Convert the products of a step to a format of `nn.linear.scaled_mm`. Raises ValueError if none can be
+    converted."""
     graph, mapping = copy_graph(step.graph)
     products, experts = _products(graph), _experts(graph)
     if not (products or experts):

@@ -1,7 +1,7 @@
 """Finds the experts of a model: parameters with one matrix per expert, and the operators that use them.
 
-Experts are recognized by their readers: the fused operator of `tutti.nn.experts`, or a batched product whose batch dim
-counts experts (with a capacity, between `dispatch` and `combine` of `tutti.nn.slots`).
+Experts are recognized by their readers: the fused operator of `tutti.nn.experts.experts`, or a batched product whose
+batch dim counts experts (with a capacity, between `dispatch` and `combine` of `tutti.nn.experts.slots`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import torch
 
-import tutti.nn.experts
-import tutti.nn.slots  # noqa: F401  (registers the operators)
+import tutti.nn.experts.experts
+import tutti.nn.experts.slots  # noqa: F401  (registers the operators)
 from tutti.hardware import Cluster
 from tutti.ir.step_graph import UPDATE
-from tutti.nn.route import expected_rows
+from tutti.nn.experts.route import expected_rows
 from tutti.plan.layouts.choice import Choices
 from tutti.plan.layouts.layout import Mesh, extent, inside_node
 from tutti.plan.layouts.problem import Edge, Operator, Problem

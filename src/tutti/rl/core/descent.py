@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tutti.nn.stored import stored
+from tutti.nn.quantized.stored import stored
 from tutti.rl.placement.ranks import mean_of_ranks
 
 State = dict[str, Tensor]

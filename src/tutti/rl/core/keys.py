@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tutti.nn import random
-from tutti.nn.stored import stored
+from tutti.nn.quantized.stored import stored
 
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # of the golden ratio, as a signed 64-bit word
 _MULTIPLIERS = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import tutti
-from tutti.nn.stored import stored
+from tutti.nn.quantized.stored import stored
 
 Step = Callable[..., Tensor]
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-import tutti.nn.paged_write
-import tutti.nn.sequence_attention  # noqa: F401  (registers the operators)
-from tutti.nn.paged_attention import row_size
+import tutti.nn.attention.paged_write
+import tutti.nn.attention.sequence_attention  # noqa: F401  (registers the operators)
+from tutti.nn.attention.paged_attention import row_size
 from tutti.serve.cache.families import own_forwards
 from tutti.serve.cache.rotary import by_span
 

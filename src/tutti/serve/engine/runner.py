@@ -24,8 +24,8 @@ from tutti.exec.runtimes.runtime import in_group, own_slice
 from tutti.exec.stores.large_pages import pack
 from tutti.ir.step_graph import OUTPUT
 from tutti.launch.heartbeat import HEARTBEAT
-from tutti.nn.paged_attention import DTYPES
-from tutti.nn.quantized_linear import dtype_of
+from tutti.nn.attention.paged_attention import DTYPES
+from tutti.nn.quantized.quantized_linear import dtype_of
 from tutti.plan.layouts.layout import devices
 from tutti.plan.layouts.roles import UndividedBatch
 from tutti.serve.cache.attention import Cache, CacheDtype, PagedStep, empty_cache, paging, slot_bytes

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tutti.api.function import function
 from tutti.exec.stores.tensor_store import Stored
-from tutti.nn.quantized_linear import dtype_of
+from tutti.nn.quantized.quantized_linear import dtype_of
 from tutti.serve.cache.rotary import pristine
 from tutti.serve.engine.request import Request
 from tutti.serve.engine.runner import Runner

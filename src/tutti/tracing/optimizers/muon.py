@@ -20,8 +20,8 @@ import math
 import torch
 from torch import Tensor
 
-import tutti.nn.rounding  # noqa: F401  (registers the operator)
-from tutti.nn.ordered_mm import ordered_mm
+import tutti.nn.quantized.rounding  # noqa: F401  (registers the operator)
+from tutti.nn.linear.ordered_mm import ordered_mm
 from tutti.tracing.optimizers.gradient import shrunk
 from tutti.tracing.optimizers.table import Group, State, register
 

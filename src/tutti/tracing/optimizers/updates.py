@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-import tutti.nn.rounding  # noqa: F401  (registers the operators)
+import tutti.nn.quantized.rounding  # noqa: F401  (registers the operators)
 from tutti.tracing.optimizers.lookup import check_options, rule_of
 from tutti.tracing.optimizers.marks import CENTRALIZE, EMA, EMA_DECAY, averaged, centralized
 from tutti.tracing.optimizers.precision import wide
@@ -22,8 +22,8 @@ def update(
         lr: 0-d float64.
         skip: 0-d float32. If it is 1, the results equal `param` and `state` bit for bit.
         scale: 0-d, at least float32; multiplies the gradient.
-        stochastic: update bfloat16 tensors in float32 and round them at random (`tutti.nn.rounding`), so that updates
-            smaller than the spacing of bfloat16 take effect on average. Not with masters.
+        stochastic: update bfloat16 tensors in float32 and round them at random (`tutti.nn.quantized.rounding`), so that
+            updates smaller than the spacing of bfloat16 take effect on average. Not with masters.
 
     If `state` has a "master", it is updated in float32 and the parameter is its rounding. A complex parameter is
     updated as the real tensor of its real and imaginary parts, as in torch. `centralize` and `ema_decay` of the group

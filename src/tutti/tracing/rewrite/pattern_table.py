@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tutti.nn.glu import glu
-from tutti.nn.linear_cross_entropy import linear_cross_entropy
+from tutti.nn.loss.linear_cross_entropy import linear_cross_entropy
 from tutti.nn.rms_norm import rms_norm, rms_norm_and_input
 from tutti.nn.rotary import rotary
 from tutti.tracing.rewrite.patterns import Pattern, check_pattern

@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-import tutti.nn.ctc
-import tutti.nn.grouped  # noqa: F401  (registers the operators)
 from tutti.tracing.rewrite.strided import in_order_of_memory
 
 aten, ops = torch.ops.aten, torch.ops.tutti

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-import tutti.nn.experts  # noqa: F401  (registers the operators)
+import tutti.nn.experts.experts  # noqa: F401  (registers the operators)
 from tutti.ir.step_graph import StepGraph
 
 ops = torch.ops.tutti

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import fx
 
-import tutti.nn.experts
+import tutti.nn.experts.experts
 import tutti.nn.lstm  # noqa: F401  (registers the operators)
 from tutti.ir.step_graph import Call
 
@@ -17,7 +17,7 @@ aten, ops = torch.ops.aten, torch.ops.tutti
 def without_workspaces(graph: fx.Graph) -> None:
     """Replace, in place, layers that save a workspace for their backward pass, and that pass, by ones that do not.
 
-    torch's fused LSTM layers: see `tutti.nn.lstm`. Experts: see `tutti.nn.experts`.
+    torch's fused LSTM layers: see `tutti.nn.lstm`. Experts: see `tutti.nn.experts.experts`.
     """
     node: Call
     for node in list(graph.nodes):

@@ -19,7 +19,7 @@ from types import CodeType
 
 import torch
 
-OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 LIBRARY = tuple(f"{OURS[0]}/{part}" for part in ("distributions/", "nn/", "functional.py"))  # Python that may branch
 MAX_EVALUATIONS = 1000  # evaluations of one condition
 

@@ -1,0 +1,1 @@
+"""Mixtures of experts: routers, slots, and products of the rows of each expert."""

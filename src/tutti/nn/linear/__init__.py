@@ -1,0 +1,1 @@
+"""Linear layers of few rows, of quantized weights, and in low precision."""

@@ -1,0 +1,1 @@
+"""Losses whose logits or alignments are never stored whole."""

@@ -1,0 +1,1 @@
+"""Modules with quantized weights, and the schemes that quantize them."""
