@@ -24,8 +24,8 @@ from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.memory.aliasing import WRITES
 from tutti.lower.memory.inplace import written
 from tutti.lower.memory.transfers import TRANSFERS
-from tutti.lower.memory.workspace import KEEPING
 from tutti.lower.overlap.order import contract
+from tutti.ops.workspaces import KEEPING
 
 SMALLEST = 3  # operators: smaller segments run faster than a call
 LAYER = 8  # operators of a layer that is worth a separate function

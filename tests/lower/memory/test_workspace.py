@@ -6,11 +6,15 @@ from torch import fx, nn
 
 import models
 import tutti
-from tutti.lower.memory.workspace import KEEPING, keep_workspaces
+from tutti.lower.memory.workspace import keep_workspaces
 from tutti.lower.shard import shard
 from tutti.nn import MoE
+from tutti.ops.workspaces import KEEPING, workspace_pairs
 from tutti.plan.layouts.choice import Choice
 from tutti.plan.plan import Plan
+from tutti.plan.planner import Planner
+from tutti.plan.textbook import parse_name
+from tutti.tracing.capture import capture
 
 ops = torch.ops.tutti
 X = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(0))
@@ -106,3 +110,18 @@ def test_nothing_is_kept_for_a_layer_that_is_recomputed():
         )
         kept[plan] = {n.target for n in step.program.graph.nodes} & KEEPING
     assert kept["dp2"] and kept["dp2xrecompute-attention"] == kept["dp2"] and not kept["dp2xrecompute"]
+
+
+@pytest.mark.parametrize("plan", ["dp2", "ep2", "tp2"])
+def test_planned_memory_includes_the_workspace(plan):
+    """A device keeps half of the rows of 2F numbers, one for each token and choice, whatever the axis splits."""
+    model, x = nn.Sequential(MoE(64, 512, 4, 2)), torch.randn(8, 16, 64)
+    step = capture(model, (x,), torch.optim.SGD(model.parameters(), lr=0.1),
+                   loss=lambda m, b: m(b[0])[0].square().mean())  # fmt: skip
+    ((forward, _, rule),) = workspace_pairs(step.graph)
+    size = rule.size(forward)
+    assert size == (8 * 16) * 2 * (2 * 512) * 4
+    planner = Planner(step, tutti.Cluster.parse("cpu:2"))
+    candidate = planner.textbook(parse_name(plan, 2))
+    cost = candidate.joint.costs(candidate.chosen)[forward.meta["label"]]
+    assert size / 2 <= cost.activations <= size / 2 + forward.meta["val"].bytes

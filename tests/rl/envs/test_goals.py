@@ -58,7 +58,7 @@ def test_batches_have_other_goals_and_their_rewards(name, env):
 
 
 def test_hindsight_needs_goals_and_returns_of_one_step():
-    with pytest.raises(ValueError, match=r"hindsight needs an environment with goals, .* and CartPole is none"):
+    with pytest.raises(ValueError, match=r"hindsight needs an environment with goals, .*; CartPole is none"):
         DQN("CartPole-v1", hindsight=4, level="eager")
     with pytest.raises(ValueError, match="n_step is 3; hindsight knows rewards of one step only"):
         DQN("BitFlip", hindsight=4, n_step=3, level="eager")

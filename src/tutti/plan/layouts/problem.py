@@ -23,6 +23,7 @@ from tutti.ir.spec import Spec
 from tutti.ir.step_graph import BACKWARD, UPDATE, Call, StepGraph
 from tutti.ops import operands, replicated, rule_of, source, specs
 from tutti.ops.rule import Rule
+from tutti.ops.workspaces import workspace_pairs
 from tutti.plan.layouts.choice import WHOLE, Position
 
 Tensor = tuple[str, int]  # label of the operator that makes it, and index of the output
@@ -40,6 +41,7 @@ class Operator:
     bytes: int
     node: Call = None  # one of the nodes; None for an input
     count: int = 0
+    workspace: int = 0  # bytes that a node's forward pass keeps for the backward pass beside its outputs, unsplit
 
     @cached_property
     def operands(self) -> list[Spec]:
@@ -194,6 +196,8 @@ def problem_of(step: StepGraph) -> Problem:
         operators[label].count += 1
         for i, x in enumerate(operands(node) if node.op == "call_function" else ()):
             edges[Edge(_tensor(x), label, i)] += 1
+    for forward, _, rule in workspace_pairs(step.graph):
+        operators[forward.meta["label"]].workspace = rule.size(forward)
     for name, node in step.outputs.items():
         if name in step.inputs:
             edges[Edge(_tensor(node), step.inputs[name].meta["label"], -1)] += 1

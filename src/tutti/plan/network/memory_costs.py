@@ -6,11 +6,13 @@ bytes[u,v][s,t] = bytes of the result of a move, kept or temporary
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
+from tutti.plan.layouts.layout import Mesh
 from tutti.plan.layouts.reshard_costs import Moves
 from tutti.plan.network.network import Network
 
@@ -55,6 +57,11 @@ class MemoryTables:
     def keep(self, table: dict[str, np.ndarray], name: str, size: int, layouts: np.ndarray) -> None:
         """Count `size` bytes in these layouts, one for each state of a variable."""
         table[name] = table.get(name, 0) + size / self.parts(layouts)
+
+    def keep_workspace(self, name: str, size: int, choices: Sequence[Collection[str]], mesh: Mesh) -> None:
+        """Count `size` bytes that the forward pass keeps, split over the axes of each state's choices."""
+        parts = np.array([prod(mesh[axis] for axis in axes) for axes in choices])
+        self.activations[name] = self.activations.get(name, 0) + size / parts
 
     def version(
         self, source: str, reader: str, saved: int, passing: int, produced: np.ndarray, read: np.ndarray

@@ -179,6 +179,8 @@ class ShardingProblem:
         self.network.add(o.label, self.compute_prices[key] * (o.count * self.runs.get(o.phase, 1)))
         if o.is_input:
             self.memory.keep(self.memory.inputs, o.label, o.count * o.outputs[0].bytes, options.outputs[0])
+        if o.workspace and self.pricer.whole:  # forward and backward pass are in one Program
+            self.memory.keep_workspace(o.label, o.count * o.workspace, options.choices, self.pricer.mesh)
 
     def tensor(self, tensor: Tensor, edges: list[Edge]) -> None:
         """Connect the maker of a tensor with all its readers."""

@@ -233,8 +233,10 @@ class Estimator:
             np.where(plans.attention, s.activations - s.scores, np.where(plans.again, s.boundaries, s.activations))
             for s in (o.layers, o.beside)
         )
+        one_program = (plans.devices == 1) & ~plans.again
+        workspaces, beside_workspaces = (np.where(one_program, s.workspaces, 0.0) for s in (o.layers, o.beside))
         # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
-        in_layers = rows * share * np.where(plans.again & (not inner.sp), inner.tp, 1) * saved
+        in_layers = rows * share * np.where(plans.again & (not inner.sp), inner.tp, 1) * (saved + workspaces)
         first, last = most_in_flight(plans)
         repeated = rows * (o.layers.activations - saved) / o.depth
         gathered = np.where(zero == 3, o.layers.params / o.depth, 0.0)  # a layer
@@ -243,7 +245,7 @@ class Estimator:
             "parameters": params * np.where(zero == 3, sharded, 1),
             "optimizer state": state * np.where(zero > 0, sharded, 1),
             "gradients": waits * params * np.where(zero > 1, sharded, 1),
-            "activations": np.maximum(first * in_layers, last * in_layers + rows * beside_saved),
+            "activations": np.maximum(first * in_layers, last * in_layers + rows * (beside_saved + beside_workspaces)),
             "temporaries": repeated + 2 * rows * o.largest + gathered,
         }
 

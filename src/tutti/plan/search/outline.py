@@ -8,6 +8,7 @@ recomputation from it in closed form.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import prod
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Sums:
     activations: bytes that the forward pass keeps for the backward pass; boundaries: the part kept even with
         recomputation of layers.
     attention: seconds of attention in the forward pass; scores: the part of `activations` that it makes.
+    workspaces: bytes that the forward pass also keeps if the backward pass is in the same Program (`ops.workspaces`).
     """
 
     forward: float = 0.0
@@ -44,6 +46,7 @@ class Sums:
     back: float = 0.0
     attention: float = 0.0
     scores: float = 0.0
+    workspaces: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
@@ -55,7 +58,8 @@ class Sums:
         share = (dense + sparse) / self.params if self.params else 0.0
         return Sums(self.forward / experts, self.backward / experts, self.update * share, dense + sparse, sparse,
                     self.state * share, self.activations / experts, self.boundaries / experts, self.sent / experts,
-                    self.back / experts, self.attention / experts, self.scores / experts)  # fmt: skip
+                    self.back / experts, self.attention / experts, self.scores / experts,
+                    self.workspaces / experts)  # fmt: skip
 
     def scaled(self, other: Sums, ideal: Sums) -> Sums:
         """Larger than the ideal as another total is than its own."""
@@ -153,6 +157,7 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
                 activations=activation_bytes,
                 boundaries=boundary,
                 scores=activation_bytes if label in attention else 0.0,
+                workspaces=count * o.workspace / prod(candidate.mesh[a] for a in candidate.chosen.choices[label]),
             )
             if o.phase == UPDATE:
                 own = replace(own, update=seconds)
