@@ -29,7 +29,7 @@ from tutti.tracing.rewrite.pattern_table import PATTERNS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-README_LINES, WORDS = 200, 2_000
+README_LINES, WORDS, GUIDE_WORDS = 200, 2_000, 1_500
 
 
 def name_of(path: Path) -> str:
@@ -120,6 +120,13 @@ def is_written(path: Path) -> bool:
 @pytest.mark.parametrize("page", [p for p in PAGES if is_written(p)], ids=name_of)
 def test_written_pages_are_short(page):
     assert len(page.read_text().split()) <= WORDS, f"split {name_of(page)}, or shorten it"
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "guide").glob("*.md")), ids=name_of)
+def test_guide_pages_are_read_in_one_sitting(page):
+    """Details that a first-time user does not need belong into pages of their own, the reference or the concepts."""
+    words = len(page.read_text().split())
+    assert words <= GUIDE_WORDS, f"{name_of(page)} has {words} words, more than {GUIDE_WORDS}: split or shorten it"
 
 
 def test_generated_pages_are_those_that_there_are():

@@ -24,7 +24,7 @@ def page() -> str:
         f"Costs follow from prices of a device hour, assumed in dollars: {shown}. A model that does not fit names the "
         "devices on which it does.\n\n"
         "`benchmarks/gallery.py` writes the results, one row at a time; `--sweep` and `--compare` of `tutti plan` "
-        "([sizing a cluster](guide/plans.md#size-a-cluster)) do the same for your models.\n\n## At a glance\n\n"
+        "([sizing a cluster](guide/sizing.md)) do the same for your models.\n\n## At a glance\n\n"
         "Throughput of a device, share of its peak, and the cost of a trillion tokens or a billion images.\n\n"
         + table(("model", *(f"`{cluster}`" for cluster in dict.fromkeys(row["cluster"] for row in rows))),
                 (_line(model, [row for row in rows if row["model"] == model]) for model in models))

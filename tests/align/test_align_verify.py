@@ -134,7 +134,7 @@ HOSTILE = {
 def test_code_that_means_harm_does_none(kind):
     code, expected = HOSTILE[kind]
     begin = time.monotonic()
-    patient = replace(SHORT, seconds=20)  # the machine may be busy while memory is taken
+    patient = replace(SHORT, seconds=20, cpu_seconds=20)  # the machine may be busy while memory is taken
     outcome = run(code, ["assert f(1) == 2"], patient if expected == "memory" else SHORT)
     assert outcome.kinds == [expected], outcome
     assert time.monotonic() - begin < 30 and len(outcome.output) <= SHORT.output_bytes
@@ -186,7 +186,7 @@ def test_without_namespaces(kind):
     """Limits hold, and code can begin no process."""
     code, expected = HOSTILE[kind]
     limits = Limits(seconds=2, cpu_seconds=1, memory_bytes=256 * 2**20, namespaces=False)
-    patient = replace(limits, seconds=20) if expected == "memory" else limits
+    patient = replace(limits, seconds=20, cpu_seconds=20) if expected == "memory" else limits
     assert run(code, ["assert f(1) == 2"], patient).kinds == [expected]
     assert "Errno 11" in run("import os; os.fork()", limits=limits).output
     watcher = run("import os; os.kill(os.getppid(), 9)", ["pass", "pass"], limits)
@@ -195,7 +195,7 @@ def test_without_namespaces(kind):
 
 @APART
 def test_unit_tests():
-    patient = replace(SHORT, seconds=20)  # the machine may be busy; a second of its time is enough
+    patient = replace(SHORT, seconds=20, cpu_seconds=20)  # the machine may be busy; a second of its time is enough
     good, bad = "Sure:\n```python\ndef f(x): return 2 * x\n```\nas\n```bash\nls\n```", "```\ndef f(x): return 4\n```"
     tests = ["assert f(2) == 4", "assert f(3) == 6"]
     reward = verify.unit_tests(limits=patient)

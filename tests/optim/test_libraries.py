@@ -103,6 +103,12 @@ CASES = [
 ]  # fmt: skip
 
 
+def test_every_optimizer_of_the_package_is_captured():
+    classes = {name: kind for name, kind in vars(tutti.optim).items() if isinstance(kind, type)}
+    optimizers = {name for name, kind in classes.items() if issubclass(kind, torch.optim.Optimizer)}
+    assert optimizers - {"Adam8bit"} <= set(CAPTURED)  # AdamW8bit's base class, with the same update
+
+
 @pytest.mark.parametrize(("name", "plan"), CASES)
 def test_plans_equal_the_eager_step(name, plan):
     _, found = captured(CAPTURED[name], plan)

@@ -203,8 +203,10 @@ def test_every_operator_of_every_model_is_proven(model_name, operators):
 
 def family(target: Any) -> str:
     """The page of an operator."""
-    (page,) = (page for page, (_, families) in PAGES.items() if FAMILIES[target] in families)
-    return page
+    for page, (_, families) in PAGES.items():
+        if FAMILIES[target] in families:
+            return page
+    raise ValueError(f"the samples in check/samples/{FAMILIES[target]}.py are on no page: add the file to PAGES")
 
 
 def pages(proven: dict[Any, RuleReport], operators: Callable[[str], list]) -> dict[str, str]:

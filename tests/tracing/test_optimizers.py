@@ -363,7 +363,9 @@ def test_unknown_optimizer_names_the_known():
         def __init__(self, params):
             super().__init__(params, {"lr": 0.1})
 
-    with pytest.raises(ValueError, match=r"Mine has no pure form; supported are ASGD, .* SGD. Add it with tutti\."):
+    with pytest.raises(
+        ValueError, match=r"Mine is unknown; supported are ASGD, .* SGD, .*tutti\.Lion.*\. Add it with tutti\."
+    ):
         check(one(Mine))
 
 

@@ -27,7 +27,8 @@ class OpInfo:
         In these three, negative positions count from the last operand, where optional ones come before.
     sends: what `local` communicates, for a `Cut`.
     work: (call, factor, outer, k) -> how much more than the mean the busiest of k ranks computes.
-    flops: floating-point operations of a call; a multiply-add counts two.
+    flops: floating-point operations of a call; a multiply-add counts two. Only of matrix products and attention: plans
+        split these, and their rate is that of the peak.
     seconds: (device, local call) -> seconds, if shapes and bytes alone do not determine them.
     workspace: bytes that the kernel allocates on a CPU while it runs, for an event of `analysis.replay`.
     """

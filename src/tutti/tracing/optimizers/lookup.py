@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from tutti import compat
 from tutti.tracing.optimizers.marks import check_marks
-from tutti.tracing.optimizers.table import TABLE, Group, Rule, rule_for
+from tutti.tracing.optimizers.table import NAMED, TABLE, Group, Rule, rule_for
 
 # Keys of a parameter group that select an implementation in torch and do not change the result.
 WITHOUT_EFFECT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
@@ -57,9 +57,10 @@ def find(optimizer: Optimizer) -> tuple[type[Optimizer], Rule]:
             return cls, rule
         if cls in REFUSED:
             raise ValueError(f"{kind.__name__} is not supported: {REFUSED[cls]}")
-    supported = ", ".join(sorted(cls.__name__ for cls in TABLE))
+    supported = ", ".join([*sorted(cls.__name__ for cls in TABLE), *sorted(NAMED)])
     raise ValueError(
-        f"optimizer {kind.__name__} has no pure form; supported are {supported}. Add it with tutti.register_optimizer"
+        f"the update of optimizer {kind.__name__} is unknown; supported are {supported}. "
+        "Add it with tutti.register_optimizer"
     )
 
 
@@ -77,7 +78,10 @@ def check_options(optimizer: Optimizer, group: Group) -> None:
             raise ValueError(f"{name}({key}={value!r}) is not supported; only {key}={rule.supports[key]!r} is")
         if key in optimizer.defaults and _reads(base, optimizer, key):
             options = ", ".join(sorted(rule.options))
-            raise ValueError(f"option {key} of {name} is not supported; supported are {options}")
+            raise ValueError(
+                f"option {key} of {name} is not supported; supported are {options or 'none'} "
+                "(`options` of tutti.register_optimizer)"
+            )
 
 
 def _reads(base: type[Optimizer], optimizer: Optimizer, key: str) -> bool:
