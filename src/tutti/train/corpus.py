@@ -21,6 +21,7 @@ from typing import Any
 from tutti.config.build import build
 from tutti.config.files import read
 from tutti.data.corpus import STEPS, Pipeline, Source, Step
+from tutti.train.values import NamedValues, Row
 
 _SECTIONS = ("corpus", "source", "step")
 
@@ -70,14 +71,14 @@ def size_of(value: Any, where: str) -> int:
         raise ValueError(f'{where} is {value!r}; give bytes, or a number and a unit such as "64 MB"') from None
 
 
-def _list(table: dict[str, Any], name: str, file: Path) -> list[dict[str, Any]]:
+def _list(table: NamedValues, name: str, file: Path) -> list[Row]:
     rows = table.get(name, [])
     if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
         raise ValueError(f"{file}: {name} is a list of sections: write [[{name}]] and its keys below")
     return rows
 
 
-def _step(row: dict[str, Any], place: int, file: Path) -> Step:
+def _step(row: Row, place: int, file: Path) -> Step:
     values = dict(row)
     kind = values.pop("type", None)
     if kind not in STEPS:

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from tutti.tracing.batch import Batch
+from tutti.train.values import Row
+
 NEVER = -1e4  # the logit of a class that a task does not have
 
 
@@ -48,7 +51,7 @@ class MultiTaskModel(nn.Module):
         return list(self.tasks).index(task)
 
     def forward(self, task: Tensor, labels: Tensor | None = None, num_items_in_batch: Tensor | None = None,
-                **inputs: Any) -> SequenceClassifierOutput:  # fmt: skip
+                **inputs: Batch) -> SequenceClassifierOutput:  # fmt: skip
         """task: number of each row's task, (rows,) int64. labels: (rows,) int64. Logits: (rows, most classes)."""
         said = self.body(**inputs)
         logits_of_tasks = []
@@ -88,7 +91,7 @@ def _classifier(model: PreTrainedModel, classes: int) -> Any:
     return AutoModelForSequenceClassification.from_config(config)
 
 
-def mixed(features: Mapping[str, Sequence[dict[str, Any]]], model: MultiTaskModel) -> list[dict[str, Any]]:
+def mixed(features: Mapping[str, Sequence[dict[str, Any]]], model: MultiTaskModel) -> list[Row]:
     """The features of all tasks, each with its task's number, as rows for a `tutti.Trainer`."""
     for name in features:
         if name not in model.tasks:

@@ -26,6 +26,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from tutti.train.tasks.text import stacked
 from tutti.train.trainer.trainer import Trainer
+from tutti.train.values import Outputs, Processor, Row
 
 MASK = "mask"
 
@@ -58,7 +59,7 @@ class Cloze:
         fields = string.Formatter().parse(self.pattern)
         return list(dict.fromkeys(name for _, name, _, _ in fields if name is not None and name != MASK))
 
-    def words(self, tokenizer: Any) -> Tensor:
+    def words(self, tokenizer: Processor) -> Tensor:
         """The tokens of words, (labels, words, masks) int64, padded with -1.
 
         Raises ValueError for a word that the tokenizer does not know.
@@ -86,8 +87,8 @@ class Cloze:
                 return i
         raise ValueError(f"{column} is {value!r}, and the verbalizer has words for {', '.join(map(str, labels))}")
 
-    def features(self, rows: Sequence[Mapping[str, Any]], tokenizer: Any,
-                 label: str | None = "label") -> list[dict[str, Any]]:  # fmt: skip
+    def features(self, rows: Sequence[Mapping[str, Any]], tokenizer: Processor,
+                 label: str | None = "label") -> list[Row]:  # fmt: skip
         """`input_ids`, `mask_positions` and, with a `label` column, `labels` of each row.
 
         Raises ValueError if a column does not exist or a pattern leaves no room for the text.
@@ -100,11 +101,11 @@ class Cloze:
                     raise ValueError(f"row {i} has no column {name!r}; it has {', '.join(row)}")
             ids = self._ids(row, tokenizer, masks, i)
             at = [k for k, token in enumerate(ids) if token == tokenizer.mask_token_id][-masks:]
-            feature: dict[str, Any] = {"input_ids": ids, "mask_positions": at}
+            feature: Row = {"input_ids": ids, "mask_positions": at}
             rows_of_features.append(feature | ({"labels": self.label(row, label)} if label else {}))
         return rows_of_features
 
-    def _ids(self, row: Mapping[str, Any], tokenizer: Any, masks: int, number: int) -> list[int]:
+    def _ids(self, row: Mapping[str, Any], tokenizer: Processor, masks: int, number: int) -> list[int]:
         values = {name: str(row[name]).replace(tokenizer.mask_token, "") for name in self.columns}
         filler = " ".join([tokenizer.mask_token] * masks)
         while True:
@@ -163,7 +164,7 @@ class PetResult:
 
 def pet(
     model: PreTrainedModel,
-    tokenizer: Any,
+    tokenizer: Processor,
     rows: Sequence[Mapping[str, Any]],
     unlabelled: Sequence[Mapping[str, Any]],
     clozes: Sequence[Cloze],
@@ -216,7 +217,7 @@ def pet(
     return PetResult(clozes, models, weights, classifier)
 
 
-def soft_cross_entropy(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
+def soft_cross_entropy(outputs: Outputs, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
     """Mean cross-entropy with probabilities of labels, (rows, labels)."""
     return nn.functional.cross_entropy(outputs.logits, labels)
 
@@ -232,7 +233,7 @@ def classifier_of(model: PreTrainedModel, labels: int) -> Any:
     return classifier
 
 
-def _encoded(rows: Sequence[Mapping[str, Any]], tokenizer: Any, text: str, length: int) -> list[list[int]]:
+def _encoded(rows: Sequence[Mapping[str, Any]], tokenizer: Processor, text: str, length: int) -> list[list[int]]:
     return tokenizer([str(row[text]) for row in rows], truncation=True, max_length=length)["input_ids"]
 
 
@@ -247,9 +248,9 @@ def _in(args: Any, folder: str) -> Any:
 class ClozeCollator:
     """Pad features of `Cloze.features` to the longest."""
 
-    tokenizer: Any
+    tokenizer: Processor
 
-    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, features: list[Row]) -> dict[str, Tensor]:
         batch = padded(features, self.tokenizer)
         batch["mask_positions"] = torch.tensor([x["mask_positions"] for x in features])
         if "labels" in features[0]:
@@ -261,13 +262,13 @@ class ClozeCollator:
 class SoftCollator:
     """Pad features with labels of any shape to the longest."""
 
-    tokenizer: Any
+    tokenizer: Processor
 
-    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, features: list[Row]) -> dict[str, Tensor]:
         return padded(features, self.tokenizer) | {"labels": torch.tensor([x["labels"] for x in features])}
 
 
-def padded(features: list[dict[str, Any]], tokenizer: Any) -> dict[str, Tensor]:
+def padded(features: list[Row], tokenizer: Processor) -> dict[str, Tensor]:
     """`input_ids` and `attention_mask`, padded on the right to the longest, (rows, tokens) int64."""
     rows = [x["input_ids"] for x in features]
     return {"input_ids": stacked(rows, tokenizer.pad_token_id),

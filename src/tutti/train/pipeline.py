@@ -12,8 +12,10 @@ from torch.utils import _pytree as pytree
 
 import tutti
 from tutti.exec.runtimes.runtime import cluster_of
+from tutti.tracing.batch import Batch
 from tutti.tracing.capture import device_of
 from tutti.train.trainer import batches, evaluation
+from tutti.train.values import NamedValues, Processor
 
 GENERATE = ("generation", "text2text", "summarization", "translation", "automatic-speech", "image-to-text",
             "image-text-to-text", "text-to-audio", "any-to-any")  # fmt: skip
@@ -45,7 +47,7 @@ def pipeline(
 class Distributed:
     """The forward pass of a model as a Function. It replaces `model.forward`."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, plan: Any, cluster: Any, level: str):
+    def __init__(self, model: nn.Module, tokenizer: Processor, plan: Any, cluster: Any, level: str):
         self.model, self.plain = model.eval(), model.forward
         self.options = {"plan": plan, "cluster": cluster, "level": level}
         config: Any = getattr(model, "config", None)
@@ -58,7 +60,7 @@ class Distributed:
         self.kinds: dict[tuple, type] = {}
         model.forward = self  # pyright: ignore[reportAttributeAccessIssue]
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, **inputs: Batch) -> Any:
         tensors = {key: x for key, x in inputs.items() if isinstance(x, Tensor)}
         others = {key: x for key, x in inputs.items() if not isinstance(x, Tensor)}
         rows = len(next(iter(tensors.values())))
@@ -74,7 +76,7 @@ class Distributed:
 
     def _forward(self, key: tuple, others: Mapping[str, Any]) -> Any:
         @torch.no_grad()
-        def forward(batch: dict[str, Tensor]) -> dict[str, Any]:
+        def forward(batch: dict[str, Tensor]) -> NamedValues:
             outputs = self.plain(**batch, **others)
             self.kinds[key] = type(outputs)
             return {name: x for name, x in outputs.items() if name != "past_key_values"}

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss, loss_with
 
 ITEMS = "num_items_in_batch"
@@ -80,7 +81,7 @@ def in_parts(loss: Loss, parts: int) -> Loss:
     concatenated along dim 0.
     """
 
-    def value(model: nn.Module, batch: Any) -> Any:
+    def value(model: nn.Module, batch: Batch) -> Any:
         if not model.training:
             return loss(model, batch)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -95,7 +96,7 @@ def in_parts(loss: Loss, parts: int) -> Loss:
     return value
 
 
-def divided(batch: Any, parts: int) -> list[Any]:
+def divided(batch: Batch, parts: int) -> list[Any]:
     """Equal parts of a batch along dim 0. Entries whose dim 0 is not the batch size are shared by all parts.
 
     The batch size is the size of dim 0 of the first tensor. Raises ValueError if it does not divide.

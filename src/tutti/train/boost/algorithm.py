@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.plan.plan import Plan
+from tutti.tracing.batch import Batch
+from tutti.train.values import NamedValues
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -28,7 +30,7 @@ class Algorithm:
     def acts(self) -> bool:
         return type(self).before is not Algorithm.before or type(self).after is not Algorithm.after
 
-    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss, steps: int | None = None) -> None:
+    def prepare_model(self, model: nn.Module, batch: Batch, loss: Loss, steps: int | None = None) -> None:
         """Change the model in place, before an optimizer is made of its parameters. Raises NothingToDo.
 
         steps: number of steps of the whole run, if it is known.
@@ -45,14 +47,14 @@ class Algorithm:
     def before(self, step: Any, number: int) -> None:
         """Called before a `tutti.Step` is trained. number: of steps done so far."""
 
-    def after(self, step: Any, batch: Any) -> None:
+    def after(self, step: Any, batch: Batch) -> None:
         """Called after a `tutti.Step` was trained on a batch, also if that raised an error."""
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> NamedValues:
         """Options of `tutti.parallelize` that it needs, unless they are given."""
         return {}
 
-    def replaced(self, step: Any, batch: Any, loss: Loss, options: Mapping[str, Any]) -> Any:
+    def replaced(self, step: Any, batch: Batch, loss: Loss, options: Mapping[str, Any]) -> Any:
         """The step that training calls, in place of a step made with these arguments."""
         return step
 
@@ -70,8 +72,8 @@ class Training(Protocol):
     def skipped(self) -> int: ...
     @property
     def plan(self) -> Plan: ...
-    def __call__(self, batch: Any) -> Tensor: ...
-    def evaluate(self, batch: Any) -> Tensor: ...
+    def __call__(self, batch: Batch) -> Tensor: ...
+    def evaluate(self, batch: Batch) -> Tensor: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def training_state(self) -> dict[str, Tensor]: ...
     def load_training_state(self, state: Mapping[str, Tensor]) -> None: ...
@@ -79,13 +81,13 @@ class Training(Protocol):
     def load(self, folder: Any) -> Any: ...
 
 
-def default_loss(model: nn.Module, batch: Any) -> Any:
+def default_loss(model: nn.Module, batch: Batch) -> Any:
     """The loss of `tutti.parallelize(..., loss=None)`: the model's output, or its `.loss`."""
     output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
 
 
-def loss_with(tensors: Mapping[str, Tensor], model: nn.Module, batch: Any, loss: Loss) -> Any:
+def loss_with(tensors: Mapping[str, Tensor], model: nn.Module, batch: Batch, loss: Loss) -> Any:
     """`loss(model, batch)` with these tensors, by name, in place of the model's parameters and buffers."""
     parameters = {f"model.{name}": x for name, x in tensors.items()}
     return torch.func.functional_call(_Bound(model, loss), parameters, (batch,))
@@ -98,5 +100,5 @@ class _Bound(nn.Module):
         super().__init__()
         self.model, self.of = model, loss
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch: Batch) -> Any:
         return self.of(self.model, batch)

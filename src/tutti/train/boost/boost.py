@@ -11,6 +11,7 @@ from torch import nn
 
 from tutti.api.parallelize import parallelize
 from tutti.api.step import Step
+from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, Training, default_loss
 from tutti.train.boost.levels import ALGORITHMS, LEVELS
 
@@ -63,7 +64,7 @@ class Boost:
         return cls({name: algorithms[name] for name in ALGORITHMS if name in algorithms})
 
     def prepare_model(
-        self, model: nn.Module, batch: Any, loss: Loss | None = None, steps: int | None = None
+        self, model: nn.Module, batch: Batch, loss: Loss | None = None, steps: int | None = None
     ) -> nn.Module:
         """Change a model in place, and return it. Call it before an optimizer is made of the parameters.
 
@@ -83,7 +84,7 @@ class Boost:
                 del self.algorithms[name]
         return model
 
-    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, **options: Any) -> Training:
+    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, **options: Any) -> Training:
         """A training step: a `tutti.Step`, or an object that passes everything but a call on to one.
 
         With dim_reduce, only what `Training` lists is left after the switch to the subspace.
@@ -112,7 +113,7 @@ class Boosted:
     def __init__(self, step: Step, algorithms: Iterable[Algorithm]):
         self.step, self._algorithms = step, list(algorithms)
 
-    def __call__(self, batch: Any) -> torch.Tensor:
+    def __call__(self, batch: Batch) -> torch.Tensor:
         """Train on a global batch. Returns the mean loss, a 0-d tensor."""
         try:
             for algorithm in self._algorithms:
@@ -143,7 +144,7 @@ def _with_metrics(names: Iterable[str]) -> Loss:
     if not wanted:
         return default_loss
 
-    def loss(model: nn.Module, batch: Any) -> Any:
+    def loss(model: nn.Module, batch: Batch) -> Any:
         output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
         fields = output if isinstance(output, Mapping) else vars(output)
         return fields["loss"], {name: fields[name] for name in wanted}

@@ -35,8 +35,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss, loss_with
 from tutti.train.boost.reduced import Reduced
+from tutti.train.values import NamedValues
 
 TRIES = 3  # of the line search
 EPSILON = 1e-20
@@ -72,14 +74,14 @@ class DimReduce(Algorithm):
             raise ValueError(f"rho={self.rho!r} and sigma={self.sigma!r} must be between 0 and 1, gamma={self.gamma!r} "
                              "at least 0 and less than 1")  # fmt: skip
 
-    def replaced(self, step: Any, batch: Any, loss: Loss, options: Any) -> Any:
+    def replaced(self, step: Any, batch: Batch, loss: Loss, options: Any) -> Any:
         return Reduced(step, self, batch, loss, options)
 
     def basis_of(self, copies: Sequence[Tensor]) -> Tensor:
         """The rows of P for copies of the weights, each of shape (number of weights,)."""
         return principal_components(torch.stack(list(copies)), self.components)
 
-    def first_state(self, basis: Sequence[Tensor]) -> dict[str, Any]:
+    def first_state(self, basis: Sequence[Tensor]) -> NamedValues:
         """The state of the first step in the subspace. basis: of each parameter, shape (k, *shape)."""
         k, like = self.components, basis[0]
         zeros = lambda *shape: like.new_zeros(shape)  # noqa: E731
@@ -92,7 +94,7 @@ class DimReduce(Algorithm):
             "momentum": [torch.zeros_like(x[0]) for x in basis],
         }
 
-    def update(self, state: dict[str, Any], model: nn.Module, batch: Any, loss: Loss) -> Tensor:
+    def update(self, state: NamedValues, model: nn.Module, batch: Batch, loss: Loss) -> Tensor:
         """One step: writes into the model's parameters and replaces tensors of `state`. Returns the loss."""
         params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         result = loss(model, batch)
@@ -124,7 +126,7 @@ class DimReduce(Algorithm):
                 p.add_(rate * moves[i] - self.alpha * rest)
         return value
 
-    def _inverse(self, state: dict[str, Any], q: Tensor) -> Tensor:
+    def _inverse(self, state: NamedValues, q: Tensor) -> Tensor:
         """The BFGS approximation of the inverse Hessian in the subspace."""
         old, s, y = state["inverse"], state["last_step"], q - state["last_gradient"]
         product = y @ s
@@ -136,7 +138,7 @@ class DimReduce(Algorithm):
         state["started"] = torch.ones_like(state["started"])
         return new
 
-    def _trial(self, model: nn.Module, batch: Any, loss: Loss, params: Mapping[str, Tensor], moves: list[Tensor],
+    def _trial(self, model: nn.Module, batch: Batch, loss: Loss, params: Mapping[str, Tensor], moves: list[Tensor],
                rho: float) -> Tensor:  # fmt: skip
         """The loss after a step of rho times the moves. Buffers (statistics of batch norms) do not see it."""
         buffers = {name: b.clone() for name, b in model.named_buffers()}

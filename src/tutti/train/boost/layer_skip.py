@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo
 
 
@@ -65,7 +66,7 @@ class LayerSkip(Algorithm):
         if self.patterns < 1 or self.stages < 1:
             raise ValueError(f"patterns={self.patterns!r} and stages={self.stages!r} must be at least 1")
 
-    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss, steps: int | None = None) -> None:
+    def prepare_model(self, model: nn.Module, batch: Batch, loss: Loss, steps: int | None = None) -> None:
         self.steps = self.steps or steps
         if not self.steps:
             raise NothingToDo("layer_skip needs the number of steps of the run, as in prepare_model(..., steps=1000)")
@@ -104,7 +105,7 @@ class LayerSkip(Algorithm):
         for i in self.skipped(number):
             self._layers[i].skipped = True  # pyright: ignore[reportArgumentType]
 
-    def after(self, step: Any, batch: Any) -> None:
+    def after(self, step: Any, batch: Batch) -> None:
         for layer in self._layers:
             layer.skipped = False  # pyright: ignore[reportArgumentType]
 
@@ -121,7 +122,7 @@ class _Skippable(nn.Module):
         return super().forward(x, *args, **kwargs)
 
 
-def layers_of(model: nn.Module, batch: Any, loss: Loss, who: str = "layer_skip") -> dict[nn.Module, bool]:
+def layers_of(model: nn.Module, batch: Batch, loss: Loss, who: str = "layer_skip") -> dict[nn.Module, bool]:
     """The modules of the longest list of layers that map a tensor to one of the same shape, and whether each returns it
     in a tuple. `loss(model, batch)` runs once. Raises NothingToDo, in the name of `who`, if there is no such list."""
     kinds: dict[nn.Module, bool] = {}

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, default_loss
 
 LEAST_LOSS = 1e-4
@@ -50,7 +51,7 @@ class LessBN(Algorithm):
     multiplier: float | None = None
     bias: bool = False
 
-    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss, steps: int | None = None) -> None:
+    def prepare_model(self, model: nn.Module, batch: Batch, loss: Loss, steps: int | None = None) -> None:
         norms = inner_norms(model, batch, loss)
         if not norms:
             raise NothingToDo(f"less_bn found no residual branch conv - BN - ReLU - conv - BN in "
@@ -88,7 +89,7 @@ def first_multiplier(classes: int) -> float:
     return (classes - 1) / classes * math.log((classes - 1) / LEAST_LOSS) if classes > 1 else 1.0
 
 
-def inner_norms(model: nn.Module, batch: Any, loss: Loss = default_loss) -> list[str]:
+def inner_norms(model: nn.Module, batch: Batch, loss: Loss = default_loss) -> list[str]:
     """Names of the batch norms inside of main branches of residual blocks, in the order of the model.
 
     `loss(model, batch)` runs once, in evaluation mode. The autograd graph of its value is searched for additions, and

@@ -9,8 +9,6 @@ grad_freeze, adasum and dim_reduce, which MindSpore has, are no part of them, si
 
 from __future__ import annotations
 
-from typing import Any
-
 from tutti.train.boost.adasum import AdaSum
 from tutti.train.boost.algorithm import Algorithm
 from tutti.train.boost.dim_reduce import DimReduce
@@ -18,6 +16,7 @@ from tutti.train.boost.grad_freeze import GradFreeze
 from tutti.train.boost.layer_skip import LayerSkip
 from tutti.train.boost.less_bn import LessBN
 from tutti.train.boost.loss_scale_group import LossScaleGroup
+from tutti.train.values import NamedValues
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "less_bn": LessBN,
@@ -28,7 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "dim_reduce": DimReduce,
 }
 
-LEVELS: dict[str, dict[str, dict[str, Any]]] = {
+LEVELS: dict[str, dict[str, NamedValues]] = {
     "O0": {},
     "O1": {"less_bn": {}, "layer_skip": {"until": 0.3}},
     "O2": {"less_bn": {}, "layer_skip": {"until": 0.4}},

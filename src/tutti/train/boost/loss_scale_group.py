@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss
 from tutti.train.boost.layer_skip import layers_of
+from tutti.train.values import NamedValues
 
 SCALES = "boost_loss_scales"  # a buffer of the model, float32 of shape (groups,)
 
@@ -58,7 +60,7 @@ class LossScaleGroup(Algorithm):
             raise ValueError(f"groups={self.groups!r}, interval={self.interval!r} and first={self.first!r} must be "
                              "positive")  # fmt: skip
 
-    def prepare_model(self, model: nn.Module, batch: Any, loss: Loss, steps: int | None = None) -> None:
+    def prepare_model(self, model: nn.Module, batch: Batch, loss: Loss, steps: int | None = None) -> None:
         layers = list(layers_of(model, batch, loss, "loss_scale_group"))
         if self.groups > len(layers):
             raise ValueError(
@@ -79,7 +81,7 @@ class LossScaleGroup(Algorithm):
         self._good = [0] * self.groups
 
     def loss(self, loss: Loss) -> Loss:
-        def scaled(model: nn.Module, batch: Any) -> Any:
+        def scaled(model: nn.Module, batch: Batch) -> Any:
             value = loss(model, batch)
             if isinstance(value, tuple):
                 return _Scale.apply(value[0], getattr(model, SCALES)[-1]), value[1]
@@ -87,10 +89,10 @@ class LossScaleGroup(Algorithm):
 
         return scaled
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> NamedValues:
         return {"max_nonfinite_steps": 20}
 
-    def after(self, step: Any, batch: Any) -> None:
+    def after(self, step: Any, batch: Batch) -> None:
         bad = [False] * self.groups
         if step.skipped > self._skipped:
             for name, gradient in step.gradients(batch).items():
@@ -111,7 +113,7 @@ class LossScaleGroup(Algorithm):
         step.store.place(f"buffer:{SCALES}", scales)
 
 
-def groups_of(model: nn.Module, batch: Any, loss: Loss, starts: list[nn.Module]) -> dict[str, int]:
+def groups_of(model: nn.Module, batch: Batch, loss: Loss, starts: list[nn.Module]) -> dict[str, int]:
     """The group of each parameter, by when its module runs. starts: the modules with which groups 1, 2, ... begin."""
     now, names = 0, {p: name for name, p in model.named_parameters()}
     groups: dict[str, int] = {}

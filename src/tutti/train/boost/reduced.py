@@ -14,6 +14,7 @@ from tutti.api.store import Store
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.peer_checkpoint import opened
 from tutti.plan.plan import Plan
+from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Loss
 
 OPTIONS = ("cluster", "plan", "level", "pins", "budget", "seed")  # those of `parallelize` that functions have
@@ -27,7 +28,7 @@ class Reduced:
     `step` is None afterwards.
     """
 
-    def __init__(self, step: Any, algorithm: Any, batch: Any, loss: Loss, options: Mapping[str, Any]):
+    def __init__(self, step: Any, algorithm: Any, batch: Batch, loss: Loss, options: Mapping[str, Any]):
         self.step: Any = step
         self.model, self.optimizer = step.model, step.optimizer
         self._algorithm, self._example, self._loss = algorithm, batch, loss
@@ -60,7 +61,7 @@ class Reduced:
         """The plan that runs, with its prediction."""
         return self.step.plan if self._train is None else self._train.plan
 
-    def __call__(self, batch: Any) -> Tensor:
+    def __call__(self, batch: Batch) -> Tensor:
         """Train on a global batch. Returns the mean loss, a 0-d tensor."""
         if self._train is not None:
             return self._train(batch)
@@ -84,19 +85,19 @@ class Reduced:
         algorithm, model, loss = self._algorithm, self.model, self._loss
         self.step, self._copies = None, []
 
-        def reduced_step(batch: Any) -> Tensor:
+        def reduced_step(batch: Batch) -> Tensor:
             return algorithm.update(state, model, batch, loss)
 
         self._train = function(reduced_step, self._example, store=self.store, **self._options)
 
-    def evaluate(self, batch: Any) -> Tensor:
+    def evaluate(self, batch: Batch) -> Tensor:
         """Compute the mean loss of a batch in evaluation mode, without an update. Returns a 0-d tensor."""
         if self.step is not None:
             return self.step.evaluate(batch)
         model, loss = self.model, self._loss
 
         @torch.no_grad()
-        def evaluation(batch: Any) -> Tensor:
+        def evaluation(batch: Batch) -> Tensor:
             result = loss(model, batch)
             return result[0] if isinstance(result, tuple) else result
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 
 from tutti.train.scores.classes import accuracy, f1
 from tutti.train.scores.text import bleu, perplexity, rouge
 from tutti.train.tasks.scores import IGNORED, arrays
+from tutti.train.values import Outputs, Processor
 
 METRICS = ("accuracy", "f1", "f1_macro", "perplexity", "bleu", "rouge")
 """Names of `compute_metrics`. `f1` is that of class 1; `rouge` gives rouge1, rouge2 and rougeL."""
 OF_TEXT = ("bleu", "rouge")
 
 
-def compute_metrics(names: Sequence[str], tokenizer: Any = None, shift: int = 0) -> Callable[[Any], dict[str, float]]:
+def compute_metrics(
+    names: Sequence[str], tokenizer: Processor = None, shift: int = 0
+) -> Callable[[Outputs], dict[str, float]]:
     """A function from a `transformers.EvalPrediction` to scores, for `Trainer(compute_metrics=...)`.
 
         Trainer(model, args, eval_dataset=rows, compute_metrics=compute_metrics(["accuracy", "f1_macro"]))
@@ -36,7 +38,7 @@ def compute_metrics(names: Sequence[str], tokenizer: Any = None, shift: int = 0)
         if name in OF_TEXT and tokenizer is None:
             raise ValueError(f"{name} compares texts: give the tokenizer")
 
-    def compute(prediction: Any) -> dict[str, float]:
+    def compute(prediction: Outputs) -> dict[str, float]:
         predictions, labels = arrays(prediction)
         if shift:
             predictions, labels = predictions[:, :-shift], labels[:, shift:]
@@ -48,7 +50,7 @@ def compute_metrics(names: Sequence[str], tokenizer: Any = None, shift: int = 0)
     return compute
 
 
-def _score(name: str, predictions: np.ndarray, labels: np.ndarray, tokenizer: Any) -> dict[str, float]:
+def _score(name: str, predictions: np.ndarray, labels: np.ndarray, tokenizer: Processor) -> dict[str, float]:
     if name == "accuracy":
         return {name: accuracy(predictions, labels)}
     if name in ("f1", "f1_macro"):
@@ -60,7 +62,7 @@ def _score(name: str, predictions: np.ndarray, labels: np.ndarray, tokenizer: An
     return {name: bleu(*texts)} if name == "bleu" else rouge(*texts)
 
 
-def decoded(tokens: np.ndarray, tokenizer: Any) -> list[str]:
+def decoded(tokens: np.ndarray, tokenizer: Processor) -> list[str]:
     """The text of each row of tokens; -100 is padding."""
     tokens = np.where(tokens == IGNORED, tokenizer.pad_token_id, tokens)
     return [text.strip() for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]

@@ -18,6 +18,7 @@ from tutti.checkpoint.model import load_model
 from tutti.data import bucket_lengths
 from tutti.models import register
 from tutti.train.scores.text import library
+from tutti.train.values import NamedValues
 
 NONE = -100
 
@@ -37,7 +38,7 @@ class Scorer:
         register(folder)
         self.model, self.tokenizer = load_model(Path(folder)), AutoTokenizer.from_pretrained(folder)
         self.batch, self.length = batch, length or getattr(self.model.config, "max_position_embeddings", 1024)
-        self.options: dict[str, Any] = {"cluster": cluster, "plan": plan, "level": level}
+        self.options: NamedValues = {"cluster": cluster, "plan": plan, "level": level}
         self.buckets = bucket_lengths(self.length)
         self._function: Any = None
 
@@ -196,7 +197,7 @@ class Answers:
 
 def run_harness(folder: str | Path, tasks: Sequence[str], tasks_from: str | Path | None = None,
                 few_shot: int | None = None, limit: int | None = None,
-                **options: Any) -> dict[str, dict[str, Any]]:  # fmt: skip
+                **options: Any) -> dict[str, NamedValues]:  # fmt: skip
     """Scores of lm-eval's tasks, task -> metric -> value.
 
     tasks_from: a folder of task files (YAML). Without it, lm-eval's own tasks, whose data it downloads.

@@ -21,6 +21,7 @@ from tutti.train.scores.text import bleu, rouge
 from tutti.train.tasks import get_task
 from tutti.train.trainer.arguments import TrainingArguments
 from tutti.train.trainer.trainer import Trainer
+from tutti.train.values import Outputs, Processor, Rows
 
 SHIFTS = {"causal-lm": 1, "fill-in-the-middle": 1}  # positions that a prediction stands before its label
 OF_TOKENS = ("causal-lm", "fill-in-the-middle", "masked-lm", "span-corruption", "seq2seq")
@@ -92,7 +93,7 @@ def score_folder(
 
 
 @torch.no_grad()
-def written(model: Any, tokenizer: Any, task: Any, rows: Any, batch: int, new_tokens: int) -> list[str]:
+def written(model: Any, tokenizer: Processor, task: Any, rows: Rows, batch: int, new_tokens: int) -> list[str]:
     """What an encoder-decoder writes, greedily, for the source of each row."""
     outputs: list[str] = []
     for begin in range(0, len(rows), batch):
@@ -105,7 +106,7 @@ def written(model: Any, tokenizer: Any, task: Any, rows: Any, batch: int, new_to
     return outputs
 
 
-def _best(logits: Any, labels: Any) -> Any:
+def _best(logits: Outputs, labels: Any) -> Any:
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(-1)
 
 

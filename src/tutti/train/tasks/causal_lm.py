@@ -18,6 +18,7 @@ from tutti.data.windows import Windows
 from tutti.train.tasks.scores import next_token_scores
 from tutti.train.tasks.task import Task, check_length, length_of, pad_id, padded
 from tutti.train.tasks.text import stacked, token_ids, with_mask
+from tutti.train.values import NamedValues, Outputs, Processor, Row, Rows
 
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # types of layers that keep no state
 LAYOUTS = ("windows", "packed", "padded")
@@ -51,18 +52,18 @@ class CausalLM(Task):
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")
 
-    def _check_texts(self, rows: Any) -> None:
+    def _check_texts(self, rows: Rows) -> None:
         if self.text in rows[0]:
             super()._check_texts(rows)
 
     def texts(self):
         return (self.text,)
 
-    def _check_columns(self, first: dict[str, Any]) -> None:
+    def _check_columns(self, first: Row) -> None:
         if not {"input_ids", "sequences"} & set(first):
             column(first, self.text, f"{self.name}: the dataset")
 
-    def _prepared(self, rows: Any, processor: Any) -> Any:
+    def _prepared(self, rows: Rows, processor: Processor) -> Any:
         if {"input_ids", "sequences"} & set(rows[0]):
             return rows
         length = length_of(self.length, processor)
@@ -73,7 +74,7 @@ class CausalLM(Task):
             return Windows(np.concatenate([np.asarray(row, np.int32) for row in ids]), length)
         return Packs([{"input_ids": piece} for piece in _pieces(ids, length)], length, self.window)
 
-    def _streamed(self, rows: StreamingSource, processor: Any) -> StreamingSource:
+    def _streamed(self, rows: StreamingSource, processor: Processor) -> StreamingSource:
         length = length_of(self.length, processor)
         if self.layout == "padded":
             return MappedStream(rows, _Cut(self, processor, length))
@@ -92,11 +93,11 @@ class CausalLM(Task):
         collated = {**with_mask(rows, processor), "labels": stacked(labels, -100, side)}
         return padded(collated, processor, self.buckets)
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` of the next token; `perplexity` if the predictions are logits."""
         return next_token_scores(prediction, shift=1)
 
-    def check(self, model: nn.Module, processor: Any, dataset: Any) -> None:
+    def check(self, model: nn.Module, processor: Processor, dataset: Rows) -> None:
         super().check(model, processor, dataset)
         check_length(self.length, model, processor)
         if self.layout == "packed":
@@ -136,10 +137,10 @@ class _Regroup:
     """Windows or packs of the texts of a shard."""
 
     task: CausalLM
-    processor: Any
+    processor: Processor
     length: int
 
-    def __call__(self, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def __call__(self, rows: Iterator[Row]) -> Iterator[Row]:
         ids = token_ids(self.processor, (row[self.task.text] for row in rows), end=True)
         if self.task.layout == "packed":
             pieces = _pieces(ids, self.length)
@@ -157,9 +158,9 @@ class _Regroup:
 @dataclass(frozen=True)
 class _Cut:
     task: CausalLM
-    processor: Any
+    processor: Processor
     length: int
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, row: Row) -> NamedValues:
         ids = next(token_ids(self.processor, iter([row[self.task.text]]), end=True))
         return {"input_ids": ids[: self.length]}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tutti.train.tasks.draw import generator
 from tutti.train.tasks.images import augmented, pixels
 from tutti.train.tasks.task import Task, length_of, padded
+from tutti.train.values import Outputs
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Contrastive(Task):
         text = padded(text, tokenizer, (limit,) if self.buckets is None else self.buckets)
         return {**text, "pixel_values": pixels(images, vision, self.size), "return_loss": True}
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` of the text that is nearest to an image, among the texts of its batch.
 
         predictions: logits_per_image (first), (rows, batch), batches one after the other.

@@ -27,6 +27,7 @@ from tutti.data.sources.source import needed
 from tutti.train.tasks.draw import generator
 from tutti.train.tasks.images import augmented, pixels
 from tutti.train.tasks.task import Task, check_class_labels, length_of
+from tutti.train.values import Processor
 
 PREDICTIONS = {"epsilon": "epsilon", "v": "v_prediction", "flow": "flow"}
 """Our names, and those of diffusers' schedulers."""
@@ -116,7 +117,7 @@ class Diffusion(Task):
             collated["input_ids"] = self.tokens(texts, processor)
         return collated
 
-    def tokens(self, texts: Sequence[str], processor: Any) -> Tensor:
+    def tokens(self, texts: Sequence[str], processor: Processor) -> Tensor:
         """Token ids, (texts, length) int64, padded to the full length."""
         tokenizer = getattr(processor, "tokenizer", processor)
         limit = length_of(self.length, tokenizer)
@@ -182,7 +183,7 @@ class Diffusion(Task):
         *,
         labels: Tensor | None = None,
         texts: Sequence[str] | None = None,
-        processor: Any = None,
+        processor: Processor = None,
         guidance: float = 1.0,
         scheduler: Any = None,
         seed: int = 0,

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tutti.data.rows import SAMPLE
+from tutti.train.values import Row
 
 
-def generator(seed: int, feature: dict[str, Any], content: Any) -> np.random.Generator:
+def generator(seed: int, feature: Row, content: Any) -> np.random.Generator:
     """The generator of a sample: of its `sample_index` if it has one, of `content` otherwise."""
     index = feature.get(SAMPLE)
     if index is not None:

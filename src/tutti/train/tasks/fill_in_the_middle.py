@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from tutti.train.tasks.draw import first_of, generator
 from tutti.train.tasks.scores import next_token_scores
 from tutti.train.tasks.task import Task, check_length, length_of, padded
 from tutti.train.tasks.text import stacked, with_mask
+from tutti.train.values import Outputs, Processor, Row
 
 TOKENS = (
     ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>"),
@@ -66,7 +66,7 @@ class FillInTheMiddle(Task):
         labels = stacked(rows, -100, getattr(processor, "padding_side", "right"))
         return padded({**with_mask(rows, processor), "labels": labels}, processor, self.buckets)
 
-    def rearranged(self, feature: dict[str, Any], processor: Any) -> list[int]:
+    def rearranged(self, feature: Row, processor: Processor) -> list[int]:
         """Token ids of a text, cut or not."""
         text = feature["text"]
         draw = generator(self.seed, feature, text)
@@ -88,7 +88,7 @@ class FillInTheMiddle(Task):
             return [prefix, suffix, *after, middle, *before, *between, processor.eos_token_id]
         return [prefix, *before, suffix, *after, middle, *between, processor.eos_token_id]
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` of the next token; `perplexity` if the predictions are logits."""
         return next_token_scores(prediction, shift=1)
 
@@ -100,7 +100,7 @@ class FillInTheMiddle(Task):
             raise ValueError("the tokenizer has no end-of-text token; set tokenizer.eos_token")
 
 
-def markers(tokenizer: Any) -> tuple[int, int, int]:
+def markers(tokenizer: Processor) -> tuple[int, int, int]:
     """Ids of the prefix, middle and suffix tokens. Raises ValueError if the tokenizer lacks one."""
     vocabulary = tokenizer.get_vocab()
     tokens = [first_of(names, vocabulary) for names in TOKENS]
@@ -113,5 +113,5 @@ def markers(tokenizer: Any) -> tuple[int, int, int]:
     return tuple(tokens)  # pyright: ignore[reportReturnType]
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
+def _ids(tokenizer: Processor, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if text else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from tutti.train.tasks.draw import generator
 from tutti.train.tasks.images import augmented, pixels
 from tutti.train.tasks.scores import arrays, class_scores
 from tutti.train.tasks.task import Task, check_class_labels, classes_of
+from tutti.train.values import Outputs
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ImageClassification(Task):
         labels = torch.tensor([f["labels"] for f in features])
         return {"pixel_values": pixels(images, processor, self.size), "labels": labels}
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` and `f1` (mean over classes)."""
         predictions, labels = arrays(prediction)
         return class_scores(predictions.argmax(-1) if predictions.ndim == 2 else predictions, labels)

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.train.values import Processor
 
-def pixels(images: list[Any], processor: Any, size: int | None = None) -> Tensor:
+
+def pixels(images: list[Any], processor: Processor, size: int | None = None) -> Tensor:
     """pixel_values of some images, (batch, channels, height, width) float32.
 
     images: images of PIL, or uint8 arrays (height, width, channels).

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -13,6 +12,7 @@ from tutti.train.tasks.draw import generator
 from tutti.train.tasks.scores import next_token_scores
 from tutti.train.tasks.task import Task, check_length, length_of, padded
 from tutti.train.tasks.text import stacked, with_mask
+from tutti.train.values import Outputs, Processor, Row, Rows
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class MaskedLM(Task):
         labels = stacked([labels.tolist() for _, labels in masked], -100, side)
         return padded({**with_mask(rows, processor), "labels": labels}, processor, self.buckets)
 
-    def masked(self, feature: dict[str, Any], processor: Any) -> tuple[np.ndarray, np.ndarray]:
+    def masked(self, feature: Row, processor: Processor) -> tuple[np.ndarray, np.ndarray]:
         """(input_ids, labels) of a feature, (length,) int64 each."""
         if processor.mask_token_id is None:
             raise ValueError("the tokenizer has no mask token; set tokenizer.mask_token")
@@ -100,11 +100,11 @@ class MaskedLM(Task):
         ids[chosen[replaced]] = others[replaced]
         return ids, labels
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` at chosen tokens; `perplexity` if the predictions are logits."""
         return next_token_scores(prediction, shift=0)
 
-    def check(self, model: nn.Module, processor: Any, dataset: Any) -> None:
+    def check(self, model: nn.Module, processor: Processor, dataset: Rows) -> None:
         super().check(model, processor, dataset)
         check_length(self.length, model, processor)
         if processor.mask_token_id is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tutti.data.rows import BadRow
 from tutti.train.tasks.scores import arrays
 from tutti.train.tasks.task import Task, check_length, labels_of, length_of, padded, without_index
+from tutti.train.values import Outputs
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class MultipleChoice(Task):
         collated = DataCollatorForMultipleChoice(processor, return_tensors="pt")(without_index(features))
         return padded(collated, processor, self.buckets)
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` of the choice."""
         predictions, labels = arrays(prediction)
         return {

@@ -13,6 +13,7 @@ import numpy as np
 from tutti.data.rows import BadRow
 from tutti.data.sources.source import Regrouped
 from tutti.train.tasks.task import Task, check_length, labels_of, length_of, padded, without_index
+from tutti.train.values import Outputs, Processor, Row, Rows
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class QuestionAnswering(Task):
     def _streamed(self, rows, processor):
         return Regrouped(rows, _Windows(self, processor))
 
-    def windows(self, row: dict[str, Any], processor: Any, number: int = 0) -> list[dict[str, Any]]:
+    def windows(self, row: Row, processor: Processor, number: int = 0) -> list[Row]:
         """The features of a row, one for each window. Each notes the `number` of its row."""
         length = length_of(self.length, processor)
         encoded = processor(
@@ -90,7 +91,7 @@ class QuestionAnswering(Task):
         collated = DataCollatorWithPadding(processor, return_tensors="pt")(plain)
         return padded(collated, processor, self.buckets)
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """The scores of windows: `exact` (start and end right) and `f1` of their tokens.
 
         predictions: (start logits, end logits), each (windows, length); label_ids: (starts, ends).
@@ -105,7 +106,7 @@ class QuestionAnswering(Task):
             scores.append(2 * both / (b - a + 1 + d - c + 1))
         return {"exact": float(np.mean(exact)), "f1": float(np.mean(scores))}
 
-    def answers_of(self, rows: Any, features: Sequence[dict[str, Any]], start: Any, end: Any) -> list[str]:
+    def answers_of(self, rows: Rows, features: Sequence[dict[str, Any]], start: Any, end: Any) -> list[str]:
         """The answer to each row's question: the best span of all its windows, "" if pointing to the first token scores
         more in every window.
 
@@ -140,9 +141,9 @@ class _Windows:
     """The windows of the rows of a shard."""
 
     task: QuestionAnswering
-    processor: Any
+    processor: Processor
 
-    def __call__(self, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def __call__(self, rows: Iterator[Row]) -> Iterator[Row]:
         return (f for i, row in enumerate(rows) for f in self.task.windows(row, self.processor, i))
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+
+from tutti.train.values import Outputs
 
 IGNORED = -100
 
 
-def arrays(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
+def arrays(prediction: Outputs) -> tuple[np.ndarray, np.ndarray]:
     """The predictions (the first, if a model has several outputs) and labels of an EvalPrediction."""
     predictions = prediction.predictions
     if isinstance(predictions, tuple | list):
@@ -21,7 +22,7 @@ def arrays(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(predictions), np.asarray(labels)
 
 
-def next_token_scores(prediction: Any, shift: int) -> dict[str, float]:
+def next_token_scores(prediction: Outputs, shift: int) -> dict[str, float]:
     """Accuracy over labels that are not -100, and perplexity if predictions are logits (rows, length, vocabulary).
 
     shift: how many positions before its label a prediction stands.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tutti.train.tasks.scores import next_token_scores
 from tutti.train.tasks.task import Task, length_of, padded, without_index
+from tutti.train.values import Outputs
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,6 @@ class Seq2Seq(Task):
         collated = DataCollatorForSeq2Seq(processor, return_tensors="pt")(without_index(features))
         return padded(collated, processor, self.buckets)
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` of the target's tokens, given those before; `perplexity` if the predictions are logits."""
         return next_token_scores(prediction, shift=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tutti.train.tasks.task import (
     padded,
     without_index,
 )
+from tutti.train.values import Outputs
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SequenceClassification(Task):
         collated = DataCollatorWithPadding(processor, return_tensors="pt")(without_index(features))
         return padded(collated, processor, self.buckets)
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` and `f1` (mean over classes).
 
         Of several labels a row: `accuracy`, `f1` and `f1_macro` of `multi_label_scores`. Of numbers: `mse`, `pearson`.

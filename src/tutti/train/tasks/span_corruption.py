@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from tutti.train.tasks.draw import composition, generator
 from tutti.train.tasks.scores import next_token_scores
 from tutti.train.tasks.task import Task, length_of, padded
 from tutti.train.tasks.text import stacked, with_mask
+from tutti.train.values import Outputs, Processor, Row
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SpanCorruption(Task):
         collated = {**with_mask([a for a, _ in pairs], processor), "labels": stacked([b for _, b in pairs], -100)}
         return padded(collated, processor, self.buckets)
 
-    def corrupted(self, feature: dict[str, Any], processor: Any) -> tuple[list[int], list[int]]:
+    def corrupted(self, feature: Row, processor: Processor) -> tuple[list[int], list[int]]:
         """(input, label) token ids of a feature, both with an end."""
         ids = list(feature["input_ids"])
         end = [processor.eos_token_id] if processor.eos_token_id is not None else []
@@ -88,7 +88,7 @@ class SpanCorruption(Task):
         starts = np.cumsum(gaps) + np.concatenate([[0], np.cumsum(lengths)[:-1]])
         return starts.tolist(), lengths.tolist()
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` of the label's tokens; `perplexity` if the predictions are logits."""
         return next_token_scores(prediction, shift=0)
 
@@ -97,7 +97,7 @@ class SpanCorruption(Task):
         sentinels_of(processor)
 
 
-def sentinels_of(tokenizer: Any) -> list[int]:
+def sentinels_of(tokenizer: Processor) -> list[int]:
     """Ids of `<extra_id_0>`, `<extra_id_1>`, ... Raises ValueError if there are none."""
     vocabulary = tokenizer.get_added_vocab()
     if "<extra_id_0>" not in vocabulary:

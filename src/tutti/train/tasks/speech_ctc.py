@@ -16,6 +16,7 @@ from tutti.data.rows import BadRow
 from tutti.train.tasks.scores import IGNORED, arrays
 from tutti.train.tasks.task import Task
 from tutti.train.tasks.text import stacked
+from tutti.train.values import Outputs, Processor
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class SpeechCTC(Task):
         beyond = torch.arange(logits.shape[1], device=logits.device) >= frames[:, None]
         return {"logits": logits.masked_fill(beyond[..., None], IGNORED)}
 
-    def decoded(self, logits: Any, processor: Any) -> list[str]:
+    def decoded(self, logits: Outputs, processor: Processor) -> list[str]:
         """The text of the most likely label of each frame, repetitions and blanks removed."""
         return processor.tokenizer.batch_decode(self._paths(np.asarray(logits)))
 
@@ -100,7 +101,7 @@ class SpeechCTC(Task):
         """The most likely label of each frame, blank where there is no audio."""
         return np.where((logits == IGNORED).all(-1), self.blank, logits.argmax(-1))
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`token_error_rate`: edits between the best path's tokens and the labels, for each token of the labels."""
         predictions, labels = arrays(prediction)
         paths = self._paths(predictions) if predictions.ndim == 3 else predictions

@@ -14,6 +14,8 @@ from tutti.data.buckets import pad_to_bucket
 from tutti.data.rows import SAMPLE, BadRow, Mapped, no_column
 from tutti.data.sources.open import open_source
 from tutti.data.sources.source import MappedStream, StreamingSource
+from tutti.tracing.batch import Batch
+from tutti.train.values import Outputs, Processor, Row, Rows
 
 Feature = dict[str, Any]
 Collator = Callable[[list[Feature]], dict[str, Tensor]]
@@ -53,7 +55,7 @@ class Task:
 
     # -- what a trainer calls ------------------------------------------------------------------------------------
 
-    def prepare(self, rows: Any, processor: Any, **options: Any) -> Any:
+    def prepare(self, rows: Rows, processor: Processor, **options: Any) -> Any:
         """Features of the rows: a sequence of dicts, to be read by the collator; a streaming source of a streaming one.
 
         rows: a `tutti.data` source, a `datasets.Dataset`, or a list of dicts.
@@ -68,15 +70,15 @@ class Task:
         task._check_rows(rows)
         return task._prepared(rows, processor)
 
-    def collator(self, processor: Any, **options: Any) -> Collator:
+    def collator(self, processor: Processor, **options: Any) -> Collator:
         """A function from a list of features to a batch of tensors. It can be pickled."""
         return Collate(self.but(**options), processor)
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """Scores of a `transformers.EvalPrediction` (arrays `predictions` and `label_ids`)."""
         return {}
 
-    def fitted(self, model: nn.Module, processor: Any) -> Self:
+    def fitted(self, model: nn.Module, processor: Processor) -> Self:
         """The task with options that it takes from the model, where none are given."""
         return self
 
@@ -84,7 +86,7 @@ class Task:
         """Named predictions for `metrics`, of a task that has its own `loss`. By default there are none."""
         return {}
 
-    def check(self, model: nn.Module, processor: Any, dataset: Any) -> None:
+    def check(self, model: nn.Module, processor: Processor, dataset: Rows) -> None:
         """Raise ValueError if the model, the processor or the raw rows do not fit this task."""
         self._check_model(model)
         self._check_processor(model, processor)
@@ -105,23 +107,23 @@ class Task:
         """Columns whose values must be texts."""
         return ()
 
-    def feature(self, row: dict[str, Any], processor: Any) -> Feature:
+    def feature(self, row: Row, processor: Processor) -> Feature:
         """The feature of a row, where a row makes one feature."""
         raise NotImplementedError(f"{type(self).__name__}.feature")
 
-    def batch(self, features: list[Feature], processor: Any) -> dict[str, Tensor]:
+    def batch(self, features: list[Feature], processor: Processor) -> dict[str, Tensor]:
         """The batch of some features."""
         raise NotImplementedError(f"{type(self).__name__}.batch")
 
-    def _prepared(self, rows: Any, processor: Any) -> Any:
+    def _prepared(self, rows: Rows, processor: Processor) -> Any:
         return Mapped(rows, Featured(self, processor))
 
-    def _streamed(self, rows: StreamingSource, processor: Any) -> StreamingSource:
+    def _streamed(self, rows: StreamingSource, processor: Processor) -> StreamingSource:
         return MappedStream(rows, Featured(self, processor))
 
     # -- checks --------------------------------------------------------------------------------------------------
 
-    def _check_rows(self, rows: Any) -> None:
+    def _check_rows(self, rows: Rows) -> None:
         if not hasattr(rows, "__len__"):
             raise ValueError(
                 f"{self.name} reads rows by index, and {type(rows).__name__} has no length; "
@@ -139,7 +141,7 @@ class Task:
             raise ValueError(f"{self.name}: the dataset is empty")
         self._check_columns(first)
 
-    def _check_columns(self, first: dict[str, Any]) -> None:
+    def _check_columns(self, first: Row) -> None:
         for name in self.columns():
             if name not in first:
                 raise ValueError(f"{self.name}: {no_column(name, list(first), 'the dataset')}")
@@ -158,7 +160,7 @@ class Task:
         remedy = f"use {wanted}" if wanted else f"models of type {inner.config.model_type!r} have none for this task"
         raise ValueError(f"{kind} does not fit {self.name}, whose models are of {self.model_class}; {remedy}")
 
-    def _check_processor(self, model: nn.Module, processor: Any) -> None:
+    def _check_processor(self, model: nn.Module, processor: Processor) -> None:
         """Raise ValueError if a tokenizer has more tokens than the model's embedding."""
         config = getattr(model, "config", None)
         size = getattr(config, "vocab_size", None)
@@ -168,14 +170,14 @@ class Task:
                 f"call model.resize_token_embeddings({len(processor)})"
             )
 
-    def _check_texts(self, rows: Any) -> None:
+    def _check_texts(self, rows: Rows) -> None:
         """Raise BadRow for a value that is not a text."""
         for column in self.texts():
             for where, value in labels_of(rows, column):
                 if not isinstance(value, str):
                     raise BadRow(f"{where}: {column} is {value!r}, not a text; fill it in, or leave the row out")
 
-    def _check_labels(self, model: nn.Module, rows: Any) -> None:
+    def _check_labels(self, model: nn.Module, rows: Rows) -> None:
         """Raise ValueError for labels that the model has no output for."""
 
 
@@ -184,9 +186,9 @@ class Featured:
     """`task.feature` with its processor."""
 
     task: Task
-    processor: Any
+    processor: Processor
 
-    def __call__(self, row: dict[str, Any]) -> Feature:
+    def __call__(self, row: Row) -> Feature:
         return self.task.feature(row, self.processor)
 
 
@@ -195,7 +197,7 @@ class Collate:
     """`task.batch` with its processor."""
 
     task: Task
-    processor: Any
+    processor: Processor
 
     def __call__(self, features: list[Feature]) -> dict[str, Tensor]:
         if not features:
@@ -223,7 +225,7 @@ def without_index(features: Sequence[Feature]) -> list[Feature]:
     return [{k: v for k, v in f.items() if k != SAMPLE} for f in features]
 
 
-def padded(batch: Any, processor: Any, buckets: Sequence[int] | None) -> dict[str, Tensor]:
+def padded(batch: Batch, processor: Processor, buckets: Sequence[int] | None) -> dict[str, Tensor]:
     """A batch of text at the next of the buckets; unchanged if there are none."""
     batch = dict(batch)
     if buckets is None:
@@ -232,14 +234,14 @@ def padded(batch: Any, processor: Any, buckets: Sequence[int] | None) -> dict[st
     return pad_to_bucket(batch, buckets, pad_id=pad_id(processor), side=side)
 
 
-def pad_id(tokenizer: Any) -> int:
+def pad_id(tokenizer: Processor) -> int:
     """The padding token's id. Raises ValueError if the tokenizer has none."""
     if tokenizer.pad_token_id is None:
         raise ValueError("the tokenizer has no padding token; set tokenizer.pad_token = tokenizer.eos_token")
     return tokenizer.pad_token_id
 
 
-def length_of(length: int | None, tokenizer: Any) -> int:
+def length_of(length: int | None, tokenizer: Processor) -> int:
     """The option, or the tokenizer's maximum. Raises ValueError if neither is known."""
     if length is not None:
         if length < 1:
@@ -250,7 +252,7 @@ def length_of(length: int | None, tokenizer: Any) -> int:
     return tokenizer.model_max_length
 
 
-def check_length(length: int | None, model: nn.Module, processor: Any) -> None:
+def check_length(length: int | None, model: nn.Module, processor: Processor) -> None:
     """Raise ValueError if sequences are longer than the model's positions."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     tokens = length
@@ -260,7 +262,7 @@ def check_length(length: int | None, model: nn.Module, processor: Any) -> None:
         raise ValueError(f"sequences of {tokens} tokens are longer than the model's {limit} positions; lower length")
 
 
-def labels_of(rows: Any, name: str) -> Iterator[tuple[str, Any]]:
+def labels_of(rows: Rows, name: str) -> Iterator[tuple[str, Any]]:
     """(name of the row, label) of the first rows."""
     source = open_source(rows)
     for i, value in enumerate(source.cells(name, CHECKED)):
@@ -272,7 +274,7 @@ def classes_of(model: nn.Module) -> int | None:
     return getattr(getattr(model, "config", None), "num_labels", None)
 
 
-def check_class_labels(rows: Any, name: str, count: int | None, ignored: int | None = None) -> None:
+def check_class_labels(rows: Rows, name: str, count: int | None, ignored: int | None = None) -> None:
     """Raise ValueError if a label (or one of a list of labels) is not an integer in [0, count)."""
     if count is None:
         return

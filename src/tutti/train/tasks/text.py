@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.train.values import Processor
+
 CHUNK = 256  # texts that are tokenized together
 
 
-def token_ids(tokenizer: Any, texts: Iterator[str], end: bool) -> Iterator[list[int]]:
+def token_ids(tokenizer: Processor, texts: Iterator[str], end: bool) -> Iterator[list[int]]:
     """Token ids of each text without special tokens; if `end`, between the tokens that begin and end a text.
 
     A text begins with the tokenizer's begin token if the tokenizer itself puts it there, as that of Llama does.
@@ -46,7 +47,7 @@ def stacked(rows: Sequence[Sequence[int]], fill: int, side: str = "right") -> Te
     return torch.from_numpy(filled)
 
 
-def with_mask(rows: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, Tensor]:
+def with_mask(rows: Sequence[Sequence[int]], tokenizer: Processor) -> dict[str, Tensor]:
     """input_ids and attention_mask of some sequences."""
     from tutti.train.tasks.task import pad_id
 

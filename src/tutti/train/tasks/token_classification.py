@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tutti.data.rows import BadRow
 from tutti.train.tasks.scores import IGNORED, arrays, class_scores, entity_scores
 from tutti.train.tasks.task import Task, check_class_labels, check_length, classes_of, length_of, padded, without_index
+from tutti.train.values import Outputs
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TokenClassification(Task):
         collated = DataCollatorForTokenClassification(processor, return_tensors="pt")(without_index(features))
         return padded(collated, processor, self.buckets)
 
-    def metrics(self, prediction: Any) -> dict[str, float]:
+    def metrics(self, prediction: Outputs) -> dict[str, float]:
         """`accuracy` and `f1` (mean over classes) of the tokens that have a label.
 
         With `names` also `entity_precision`, `entity_recall` and `entity_f1`: an entity is right if its type, its first

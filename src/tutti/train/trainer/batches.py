@@ -20,6 +20,7 @@ from transformers.utils.import_utils import is_datasets_available
 
 from tutti.data.buckets import PADDED, bucket
 from tutti.train.trainer.arguments import rows_of_evaluation, rows_of_microbatch, seed_of_data
+from tutti.train.values import NamedValues, Rows
 
 
 class Order:
@@ -28,7 +29,7 @@ class Order:
     first: microbatches to leave out at the beginning of the next epoch that is read.
     """
 
-    def __init__(self, dataset: Any, args: transformers.TrainingArguments, model_input: str | None):
+    def __init__(self, dataset: Rows, args: transformers.TrainingArguments, model_input: str | None):
         self.args, self.dataset, self.model_input = args, dataset, model_input
         self.rows, self.epoch, self.first = rows_of_microbatch(args), 0, 0
 
@@ -64,10 +65,10 @@ class Order:
         return torch.randperm(n, generator=generator).tolist()
 
 
-def training_loader(dataset: Any, collate: Callable, args: transformers.TrainingArguments,
+def training_loader(dataset: Rows, collate: Callable, args: transformers.TrainingArguments,
                     model_input: str | None) -> DataLoader:  # fmt: skip
     """Microbatches to train on, over all processes."""
-    rows: Any = dataset
+    rows: Rows = dataset
     if isinstance(dataset, IterableDataset) or not has_length(dataset):
         return DataLoader(rows, rows_of_microbatch(args), collate_fn=collate, drop_last=args.dataloader_drop_last,
                           **_workers(args))  # fmt: skip
@@ -76,15 +77,15 @@ def training_loader(dataset: Any, collate: Callable, args: transformers.Training
     return DataLoader(rows, batch_sampler=Order(dataset, args, model_input), collate_fn=collate, **_workers(args))
 
 
-def evaluation_loader(dataset: Any, collate: Callable, args: transformers.TrainingArguments) -> DataLoader:
+def evaluation_loader(dataset: Rows, collate: Callable, args: transformers.TrainingArguments) -> DataLoader:
     """Batches to evaluate, over all processes, in the order of the dataset."""
-    rows: Any = dataset
+    rows: Rows = dataset
     if has_length(dataset) and not len(rows):
         raise ValueError("the dataset to evaluate is empty")
     return DataLoader(rows, rows_of_evaluation(args), collate_fn=collate, **_workers(args))
 
 
-def _workers(args: transformers.TrainingArguments) -> dict[str, Any]:
+def _workers(args: transformers.TrainingArguments) -> NamedValues:
     count = args.dataloader_num_workers
     options = {"num_workers": count, "pin_memory": args.dataloader_pin_memory and torch.cuda.is_available()}
     if count:
@@ -94,7 +95,7 @@ def _workers(args: transformers.TrainingArguments) -> dict[str, Any]:
     return options
 
 
-def is_dataset(dataset: Any) -> bool:
+def is_dataset(dataset: Rows) -> bool:
     """Whether this is a map-style dataset of the library `datasets`."""
     if not is_datasets_available():
         return False
@@ -117,7 +118,7 @@ def without_adapters(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def readable(dataset: Any, columns: Sequence[str], what: str) -> Any:
+def readable(dataset: Rows, columns: Sequence[str], what: str) -> Any:
     """A dataset of `datasets` without the columns that the model does not read. Raises ValueError if none is left."""
     if not is_dataset(dataset):
         return dataset
@@ -174,7 +175,7 @@ def _uneven(features: list[Any]) -> str:
     return ""
 
 
-def joined(parts: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> dict[str, Any]:
+def joined(parts: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> NamedValues:
     """One batch of several: tensors are padded at the ends of dims to one shape and concatenated along dim 0.
 
     Raises ValueError if token ids without an attention mask have different lengths, or if entries that are shared by
@@ -224,7 +225,7 @@ class Buckets:
         self.classes = getattr(config, "num_labels", None)
         self.seen: set[int] = set()
 
-    def __call__(self, batch: Mapping[str, Any], pads: Mapping[str, int]) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Any], pads: Mapping[str, int]) -> NamedValues:
         mask, padded_batch = batch.get("attention_mask"), dict(batch)
         if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or POSITIONS & batch.keys():
             return padded_batch

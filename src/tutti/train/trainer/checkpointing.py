@@ -30,6 +30,7 @@ from tutti.checkpoint.values import read_values, write_values
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
 from tutti.train.trainer import draws
+from tutti.train.values import NamedValues
 
 SCHEDULE, RANDOM, ARGUMENTS, STREAM = "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json"
 ADAPTERS = "adapter_config.json"  # of a model of peft
@@ -90,7 +91,7 @@ class TrainerCheckpoints:
         draws.set_states(random)
         return random[DATA]
 
-    def position(self, folder: Path) -> dict[str, Any]:
+    def position(self, folder: Path) -> NamedValues:
         """The position in the training data, as `save` found it."""
         return json.loads((folder / STREAM).read_text())
 
@@ -207,7 +208,7 @@ def _save_schedule(scheduler: Any, folder: Path) -> None:
                       "scheduler's state_dict()", stacklevel=2)  # fmt: skip
 
 
-def _callback_states(trainer: Any) -> dict[str, Any]:
+def _callback_states(trainer: Any) -> NamedValues:
     """The states of callbacks that have one, by the names of their classes: a list where a class has several."""
     states = defaultdict[str, list[Any]](list)
     for callback in [*trainer.callback_handler.callbacks, trainer.control]:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tutti.train.values import NamedValues
+
 
 class Draws:
     """Random numbers that only data draws: those of Python, NumPy and torch within `with draws:`.
@@ -32,7 +34,7 @@ class Draws:
         set_states(self._outside)
 
 
-def states() -> dict[str, Any]:
+def states() -> NamedValues:
     """The states of the random number generators that Python code draws from."""
     return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
 

@@ -14,6 +14,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify
 from tutti.train.trainer.arguments import seed_of_data
 from tutti.train.trainer.draws import Draws
 from tutti.train.trainer.loss import labels_of
+from tutti.train.values import NamedValues, Outputs
 
 
 def evaluation_loop(
@@ -100,8 +101,8 @@ def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,
     return loss, predicted, nested_detach(labels) if labels is not None else None
 
 
-def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: Any) -> dict[str, Any]:
-    more: dict[str, Any] = {}
+def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: Any) -> NamedValues:
+    more: NamedValues = {}
     if "loss" in args.include_for_metrics:
         more["losses"] = loss
     if "inputs" in args.include_for_metrics:
@@ -109,7 +110,7 @@ def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: An
     return more
 
 
-def cut(outputs: Any, padded: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+def cut(outputs: Outputs, padded: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
     """Outputs without the positions that padding the batch to `padded` added to dim 1."""
     lengths = {}
     for key in ("attention_mask", "labels"):  # an output for each label is as long as these

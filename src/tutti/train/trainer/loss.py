@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from transformers import masking_utils
 
+from tutti.train.values import NamedValues, Outputs
+
 ITEMS = "num_items_in_batch"
 IGNORED = -100  # the label of positions without loss
 PLAIN = (bool, int, float, str, type(None))
@@ -35,7 +37,7 @@ class Objective:
         self._trainer: Any = weakref.ref(trainer)
         self.wanted, self.structure = False, None
         self.ignored: tuple[str, ...] = ()  # outputs that nobody wants
-        self.read: dict[str, Any] = {}
+        self.read: NamedValues = {}
         self._names = _read_by(type(trainer)) | frozenset(_names(trainer.compute_loss_func))
 
     def look(self) -> None:
@@ -54,7 +56,7 @@ class Objective:
         loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
         return loss, self.named(outputs, inputs, trainer)
 
-    def named(self, outputs: Any, inputs: Mapping[str, Any], trainer: Any) -> dict[str, Tensor]:
+    def named(self, outputs: Outputs, inputs: Mapping[str, Any], trainer: Any) -> dict[str, Tensor]:
         """The tensors of the outputs besides the loss, by number. `structured` is the inverse."""
         if isinstance(outputs, Mapping):
             logits = tuple(x for key, x in outputs.items() if key not in ("loss", *self.ignored))
@@ -74,7 +76,7 @@ class Objective:
         return pytree.tree_unflatten(leaves, self.structure)
 
 
-def computed(trainer: Any, model: Any, inputs: dict[str, Any], items: Tensor | None) -> tuple[Tensor, Any]:
+def computed(trainer: Any, model: Any, inputs: NamedValues, items: Tensor | None) -> tuple[Tensor, Any]:
     """The loss and the outputs of a model, as `transformers.Trainer.compute_loss` defines them."""
     labels = None
     if (trainer.label_smoother is not None or trainer.compute_loss_func is not None) and "labels" in inputs:
@@ -116,7 +118,7 @@ def unpacked(inputs: Mapping[str, Any]) -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = before
 
 
-def _has_a_loss_for_each(labels: Any, outputs: Any) -> bool:
+def _has_a_loss_for_each(labels: Any, outputs: Outputs) -> bool:
     """Whether the loss is the mean over labels: each has logits of its own."""
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
     if not (isinstance(labels, Tensor) and isinstance(logits, Tensor)) or labels.is_floating_point():

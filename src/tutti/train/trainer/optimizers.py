@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 from tutti.optim import AdamW8bit, Lamb, Lion, Muon
 from tutti.optim.groups import layers_to_head
 from tutti.optim.muon import hidden_matrices
+from tutti.train.values import NamedValues, Row
 
 OPTIMIZERS = {"muon": Muon, "lion": Lion, "lamb": Lamb, "adamw8bit": AdamW8bit}
 """Values of `TrainingArguments.optim` beyond those of transformers."""
 
 
-def class_and_options(args: Any, model: Any = None) -> tuple[type[Optimizer], dict[str, Any]]:
+def class_and_options(args: Any, model: Any = None) -> tuple[type[Optimizer], NamedValues]:
     """The class and the options of `args.optim`. `args.optim_args` are as in a call: "ns_dtype=torch.float32"."""
     kind = OPTIMIZERS.get(args.optim)
     if kind is None:
@@ -43,7 +44,7 @@ def class_and_options(args: Any, model: Any = None) -> tuple[type[Optimizer], di
     return kind, options | arguments
 
 
-def _called_with(text: str) -> dict[str, Any]:
+def _called_with(text: str) -> NamedValues:
     """The keyword arguments of a call."""
     try:
         call = ast.parse(f"_({text})", mode="eval").body
@@ -67,7 +68,7 @@ def parameter_groups(
     lr: float,
     layer_decay: float | None = None,
     muon: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """The trained parameters by weight decay, by layer if `layer_decay` is given, and with `use_muon` for `muon`.
 
     decayed: names of parameters with weight decay.
@@ -79,7 +80,7 @@ def parameter_groups(
         raise ValueError(f"layerwise_lr_decay is {layer_decay!r}; it must be more than 0 and at most 1")
     depths = {} if layer_decay is None else layers_to_head([name for name, _ in model.named_parameters()])
     matrices = hidden_matrices(model) if muon else set()
-    groups: dict[tuple, dict[str, Any]] = {}
+    groups: dict[tuple, NamedValues] = {}
     for name, p in trained:
         key = depths.get(name, 0), name not in decayed, name not in matrices
         if key not in groups:

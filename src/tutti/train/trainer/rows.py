@@ -18,6 +18,7 @@ from tutti.train.tasks import Task
 from tutti.train.trainer.arguments import rows_of_microbatch, seed_of_data
 from tutti.train.trainer.batches import joined
 from tutti.train.trainer.checkpointing import STREAM
+from tutti.train.values import NamedValues, Processor, Row, Rows
 
 LARGE = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")  # predictions: the vocabulary
 
@@ -50,14 +51,14 @@ def take(trainer: Any, task: Task, collates: bool) -> None:
         trainer.compute_metrics = task.metrics
 
 
-def _with_length(task: Task, model: Any, processor: Any) -> Task:
+def _with_length(task: Task, model: Any, processor: Processor) -> Task:
     """The task with the model's longest sequence as its length, if neither it nor the tokenizer has one."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     unknown = getattr(processor, "model_max_length", 0) > 10**9 and getattr(task, "length", 0) is None
     return task.but(length=limit) if unknown and limit is not None else task
 
 
-def _prepared(task: Task, dataset: Any, trainer: Any) -> Any:
+def _prepared(task: Task, dataset: Rows, trainer: Any) -> Any:
     source = open_source(dataset)
     task.check(trainer.model, trainer.processing_class, source)
     return Numbered(task.prepare(source, trainer.processing_class))
@@ -87,7 +88,7 @@ class StreamLoader:
         self.source, self.parts, self.trainer = source, parts, trainer
         self.first = source.state_dict()
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Row]:
         while True:
             own = next(self.source, None)
             if self.parts > 1:
@@ -104,12 +105,12 @@ class StreamLoader:
         """Continue after the last batch of a checkpoint, which is that of this step."""
         self.source.load_state_dict(json.loads((folder / STREAM).read_text()))
 
-    def example(self, count: int) -> list[dict[str, Any]]:
+    def example(self, count: int) -> list[Row]:
         """The first microbatches of the stream, which goes on from where it was when this was made."""
         rows = list(islice(iter(self), count))
         self.source.load_state_dict(self.first)
         return rows
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> NamedValues:
         """The state of the stream after the last batch."""
         return self.source.state_dict()

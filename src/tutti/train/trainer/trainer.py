@@ -45,6 +45,7 @@ import tutti
 from tutti.data import Mixture, Stream, StreamingSource
 from tutti.launch.launch import local_rank, rank
 from tutti.optim import Muon, averaged, with_ema
+from tutti.tracing.batch import Batch
 from tutti.tracing.optimizers.marks import EMA_DECAY
 from tutti.train.tasks import Task, get_task
 from tutti.train.trainer import arguments, batches, checkpointing, evaluation, loss, rows
@@ -52,6 +53,7 @@ from tutti.train.trainer.arguments import TrainingArguments, option
 from tutti.train.trainer.draws import Draws
 from tutti.train.trainer.forward import forward_pass
 from tutti.train.trainer.optimizers import class_and_options, parameter_groups
+from tutti.train.values import NamedValues, Processor, Rows
 
 NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]  # as in transformers
 
@@ -92,15 +94,15 @@ class Trainer:
         model: nn.Module | None = None,
         args: transformers.TrainingArguments | None = None,
         data_collator: Callable | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
+        train_dataset: Rows = None,
+        eval_dataset: Rows = None,
+        processing_class: Processor = None,
         model_init: Callable[[], nn.Module] | None = None,
         compute_loss_func: Callable | None = None,
         compute_metrics: Callable[[EvalPrediction], dict] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
-        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], NamedValues] | None = None,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         task: Task | str | None = None,
     ):
@@ -213,7 +215,7 @@ class Trainer:
         names = getattr(self.processing_class, "model_input_names", None)
         return batches.training_loader(data, collate, self.args, names[0] if names else None)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Rows = None) -> Any:
         """Batches of all processes, in the order of the dataset. eval_dataset: a dataset, or the name of one."""
         if isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset[eval_dataset]
@@ -223,7 +225,7 @@ class Trainer:
         data, collate = self._readable(chosen, "evaluation")
         return batches.evaluation_loader(data, collate, self.args)
 
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
+    def get_test_dataloader(self, test_dataset: Rows) -> Any:
         """Batches of all processes, in the order of the dataset."""
         return self.get_eval_dataloader(test_dataset)
 
@@ -237,7 +239,7 @@ class Trainer:
         args = args or self.args
         return arguments.rows_of_microbatch(args) * args.gradient_accumulation_steps
 
-    def _readable(self, dataset: Any, what: str) -> tuple[Any, Callable]:
+    def _readable(self, dataset: Rows, what: str) -> tuple[Any, Callable]:
         if not self.args.remove_unused_columns or self.task is not None:
             return dataset, self.data_collator
         columns = batches.columns_of(self.model, self.label_names)
@@ -254,7 +256,7 @@ class Trainer:
         labels = dict.fromkeys([*self.label_names, "labels", "shift_labels"], loss.IGNORED)
         return labels | {"input_ids": pad or 0, "decoder_input_ids": pad or 0}
 
-    def _bucketed(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def _bucketed(self, batch: Mapping[str, Any]) -> NamedValues:
         return self.buckets(batch, self._pads())
 
     # -- optimizer, schedule and loss --------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ class Trainer:
         self.create_optimizer()
         self.create_scheduler(num_training_steps)
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
+    def compute_loss(self, model: nn.Module, inputs: NamedValues, return_outputs: bool = False,
                      num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip
         """The loss of a microbatch, a 0-d tensor, or (loss, outputs).
 
@@ -336,11 +338,11 @@ class Trainer:
                 self._hook.remove()
                 self._hook = None
 
-    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, **options: Any) -> tutti.Step:
+    def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, **options: Any) -> tutti.Step:
         """The step that training runs. options: those of `tutti.parallelize`."""
         return tutti.parallelize(model, optimizer, batch, **options)
 
-    def run_step(self, batch: dict[str, Any]) -> Tensor:
+    def run_step(self, batch: NamedValues) -> Tensor:
         """Train on the batch of a step. Returns its loss, a 0-d tensor."""
         assert self.step is not None
         return self.step(batch)
@@ -350,7 +352,7 @@ class Trainer:
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, eval_dataset: Any = None, ignore_keys: list[str] | None = None,
+    def evaluate(self, eval_dataset: Rows = None, ignore_keys: list[str] | None = None,
                  metric_key_prefix: str = "eval") -> dict[str, float]:  # fmt: skip
         """Loss and metrics of `eval_dataset`, or of each of a dict of them, under the names of `transformers`."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -369,7 +371,7 @@ class Trainer:
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None,
+    def predict(self, test_dataset: Rows, ignore_keys: list[str] | None = None,
                 metric_key_prefix: str = "test") -> PredictionOutput:  # fmt: skip
         """Predictions for a dataset, and loss and metrics if it has labels."""
         loader, begin = self.get_test_dataloader(test_dataset), time.time()
@@ -392,7 +394,7 @@ class Trainer:
             return evaluation.evaluation_loop(self, dataloader, metric_key_prefix, loss_only, tuple(ignore_keys or ()),
                                               predicts=description == "Prediction")  # fmt: skip
 
-    def prediction_step(self, model: nn.Module, inputs: Any, prediction_loss_only: bool,
+    def prediction_step(self, model: nn.Module, inputs: Batch, prediction_loss_only: bool,
                         ignore_keys: Any = None) -> tuple[Any, Any, Any]:  # fmt: skip
         """(loss, outputs, labels) of a batch; each may be None."""
         return evaluation.prediction_step(self, inputs, prediction_loss_only, tuple(ignore_keys or ()))
@@ -497,7 +499,7 @@ class Trainer:
         """Save metrics as `{split}_results.json`, and in `all_results.json` if `combined`."""
         transformers.Trainer.save_metrics(self, split, metrics, combined)  # pyright: ignore
 
-    def metrics_format(self, metrics: dict[str, float]) -> dict[str, Any]:
+    def metrics_format(self, metrics: dict[str, float]) -> NamedValues:
         """Metrics as texts."""
         return transformers.Trainer.metrics_format(self, metrics)  # pyright: ignore
 
@@ -521,7 +523,7 @@ class Trainer:
         """Whether this is the first process of the job."""
         return rank() == 0
 
-    def floating_point_ops(self, inputs: Any) -> int:
+    def floating_point_ops(self, inputs: Batch) -> int:
         """Floating-point operations of a step."""
         return self.step.flops if self.step else 0
 

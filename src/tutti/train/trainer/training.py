@@ -21,6 +21,7 @@ from tutti.train.trainer.arguments import option, rows_of_microbatch, seed_of_da
 from tutti.train.trainer.batches import Order, joined
 from tutti.train.trainer.draws import Draws
 from tutti.train.trainer.loss import items_of
+from tutti.train.values import NamedValues
 
 FROM_METRICS = tuple(  # schedules that step after an evaluation
     filter(None, (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(optimization, "GreedyLR", None)))
@@ -174,7 +175,7 @@ class Training:
         if self.resumed is not None:
             self.trainer.draws.states, self.resumed = self.resumed, None
 
-    def first_batch(self) -> dict[str, Any]:
+    def first_batch(self) -> NamedValues:
         """The first batch of the data, without a trace in random numbers or in the order."""
         draws = self.trainer.draws
         before = draws.states
@@ -184,7 +185,7 @@ class Training:
         draws.states = before
         return self.trainer._bucketed(joined(parts, self.trainer._pads()))
 
-    def with_items(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def with_items(self, batch: NamedValues) -> NamedValues:
         """The batch, and by how many items the loss of each of its microbatches is divided."""
         if self.trainer.equal_items:
             return batch
@@ -193,7 +194,7 @@ class Training:
         divides = len(next(iter(batch.values()))) % parts == 0  # else the step takes the batch as a whole
         return batch | items_of(batch, self.trainer.shifts_labels, parts if divides else 1)
 
-    def advance(self, batch: dict[str, Any], microbatches: int) -> Tensor:
+    def advance(self, batch: NamedValues, microbatches: int) -> Tensor:
         """One optimizer step. Returns its loss."""
         trainer: Any = self.trainer
         counted = self.with_items(batch)
