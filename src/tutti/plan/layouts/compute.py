@@ -39,6 +39,7 @@ class LocalCall:
     shapes: returns the shapes of the operands.
     in_rows: whether neighbours in the last dim of the first operand are neighbours in memory.
     transposed: whether the first matrix of a product is a transposed view.
+    target: the operator that is called in place of that of the node; None for that of the node.
     """
 
     node: fx.Node
@@ -51,6 +52,7 @@ class LocalCall:
     in_rows: bool
     transposed: bool
     written: int = 0
+    target: object = None
 
     @property
     def bytes(self) -> int:
@@ -60,7 +62,7 @@ class LocalCall:
 
 def seconds(device: Device, call: LocalCall) -> float:
     """Seconds of a call, without its overhead."""
-    target, family = call.node.target, _family(call)
+    target, family = call.target or call.node.target, _family(call)
     if target in LOOPS:
         return _loop(device, call, LOOPS[target])
     if target in SECONDS:

@@ -59,6 +59,7 @@ class Pricer:
             lambda: self.shapes(o, choices),
             o.in_rows,
             o.transposed,
+            target=o.one_program if self.whole else None,
         )
         return compute.seconds(self.cluster.device, call) + self.cluster.device.overhead + self.exchanged(o, choices)
 

@@ -19,6 +19,7 @@ from torch import fx
 from tutti.hardware.operators import keeps_rows, lies_transposed
 from tutti.ir.coupling import coupled
 from tutti.ir.losses import made_with
+from tutti.ir.op_info import SECONDS
 from tutti.ir.spec import Spec
 from tutti.ir.step_graph import BACKWARD, UPDATE, Call, StepGraph
 from tutti.ops import operands, replicated, rule_of, source, specs
@@ -42,6 +43,7 @@ class Operator:
     node: Call = None  # one of the nodes; None for an input
     count: int = 0
     workspace: int = 0  # bytes that a node's forward pass keeps for the backward pass beside its outputs, unsplit
+    one_program: object = None  # the operator of its place if the forward pass is in the same Program
 
     @cached_property
     def operands(self) -> list[Spec]:
@@ -54,7 +56,7 @@ class Operator:
         if self.node is None:
             return (self.kind,)
         arguments = fx.map_arg((self.node.args, self.node.kwargs), lambda x: "operand")
-        facts = self.flops, self.bytes, self.transposed, self.in_rows, self.brings_gradients
+        facts = self.flops, self.bytes, self.transposed, self.in_rows, self.brings_gradients, self.one_program
         return self.target, repr(arguments), tuple(self.operands), tuple(self.outputs), *facts
 
     @cached_property
@@ -196,8 +198,10 @@ def problem_of(step: StepGraph) -> Problem:
         operators[label].count += 1
         for i, x in enumerate(operands(node) if node.op == "call_function" else ()):
             edges[Edge(_tensor(x), label, i)] += 1
-    for forward, _, rule in workspace_pairs(step.graph):
+    for forward, backward, rule in workspace_pairs(step.graph):
         operators[forward.meta["label"]].workspace = rule.size(forward)
+        if rule.backward in SECONDS:
+            operators[backward.meta["label"]].one_program = rule.backward
     for name, node in step.outputs.items():
         if name in step.inputs:
             edges[Edge(_tensor(node), step.inputs[name].meta["label"], -1)] += 1

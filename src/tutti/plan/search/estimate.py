@@ -97,6 +97,12 @@ class Columns:
         return self.devices * self.chunks
 
     @property
+    def one_program(self) -> np.ndarray:
+        """Whether the backward pass uses workspaces of the forward pass: both are in one Program, and no operand of a
+        layer is recomputed."""
+        return (self.devices == 1) & ~self.again
+
+    @property
     def ranks(self) -> np.ndarray:
         """Devices that have the same dense parameters of a layer, over which ZeRO shards them."""
         return self.dp * self.inner.cp * self.inner.ep
@@ -202,7 +208,10 @@ class Estimator:
         o, p = self.outline(plans.inner), plans.devices
         rows = self.planner.accumulate / (plans.count * plans.dp)
         repeated = np.where(plans.attention, o.attention_share, plans.again)
-        in_layers, outside = (self.computes * seconds for seconds in o.seconds(rows, repeated))
+        in_layers, outside = (
+            self.computes * (seconds - np.where(plans.one_program, rows * s.repeats, 0.0))
+            for s, seconds in zip((o.layers, o.beside), o.seconds(rows, repeated), strict=True)
+        )
         sent, beside_sent = o.moves(rows, plans.again)
         waits, last = self.waits(sent), outside + self.waits(beside_sent)
         share, slowest = self.fullest(o.depth, plans, (in_layers + waits) / o.depth, last)
@@ -233,8 +242,7 @@ class Estimator:
             np.where(plans.attention, s.activations - s.scores, np.where(plans.again, s.boundaries, s.activations))
             for s in (o.layers, o.beside)
         )
-        one_program = (plans.devices == 1) & ~plans.again
-        workspaces, beside_workspaces = (np.where(one_program, s.workspaces, 0.0) for s in (o.layers, o.beside))
+        workspaces, beside_workspaces = (np.where(plans.one_program, s.workspaces, 0.0) for s in (o.layers, o.beside))
         # Recomputation of layers reads their outputs once more, so only `sp` splits them over tp.
         in_layers = rows * share * np.where(plans.again & (not inner.sp), inner.tp, 1) * (saved + workspaces)
         first, last = most_in_flight(plans)

@@ -15,6 +15,7 @@ import numpy as np
 from tutti.ir.labels import in_layer, is_layer
 from tutti.ir.step_graph import FORWARD, UPDATE
 from tutti.plan.layouts.experts import Experts
+from tutti.plan.layouts.price import Pricer
 from tutti.plan.layouts.roles import STATELESS
 from tutti.plan.planner import Candidate, Planner
 from tutti.plan.search.recompute import Activations
@@ -32,6 +33,7 @@ class Sums:
         recomputation of layers.
     attention: seconds of attention in the forward pass; scores: the part of `activations` that it makes.
     workspaces: bytes that the forward pass also keeps if the backward pass is in the same Program (`ops.workspaces`).
+    repeats: seconds that the backward pass computes again if it is not.
     """
 
     forward: float = 0.0
@@ -47,6 +49,7 @@ class Sums:
     attention: float = 0.0
     scores: float = 0.0
     workspaces: float = 0.0
+    repeats: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
@@ -59,7 +62,7 @@ class Sums:
         return Sums(self.forward / experts, self.backward / experts, self.update * share, dense + sparse, sparse,
                     self.state * share, self.activations / experts, self.boundaries / experts, self.sent / experts,
                     self.back / experts, self.attention / experts, self.scores / experts,
-                    self.workspaces / experts)  # fmt: skip
+                    self.workspaces / experts, self.repeats / experts)  # fmt: skip
 
     def scaled(self, other: Sums, ideal: Sums) -> Sums:
         """Larger than the ideal as another total is than its own."""
@@ -137,6 +140,7 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
     problem, inside = planner.problem, activations.inside_layers
     costs = candidate.joint.costs(candidate.chosen)
     shapes, attention = Experts(problem).shapes, activations.attention
+    one_program, chosen = Pricer(planner.cluster, candidate.mesh), candidate.chosen.choices
     layers, beside, largest = Sums(), Sums(), 0.0
     for label, o in problem.operators.items():
         cost, count = costs[label], o.count
@@ -157,7 +161,7 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
                 activations=activation_bytes,
                 boundaries=boundary,
                 scores=activation_bytes if label in attention else 0.0,
-                workspaces=count * o.workspace / prod(candidate.mesh[a] for a in candidate.chosen.choices[label]),
+                workspaces=count * o.workspace / prod(candidate.mesh[axis] for axis in chosen[label]),
             )
             if o.phase == UPDATE:
                 own = replace(own, update=seconds)
@@ -166,6 +170,8 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
                 own = replace(own, attention=own.forward if label in attention else 0.0)
             else:
                 own = replace(own, backward=seconds - moves, back=moves)
+                if o.one_program:
+                    own = replace(own, repeats=own.backward - count * one_program.compute(o, chosen[label]))
             largest = max(largest, float(cost.activations))
             path = o.node.meta["path"]
         if in_layer(path):
