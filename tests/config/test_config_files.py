@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
+from tutti.config.build import build
 from tutti.config.files import read, with_options
+
+
+@dataclass(frozen=True)
+class Rows:
+    rows: int = 0
 
 
 def test_options_reach_into_sections_and_keep_the_rest():
@@ -38,3 +46,29 @@ def test_yaml_that_is_no_table_is_refused(tmp_path):
     file.write_text("a = ")
     with pytest.raises(ValueError, match="holds no keys and values"):
         read(file)
+
+
+@pytest.mark.parametrize("include", ["3", "[3]", "{a = 1}"])
+def test_includes_are_names_of_files(tmp_path, include):
+    file = tmp_path / "run.toml"
+    file.write_text(f"include = {include}")
+    with pytest.raises(ValueError, match=r"run\.toml: include is a file or a list of files"):
+        read(file)
+
+
+@pytest.mark.parametrize("text", ["1: 2", "a:\n  on: 2", "a: [{null: 1}]"])
+def test_keys_of_yaml_are_strings(tmp_path, text):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="is no string; write it in quotes"):
+        read(file)
+
+
+def test_a_value_of_many_aliases_is_named_in_short(tmp_path):
+    """Nine lists of nine lists, thirty deep, are few bytes in the file and in memory, and 9**30 items as text."""
+    lines = ["a0: &a0 [1]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 31))]
+    file = tmp_path / "run.yaml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"run\.yaml: rows = .* should be a whole number") as error:
+        build(Rows, {"rows": read(file)["a30"]}, str(file))
+    assert len(str(error.value)) < 10_000

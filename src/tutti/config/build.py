@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import reprlib
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
@@ -25,6 +26,8 @@ class Checkable(Protocol):
 
 
 C = TypeVar("C", bound=Checkable)
+SHORT = reprlib.Repr()  # of a value, which YAML's aliases can make exponentially long
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxlist = 3, 200, 20
 
 
 def checked(kind: type[C], file: Path) -> C:
@@ -61,7 +64,7 @@ def build(kind: type, table: dict[str, Any], file: str, section: str = "", root:
                 raise ValueError(f"{file}: {where} is a list of sections: write [[{where}]] and its keys below")
             values[key] = tuple(build(each, x, file, where, each) for x in value)
         elif not _fits(value, types[key]):
-            raise ValueError(f"{file}: {where} = {value!r} should be {type_name(types[key])}")
+            raise ValueError(f"{file}: {where} = {SHORT.repr(value)} should be {type_name(types[key])}")
         else:
             values[key] = tuple(value) if isinstance(value, list) else value
     if missing := [words for name, words in _required(kind).items() if name not in values]:

@@ -30,9 +30,12 @@ def read(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ValueError(f"{file} is a folder; give a TOML or YAML file") from None
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{file} is not {kind}: {e}") from None
-    others = table.pop("include", [])
+    included = table.pop("include", [])
+    others = [included] if isinstance(included, str) else included
+    if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
+        raise ValueError(f'{file}: include is a file or a list of files: include = "base.toml"')
     merged: dict[str, Any] = {}
-    for other in [others] if isinstance(others, str) else others:
+    for other in others:
         merged = _over(merged, read(file.parent / other, (*within, file.resolve())))
     return _over(merged, table)
 
@@ -79,7 +82,21 @@ def _yaml(text: str) -> dict[str, Any]:
         raise ValueError(" ".join(str(e).split())) from None
     if not isinstance(table, dict):
         raise ValueError("it holds no keys and values")
+    _check_keys(table, set())
     return table
+
+
+def _check_keys(value: Any, visited: set[int]) -> None:
+    """Raise ValueError for a key that is no string. visited: ids of values, which YAML may alias many times."""
+    if not isinstance(value, dict | list) or id(value) in visited:
+        return
+    visited.add(id(value))
+    if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"the key {odd[0]!r} is no string; write it in quotes")
+        value = list(value.values())
+    for inner in value:
+        _check_keys(inner, visited)
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
