@@ -55,8 +55,10 @@ def narrated(console: Console, what: str) -> Iterator[Narrator]:
             yield Narrator(console, status.update, what)
         return
     narrator, ended = Narrator(console, None, what), threading.Event()
-    threading.Thread(target=narrator.repeat, args=(ended,), daemon=True).start()
+    repeating = threading.Thread(target=narrator.repeat, args=(ended,), daemon=True)
+    repeating.start()
     try:
         yield narrator
     finally:
         ended.set()
+        repeating.join()  # no line comes after the answer
