@@ -26,7 +26,8 @@ def main(library: str, *args: str) -> None:
 def ours(cells: int, layers: int, threads: int):
     import torch
 
-    from tutti.science.em.fdtd import CPML, Current, Grid, Simulation, gaussian_up_to, kernels
+    from tutti.science.em.fdtd import CPML, Current, Grid, Simulation, gaussian_up_to
+    from tutti.science.em.fdtd.stepping import kernels
 
     torch.set_num_threads(threads)
     grid = Grid((cells,) * 3, 0.01)

@@ -27,8 +27,9 @@ from typing import Any
 import torch
 
 import harness
-from tutti.science.em.mt import Mesh2D, layered
-from tutti.science.em.mt.te import air_layers
+from tutti.science.em.mt import Mesh2D
+from tutti.science.em.mt.response import layered
+from tutti.science.em.mt.response.te import air_layers
 
 SIMPEG = ("simpeg==0.25.2",)
 OURS, PEERS = ("tutti", "tutti-block"), ("simpeg", "simpeg-mmd")

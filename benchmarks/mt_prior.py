@@ -19,15 +19,15 @@ from typing import Any
 import torch
 
 import harness
-from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.figures import convergence, fits, pseudosections, sections
-from tutti.science.em.mt.forward import MT2D
-from tutti.science.em.mt.inversion import Inversion
-from tutti.science.em.mt.mismatch import checked, mismatch
-from tutti.science.em.mt.parameters import Coded, Pixel
-from tutti.science.em.mt.quality import rms, sharpness, ssim
-from tutti.science.em.mt.synthetic import Setting, basin_setting, outside_of_prior
-from tutti.science.em.mt.vae import VAE
+from tutti.science.em.mt.inverse.inversion import Inversion
+from tutti.science.em.mt.inverse.mismatch import checked, mismatch
+from tutti.science.em.mt.inverse.parameters import Coded, Pixel
+from tutti.science.em.mt.inverse.quality import rms, sharpness, ssim
+from tutti.science.em.mt.inverse.vae import VAE
+from tutti.science.em.mt.response.forward import MT2D
+from tutti.science.em.mt.surveys.data import Data
+from tutti.science.em.mt.surveys.synthetic import Setting, basin_setting, outside_of_prior
 
 OUT = Path.home() / ".cache" / "tutti" / "mt_prior"
 GROUPS = {  # truths, noise of rho, sites

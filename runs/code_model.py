@@ -28,7 +28,7 @@ import tutti
 from tutti.data.tokenizer import train_tokenizer
 from tutti.train.scores.execution import pass_at_k, passes
 from tutti.train.tasks import get_task
-from tutti.train.tasks.fill_in_the_middle import markers
+from tutti.train.tasks.language.fill_in_the_middle import markers
 
 MARKERS = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
 NAMES = ["f", "g", "change", "compute", "apply", "value"]

@@ -47,7 +47,7 @@ def test_the_table(capsys):
     code, out, _ = run(capsys, "aten.bmm")
     assert code == 0 and table(out) == {"aten.bmm": ["b m k, b k n -> b m n | ~0 ~1"]}
     code, out, _ = run(capsys, "nll_loss_forward")
-    assert table(out) == {"aten.nll_loss_forward": ["by its arguments (tutti.ops.loss)", "yes"]}
+    assert table(out) == {"aten.nll_loss_forward": ["by its arguments (tutti.ops.reductions.loss)", "yes"]}
 
 
 def test_operators_are_named_in_several_ways(capsys):

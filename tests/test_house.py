@@ -118,3 +118,9 @@ def test_no_modules_import_one_another():
                for path in SOURCE.rglob("*.py")}  # fmt: skip
     graph = {name: _imports(path, modules) - {name} for name, path in modules.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError, with the circle
+
+
+def test_packages_have_at_most_twenty_modules():
+    rooms = {path.parent for path in SOURCE.rglob("*.py")}
+    crowded = {str(room.relative_to(SOURCE)): n for room in rooms if (n := len(list(room.glob("*.py")))) > 20}
+    assert not crowded, "split them by what the modules are about"

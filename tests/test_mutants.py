@@ -74,7 +74,7 @@ def test_what_only_people_read_is_left_alone(found):
 
 
 def test_the_same_seed_gives_the_same_mutants_that_change_the_code():
-    files = [mutants.ROOT / "src/tutti/science/em/mt/quality.py"]
+    files = [mutants.ROOT / "src/tutti/science/em/mt/inverse/quality.py"]
     first, second = (mutants.mutants(files, 5, seed=1) for _ in range(2))
     assert first == second and len({m.name for m in first}) == 5
     assert mutants.mutants(files, 5, seed=2) != first
@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_mutants_that_change_the_code():
 
 
 def test_tests_of_a_module_are_those_that_import_it_and_its_folder():
-    tests = mutants.tests_of("src/tutti/science/em/mt/posterior.py")
+    tests = mutants.tests_of("src/tutti/science/em/mt/inverse/posterior.py")
     assert "tests/science/mt/test_mt_coverage.py" in tests and "tests/science/mt" in tests
     assert mutants.Mutant("src/tutti/cli/a.py", 1, "not", 0, 1, "").package == "cli"
 

@@ -16,8 +16,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import harness
-from tutti.science.em.fdtd import CPML, Current, Grid, Simulation, elsewhere, gaussian_up_to
-from tutti.science.em.fdtd.reference import Reference
+from tutti.science.em.fdtd import CPML, Current, Grid, Simulation, gaussian_up_to
+from tutti.science.em.fdtd.stepping import elsewhere
+from tutti.science.em.fdtd.stepping.reference import Reference
 
 
 def seconds(run: Any) -> float:

@@ -16,7 +16,7 @@ from tutti.checkpoint.values import read_values, write_values
 from tutti.config import files
 from tutti.data.rows import BadRow
 from tutti.data.sources.decode import decoded
-from tutti.science.em.mt.vae import VAE
+from tutti.science.em.mt.inverse.vae import VAE
 from tutti.weight_files import opened
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tutti.compress import awq, gptq, hqq, smooth
+from tutti.compress.methods import awq, gptq, hqq, smooth
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized.scheme import Parts, Scheme
 

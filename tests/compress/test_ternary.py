@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import torch
-from compress_models import batches, logits, model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from compress_models import batches, logits, model
 from tutti.compress import Distill, Quantize, Recipe, Scheme, compress, load, parse
-from tutti.compress.gptq import quantize
-from tutti.compress.qat import TrainedLinear, rounded
+from tutti.compress.methods.gptq import quantize
+from tutti.compress.methods.qat import TrainedLinear, rounded
 from tutti.nn.quantized.quantized_linear import QuantizedLinear, layout, quantized_layers
 from tutti.nn.quantized.scheme import pack_ternary, unpack_ternary
 

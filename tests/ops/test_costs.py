@@ -14,8 +14,8 @@ import zoo
 from tutti.ir.spec import Spec
 from tutti.nn import MoE
 from tutti.nn.experts.route import expected_rows
-from tutti.ops.experts_exchange import sends
-from tutti.ops.grouped import GROUPED
+from tutti.ops.experts.experts_exchange import sends
+from tutti.ops.products.grouped import GROUPED
 from tutti.ops.registry import Cut
 
 aten, ops = torch.ops.aten, torch.ops.tutti

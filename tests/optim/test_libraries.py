@@ -15,7 +15,7 @@ import tutti
 from optim_cases import MLP, STEPS, assert_equal, batches, captured, eagerly
 from tutti.optim.pure import PureOptimizer
 from tutti.tracing.optimizers import NAMED, check, step_count
-from tutti.tracing.optimizers.adam_8bit import block_of, decoded, encoded_positive, encoded_signed
+from tutti.tracing.optimizers.formulas.adam_8bit import block_of, decoded, encoded_positive, encoded_signed
 from tutti.tracing.optimizers.lookup import find
 
 PLANS = ("dp", "zero3", "tp2")

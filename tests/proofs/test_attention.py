@@ -13,7 +13,7 @@ import tutti
 from cases import crossed
 from tutti.lower.shard import shard
 from tutti.ops import rule_of
-from tutti.ops.attention import BACKWARD, FORWARD, blocks
+from tutti.ops.attention.attention import BACKWARD, FORWARD, blocks
 from tutti.plan.layouts.choice import Choice
 from tutti.plan.layouts.layout import Layout, Split
 from tutti.plan.plan import Plan

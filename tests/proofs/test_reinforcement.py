@@ -10,8 +10,8 @@ import torch
 from tutti.rl.algorithms import ALGORITHMS, algorithm
 from tutti.rl.core.agent import Agent
 from tutti.rl.core.callbacks import EvalCallback
-from tutti.rl.core.population import Population
 from tutti.rl.core.program import leaves
+from tutti.rl.population import Population
 from tutti.rl.presets import PRESETS, Preset
 
 SEEDS = (0, 1, 2)

@@ -308,6 +308,6 @@ def test_the_pages_show_what_was_proven():
     assert "6 random calls were split in 1,041 ways" in text and " 2 forbidden splits were tried" in text
     assert "| `aten.mm` | `m k, k n -> m n \\| ~0 ~1` |  | 41 |" in text
     assert "| `aten.exp` | elementwise, by torch's tag |  | 1000 |" in text
-    assert "| `aten._softmax` | by its arguments (tutti.ops.softmax) | yes | 0 |" in text
+    assert "| `aten._softmax` | by its arguments (tutti.ops.reductions.softmax) | yes | 0 |" in text
     assert "| `aten.scalar_tensor` | `->` |  | none: one number |" in text
     assert "| gpt2 | 2 | 3 |" in text and f"{len(models.MODELS)} models use no operator" in text

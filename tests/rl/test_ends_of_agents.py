@@ -15,7 +15,7 @@ from rl_cases import CASES
 from tutti.rl import DQN, PPO, adapt
 from tutti.rl.adapt.native import Native
 from tutti.rl.adapt.pettingzoo import PettingZoo
-from tutti.rl.adapt.workers import Workers
+from tutti.rl.adapt.processes.workers import Workers
 from tutti.rl.algorithms import algorithm
 from tutti.rl.core.collect import of_episode
 from tutti.rl.core.env import Env, ends

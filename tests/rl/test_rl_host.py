@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from tutti.rl import DQN, PPO, make
-from tutti.rl.adapt.halves import Halves
+from tutti.rl.adapt.processes.halves import Halves
 from tutti.rl.adapt.pure import Pure, in_workers
 from tutti.rl.core.env import Env
 from tutti.rl.core.files import equal

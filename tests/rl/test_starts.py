@@ -11,8 +11,8 @@ from pettingzoo import ParallelEnv
 
 from tutti.rl import BC, PPO, adapt
 from tutti.rl.adapt import layout
-from tutti.rl.adapt.halves import Halves
 from tutti.rl.adapt.native import Native
+from tutti.rl.adapt.processes.halves import Halves
 from tutti.rl.adapt.pure import Pure
 from tutti.rl.algorithms import algorithm
 from tutti.rl.core.env import Env
@@ -148,7 +148,7 @@ def test_workers_and_halves_pass_starts_on():
         },
     )()
     assert Halves(one, one).starts == env.starts
-    from tutti.rl.adapt.worker import describe
+    from tutti.rl.adapt.processes.worker import describe
 
     assert describe(env, 2).attributes["starts"] == env.starts == (np.int64(-7), np.int64(5))
 

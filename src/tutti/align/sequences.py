@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tutti.data.buckets import bucket
-from tutti.train.tasks.text import stacked
+from tutti.train.tasks.language.text import stacked
 
 IGNORED = -100
 

@@ -29,7 +29,8 @@ from tutti.ir.spec import Spec
 from tutti.ir.step_graph import FORWARD, StepGraph
 from tutti.lower.program import Program
 from tutti.lower.shard import shard
-from tutti.ops import Cut, Rule, attention_cuda, operands, rule_of
+from tutti.ops import Cut, Rule, operands, rule_of
+from tutti.ops.attention import attention_cuda
 from tutti.plan.layouts.choice import Choice, Choices, Position, candidates, layouts, legal, nest
 from tutti.plan.layouts.layout import Layout, Mesh, coordinates_of, devices
 from tutti.plan.layouts.reshard import sent_bytes

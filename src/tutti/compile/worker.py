@@ -17,15 +17,20 @@ from tutti import compat
 from tutti.ir.portable import unpacked
 
 
+def register_operators() -> None:
+    """Import all modules of `tutti.nn`, which define operators."""
+    for module in pkgutil.walk_packages(tutti.nn.__path__, "tutti.nn."):
+        with suppress(ModuleNotFoundError):  # triton
+            import_module(module.name)
+
+
 def main(text: str) -> None:
     """Compile functions as `tutti.compile.background` describes them."""
     os.nice(10)
     compat.use_compilers(max(1, len(os.sched_getaffinity(0)) // 2))  # a step waits for its slowest core
     job: dict[str, Any] = json.loads(text)
     torch.set_num_threads(job["threads"])
-    for module in pkgutil.iter_modules(tutti.nn.__path__, "tutti.nn."):  # they register operators
-        with suppress(ModuleNotFoundError):  # triton
-            import_module(module.name)
+    register_operators()
     if any(device.startswith("cpu") for row in job["functions"] for *_, device in row["args"]):
         compat.get_compiler_ready(torch.device("cpu"))
     with compat.compilers_beside_each_other():

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tutti.compress import awq, folds, gptq, hqq, parallel, rotate, smooth
+from tutti.compress import folds, parallel
 from tutti.compress.blocks import Walk, checked, stack_of
 from tutti.compress.experts import ExpertLayers, is_experts
+from tutti.compress.methods import awq, gptq, hqq, rotate, smooth
 from tutti.compress.modules import check_patterns, linear_layers, matches, own_copy, selected, shapes
 from tutti.compress.recipe import Quantize, Recipe, Rotate
 from tutti.compress.statistics import Statistics

@@ -26,7 +26,7 @@ import tutti
 from tutti.compress import parallel
 from tutti.compress.blocks import Batch, Walk, stack_of
 from tutti.compress.compressor import check as check_quantized
-from tutti.compress.low_rank import factor, rank_of
+from tutti.compress.methods.low_rank import factor, rank_of
 from tutti.compress.modules import linear_layers, matches, shapes, sharing_copy
 from tutti.compress.recipe import LowRank, Mixed, Quantize, Recipe, Rotate, Step
 from tutti.compress.statistics import Statistics

@@ -126,7 +126,7 @@ class Rotate:
 
 @dataclass(frozen=True)
 class Prune:
-    """Set weights of linear layers to zero (`compress.sparsity`).
+    """Set weights of linear layers to zero (`compress.methods.sparsity`).
 
     sparsity: the share of each output's weights. pattern: in its place, "2:4" leaves 2 of each 4 inputs. method:
     "magnitude", "wanda" or "sparsegpt". layers, ignore: as for `Quantize`. damping: of sparsegpt.
@@ -169,7 +169,7 @@ class Prune:
 
 @dataclass(frozen=True)
 class Shrink:
-    """Remove heads, channels of the MLP, experts and whole layers, so that less is computed (`compress.shrink`).
+    """Remove heads, channels of the MLP, experts and whole layers: less is computed (`compress.methods.shrink`).
 
     heads, channels, experts: the share that stays, 1 for all; heads go with their key and value heads. layers: how many
     are removed.
@@ -192,7 +192,7 @@ class Shrink:
 
 @dataclass(frozen=True)
 class LowRank:
-    """Make the weights of linear layers products of two smaller ones (`compress.low_rank`).
+    """Make the weights of linear layers products of two smaller ones (`compress.methods.low_rank`).
 
     share: of the numbers of each weight, how many stay. multiple: of which ranks are multiples; groups of scales must
     divide it if the result is quantized. Layers that no such rank makes smaller stay. layers, ignore: as for
@@ -213,7 +213,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Distill:
-    """Train the compressed model to predict what the model predicts that it was made of (`compress.distill`).
+    """Train the compressed model to predict what the model predicts that it was made of (`compress.methods.distill`).
 
     steps: batches of the training data, or of the calibration data. lr: of AdamW, at its highest. temperature: of both
     distributions. hidden: weight of the distance of the last hidden states. seed: of dropout.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tutti.compress import low_rank, parallel, rotate, sparsity
+from tutti.compress import parallel
 from tutti.compress.blocks import Batch, checked
 from tutti.compress.compressor import (
     Compressed,
@@ -26,16 +26,17 @@ from tutti.compress.compressor import (
     check_plain,
 )
 from tutti.compress.compressor import check as check_quantized
-from tutti.compress.distill import distill
 from tutti.compress.folder import GGUF, checked_folders, compress_folder
 from tutti.compress.formats import gguf
 from tutti.compress.formats.compressed_tensors import save
+from tutti.compress.methods import low_rank, rotate, sparsity
+from tutti.compress.methods.distill import distill
+from tutti.compress.methods.shrink import check as check_shrink
+from tutti.compress.methods.shrink import shrink
 from tutti.compress.mixed import check as check_mixed
 from tutti.compress.mixed import search
 from tutti.compress.modules import shapes
 from tutti.compress.recipe import Distill, LowRank, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
-from tutti.compress.shrink import check as check_shrink
-from tutti.compress.shrink import shrink
 
 
 def compress(

@@ -1,7 +1,7 @@
 """Rules: how each operator can be split. Importing the modules of the families fills the tables."""
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from tutti.ops.registry import (
     Cut,
@@ -13,8 +13,8 @@ from tutti.ops.registry import (
 )
 from tutti.ops.rule import Rule, parse
 
-for _family in iter_modules(__path__):
-    import_module(f"{__name__}.{_family.name}")
+for _family in walk_packages(__path__, f"{__name__}."):
+    import_module(_family.name)
 
 __all__ = [
     "Cut",

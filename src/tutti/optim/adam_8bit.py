@@ -8,7 +8,7 @@ from tutti.optim.pure import PureOptimizer, check_betas, check_range
 class Adam8bit(PureOptimizer):
     """Adam with block-wise quantized moments: 2 bytes per parameter and 8 per block, instead of 8 bytes per parameter.
 
-    The encoding is in `tutti.tracing.optimizers.adam_8bit`.
+    The encoding is in `tutti.tracing.optimizers.formulas.adam_8bit`.
 
     params: parameters, named parameters, or groups.
     lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: as for `torch.optim.Adam`.

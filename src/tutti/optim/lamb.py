@@ -8,7 +8,7 @@ from tutti.optim.pure import PureOptimizer, check_betas, check_range
 class Lamb(PureOptimizer):
     """LAMB: Adam with a trust ratio per parameter tensor, for large batches.
 
-    The formula is in `tutti.tracing.optimizers.lamb`.
+    The formula is in `tutti.tracing.optimizers.formulas.lamb`.
 
     params: parameters, named parameters, or groups.
     lr: length of a step relative to the norm of a parameter.

@@ -9,7 +9,7 @@ class Lion(PureOptimizer):
     """Lion: steps of equal size in every element, in the direction of an interpolated momentum.
 
     It keeps one tensor per parameter. Its learning rate is usually 3 to 10 times smaller than AdamW's, and its weight
-    decay as many times larger. The formula is in `tutti.tracing.optimizers.lion`.
+    decay as many times larger. The formula is in `tutti.tracing.optimizers.formulas.lion`.
 
     params: parameters, named parameters, or groups.
     lr: size of a step in each element.

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from torch.optim.optimizer import ParamsT
 
 from tutti.optim.pure import PureOptimizer, check_betas, check_range
-from tutti.tracing.optimizers.muon import SCALES
+from tutti.tracing.optimizers.formulas.muon import SCALES
 
 # A component of a parameter's name that says embedding or head: "embed_tokens", "wte", "lm_head".
 OUTER = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|(\w+_)?head|classifier|score)(\.|$)")
@@ -26,8 +26,8 @@ class Muon(PureOptimizer):
     number of dims decides alone.
 
     Muon moves a matrix along the orthogonalized momentum. The default `adjust_lr_fn="match_rms_adamw"` gives its steps
-    the size of AdamW's, so that both take one learning rate. Formulas are in `tutti.tracing.optimizers.muon`, whose
-    matrix products are planned like all others: they are sharded under ZeRO and tensor parallelism.
+    the size of AdamW's, so that both take one learning rate. `tutti.tracing.optimizers.formulas.muon` has the formulas.
+    Their matrix products are planned like all others: they are sharded under ZeRO and tensor parallelism.
 
     params: a module, named parameters, parameters, or groups.
     lr, weight_decay: of all groups without their own; weight decay is decoupled.

@@ -85,7 +85,7 @@ class Plan:
     reround: whether weights are rounded to that format in every microbatch, instead of once a step and kept
         (`lower.parts.weight_roundings`). They are in any case if `tiers` stores tensors elsewhere.
     node_size: neighbouring devices to whose node a token travels once on the way to its experts; 0 if it travels to
-        each device directly (`ops.experts_exchange`).
+        each device directly (`ops.experts.experts_exchange`).
     durations: modeled seconds of each stage for a microbatch (`plan.pipeline.slots`); the schedule `auto` uses them.
     reasons: why this plan was chosen, in words.
     """

@@ -18,7 +18,7 @@ around each block instead of all-reduces (Korthikanti et al. 2022). Without it, 
 
 `ep4` splits the experts over axis `ep`, and everything else along the batch, as `dp` does. With a capacity, one
 all-to-all sends the slots to their experts and another returns them. Dropless, tokens travel to the devices that have
-their experts and the results back (`ops.experts_exchange`).
+their experts and the results back (`ops.experts.experts_exchange`).
 
 `experts8` (`dp4xtp2xexperts8`) spreads the experts over 8 of the devices of dp x tp, whole: an expert is not split by
 tp. The mesh then has an axis `ep`, the part of dp that splits experts; ZeRO stages take all of dp for other tensors.

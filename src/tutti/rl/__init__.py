@@ -20,7 +20,7 @@ NAMES = {
     "Env": "core.env",
     "EvalCallback": "core.callbacks",
     "Placed": "placement.placement",
-    "Population": "core.population",
+    "Population": "population",
     "StopOnReturn": "core.callbacks",
     "TensorBoard": "core.callbacks",
     "VectorEnv": "core.vector",

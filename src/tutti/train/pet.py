@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from tutti.train.tasks.text import stacked
+from tutti.train.tasks.language.text import stacked
 from tutti.train.trainer.trainer import Trainer
 from tutti.train.values import Outputs, Processor, Row
 

@@ -15,7 +15,7 @@ from tutti.hardware import Cluster
 from tutti.lower.parts.cut import PREPARATION, Place, undivided
 from tutti.lower.parts.weight_roundings import weight_roundings
 from tutti.lower.variants.vary import vary
-from tutti.ops.scaled_mm import ROUND_BOTH, ROUND_OPERAND
+from tutti.ops.products.scaled_mm import ROUND_BOTH, ROUND_OPERAND
 from tutti.plan.planner import Planner
 from tutti.plan.variant import Variant
 from tutti.sim.dryrun import dry_run

@@ -16,7 +16,7 @@ from tutti.lower.variants.low_precision import in_low_precision
 from tutti.lower.variants.round_once import round_once
 from tutti.lower.variants.vary import vary
 from tutti.nn.linear.scaled_mm import FORMATS
-from tutti.ops.scaled_mm import ROUND_BOTH, ROUND_OPERAND, SCALED_MM
+from tutti.ops.products.scaled_mm import ROUND_BOTH, ROUND_OPERAND, SCALED_MM
 from tutti.plan.planner import Planner
 from tutti.plan.search.recompute import made_by
 from tutti.plan.variant import Variant

@@ -11,7 +11,7 @@ from cases import slow
 from tutti.cli.plan.workload import Captured, Workload
 from tutti.hardware import Cluster
 from tutti.nn.linear.scaled_mm import FORMATS, LARGEST, block_of, product, round_operand, rounded, scaled_back
-from tutti.ops.scaled_mm import SCALED_MM
+from tutti.ops.products.scaled_mm import SCALED_MM
 from tutti.plan.planner import Planner
 from tutti.sim.dryrun import dry_run
 

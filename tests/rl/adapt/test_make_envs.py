@@ -13,7 +13,7 @@ from tutti.rl.adapt.make import make
 from tutti.rl.adapt.mujoco import MuJoCo
 from tutti.rl.adapt.native import Native
 from tutti.rl.adapt.pettingzoo import PettingZoo
-from tutti.rl.adapt.workers import Workers
+from tutti.rl.adapt.processes.workers import Workers
 
 
 @pytest.mark.parametrize(

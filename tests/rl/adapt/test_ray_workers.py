@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tutti.rl.adapt import layout
 from tutti.rl.adapt.gymnasium import Gymnasium
-from tutti.rl.adapt.workers import Workers
+from tutti.rl.adapt.processes.workers import Workers
 from tutti.rl.placement.placement import Placed
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'tutti[ray]'")

@@ -13,8 +13,8 @@ import pytest
 from gymnasium import spaces
 
 from tutti.rl.adapt.gymnasium import Gymnasium
-from tutti.rl.adapt.halves import Halves
-from tutti.rl.adapt.workers import Workers
+from tutti.rl.adapt.processes.halves import Halves
+from tutti.rl.adapt.processes.workers import Workers
 
 pytestmark = [pytest.mark.starts, pytest.mark.filterwarnings("ignore:.*is started again:RuntimeWarning")]
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from tutti.rl.algorithms.ppo import PPO
-from tutti.rl.algorithms.rnd import RND
+from tutti.rl.algorithms.policy_gradient.ppo import PPO
+from tutti.rl.algorithms.policy_gradient.rnd import RND
 from tutti.rl.core import keys
 from tutti.rl.core.collect import rollout
 from tutti.rl.envs.registry import make

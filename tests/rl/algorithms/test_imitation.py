@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tutti.rl.adapt.minari import Episode
-from tutti.rl.algorithms.dagger import DAgger
-from tutti.rl.algorithms.gail import GAIL
-from tutti.rl.algorithms.ppo import PPO
+from tutti.rl.algorithms.imitation.dagger import DAgger
+from tutti.rl.algorithms.imitation.gail import GAIL
+from tutti.rl.algorithms.policy_gradient.ppo import PPO
 from tutti.rl.core import collect, keys
 from tutti.rl.experts import actions_of
 

@@ -392,7 +392,7 @@ def test_quantile_regression(masks):
 
 
 def test_quantiles_are_summed_and_targets_averaged():
-    from tutti.rl.algorithms.qr_dqn import quantile_loss
+    from tutti.rl.algorithms.value.qr_dqn import quantile_loss
 
     quantiles, targets = double(2, 3), double(2, 5)
     for row in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tutti.rl.algorithms.mbpo import MBPO
+from tutti.rl.algorithms.model_based.mbpo import MBPO
 from tutti.rl.core import keys
 from tutti.rl.networks.dynamics import HIGHEST, LOWEST, Dynamics
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tutti.rl import teams
-from tutti.rl.algorithms.coma import COMA, counterfactual
-from tutti.rl.algorithms.ippo import IPPO
-from tutti.rl.algorithms.maddpg import MADDPG
-from tutti.rl.algorithms.mappo import MAPPO
-from tutti.rl.algorithms.ppo import PPO
-from tutti.rl.algorithms.qmix import QMIX
-from tutti.rl.algorithms.vdn import VDN
+from tutti.rl.algorithms.multi_agent.coma import COMA, counterfactual
+from tutti.rl.algorithms.multi_agent.ippo import IPPO
+from tutti.rl.algorithms.multi_agent.maddpg import MADDPG
+from tutti.rl.algorithms.multi_agent.mappo import MAPPO
+from tutti.rl.algorithms.multi_agent.qmix import QMIX
+from tutti.rl.algorithms.multi_agent.vdn import VDN
+from tutti.rl.algorithms.policy_gradient.ppo import PPO
 from tutti.rl.core import keys
 from tutti.rl.core.collect import rollout
 from tutti.rl.core.program import leaves

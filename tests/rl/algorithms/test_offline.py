@@ -12,13 +12,13 @@ from scipy import stats
 from tutti.rl.adapt import minari
 from tutti.rl.adapt.minari import Episode
 from tutti.rl.adapt.pure import Pure
-from tutti.rl.algorithms.awac import AWAC
-from tutti.rl.algorithms.bc import BC
-from tutti.rl.algorithms.cql import CQL
-from tutti.rl.algorithms.discrete_cql import DiscreteCQL
-from tutti.rl.algorithms.dt import DT
-from tutti.rl.algorithms.iql import IQL, expectile_loss
-from tutti.rl.algorithms.td3_bc import TD3BC
+from tutti.rl.algorithms.imitation.bc import BC
+from tutti.rl.algorithms.offline.awac import AWAC
+from tutti.rl.algorithms.offline.cql import CQL
+from tutti.rl.algorithms.offline.discrete_cql import DiscreteCQL
+from tutti.rl.algorithms.offline.dt import DT
+from tutti.rl.algorithms.offline.iql import IQL, expectile_loss
+from tutti.rl.algorithms.offline.td3_bc import TD3BC
 from tutti.rl.core import collect, keys
 from tutti.rl.dataset import first_steps, returns_to_go
 from tutti.rl.envs.cartpole import CartPole

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tutti.rl.algorithms.ppo import PPO
-from tutti.rl.algorithms.r2d2 import R2D2, scaled, unscaled
-from tutti.rl.algorithms.recurrent_ppo import RecurrentPPO
+from tutti.rl.algorithms.policy_gradient.ppo import PPO
+from tutti.rl.algorithms.policy_gradient.recurrent_ppo import RecurrentPPO
+from tutti.rl.algorithms.value.r2d2 import R2D2, scaled, unscaled
 from tutti.rl.core import keys
 from tutti.rl.core.collect import rollout
 from tutti.rl.core.returns import n_step

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tutti.rl.algorithms.alphazero import AlphaZero, outcomes
+from tutti.rl.algorithms.model_based.alphazero import AlphaZero, outcomes
 from tutti.rl.core import keys
 from tutti.rl.envs.boards import ConnectFour, TicTacToe
 from tutti.rl.envs.perfect import best_moves, perfect_move

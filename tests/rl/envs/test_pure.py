@@ -10,7 +10,7 @@ import tutti
 from rl_cases import stepped
 from tutti.rl.core import keys
 from tutti.rl.envs import registry
-from tutti.rl.envs.mpe import SimpleTag
+from tutti.rl.envs.teams.mpe import SimpleTag
 
 N = 6
 ENVS = [registry.make(name) for name in registry.names() if not name.startswith("Battle-")]

@@ -26,7 +26,7 @@ from tutti.science.em.fdtd import (
     drude,
 )
 from tutti.science.em.fdtd.grid import C0
-from tutti.science.em.fdtd.reference import mask
+from tutti.science.em.fdtd.stepping.reference import mask
 
 pytestmark = pytest.mark.starts
 

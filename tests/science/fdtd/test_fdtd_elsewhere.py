@@ -8,8 +8,8 @@ import pytest
 import torch
 from fdtd_cases import case
 
-from tutti.science.em.fdtd.elsewhere import Sources
-from tutti.science.em.fdtd.reference import Reference
+from tutti.science.em.fdtd.stepping.elsewhere import Sources
+from tutti.science.em.fdtd.stepping.reference import Reference
 
 pytestmark = [pytest.mark.starts, pytest.mark.filterwarnings("ignore:.*")]
 

@@ -26,10 +26,10 @@ from tutti.science.em.fdtd import (
     mie,
     pulse,
 )
-from tutti.science.em.fdtd.farfield import scattering_width, surface
-from tutti.science.em.fdtd.farfield3d import amplitude, surface3d
+from tutti.science.em.fdtd.media.subpixel import conductor, permittivity
+from tutti.science.em.fdtd.observation.farfield import scattering_width, surface
+from tutti.science.em.fdtd.observation.farfield3d import amplitude, surface3d
 from tutti.science.em.fdtd.resolution import highest
-from tutti.science.em.fdtd.subpixel import conductor, permittivity
 
 GRID, WAVE = Grid((40, 40), 0.01), gaussian_up_to(1e9)
 SOURCE, F = Current("Ez", (20, 20), WAVE), torch.tensor([5e8, 1e9])

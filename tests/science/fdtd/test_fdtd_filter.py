@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tutti.science.em.fdtd import Grid, LinePlane, gaussian_up_to, microstrip
-from tutti.science.em.fdtd.ports import waves
+from tutti.science.em.fdtd.excitation.ports import waves
 from tutti.science.em.fdtd.simulation import Result
 
 pytestmark = pytest.mark.starts

@@ -9,7 +9,7 @@ import torch
 from fdtd_cases import case
 
 from tutti.science.em.fdtd import Current, Grid, Pole, Probe, Simulation, gaussian_up_to
-from tutti.science.em.fdtd.reference import Reference
+from tutti.science.em.fdtd.stepping.reference import Reference
 
 pytestmark = [
     pytest.mark.starts,  # the compiler

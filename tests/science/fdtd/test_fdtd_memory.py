@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tutti.science.em.fdtd import CPML, Current, Grid, Probe, Simulation, gaussian_up_to, march
+from tutti.science.em.fdtd import CPML, Current, Grid, Probe, Simulation, gaussian_up_to
+from tutti.science.em.fdtd.stepping import march
 
 
 def simulation():

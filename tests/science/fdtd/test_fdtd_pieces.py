@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tutti.launch.progress import told_by
-from tutti.science.em.fdtd import CPML, Current, Energy, Grid, Probe, Simulation, Snapshots, Spectrum, drude, pieces
+from tutti.science.em.fdtd import CPML, Current, Energy, Grid, Probe, Simulation, Snapshots, Spectrum, drude
 from tutti.science.em.fdtd import gaussian_up_to as gaussian
+from tutti.science.em.fdtd.stepping import pieces
 
 pytestmark = [
     pytest.mark.starts,

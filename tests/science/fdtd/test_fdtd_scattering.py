@@ -21,9 +21,9 @@ from tutti.science.em.fdtd import (
     lorentz,
     pulse,
 )
-from tutti.science.em.fdtd.farfield import scattering_width, surface
 from tutti.science.em.fdtd.grid import C0
 from tutti.science.em.fdtd.mie import cylinder
+from tutti.science.em.fdtd.observation.farfield import scattering_width, surface
 
 pytestmark = pytest.mark.starts
 

@@ -23,7 +23,7 @@ from tutti.science.em.fdtd import (
     gaussian_up_to,
     predict,
 )
-from tutti.science.em.fdtd.slabs import widths
+from tutti.science.em.fdtd.stepping.slabs import widths
 
 pytestmark = [
     pytest.mark.starts,

@@ -10,10 +10,10 @@ import torch
 from tutti.science.em.cad import fill
 from tutti.science.em.cad import sphere as ball
 from tutti.science.em.fdtd import CPML, Grid, PlaneWave, Simulation, pulse
-from tutti.science.em.fdtd.farfield3d import amplitude, cross_section, extinction, surface3d
 from tutti.science.em.fdtd.grid import C0
+from tutti.science.em.fdtd.media.subpixel import conductor, permittivity
 from tutti.science.em.fdtd.mie import sphere
-from tutti.science.em.fdtd.subpixel import conductor, permittivity
+from tutti.science.em.fdtd.observation.farfield3d import amplitude, cross_section, extinction, surface3d
 
 
 def test_series_of_the_literature():

@@ -7,8 +7,8 @@ import torch
 
 from tutti.science.em.cad import box, fill
 from tutti.science.em.fdtd import Grid
-from tutti.science.em.fdtd.farfield3d import surface3d
-from tutti.science.em.fdtd.subpixel import conductor, permittivity
+from tutti.science.em.fdtd.media.subpixel import conductor, permittivity
+from tutti.science.em.fdtd.observation.farfield3d import surface3d
 
 GRID = Grid((6, 5, 4), 0.1)
 

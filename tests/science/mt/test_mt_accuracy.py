@@ -10,8 +10,8 @@ import torch
 
 from tutti.science.em.mt import MT2D, Data, Mesh2D
 from tutti.science.em.mt.command import forward
-from tutti.science.em.mt.layered import layered
 from tutti.science.em.mt.mesh import skin_depth
+from tutti.science.em.mt.response.layered import layered
 
 FIGURES = {(10, 100): (0.64, 0.13), (10, 300): (1.0, 0.14), (1, 1000): (4.3, 0.79)}  # percent, degrees: at most
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tutti.science.em.mt.columns import (
+from tutti.science.em.mt.inverse.columns import (
     Background,
     Blur,
     Bumps,
@@ -17,8 +17,8 @@ from tutti.science.em.mt.columns import (
     basin,
     samtex,
 )
-from tutti.science.em.mt.synthetic import basin_setting, outside_of_prior, samtex_setting
-from tutti.science.em.mt.vae import VAE
+from tutti.science.em.mt.inverse.vae import VAE
+from tutti.science.em.mt.surveys.synthetic import basin_setting, outside_of_prior, samtex_setting
 
 Z = torch.linspace(0, 1000, 33)[:-1] + 15
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tutti import cli
-from tutti.science.em.mt.columns import PRIORS
 from tutti.science.em.mt.config import MTConfig
-from tutti.science.em.mt.data import Data
+from tutti.science.em.mt.inverse.columns import PRIORS
 from tutti.science.em.mt.keys import sections
+from tutti.science.em.mt.surveys.data import Data
 
 RUNS = Path(__file__).parents[3] / "runs"
 

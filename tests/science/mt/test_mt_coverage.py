@@ -7,10 +7,10 @@ import torch
 
 from tutti.science.em.mt import MT2D, Data
 from tutti.science.em.mt.command import invert
-from tutti.science.em.mt.inversion import Inversion
-from tutti.science.em.mt.parameters import Pixel
-from tutti.science.em.mt.posterior import COVERAGE, posterior
-from tutti.science.em.mt.synthetic import basin_setting, outside_of_prior
+from tutti.science.em.mt.inverse.inversion import Inversion
+from tutti.science.em.mt.inverse.parameters import Pixel
+from tutti.science.em.mt.inverse.posterior import COVERAGE, posterior
+from tutti.science.em.mt.surveys.synthetic import basin_setting, outside_of_prior
 
 
 @pytest.mark.parametrize(("kind", "most", "previous"), [("prior", 0.046, 0.2), ("outside", 0.15, 0.2)])

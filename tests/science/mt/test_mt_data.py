@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from tutti.science.em.mt.data import Data
-from tutti.science.em.mt.edi import OHM, Edi, profile, read_edi, survey
-from tutti.science.em.mt.forward import MT2D
 from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.response.forward import MT2D
+from tutti.science.em.mt.surveys.data import Data
+from tutti.science.em.mt.surveys.edi import OHM, Edi, profile, read_edi, survey
 
 FREQUENCIES, SITES = (10.0, 1.0), (0.0, 400.0, 1000.0)
 

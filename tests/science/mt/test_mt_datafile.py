@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tutti.science.em.mt.config import MTConfig
-from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.surveys.data import Data
 
 HEAD = "mode,frequency_hz,site_m,quantity,value,error,weight\n"
 ROW = "TE,10.0,0.0,log10_rho,2.0,0.1,1\n"

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from tutti.science.em.mt.forward import MT2D
-from tutti.science.em.mt.layered import layered, log_resistivity
 from tutti.science.em.mt.mesh import Mesh2D, graded
+from tutti.science.em.mt.response.forward import MT2D
+from tutti.science.em.mt.response.layered import layered, log_resistivity
 from tutti.science.em.mt.share import Share
-from tutti.science.em.mt.truth import commemi_2d0
+from tutti.science.em.mt.surveys.truth import commemi_2d0
 
 MESH = Mesh2D([0, 100, 200, 400], [0, 10, 30])
 

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 
 from tutti.science.em.mt import command, figures
 from tutti.science.em.mt.config import MTConfig
-from tutti.science.em.mt.data import Data
 from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.surveys.data import Data
 
 MESH = Mesh2D([-2000, -1000, 0, 1000, 2000], [0, 500, 1000, 4000])
 

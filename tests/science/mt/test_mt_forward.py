@@ -8,9 +8,9 @@ from importlib import import_module
 import pytest
 import torch
 
-from tutti.science.em.mt.forward import MT2D
-from tutti.science.em.mt.layered import apparent, layered, log_resistivity
 from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.response.forward import MT2D
+from tutti.science.em.mt.response.layered import apparent, layered, log_resistivity
 
 SITES, FREQUENCIES = [-1000.0, 0.0, 300.0, 1999.0], [10.0, 0.1]
 ALL = ("tipper", "TE", "TM")
@@ -129,7 +129,7 @@ def test_a_section_ten_times_as_large_has_the_data_of_a_hundredth_of_the_frequen
 
 @pytest.mark.parametrize("name", ("forward", "layered"))
 def test_examples(name):
-    found = doctest.testmod(import_module(f"tutti.science.em.mt.{name}"))
+    found = doctest.testmod(import_module(f"tutti.science.em.mt.response.{name}"))
     assert found.attempted and not found.failed
 
 

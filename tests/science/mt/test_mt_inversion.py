@@ -6,13 +6,13 @@ import torch
 
 from tutti.launch.progress import told_by
 from tutti.science.em.mt import MT2D, Data, Mesh2D
-from tutti.science.em.mt.columns import Background, Columns, Layer, Uniform
-from tutti.science.em.mt.inversion import Candidate, Inversion, Iteration, System
-from tutti.science.em.mt.mismatch import checked, mismatch
-from tutti.science.em.mt.parameters import Coded, Pixel, Region
-from tutti.science.em.mt.posterior import ensemble, posterior
-from tutti.science.em.mt.quality import rms, sharpness, ssim
-from tutti.science.em.mt.vae import VAE
+from tutti.science.em.mt.inverse.columns import Background, Columns, Layer, Uniform
+from tutti.science.em.mt.inverse.inversion import Candidate, Inversion, Iteration, System
+from tutti.science.em.mt.inverse.mismatch import checked, mismatch
+from tutti.science.em.mt.inverse.parameters import Coded, Pixel, Region
+from tutti.science.em.mt.inverse.posterior import ensemble, posterior
+from tutti.science.em.mt.inverse.quality import rms, sharpness, ssim
+from tutti.science.em.mt.inverse.vae import VAE
 
 MESH = Mesh2D([-20e3, -8e3, -3e3, *torch.linspace(-1e3, 1e3, 9).tolist(), 3e3, 8e3, 20e3],
               [0.0, 15, 35, 60, 90, 130, 180, 250, 340, 460, 620, 840, 1200, 2000, 4000, 8000])  # fmt: skip
@@ -76,7 +76,7 @@ def test_a_step_minimises_the_linearised_objective(problem, vae, kind, shifts):
 
 
 def test_both_spaces_give_the_same_step(problem, monkeypatch):
-    from tutti.science.em.mt import inversion as module
+    from tutti.science.em.mt.inverse import inversion as module
 
     data = Data.synthetic(problem, truth())
     inversion, parameters = Inversion(problem, data), Pixel(MESH)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tutti.science.em.mt.forward import MT2D
 from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.response.forward import MT2D
 
 SITES, MODES = [-900.0, 0.0, 300.0, 1500.0, 2000.0], ("TE", "tipper", "TM")
 FREQUENCIES = {1: [1.0], 5: [100.0, 10.0, 1.0, 0.3, 0.1]}

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from tutti.science.em.mt import MT2D, Data
-from tutti.science.em.mt.columns import Columns
-from tutti.science.em.mt.edi import Edi
-from tutti.science.em.mt.inversion import Inversion
+from tutti.science.em.mt.inverse.columns import Columns
+from tutti.science.em.mt.inverse.inversion import Inversion
+from tutti.science.em.mt.inverse.mismatch import Mismatch
+from tutti.science.em.mt.inverse.parameters import Pixel
+from tutti.science.em.mt.inverse.posterior import posterior
 from tutti.science.em.mt.mesh import Mesh2D
-from tutti.science.em.mt.mismatch import Mismatch
-from tutti.science.em.mt.parameters import Pixel
-from tutti.science.em.mt.posterior import posterior
-from tutti.science.em.mt.synthetic import basin_setting
+from tutti.science.em.mt.surveys.edi import Edi
+from tutti.science.em.mt.surveys.synthetic import basin_setting
 from tutti.science.em.shown import Brief
 
 

@@ -5,11 +5,11 @@ import warnings
 import pytest
 import torch
 
-from tutti.science.em.mt.forward import MT2D
-from tutti.science.em.mt.layered import layered
 from tutti.science.em.mt.mesh import Mesh2D, graded
+from tutti.science.em.mt.response.forward import MT2D
+from tutti.science.em.mt.response.layered import layered
 from tutti.science.em.mt.suitability import shortcomings
-from tutti.science.em.mt.synthetic import SETTINGS
+from tutti.science.em.mt.surveys.synthetic import SETTINGS
 
 X = [-2e4, -8e3, -2e3, -500.0, 500.0, 2e3, 8e3, 2e4]
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tutti.science.em.mt.forward import MT2D
-from tutti.science.em.mt.layered import layered, log_resistivity
 from tutti.science.em.mt.mesh import Mesh2D, graded
-from tutti.science.em.mt.truth import commemi_2d0, commemi_2d0_tm, commemi_2d1
+from tutti.science.em.mt.response.forward import MT2D
+from tutti.science.em.mt.response.layered import layered, log_resistivity
+from tutti.science.em.mt.surveys.truth import commemi_2d0, commemi_2d0_tm, commemi_2d1
 
 # x (km): TE apparent resistivity converged, TM exact apparent resistivity and phase
 COMMEMI_2D0 = {

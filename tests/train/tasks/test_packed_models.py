@@ -7,7 +7,7 @@ import torch
 import transformers as t
 
 from tutti.data.packs import packed_batch
-from tutti.train.tasks.causal_lm import check_packing
+from tutti.train.tasks.language.causal_lm import check_packing
 
 TINY = {
     "vocab_size": 60,

@@ -23,7 +23,7 @@ from tutti.align.sequences import IGNORED, batch_of, token_logprobs
 from tutti.align.trainer import AlignTrainer
 from tutti.data.packs import Packs, packed_batch
 from tutti.launch.progress import progress
-from tutti.train.tasks.causal_lm import check_packing
+from tutti.train.tasks.language.causal_lm import check_packing
 from tutti.train.trainer.loss import unpacked
 
 

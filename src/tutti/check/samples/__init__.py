@@ -10,12 +10,12 @@ depends on: sizes, dims, flags, absent operands. A function with two parameters 
 """
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 import tutti.ops  # noqa: F401  (registers the project's operators)
 from tutti.check.samples.sample import Draw, samples
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+for _module in walk_packages(__path__, f"{__name__}."):
+    import_module(_module.name)
 
 __all__ = ["Draw", "samples"]

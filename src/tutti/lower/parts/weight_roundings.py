@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import fx
 
 from tutti.ir.step_graph import FORWARD, Call, StepGraph, copy_graph
-from tutti.ops.scaled_mm import ROUND_OPERAND
+from tutti.ops.products.scaled_mm import ROUND_OPERAND
 from tutti.plan.search.recompute import made_by
 
 

@@ -16,7 +16,7 @@ from tutti.ir.labels import annotate_labels, is_layer, layer_of
 from tutti.ir.step_graph import FORWARD, UPDATE, Call, StepGraph, copy_graph
 from tutti.lower.variants.roundings import rounded
 from tutti.ops.costs import annotate_costs
-from tutti.ops.scaled_mm import SCALED_MM
+from tutti.ops.products.scaled_mm import SCALED_MM
 
 aten = torch.ops.aten
 ROUTES = 8  # a product with so many times fewer results than operands in a row belongs to a router

@@ -7,7 +7,7 @@ import operator
 from torch import fx
 
 from tutti.ir.step_graph import Call
-from tutti.ops.scaled_mm import ROUND_BOTH, ROUND_OPERAND
+from tutti.ops.products.scaled_mm import ROUND_BOTH, ROUND_OPERAND
 
 
 def round_once(graph: fx.Graph) -> None:

@@ -24,7 +24,7 @@ from tutti.ir.costs import FREE
 from tutti.ir.spec import Spec
 from tutti.ir.step_graph import BACKWARD, FORWARD, Call
 from tutti.nn.linear.scaled_mm import format_of
-from tutti.ops.scaled_mm import ROUND_OPERAND
+from tutti.ops.products.scaled_mm import ROUND_OPERAND
 from tutti.plan.search.recompute import made_by
 
 aten = torch.ops.aten

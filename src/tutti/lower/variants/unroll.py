@@ -32,7 +32,8 @@ from tutti.lower.collectives import COLLECTIVES, parse_ppermute
 from tutti.lower.emit import Emitter, Shape
 from tutti.lower.overlap.order import sort
 from tutti.lower.shard import REPLICATED, Sharder
-from tutti.ops import attention, source
+from tutti.ops import source
+from tutti.ops.attention import attention
 from tutti.ops.costs import annotate_costs
 from tutti.plan.pipeline.reads import Reads
 from tutti.plan.plan import Plan

@@ -12,7 +12,7 @@ import torch
 
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
-from tutti.ops.attention import is_causal
+from tutti.ops.attention.attention import is_causal
 from tutti.plan.layouts.choice import Choice, legal, output_placement, waste
 from tutti.plan.layouts.experts import ROUTED, Experts
 from tutti.plan.layouts.follow import follow

@@ -27,7 +27,7 @@ from tutti.ir.costs import FREE, flat
 from tutti.ir.labels import is_layer, layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, Call, StepGraph
 from tutti.ops import source
-from tutti.ops.scaled_mm import ROUND_OPERAND
+from tutti.ops.products.scaled_mm import ROUND_OPERAND
 from tutti.plan.variant import ATTENTION, LAYERS
 
 SMALL = 1e-6  # weight of the secondary objective, time or memory

@@ -32,7 +32,7 @@ def make(env: Any, n: int = 1, processes: int = 0, **kwargs: Any) -> VectorEnv:
     if isinstance(env, VectorEnv):
         raise ValueError(f"{env.name} is a VectorEnv already")
     if processes:
-        from tutti.rl.adapt.workers import Workers
+        from tutti.rl.adapt.processes.workers import Workers
 
         if not isinstance(env, str) and not _is_factory(env):
             raise ValueError(f"{env} is in this process; for worker processes give its id or a function that makes it")

@@ -15,8 +15,6 @@ from functools import partial
 
 from tutti.rl.core.env import Env
 from tutti.rl.envs.acrobot import Acrobot
-from tutti.rl.envs.battle import Battle
-from tutti.rl.envs.battle_maps import MAPS
 from tutti.rl.envs.boards import ConnectFour, TicTacToe
 from tutti.rl.envs.cartpole import CartPole
 from tutti.rl.envs.catch import Catch
@@ -26,9 +24,11 @@ from tutti.rl.envs.gridworld import GridWorld, frozen_lake
 from tutti.rl.envs.lqr import LQR
 from tutti.rl.envs.minatar import Breakout, SpaceInvaders
 from tutti.rl.envs.mountain_car import MountainCar, MountainCarContinuous
-from tutti.rl.envs.mpe import SimpleAdversary, SimpleSpeakerListener, SimpleSpread, SimpleTag
 from tutti.rl.envs.pendulum import Pendulum
 from tutti.rl.envs.perfect import perfect_move
+from tutti.rl.envs.teams.battle import Battle
+from tutti.rl.envs.teams.battle_maps import MAPS
+from tutti.rl.envs.teams.mpe import SimpleAdversary, SimpleSpeakerListener, SimpleSpread, SimpleTag
 from tutti.rl.envs.tmaze import TMaze
 from tutti.rl.envs.versus import Versus, greedy_move, random_move
 

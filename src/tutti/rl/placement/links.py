@@ -202,7 +202,7 @@ class Still(VectorEnv):
 
 def _pipe() -> float:
     """Seconds to give one worker process its actions, and to hear of the result."""
-    from tutti.rl.adapt.workers import Workers
+    from tutti.rl.adapt.processes.workers import Workers
 
     workers = Workers(Still, 4, 2)
     try:

@@ -18,7 +18,7 @@ from tutti.science.mol.dynamics.decomposed import DecomposedSimulation
 from tutti.science.mol.dynamics.guard import Guard
 from tutti.science.mol.dynamics.simulation import Simulation, Updater
 from tutti.science.mol.forcefield import Nonbonding, load_amber, load_openmm, read_system, water_box
-from tutti.science.mol.networks.for_md import compile_for_md
+from tutti.science.mol.networks.fast.for_md import compile_for_md
 from tutti.science.mol.networks.potential import NetworkPotential
 from tutti.science.mol.networks.saved import load_any
 from tutti.science.mol.potential import Potential

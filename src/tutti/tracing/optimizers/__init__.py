@@ -8,29 +8,14 @@ supply the constants; its state, if it has stepped, supplies the initial values.
 has no side effects and consists of ATen operators and `tutti::adam`. Only `lr` and `step` vary between steps. Results
 match torch to the last bit or two.
 
-One file per optimizer family holds its formula and source. `register_optimizer` adds another optimizer; see
-docs/extend/optimizer.md.
+One file of `formulas` per optimizer family holds its formula and source. The modules there are imported here.
+`register_optimizer` adds another optimizer; see docs/extend/optimizer.md.
 """
 
-from tutti.tracing.optimizers import (
-    adadelta,  # noqa: F401  (each module registers its rules)
-    adafactor,  # noqa: F401
-    adafactor_relative,  # noqa: F401
-    adagrad,  # noqa: F401
-    adam,  # noqa: F401
-    adam_8bit,  # noqa: F401
-    adamax,  # noqa: F401
-    asgd,  # noqa: F401
-    lamb,  # noqa: F401
-    lion,  # noqa: F401
-    muon,  # noqa: F401
-    muon_adamw,  # noqa: F401
-    nadam,  # noqa: F401
-    radam,  # noqa: F401
-    rmsprop,  # noqa: F401
-    rprop,  # noqa: F401
-    sgd,  # noqa: F401
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
+from tutti.tracing.optimizers import formulas
 from tutti.tracing.optimizers.clipping import clip_scale as clip_scale
 from tutti.tracing.optimizers.clipping import global_norm as global_norm
 from tutti.tracing.optimizers.clipping import not_finite as not_finite
@@ -51,3 +36,6 @@ from tutti.tracing.optimizers.table import TABLE as TABLE
 from tutti.tracing.optimizers.table import register as register
 from tutti.tracing.optimizers.table import register_optimizer as register_optimizer
 from tutti.tracing.optimizers.updates import update as update
+
+for _formula in iter_modules(formulas.__path__, f"{formulas.__name__}."):
+    import_module(_formula.name)

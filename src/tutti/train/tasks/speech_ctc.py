@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from tutti.data.buckets import pad_to_bucket
 from tutti.data.rows import BadRow
+from tutti.train.tasks.language.text import stacked
 from tutti.train.tasks.scores import IGNORED, arrays
 from tutti.train.tasks.task import Task
-from tutti.train.tasks.text import stacked
 from tutti.train.values import Outputs, Processor
 
 

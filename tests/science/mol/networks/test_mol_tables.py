@@ -9,7 +9,7 @@ import torch
 from mol_structures import molecule, structure
 
 from tutti.science.mol.networks import MolCT, Network, PaiNN, SchNet, compile_for_md, pack
-from tutti.science.mol.networks.tables import tabulate
+from tutti.science.mol.networks.fast.tables import tabulate
 
 KINDS = {"schnet": lambda: SchNet(24, 3, 12, 4.0), "painn": lambda: PaiNN(24, 3, 12, 4.0)}
 CELL = torch.tensor([[4.0, 0.0, 0.0], [1.0, 3.5, 0.0], [-0.5, 0.7, 3.2]], dtype=torch.float64)

@@ -3,16 +3,16 @@
 from tutti.extras import extra
 
 with extra("science"):
-    from tutti.science.em.fdtd.cpml import CPML
-    from tutti.science.em.fdtd.dispersion import Pole, drude, lorentz
+    from tutti.science.em.fdtd.excitation.planewave import PlaneWave
+    from tutti.science.em.fdtd.excitation.ports import LinePlane, Port, s_parameters
+    from tutti.science.em.fdtd.excitation.sources import Current
+    from tutti.science.em.fdtd.excitation.waveforms import gaussian, gaussian_up_to, pulse
     from tutti.science.em.fdtd.grid import Grid
-    from tutti.science.em.fdtd.monitors import Energy, Probe, Snapshots, Spectrum
-    from tutti.science.em.fdtd.planewave import PlaneWave
-    from tutti.science.em.fdtd.ports import LinePlane, Port, s_parameters
+    from tutti.science.em.fdtd.media.cpml import CPML
+    from tutti.science.em.fdtd.media.dispersion import Pole, drude, lorentz
+    from tutti.science.em.fdtd.observation.monitors import Energy, Probe, Snapshots, Spectrum
     from tutti.science.em.fdtd.predict import Prediction, predict
     from tutti.science.em.fdtd.simulation import Result, Simulation
-    from tutti.science.em.fdtd.sources import Current
-    from tutti.science.em.fdtd.waveforms import gaussian, gaussian_up_to, pulse
 
 __all__ = [
     "CPML",

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, pad
 
-from tutti.science.em.fdtd.cpml import CPML
+from tutti.science.em.fdtd.excitation.sources import Current
+from tutti.science.em.fdtd.excitation.waveforms import gaussian_up_to
 from tutti.science.em.fdtd.grid import Grid
-from tutti.science.em.fdtd.monitors import Probe
+from tutti.science.em.fdtd.media.cpml import CPML
+from tutti.science.em.fdtd.observation.monitors import Probe
 from tutti.science.em.fdtd.simulation import Simulation
-from tutti.science.em.fdtd.sources import Current
-from tutti.science.em.fdtd.waveforms import gaussian_up_to
 
 STEPS, REGION = 350, slice(30, 70)
 TRANSMITTERS = ((20, 50), (50, 20), (80, 50), (50, 80))

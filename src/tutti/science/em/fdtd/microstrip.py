@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tutti.science.em.fdtd.cpml import CPML
+from tutti.science.em.fdtd.excitation.ports import LinePlane, Port, s_parameters
+from tutti.science.em.fdtd.excitation.waveforms import gaussian_up_to
 from tutti.science.em.fdtd.grid import Grid
-from tutti.science.em.fdtd.ports import LinePlane, Port, s_parameters
+from tutti.science.em.fdtd.media.cpml import CPML
 from tutti.science.em.fdtd.simulation import Simulation
-from tutti.science.em.fdtd.waveforms import gaussian_up_to
 
 LAYERS, AIR, FREQUENCY = 8, 3, 20e9
 OFFSET = LAYERS + AIR  # of the substrate

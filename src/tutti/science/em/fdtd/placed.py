@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from tutti.science.em.fdtd.arrival import monitored, nodes
-from tutti.science.em.fdtd.cpml import CPML
+from tutti.science.em.fdtd.excitation.planewave import PlaneWave
+from tutti.science.em.fdtd.excitation.sources import HARD, Entries
 from tutti.science.em.fdtd.grid import Grid
-from tutti.science.em.fdtd.monitors import Energy, Side
-from tutti.science.em.fdtd.planewave import PlaneWave
+from tutti.science.em.fdtd.media.cpml import CPML
+from tutti.science.em.fdtd.observation.arrival import monitored, nodes
+from tutti.science.em.fdtd.observation.monitors import Energy, Side
 from tutti.science.em.fdtd.problem import PoleArrays, Setting
-from tutti.science.em.fdtd.sources import HARD, Entries
 
 
 def check_surfaces(grid: Grid, cpml: CPML | None, monitors: Sequence[Any], sources: Sequence[Any]) -> None:

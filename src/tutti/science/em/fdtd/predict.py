@@ -19,11 +19,11 @@ from math import ceil
 import torch
 
 from tutti.hardware import Cluster
-from tutti.science.em.fdtd.cpml import CPML, Lines
 from tutti.science.em.fdtd.grid import Grid
+from tutti.science.em.fdtd.media.cpml import CPML, Lines
 from tutti.science.em.fdtd.problem import state_numbers
 from tutti.science.em.fdtd.simulation import Simulation
-from tutti.science.em.fdtd.slabs import divided
+from tutti.science.em.fdtd.stepping.slabs import divided
 
 HALOS = (1, 2, 4, 8, 16, 32)
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from tutti.hardware.threads import threads
-from tutti.science.em.fdtd.cpml import Lines
+from tutti.science.em.fdtd.excitation.sources import Entries
 from tutti.science.em.fdtd.grid import Grid, changing
-from tutti.science.em.fdtd.sources import Entries
+from tutti.science.em.fdtd.media.cpml import Lines
 
 STAGGER = 9 * 16  # numbers
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutti.science.em.fdtd.excitation.waveforms import SIGNIFICANT
 from tutti.science.em.fdtd.grid import C0, Grid
-from tutti.science.em.fdtd.waveforms import SIGNIFICANT
 
 CELLS = 8  # per wavelength
 SMALL = 50  # times the diagonal of the grid: a wavelength that is longer is a mistake of units, or has no wave in it

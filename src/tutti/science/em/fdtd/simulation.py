@@ -21,15 +21,19 @@ from torch import Tensor
 
 from tutti.hardware.threads import threads
 from tutti.keywords import names_nearest
-from tutti.science.em.fdtd import arrival, elsewhere, march, materials, monitors, placed, resolution, sources
-from tutti.science.em.fdtd.cpml import CPML, Lines, lines
-from tutti.science.em.fdtd.dispersion import Pole
-from tutti.science.em.fdtd.energy import Watch
+from tutti.science.em.fdtd import placed, resolution
+from tutti.science.em.fdtd.excitation import sources
 from tutti.science.em.fdtd.grid import EPS0, Grid
-from tutti.science.em.fdtd.materials import Material
-from tutti.science.em.fdtd.monitors import Energy, Monitor
+from tutti.science.em.fdtd.media import materials
+from tutti.science.em.fdtd.media.cpml import CPML, Lines, lines
+from tutti.science.em.fdtd.media.dispersion import Pole
+from tutti.science.em.fdtd.media.materials import Material
+from tutti.science.em.fdtd.observation import arrival, monitors
+from tutti.science.em.fdtd.observation.energy import Watch
+from tutti.science.em.fdtd.observation.monitors import Energy, Monitor
 from tutti.science.em.fdtd.problem import PoleArrays, Problem, Reading, Setting, reading, table
-from tutti.science.em.fdtd.slabs import Slab
+from tutti.science.em.fdtd.stepping import elsewhere, march
+from tutti.science.em.fdtd.stepping.slabs import Slab
 from tutti.science.em.shown import Brief, brief
 
 

@@ -15,19 +15,19 @@ from rich.console import Console
 from torch import Tensor
 
 from tutti.science.em.mt import figures
-from tutti.science.em.mt.columns import PRIORS
 from tutti.science.em.mt.config import MTConfig
-from tutti.science.em.mt.data import Data
-from tutti.science.em.mt.forward import MT2D
-from tutti.science.em.mt.inversion import Inversion, Iteration, Result
+from tutti.science.em.mt.inverse.columns import PRIORS
+from tutti.science.em.mt.inverse.inversion import Inversion, Iteration, Result
+from tutti.science.em.mt.inverse.mismatch import Mismatch, checked, mismatch
+from tutti.science.em.mt.inverse.parameters import Coded, Pixel
+from tutti.science.em.mt.inverse.posterior import COVERAGE, ensemble, posterior
+from tutti.science.em.mt.inverse.quality import rms
+from tutti.science.em.mt.inverse.vae import VAE
 from tutti.science.em.mt.mesh import Mesh2D, skin_depth
-from tutti.science.em.mt.mismatch import Mismatch, checked, mismatch
 from tutti.science.em.mt.painted import snapped
-from tutti.science.em.mt.parameters import Coded, Pixel
-from tutti.science.em.mt.posterior import COVERAGE, ensemble, posterior
-from tutti.science.em.mt.quality import rms
+from tutti.science.em.mt.response.forward import MT2D
+from tutti.science.em.mt.surveys.data import Data
 from tutti.science.em.mt.tables import ModelTable
-from tutti.science.em.mt.vae import VAE
 
 CONSOLE, ERRORS = Console(highlight=False, soft_wrap=True), Console(highlight=False, soft_wrap=True, stderr=True)
 

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from tutti.config.build import build
 from tutti.config.files import read
-from tutti.science.em.mt.columns import PRIORS
-from tutti.science.em.mt.data import Data
-from tutti.science.em.mt.datafile import arrays
-from tutti.science.em.mt.edi import read_edi, survey
+from tutti.science.em.mt.inverse.columns import PRIORS
+from tutti.science.em.mt.inverse.parameters import Region
 from tutti.science.em.mt.keys import check
 from tutti.science.em.mt.mesh import Mesh2D
 from tutti.science.em.mt.painted import cells_within, interfaces
-from tutti.science.em.mt.parameters import Region
-from tutti.science.em.mt.synthetic import SETTINGS, Setting
+from tutti.science.em.mt.surveys.data import Data
+from tutti.science.em.mt.surveys.datafile import arrays
+from tutti.science.em.mt.surveys.edi import read_edi, survey
+from tutti.science.em.mt.surveys.synthetic import SETTINGS, Setting
 from tutti.science.em.mt.tables import (
     DataTable,
     FigureTable,

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tutti.science.em.mt.data import Data
-from tutti.science.em.mt.inversion import Iteration
+from tutti.science.em.mt.inverse.inversion import Iteration
 from tutti.science.em.mt.mesh import Mesh2D
+from tutti.science.em.mt.surveys.data import Data
 
 RESISTIVITY = "log10 resistivity (ohm-m)"
 QUANTITIES = {  # labels, and the smallest range of colours: noise is not stretched over all of them

@@ -7,7 +7,7 @@ from tutti.science.mol.networks.active import Round, learn, select
 from tutti.science.mol.networks.batch import Batch, Structure, groups, pack
 from tutti.science.mol.networks.deploy import calculator, export, openmm_force
 from tutti.science.mol.networks.ensemble import Ensemble, Prediction
-from tutti.science.mol.networks.for_md import compile_for_md
+from tutti.science.mol.networks.fast.for_md import compile_for_md
 from tutti.science.mol.networks.molct import MolCT
 from tutti.science.mol.networks.network import Network
 from tutti.science.mol.networks.painn import PaiNN

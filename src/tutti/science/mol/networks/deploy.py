@@ -16,8 +16,8 @@ from tutti.extras import extra
 from tutti.science.mol import cell as cells
 from tutti.science.mol.neighbors import NeighborList
 from tutti.science.mol.networks.batch import Batch
-from tutti.science.mol.networks.compiled import Compiled
 from tutti.science.mol.networks.ensemble import Ensemble
+from tutti.science.mol.networks.fast.compiled import Compiled
 from tutti.science.mol.networks.network import Network
 from tutti.science.mol.networks.potential import Differentiable, NetworkPotential, trained_species
 from tutti.science.mol.networks.ragged import sum_at, take

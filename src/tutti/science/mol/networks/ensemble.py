@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.science.mol.networks.batch import Batch
-from tutti.science.mol.networks.compiled import Compiled
+from tutti.science.mol.networks.fast.compiled import Compiled
 from tutti.science.mol.networks.network import Network
 
 

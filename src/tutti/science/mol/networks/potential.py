@@ -20,7 +20,7 @@ from torch import Tensor
 from tutti.science.mol.elements import NUMBERS
 from tutti.science.mol.neighbors import NeighborList, Pairs
 from tutti.science.mol.networks.batch import SPECIES, Batch
-from tutti.science.mol.networks.compiled import Compiled
+from tutti.science.mol.networks.fast.compiled import Compiled
 from tutti.science.mol.part import Part
 from tutti.science.mol.potential import Potential, copy_without_caches
 from tutti.science.mol.units import MD, PRESETS, Units, factor

@@ -1,0 +1,1 @@
+"""Samples of operators of mixtures of experts."""

@@ -1,0 +1,1 @@
+"""Samples of operators that read or write by index."""

@@ -1,0 +1,1 @@
+"""Samples of matrix products and linear algebra."""

@@ -1,0 +1,1 @@
+"""Samples of operators that reduce or compare along a dim."""

@@ -1,0 +1,1 @@
+"""Samples of operators with spatial dims."""

@@ -1,0 +1,1 @@
+"""Methods of compression: calibration, rounding, rotation, pruning, low rank, distillation."""

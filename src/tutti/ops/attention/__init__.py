@@ -1,0 +1,1 @@
+"""Rules of attention: fused kernels, and attention over a paged cache."""

@@ -1,0 +1,1 @@
+"""Rules of operators with spatial dims: convolution, pooling, resampling, windows and rolls."""

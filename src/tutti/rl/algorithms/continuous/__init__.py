@@ -1,0 +1,1 @@
+"""Off-policy algorithms for continuous actions: DDPG, TD3, SAC and relatives."""

@@ -1,0 +1,1 @@
+"""Algorithms that imitate an expert."""

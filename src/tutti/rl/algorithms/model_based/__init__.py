@@ -1,0 +1,1 @@
+"""Algorithms with a model of the environment: world models and tree search."""

@@ -1,0 +1,1 @@
+"""Algorithms on policy: REINFORCE, A2C, PPO and relatives."""

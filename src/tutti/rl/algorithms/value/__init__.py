@@ -1,0 +1,1 @@
+"""Algorithms that learn action values: DQN and its variants."""

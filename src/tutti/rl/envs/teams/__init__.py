@@ -1,0 +1,1 @@
+"""Environments with several agents: battles and particle worlds."""

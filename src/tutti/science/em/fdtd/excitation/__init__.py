@@ -1,0 +1,1 @@
+"""Sources, plane waves, ports and waveforms."""

@@ -1,0 +1,1 @@
+"""Materials: update coefficients, dispersion, subpixel averages, absorbing layers."""

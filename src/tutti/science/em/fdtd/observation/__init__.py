@@ -1,0 +1,1 @@
+"""Monitors, far fields, energy, and whether a run is long enough."""

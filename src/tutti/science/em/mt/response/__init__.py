@@ -1,0 +1,1 @@
+"""Forward models: fields and responses of sections and of layered earths."""

@@ -1,0 +1,1 @@
+"""Survey data: observations, EDI and data files, synthetic surveys and truths."""

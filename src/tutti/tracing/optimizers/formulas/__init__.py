@@ -1,0 +1,1 @@
+"""Updates of optimizers, one family in each file. Importing the modules registers them."""
