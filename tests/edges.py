@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tutti.tracing.batch import part, rows
+from tutti.tracing.batch import FlatBatch
 
 ROWS, WIDTH, CLASSES = 12, 8, 4
 Case = tuple[nn.Module, Any, Callable | None]
@@ -76,8 +76,7 @@ def after_steps(make: Callable[[], Case], steps: int = 3, microbatches: int = 1)
         optimizer.zero_grad()
         total = torch.zeros(())
         for k in range(microbatches):
-            size = rows(batch) // microbatches
-            one = part(batch, k * size, (k + 1) * size) if microbatches > 1 else batch
+            one = FlatBatch(batch).parts(microbatches)[k].batch
             if loss is not None:
                 value = loss(model, one)
                 value = value[0] if isinstance(value, tuple) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
@@ -89,6 +90,19 @@ def test_names_say_what_they_hold(package):
         wrong += [f"{file}:{line} {name}" for name, line in _bound(tree) if name.strip("_").lower() in RETIRED]
         wrong += [f"{file}:{line} {text[:40]!r}" for text, line in _documented(tree) if text.startswith("Of ")]
     assert not wrong, f"retired names, and docstrings that begin with 'Of': {wrong[:20]}"
+
+
+def test_names_of_inputs_are_built_by_kind():
+    """`Kind.PARAM.at(path)`, `kind_of(name)` and `path_of(name)`, not strings that are put together and split."""
+    by_hand = re.compile(r"""["'](?:param|buffer|grad|batch|common|count|written|value|cache|output|metric|check):""")
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        code = ast.parse(path.read_text())
+        documentation = {id(node.value) for node in ast.walk(code) if isinstance(node, ast.Expr)}
+        wrong += [f"{path.relative_to(SOURCE)}:{node.lineno}" for node in ast.walk(code)
+                  if isinstance(node, ast.Constant) and id(node) not in documentation
+                  and isinstance(node.value, str) and by_hand.match(f"'{node.value}")]  # fmt: skip
+    assert not wrong, f"use tutti.ir.kind: {wrong}"
 
 
 def test_the_glossary_names_the_terms_of_the_field():

@@ -15,9 +15,9 @@ import zoo
 from cases import crossed
 from models import MODELS
 from pipelines import pipeline, random_stages
-from tutti.exec.batches import microbatches
 from tutti.lower.variants.unroll import unroll
 from tutti.plan.pipeline.schedule import CHUNKED, IN_V, NAMES, PAIRED
+from tutti.tracing.batch import FlatBatch
 
 STEPS, COUNT = 3, 6  # microbatches
 FAMILIES = ("llama", "t5", "unet2d", "mixtral")
@@ -51,7 +51,9 @@ def case(family: str, count: int = COUNT):
     """A model, its batch and loss, and the graph of a microbatch."""
     torch.manual_seed(0)  # every process makes the same
     model, batch, loss = MODELS[family]()
-    graph = tutti.capture(model, microbatches(batch, count)[0], adam(model), loss, clip_norm=1.0, microbatches=count)
+    graph = tutti.capture(
+        model, FlatBatch(batch).parts(count)[0].batch, adam(model), loss, clip_norm=1.0, microbatches=count
+    )
     return model, batch, loss, graph
 
 

@@ -11,7 +11,7 @@ import torch
 import tutti
 import zoo
 from cases import slow
-from tutti.ir.step_graph import CALL_INPUTS
+from tutti.ir.kind import CALL_INPUTS, kind_of
 from tutti.plan.layouts.boxes import boxes, is_owner, overlap
 from tutti.sim.restart import Restart, Storage, restart
 
@@ -31,7 +31,7 @@ def block_by_block(then: tutti.Step, now: tutti.Step, width: int, lost: int) -> 
     machines = -(-now.world_size // width)
     left = [i for i in range(had) if i != lost] if machines != had else list(range(had))
     read, sent, once = Counter(), Counter(), Counter()
-    for number, name in enumerate(name for name in graph.inputs if name.partition(":")[0] not in CALL_INPUTS):
+    for number, name in enumerate(name for name in graph.inputs if kind_of(name) not in CALL_INPUTS):
         spec, label = graph.spec(name), graph.inputs[name].meta["label"]
         before, after = then.plan.input_layout(label), now.plan.input_layout(label)
         written = [(block, rank) for rank in range(then.world_size) if is_owner(before, then.plan.mesh, rank, number)

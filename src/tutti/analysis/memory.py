@@ -20,6 +20,7 @@ from torch import fx
 
 from tutti.analysis.replay import Event, Replay, Storage
 from tutti.hardware.device import Device
+from tutti.ir.kind import kind_of
 from tutti.ir.op_info import WORKSPACE
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.lower.collectives import is_begun, wait
@@ -263,5 +264,5 @@ def _kinds(replay: Replay) -> dict[Storage, str]:
 @cache
 def input_kind(name: str) -> str:
     """The memory kind of a Program's input."""
-    kind = name.partition(":")[0]
+    kind = kind_of(name)
     return "numbers" if kind in NUMBERS else INPUTS.get(kind, "optimizer state")

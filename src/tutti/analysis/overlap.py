@@ -18,6 +18,7 @@ from tutti.analysis.prices import Prices
 from tutti.analysis.replay import Replay, Storage, replay
 from tutti.analysis.segments import BREAKS
 from tutti.hardware import Cluster
+from tutti.ir.kind import Kind, kind_of
 from tutti.ir.op_info import FLOPS
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.memory.transfers import TRANSFERS
@@ -72,7 +73,7 @@ def order(program: Program, cluster: Cluster, level: str) -> Order:
 
 def _is_part(program: Program) -> bool:
     """Return whether a Program is a part of a pipeline, while a device also holds the values of other microbatches."""
-    return any(name.startswith("value:") for name in (*program.inputs, *program.outputs))
+    return any(kind_of(name) == Kind.VALUE for name in (*program.inputs, *program.outputs))
 
 
 def _played(program: Program, level: str) -> Replay:

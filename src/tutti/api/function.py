@@ -14,14 +14,14 @@ from torch.utils import _pytree as pytree
 from tutti.analysis.memory import platform
 from tutti.api.planned import Planned
 from tutti.api.store import Store
-from tutti.exec.batches import signature_of
 from tutti.exec.executables import holding_for
 from tutti.exec.executor import Executor
 from tutti.exec.kernels.gradual import AUTO, Gradual, planned
 from tutti.exec.observed import Observed
 from tutti.exec.runtimes.runtime import cluster_of, from_rank_0
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import CALL_INPUTS, OUTPUT, StepGraph
+from tutti.ir.kind import CALL_INPUTS, Kind, kind_of
+from tutti.ir.step_graph import StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.progress import progress
 from tutti.lower.parts.schedule_parts import homes_of
@@ -36,7 +36,7 @@ from tutti.plan.search.search import BUDGET
 from tutti.plan.textbook import Textbook, parse_name
 from tutti.sim.planning import choose, loaded
 from tutti.tracing import optimizers
-from tutti.tracing.batch import batch_items, inputs, rows
+from tutti.tracing.batch import FlatBatch
 from tutti.tracing.capture_spec import autocast_state
 from tutti.tracing.function import Captured, arguments
 from tutti.tracing.trace.watch import Watch
@@ -121,7 +121,7 @@ def functions(
 def _together(graphs: list[StepGraph], weights: list[float], cluster: Cluster) -> list[Plan]:
     """The cheapest plans on any mesh of one or two axes."""
     stored = [
-        {name: node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in CALL_INPUTS}
+        {name: node.meta["label"] for name, node in graph.inputs.items() if kind_of(name) not in CALL_INPUTS}
         for graph in graphs
     ]
     planners = [Planner(graph, cluster) for graph in graphs]
@@ -171,24 +171,30 @@ class Function(Planned):
         self._autocast = autocast_state(store.device)
         self._executables: dict[tuple, list[Executable]] = {}
         self._watch = self._watched()
-        self._rows = rows(arguments(args, kwargs, store.holdings)) or 1
-        self._first = self._executable(args, kwargs)
+        data = self._flat(args, kwargs)
+        self._rows = data.rows or 1
+        self._first = self._executable(args, kwargs, data)
         self._plan = self._first.plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on global arguments. Returns the same pytree as the original, with full tensors."""
-        return self._run(self._executable(args, kwargs), inputs(arguments(args, kwargs, self.store.holdings)))
+        data = self._flat(args, kwargs)
+        return self._run(self._executable(args, kwargs, data), data.inputs)
+
+    def _flat(self, args: tuple, kwargs: Mapping[str, Any]) -> FlatBatch:
+        return FlatBatch(arguments(args, kwargs, self.store.holdings))
 
     def fixed(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """The function for arguments of these shapes, captured now. Its calls take less time: they do not look whether
         arguments, Python attributes of the objects, options of optimizers and layouts are still those of the capture,
         nor whether tensors of the objects have been replaced.
         """
-        executable, holdings = self._executable(args, kwargs), self.store.holdings
-        names = {name.partition(":")[2]: name for name in inputs(arguments(args, kwargs, holdings))}
+        example = self._flat(args, kwargs)
+        executable = self._executable(args, kwargs, example)
+        names = dict(zip(example.tensors, example.inputs, strict=True))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            data = batch_items(arguments(args, kwargs, holdings))
+            data = self._flat(args, kwargs).tensors.items()
             if self.store.live.in_use:  # and may be written into
                 self.store.look()
             return self._run(executable, {names[name]: x for name, x in data})
@@ -214,18 +220,18 @@ class Function(Planned):
             numbers[name] = torch.tensor(self.store.updates[members[0]] + 1)
         return {**numbers, **data, **graph.constants}
 
-    def _executable(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
+    def _executable(self, args: tuple, kwargs: Mapping[str, Any], data: FlatBatch) -> Executable:
         """The executable for a call. Arguments of a new kind are captured and planned."""
-        data, state = arguments(args, kwargs, self.store.holdings), self.store.look()
+        state = self.store.look()
         options = repr([optimizers.constants_of(x) for x in self.store.holdings.optimizers.values()])
         objects = tuple((i, id(x)) for i, x in (*enumerate(args), *kwargs.items()) if self.store.holdings.contains(x))
-        key = signature_of(data), objects, self._watch.state(), options, state
+        key = data.signature, objects, self._watch.state(), options, state
         executables = self._executables.setdefault(key, [])
         counted = [(x, x.captured.graph.guards) for x in executables if self.store.updates.alike(x.captured.graph)]
         executable, _ = holding_for(counted, data, "function")
         if executable is not None:
             return executable
-        executables.append(self._new(args, kwargs))
+        executables.append(self._new(args, kwargs, data.rows or 1))
         return executables[-1]
 
     def _watched(self) -> Watch:
@@ -233,12 +239,12 @@ class Function(Planned):
         caches = [place.tensor for place in self.store.holdings.places]
         return Watch(self.store.holdings.root, self.store.attributes, [self.f], caches)
 
-    def _new(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
+    def _new(self, args: tuple, kwargs: Mapping[str, Any], rows: int) -> Executable:
         """Capture, plan and lower a call."""
         with HEARTBEAT.working("captures and plans a function"), progress("capturing the function"):
-            return self._captured(args, kwargs)
+            return self._captured(args, kwargs, rows)
 
-    def _captured(self, args: tuple, kwargs: Mapping[str, Any]) -> Executable:
+    def _captured(self, args: tuple, kwargs: Mapping[str, Any], rows: int) -> Executable:
         store = self.store
         with torch.autocast(**self._autocast):
             captured = store.capture(self.f, args, kwargs)
@@ -246,9 +252,8 @@ class Function(Planned):
             store.attributes = captured.attributes
             self._watch = self._watched()
         self._watch.captured(captured.graph.constants.values())
-        graph, size = captured.graph, rows(arguments(args, kwargs, store.holdings)) or 1
-        stored = store.stored(graph)
-        plan = _complete(from_rank_0(lambda: self._planned(graph, size, stored)), graph)
+        graph, stored = captured.graph, store.stored(captured.graph)
+        plan = _complete(from_rank_0(lambda: self._planned(graph, rows, stored)), graph)
         self._check_size(plan)
         graph = vary(graph, plan.variant)
         homes, _ = homes_of(graph, plan, 1, store.homes)
@@ -314,12 +319,12 @@ class Function(Planned):
 
 def _complete(plan: Plan, graph: StepGraph) -> Plan:
     """The plan with the layouts of all stored inputs, also of those that it replicates."""
-    labels = [node.meta["label"] for name, node in graph.inputs.items() if name.partition(":")[0] not in CALL_INPUTS]
+    labels = [node.meta["label"] for name, node in graph.inputs.items() if kind_of(name) not in CALL_INPUTS]
     return plan.replace(inputs={**{label: plan.input_layout(label) for label in labels}, **plan.inputs})
 
 
 def result_of(captured: Captured, executor: Executor) -> Any:
     """The pytree that the function returned in the last run."""
     count = captured.tree.num_leaves
-    leaves = [captured.fixed[i] if i in captured.fixed else executor.value(f"{OUTPUT}:{i}") for i in range(count)]
+    leaves = [captured.fixed[i] if i in captured.fixed else executor.value(Kind.OUTPUT.at(i)) for i in range(count)]
     return pytree.tree_unflatten(leaves, captured.tree)

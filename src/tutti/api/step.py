@@ -19,7 +19,6 @@ from tutti.api.planned import Planned
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.of_store import read_store, write_store
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
-from tutti.exec.batches import batch_size, check_like, microbatches, signature_of
 from tutti.exec.executables import Executables, Key
 from tutti.exec.executor import Executor
 from tutti.exec.kernels.gradual import planned
@@ -34,6 +33,7 @@ from tutti.exec.stores.live_store import LiveStore
 from tutti.exec.stores.memory_budget import bytes_of
 from tutti.exec.stores.offload_store import OffloadStore
 from tutti.exec.stores.weights import has_weights
+from tutti.ir.kind import Kind, kind_of, path_of, split_name
 from tutti.ir.step_graph import StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.lower.parts.schedule_parts import homes_of
@@ -49,7 +49,7 @@ from tutti.plan.variant import PLAIN
 from tutti.sim.dryrun import dry_run
 from tutti.sim.planning import choose, loaded
 from tutti.tracing import optimizers
-from tutti.tracing.batch import Batch, batch_items, inputs, rows
+from tutti.tracing.batch import Batch, FlatBatch
 from tutti.tracing.capture import device_of
 from tutti.tracing.capture_spec import CaptureSpec, autocast_state
 from tutti.tracing.criteria import with_criteria
@@ -68,70 +68,80 @@ class Step(Planned):
         config: ParallelConfig,
         follow: Plan | None = None,
     ):
-        """follow: the plan of the model before it was changed."""
-        self._config = config
-        accumulate = config.accumulate
-        self.max_nonfinite_steps, self.skipped, self._in_a_row = config.max_nonfinite_steps, 0, 0
-        self._how, names = how_to_combine(config.metrics)
-        self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
+        """Capture, plan, place and lower, in this order. follow: the plan of the model before it was changed."""
         self.model, self.optimizer, self.seed = model, optimizer, config.seed
-        self._root = root = model if config.loss is None else with_criteria(model, config.loss, optimizer)
+        self._config, self._example = config, batch
+        self._root = model if config.loss is None else with_criteria(model, config.loss, optimizer)
+        self.max_nonfinite_steps, self.skipped, self._in_a_row = config.max_nonfinite_steps, 0, 0
+        self._how, metric_names = how_to_combine(config.metrics)
+        self.metrics: dict[str, torch.Tensor] = {}  # of the last batch
+        self._recorder: Recorder | None = None
+        self._last: Executor | None = None  # of a training step
         self.device = device_of(model)
         self._settle(config.level, self.device, compiles=config.memory is not None)  # O0 may need more memory
         self.cluster = cluster_of(config.cluster, self.device)
         self.memory = None if config.memory is None else bytes_of(config.memory)
         if self.memory is not None:
             self.cluster = replace(self.cluster, device=replace(self.cluster.device, memory=self.memory))
-        recipe = CaptureSpec(
-            root, optimizer, config.loss, config.clip_norm, config.fp32_master_weights, config.stochastic_rounding,
-            config.max_nonfinite_steps is not None, autocast_state(self.device), names,
+
+        example = FlatBatch(batch)
+        self._recipe = CaptureSpec(
+            self._root, optimizer, config.loss, config.clip_norm, config.fp32_master_weights,
+            config.stochastic_rounding, config.max_nonfinite_steps is not None, autocast_state(self.device),
+            metric_names,
         )  # fmt: skip
-        steps = Steps(lambda count: recipe.training(microbatches(batch, count)[0], count))
+        steps = Steps(lambda count: self._recipe.training(example.parts(count)[0].batch, count))
+        self._plan = plan = self._chosen(steps, example, follow)
+        self._check_size(plan)
+        self.accumulate, self.graph = plan.accumulate, vary(steps.captured(plan.accumulate), plan.variant)
+        plan.check(self.graph)
+        check_devices_have(plan.tiers, self.cluster.device)
+        self._compared, self._dtypes = False, {name: x.dtype for name, x in example.tensors.items()}
+        self._constants, self._groups = optimizers.constants_of(optimizer), groups_of([optimizer])
+        self._params = dict(self._root.named_parameters())
+        homes = self._place()
+        self._inspector = Inspector()
+        first = Key(example.parts(self.accumulate)[0].signature)
+        self._executables = Executables(
+            self._recipe, {first: (self.graph, plan)}, self.cluster, self.level, self.store, homes, self._inspector
+        )
+
+    def _chosen(self, steps: Steps, example: FlatBatch, follow: Plan | None) -> Plan:
+        """The plan, which rank 0 chooses for all."""
+        config, accumulate, pins = self._config, self._config.accumulate, tuple(self._config.pins or ())
         graph_of = cache(lambda count, variant: vary(steps.planned(count), variant))
         graph = graph_of(1 if accumulate == "auto" else accumulate, PLAIN)  # by all ranks at once
         if in_group():
-            check_same_job(facts_of(root, optimizer, batch, config, graph))
-        pins, size = tuple(config.pins or ()), batch_size(batch)
+            check_same_job(facts_of(self._root, self.optimizer, self._example, config, graph))
 
         def plan() -> Plan:
             if follow:
                 return replan(graph_of(follow.accumulate, follow.variant), follow, self.cluster)
-            return choose(config.plan, graph_of, size, self.cluster, planned(self.level), pins, config.mesh, accumulate,
-                          config.budget, config.recompute)  # fmt: skip
+            return choose(config.plan, graph_of, example.rows or 1, self.cluster, planned(self.level), pins,
+                          config.mesh, accumulate, config.budget, config.recompute)  # fmt: skip
 
-        chosen = from_rank_0(plan)
-        self._check_size(chosen)
-        self._plan, self.accumulate = chosen, chosen.accumulate
-        captured = steps.captured(self.accumulate)
-        self.graph, first = vary(captured, chosen.variant), microbatches(batch, self.accumulate)[0]
-        chosen.check(self.graph)
-        check_devices_have(chosen.tiers, self.cluster.device)
+        return from_rank_0(plan)
+
+    def _place(self) -> dict[str, int]:
+        """Move the tensors of the model and the optimizer to where the plan keeps them. Returns the pipeline stage that
+        keeps each input."""
         if self.device.type == "cpu":
             keep_freed_memory()
-        self._compared, self._dtypes = False, {key: x.dtype for key, x in batch_items(batch)}
-        self._constants, self._groups = optimizers.constants_of(optimizer), groups_of([optimizer])
-        self._params, self._example = dict(root.named_parameters()), batch
-        self._recipe = recipe
-        self._recorder: Recorder | None = None
-        self._last: Executor | None = None  # of a training step
-        homes, devices_of = homes_of(self.graph, chosen, self.accumulate)
-        self.offload_store = OffloadStore(config.folder, pinned=self.device.type == "cuda")
+        homes, devices_of = homes_of(self.graph, self._plan, self.accumulate)
+        self.offload_store = OffloadStore(self._config.folder, pinned=self.device.type == "cuda")
         self.store = store = LiveStore(self.device, self.offload_store)
-        store.prepare(chosen, self.memory)
+        store.prepare(self._plan, self.memory)
         self.runtime, self.budgets, self.updates, self._live = store.runtime, store.budgets, store.updates, store.live
-        self.rank, self.world_size = self.runtime.rank, devices(chosen.mesh)
-        counts = optimizers.update_counts(optimizer)
+        self.rank, self.world_size = self.runtime.rank, devices(self._plan.mesh)
+        counts = optimizers.update_counts(self.optimizer)
         self.updates.recount({name: counts[p] for name, p in self._params.items() if p in counts})
-        store.declare(self.graph, chosen, devices_of)
-        self._live.owners = {name: (optimizer, p) for name, p in self._params.items()}
-        self._live.take(model_state.values_of(root, optimizer, self.graph, config.fp32_master_weights))
+        store.declare(self.graph, self._plan, devices_of)
+        self._live.owners = {name: (self.optimizer, p) for name, p in self._params.items()}
+        masters = self._config.fp32_master_weights
+        self._live.take(model_state.values_of(self._root, self.optimizer, self.graph, masters))
         if self.device.type == "cpu":
             give_back_freed_memory()
-        self._inspector = Inspector()
-        self._executables = Executables(
-            recipe, {Key(signature_of(first)): (self.graph, chosen)}, self.cluster, self.level, store, homes,
-            self._inspector,
-        )  # fmt: skip
+        return homes
 
     # -- what a training loop calls -----------------------------------------------------------------------------
 
@@ -143,23 +153,24 @@ class Step(Planned):
             return self._train(batch)
 
     def _train(self, batch: Batch) -> torch.Tensor:
+        data = FlatBatch(batch)
         self.look()
         optimizers.check_constants(self._constants, self.optimizer)
         HEARTBEAT.go(f"in step {self.steps + 1}")
         if first := not self._compared:  # a data loader that differs between ranks shows at once
-            check_same_everywhere(dict(batch_items(batch)))
+            check_same_everywhere(data.tensors)
             self._compared = True
         guarded = self.max_nonfinite_steps is not None
         buffers = self.store.copies(self.graph.changed_by_forward) if guarded else []
-        executor = self._run("train", batch)
+        executor = self._run("train", data)
         loss, graph = executor.loss(), executor.graph
         if guarded and executor.skipped():
             self.store.put_back(buffers)
-            self._skip(batch)
+            self._skip(data)
         else:
             self._in_a_row = 0
             self.updates.add(graph.updated)
-            self._live.stepped((f"param:{name}" for name in graph.updated), graph.updated)
+            self._live.stepped((Kind.PARAM.at(name) for name in graph.updated), graph.updated)
         if first and self.device.type == "cpu":
             give_back_freed_memory()
         HEARTBEAT.go(f"between steps {self.steps} and {self.steps + 1}")
@@ -218,7 +229,7 @@ class Step(Planned):
         self._live.leave()
         self.__dict__.update(fresh.__dict__)
 
-    def _skip(self, batch: Batch) -> None:
+    def _skip(self, batch: FlatBatch) -> None:
         """Count a skipped step. Raises NonFinite after too many in a row."""
         if self._in_a_row == self.max_nonfinite_steps:
             self._inspector.begin()
@@ -270,7 +281,7 @@ class Step(Planned):
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """Compute the mean loss of a batch in evaluation mode, without an update. Returns a 0-d tensor."""
         self.look()
-        executor = self._run("evaluate", batch)
+        executor = self._run("evaluate", FlatBatch(batch))
         loss = executor.loss()
         self._observe(executor, "evaluation")
         return loss
@@ -278,7 +289,7 @@ class Step(Planned):
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Compute the gradients of a batch before clipping. Returns full CPU tensors by parameter name."""
         self.look()
-        return self._run("gradients", batch).gradients()
+        return self._run("gradients", FlatBatch(batch)).gradients()
 
     def compare_replicas(self) -> None:
         """Compare checksums of everything that several ranks store.
@@ -296,8 +307,8 @@ class Step(Planned):
         """
         self.look()
         if sharded:
-            kinds = ((name.partition(":"), part) for name, part in self.store.parts[0].items())
-            return {name: part for (kind, _, name), part in kinds if kind in ("param", "buffer")}
+            named = ((*split_name(name), part) for name, part in self.store.parts[0].items())
+            return {path: part for kind, path, part in named if kind in (Kind.PARAM, Kind.BUFFER)}
         return model_state.state_dict(self.store, self.model, Slots(self._root, self._recipe.attributes).named())
 
     def save(
@@ -355,9 +366,9 @@ class Step(Planned):
     def load_training_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `training_state`; from any plan to any other."""
         self.look()
-        counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("step", "skipped", "behind")}
+        counts = {name: int(x) for name, x in state.items() if kind_of(name) in ("step", "skipped", "behind")}
         self.store.place_all({name: value for name, value in state.items() if name not in counts})
-        late = {name.partition(":")[2]: n for name, n in counts.items() if name.startswith("behind:")}
+        late = {path_of(name): n for name, n in counts.items() if name.startswith("behind:")}
         self._resume(counts["step"], counts.get("skipped", 0), late)
 
     # -- what one can ask ------------------------------------------------------------------------------------------
@@ -389,13 +400,12 @@ class Step(Planned):
 
     # -- how it is done ----------------------------------------------------------------------------------------------
 
-    def _run(self, what: str, batch: Batch) -> Executor:
+    def _run(self, what: str, batch: FlatBatch) -> Executor:
         """Run a computation on all microbatches of a batch; the executor holds its results."""
-        check_like(batch, self._dtypes)
+        batch.check_like(self._dtypes)
         HEARTBEAT.moves += 1
-        divides = what != "evaluate" and rows(batch) % self.accumulate == 0  # a smaller last batch may not
-        count = self.accumulate if divides else 1
-        parts = microbatches(batch, count)
+        divides = what != "evaluate" and batch.rows % self.accumulate == 0  # a smaller last batch may not
+        parts = batch.parts(self.accumulate if divides else 1)
         keys, each = self._executables.of_microbatches(what, parts, self.steps + 1)
 
         def inputs_of(number: int) -> dict[str, torch.Tensor]:
@@ -406,10 +416,10 @@ class Step(Planned):
             each[0].run(inputs_of, recorder if recorder and recorder.active and what != "inspect" else None, each)
         return each[0]
 
-    def _inputs(self, batch: Batch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
+    def _inputs(self, batch: FlatBatch, draw: int, graph: StepGraph) -> dict[str, torch.Tensor]:
         """The inputs that are not stored: the batch, and numbers of this step. Each `draw` has other random numbers."""
         numbers = {"step": torch.tensor(self.updates.done + 1), "seed": torch.tensor(self.seed + (draw << 32))}
-        rates = {f"lr:{i}": optimizers.rate_of(group) for i, group in enumerate(self.optimizer.param_groups)}
+        rates = {Kind.LR.at(i): optimizers.rate_of(group) for i, group in enumerate(self.optimizer.param_groups)}
         numbers |= {name: torch.tensor(rate, dtype=torch.float64) for name, rate in rates.items()}
         numbers |= {key: torch.tensor(self.updates[names[0]] + 1) for key, names in graph.counts.items()}
-        return numbers | inputs(batch) | graph.constants
+        return numbers | batch.inputs | graph.constants

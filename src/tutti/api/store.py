@@ -16,8 +16,9 @@ from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.exec.stores import model_state
 from tutti.exec.stores.live_store import LiveStore
+from tutti.ir.kind import CALL_INPUTS, Kind, kind_of, path_of
 from tutti.ir.spec import Spec
-from tutti.ir.step_graph import CALL_INPUTS, StepGraph
+from tutti.ir.step_graph import StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.plan.layouts.layout import Layout, Mesh
 from tutti.plan.plan import Plan
@@ -94,7 +95,7 @@ class Store(LiveStore):
         """Take the values of the objects' tensors. now: these, by name; others may have been there before."""
         mine = self.live.tensors
         replaced = {name: x for name, x in now.items() if name in mine and mine[name] is not x}
-        missing = {name for name in mine if name.startswith(("param:", "buffer:", "cache:")) and name not in now}
+        missing = {name for name in mine if kind_of(name) in (Kind.PARAM, Kind.BUFFER, Kind.CACHE) and name not in now}
         missing |= {name for name, x in replaced.items() if Spec.of(x) != self.tensors[name].spec}
         if missing:
             self.live.forget(missing)
@@ -123,7 +124,7 @@ class Store(LiveStore):
         if self.mesh and dict(plan.mesh) != self.mesh:
             raise ValueError(f"the plan is for the mesh {plan.mesh}, the store is on {self.mesh}: store.relayout(plan)")
         self.prepare(plan)
-        wanted = {name: node for name, node in graph.inputs.items() if name.partition(":")[0] not in CALL_INPUTS}
+        wanted = {name: node for name, node in graph.inputs.items() if kind_of(name) not in CALL_INPUTS}
         for name, node in wanted.items():
             layout = plan.input_layout(node.meta["label"])
             if name in self.tensors and self.tensors[name].layout != layout:
@@ -138,7 +139,7 @@ class Store(LiveStore):
 
     def _place(self, names: set[str]) -> None:
         """Place first values: those of the objects, or of the state that was loaded."""
-        paths = {name.partition(":")[2] for name in names if not name.startswith(("param:", "buffer:", "cache:"))}
+        paths = {path_of(name) for name in names if kind_of(name) not in (Kind.PARAM, Kind.BUFFER, Kind.CACHE)}
         values = chain(self.holdings.states(paths) if paths else (), self.holdings.tensors(self.attributes).items())
         values = ((name, x) for name, x in values if name in names)
         if self.is_live:
@@ -154,7 +155,7 @@ class Store(LiveStore):
 
     def _shares(self, name: str, x: torch.Tensor) -> bool:
         """Share the memory of a parameter, if that is wanted and possible."""
-        wanted = self.share_frozen and name.startswith("param:") and not x.requires_grad and home_of(x) is None
+        wanted = self.share_frozen and kind_of(name) == Kind.PARAM and not x.requires_grad and home_of(x) is None
         if wanted := wanted and x.device == self.device and self.can_share(name, x):
             self.share(name, x.detach())
         return wanted
@@ -264,10 +265,10 @@ class Store(LiveStore):
         Raises ValueError if a placed tensor is missing or differs in shape or dtype; nothing has changed then.
         """
         self.look()
-        counts = {name: int(x) for name, x in state.items() if name.partition(":")[0] in ("calls", "updates")}
+        counts = {name: int(x) for name, x in state.items() if kind_of(name) in ("calls", "updates")}
         self.place_all({name: x for name, x in state.items() if name in self.tensors})
         self._loaded_values = {name: x for name, x in state.items() if name not in self.tensors and name not in counts}
         self._loaded = None
         self.calls = counts.pop("calls", self.calls)
-        self.updates.update({name.partition(":")[2]: n for name, n in counts.items()})
+        self.updates.update({path_of(name): n for name, n in counts.items()})
         self.replaced()

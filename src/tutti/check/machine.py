@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from tutti.check.samples.sample import Sample, strategy
 from tutti.exec.kernels.codegen import generate
 from tutti.exec.runtimes.virtual import run_virtual
+from tutti.ir.kind import Kind
 from tutti.ir.op_info import SENDS
 from tutti.ir.spec import Spec
 from tutti.ir.step_graph import FORWARD, StepGraph
@@ -178,7 +179,7 @@ class _Call:
         several = isinstance(expected, (tuple, list))
         self.expected = list(expected) if several else [expected]
         graph = fx.Graph()
-        inputs = {f"batch:{i}": graph.placeholder(f"x{i}") for i in range(len(self.tensors))}
+        inputs = {Kind.BATCH.at(i): graph.placeholder(f"x{i}") for i in range(len(self.tensors))}
         for (name, node), tensor in zip(inputs.items(), self.tensors, strict=True):
             node.meta = _meta(Spec.of(tensor), name)
         nodes = iter(inputs.values())
@@ -213,7 +214,7 @@ class _Call:
 
     def programs(self, rule: Rule, mesh: Mesh, choices: Choices, whole: bool) -> list[Program]:
         ins, outs = layouts(rule, choices)
-        inputs = {f"batch:{i}": layout for i, layout in enumerate(ins)}
+        inputs = {Kind.BATCH.at(i): layout for i, layout in enumerate(ins)}
         wanted = {} if whole else {f"out:{i}": layout for i, layout in enumerate(outs)}
         plan = Plan(mesh, inputs, {LABEL: dict(choices)})
         return [shard(self.step, plan, rank, wanted, lambda node: rule) for rank in range(devices(mesh))]

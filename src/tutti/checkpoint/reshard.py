@@ -10,6 +10,7 @@ from pathlib import Path
 from tutti.checkpoint import folder as folders
 from tutti.checkpoint.copies import Copies
 from tutti.checkpoint.reader import CheckpointReader
+from tutti.ir.kind import Kind, kind_of
 from tutti.plan.layouts.boxes import boxes, is_owner
 from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Plan
@@ -29,7 +30,7 @@ def reshard(
     if (there := out / source.name).exists():
         raise ValueError(f"{there} already exists: choose another folder")
     stored = CheckpointReader(source)
-    if foreign := {x for x in plan.inputs if x.startswith("param:")} - set(about["labels"].values()):
+    if foreign := {x for x in plan.inputs if kind_of(x) == Kind.PARAM} - set(about["labels"].values()):
         raise ValueError(
             f"the plan is for another model: it has a layout for {min(foreign)!r}, which is not in {source}"
         )

@@ -16,6 +16,7 @@ from tutti.checkpoint import folder as folders
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.reshard import reshard as write_anew
 from tutti.cli.tables import SHOWN, consoles, read, table
+from tutti.ir.kind import kind_of
 from tutti.plan.explain import mesh_name, size
 from tutti.plan.plan import Plan
 
@@ -46,7 +47,7 @@ def show(folder: Annotated[Path, tyro.conf.Positional]) -> None:
         console.print(f"written under {plan.name} ({mesh_name(plan.mesh)}); any other plan may read it")
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     for name, spec in stored.tensors.items():
-        kind = name.partition(":")[0]
+        kind = kind_of(name)
         rows[KINDS.get(kind, kind)] += Counter(tensors=1, numbers=spec.numel, bytes=spec.bytes)
         rows[KINDS.get(kind, kind)][str(spec.dtype).removeprefix("torch.")] += 0
     shown = table("state", "tensors", "numbers", "bytes", "dtypes", left=("dtypes",))

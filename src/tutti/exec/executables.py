@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from tutti.analysis.memory import platform
-from tutti.exec.batches import Signature, signature_of
 from tutti.exec.executor import Executor
 from tutti.exec.kernels.gradual import AUTO, PLAIN, Changes, Gradual
 from tutti.exec.nonfinite import Inspector
@@ -20,6 +19,7 @@ from tutti.exec.runtimes.runtime import from_rank_0
 from tutti.exec.stores.live_store import LiveStore
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
+from tutti.ir.kind import Kind
 from tutti.ir.step_graph import StepGraph
 from tutti.ir.values import Guards
 from tutti.launch.heartbeat import HEARTBEAT
@@ -29,7 +29,7 @@ from tutti.lower.variants.unroll import unroll
 from tutti.lower.variants.vary import vary
 from tutti.plan.plan import Plan
 from tutti.plan.planner import replan
-from tutti.tracing.batch import Batch, batch_items
+from tutti.tracing.batch import FlatBatch, Signature
 from tutti.tracing.capture_spec import CaptureSpec
 from tutti.tracing.trace.slots import attribute
 
@@ -94,7 +94,7 @@ class Executables:
         self.recipe.only = names
         self.partly = () if names is None else (("the set of trained parameters", tuple(sorted(names))),)
 
-    def key(self, what: str, batch: Batch, microbatches: int | None = None) -> Key:
+    def key(self, what: str, batch: FlatBatch, microbatches: int | None = None) -> Key:
         """The key of the graph that a batch needs, given the model state that `look` read. Captures it if it is new.
 
         microbatches: number of batches like this one that are accumulated; by default that of the plan.
@@ -102,7 +102,7 @@ class Executables:
         Raises ValueError if one signature has needed too many graphs.
         """
         evaluates = what == "evaluate"
-        signature, state = signature_of(batch), self.state_of_model
+        signature, state = batch.signature, self.state_of_model
         state = state if evaluates else (*state, *self.partly)
         count = 1 if evaluates else microbatches or self.plan.accumulate
         captured_before = self.captured.setdefault((signature, evaluates, state, count), [])
@@ -120,7 +120,7 @@ class Executables:
             self.reasons.append(reason)
             what += f" again: {reason}"
         with HEARTBEAT.working("captures the step again"), progress(f"capturing the {what}"):
-            key = self._capture(signature, evaluates, batch, count)
+            key = self._capture(evaluates, batch, count)
         captured_before.append((key, self.plans[key][0].guards))
         return key
 
@@ -128,25 +128,25 @@ class Executables:
         """Whether a graph of training still has the right inputs for numbers of updates."""
         return self.state.updates.alike(graph) and self.state.updates.punctual(graph)
 
-    def _capture(self, signature: Signature, evaluates: bool, batch: Batch, microbatches: int) -> Key:
+    def _capture(self, evaluates: bool, batch: FlatBatch, microbatches: int) -> Key:
         """Capture and plan a graph; return the key of an equal graph if there is one."""
         if evaluates:
-            graph = self.recipe.evaluation(batch)
+            graph = self.recipe.evaluation(batch.batch)
             guards = graph.guards
             for name in graph.names("buffer"):  # an attribute that evaluation alone replaces: it begins from what it is
-                if f"buffer:{name}" not in self.state.tensors:
-                    graph.constants[f"buffer:{name}"] = attribute(self.recipe.model, name).detach().clone()
+                if Kind.BUFFER.at(name) not in self.state.tensors:
+                    graph.constants[Kind.BUFFER.at(name)] = attribute(self.recipe.model, name).detach().clone()
             graph = unroll(graph.keep(["loss", *graph.observed_names]), self.plan.sequence_chunks)
             graph.guards = guards
         else:
             self.recipe.behind = self.apart or self.state.updates.behind()
-            graph = vary(self.recipe.training(batch, microbatches), self.plan.variant)
+            graph = vary(self.recipe.training(batch.batch, microbatches), self.plan.variant)
         graph.name_inputs_as(self.graph)
-        alike = [key for key in self.plans if (key.signature, key.evaluates) == (signature, evaluates)]
+        alike = [key for key in self.plans if (key.signature, key.evaluates) == (batch.signature, evaluates)]
         for key in alike:
             if equal(self.plans[key][0], graph):
                 return key
-        key = Key(signature, evaluates, len(alike))
+        key = Key(batch.signature, evaluates, len(alike))
         self.plans[key] = graph, from_rank_0(lambda: replan(graph, self.plan, self.cluster))
         return key
 
@@ -162,7 +162,7 @@ class Executables:
             self.executors[place] = self._build(*place, self.level)
         return self.executors[place]
 
-    def of_microbatches(self, what: str, parts: Sequence[Batch], call: int) -> tuple[list[Key], list[Executor]]:
+    def of_microbatches(self, what: str, parts: Sequence[FlatBatch], call: int) -> tuple[list[Key], list[Executor]]:
         """The keys and executors of the microbatches of a batch.
 
         Raises ValueError if they lead to different computations that cannot run together.
@@ -216,14 +216,14 @@ class Executables:
             return executor
 
 
-def holding_for(guarded: Sequence[tuple[T, Guards]], batch: Batch, what: str) -> tuple[T | None, str | None]:
+def holding_for(guarded: Sequence[tuple[T, Guards]], batch: FlatBatch, what: str) -> tuple[T | None, str | None]:
     """The first of the captures for one shape whose guards hold for a batch, or None and the guard that failed last.
 
     what: "step" or "function". Raises ValueError if there are too many captures.
     """
-    tensors, reason = dict(batch_items(batch)), None
+    reason = None
     for value, guards in guarded:
-        if not guards or (reason := guards.broken(tensors)) is None:
+        if not guards or (reason := guards.broken(batch.tensors)) is None:
             return value, None
     if len(guarded) == MOST:
         raise ValueError(

@@ -26,8 +26,9 @@ from tutti.exec.stores.memory_budget import MemoryBudget
 from tutti.exec.stores.tensor_store import TensorStore
 from tutti.exec.stores.transfer_engine import TransferEngine
 from tutti.hardware import Cluster
+from tutti.ir.kind import Kind, kind_of, path_of
 from tutti.ir.spec import Spec
-from tutti.ir.step_graph import OUTPUT, UPDATE_METRICS, StepGraph
+from tutti.ir.step_graph import UPDATE_METRICS, StepGraph
 from tutti.launch.heartbeat import HEARTBEAT, Meeting
 from tutti.lower.overlap.join import joined
 from tutti.lower.parts.actions import ONCE, Action, Message, actions_of, had, orders
@@ -148,7 +149,7 @@ class Executor:
             layout = self.plan.input_layout(label_of(self.cut, name))
             spec = step.outputs[name].meta["val"]
             total = self.store.assemble(parts, home if len(self.actions) > 1 else None, layout, spec)
-            gradients_by_name[name.removeprefix("grad:")] = total / self.count
+            gradients_by_name[path_of(name)] = total / self.count
         self._free_sums()
         return gradients_by_name
 
@@ -229,7 +230,7 @@ class _Part:
             self.programs = [joined(*both) for both in zip(self.programs, others, strict=True)]
         self.local = {n.meta["input"]: n.meta["val"] for n in self.programs[0].graph.nodes if n.op == "placeholder"}
         self.outputs = [(name, _kind(name)) for name in graph.outputs]
-        self.summed = [name for name, kind in self.outputs if kind == "grad"]
+        self.summed = [name for name, kind in self.outputs if kind == Kind.GRAD]
         number, homes = executor.device(place), executor.cut.homes
         self.stored = {name for name in self.programs[0].inputs if not passed(name)
                        and (name not in homes or executor.schedule.place[homes[name]] == number)}  # fmt: skip
@@ -502,9 +503,9 @@ class _Posted:
 
 def _kind(name: str) -> str:
     """What happens to an output of a part."""
-    if is_observed(name) or name.startswith(f"{OUTPUT}:"):
+    if is_observed(name) or kind_of(name) == Kind.OUTPUT:
         return "observed"
-    kind = name.partition(":")[0]
+    kind = kind_of(name)
     if name in UPDATE_METRICS:
         return "reported"
     return kind if kind in ("value", "loss", "grad") else "stored"

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from tutti.ir.kind import Kind, kind_of
 from tutti.lower.collectives import COLLECTIVES, wait
 from tutti.lower.program import Program
 
@@ -122,7 +123,7 @@ class Log:
 
 def _is_given(node: fx.Node) -> bool:
     """Whether a value comes from other ranks, or from another part of the step."""
-    passed_in = node.meta.get("input", "").startswith(("value:", "grad:"))
+    passed_in = kind_of(node.meta.get("input", "")) in (Kind.VALUE, Kind.GRAD)
     return passed_in or node.target in COLLECTIVES or node.target is wait
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from tutti.ir.step_graph import CHECK, METRIC
+from tutti.ir.kind import Kind, kind_of, split_name
 
 HOW = ("mean", "sum", "gather")
 
@@ -33,8 +33,8 @@ class Observed:
             self.keep(name, outputs.pop(name))
 
     def keep(self, name: str, value: torch.Tensor) -> None:
-        kind, _, key = name.partition(":")
-        if kind == METRIC:
+        kind, key = split_name(name)
+        if kind == Kind.METRIC:
             self.metrics.setdefault(key, []).append(value)
         else:
             self.failed[name] = self.failed[name] + value if name in self.failed else value
@@ -69,4 +69,4 @@ def how_to_combine(metrics: Mapping[str, str] | Iterable[str]) -> tuple[dict[str
 
 
 def is_observed(name: str) -> bool:
-    return name.startswith((f"{CHECK}:", f"{METRIC}:"))
+    return kind_of(name) in (Kind.CHECK, Kind.METRIC)

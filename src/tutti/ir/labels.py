@@ -17,6 +17,7 @@ from collections import defaultdict
 import torch
 from torch import fx
 
+from tutti.ir.kind import split_name
 from tutti.ir.step_graph import StepGraph
 
 _NUMBERS = re.compile(r"\*|\d+(-\d+)?(,\d+(-\d+)?)*")  # what stands for the number of a layer
@@ -26,7 +27,7 @@ def annotate_labels(step: StepGraph) -> None:
     """Set meta["label"] of every node, and meta["name"] of every call: the label with the layer's number for `*`."""
     rename = _layer_names(step.graph)
     for name, node in step.inputs.items():
-        kind, _, path = name.partition(":")
+        kind, path = split_name(name)
         if kind not in ("batch", "common", "lr"):  # these are not module paths
             path = _renamed(path, rename)
         node.meta["label"] = f"{kind}:{path}" if path else kind

@@ -1,6 +1,6 @@
 """StepGraph: a whole training step as one functional graph of ATen operators.
 
-Inputs and outputs have names of the form `kind:name`:
+Inputs and outputs have names of the form `kind:path` (`ir.kind`):
 
 | kind | input | output |
 |---|---|---|
@@ -36,17 +36,15 @@ import torch
 from torch import fx
 
 from tutti.ir import text
+from tutti.ir.kind import Kind, kind_of, path_of
 from tutti.ir.spec import Spec
 from tutti.ir.values import Guards
 
 Call = Any  # an fx.Node; its arguments are typed too loosely by fx
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-WRITTEN, CHECK, METRIC, OUTPUT = "written", "check", "metric", "output"  # kinds of outputs
 UPDATE_METRICS = ("skipped", "grad_norm")  # outputs of the update that are not state
 GUARD = "finite"  # the path of nodes that check for non-finite values
-NUMBERS = ("lr", "step", "count", "seed")  # kinds of inputs that are single numbers
-CALL_INPUTS = ("batch", "common", "constant", *NUMBERS)  # kinds of inputs that change with each call
 
 
 @dataclass(repr=False)
@@ -92,8 +90,8 @@ class StepGraph:
         return self.inputs[name].meta["val"]
 
     def names(self, kind: str) -> list[str]:
-        """The names (without `kind:`) of all inputs of a kind."""
-        return [n.split(":", 1)[1] for n in self.inputs if n.startswith(f"{kind}:")]
+        """The paths of all inputs of a kind."""
+        return [path_of(name) for name in self.inputs if kind_of(name) == kind]
 
     @property
     def state_names(self) -> list[str]:
@@ -104,9 +102,8 @@ class StepGraph:
     def changed_by_forward(self) -> dict[str, fx.Node]:
         """The successors of inputs that the forward pass replaces: buffers, and parameters that it writes into."""
         changed = {n: x for n, x in self.outputs.items() if n in self.inputs and x.meta["phase"] != UPDATE}
-        written = f"{WRITTEN}:"
-        params = {n.removeprefix(written): x for n, x in self.outputs.items() if n.startswith(written)}
-        return changed | {f"param:{path}": x for path, x in params.items()}
+        written = {path_of(n): x for n, x in self.outputs.items() if kind_of(n) == Kind.WRITTEN}
+        return changed | {Kind.PARAM.at(path): x for path, x in written.items()}
 
     @property
     def repeats(self) -> bool:
@@ -139,7 +136,7 @@ class StepGraph:
 
     def gradient_label(self, name: str) -> str:
         """The label of a parameter's gradient, as an input of the update."""
-        return "grad:" + self.inputs[f"param:{name}"].meta["label"].removeprefix("param:")
+        return Kind.GRAD.at(path_of(self.inputs[Kind.PARAM.at(name)].meta["label"]))
 
     def name_inputs_as(self, other: StepGraph) -> None:
         """Give inputs the labels of another graph of the model, whose layers may be grouped differently, so that its
@@ -150,29 +147,29 @@ class StepGraph:
 
     @property
     def gradient_names(self) -> list[str]:
-        return [name for name in self.outputs if name.startswith("grad:")]
+        return [name for name in self.outputs if kind_of(name) == Kind.GRAD]
 
     @property
     def observed_names(self) -> list[str]:
         """Metrics and checks."""
-        return [name for name in self.outputs if name.startswith((f"{CHECK}:", f"{METRIC}:"))]
+        return [name for name in self.outputs if kind_of(name) in (Kind.CHECK, Kind.METRIC)]
 
     @property
     def updated(self) -> list[str]:
         """Parameters that the optimizer updates."""
-        params = ((n.removeprefix("param:"), x) for n, x in self.outputs.items() if n.startswith("param:"))
+        params = ((path_of(n), x) for n, x in self.outputs.items() if kind_of(n) == Kind.PARAM)
         return [name for name, x in params if x.meta["phase"] == UPDATE]
 
     def without_gradients(self) -> StepGraph:
         """The step without gradients as outputs, and without parameters between the forward pass and their update."""
-        return self.keep([name for name in self.outputs if not name.startswith(("grad:", f"{WRITTEN}:"))])
+        return self.keep([name for name in self.outputs if kind_of(name) not in (Kind.GRAD, Kind.WRITTEN)])
 
     def at_gradients(self) -> tuple[StepGraph, StepGraph]:
         """The step cut in two: loss, gradients and state after a microbatch; the update from given gradients."""
         updated = [name for name, node in self.outputs.items() if node.meta["phase"] == UPDATE]
         before = self.keep([name for name, node in self.outputs.items() if node.meta["phase"] != UPDATE])
-        for name in [name for name in before.outputs if name.startswith(f"{WRITTEN}:")]:
-            before.outputs[f"param:{name.partition(':')[2]}"] = before.outputs.pop(name)
+        for name in [name for name in before.outputs if kind_of(name) == Kind.WRITTEN]:
+            before.outputs[Kind.PARAM.at(path_of(name))] = before.outputs.pop(name)
         (output,) = before.graph.find_nodes(op="output")
         output.args = (tuple(before.outputs.values()),)
         after, mapping = fx.Graph(), {}
@@ -182,7 +179,7 @@ class StepGraph:
         for name in self.gradient_names:
             node = self.outputs[name]
             inputs[name] = mapping[node] = after.placeholder(node.name)
-            label = self.gradient_label(name.removeprefix("grad:"))
+            label = self.gradient_label(path_of(name))
             mapping[node].meta = {**node.meta, "label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
         for name, node in self.changed_by_forward.items():  # the update reads the input after the forward pass
             mapping.setdefault(node, mapping[self.inputs[name]])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import fx
 
 from tutti.ir import text
+from tutti.ir.kind import kind_of
 from tutti.ir.spec import Spec
 from tutti.ir.step_graph import Call
 from tutti.lower.collectives import COLLECTIVES, parse_ppermute, peer, sent_by
@@ -90,5 +91,5 @@ class Program:
         return sum(
             prod(layout.local_shape(spec.shape, self.mesh, self.where)) * spec.dtype.itemsize
             for name, (layout, spec) in self.inputs.items()
-            if not kinds or name.split(":")[0] in kinds
+            if not kinds or kind_of(name) in kinds
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tutti.ir.kind import Kind, path_of
 from tutti.optim.pure import PureOptimizer
 from tutti.tracing.optimizers import check
 from tutti.tracing.optimizers.marks import EMA, EMA_DECAY, check_marks, first_average
@@ -72,8 +73,8 @@ def averaged(step: Any) -> Iterator[None]:
     trained in the block.
     """
     averages, before = _averages(step), step.steps
-    weights = {f"param:{name}": step.store.whole(f"param:{name}") for name in averages}
-    step.put({f"param:{name}": value.to(weights[f"param:{name}"].dtype) for name, value in averages.items()})
+    weights = {Kind.PARAM.at(name): step.store.whole(Kind.PARAM.at(name)) for name in averages}
+    step.put({Kind.PARAM.at(name): value.to(weights[Kind.PARAM.at(name)].dtype) for name, value in averages.items()})
     try:
         yield
         if step.steps != before:
@@ -86,12 +87,12 @@ def averaged(step: Any) -> Iterator[None]:
 def restart_averages(step: Any) -> None:
     """Let averages go on from the parameters, after values without averages were loaded into a step."""
     averages = _averages(step)
-    step.put({f"{EMA}:{name}": step.store.whole(f"param:{name}").to(x.dtype) for name, x in averages.items()})
+    step.put({f"{EMA}:{name}": step.store.whole(Kind.PARAM.at(name)).to(x.dtype) for name, x in averages.items()})
 
 
 def _averages(step: Any) -> dict[str, Tensor]:
     step.put({})  # what the user has written
-    names = [name.partition(":")[2] for name in step.store.tensors if name.startswith(f"{EMA}:")]
+    names = [path_of(name) for name in step.store.tensors if name.startswith(f"{EMA}:")]
     if not names:
         raise ValueError("the step keeps no averages: wrap its optimizer in tutti.optim.with_ema before "
                          "tutti.parallelize")  # fmt: skip

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tutti.ir.kind import kind_of, split_name
 from tutti.plan.layouts.layout import Mesh, R
 from tutti.plan.pipeline.draw import drawn
 from tutti.plan.variant import LAYERS
@@ -86,7 +87,7 @@ def _tiers(tiers: Mapping[str, str]) -> list[str]:
     lines = []
     for tier in dict.fromkeys(tiers.values()):
         there = [label for label, at in tiers.items() if at == tier]
-        kinds = dict.fromkeys(label.partition(":")[0] for label in there if ":" in label.partition("/")[0])
+        kinds = dict.fromkeys(kind_of(label) for label in there if ":" in label.partition("/")[0])
         results = sum(":" not in label.partition("/")[0] for label in there)
         waits = f"{', and ' if kinds else ''}results of {results} operators of the forward pass" if results else ""
         lines.append(f"on the {tier}: {', '.join(kinds)} of {len(there) - results} inputs{waits}")
@@ -157,7 +158,7 @@ def _layouts(plan: Plan) -> list[str]:
     """A line for each parameter that is split or has split optimizer state, and for each other split input."""
     places: dict[str, dict[str, str]] = defaultdict(dict)
     for label, layout in plan.inputs.items():
-        kind, _, path = label.partition(":")
+        kind, path = split_name(label)
         if layout.placements:
             places[path if kind == "param" or kind not in NOT_STATE else f"{kind} {path}"][kind] = str(layout)
     rows = []

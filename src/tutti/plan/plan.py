@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from tutti.ir.kind import Kind, kind_of, path_of
 from tutti.ir.step_graph import GUARD, StepGraph
 from tutti.plan.explain import explain
 from tutti.plan.layouts.choice import Choices, parse_choice
@@ -271,20 +272,20 @@ def renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
 
 def _stranger(unknown: list[str], labels: set[str]) -> str:
     """Why a plan with these labels does not match the step: another model, optimizer or update."""
-    state = [label for label in unknown if f"param:{label.partition(':')[2]}" in labels]
+    state = [label for label in unknown if Kind.PARAM.at(path_of(label)) in labels]
     update = [label for label in unknown if "/update/" in label]
     if rest := [label for label in unknown if label not in {*state, *update}]:
         near = get_close_matches(rest[0], labels, 1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         return f"the plan names {rest[0]!r}, which this model does not have{hint}"
     remedy = "; build the step as before, or search a new plan"
-    kinds = dict.fromkeys(label.partition(":")[0] for label in state)
+    kinds = dict.fromkeys(kind_of(label) for label in state)
     if "master" in kinds:
         return (
             f"the plan was made for a step with float32 masters (fp32_master_weights=True), this one has none{remedy}"
         )
     if kinds:
-        path = state[0].partition(":")[2]
+        path = path_of(state[0])
         return f"the plan was made for an optimizer that keeps {', '.join(kinds)} of {path}, this one does not{remedy}"
     return (
         f"the plan was made for another update: another clip_norm, masters or options of the optimizer "

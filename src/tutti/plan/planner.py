@@ -17,7 +17,8 @@ from math import gcd
 from types import MappingProxyType
 
 from tutti.hardware import Cluster
-from tutti.ir.step_graph import BACKWARD, CALL_INPUTS, FORWARD, UPDATE, StepGraph
+from tutti.ir.kind import CALL_INPUTS, Kind, kind_of, path_of
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 from tutti.ops import source
 from tutti.plan.explain import seconds
 from tutti.plan.layouts.choice import Choice, layouts
@@ -165,7 +166,7 @@ class Planner:
 
     def undivided(self) -> tuple[str, ...]:
         """A note on the sizes of a data-parallel axis that do not divide the batch."""
-        specs = [node.meta["val"] for name, node in self.step.inputs.items() if name.startswith("batch:")]
+        specs = [node.meta["val"] for name, node in self.step.inputs.items() if kind_of(name) == Kind.BATCH]
         n, batch = self.cluster.size, gcd(*(spec.shape[0] for spec in specs if spec.shape))
         sizes = [str(dp) for dp in range(2, n + 1) if n % dp == 0 and batch % dp]
         if not sizes:
@@ -308,7 +309,7 @@ class Candidate:
                 updates = [e for e in readers if problem.operators[e.reader].phase == UPDATE]
                 read = [layouts(problem.operators[e.reader].rule, taken[e.reader])[0][e.operand] for e in updates]
                 layout = max(read, key=lambda at: len(at.splits), default=layout)
-            accumulators[step.gradient_label(name.removeprefix("grad:"))] = layout
+            accumulators[step.gradient_label(path_of(name))] = layout
         return {label: layout for label, layout in accumulators.items() if layout != Layout()}
 
 
@@ -324,7 +325,7 @@ def replan(step: StepGraph, plan: Plan, cluster: Cluster) -> Plan:
         cluster = cluster.of(devices(inner))
     planner = Planner(step, cluster, accumulate=plan.accumulate)
     stored = {node.meta["label"] for node in step.inputs.values()}
-    layouts_of = {label: plan.input_layout(label) for label in stored if label.split(":")[0] not in CALL_INPUTS}
+    layouts_of = {label: plan.input_layout(label) for label in stored if kind_of(label) not in CALL_INPUTS}
     replanned = planner.following(textbook_of(name, inner), inner, layouts_of)
     labels = {node.meta["label"] for node in step.graph.nodes if "label" in node.meta}
     return replanned.replace(

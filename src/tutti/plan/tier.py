@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tutti.hardware import Device
-from tutti.ir.step_graph import BACKWARD, CALL_INPUTS, FORWARD, StepGraph
+from tutti.ir.kind import CALL_INPUTS, kind_of
+from tutti.ir.step_graph import BACKWARD, FORWARD, StepGraph
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 TIERS = (DEVICE, HOST, DISK)
@@ -29,7 +30,7 @@ def offloaded(step: StepGraph, most: int, tier: str) -> dict[str, str]:
 
     tiers: dict[str, str] = {}
     for name, node in step.inputs.items():
-        kind = name.partition(":")[0]
+        kind = kind_of(name)
         if kind not in FIXED and (kind != "param" or most >= PARAMETERS):
             tiers[node.meta["label"]] = tier
     if most >= ACTIVATIONS:
@@ -40,7 +41,7 @@ def offloaded(step: StepGraph, most: int, tier: str) -> dict[str, str]:
 
 def check_tiers(tiers: Mapping[str, str], step: StepGraph) -> None:
     """Raise ValueError if a tensor cannot be stored on the tier that the plan names. The step must have all labels."""
-    inputs = {node.meta["label"]: name.partition(":")[0] for name, node in step.inputs.items()}
+    inputs = {node.meta["label"]: kind_of(name) for name, node in step.inputs.items()}
     phases = {node.meta["label"]: node.meta["phase"] for node in step.calls}
     for label, tier in tiers.items():
         if tier not in TIERS:

@@ -19,11 +19,12 @@ from tutti.exec.runtimes.relayout import Placed, move
 from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.exec.stores.tensor_store import TensorStore
 from tutti.exec.stores.weights import Wanted, load_weights, tensor_names
+from tutti.ir.kind import Kind
 from tutti.nn.quantized.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.plan.layouts.layout import devices
 from tutti.serve import compressed
 
-PREFIX = "param:model."  # of parameters in the engine's store
+PREFIX = Kind.PARAM.at("model.")  # of parameters in the engine's store
 OF_PEFT = "base_model.model."  # begins the names of a model within one of peft
 AT_ONCE = 1 << 30  # bytes of weights in memory while they are rounded
 
@@ -198,7 +199,7 @@ def _key(name: str, available: Container[str]) -> str | None:
     """The name of a parameter of the engine's store in other weights, which may be those of a model of `peft` around
     the engine's."""
     own = name.removeprefix(PREFIX)
-    names = (name, f"param:{own}", own, f"param:{OF_PEFT}{own}", f"{OF_PEFT}{own}")
+    names = (name, Kind.PARAM.at(own), own, Kind.PARAM.at(OF_PEFT + own), f"{OF_PEFT}{own}")
     return next((x for x in names if x in available), None)
 
 

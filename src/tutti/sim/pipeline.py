@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tutti.analysis.memory import Memory, input_kind
+from tutti.ir.kind import Kind, kind_of
 from tutti.lower.parts.actions import ONCE, Action, Message, actions_of
 from tutti.lower.parts.cut import Cut, Place
 from tutti.plan.layouts.layout import devices
@@ -194,16 +195,16 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
         if schedule.place[stage] == device and name in sizes:
             resident[input_kind(name)] += sizes[name]
     for name in cut.step.inputs:  # and what never changes is everywhere
-        if name not in cut.homes and name.startswith(("buffer:", "constant:")):
+        if name not in cut.homes and kind_of(name) in (Kind.BUFFER, Kind.CONSTANT):
             resident[input_kind(name)] += sizes.get(name, 0)
     now = resident.copy()  # the messages that are held are added to it one by one: there are many
     alive: dict[Message, int] = {}
     summed: set[str] = set()
     accumulated, added = 0, set[Place]()
-    gradients = {place: [name for name in part.outputs if name.startswith("grad:")]
+    gradients = {place: [name for name in part.outputs if kind_of(name) == Kind.GRAD]
                  for place, part in cut.parts.items()}  # fmt: skip
     inputs_of = {place: sum(sizes[name] for name in (*part.inputs, *gradients[place])
-                       if not name.startswith(("batch:", "common:")))
+                       if kind_of(name) not in (Kind.BATCH, Kind.COMMON))
             for place, part in cut.parts.items() if schedule.place[place.stage] == device}  # fmt: skip
 
     def hold(message: Message) -> None:
@@ -233,7 +234,7 @@ def _course(device: int, actions: list[Action], cut: Cut, schedule: Schedule, pa
             yield MemoryState(total + max(memory.peak - inputs, 0), here, f"{part.name}: {memory.at}")
             for place, microbatch in action.runs:
                 for name in cut.parts[place].outputs:
-                    if name.startswith("value:"):
+                    if kind_of(name) == Kind.VALUE:
                         hold(Message(name, microbatch))
         for message in action.drops:
             now[input_kind(message.name)] -= alive.pop(message)

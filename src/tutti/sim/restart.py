@@ -14,8 +14,9 @@ from math import prod
 
 import numpy as np
 
+from tutti.ir.kind import CALL_INPUTS, Kind, kind_of
 from tutti.ir.spec import Spec
-from tutti.ir.step_graph import CALL_INPUTS, StepGraph
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.parts.schedule_parts import schedule_of
 from tutti.plan.layouts.boxes import boxes, turn_of
 from tutti.plan.layouts.layout import Layout, Mesh, coordinates_of, devices, rank_at
@@ -97,9 +98,9 @@ def restart(graph: StepGraph, plan: Plan, width: int, before: Plan | None = None
     before = before or plan
     plan.check(graph)
     labels = {node.meta["label"] for node in graph.inputs.values()}
-    if foreign := {x for x in before.inputs if x.startswith("param:")} - labels:
+    if foreign := {x for x in before.inputs if kind_of(x) == Kind.PARAM} - labels:
         raise ValueError(f"the plan before is for another model: it has a layout for {min(foreign)!r}")
-    specs = {name: graph.spec(name) for name in graph.inputs if name.partition(":")[0] not in CALL_INPUTS}
+    specs = {name: graph.spec(name) for name in graph.inputs if kind_of(name) not in CALL_INPUTS}
     now, then = _placed(graph, plan), _placed(graph, before)
     count, machines, had = devices(plan.mesh), _machines(plan, width), _machines(before, width)
     per_device, per_machine = np.zeros(count, np.int64), np.zeros(machines, np.int64)

@@ -13,99 +13,124 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from tutti.ir.spec import Spec
+
 Batch = Any  # a container as described above
+Signature = tuple[tuple, ...]  # (name, Spec) of tensors, (name, value, type) of static entries, sorted by name
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
 
 
-def leaves(batch: Batch) -> Iterator[tuple[str, Any]]:
-    """(name, leaf) of all leaves, in order. Raises ValueError if a leaf is neither a tensor nor a plain value."""
-    if isinstance(batch, torch.Tensor):
-        raise ValueError("the batch is a tensor; give a dict (keyword arguments of the model) or a tuple of tensors")
-    if not _is_container(batch):
-        raise ValueError(f"the batch is a {type(batch).__name__}; give a dict or tuple of tensors")
-    return _leaves("", batch)
+class FlatBatch:
+    """A batch and its leaves, flattened once.
 
+    batch: the containers. tensors, statics: the leaves that are tensors, and the others, by name, in order. rows: the
+    batch size (0 for a batch without rows), the most frequent size of dim 0, of equally frequent ones the first.
+    Tensors in lists count only if there are no others, since a list has one item per sample.
 
-def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    if _is_container(tree):
-        for key, x in _items(tree):
-            yield from _leaves(f"{name}.{key}" if name else str(key), x)
-    elif isinstance(tree, (torch.Tensor, *PLAIN)):
-        yield name, tree
-    else:
-        raise ValueError(
-            f"batch entry {name!r} is a {type(tree).__name__}; entries are tensors or plain values (numbers, strings, "
-            "None): convert arrays with torch.as_tensor"
-        )
+    Raises ValueError for a batch that is no container, and for a leaf that is neither a tensor nor a plain value.
+    """
 
+    def __init__(self, batch: Batch):
+        if isinstance(batch, torch.Tensor):
+            raise ValueError(
+                "the batch is a tensor; give a dict (keyword arguments of the model) or a tuple of tensors"
+            )
+        if not _is_container(batch):
+            raise ValueError(f"the batch is a {type(batch).__name__}; give a dict or tuple of tensors")
+        self.batch = batch
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.statics: dict[str, Any] = {}
+        self._outside: set[int] = set()  # tensors that are in no list
+        self._flatten("", batch, False)
+        sizes = [x.shape[0] for x in self.tensors.values() if x.ndim and id(x) in self._outside]
+        counted = Counter(sizes or [x.shape[0] for x in self.tensors.values() if x.ndim])
+        self.rows = max(counted, key=lambda n: counted[n]) if counted else 0
 
-def batch_items(batch: Batch) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a batch with their names."""
-    return [(name, x) for name, x in leaves(batch) if isinstance(x, torch.Tensor)]
+    def _flatten(self, name: str, tree: Any, listed: bool) -> None:
+        if isinstance(tree, torch.Tensor):
+            self.tensors[name] = tree
+            if not listed:
+                self._outside.add(id(tree))
+        elif _is_container(tree):
+            listed = listed or (isinstance(tree, list) and tree is not self.batch)
+            for key, x in _items(tree):
+                self._flatten(f"{name}.{key}" if name else str(key), x, listed)
+        elif isinstance(tree, PLAIN):
+            self.statics[name] = tree
+        else:
+            raise ValueError(
+                f"batch entry {name!r} is a {type(tree).__name__}; entries are tensors or plain values (numbers, "
+                "strings, None): convert arrays with torch.as_tensor"
+            )
 
+    @cached_property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The tensors as inputs of a graph: `batch:name` if dim 0 is the batch dim, or for a 0-d tensor, else
+        `common:name`."""
+        outside = self._outside or {id(x) for x in self.tensors.values()}
+        return {
+            f"{'batch' if not x.ndim or (x.shape[0] == self.rows and id(x) in outside) else 'common'}:{name}": x
+            for name, x in self.tensors.items()
+        }
 
-def inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """The tensors of a batch as inputs of a graph: `batch:name` if dim 0 is the batch dim, or for a 0-d tensor, else
-    `common:name`."""
-    size, listed = rows(batch), {id(x) for x in _inside_lists(batch)}
-    return {
-        f"{'batch' if not x.ndim or (x.shape[0] == size and id(x) not in listed) else 'common'}:{name}": x
-        for name, x in batch_items(batch)
-    }
+    @cached_property
+    def signature(self) -> Signature:
+        """What a captured graph depends on: names (in any order), shapes, dtypes and static values."""
+        entries = [(name, Spec.of(x)) for name, x in self.tensors.items()]
+        others = [(name, x, type(x).__name__) for name, x in self.statics.items()]  # 1, 1.0 and True are equal
+        return tuple(sorted([*entries, *others], key=lambda item: item[0]))
 
+    def rebuilt(self, inputs: Mapping[str, torch.Tensor]) -> Batch:
+        """The same containers with other tensors, by the names of `inputs`."""
+        values = {leaf: inputs[name] for leaf, name in zip(self.tensors, self.inputs, strict=True)}
+        return _rebuilt("", self.batch, values)
 
-def statics(batch: Batch) -> tuple[tuple[str, Any], ...]:
-    """The leaves of a batch that are not tensors, with their names."""
-    return tuple((name, x) for name, x in leaves(batch) if not isinstance(x, torch.Tensor))
+    def parts(self, count: int) -> list[FlatBatch]:
+        """Microbatches: equal parts of the rows.
 
+        Tensors whose dim 0 has the batch size are sliced, and lists of that length, which have one item per sample.
+        Everything else (positions, a temperature, a shared mask) belongs to every part. Raises ValueError for rows that
+        do not divide.
+        """
+        if count == 1:
+            return [self]
+        if not self.rows or self.rows % count:
+            entries = ((name, x) for name, x in self.tensors.items() if not self.rows or x.shape[:1] == (self.rows,))
+            name, x = next(entries, ("", None))
+            shape = None if x is None else tuple(x.shape)
+            raise ValueError(f"batch entry {name!r} of shape {shape} does not divide into {count} microbatches")
+        each = self.rows // count
+        return [FlatBatch(self.part(i * each, (i + 1) * each)) for i in range(count)]
 
-def rebuilt(batch: Batch, values: Mapping[str, Any]) -> Batch:
-    """The same containers with other leaves. Leaves without a value are kept."""
-    return _rebuilt("", batch, values)
+    def part(self, begin: int, end: int) -> Batch:
+        """The rows from `begin` up to, not including, `end`, in the same containers."""
+        return _like(self.batch, [_part(x, self.rows, begin, end) for _, x in _items(self.batch)])
+
+    def check_like(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        """Raise ValueError for other names or dtypes than those of the example batch."""
+        if missing := [key for key in dtypes if key not in self.tensors]:
+            name = missing[0]
+            if isinstance(self.batch, Mapping) and name in self.batch:
+                kind = type(self.batch[name]).__name__
+                raise ValueError(f"batch entry {name!r} is a {kind}; it was a tensor when the step was made")
+            raise ValueError(f"the batch lacks {name!r}; it had {list(dtypes)} when the step was made")
+        if unknown := [key for key in self.tensors if key not in dtypes]:
+            raise ValueError(f"the batch has {unknown[0]!r}, which it did not have when the step was made")
+        for key, x in self.tensors.items():
+            if x.dtype != dtypes[key]:
+                raise ValueError(f"batch entry {key!r} is {x.dtype}; it was {dtypes[key]} when the step was made")
 
 
 def _rebuilt(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
     if not _is_container(tree):
         return values.get(name, tree)
     return _like(tree, [_rebuilt(f"{name}.{key}" if name else str(key), x, values) for key, x in _items(tree)])
-
-
-def rows(batch: Batch) -> int:
-    """The batch size: the most frequent size of dim 0, of equally frequent ones the first. Tensors in lists count only
-    if there are no others, since a list has one item per sample. 0 for a batch without such tensors."""
-    sizes = [x.shape[0] for x in _outside_lists(batch) if x.ndim] or [
-        x.shape[0] for _, x in batch_items(batch) if x.ndim
-    ]
-    counted = Counter(sizes)
-    return max(counted, key=lambda n: counted[n]) if counted else 0
-
-
-def _outside_lists(tree: Any, inside: bool = True) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif _is_container(tree) and (inside or not isinstance(tree, list)):
-        for _, x in _items(tree):
-            yield from _outside_lists(x, False)
-
-
-def _inside_lists(batch: Batch) -> list[torch.Tensor]:
-    outside = {id(x) for x in _outside_lists(batch)}
-    return [x for _, x in batch_items(batch) if id(x) not in outside] if outside else []
-
-
-def part(batch: Batch, begin: int, end: int) -> Batch:
-    """The rows of a batch from `begin` up to, not including, `end`.
-
-    Tensors whose dim 0 has the batch size are sliced, and lists of that length, which have one item per sample.
-    Everything else (positions, a temperature, a shared mask) belongs to every part.
-    """
-    size = rows(batch)
-    return _like(batch, [_part(x, size, begin, end) for _, x in _items(batch)])
 
 
 def _part(tree: Any, size: int, begin: int, end: int) -> Any:

@@ -8,9 +8,10 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE
+from tutti.ir.kind import Kind, kind_of, path_of, split_name
 from tutti.ir.labels import annotate_labels
 from tutti.ir.spec import Spec
-from tutti.ir.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, WRITTEN, Call, StepGraph
+from tutti.ir.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, Call, StepGraph
 from tutti.ops.costs import annotate_costs
 from tutti.tracing.rewrite.like_operators import make_without_operands
 from tutti.tracing.rewrite.pattern_table import PATTERNS
@@ -57,7 +58,7 @@ def build(
     output.args = (tuple(results.values()),)
     graph.eliminate_dead_code()
     _keep_old_state(graph, placeholders, results)
-    for name in [n for n, x in placeholders.items() if n.startswith(("constant:", "count:")) and not x.users]:
+    for name in [n for n, x in placeholders.items() if kind_of(n) in (Kind.CONSTANT, Kind.COUNT) and not x.users]:
         constants.pop(name, None)
         graph.erase_node(placeholders.pop(name))
     graph.lint()
@@ -72,7 +73,7 @@ def _lift_constants(traced: Traced, placeholders: dict[str, fx.Node]) -> dict[st
     graph, constants = traced.graph, {}
     first = next(n for n in graph.nodes if n.op != "placeholder")
     for node in [n for n in graph.nodes if n.op == "get_attr"]:
-        name = f"constant:{node.target}"
+        name = Kind.CONSTANT.at(node.target)
         if name not in placeholders:
             constants[name] = traced.constants[node.target]
             with graph.inserting_before(first):
@@ -90,8 +91,8 @@ def _successors(results: dict[str, fx.Node], inputs: dict[str, fx.Node]) -> dict
     """
     successors = {}
     for name, node in results.items():
-        kind, _, path = name.partition(":")
-        stored = f"param:{path}" if kind == WRITTEN else name
+        kind, path = split_name(name)
+        stored = Kind.PARAM.at(path) if kind == Kind.WRITTEN else name
         if node is not inputs.get(stored):
             successors[name if stored in results else stored] = node
     return successors
@@ -100,7 +101,7 @@ def _successors(results: dict[str, fx.Node], inputs: dict[str, fx.Node]) -> dict
 def _keep_old_state(graph: fx.Graph, inputs: dict[str, fx.Node], results: dict[str, fx.Node]) -> None:
     """Make the backward pass read a copy of state that the forward pass replaces: another microbatch's forward pass may
     run in between."""
-    changed = {inputs[f"param:{name.partition(':')[2]}"] for name in results if name.startswith(f"{WRITTEN}:")}
+    changed = {inputs[Kind.PARAM.at(path_of(name))] for name in results if kind_of(name) == Kind.WRITTEN}
     changed |= {inputs[name] for name, x in results.items() if name in inputs and x.meta["phase"] != UPDATE}
     views = {x: x for x in changed}  # views of such an input -> that input
     for node in list(graph.nodes):

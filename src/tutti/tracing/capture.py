@@ -20,12 +20,12 @@ from torch.nn.modules import module as module_hooks
 
 from tutti import compat
 from tutti.ir.garbage import uncollected
-from tutti.ir.step_graph import BACKWARD, CHECK, FORWARD, GUARD, METRIC, UPDATE, WRITTEN, StepGraph
+from tutti.ir.kind import Kind, kind_of, path_of
+from tutti.ir.step_graph import BACKWARD, FORWARD, GUARD, UPDATE, StepGraph
 from tutti.keywords import names_nearest
 from tutti.nn.assignment import assignments_of_tensors
 from tutti.tracing import optimizers
-from tutti.tracing.batch import Batch, batch_items, rebuilt
-from tutti.tracing.batch import inputs as entries
+from tutti.tracing.batch import Batch, FlatBatch
 from tutti.tracing.build import build
 from tutti.tracing.criteria import PREFIX, WithCriteria, model_of
 from tutti.tracing.explain import explained
@@ -119,7 +119,8 @@ def capture(
     if stochastic_rounding and not any(params[name].dtype is torch.bfloat16 for name in trained):
         raise ValueError("stochastic_rounding needs a trained bfloat16 parameter; there is none")
 
-    check_dense(slots.named() | entries(batch))
+    flat = FlatBatch(batch)
+    check_dense(slots.named() | flat.inputs)
     with capturing(model):
 
         def fakes(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -134,13 +135,13 @@ def capture(
                 inputs |= {
                     f"{kind}:{name}": torch.empty(t.shape, dtype=t.dtype, device=device) for kind, t in tensors.items()
                 }
-            inputs |= {f"lr:{i}": torch.empty((), dtype=torch.float64) for i in range(len(optimizer.param_groups))}
-        inputs |= {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in entries(batch).items()}
+            inputs |= {Kind.LR.at(i): torch.empty((), dtype=torch.float64) for i in range(len(optimizer.param_groups))}
+        inputs |= {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in flat.inputs.items()}
         late = classes_of(behind if behind is not None else _behind(optimizer, params))
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed", *late)}
-        step = _Step(model, batch, loss, slots, trained, gradients, guarded, optimizer, state, clip_norm,
+        step = _Step(model, flat, loss, slots, trained, gradients, guarded, optimizer, state, clip_norm,
                      stochastic_rounding, list(inputs), microbatches, late, metrics)  # fmt: skip
-        arg_values = {i: x for i, x in enumerate(_example(batch, list(inputs))) if x is not None}
+        arg_values = {i: x for i, x in enumerate(_example(flat, list(inputs))) if x is not None}
         attempts = Attempts(step, tuple(inputs.values()), arg_values, [model_of(model), loss], step.decisions)
         try:
             with explained():
@@ -166,11 +167,11 @@ def capture(
                 only=only,
             )
         placeholders = traced.graph.find_nodes(op="placeholder")
-        names = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
+        names = {n: path_of(name) for n, name in zip(placeholders, inputs, strict=True)}
         guards = traced.values.guards(names)
         functional = functionalize(traced, list(inputs.values()))
     graph = build(functional, list(inputs), attempts.results, device, patterns)
-    written = [name.removeprefix("param:") for name in graph.changed_by_forward if name.startswith("param:")]
+    written = [path_of(name) for name in graph.changed_by_forward if kind_of(name) == Kind.PARAM]
     if mastered := [name for name in written if "master" in state.get(name, {})]:
         raise ValueError(
             f"forward writes into parameter {mastered[0]!r}, but its float32 master copy would undo that; leave out "
@@ -190,7 +191,7 @@ def classes_of(behind: Mapping[str, int]) -> dict[str, list[str]]:
     for name, number in sorted(behind.items()):
         if number:
             classes.setdefault(number, []).append(name)
-    return {f"count:{i}": names for i, names in enumerate(sorted(classes.values()))}
+    return {Kind.COUNT.at(i): names for i, names in enumerate(sorted(classes.values()))}
 
 
 def _behind(optimizer: torch.optim.Optimizer | None, params: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -202,9 +203,9 @@ def _behind(optimizer: torch.optim.Optimizer | None, params: Mapping[str, torch.
     return {name: largest - counts[p] for name, p in params.items() if p in counts}  # pyright: ignore
 
 
-def _example(batch: Batch, inputs: Sequence[str]) -> list[torch.Tensor | None]:
+def _example(batch: FlatBatch, inputs: Sequence[str]) -> list[torch.Tensor | None]:
     """Return the real tensor of each input that is a batch entry with values, else None."""
-    real = {name: x for name, x in entries(batch).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
+    real = {name: x for name, x in batch.inputs.items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
     return [real.get(name) for name in inputs]
 
 
@@ -219,7 +220,7 @@ class _Step:
     """A training step as a function of its tensors, to be traced."""
 
     model: nn.Module
-    batch: Batch
+    batch: FlatBatch
     loss: Loss | None
     slots: Slots
     trained: list[str]
@@ -241,12 +242,12 @@ class _Step:
         """The named outputs; with `forward_only` those of the forward pass."""
         inputs = dict(zip(self.inputs, tensors, strict=True))
         params = {name: self._parameter(name, p, inputs) for name, p in self.slots.params.items()}
-        buffers = {name: inputs[f"buffer:{name}"].clone() for name in self.slots.buffers}
+        buffers = {name: inputs[Kind.BUFFER.at(name)].clone() for name in self.slots.buffers}
         for name, buffer in self.slots.buffers.items():
             stand_in(buffer, buffers[name])
         self._let_state_stand_in(inputs)
         storages = {name: p.untyped_storage()._cdata for name, p in params.items()}
-        batch = rebuilt(self.batch, {name.partition(":")[2]: inputs[name] for name in entries(self.batch)})
+        batch = self.batch.rebuilt(inputs)
         recorder = Recorder(self.model)
         with self.slots.holding(params, buffers):  # until gradients are computed: checkpointed code runs again then
             with recorder.forward(), substituted(self.model) as hooked:
@@ -255,9 +256,9 @@ class _Step:
             after = self.slots.changed("buffer")
             self._check_places(params, storages)
             outputs = {"loss": value.detach()}
-            outputs |= {f"buffer:{name}": x for name, x in after.items()}
-            outputs |= {f"{METRIC}:{name}": x.detach() for name, x in metrics.items()}
-            outputs |= {f"{CHECK}:{i}": x for i, x in enumerate(self.decisions.differing())}
+            outputs |= {Kind.BUFFER.at(name): x for name, x in after.items()}
+            outputs |= {Kind.METRIC.at(name): x.detach() for name, x in metrics.items()}
+            outputs |= {Kind.CHECK.at(i): x for i, x in enumerate(self.decisions.differing())}
             behind = compat.in_backward_order(value.grad_fn) if value.requires_grad else []
             self.autograd = len(behind)
             self.backward_matters = hooked() or any(map(compat.is_custom, behind))
@@ -274,8 +275,8 @@ class _Step:
         if self.guarded:
             sign(phase=BACKWARD, path=GUARD)
             grads = optimizers.poisoned(grads, value.detach())
-        outputs |= {f"{WRITTEN}:{name}": p for name, p in params.items()}  # most are unchanged
-        outputs |= {f"grad:{name}": g for name, g in grads.items()}
+        outputs |= {Kind.WRITTEN.at(name): p for name, p in params.items()}  # most are unchanged
+        outputs |= {Kind.GRAD.at(name): g for name, g in grads.items()}
         if self.optimizer is not None:
             with torch.no_grad():
                 outputs |= self._update(params, grads, inputs)
@@ -283,7 +284,7 @@ class _Step:
 
     def _parameter(self, name: str, parameter: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """The stand-in for a parameter: an autograd leaf that looks like it."""
-        leaf = inputs[f"param:{name}"].clone()
+        leaf = inputs[Kind.PARAM.at(name)].clone()
         if name in self.trained:
             leaf.requires_grad_()
         if isinstance(parameter, nn.Parameter):
@@ -405,9 +406,9 @@ class _Step:
                 sign(path=name.rpartition(".")[0])
                 old = {kind: inputs[f"{kind}:{name}"] for kind in self.state.get(name, {})}
                 count = next((key for key, names in self.late.items() if name in names), "step")
-                numbers = inputs[count], inputs[f"lr:{i}"], skip, scale, self.stochastic_rounding
+                numbers = inputs[count], inputs[Kind.LR.at(i)], skip, scale, self.stochastic_rounding
                 new, new_state = optimizers.update(self.optimizer, group, params[name], grads[name], old, *numbers)
-                outputs[f"param:{name}"] = new
+                outputs[Kind.PARAM.at(name)] = new
                 outputs |= {f"{kind}:{name}": value for kind, value in new_state.items()}
         return outputs
 
@@ -462,12 +463,11 @@ def _called(model: nn.Module, batch: Batch) -> Any:
         raise
 
 
-def _check_scalar(value: object, batch: Batch, loss: Loss | None) -> None:
-    keys = [key for key, _ in batch_items(batch)]
-    if value is None and loss is None and "labels" not in keys:
+def _check_scalar(value: object, batch: FlatBatch, loss: Loss | None) -> None:
+    if value is None and loss is None and "labels" not in batch.tensors:
         raise ValueError(
             "the model returned no loss. A transformers model computes it from 'labels', which the batch does not have "
-            f"(it has {', '.join(map(repr, keys))}): add batch['labels'], or pass loss=..."
+            f"(it has {', '.join(map(repr, batch.tensors))}): add batch['labels'], or pass loss=..."
         )
     if not isinstance(value, torch.Tensor):
         raise ValueError(

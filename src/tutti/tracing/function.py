@@ -20,10 +20,10 @@ from torch.utils import _pytree as pytree
 
 from tutti import compat
 from tutti.ir.garbage import uncollected
-from tutti.ir.step_graph import CHECK, FORWARD, OUTPUT, UPDATE, StepGraph
+from tutti.ir.kind import Kind, path_of, split_name
+from tutti.ir.step_graph import FORWARD, UPDATE, StepGraph
 from tutti.tracing import optimizers
-from tutti.tracing.batch import Batch, rebuilt
-from tutti.tracing.batch import inputs as entries
+from tutti.tracing.batch import FlatBatch
 from tutti.tracing.build import build
 from tutti.tracing.capture import Recorder, capturing, device_of
 from tutti.tracing.explain import explained
@@ -80,25 +80,25 @@ def capture_function(
     Raises ValueError as `capture` does, for gradients that the function neither uses nor clears before it computes
     others, and for a learning rate that it changes.
     """
-    data = arguments(args, kwargs, holdings)
+    data = FlatBatch(arguments(args, kwargs, holdings))
     slots, device = holdings.slots(attributes), device_of(holdings.root)
     with capturing(holdings.root):
         names = {p: name for name, p in slots.params.items()}
-        tensors = {**slots.named(), **{f"cache:{place.name}": place.tensor for place in holdings.places}}
+        tensors = {**slots.named(), **{Kind.CACHE.at(place.name): place.tensor for place in holdings.places}}
         for optimizer in holdings.optimizers.values():
             for name, state in optimizers.state_of(optimizer, names, holdings.fp32_master_weights).items():
                 tensors |= {f"{kind}:{name}": x for kind, x in state.items()}
-        check_dense(tensors | entries(data))
+        check_dense(tensors | data.inputs)
         inputs = {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in tensors.items()}
         for key, optimizer in holdings.optimizers.items():
             numbers = (f"lr:{key}.{i}" for i in range(len(optimizer.param_groups)))
             inputs |= {name: torch.empty((), dtype=torch.float64) for name in numbers}
         classes = update_classes(holdings, updates or {})
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in classes}
-        inputs |= {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in entries(data).items()}
+        inputs |= {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in data.inputs.items()}
         inputs |= {name: torch.empty((), dtype=torch.int64) for name in ("step", "seed")}
         traced_function = _Function(function, args, kwargs, data, holdings, slots, list(inputs), classes)
-        real = {name: x for name, x in entries(data).items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
+        real = {name: x for name, x in data.inputs.items() if not (x.is_meta or isinstance(x, compat.FakeTensor))}
         arg_values = {i: real[name] for i, name in enumerate(inputs) if name in real}
         roots = [function, *holdings.objects.values(), holdings.root]  # the last gives paths
         attempts = Attempts(traced_function, tuple(inputs.values()), arg_values, roots, traced_function.decisions)
@@ -109,7 +109,7 @@ def capture_function(
             return capture_function(function, args, kwargs, holdings, updates=updates, patterns=patterns,
                                     attributes=attributes | error.paths)  # fmt: skip
         placeholders = traced.graph.find_nodes(op="placeholder")
-        of_data = {n: name.partition(":")[2] for n, name in zip(placeholders, inputs, strict=True)}
+        of_data = {n: path_of(name) for n, name in zip(placeholders, inputs, strict=True)}
         guards = traced.values.guards(of_data)
         functional = functionalize(traced, list(inputs.values()))
     graph = build(functional, list(inputs), attempts.results, device, patterns)
@@ -140,7 +140,7 @@ def update_classes(holdings: Holdings, updates: Mapping[str, int]) -> dict[str, 
         params = [name for name, owner in holdings.optimizer_of.items() if owner == key]
         numbers = sorted({updates.get(name, 0) for name in params}, reverse=True)
         for i, number in enumerate(numbers):
-            classes[f"count:{key}.{i}"] = [name for name in params if updates.get(name, 0) == number]
+            classes[Kind.COUNT.at(f"{key}.{i}")] = [name for name in params if updates.get(name, 0) == number]
     return classes
 
 
@@ -151,7 +151,7 @@ class _Function:
     function: Callable
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    data: Batch
+    data: FlatBatch
     holdings: Holdings
     slots: Slots
     inputs: list[str]
@@ -167,19 +167,20 @@ class _Function:
         """The named outputs."""
         inputs = dict(zip(self.inputs, tensors, strict=True))
         self.autograd, self.updates = 0, {}
-        params = {name: self._parameter(p, inputs[f"param:{name}"]) for name, p in self.slots.params.items()}
-        buffers = {name: inputs[f"buffer:{name}"].clone() for name in self.slots.buffers}
-        caches = {f"cache:{place.name}": inputs[f"cache:{place.name}"].clone() for place in self.holdings.places}
+        params = {name: self._parameter(p, inputs[Kind.PARAM.at(name)]) for name, p in self.slots.params.items()}
+        buffers = {name: inputs[Kind.BUFFER.at(name)].clone() for name in self.slots.buffers}
+        names = [Kind.CACHE.at(place.name) for place in self.holdings.places]
+        caches = {name: inputs[name].clone() for name in names}
         state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.holdings.optimizer_of}
         for name, x in inputs.items():
-            kind, _, path = name.partition(":")
+            kind, path = split_name(name)
             if path in state and kind != "param":
                 state[path][kind] = x
         for name, buffer in self.slots.buffers.items():
             stand_in(buffer, buffers[name])
         for place in self.holdings.places:
-            stand_in(place.tensor, caches[f"cache:{place.name}"])
-        values = rebuilt(self.data, {name.partition(":")[2]: inputs[name] for name in entries(self.data)})
+            stand_in(place.tensor, caches[Kind.CACHE.at(place.name)])
+        values = self.data.rebuilt(inputs)
         args = [values.get(str(i), x) for i, x in enumerate(self.args)]
         kwargs = {key: values.get(key, x) for key, x in self.kwargs.items()}
         recorder = Recorder(self.holdings.root)
@@ -194,11 +195,11 @@ class _Function:
             result = self.function(*args, **kwargs)
             sign(phase=FORWARD, path="")
             outputs = self._outputs(result)
-            outputs |= {f"buffer:{name}": x for name, x in self.slots.changed("buffer").items()}
+            outputs |= {Kind.BUFFER.at(name): x for name, x in self.slots.changed("buffer").items()}
             outputs |= self._caches(caches)
-            outputs |= {f"param:{name}": p.detach() for name, p in params.items()}
+            outputs |= {Kind.PARAM.at(name): p.detach() for name, p in params.items()}
             outputs |= {f"{kind}:{name}": x for name, kinds in state.items() for kind, x in kinds.items()}
-            outputs |= {f"{CHECK}:{i}": x for i, x in enumerate(self.decisions.differing())}
+            outputs |= {Kind.CHECK.at(i): x for i, x in enumerate(self.decisions.differing())}
             updates.check_left_over()
         return outputs
 
@@ -220,12 +221,12 @@ class _Function:
     def _outputs(self, result: Any) -> dict[str, torch.Tensor]:
         leaves, self.tree = pytree.tree_flatten(result)
         self.fixed = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
-        return {f"{OUTPUT}:{i}": x.detach() for i, x in enumerate(leaves) if i not in self.fixed}
+        return {Kind.OUTPUT.at(i): x.detach() for i, x in enumerate(leaves) if i not in self.fixed}
 
     def _caches(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         caches = {}
         for place in self.holdings.places:
-            name, now = f"cache:{place.name}", place.tensor
+            name, now = Kind.CACHE.at(place.name), place.tensor
             old = inputs[name]
             if not isinstance(now, torch.Tensor) or (now.shape, now.dtype) != (old.shape, old.dtype):
                 what = f"{tuple(now.shape)} {now.dtype}" if isinstance(now, torch.Tensor) else type(now).__name__

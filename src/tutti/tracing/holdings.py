@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tutti.ir.kind import Kind, kind_of
 from tutti.tracing import optimizers
 from tutti.tracing.trace.slots import Slots, attribute
 from tutti.tracing.trace.snapshot import OPAQUE, is_of_the_system
@@ -83,10 +84,10 @@ class Holdings:
 
     def tensors(self, attributes: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
         """Return all tensors of modules and plain objects, by the names of inputs."""
-        named: dict[str, torch.Tensor] = {f"param:{name}": p for name, p in self.root.named_parameters()}
-        named |= {f"buffer:{name}": x for name, x in self.root.named_buffers()}
-        named |= {f"buffer:{path}": attribute(self.root, path) for path in attributes}
-        return named | {f"cache:{place.name}": place.tensor for place in self.places}
+        named: dict[str, torch.Tensor] = {Kind.PARAM.at(name): p for name, p in self.root.named_parameters()}
+        named |= {Kind.BUFFER.at(name): x for name, x in self.root.named_buffers()}
+        named |= {Kind.BUFFER.at(path): attribute(self.root, path) for path in attributes}
+        return named | {Kind.CACHE.at(place.name): place.tensor for place in self.places}
 
     def states(self, of: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Copies of the optimizer state of some parameters, by the names of inputs."""
@@ -103,8 +104,8 @@ class Holdings:
 
     def renewed(self, now: Mapping[str, torch.Tensor]) -> Holdings:
         """Return these holdings, or new ones if the parameters of modules or optimizers changed. now: see `tensors`."""
-        count = sum(name.startswith("param:") for name in now)
-        same = count == len(self.params) and all(now.get(f"param:{name}") is p for name, p in self.params.items())
+        count = sum(kind_of(name) == Kind.PARAM for name in now)
+        same = count == len(self.params) and all(now.get(Kind.PARAM.at(name)) is p for name, p in self.params.items())
         if same and groups_of(self.optimizers.values()) == self.groups:
             return self
         return Holdings(self.objects, self.fp32_master_weights)
@@ -119,7 +120,7 @@ class Holdings:
         before = [place.tensor for place in self.places]
         try:
             for place in self.places:
-                place.container[place.key] = caches[f"cache:{place.name}"]
+                place.container[place.key] = caches[Kind.CACHE.at(place.name)]
             yield
         finally:
             for place, tensor in zip(self.places, before, strict=True):

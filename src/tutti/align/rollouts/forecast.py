@@ -22,6 +22,7 @@ import torch
 from tutti.align.rollouts.rollout import MAX_SEQUENCES
 from tutti.exec.runtimes.relayout import Placed, pieces
 from tutti.hardware import Cluster
+from tutti.ir.kind import Kind, kind_of, path_of
 from tutti.ir.spec import Spec
 from tutti.ir.step_graph import StepGraph
 from tutti.plan.explain import seconds
@@ -210,7 +211,7 @@ class Planner:
     def parameters(self) -> Mapping[str, Spec]:
         """Parameters of the training step, by name."""
         graph = self.graph_of(1, Variant())
-        return {name: graph.spec(name) for name in graph.inputs if name.startswith("param:")}
+        return {name: graph.spec(name) for name in graph.inputs if kind_of(name) == Kind.PARAM}
 
     @cached_property
     def labels(self) -> Mapping[str, str]:
@@ -230,7 +231,7 @@ class Planner:
         for name, spec in self.parameters.items():
             label = self.labels[name]
             before = Placed(training.input_layout(label), training.mesh)
-            after = Placed(serving.input_layout(label.replace("param:", "param:model.", 1)), serving.mesh)
+            after = Placed(serving.input_layout(Kind.PARAM.at(f"model.{path_of(label)}")), serving.mesh)
             key = before.layout, after.layout, spec.shape, spec.dtype
             if key not in sizes:
                 sizes[key] = [0] * len(received)

@@ -11,13 +11,12 @@ import torch
 
 from tutti.cli.plan.capture_cache import CaptureCache
 from tutti.compat.adapters import peft_model
-from tutti.exec.batches import batch_size, microbatches
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.variants.rebatch import Steps
 from tutti.lower.variants.vary import vary
 from tutti.plan.search.search import Progress
 from tutti.plan.variant import PLAIN, Variant
-from tutti.tracing.batch import Batch
+from tutti.tracing.batch import Batch, FlatBatch
 from tutti.tracing.capture import capture
 from tutti.tracing.load import load, suiting
 from tutti.tracing.optimizers import TABLE
@@ -87,7 +86,7 @@ class StepWork:
         if ids is None:
             image = "rows are images, whose size the model's config sets; --seq has no effect"
             pixels = getattr(model, "main_input_name", "") == "pixel_values"
-            return cls(batch_size(example), "rows", image if pixels else "")
+            return cls(FlatBatch(example).rows or 1, "rows", image if pixels else "")
         if not getattr(config, "is_encoder_decoder", False) or labels is None:
             return cls(ids.numel(), "tokens")
         encoder, decoder = ids.shape[-1], labels.shape[-1]
@@ -132,7 +131,7 @@ class Captured:
         model, example = self.loaded
         dtype = next((str(p.dtype) for p in model.parameters()), "torch.float32").removeprefix("torch.")
         count = sum(p.numel() for p in model.parameters())
-        return Facts(count, dtype, batch_size(example), StepWork.of(model, example))
+        return Facts(count, dtype, FlatBatch(example).rows or 1, StepWork.of(model, example))
 
     @cached_property
     def loaded(self) -> tuple[torch.nn.Module, Batch]:
@@ -161,7 +160,7 @@ class Captured:
 
     def _captured(self, microbatch_count: int) -> StepGraph:
         model, example = self.loaded
-        first = microbatches(example, microbatch_count)[0]
+        first = FlatBatch(example).parts(microbatch_count)[0].batch
         self.progress("capturing the step" + (f" of 1/{microbatch_count} of the batch" if microbatch_count > 1 else ""))
         update = OPTIMIZERS[self.workload.optimizer](model.parameters(), lr=1e-3)
         with suiting(model):

@@ -21,8 +21,8 @@ from tutti.exec.kernels.codegen import Request, Run, Wait
 from tutti.exec.runtimes.underway import UnderWay
 from tutti.exec.runtimes.virtual import COMBINE, run_virtual
 from tutti.hardware import Cluster, local, machine
+from tutti.ir.kind import NUMBERS, kind_of
 from tutti.ir.spec import Spec
-from tutti.ir.step_graph import NUMBERS
 from tutti.launch import watchdog
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.lower.collectives import bounds_of, parse_ppermute, peer
@@ -348,7 +348,7 @@ def own_part(
     name: str, whole: torch.Tensor, layout: Layout, mesh: Mesh, rank: int, device: torch.device
 ) -> torch.Tensor:
     """A rank's part of an input that every rank is given in full. Single numbers stay on their device."""
-    if name.partition(":")[0] in NUMBERS:
+    if kind_of(name) in NUMBERS:
         return whole
     return layout.local_slice(whole, mesh, coordinates_of(rank, mesh)).to(device, non_blocking=True)
 

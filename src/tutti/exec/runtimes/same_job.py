@@ -12,7 +12,7 @@ from torch import nn
 from tutti.exec.parallel_config import ParallelConfig
 from tutti.exec.runtimes.runtime import gathered
 from tutti.ir.step_graph import StepGraph
-from tutti.tracing.batch import Batch, batch_items
+from tutti.tracing.batch import Batch, FlatBatch
 
 Facts = Mapping[str, Mapping[str, Any]]  # by section, such as "the optimizer": what rank 0 says of each name
 WHAT = "whether all ranks have the same job"
@@ -34,7 +34,7 @@ def facts_of(
         updates[f"the number of parameters of group {i}"] = len(group["params"])
     return {
         "the model": described({**dict(model.named_parameters()), **dict(model.named_buffers())}),
-        "the batch": described(dict(batch_items(batch))),
+        "the batch": described(FlatBatch(batch).tensors),
         "the optimizer": updates,
         "the options": {name: getattr(config, name) for name in ALIKE},
         "the program": {"the hash of its operators": graph.fingerprint},

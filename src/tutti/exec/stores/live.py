@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from tutti.exec.runtimes.runtime import same_everywhere
 from tutti.exec.stores.tensor_store import TensorStore
 from tutti.exec.stores.updates import Updates
+from tutti.ir.kind import Kind, path_of, split_name
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.tracing import optimizers
 from tutti.tracing.trace.remote import fetch, home_of, make_ordinary, make_remote, strides_of
@@ -62,7 +63,7 @@ class Live:
                 del value, same
                 make_remote(own, self, name)
             self.tensors[name] = own
-            kind, _, path = name.partition(":")
+            kind, path = split_name(name)
             if kind not in OF_MODEL:
                 self.entries.setdefault(path, {})[kind] = name
                 fresh.add(path)
@@ -80,8 +81,8 @@ class Live:
 
     def _master(self, name: str) -> str | None:
         """The float32 master of a parameter, by the names of the store."""
-        kind, _, path = name.partition(":")
-        return f"master:{path}" if kind == "param" and f"master:{path}" in self.store.tensors else None
+        kind, path = split_name(name)
+        return Kind.MASTER.at(path) if kind == Kind.PARAM and Kind.MASTER.at(path) in self.store.tensors else None
 
     def _state(self, path: str) -> dict[str, Any]:
         """What the optimizer has as state of a parameter; {} if nothing."""
@@ -105,7 +106,7 @@ class Live:
 
     def fetched(self, name: str, tensor: Tensor) -> Tensor:
         """The full value of a remote tensor, in memory of its own."""
-        kind, _, path = name.partition(":")
+        kind, path = split_name(name)
         self.in_use[name] = tensor
         if kind == COUNT:
             return torch.full((), self.counts[path], dtype=tensor.dtype, device=tensor.device)
@@ -126,7 +127,7 @@ class Live:
         self.fill(replaced)
         counts = {}
         for name, value in changed:
-            kind, _, path = name.partition(":")
+            kind, path = split_name(name)
             if kind == COUNT:
                 counts[path] = int(value)
                 continue
@@ -226,8 +227,8 @@ class Live:
 
     def forget(self, names: Collection[str]) -> None:
         """`leave` these tensors, and what optimizers have of the parameters among them. The store drops them."""
-        paths = {path for kind, _, path in (name.partition(":") for name in names) if kind not in ("buffer", "cache")}
-        left = {name for name in self.tensors if name in names or name.partition(":")[2] in paths}
+        paths = {path for kind, path in map(split_name, names) if kind not in (Kind.BUFFER, Kind.CACHE)}
+        left = {name for name in self.tensors if name in names or path_of(name) in paths}
         self.leave(left)
         self.store.drop(left)
         for path in paths:

@@ -11,6 +11,7 @@ from torch import nn
 from tutti import compat
 from tutti.exec.stores.tensor_store import TensorStore
 from tutti.exec.stores.weights import Wanted, load_weights
+from tutti.ir.kind import Kind
 from tutti.ir.step_graph import StepGraph
 from tutti.tracing import optimizers
 from tutti.tracing.trace.slots import attribute
@@ -22,20 +23,20 @@ def values_of(
     """The tensors of a model, and copies of its optimizer's state, by the names of a graph's inputs."""
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     buffers |= {path: attribute(model, path) for path in graph.names("buffer") if path not in buffers}
-    yield from ((f"buffer:{key}", x) for key, x in buffers.items())
+    yield from ((Kind.BUFFER.at(key), x) for key, x in buffers.items())
     for key, state in optimizers.states_of(optimizer, {p: name for name, p in params.items()}, fp32_master_weights):
         parameter = params.pop(key)
-        yield f"param:{key}", parameter
+        yield Kind.PARAM.at(key), parameter
         yield from ((f"{kind}:{key}", value) for kind, value in state.items())
-    yield from ((f"param:{key}", p) for key, p in params.items())
+    yield from ((Kind.PARAM.at(key), p) for key, p in params.items())
 
 
 def read_weights(store: TensorStore, graph: StepGraph, folder: Path, model: nn.Module) -> int:
     """Read parameters, their float32 master weights and buffers from safetensors. Returns the bytes read."""
     sharded = store.sharded()
     wanted = [
-        Wanted(name, sharded[f"{kind}:{name}"], optional=kind == "buffer")
-        for kind in ("param", "master", "buffer") for name in graph.names(kind)
+        Wanted(name, sharded[kind.at(name)], optional=kind == Kind.BUFFER)
+        for kind in (Kind.PARAM, Kind.MASTER, Kind.BUFFER) for name in graph.names(kind)
     ]  # fmt: skip
     return load_weights(folder, wanted, _aliases(model))
 

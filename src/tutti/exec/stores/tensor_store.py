@@ -13,8 +13,9 @@ from tutti.exec.runtimes.runtime import Runtime, own_slice, runtime_for, same_ev
 from tutti.exec.stores.memory_budget import MemoryBudget
 from tutti.exec.stores.offload_store import OffloadStore
 from tutti.exec.stores.sharded_tensor import ShardedTensor
+from tutti.ir.kind import CALL_INPUTS, Kind, kind_of
 from tutti.ir.spec import Spec
-from tutti.ir.step_graph import CALL_INPUTS, StepGraph
+from tutti.ir.step_graph import StepGraph
 from tutti.plan.layouts.layout import Layout, Mesh, Split, coordinates_of, devices
 from tutti.plan.plan import PIPELINE, Plan, inner_of
 from tutti.plan.tier import DEVICE
@@ -79,7 +80,7 @@ class TensorStore:
     def declare(self, graph: StepGraph, plan: Plan, homes: Mapping[str, int] | None = None) -> None:
         """Note how a plan stores the inputs of a graph that are new. homes: devices of a pipeline, by input."""
         for name, node in graph.inputs.items():
-            if name.partition(":")[0] not in CALL_INPUTS and name not in self.tensors:
+            if kind_of(name) not in CALL_INPUTS and name not in self.tensors:
                 label = node.meta["label"]
                 self.tensors[name] = Stored(label, node.meta["val"], plan.input_layout(label),
                                             plan.tiers.get(label, DEVICE), (homes or {}).get(name))  # fmt: skip
@@ -285,5 +286,5 @@ def check_names(wanted: Collection[str], names: Collection[str]) -> None:
     if missing or unknown:
         odd = min(missing or unknown)
         what = f"lacks {odd!r}" if missing else f"has {odd!r}, which is unknown"
-        why = "; fp32_master_weights, stochastic_rounding or dtypes differ" if odd.startswith("master:") else ""
+        why = "; fp32_master_weights, stochastic_rounding or dtypes differ" if kind_of(odd) == Kind.MASTER else ""
         raise ValueError(f"the state does not belong to this model and optimizer: it {what}{why}")

@@ -19,8 +19,9 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE
+from tutti.ir.kind import NUMBERS, kind_of, path_of
 from tutti.ir.labels import layer_of
-from tutti.ir.step_graph import BACKWARD, NUMBERS, UPDATE, Call
+from tutti.ir.step_graph import BACKWARD, UPDATE, Call
 from tutti.lower.collectives import COLLECTIVES
 from tutti.lower.memory.aliasing import behind_views
 from tutti.lower.memory.early_updates import early
@@ -132,7 +133,7 @@ class _Placer:
                 continue
             node.meta["tier"] = tier
             for x in node.all_input_nodes:
-                number = x.meta.get("input", "").partition(":")[0] in NUMBERS
+                number = kind_of(x.meta.get("input", "")) in NUMBERS
                 if x in self.at or number or x.meta["val"] is None:
                     continue
                 if x not in lent:
@@ -244,4 +245,4 @@ def _made_by_host(x: fx.Node) -> bool:
 
 def _module(node: fx.Node) -> str:
     """The path of the module that owns a parameter."""
-    return node.meta.get("input", "").partition(":")[2].rpartition(".")[0]
+    return path_of(node.meta.get("input", "")).rpartition(".")[0]

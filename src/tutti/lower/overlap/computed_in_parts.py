@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE, flat
+from tutti.ir.kind import Kind, kind_of
 from tutti.ir.op_info import FLOPS
 from tutti.ir.step_graph import UPDATE
 from tutti.lower.collectives import COLLECTIVES, all_gather, all_to_all, exchange, reduce_scatter
@@ -84,7 +85,7 @@ class _Search:
         """The collectives on values computed from the batch, with matrix products or similar work after them."""
         moving: set[fx.Node] = set()
         for node in self.graph.nodes:
-            if node.meta.get("input", "").startswith("batch:") or any(x in moving for x in node.all_input_nodes):
+            if kind_of(node.meta.get("input", "")) == Kind.BATCH or any(x in moving for x in node.all_input_nodes):
                 moving.add(node)
         before: set[fx.Node] = set()  # computed values
         for node in reversed(self.graph.nodes):

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tutti.ir.kind import Kind, kind_of
 from tutti.lower.parts.cut import LEVELLED, PREPARATION, Cut, Place
 from tutti.plan.pipeline.slots import Schedule
 
@@ -133,7 +134,7 @@ class _Device:
     def hand_on(self) -> Action:
         action = Action(None, ONCE)
         for name, maker in self.cut.makers.items():
-            if name.startswith("grad:") and self.at(maker.stage) == self.number:
+            if kind_of(name) == Kind.GRAD and self.at(maker.stage) == self.number:
                 action.sends += self.to(Message(name, ONCE), [r.stage for r in self.cut.readers.get(name, ())])
         return action
 
@@ -168,14 +169,14 @@ class _Device:
             maker = cut.makers[name].stage if home is None and name in cut.makers else home
             if maker is None or (name not in cut.makers and self.at(maker) == self.number):
                 continue  # an input, or kept here
-            value, away = name.startswith("value:"), self.at(maker) != self.number
+            value, away = kind_of(name) == Kind.VALUE, self.at(maker) != self.number
             if not (away or value):
                 continue
             route = self.route(name) if value and away else {}
             source = route.get(self.number, self.at(maker)) if away else None
             once = home is not None or cut.makers[name].once
             reads.append(Read(name, once, source, self.receivers(route)))
-        values = [name for name in cut.parts[place].outputs if name.startswith("value:")]
+        values = [name for name in cut.parts[place].outputs if kind_of(name) == Kind.VALUE]
         return Traffic(tuple(reads), tuple((name, self.receivers(self.route(name))) for name in values))
 
     def receivers(self, route: Mapping[int, int]) -> tuple[int, ...]:

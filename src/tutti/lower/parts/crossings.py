@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from torch import fx
 
+from tutti.ir.kind import Kind, kind_of
 from tutti.ir.step_graph import UPDATE
 from tutti.plan.pipeline.reads import Reads
 
@@ -45,7 +46,7 @@ def levels(reads: Reads, stages: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
 
 def _fed(reads: Reads) -> set[fx.Node]:
     """The nodes that depend on data of the call."""
-    fed = {x for name, x in reads.step.inputs.items() if name.startswith(("batch:", "common:"))}
+    fed = {x for name, x in reads.step.inputs.items() if kind_of(name) in (Kind.BATCH, Kind.COMMON)}
     for node in reads.step.calls:
         if any(x in fed for x in node.all_input_nodes):
             fed.add(node)

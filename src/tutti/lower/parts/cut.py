@@ -38,7 +38,8 @@ from typing import NamedTuple
 
 from torch import fx
 
-from tutti.ir.step_graph import BACKWARD, CALL_INPUTS, FORWARD, UPDATE, WRITTEN, StepGraph
+from tutti.ir.kind import CALL_INPUTS, Kind, kind_of, path_of
+from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 from tutti.lower.parts.crossings import levels
 from tutti.lower.parts.weight_roundings import divided, merged, weight_roundings
 from tutti.plan.pipeline.reads import Reads
@@ -104,7 +105,7 @@ def cut(step: StepGraph, named: Mapping[str, int], split: bool = False, homes: M
 
 def undivided(step: StepGraph, count: int, once: bool = True) -> Cut:
     """Cut a step for a plan without a pipeline. count: number of microbatches. once: as for `cut`."""
-    homes = {name: 0 for name in step.inputs if name.partition(":")[0] not in CALL_INPUTS}
+    homes = {name: 0 for name in step.inputs if kind_of(name) not in CALL_INPUTS}
     updates = any(node.meta["phase"] == UPDATE for node in step.outputs.values())
     if not updates or count == 1:
         whole, part = Place(0, "S"), step.without_gradients() if updates else step
@@ -134,7 +135,7 @@ class _Cutter:
         for name in step.gradient_names:
             self.gradients.setdefault(step.outputs[name], name)
         changed = step.changed_by_forward if step.repeats else {}
-        self.written = {node: name for name, node in changed.items() if name.startswith("param:")}
+        self.written = {node: name for name, node in changed.items() if kind_of(name) == Kind.PARAM}
         self.alone = alone(reads, stages) if split else {}
         self.levels = levels(reads, stages)
         self.shared = set(weight_roundings(step) if once else ())
@@ -168,8 +169,9 @@ class _Cutter:
             if node not in summed:
                 members[place].append(node)
         for name, node in self.step.outputs.items():
+            stored = Kind.PARAM.at(path_of(name)) if kind_of(name) == Kind.WRITTEN else name
             for share in self.shares[name][0] if name in self.shares else [node]:
-                self.part_outputs[self.keeper(name, share)][name.replace(f"{WRITTEN}:", "param:")] = share
+                self.part_outputs[self.keeper(name, share)][stored] = share
         places = sorted(dict.fromkeys([*members, *self.part_outputs]), key=_order)  # on all ranks alike
         drafts = {place: _Draft(self, place, members[place]) for place in places}
         result = Cut(self.step, {}, {self.names[n]: s for n, s in self.stages.items() if n in self.names})
@@ -233,7 +235,7 @@ class _Cutter:
             return owner
         for x in self.reads.behind[node]:
             if x in self.places:
-                self.part_outputs[self.places[x]][f"value:{x.name}"] = x
+                self.part_outputs[self.places[x]][Kind.VALUE.at(x.name)] = x
         return Place(home, f"C{int(owner.kind[1:]) + 1}")
 
 
@@ -263,17 +265,17 @@ class _Draft:
                 elif x in cutter.reads.copied:
                     todo.append(x)
                 elif cutter.places[x] != self.place:
-                    self.input(x, f"value:{x.name}")
-                    cutter.part_outputs[cutter.places[x]][f"value:{x.name}"] = x
+                    self.input(x, Kind.VALUE.at(x.name))
+                    cutter.part_outputs[cutter.places[x]][Kind.VALUE.at(x.name)] = x
 
     def input(self, x: fx.Node, name: str) -> None:
         if name in self.inputs:
             return
         copy = self.graph.placeholder(x.name)
         copy.meta = {**x.meta}
-        kind = name.partition(":")[0]
+        kind = kind_of(name)
         if kind == "grad":
-            label = self.cutter.step.gradient_label(name.removeprefix("grad:"))
+            label = self.cutter.step.gradient_label(path_of(name))
             copy.meta |= {"label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
         elif kind == "value":
             copy.meta |= {"label": name, "flops": 0, "bytes": 0}
@@ -290,7 +292,7 @@ class _Draft:
             elif node in self.cutter.reads.copied:
                 self.take(node)
             elif node in self.cutter.places and self.cutter.places[node] != self.place:  # another part computes it
-                self.input(node, f"value:{node.name}")
+                self.input(node, Kind.VALUE.at(node.name))
         outputs = {name: self.copy(node) for name, node in results.items()}
         self.graph.output(tuple(outputs.values()))
         return StepGraph(self.graph, self.inputs, outputs, self.cutter.step.constants, self.cutter.step.device)

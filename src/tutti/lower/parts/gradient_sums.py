@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 import tutti.nn.adam  # noqa: F401  (registers the operators)
+from tutti.ir.kind import Kind, kind_of
 from tutti.ir.spec import Spec
 from tutti.ir.step_graph import UPDATE, Call
 from tutti.lower.memory.inplace import written
@@ -32,7 +33,7 @@ def add_in_float32(cut: Cut) -> None:
     places: dict[str, list[Call]] = defaultdict(list)
     for part in cut.parts.values():
         for name, node in part.inputs.items():
-            if name.startswith("grad:"):
+            if kind_of(name) == Kind.GRAD:
                 places[name].append(node)
     for name in cut.step.gradient_names:
         dtype, nodes = cut.step.outputs[name].meta["val"].dtype, places[name]
@@ -51,7 +52,7 @@ def add_to_sums(program: Program, wide: Container[str]) -> Program:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     results: list[Call] = list(output.args[0])  # pyright: ignore[reportArgumentType]
     for i, name in enumerate(output.meta["names"]):
-        if not name.startswith("grad:"):
+        if kind_of(name) != Kind.GRAD:
             continue
         gradient, (layout, whole) = results[i], program.outputs[name]
         dtype = WIDE if name in wide else whole.dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from tutti.ir.kind import Kind, kind_of, path_of
 from tutti.ir.spec import Spec
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.parts.cut import WITH_LAYERS, Cut, cut, undivided
@@ -89,12 +90,12 @@ def check_offloaded(cut: Cut, plan: Plan) -> None:
 
 def passed(name: str) -> bool:
     """Return whether a part's input or output is passed between parts."""
-    return name.startswith(("value:", "grad:"))
+    return kind_of(name) in (Kind.VALUE, Kind.GRAD)
 
 
 def label_of(cut: Cut, name: str) -> str:
     """The label under which a plan has the layout of a passed value."""
-    return cut.step.gradient_label(name.removeprefix("grad:")) if name.startswith("grad:") else name
+    return cut.step.gradient_label(path_of(name)) if kind_of(name) == Kind.GRAD else name
 
 
 def output_layouts(cut: Cut, part: StepGraph, plan: Plan) -> dict[str, Layout]:
@@ -118,7 +119,7 @@ def with_values(plan: Plan, cut: Cut) -> Plan:
         label_of(cut, name): made_in(node, plan)
         for part in cut.parts.values()
         for name, node in part.outputs.items()
-        if name.startswith("value:") or (name.startswith("grad:") and plan.accumulate == 1)
+        if kind_of(name) == Kind.VALUE or (kind_of(name) == Kind.GRAD and plan.accumulate == 1)
     }
     return plan.replace(inputs={**layouts, **plan.inputs})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from tutti.ir.kind import Kind, kind_of
 from tutti.ir.step_graph import FORWARD, Call, StepGraph, copy_graph
 from tutti.ops.products.scaled_mm import ROUND_OPERAND
 from tutti.plan.search.recompute import made_by
@@ -18,7 +19,7 @@ from tutti.plan.search.recompute import made_by
 def weight_roundings(step: StepGraph) -> list[Call]:
     """The roundings of parameters, except those that the forward pass writes into: they change with each microbatch."""
     changed = step.changed_by_forward
-    params = {node for name, node in step.inputs.items() if name.startswith("param:") and name not in changed}
+    params = {node for name, node in step.inputs.items() if kind_of(name) == Kind.PARAM and name not in changed}
     nodes = step.graph.find_nodes(op="call_function", target=ROUND_OPERAND)
     return [node for node in nodes if made_by(node.args[0])[0] in params]
 
@@ -54,7 +55,7 @@ def divided(step: StepGraph) -> tuple[StepGraph | None, StepGraph]:
     if not nodes:
         return None, step
     copy, mapping = copy_graph(step.graph)
-    results = {f"value:{part.name}": part for node in nodes for part in node.users}
+    results = {Kind.VALUE.at(part.name): part for node in nodes for part in node.users}
     rounded = {name: mapping[part] for name, part in results.items()}
     for node in nodes:
         for x in (mapping[node], *(mapping[part] for part in node.users)):

@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from tutti.hardware import Cluster
+from tutti.ir.kind import Kind
 from tutti.ir.labels import annotate_labels
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, Call, StepGraph
 from tutti.lower.collectives import COLLECTIVES, parse_ppermute
@@ -74,7 +75,7 @@ def copy(step: StepGraph, batch_splits: int) -> StepGraph:
         return step
     if step.sequence_chunks > 1:
         raise ValueError("a step cannot have both chunks of its sequence and copies of its batch; choose one")
-    sizes = {name: step.spec(f"batch:{name}").shape for name in step.names("batch")}
+    sizes = {name: step.spec(Kind.BATCH.at(name)).shape for name in step.names("batch")}
     for name, shape in sizes.items():
         if shape and shape[0] % batch_splits:
             raise ValueError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from tutti.ir.kind import Kind, path_of
 from tutti.ir.labels import covers
 from tutti.ir.step_graph import StepGraph
 from tutti.plan.layouts.layout import R, Replicate, Split, parse_placement
@@ -59,18 +60,18 @@ def covering(pattern: str, step: StepGraph) -> dict[str, str]:
     """
     sharing: dict[str, list[str]] = {}
     for name in step.names("param"):
-        sharing.setdefault(step.inputs[f"param:{name}"].meta["label"], []).append(name)
+        sharing.setdefault(step.inputs[Kind.PARAM.at(name)].meta["label"], []).append(name)
     matched = {}
     for label, same in sharing.items():
         hit = [name for name in same if fnmatchcase(name, pattern) or covers(pattern, name)]
         if hit and len(hit) < len(same):
             missing = min(set(same) - set(hit))
             raise ValueError(f"{pattern!r} matches {min(hit)!r} but not {missing!r}, which is planned with it; "
-                             f"write {label.removeprefix('param:')!r}")  # fmt: skip
+                             f"write {path_of(label)!r}")  # fmt: skip
         if hit:
             matched[label] = same[0]
     if not matched:
-        near = get_close_matches(pattern, [label.removeprefix("param:") for label in sharing], 1, 0.3)
+        near = get_close_matches(pattern, [path_of(label) for label in sharing], 1, 0.3)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         raise ValueError(f"{pattern!r} matches no parameter{hint}")
     return matched
@@ -84,7 +85,7 @@ def resolve(pins: Iterable[Pin], step: StepGraph) -> dict[str, dict[str, Split |
     resolved: dict[str, dict[str, Pin]] = {}
     for p in pins:
         for label, name in covering(p.pattern, step).items():
-            rank = len(step.spec(f"param:{name}").shape)
+            rank = len(step.spec(Kind.PARAM.at(name)).shape)
             if isinstance(p.placement, Split) and not 0 <= p.placement.dim < rank:
                 raise ValueError(f"the pin {p} names dim {p.placement.dim} of {name!r}, which has {rank} dims")
             other = resolved.setdefault(label, {}).setdefault(p.axis, p)

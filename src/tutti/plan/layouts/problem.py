@@ -18,6 +18,7 @@ from torch import fx
 
 from tutti.hardware.operators import keeps_rows, lies_transposed
 from tutti.ir.coupling import coupled
+from tutti.ir.kind import Kind, kind_of
 from tutti.ir.losses import made_with
 from tutti.ir.op_info import SECONDS
 from tutti.ir.spec import Spec
@@ -86,7 +87,7 @@ class Operator:
     @property
     def kind(self) -> str:
         """The kind of an input (param, buffer, batch, ...); the phase of an operator."""
-        return self.label.split(":")[0] if self.is_input else self.phase
+        return kind_of(self.label) if self.is_input else self.phase
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def problem_of(step: StepGraph) -> Problem:
     for name, node in step.outputs.items():
         if name in step.inputs:
             edges[Edge(_tensor(node), step.inputs[name].meta["label"], -1)] += 1
-        elif not name.startswith("grad:"):
+        elif kind_of(name) != Kind.GRAD:
             outputs[_tensor(node)] += 1
     problem = Problem(operators, edges, outputs, sorted(without), coupled=coupled(step.graph))
     problem.cuts = _cuts(problem)

@@ -25,6 +25,7 @@ from math import inf
 from torch import fx
 
 from tutti.ir.costs import flat
+from tutti.ir.kind import path_of
 from tutti.ir.labels import layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE, StepGraph
 from tutti.ops import source
@@ -88,7 +89,7 @@ class Layers:
 
     def layer(self, name: str) -> str | None:
         """The layer that an input belongs to, by its name."""
-        path = name.partition(":")[2]
+        path = path_of(name)
         return next((x for x in (layer_of(path), path.rpartition(".")[0]) if x in self.members), None)
 
     def around(self, homes: Mapping[str, int], costs: Mapping[str, Cost], stages: int) -> dict[str, int]:

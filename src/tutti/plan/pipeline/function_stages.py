@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from tutti.ir.costs import flat
+from tutti.ir.kind import Kind, path_of
 from tutti.ir.step_graph import FORWARD, UPDATE
 from tutti.plan.pipeline.reads import Reads, check_names, covering
 
@@ -49,7 +50,7 @@ class _Stages:
         self.computed: dict[str, int] = {}  # stages by the name of a call
         stored = {name: node for name, node in step.inputs.items() if name not in reads.everywhere}
         # what an input shares its home with: state with its parameter
-        self.owner = {x: step.inputs.get(f"param:{name.partition(':')[2]}", x) for name, x in stored.items()}
+        self.owner = {x: step.inputs.get(Kind.PARAM.at(path_of(name)), x) for name, x in stored.items()}
         self.members: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         for x, owner in self.owner.items():
             self.members[owner].append(x)

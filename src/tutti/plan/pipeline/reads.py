@@ -9,7 +9,8 @@ from functools import cached_property
 from torch import fx
 
 from tutti.ir.costs import FREE
-from tutti.ir.step_graph import CALL_INPUTS, StepGraph
+from tutti.ir.kind import CALL_INPUTS, kind_of
+from tutti.ir.step_graph import StepGraph
 
 
 class Reads:
@@ -50,7 +51,7 @@ class Reads:
 
 def _is_given(step: StepGraph, name: str) -> bool:
     """Whether every stage has this input: an argument of each call, or a buffer that never changes."""
-    kind = name.partition(":")[0]
+    kind = kind_of(name)
     return kind in CALL_INPUTS or (kind == "buffer" and name not in step.outputs)
 
 

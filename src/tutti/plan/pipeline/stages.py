@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx
 
+from tutti.ir.kind import Kind, path_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, UPDATE
 from tutti.plan.pipeline.function_stages import function_stages
 from tutti.plan.pipeline.reads import Reads, check_names, covering
@@ -56,7 +57,7 @@ def stages_of(reads: Reads, named: Mapping[str, int], placed: Mapping[str, int] 
                 homes[x] = min(stage, homes.get(x, stage))
     for name, node in step.inputs.items():
         if name not in reads.everywhere:  # the state of a parameter is in the parameter's stage
-            parameter = step.inputs.get(f"param:{name.partition(':')[2]}", node)
+            parameter = step.inputs.get(Kind.PARAM.at(path_of(name)), node)
             stages[node] = (placed or {}).get(name, homes.get(parameter, homes.get(node, 0)))
             present.setdefault(node, set()).add(stages[node])
     _backward(reads, stages, present)
@@ -106,7 +107,7 @@ def _check_buffer(reads: Reads, stages: Mapping[fx.Node, int], present: Mapping[
     several = sorted(present.get(node, set()) | makers | {stages[node]})
     if len(several) > 1:
         raise ValueError(
-            f"{name.partition(':')[2]} changes with every microbatch, and stages "
+            f"{path_of(name)} changes with every microbatch, and stages "
             f"{', '.join(map(str, several))} of the pipeline read or write it: give them one stage"
         )
 
@@ -172,7 +173,7 @@ def _backward(reads: Reads, stages: dict[fx.Node, int], present: dict[fx.Node, s
             first = min(stages[x] for x in gradients)
             there = [stage for stage in (everywhere if others else {first}) if stage <= first]
             stages[node] = max(there, default=min([first, *latest]))
-            home = stages[reads.step.inputs[of_one[node].replace("grad:", "param:", 1)]] if node in of_one else first
+            home = stages[reads.step.inputs[Kind.PARAM.at(path_of(of_one[node]))]] if node in of_one else first
             if home < first and (home in everywhere or not others):
                 stages[node] = home
         else:

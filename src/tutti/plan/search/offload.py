@@ -15,6 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tutti.hardware.device import Device
+from tutti.ir.kind import Kind, kind_of, split_name
 from tutti.ir.step_graph import StepGraph
 from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Plan
@@ -78,8 +79,8 @@ def things_of(step: StepGraph, plan: Plan, device: Device, activations: Activati
     kinds: dict[str, list[str]] = defaultdict(list)  # path -> labels of optimizer state
     for name, node in step.inputs.items():
         label, spec = node.meta["label"], node.meta["val"]
-        kind, _, path = label.partition(":")
-        if name.partition(":")[0] in FIXED:
+        kind, path = split_name(label)
+        if kind_of(name) in FIXED:
             continue
         if kind == "param":
             kinds[path] += []
@@ -90,9 +91,9 @@ def things_of(step: StepGraph, plan: Plan, device: Device, activations: Activati
     things: list[Thing] = []
     pairs: dict[tuple[int, int], float] = {}
     for path, labels in kinds.items():
-        state, own = sum(sizes[label] for label in labels), sizes[f"param:{path}"]
+        state, own = sum(sizes[label] for label in labels), sizes[Kind.PARAM.at(path)]
         moved = 2 * state + 3 * own  # state and parameter are read and written, the gradient is read
-        param = Thing(f"param:{path}", own, 2 * runs * own / outside.link)
+        param = Thing(Kind.PARAM.at(path), own, 2 * runs * own / outside.link)
         if not labels:  # the update needs only the gradient, which is sent out
             things.append(replace(param, outside=param.outside + own / outside.link))
             continue

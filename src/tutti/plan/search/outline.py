@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from tutti.ir.kind import path_of
 from tutti.ir.labels import in_layer, is_layer
 from tutti.ir.step_graph import FORWARD, UPDATE
 from tutti.plan.layouts.experts import Experts
@@ -154,7 +155,7 @@ def outline_of(planner: Planner, candidate: Candidate, activations: Activations)
             param = size if o.kind == "param" else 0.0
             own = Sums(update=seconds, params=param, experts=param if o.outputs[0].shape in shapes else 0.0,
                        state=0.0 if o.kind in STATELESS else size)  # fmt: skip
-            path = label.partition(":")[2]
+            path = path_of(label)
         else:
             boundary = 0.0 if label in inside else activation_bytes
             own = Sums(

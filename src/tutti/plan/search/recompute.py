@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from tutti.ir.costs import FREE, flat
+from tutti.ir.kind import Kind, kind_of
 from tutti.ir.labels import is_layer, layer_of
 from tutti.ir.step_graph import BACKWARD, FORWARD, Call, StepGraph
 from tutti.ops import source
@@ -51,7 +52,7 @@ class Activations:
         self.needed: set[str] = set()
         self.fixed: set[str] = set()  # labels that the backward pass of other layers reads
         self.never: set[str] = set()  # readers of buffers that may change before the backward pass
-        changed = {step.inputs[name] for name in step.state_names if name.startswith("buffer:")}
+        changed = {step.inputs[name] for name in step.state_names if kind_of(name) == Kind.BUFFER}
         self.inside: set[tuple[str, str]] = set()
         self.across: set[tuple[str, str]] = set()
         self.attention = set(_attention(step))

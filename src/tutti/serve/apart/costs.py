@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from tutti.hardware import Cluster
+from tutti.ir.kind import Kind, kind_of
 from tutti.lower.variants.vary import vary
 from tutti.plan.layouts.layout import coordinates_of, devices
 from tutti.plan.plan import Plan
@@ -219,7 +220,7 @@ def _weights(graph: Any, plan: Plan) -> float:
     """Bytes of the parameters on the device that holds most."""
     mesh, total = plan.mesh, 0.0
     for name, node in graph.inputs.items():
-        if name.startswith("param:"):
+        if kind_of(name) == Kind.PARAM:
             label, spec = node.meta["label"], node.meta["val"]
             shape = plan.input_layout(label).local_shape(spec.shape, mesh, coordinates_of(0, mesh))
             total += float(np.prod(shape)) * spec.dtype.itemsize / plan.mesh.get("pp", 1)

@@ -22,7 +22,7 @@ from tutti.api.function import Function, function
 from tutti.api.store import Store
 from tutti.exec.runtimes.runtime import in_group, own_slice
 from tutti.exec.stores.large_pages import pack
-from tutti.ir.step_graph import OUTPUT
+from tutti.ir.kind import Kind
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.nn.attention.paged_attention import DTYPES
 from tutti.nn.quantized.quantized_linear import dtype_of
@@ -38,7 +38,7 @@ from tutti.serve.lora import Adapters
 from tutti.serve.source import Encoder, Source, embedded, encoder_of
 
 CACHES = {"int8": torch.int8, "int4": torch.uint8}  # dtypes of rounded caches
-CACHE = "cache:cache."  # begins the names of keys and values in the store; adapters have other names
+CACHE = Kind.CACHE.at("cache.")  # begins the names of keys and values in the store; adapters have other names
 
 
 def buckets(most: int, between: bool = True) -> list[int]:
@@ -257,7 +257,7 @@ class Runner:
                 raise RuntimeError("the plan has several devices")
             self.addresses, rows = self._addresses(), arguments[6]
             if self.results is None or len(self.results) < len(rows):
-                spec = self.function.graph.outputs[f"{OUTPUT}:0"].meta["val"]
+                spec = self.function.graph.outputs[f"{Kind.OUTPUT}:0"].meta["val"]
                 count = max(len(rows), self._bucket(self.most))
                 self.results = torch.empty(count, *spec.shape[1:], dtype=spec.dtype, device=self.store.device)
             recorded = Recorded(self.ready[shape], arguments, recorder, self.results)

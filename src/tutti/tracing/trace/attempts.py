@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from tutti import compat
-from tutti.ir.step_graph import CHECK
+from tutti.ir.kind import Kind, kind_of
 from tutti.ir.values import base_of, written_operands
 from tutti.tracing.rewrite.input_free import InputFree, line
 from tutti.tracing.trace.both_ways import BRANCH, CONDITION, BothWays, Unlike
@@ -92,7 +92,7 @@ class Attempts:
             for number, site in enumerate(sites):
                 snapshot.restore()
                 if failure := self._other_way(traced, site):
-                    self.checks[f"{CHECK}:{number}"] = f"{site}: {failure}"
+                    self.checks[Kind.CHECK.at(number)] = f"{site}: {failure}"
             self.results = self._without_other_checks(traced, self.names)
             return traced
         finally:
@@ -187,7 +187,7 @@ class Attempts:
             repeated = self._run(forward_only=not self.function.backward_matters, after=after)
         except (Refused, *compat.ValuesNeeded):
             return False
-        names = [name for name in self.results if not name.startswith(f"{CHECK}:")]
+        names = [name for name in self.results if kind_of(name) != Kind.CHECK]
         (theirs,), (ours,) = (x.graph.find_nodes(op="output") for x in (traced, repeated))
         if self.function.autograd != self.autograd:
             return False
@@ -196,7 +196,7 @@ class Attempts:
 
     def _without_other_checks(self, traced: Traced, results: list[str]) -> list[str]:
         """Remove the outputs of conditions that are not checks. Returns the names of the other outputs."""
-        indices = [i for i, name in enumerate(results) if not name.startswith(f"{CHECK}:") or name in self.checks]
+        indices = [i for i, name in enumerate(results) if kind_of(name) != Kind.CHECK or name in self.checks]
         (output,) = traced.graph.find_nodes(op="output")
         output.args = (tuple(output.args[0][i] for i in indices),)
         return [results[i] for i in indices]

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tutti.ir.kind import Kind, kind_of, path_of
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -61,8 +63,8 @@ class Slots:
 
     def named(self) -> dict[str, torch.Tensor]:
         """All tensors by the names of graph inputs."""
-        params = {f"param:{name}": t for name, t in self.params.items()}
-        return params | {f"buffer:{name}": t for name, t in self.buffers.items()}
+        params = {Kind.PARAM.at(name): t for name, t in self.params.items()}
+        return params | {Kind.BUFFER.at(name): t for name, t in self.buffers.items()}
 
     @contextmanager
     def holding(self, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -113,7 +115,7 @@ def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
                              "plan='zero3', 'tp2' or 'auto'")  # fmt: skip
         kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
         if kind != "strided":
-            place = f"batch entry {name.partition(':')[2]!r}" if name.startswith(("batch:", "common:")) else name
+            place = f"batch entry {path_of(name)!r}" if kind_of(name) in (Kind.BATCH, Kind.COMMON) else name
             remedy = {
                 "nested": "pad it (torch.nested.to_padded_tensor) and give a mask, or its values() and offsets()",
                 "quantized": "dequantize() it",

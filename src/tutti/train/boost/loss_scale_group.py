@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.ir.kind import Kind
 from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss
 from tutti.train.boost.layer_skip import layers_of
@@ -105,12 +106,12 @@ class LossScaleGroup(Algorithm):
         self._good = [0 if bad else good + 1 for good, bad in zip(self._good, overflowed, strict=True)]
         if not any(overflowed) and self.interval not in self._good:
             return
-        scales = step.store.whole(f"buffer:{SCALES}").clone()
+        scales = step.store.whole(Kind.BUFFER.at(SCALES)).clone()
         for group, bad in enumerate(overflowed):
             if bad or self._good[group] == self.interval:
                 scales[group] = scales[group] / 2 if bad else min(2 * scales[group].item(), self.largest)
                 self._good[group] = 0
-        step.store.place(f"buffer:{SCALES}", scales)
+        step.store.place(Kind.BUFFER.at(SCALES), scales)
 
 
 def groups_of(model: nn.Module, batch: Batch, loss: Loss, starts: list[nn.Module]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from tutti.api.function import Function, function
 from tutti.api.store import Store
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.checkpoint.peer_checkpoint import opened
+from tutti.ir.kind import Kind
 from tutti.plan.plan import Plan
 from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Loss
@@ -68,7 +69,7 @@ class Reduced:
         value, algorithm = self.step(batch), self._algorithm
         self.metrics = self.step.metrics
         if self.step.steps % algorithm.every == 0:
-            self._copies.append(torch.cat([self.store.whole(f"param:{name}").flatten() for name in self._trained]))
+            self._copies.append(torch.cat([self.store.whole(Kind.PARAM.at(name)).flatten() for name in self._trained]))
             if len(self._copies) > algorithm.components:
                 self._switch(algorithm.basis_of(self._copies))
         return value

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from tutti.ir.kind import Kind, kind_of, path_of
 from tutti.ir.labels import covers
 from tutti.plan.layouts.layout import Layout, Mesh, Split
 from tutti.plan.plan import Plan
@@ -94,12 +95,12 @@ def _rows(
 ) -> list[tuple[str, tuple[int, ...], tuple[Layout, Layout]]]:
     """(name, shape, layouts of weight and optimizer state) of each kind of parameter."""
     rows: dict[str, tuple[str, tuple[int, ...], tuple[Layout, Layout]]] = {}
-    kinds = sorted({label.partition(":")[0] for label in plan.inputs} - {"param", "buffer", "batch"})
-    paths = {label.partition(":")[2] for label in plan.inputs if label.partition(":")[0] not in ("buffer", "batch")}
+    kinds = sorted({kind_of(label) for label in plan.inputs} - {"param", "buffer", "batch"})
+    paths = {path_of(label) for label in plan.inputs if kind_of(label) not in ("buffer", "batch")}
     for name, shape in shapes.items():
         starred = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
         label = next((path for path in paths if covers(path, name)), starred)
-        own = plan.input_layout(f"param:{label}")
+        own = plan.input_layout(Kind.PARAM.at(label))
         states = [plan.inputs[f"{kind}:{label}"] for kind in kinds if f"{kind}:{label}" in plan.inputs]
         layouts = own, (states or [own])[0]
         rows.setdefault(f"{label} {shape} {layouts}", (label, shape, layouts))
