@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from generating.page import NOTE, ROOT
+from generating.walk import walk
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -45,6 +46,12 @@ def arrows() -> dict[str, dict[str, str]]:
     return uses
 
 
+def _summary(package: Path) -> str:
+    """The first paragraph of a package's docstring, in one line."""
+    documentation = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    return " ".join(documentation.partition("\n\n")[0].split())
+
+
 def packages() -> str:
     """The graph of packages, without arrows that follow from others."""
     source = ROOT / "src/tutti"
@@ -62,8 +69,11 @@ def packages() -> str:
         for other in sorted(uses[package])
         if not any(other in reached(between) for between in uses[package] - {other})
     ]
-    docs = {p.parent.name: ast.get_docstring(ast.parse(p.read_text())) or "" for p in source.glob("*/__init__.py")}
-    rows = [f"| `{name}` | {(docs.get(name) or '').partition(chr(10))[0]} |" for name in uses]
+    rows = []
+    for package in uses:
+        rows.append(f"| `{package}` | {_summary(source / package)} |")
+        inside = sorted(x.parent for x in (source / package).rglob("*/__init__.py"))
+        rows += [f"| &nbsp;&nbsp;`{x.relative_to(source)}` | {_summary(x)} |" for x in inside]
     return (
         f"{NOTE}\n# Packages\n\nAn arrow points from a package to one that it imports; arrows that follow from others "
         "are left out. `tests/test_house.py` fails for an import in the other direction.\n\n```mermaid\nflowchart TD\n"
@@ -71,4 +81,5 @@ def packages() -> str:
         + "\n```\n\n| package | contents |\n|---|---|\n"
         + "\n".join(rows)
         + "\n"
+        + walk()
     )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tutti
-from tutti.exec.executor import _Posted
+from tutti.exec.messages import ProcessMessages
 from tutti.exec.runtimes.runtime import Virtual
 
 X = (torch.arange(64.0).reshape(8, 8) / 64).sin()
@@ -59,7 +59,7 @@ def test_a_function_after_an_interrupted_call(monkeypatch):
 
 
 def test_processes_that_were_interrupted_say_so():
-    mail = object.__new__(_Posted)
+    mail = object.__new__(ProcessMessages)
     mail.unfinished = False
     mail.begin()
     with pytest.raises(RuntimeError, match="start the job again from a checkpoint"):

@@ -1,0 +1,1 @@
+"""Formats of compressed models: compressed-tensors and GGUF."""
