@@ -134,6 +134,12 @@ def test_no_modules_import_one_another():
     TopologicalSorter(graph).prepare()  # raises CycleError, with the circle
 
 
+def test_an_algorithm_fits_into_one_file_of_200_lines():
+    files = (SOURCE / "rl" / "algorithms").rglob("*.py")
+    long = {path.stem: n for path in files if (n := len(path.read_text().splitlines())) > 200}
+    assert not long, "move what algorithms share to rl/core, rl/networks or rl/replay"
+
+
 def test_packages_have_at_most_twenty_modules():
     rooms = {path.parent for path in SOURCE.rglob("*.py")}
     crowded = {str(room.relative_to(SOURCE)): n for room in rooms if (n := len(list(room.glob("*.py")))) > 20}

@@ -96,6 +96,17 @@ def _cut(done: Tensor) -> Tensor:
     return done | last
 
 
+def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lam: Number) -> Tensor:
+    """R_t = r_t + d_t ((1 - lam) v_{t+1} + lam R_{t+1}), (time, n). value: (time + 1, n); the last one is R there."""
+
+    def body(later: Tensor, x: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        reward, discount, after = x
+        now = reward + discount * ((1 - lam) * after + lam * later)
+        return now, now
+
+    return tutti.scan(body, value[-1], (reward, discount, value[1:]), reverse=True)[1]
+
+
 def vtrace(
     ratio: Tensor, reward: Tensor, value: Tensor, after: Tensor, terminated: Tensor, done: Tensor, gamma: Number,
     lam: Number = 1.0, rho: float = 1.0, c: float = 1.0,

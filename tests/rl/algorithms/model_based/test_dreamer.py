@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tutti.rl.algorithms.model_based.dreamer import Dreamer, lambda_returns
+from tutti.rl.algorithms.model_based.dreamer import Dreamer
+from tutti.rl.core.returns import lambda_returns
 from tutti.rl.core import keys
 from tutti.rl.core.descent import Adam
 from tutti.rl.networks.two_hot import TwoHot, symexp, symlog

@@ -42,11 +42,10 @@ class AlphaZero(agent.Agent):
     @dataclass(frozen=True)
     class Config(agent.Config):
         """simulations: of each search in self-play. play_simulations: of those of `predict` and `evaluate`, by default
-        as many. depth: the most moves that one descends. c_puct: of the priors in it. channels: of 3 x 3 convolutions
-        before the hidden layers.
-        noise_alpha, noise_share: Dirichlet noise at the root, in self-play. random_moves: of the beginning of a game,
-        drawn from the visits; later ones are those of most visits. buffer_size, batch_size, gradient_steps: of
-        learning, in each iteration. decay: of weights."""
+        as many. depth: the most moves that one descends. c_puct: weight of the priors. channels: of 3 x 3 convolutions
+        before the hidden layers. noise_alpha, noise_share: Dirichlet noise at the root, in self-play. random_moves: how
+        many at the beginning of a game are drawn from the visits; later ones are those of most visits. buffer_size,
+        batch_size, gradient_steps: of each iteration. decay: of weights."""
 
         n_envs: int = 64
         n_steps: int = 8

@@ -24,6 +24,7 @@ from tutti.rl.algorithms.families.off_policy import OffPolicy
 from tutti.rl.core import keys
 from tutti.rl.core.agent import Number, Rate
 from tutti.rl.core.descent import Adam, moved_towards
+from tutti.rl.core.returns import lambda_returns
 from tutti.rl.networks.distributions import Box, masked
 from tutti.rl.networks.networks import Network, mlp
 from tutti.rl.networks.two_hot import TwoHot
@@ -187,17 +188,6 @@ class Dreamer(OffPolicy):
         learner = {**learner, "actor": actor, "actor_adam": actor_adam, "critic": critic, "critic_adam": critic_adam,
                    "slow": moved_towards(learner["slow"], critic, c.tau), "range": span}  # fmt: skip
         return learner, {"imagined_return": returns.mean(), "critic_loss": loss, "entropy": entropy}
-
-
-def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lam: Number) -> Tensor:
-    """R_t = r_t + d_t ((1 - lam) v_{t+1} + lam R_{t+1}), (time, n). value: (time + 1, n); the last one is R there."""
-
-    def body(later: Tensor, x: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        reward, discount, after = x
-        now = reward + discount * ((1 - lam) * after + lam * later)
-        return now, now
-
-    return tutti.scan(body, value[-1], (reward, discount, value[1:]), reverse=True)[1]
 
 
 def head(sizes: list[int], activation: str) -> nn.Sequential:
