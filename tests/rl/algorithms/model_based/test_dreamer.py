@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tutti.rl.algorithms.model_based.dreamer import Dreamer
-from tutti.rl.core.returns import lambda_returns
 from tutti.rl.core import keys
 from tutti.rl.core.descent import Adam
+from tutti.rl.core.returns import lambda_returns
 from tutti.rl.networks.two_hot import TwoHot, symexp, symlog
 from tutti.rl.networks.world_model import WorldModel, divergence
 
