@@ -17,6 +17,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
 from generating import (  # noqa: E402
+    api,
     benchmarks,
     command_line,
     configs,
@@ -37,6 +38,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": command_line.index,
     **{f"reference/cli/{name}.md": partial(command_line.page, name) for name in cli.VERBS},
     "../src/tutti/cli/help.json": lambda: json.dumps(command_line.helps(), indent=1) + "\n",
+    "reference/api.md": api.index,
+    **{f"reference/api/{name}.md": partial(api.page, name) for name in api.PAGES},
     "reference/configs.md": configs.page,
     "reference/supported-models.md": supported_models.models_page,
     "reference/server-fields.md": server_fields.fields_page,
@@ -49,6 +52,6 @@ PAGES: dict[str, Callable[[], str]] = {
 
 if __name__ == "__main__":
     for name, make in PAGES.items():
-        (DOCS / name).parent.mkdir(exist_ok=True)
+        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
         (DOCS / name).write_text(make())
         print(f"wrote docs/{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import inspect
@@ -52,6 +53,7 @@ def module(path: Path):
 
 
 GENERATE = module(DOCS / "generate.py")
+api = GENERATE.api
 
 
 @pytest.fixture
@@ -74,6 +76,24 @@ def test_code_runs(page, tables, tmp_path, monkeypatch):
     scope: dict = {"__name__": "docs"}
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec", dont_inherit=True), scope)
+
+
+INTERNAL = ("tutti.rl.core", "tutti.rl.networks", "tutti.rl.placement", "tutti.plan", "tutti.ir", "tutti.serve.server",
+            "tutti.science.mol.units", "tutti.science.em.surrogate.stub", "tutti.train.scores.", "tutti.train.pet",
+            "tutti.models", "tutti.align.rewards")  # fmt: skip
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python") and p.parent.name != "extend"], ids=name_of)
+def test_pages_import_public_names(page):
+    """Names in the `__all__` of a package on the pages of the API; of a few others, whole modules are public."""
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            source = node.module if isinstance(node, ast.ImportFrom) else None
+            if source and source.startswith("tutti.") and not source.startswith(INTERNAL):
+                assert source.removeprefix("tutti.") in api.public(), f"{source}: docs/generating/api.py has it not"
+                names = {alias.name for alias in node.names} - set(api.names_of(source.removeprefix("tutti.")))
+                modules = {name for name in names if f"{source}.{name}".removeprefix("tutti.") in api.public()}
+                assert names <= modules, f"{source}: {names}"
 
 
 def help_of(verb: str) -> str:

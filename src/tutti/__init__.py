@@ -86,6 +86,9 @@ NAMES = {
 PACKAGES = ("compress", "optim")  # public packages, imported on first use
 
 
+__all__ = [*NAMES, *PACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("tutti")

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from tutti.compress.adapters import with_adapters
 from tutti.compress.compressor import Compressed, CompressionReport
 from tutti.compress.folder import load
 from tutti.compress.recipe import Distill, LowRank, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, parse
@@ -27,6 +28,7 @@ __all__ = [
     "compress",
     "load",
     "parse",
+    "with_adapters",
 ]  # fmt: skip
 
 

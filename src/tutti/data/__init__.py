@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tutti.data.packs import Packs as Packs
     from tutti.data.packs import pack_lengths as pack_lengths
     from tutti.data.packs import packed_batch as packed_batch
+    from tutti.data.prefetch import Prefetch as Prefetch
+    from tutti.data.reviews import Reviews as Reviews
     from tutti.data.rows import BadRow as BadRow
     from tutti.data.rows import Mapped as Mapped
     from tutti.data.rows import Numbered as Numbered
@@ -23,13 +25,16 @@ if TYPE_CHECKING:
     from tutti.data.sources import StreamingSource as StreamingSource
     from tutti.data.sources import open_source as open_source
     from tutti.data.stream import Stream as Stream
+    from tutti.data.tokenizer import train_tokenizer as train_tokenizer
+    from tutti.data.tokenizer import train_wordpiece as train_wordpiece
     from tutti.data.windows import Windows as Windows
 
 _MODULES = {
     "bucket_lengths": "buckets", "pad_to_bucket": "buckets", "Mixture": "mixture", "Packs": "packs",
     "pack_lengths": "packs", "packed_batch": "packs", "BadRow": "rows", "Mapped": "rows", "Numbered": "rows",
     "Rows": "rows", "Source": "sources", "StreamingSource": "sources", "open_source": "sources", "Stream": "stream",
-    "Windows": "windows",
+    "Windows": "windows", "Prefetch": "prefetch", "Reviews": "reviews", "train_tokenizer": "tokenizer",
+    "train_wordpiece": "tokenizer",
 }  # fmt: skip
 
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -13,6 +13,8 @@ from tutti.nn.activation import activation_of
 from tutti.nn.dense import register
 from tutti.nn.once import differentiable_once
 
+__all__ = ["glu"]
+
 _library = torch.library.Library("tutti", "FRAGMENT")
 _library.define("glu(Tensor gate, Tensor up, str activation) -> Tensor")
 _library.define("glu_backward(Tensor grad, Tensor gate, Tensor up, str activation) -> (Tensor, Tensor)")

@@ -7,14 +7,24 @@ Each optimizer is one file. Its pure update is in `tutti.tracing.optimizers`; `s
 contains.
 """
 
-from tutti.optim.adam_8bit import Adam8bit as Adam8bit
-from tutti.optim.adam_8bit import AdamW8bit as AdamW8bit
-from tutti.optim.centralize import centralize_gradients as centralize_gradients
-from tutti.optim.ema import averaged as averaged
-from tutti.optim.ema import ema_state_dict as ema_state_dict
-from tutti.optim.ema import with_ema as with_ema
-from tutti.optim.groups import freeze as freeze
-from tutti.optim.groups import groups as groups
-from tutti.optim.lamb import Lamb as Lamb
-from tutti.optim.lion import Lion as Lion
-from tutti.optim.muon import Muon as Muon
+from tutti.optim.adam_8bit import Adam8bit, AdamW8bit
+from tutti.optim.centralize import centralize_gradients
+from tutti.optim.ema import averaged, ema_state_dict, with_ema
+from tutti.optim.groups import freeze, groups
+from tutti.optim.lamb import Lamb
+from tutti.optim.lion import Lion
+from tutti.optim.muon import Muon
+
+__all__ = [
+    "Adam8bit",
+    "AdamW8bit",
+    "Lamb",
+    "Lion",
+    "Muon",
+    "averaged",
+    "centralize_gradients",
+    "ema_state_dict",
+    "freeze",
+    "groups",
+    "with_ema",
+]

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from tutti.extras import extra
+from tutti.rl.algorithms import ALGORITHMS, algorithm
 
 NAMES = {
     "Agent": "core.agent",
@@ -29,9 +30,10 @@ NAMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    from tutti.rl.algorithms import ALGORITHMS, algorithm
+__all__ = [*NAMES, *ALGORITHMS]  # pyright: ignore[reportUnsupportedDunderAll]
 
+
+def __getattr__(name: str) -> Any:
     with extra("rl"):
         if name in ALGORITHMS:
             return algorithm(name)
@@ -47,6 +49,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from tutti.rl.algorithms import ALGORITHMS
-
     return sorted({*globals(), *NAMES, *ALGORITHMS, "adapt"})

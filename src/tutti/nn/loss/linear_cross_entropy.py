@@ -41,6 +41,8 @@ from tutti import compat
 from tutti.nn.compiled import has_triton
 from tutti.nn.once import differentiable_once
 
+__all__ = ["linear_cross_entropy"]
+
 # Bytes of a block's logits. Blocks that fit the cache of a CPU are 1.5 times slower: their products are too narrow.
 # Elementwise work between products is tiled to fit the cache: a quarter of the time on a CPU. Each further block of
 # rows costs a pass over the gradient of the weight in float32, so blocks are large on a GPU, and whole tiles of its

@@ -14,6 +14,8 @@ from tutti.science.mol.neighbors import NeighborList
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
 
+__all__ = ["MeanSquaredDisplacement", "RadialDistribution", "standard_error"]
+
 
 class RadialDistribution:
     """g(r) between two kinds of atoms, averaged over replicas and calls: a callback, or call `add`.

@@ -16,6 +16,8 @@ import numpy as np
 
 from tutti.models.peptides import peptide_tokenizer
 
+__all__ = ["Conditions"]
+
 OPEN = -1
 """In place of a bin: any value."""
 UNKNOWN = -2

@@ -14,6 +14,8 @@ import numpy as np
 
 from tutti.models.peptides import RESIDUES
 
+__all__ = ["Peptides", "read", "read_fasta", "read_modlamp", "read_table"]
+
 LINE = 100_000  # characters of the longest line that is read
 FASTA, TABLES = (".fasta", ".fa", ".faa"), {".csv": ",", ".tsv": "\t"}
 MODLAMP = {

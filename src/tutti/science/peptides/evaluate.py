@@ -11,6 +11,8 @@ from tutti.science.peptides.conditions import OPEN
 from tutti.science.peptides.properties import counts
 from tutti.science.peptides.similarity import diversity, nearest
 
+__all__ = ["assess", "divergence", "lift", "shift"]
+
 NEAR = 0.8  # identity from which a peptide is a near-copy
 DRAWS = 10_000  # of the bootstrap
 

@@ -21,6 +21,8 @@ from tutti.models.peptides import RESIDUES, PeptideConfig, PeptideForCausalLM
 from tutti.science.peptides.conditions import OPEN, Conditions, condition_tokenizer, prefix
 from tutti.train.stop import train_until_stopped
 
+__all__ = ["Generator", "Training"]
+
 Row = dict[str, list[int]]  # input_ids and labels
 IGNORED = -100
 COPIES = 4  # rows of a peptide: with all conditions, with none, and with some

@@ -18,6 +18,8 @@ from scipy.special import logsumexp
 
 from tutti.science.peptides.data import Peptides
 
+__all__ = ["grammar", "perplexity"]
+
 SHORTEST, LONGEST = 10, 24
 HYDROPHOBIC, POLAR = "AILMFWV", "KRHEDNQST"
 ACTIVITY = "active"

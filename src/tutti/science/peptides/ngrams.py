@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from tutti.models.peptides import RESIDUES
 
+__all__ = ["perplexity"]
+
 END = "."
 
 

@@ -27,6 +27,8 @@ from tutti.models.peptides import RESIDUES
 from tutti.science.folder import write
 from tutti.science.peptides.properties import PROPERTIES, counts, encode, properties
 
+__all__ = ["Oracle", "Prediction"]
+
 CLASSES = ("AILMV", "FWY", "HKR", "DE", "NQST", "CGP")
 DISTANCES = (1, 3, 4)
 MEMBERS, HIDDEN, STEPS = 8, 32, 100

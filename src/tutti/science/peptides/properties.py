@@ -22,6 +22,8 @@ import numpy as np
 
 from tutti.models.peptides import RESIDUES
 
+__all__ = ["gravy", "hydrophobic_moment", "isoelectric_point", "length", "mass", "net_charge", "properties"]
+
 POSITIVE = {"K": 10.8, "R": 12.5, "H": 6.5}
 NEGATIVE = {"D": 3.9, "E": 4.1, "C": 8.5, "Y": 10.1}
 AMINO_END, CARBOXYL_END = 8.6, 3.6

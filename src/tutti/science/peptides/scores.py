@@ -10,6 +10,8 @@ from scipy.stats import rankdata
 
 from tutti.science.peptides.oracle import Prediction
 
+__all__ = ["assess", "matthews", "reliability", "roc_auc"]
+
 BINS = 10  # of predicted probabilities, for the calibration
 
 

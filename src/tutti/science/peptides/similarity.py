@@ -19,6 +19,8 @@ with extra("peptides"):
     from rapidfuzz.distance import Levenshtein
     from rapidfuzz.process import cdist
 
+__all__ = ["clusters", "diversity", "nearest", "split"]
+
 ROWS = 512  # of the identity matrix at once
 
 

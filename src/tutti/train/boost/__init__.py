@@ -13,7 +13,8 @@ Level O0 is none; O1, O2 and O3 are less_bn and a layer_skip that leaves out mor
 has the object that a training loop calls.
 """
 
-from tutti.train.boost.algorithm import Training as Training
-from tutti.train.boost.boost import Boost as Boost
-from tutti.train.boost.levels import ALGORITHMS as ALGORITHMS
-from tutti.train.boost.levels import LEVELS as LEVELS
+from tutti.train.boost.algorithm import Training
+from tutti.train.boost.boost import Boost
+from tutti.train.boost.levels import ALGORITHMS, LEVELS
+
+__all__ = ["ALGORITHMS", "LEVELS", "Boost", "Training"]

@@ -25,6 +25,8 @@ from scipy import special
 
 from tutti.science.em.bounds import check_positive
 
+__all__ = ["Sphere", "cylinder", "sphere"]
+
 
 def cylinder(ka: float, eps_r: float, angles: np.ndarray) -> np.ndarray:
     """k times the scattering width, a number without unit, at angles in rad. ka: 2 pi radius / wavelength."""

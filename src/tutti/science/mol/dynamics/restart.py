@@ -24,6 +24,8 @@ from tutti.science.mol.units import PRESETS
 if TYPE_CHECKING:
     from tutti.science.mol.dynamics.simulation import Simulation
 
+__all__ = ["Restart", "load", "save"]
+
 FORMAT = 2
 
 
