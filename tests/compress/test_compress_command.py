@@ -1,12 +1,12 @@
 """`tutti compress`: mistakes are errors before anything is computed, and what is done otherwise is said."""
 
-import compress_models as small
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
+import compress_models as small
 import tutti
 from tutti.cli.compress import command
 

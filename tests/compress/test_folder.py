@@ -4,12 +4,12 @@ import gc
 import json
 import shutil
 
-import compress_models as small
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+import compress_models as small
 import tutti
 from tutti.compress import Quantize, Recipe, Scheme
 from tutti.compress.folder import Reader, load
