@@ -2,7 +2,6 @@
 
 import io
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from transformers import ViTConfig
 import tutti
 from tutti import cli
 from tutti.cli.plan.answer import in_float32, room
-from tutti.cli.plan.narrate import narrated
 from tutti.cli.plan.workload import StepWork
 from tutti.hardware import Cluster
 from tutti.hardware.presets import PRESETS
@@ -210,7 +208,6 @@ def test_memory_at_the_peak_is_told_and_drawn(model, tmp_path, capsys):
 
 
 def test_names_of_plans_are_whole_and_a_narrow_terminal_has_fewer_columns(model, capsys):
-    from rich.console import Console
 
     from tutti.cli.plan.answer import ranking
     from tutti.cli.plan.workload import Captured, StepWork, Workload
@@ -372,18 +369,6 @@ def test_what_a_what_if_does_not_change_and_what_is_best_without_it(model, capsy
     assert "memory=2x changes nothing" not in out
     name = re.search(r"without network=2x,memory=2x, the best plan is ([^:]+): ", out)[1]
     assert re.search(rf"^ {re.escape(name)} ", out, re.MULTILINE), "it is in the table"
-
-
-def test_a_silence_without_a_terminal_is_broken(monkeypatch):
-    for name in ("EVERY", "SILENT"):
-        monkeypatch.setattr(f"tutti.cli.plan.narrate.{name}", 0.01)
-    file = io.StringIO()
-    with narrated(Console(file=file), "reading the model") as tell:
-        tell("capturing the step")
-        deadline = time.monotonic() + 30
-        while file.getvalue().count("capturing the step") < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert file.getvalue().count("capturing the step") >= 2
 
 
 def test_rows_of_an_image_model_do_not_depend_on_seq(tmp_path):

@@ -25,7 +25,8 @@ PAGES = {
 }  # fmt: skip
 TUTTI = {  # the names of `tutti` itself, by topic
     "Training steps": ("parallelize", "Step", "Trainer", "TrainingArguments", "pipeline", "Checkpoints", "Watchdog"),
-    "Functions and stores": ("function", "functions", "Function", "Store", "train_step", "forward", "prefill", "decode"),
+    "Functions and stores": ("function", "functions", "Function", "Store", "train_step", "forward", "prefill",
+                             "decode"),
     "Code that depends on data": ("jit", "scan", "while_loop", "cond"),
     "Plans": ("Plan", "pin", "Layout", "random_plan"),
     "Graphs": ("capture", "StepGraph"),

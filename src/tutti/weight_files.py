@@ -7,22 +7,31 @@ from pathlib import Path, PurePath
 from typing import Any
 
 NAME, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = b"PK\x03\x04", b"\x80"  # how files of torch.save and of pickle begin
 
 
 def opened(path: Path) -> Any:
-    """A safetensors file as a context manager. Raises ValueError, naming the file, if it is missing or damaged."""
+    """A safetensors file as a context manager. No more than its header is read, and nothing in it is run.
+
+    Raises ValueError, naming the file and the remedy, if it is missing, damaged, a pickle or of another kind.
+    """
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
         raise ValueError(f"{path} is a safetensors file: pip install 'tutti[train]' to read it") from None
-    if not path.exists():
+    if not path.is_file():
         pickled = path.parent / "pytorch_model.bin"
         convert = f": {pickled.name} is a pickle; convert it with from_pretrained(...).save_pretrained(...)"
         raise ValueError(f"there is no file {path}{convert if pickled.exists() else ''}")
     try:
         return safe_open(path, "pt")
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}. Copy or download it again") from None
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        why = str(error)
+    with path.open("rb") as file:
+        if file.read(4).startswith(PICKLES):
+            raise ValueError(f"{path} is a pickle, as torch.save writes, and reading it could run code: refused. "
+                             "Write its tensors with safetensors.torch.save_file")  # fmt: skip
+    raise ValueError(f"{path} is damaged: {why}. Copy or download it again")
 
 
 def files_of(folder: Path) -> list[Path]:

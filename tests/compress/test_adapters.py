@@ -7,9 +7,9 @@ import copy
 import peft
 import pytest
 import torch
-from compress_models import data, model, small
 
 import tutti
+from compress_models import data, model, small
 from tutti.compress.adapters import with_adapters
 from tutti.nn.quantized.quantized_linear import QuantizedLinear
 from tutti.nn.quantized.scheme import Scheme

@@ -1,12 +1,12 @@
 """`tutti compress`: mistakes are errors before anything is computed, and what is done otherwise is said."""
 
-import compress_models as small
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
+import compress_models as small
 import tutti
 from tutti.cli.compress import command
 
@@ -27,7 +27,7 @@ def test_fewer_rows_than_asked_for(source, tmp_path, capfd):
     command(source, tmp_path / "out", "int4-gptq", str(tmp_path / "text.txt"), samples=128, length=64)
     said = capfd.readouterr()
     assert f"{tmp_path / 'text.txt'} has 15 rows of 64 tokens, of 128 asked for" in said.out
-    assert "model.layers.0 (1 of 2)" in said.out, "progress without a terminal"
+    assert "compressing: 0 of 2, model.layers.0" in said.out, "progress without a terminal"
     assert "longer than" not in said.out + said.err, "no warning that a text is longer than a row"
 
 

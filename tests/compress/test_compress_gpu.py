@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from compress_models import batches, model
 
 import tutti
+from compress_models import batches, model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

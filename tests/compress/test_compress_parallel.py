@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from compress_models import batches, model
 
 import tutti
+from compress_models import batches, model
 from tutti.compress import parallel
 from tutti.compress.folder import load
 from tutti.launch.launch import LaunchError, launch

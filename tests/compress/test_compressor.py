@@ -2,11 +2,11 @@
 
 import copy
 
-import compress_models as small
 import pytest
 import torch
 from torch import nn
 
+import compress_models as small
 import tutti
 from tutti.compress import Quantize, Recipe, Rotate, Scheme, parse
 from tutti.compress.blocks import Walk, stack_of

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compress_models import batches, logits, model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from compress_models import batches, logits, model
 from tutti.compress import Mixed, Quantize, Scheme, compress, load, parse
 from tutti.compress.compressor import bytes_of
 from tutti.nn.quantized.scheme import of_scale_codes, scale_codes

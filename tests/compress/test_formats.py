@@ -4,12 +4,12 @@ import copy
 import json
 from contextlib import nullcontext
 
-import compress_models as small
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import compress_models as small
 import tutti
 from tutti.compress import Quantize, Recipe, Rotate, Scheme
 from tutti.compress.compressor import bytes_of

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from compress_models import data, logits, model, small
 
 import tutti
+from compress_models import data, logits, model, small
 from tutti.compress import Mixed, Quantize, Scheme, compress, load, parse
 from tutti.compress.compressor import bytes_of
 from tutti.compress.mixed import Factored, Sensitivity, rest_seconds, search, seconds_of, sensitivity

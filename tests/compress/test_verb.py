@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from compress_models import data, small
 
+from compress_models import data, small
 from tutti.compress import Distill, Mixed, Prune, Quantize, Recipe, Scheme, Shrink, compress, parse
 from tutti.compress.folder import load
 from tutti.nn.quantized.quantized_linear import quantized_layers

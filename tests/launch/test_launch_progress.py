@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import subprocess
 import sys
+import time
 
 import pytest
+from rich.console import Console
 
-from tutti.launch.progress import progress, told_by
+from tutti.launch import progress as display
+from tutti.launch.progress import clock, live, narrated, progress, told_by
 
 SCRIPT = """
 import torch, tutti
@@ -25,7 +29,7 @@ print("loss", step(batch).item())
 """
 
 
-TOLD = "capturing the step", "lowering the plan", "compiling: function 1 of"
+TOLD = "capturing the step", "lowering the plan", "compiling functions"
 
 
 def run(*command: str) -> tuple[str, str]:
@@ -82,3 +86,84 @@ def test_who_has_a_display_is_told_instead():
         with pytest.raises(ValueError, match="no"), progress("compiling"):
             raise ValueError("no")
     assert said == ["planning", "planning: dp 2", "compiling", "planning: dp 2", ""]
+
+
+def test_counts_are_told_and_come_back_after_what_is_nested():
+    said: list[str] = []
+    with told_by(said.append), progress("solving") as tell:
+        tell.count(1, 2000, "3 a second")
+        with progress("compiling"):
+            pass
+        tell.count(2000, 2000)
+        tell("drawing")
+    assert said == ["solving", "solving: 1 of 2,000, 3 a second", "compiling", "solving: 1 of 2,000, 3 a second",
+                    "solving: 2,000 of 2,000", "drawing", ""]  # fmt: skip
+
+
+def test_what_is_left_follows_the_pace_since_the_first_count(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    with told_by(lambda text: None), progress("packing") as tell:
+        assert tell.work.left == ""
+        tell.count(40, 100)  # done by an earlier run
+        assert tell.work.left == ""
+        now = 110.0
+        tell.count(50, 100)
+        assert tell.work.left == ", about 0:50 left"
+        tell.count(0, 100)
+        now = 120.0
+        tell.count(50, 100)
+        assert tell.work.left == ", about 0:10 left", "another phase counts anew"
+
+
+def test_times_are_written_as_on_a_clock():
+    assert [clock(s) for s in (0, 7.4, 192, 3723)] == ["0:00", "0:07", "3:12", "1:02:03"]
+
+
+def test_lines_without_a_terminal_are_seldom_and_begin_each_count(monkeypatch):
+    now, file = 0.0, io.StringIO()
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    with narrated(Console(file=file), "compressing", 10.0) as tell:
+        for now in range(31):
+            tell.count(now, 100, f"block {now}")
+        tell.result("[all] is done")
+    assert file.getvalue().splitlines() == [
+        "  0.0 s  compressing: 0 of 100, block 0", " 11.0 s  compressing: 11 of 100, block 11, about 1:29 left",
+        " 22.0 s  compressing: 22 of 100, block 22, about 1:18 left", " 30.0 s  [all] is done",
+    ]  # fmt: skip
+
+
+def test_a_silence_without_a_terminal_is_broken(monkeypatch):
+    for name in ("EVERY", "SILENT"):
+        monkeypatch.setattr(display, name, 0.01)
+    file = io.StringIO()
+    with narrated(Console(file=file), "reading the model"), progress("capturing the step"):
+        deadline = time.monotonic() + 30
+        while file.getvalue().count("capturing the step") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert file.getvalue().count("capturing the step") >= 2
+
+
+def test_a_quiet_console_shows_nothing():
+    file = io.StringIO()
+    with narrated(Console(file=file, quiet=True, force_terminal=True), "reading", 0.0) as tell:
+        tell.count(1, 2)
+        tell.result("read")
+    assert file.getvalue() == ""
+
+
+def test_a_terminal_shows_counts_and_keeps_results():
+    file = io.StringIO()
+    with narrated(Console(file=file, force_terminal=True, width=120, highlight=False), "reading [all]") as tell:
+        tell.count(1, 2, "a.txt")
+        tell.result("found")
+    assert "reading [all], a.txt" in file.getvalue() and "1 of 2" in file.getvalue() and " s  found" in file.getvalue()
+
+
+def test_what_is_measured_is_not_disturbed_by_drawing():
+    file = io.StringIO()
+    with live(Console(file=file, force_terminal=True, width=120), True, drawn=False) as show:
+        show(display.Work("products", 1, 2))
+        drawn = file.getvalue()
+        time.sleep(0.3)
+        assert file.getvalue() == drawn and "1 of 2" in drawn

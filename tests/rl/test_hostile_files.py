@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_the_file_before(saved, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tensor_file, "to_disk", full)
-    with pytest.raises(OSError, match=f"could not save {path}: No space left on device"):
+    with pytest.raises(OSError, match=f"{path} cannot be written: No space left on device"):
         agent.save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
@@ -303,8 +303,8 @@ def test_states_of_placed_runs(tmp_path, ran, capsys):
     next(tmp_path.glob("steps-*16.*")).unlink()
     good = ranks.read_bytes()
     for content, message in (
-        (pickle.dumps(Payload(ran)), "is not a safetensors file"),
-        (good[:-7], "is not a safetensors file"),
+        (pickle.dumps(Payload(ran)), "is a pickle, "),
+        (good[:-7], "is damaged: "),
         (good[:-1] + bytes([good[-1] ^ 1]), "is damaged: its content has changed since it was written"),
     ):
         ranks.write_bytes(content)

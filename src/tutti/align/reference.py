@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import tutti
 from tutti.align.arguments import is_adapted, without_dropout
 from tutti.align.sequences import flat, model_logprobs
+from tutti.checkpoint.tensor_file import read_metadata, read_tensors, write_tensors
 from tutti.data.rows import Rows
 from tutti.launch.launch import rank
 from tutti.launch.progress import progress
@@ -89,17 +89,12 @@ class Referenced:
             return WithReference(rows, self._read(path, rows))
         values, digest = self._computed(rows)
         if rank() == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"values": values}, path, {"format": "pt", "rows": digest})
+            write_tensors({"values": values}, path, {"format": "pt", "rows": digest})
         return WithReference(rows, values)
 
     def _read(self, path: Path, rows: Any) -> Tensor:
-        from safetensors import safe_open
-
-        if path.exists():
-            with safe_open(path, "pt") as file:
-                if (file.metadata() or {}).get("rows") == self._digest(rows):
-                    return load_file(path)["values"]
+        if path.exists() and read_metadata(path).get("rows") == self._digest(rows):
+            return read_tensors(path, unsigned=True)["values"]
         raise ValueError(f"the reference is the model before training, which has been trained since, and {path} has no "
                          "log-probabilities of these rows: give ref_model")  # fmt: skip
 
@@ -109,7 +104,7 @@ class Referenced:
         with progress("comparing rows with those of the reference") as tell:
             for i in range(len(rows)):
                 digest.update(_bytes(rows[i]))
-                tell(f"comparing rows with those of the reference: {i + 1:,} of {len(rows):,}")
+                tell.count(i + 1, len(rows))
         return digest.hexdigest()
 
     @torch.no_grad()
@@ -135,7 +130,7 @@ class Referenced:
                 logprobs.append(score(batch).float())
                 for row in chosen:
                     digest.update(_bytes(row))
-                tell(f"computing the reference: {at + len(chosen):,} of {len(rows):,}")
+                tell.count(at + len(chosen), len(rows))
             model.train(was)
         return torch.cat(logprobs), digest.hexdigest()
 

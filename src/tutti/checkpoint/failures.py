@@ -19,8 +19,8 @@ def reason(error: BaseException) -> str:
         return f"rank {rank}: {reason(cause)}" if len(error.failures) > 1 or rank else reason(cause)
     if isinstance(error, shutil.Error):  # of a tree that was copied: (from, to, why) of each file
         return str(error.args[0][0][-1])
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError) and (why := error.strerror or getattr(error.__cause__, "strerror", None)):
+        return why
     return str(error) or type(error).__name__
 
 

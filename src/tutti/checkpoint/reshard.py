@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tutti.checkpoint import folder as folders
@@ -14,11 +14,10 @@ from tutti.ir.kind import Kind, kind_of
 from tutti.plan.layouts.boxes import boxes, is_owner
 from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Plan
+from tutti.progress import Count, silent
 
 
-def reshard(
-    source: Path, plan: Plan, out: Path, progress: Callable[[int, int], None] = lambda done, ranks: None
-) -> Path:
+def reshard(source: Path, plan: Plan, out: Path, progress: Count = silent) -> Path:
     """Write the same state under another plan. Returns the new checkpoint folder, inside `out`.
 
     plan: a plan for the same model. Only the data of one rank is in memory at a time. progress: called with the ranks

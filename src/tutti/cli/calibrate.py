@@ -14,6 +14,7 @@ from tutti.hardware.calibrate import calibrate, calibrate_here, line
 from tutti.hardware.curve import Curve
 from tutti.hardware.device import FAMILIES
 from tutti.hardware.topology import Cluster
+from tutti.launch.progress import drawn_when_counted
 
 SHAPES = ((512, 512, 512), (2048, 512, 2048), (1, 2048, 2048))
 BYTES = (1 << 16, 1 << 22, 1 << 26)
@@ -45,7 +46,7 @@ def command(
         keep_freed_memory()
         devices = dist.get_world_size()
         threads = machine.threads_of(devices, threads)
-        cluster = calibrate_here(threads, kind)
+        cluster = calibrate_here(threads, kind, display=drawn_when_counted)
         rank = dist.get_rank()
         dist.destroy_process_group()
         if rank != 0:
@@ -53,7 +54,7 @@ def command(
     else:
         devices = machine.devices(kind) if devices is None else devices
         threads = machine.threads_of(devices, threads)
-        cluster = calibrate(devices, threads, kind, prepare=keep_freed_memory)
+        cluster = calibrate(devices, threads, kind, prepare=keep_freed_memory, display=drawn_when_counted)
     file = save or machine.calibration(kind, devices, threads)
     machine.write(file, cluster.to_json())
     console = Console(highlight=False)

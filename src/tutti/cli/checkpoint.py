@@ -10,13 +10,13 @@ from typing import Annotated
 
 import torch
 import tyro
-from rich.progress import Progress
 
 from tutti.checkpoint import folder as folders
 from tutti.checkpoint.reader import CheckpointReader
 from tutti.checkpoint.reshard import reshard as write_anew
 from tutti.cli.tables import SHOWN, consoles, read, table
 from tutti.ir.kind import kind_of
+from tutti.launch.progress import progress
 from tutti.plan.explain import mesh_name, size
 from tutti.plan.plan import Plan
 
@@ -66,12 +66,12 @@ def verify(folder: Annotated[Path, tyro.conf.Positional]) -> int:
     Args:
         folder: A checkpoint, or a run folder: all of its checkpoints are verified.
     """
-    console, progress = consoles()
+    console = consoles()[0]
     whole = (folder / folders.MANIFEST).exists()
     checkpoints = [folder] if whole else folders.trainer_checkpoints(folder) or _of_run(folder)
     faults = 0
     for path in checkpoints:
-        with progress.status(f"reading {path}"):
+        with progress(f"reading {path}"):
             fault = folders.find_fault(path)
         files = {} if fault else folders.manifest(path)["files"]
         whole = f"complete: {len(files)} files, {size(sum(facts['bytes'] for facts in files.values()))}"
@@ -87,7 +87,7 @@ def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, t
         first: A checkpoint, or a run folder: its newest checkpoint is read.
         second: The checkpoint or run folder to compare with.
     """
-    console, progress = consoles()
+    console = consoles()[0]
     first, second = find(first), find(second)
     for path in (first, second):
         folders.check(path)
@@ -106,8 +106,9 @@ def diff(first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, t
         console.print(f"{name} is only in {where}")
     rows = []
     both = [name for name in a.tensors if name in b.tensors]
-    with Progress(console=progress, transient=True) as bar:
-        for name in bar.track(both, description="comparing"):
+    with progress("comparing") as tell:
+        for done, name in enumerate(both):
+            tell.count(done, len(both), name)
             if a.tensors[name] != b.tensors[name]:
                 rows.append((name, float("inf"), f"{a.tensors[name]} and {b.tensors[name]}"))
             elif far := _far(a.whole(name), b.whole(name)):
@@ -144,9 +145,8 @@ def reshard(
     if not plan.is_file():
         raise ValueError(f"--plan {plan}: no such file; write one with `tutti plan --save`, or take a run's plan.json")
     source, chosen = find(source), read(plan)
-    with Progress(console=consoles()[1], transient=True) as bar:
-        task = bar.add_task(f"writing {out}", total=None)
-        written = write_anew(source, chosen, out, lambda done, ranks: bar.update(task, completed=done, total=ranks))
+    with progress(f"writing {out}") as tell:
+        written = write_anew(source, chosen, out, tell.count)
     print(f"{written}: written under {chosen.name} ({mesh_name(chosen.mesh)})")
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sysconfig
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tutti.compress.folder import checked_folders
 from tutti.compress.recipe import Distill, parse
 from tutti.compress.verb import compress
 from tutti.launch.launch import launch, rank, under_launcher
+from tutti.launch.progress import LINES, narrated
 
 STDLIB = "stdlib"
 
@@ -67,22 +66,9 @@ def command(
     if steps.find(Distill):
         each = [x["input_ids"] for x in rows(model, calibration, training_samples, length)]
         training = [{"input_ids": torch.cat(each[i : i + 8])} for i in range(0, max(1, len(each) - 7), 8)]
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(40), MofNCompleteColumn(),
-               TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task, begun = bar.add_task("read", total=None), 0.0
-
-        def show(done: int, total: int, path: str) -> None:
-            nonlocal begun
-            begun = begun or time.perf_counter()
-            bar.update(task, completed=done, total=total, description=path or "write")
-            if not console.is_terminal and path and done % max(1, total // 50) == 0:
-                left = (time.perf_counter() - begun) / done * (total - done) if done else None
-                rest = "" if left is None else f", about {left:.0f} s left"
-                console.print(f"{path} ({done + 1} of {total}){rest}", markup=False)
-
+    with narrated(console, "compressing", LINES) as tell:
         try:
-            compressed = compress(model, steps, data, out=out, training=training, progress=show)
+            compressed = compress(model, steps, data, out=out, training=training, progress=tell.count)
         except KeyboardInterrupt:
             if steps.block_by_block:
                 console.print("the same command goes on from here", markup=False)

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any, Literal
 import tyro
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from tutti.data.corpus import STEPS, Corpus, CorpusError, Source
 from tutti.data.corpus.pipeline import finished
 from tutti.data.corpus.report import HEAD, amount, rows
+from tutti.launch.progress import LINES, narrated
+from tutti.progress import Count
 
 First = tyro.conf.Positional
 
@@ -198,25 +199,19 @@ def _default(field: Any) -> str:
 
 
 @contextmanager
-def _shown(console: Console) -> Iterator[Any]:
-    """A function that shows the progress of a phase: live on a terminal, else a line at its end."""
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+def _shown(console: Console) -> Iterator[Callable[[str], Count]]:
+    """A function that shows the progress of a phase, and keeps a line of each that has ended."""
+    with narrated(console, "reading", LINES) as tell:
 
-        def show(phase: str) -> Any:
-            task, begin, spoken = bar.add_task(phase, total=None, rate=""), time.perf_counter(), [time.perf_counter()]
+        def show(phase: str) -> Count:
+            tell(phase)
 
-            def progress(done: int, total: int, documents: int, size: int) -> None:
-                seconds = max(time.perf_counter() - begin, 1e-9)
-                rate = f"{documents:,} documents, {amount(int(size / seconds))}/s" if documents else ""
-                bar.update(task, completed=done, total=total, rate=rate)
-                if not console.is_terminal and (done == total or time.perf_counter() - spoken[0] > 10):
-                    spoken[0] = time.perf_counter()
-                    console.print(f"{phase}: {done} of {total} {rate}".rstrip())
+            def count(done: int, total: int, rate: str = "", /) -> None:
+                if done == total:
+                    tell.result(f"{phase}: {done} of {total} {rate}".rstrip())
+                else:
+                    tell.count(done, total, rate)
 
-            return progress
+            return count
 
         yield show

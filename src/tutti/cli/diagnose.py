@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 
 from tutti.cli.tables import SHOWN, consoles, table
+from tutti.launch.progress import progress
 from tutti.observe.calls import MATMULS, REST
 from tutti.observe.diagnosis import MONITOR, Diagnosis
 from tutti.observe.diagnosis import diagnose as look_into
@@ -37,8 +38,8 @@ def diagnose(
     if picture:
         check_suffix(picture)
     folder = folder / MONITOR if (folder / MONITOR).is_dir() else folder
-    console, progress = consoles()
-    with progress.status(f"reading {folder}"):
+    console = consoles()[0]
+    with progress(f"reading {folder}"):
         diagnosis = look_into(folder)
     _say(diagnosis, console)
     if picture:

@@ -14,6 +14,7 @@ from tutti.cli.plan.workload import Captured, Workload
 from tutti.cli.restart import machine_width, show_restart
 from tutti.cli.tables import SHOWN, consoles, read, show_alive, show_kinds, table
 from tutti.hardware import Cluster
+from tutti.launch.progress import progress
 from tutti.plan.explain import mesh_name, seconds, size
 from tutti.sim.dryrun import dry_run
 from tutti.sim.error_bars import MEMORY, kind_of, spread
@@ -73,13 +74,13 @@ def dryrun(
         raise ValueError(f"{plan} names no cluster: add --cluster, for instance --cluster h100:8")
     target = Cluster.parse(cluster or chosen.cluster)
     written, start = read(before) if before else chosen, time.perf_counter()
-    console, progress = consoles()
-    with progress.status("reading the model") as status:
-        graph = Captured(workload, status.update).graph(chosen.accumulate, chosen.variant)
-        run = dry_run(graph, chosen, target, level, overlaps=OVERLAPS[overlap], progress=status.update)
+    console = consoles()[0]
+    with progress("reading the model") as tell:
+        graph = Captured(workload, tell).graph(chosen.accumulate, chosen.variant)
+        run = dry_run(graph, chosen, target, level, overlaps=OVERLAPS[overlap], progress=tell)
         planned = time.perf_counter() - start
         again = read_again(graph, chosen, machine_width(target), written, storage) if restart else None
-        status.update("writing")
+        tell("writing")
         if timeline:
             save_timeline(run, timeline)
         if gantt:

@@ -12,8 +12,10 @@ from tutti.analysis.passes import LEVELS, improve
 from tutti.analysis.segments import part_of, segments
 from tutti.cli.plan.workload import Captured, Workload
 from tutti.cli.tables import consoles, table
+from tutti.launch.progress import progress
 from tutti.lower.shard import shard
 from tutti.plan.plan import Plan
+from tutti.progress import Say
 
 
 def show_levels(model: str | None = None, batch: int = 8, seq: int = 128, dtype: str = "bfloat16") -> None:
@@ -27,12 +29,12 @@ def show_levels(model: str | None = None, batch: int = 8, seq: int = 128, dtype:
         seq: Tokens per sequence.
         dtype: Parameters of a transformers model: bfloat16 (with float32 master weights) or float32.
     """
-    console, progress = consoles()
+    console = consoles()[0]
     counted = None
     if model is not None:
-        with progress.status("reading the model") as status:
+        with progress("reading the model") as tell:
             workload = Workload(model, batch, seq, dtype=dtype)
-            counted = _counted(Captured(workload, status.update), status.update)
+            counted = _counted(Captured(workload, tell), tell)
     _passes(console)
     if counted:
         console.print(counted)
@@ -53,11 +55,11 @@ def _first_sentence(change: Callable) -> str:
     return " ".join((inspect.getdoc(change) or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
 
-def _counted(captured: Captured, progress: Callable[[str], None]) -> Table:
+def _counted(captured: Captured, say: Say) -> Table:
     step = captured.captured(1).without_gradients()
     shown = table("level", "calls", "of compiled functions", "compiled functions")
     for name in LEVELS:
-        progress(f"applying the passes of {name}")
+        say(f"applying the passes of {name}")
         program = improve(shard(step, Plan({"dp": 1}), 0), name)
         parts = segments(program.graph, name)
         calls = sum(n.op == "call_function" for n in program.graph.nodes) - sum(len(p) - 1 for p in parts)

@@ -12,6 +12,7 @@ import tyro
 
 from tutti.cli.plan.workload import DTYPES
 from tutti.cli.tables import consoles, table
+from tutti.launch.progress import progress
 from tutti.tracing.capture import capture
 from tutti.tracing.load import load, suiting
 from tutti.tracing.rewrite.fused import fused, left_over
@@ -40,8 +41,8 @@ def patterns(
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
-    console, progress = consoles()
-    with progress.status("capturing the step"):
+    console = consoles()[0]
+    with progress("capturing the step"):
         network, example = load(model, batch, seq, DTYPES[dtype])
         with suiting(network), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             graph = capture(network, example)

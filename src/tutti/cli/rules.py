@@ -12,13 +12,13 @@ import torch
 import tyro
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import fx
 
 from tutti import compat
 from tutti.ir.op_info import LOCAL, RULES
 from tutti.ir.step_graph import StepGraph
+from tutti.launch.progress import progress
 from tutti.ops import rule_of
 from tutti.tracing.capture import capture
 from tutti.tracing.load import load, suiting
@@ -99,10 +99,9 @@ def check_rules(operators: tuple[str, ...], graph: StepGraph | None, examples: i
     targets = {name(t): t for t in (_targets(graph) if graph else [*RULES, *SAMPLES]) if t is not torch.Tag.pointwise}
     chosen = [row[0] for row in matching([(text, "", "") for text in targets], operators)]
     rows, wrong, remarks = [], [], []
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("checking", total=len(chosen))
+    with progress("checking") as tell:
         for done, text in enumerate(chosen):
-            bar.update(task, description=text, completed=done)
+            tell.count(done, len(chosen), text)
             device = DEVICES.get(targets[text], "cpu")
             if targets[text] not in SAMPLES:
                 rows.append((text, "none", "", ""))

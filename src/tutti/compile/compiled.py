@@ -97,9 +97,9 @@ def compile_ahead(graph: fx.Graph, inputs: Arguments) -> None:
     if not calls:
         return
     try:
-        with COMPILING, _busy(), progress("compiling") as tell, compat.compilers_beside_each_other():
-            for i, (function, args) in enumerate(calls, 1):
-                tell(f"compiling: function {i} of {len(calls)}")
+        with COMPILING, _busy(), progress("compiling functions") as tell, compat.compilers_beside_each_other():
+            for i, (function, args) in enumerate(calls):
+                tell.count(i, len(calls))
                 function.compile(args)
             tell("compiling: waiting for the compilers of kernels")
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +23,8 @@ from tutti.compress.statistics import Statistics
 from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding, factor_of
 from tutti.nn.quantized.quantized_linear import KERNELS, QuantizedLinear, quantized_layers
 from tutti.nn.quantized.scheme import Parts, Scheme, nonzero
+from tutti.progress import Count
 
-Progress = Callable[[int, int, str], None]
 FORMATS = "compressed-tensors", "gguf"
 
 
@@ -166,7 +166,7 @@ class Compression:
         recipe: Recipe,
         calibration: Iterable[Any] | None = None,
         tokenizer: Any = None,
-        progress: Progress | None = None,
+        progress: Count | None = None,
         keep: bool = False,
     ):
         parallel.join()

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from tutti.compress import parallel
-from tutti.compress.compressor import Compressed, Compression, LayerReport, Progress, check_plain
+from tutti.compress.compressor import Compressed, Compression, LayerReport, check_plain
 from tutti.compress.formats import compressed_tensors as written
 from tutti.compress.recipe import Recipe
 from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding
 from tutti.nn.quantized.quantized_linear import QuantizedLinear
 from tutti.nn.quantized.scheme import Scheme
+from tutti.progress import Count
 from tutti.weight_files import files_of, opened
 
 STATE = "compress.json"  # in the folder that is being written
@@ -314,7 +315,7 @@ def compress_folder(
     calibration: Iterable[Any] | None,
     out: str | Path | None,
     tokenizer: Any = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> Compressed:
     """Compress a model in a folder into another folder: see `tutti.compress`."""
     folder, out = checked_folders(folder, out)

@@ -32,6 +32,7 @@ from tutti.compress.recipe import LowRank, Mixed, Quantize, Recipe, Rotate, Step
 from tutti.compress.statistics import Statistics
 from tutti.nn.quantized.quantized_linear import KERNELS, QuantizedLinear, dtype_of
 from tutti.nn.quantized.scheme import Scheme
+from tutti.progress import Count
 
 POINTS = 24  # targets of the curve
 LARGER = "quantize embeddings (e4, e8) and the output layer (head), or give a larger target"
@@ -226,7 +227,7 @@ def sensitivity(
     schemes: Sequence[Choice],
     batches: Sequence[Batch],
     ignore: Callable[[str], bool] = lambda path: path == "lm_head",
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Count | None = None,
     multiple: int = 64,
     cluster: str = "",
 ) -> Sensitivity:
@@ -298,7 +299,7 @@ def sensitivity(
 
 
 def search(
-    model: Any, step: Mixed, batches: Sequence[Batch], progress: Callable[[int, int, str], None] | None = None
+    model: Any, step: Mixed, batches: Sequence[Batch], progress: Count | None = None
 ) -> tuple[list[LowRank], Quantize, Sensitivity]:
     """The steps that lower the ranks of layers, that which quantizes each as is best for the target, and what was
     measured.

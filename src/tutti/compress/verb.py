@@ -21,7 +21,6 @@ from tutti.compress.compressor import (
     Compression,
     CompressionReport,
     InMemory,
-    Progress,
     bytes_of,
     check_plain,
 )
@@ -37,6 +36,7 @@ from tutti.compress.mixed import check as check_mixed
 from tutti.compress.mixed import search
 from tutti.compress.modules import shapes
 from tutti.compress.recipe import Distill, LowRank, Mixed, Prune, Quantize, Recipe, Rotate, Shrink, Step, parse
+from tutti.progress import Count
 
 
 def compress(
@@ -47,7 +47,7 @@ def compress(
     out: str | Path | None = None,
     tokenizer: Any = None,
     training: Iterable[Any] | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> Compressed:
     """Compress a model of `transformers`, or a folder with one.
 

@@ -7,7 +7,6 @@ there. The finished files are renamed, the json last.
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tutti.data.text_folder import Document
 from tutti.data.tokenizer import encode
+from tutti.progress import Count, silent
 
 _CHUNK = 64  # documents between two records of progress
 
@@ -53,7 +53,7 @@ def pack(
     name: str,
     tokenizer: PreTrainedTokenizerFast,
     documents: tuple[Document, ...],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Count = silent,
 ) -> Packed:
     """Encode the documents in order, each followed by the end-of-text token. `progress(done, total)` counts bytes.
 

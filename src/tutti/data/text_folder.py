@@ -9,6 +9,8 @@ from fnmatch import fnmatch
 from hashlib import blake2b
 from pathlib import Path
 
+from tutti.progress import Count, silent
+
 STDLIB = "stdlib"
 """The name of the corpus that every machine has: the source code of Python's standard library."""
 
@@ -67,7 +69,7 @@ def read_corpus(
     source: str | Path,
     patterns: tuple[str, ...] = ("*",),
     held_out: float = 0.02,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Count = silent,
 ) -> Corpus:
     """Read the files under a folder whose names match a pattern.
 

@@ -5,11 +5,13 @@ The processes share cores, caches and memory during the measurement, as they do 
 
 from __future__ import annotations
 
+import itertools
 import socket
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,8 +20,6 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.multiprocessing.spawn import start_processes
 
 from tutti.hardware import compute, exchange, machine
@@ -29,7 +29,9 @@ from tutti.hardware.device import Device, Link, Way
 from tutti.hardware.threads import threads as on_threads
 from tutti.hardware.timing import Clock, times
 from tutti.hardware.topology import Cluster
+from tutti.progress import Count, Say, silent
 
+Display = Callable[[], AbstractContextManager[Count]]
 FLOPS = 128  # FLOPs per byte: products above this are not memory-bound, so operands need not rotate
 
 
@@ -63,11 +65,13 @@ def calibrate(
     kind: str | None = None,
     effort: Effort | None = None,
     prepare: Callable[[], object] | None = None,
+    display: Display | None = None,
 ) -> Cluster:
     """Start the processes, measure, and end them.
 
     threads: per process, by default the cores divided by the processes. kind: "cpu" or "cuda", by default "cuda" if
-    there is a GPU. prepare: an importable function that each process calls first. Raises ValueError if the machine has
+    there is a GPU. prepare: an importable function that each process calls first. display: an importable
+    function, which shows the figures that are measured. Raises ValueError if the machine has
     too few devices.
     """
     kind = machine.kind_of(kind)
@@ -76,12 +80,12 @@ def calibrate(
         raise ValueError(f"cannot calibrate {processes} processes; this machine has devices for 1 to {most}")
     threads = machine.threads_of(processes, threads)
     with tempfile.TemporaryDirectory(prefix="tutti-") as folder:
-        arguments = (processes, folder, threads, kind, effort, prepare)
+        arguments = (processes, folder, threads, kind, effort, prepare, display)
         start_processes(_process, arguments, processes, start_method="spawn")
         return Cluster.from_json(Path(folder, "cluster.json").read_text())
 
 
-def _process(rank: int, processes: int, folder: str, threads: int, kind: str, effort, prepare) -> None:
+def _process(rank: int, processes: int, folder: str, threads: int, kind: str, effort, prepare, display) -> None:
     if prepare:
         prepare()
     if kind == "cuda":
@@ -92,29 +96,32 @@ def _process(rank: int, processes: int, folder: str, threads: int, kind: str, ef
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=processes, timeout=timedelta(minutes=5))
     try:
-        cluster = calibrate_here(threads, kind, effort)
+        cluster = calibrate_here(threads, kind, effort, display)
         if rank == 0:
             Path(folder, "cluster.json").write_text(cluster.to_json())
     finally:
         dist.destroy_process_group()
 
 
-def calibrate_here(threads: int, kind: str, effort: Effort | None = None) -> Cluster:
-    """The cluster formed by the ranks of this job. All of them call this at once."""
+def calibrate_here(threads: int, kind: str, effort: Effort | None = None, display: Display | None = None) -> Cluster:
+    """The cluster formed by the ranks of this job. All of them call this at once. display: of rank 0."""
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
     effort = effort or (GPU if kind == "cuda" else Effort())
     levels = _levels()
-    with on_threads(threads), _Bar(_figures(effort, levels)) as bar:
-        calibrated = _device(device, threads, effort, bar)
-        links = [_link(group, device, threads, effort, bar) for group in _groups(levels)]
+    figures, measured = _figures(effort, levels), itertools.count()
+    shown = display() if display and dist.get_rank() == 0 else nullcontext(silent)
+    with on_threads(threads), shown as count:
+        advance = lambda name: count(next(measured), figures, name)  # noqa: E731
+        calibrated = _device(device, threads, effort, advance)
+        links = [_link(group, device, threads, effort, advance) for group in _groups(levels)]
     return Cluster(calibrated, tuple(zip(levels, links, strict=True)))
 
 
 class _Bench:
     """Measurements of computation: means over the ranks, which all measure at once."""
 
-    def __init__(self, device: torch.device, threads: int, window: float, bar: _Bar):
-        self.device, self.window, self.bar = device, window, bar
+    def __init__(self, device: torch.device, threads: int, window: float, advance: Say):
+        self.device, self.window, self.advance = device, window, advance
         self.clock, self.sharing = _clock(device, threads)
         self.again = 0.0  # seconds of overhead of an operator in a loop
         operators, run = compute.small(device)
@@ -123,7 +130,7 @@ class _Bench:
 
     def seconds(self, name: str, run: compute.Figure, before: compute.Figure | None = None) -> float:
         """Seconds of a run, minus the overhead of an operator (at most nine tenths of it)."""
-        self.bar.advance(name)
+        self.advance(name)
         own = median(times(run, self.device, self.window, 2, self.clock, before))
         everyone = torch.tensor(own, dtype=torch.float64, device=self.device)
         dist.all_reduce(everyone)  # also synchronizes the ranks
@@ -158,8 +165,8 @@ class _Bench:
         return Curve.through([(size, self.seconds(name, run)) for size, run in runs], start=0.0)
 
 
-def _device(device: torch.device, threads: int, effort: Effort, bar: _Bar) -> Device:
-    bench = _Bench(device, threads, effort.window, bar)
+def _device(device: torch.device, threads: int, effort: Effort, advance: Say) -> Device:
+    bench = _Bench(device, threads, effort.window, advance)
     grids, transposed, efficiency, peak, streams = {}, {}, {}, {}, {}
     for dtype in effort.dtypes:
         grids[dtype], peak[dtype] = bench.products(dtype, effort.products, effort.most)
@@ -189,13 +196,13 @@ def _clock(device: torch.device, threads: int) -> tuple[Clock, float]:
     return time.perf_counter, 1.0
 
 
-def _link(groups: list[dist.ProcessGroup], device: torch.device, threads: int, effort: Effort, bar: _Bar) -> Link:
+def _link(groups: list[dist.ProcessGroup], device: torch.device, threads: int, effort: Effort, advance: Say) -> Link:
     """The link between the members of a level: the largest group spans all of them, the others two."""
     measured, (clock, sharing) = [], _clock(device, threads)
     source = f"measured: {dist.get_backend()}"
     for group in groups:
         rounds = effort.rounds if group is groups[0] else 1
-        window, advance = effort.collective_window, bar.advance
+        window = effort.collective_window
         points = exchange.points(group, device, effort.buffers, window, rounds, advance, clock, sharing)
         measured += [(kind, group.size(), Curve.through(measurements)) for kind, measurements in points.items()]
     if not measured:
@@ -258,24 +265,3 @@ def _figures(effort: Effort, levels: list[int]) -> int:
     rounds = sum(effort.rounds * (members > 1) + (members > 2 and members % 2 == 0) for members in levels)
     exchanged = rounds * len(MESSAGES) * len(effort.buffers)
     return 2 + len(effort.dtypes) * (shapes + 2 + 2 * len(compute.LAYERS) + families + len(compute.OTHERS)) + exchanged
-
-
-class _Bar:
-    """The progress of rank 0 on a terminal; drawn between measurements, never during one."""
-
-    def __init__(self, figures: int):
-        columns = TextColumn("{task.description:20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        console = Console(stderr=True)
-        shown = dist.get_rank() == 0 and console.is_terminal
-        self.progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not shown)
-        self.task = self.progress.add_task("", total=figures)
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.progress.stop()
-
-    def advance(self, name: str) -> None:
-        self.progress.update(self.task, advance=1, description=name, refresh=True)

@@ -12,6 +12,7 @@ from tutti.compat import all_gather_single, reduce_scatter_single
 from tutti.hardware.collectives import MESSAGES
 from tutti.hardware.compute import sweep
 from tutti.hardware.timing import Clock, once
+from tutti.progress import Say
 
 
 def sent(kind: str, count: int, k: int) -> float:
@@ -83,7 +84,7 @@ def points(
     sizes: tuple[int, ...],
     window: float,
     rounds: int,
-    advance: Callable[[str], None],
+    advance: Say,
     clock: Clock = perf_counter,
     sharing: float = 1.0,
 ) -> dict[str, list[tuple[float, float]]]:

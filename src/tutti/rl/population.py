@@ -77,7 +77,7 @@ class Population:
         with progress("learning") as tell:
             while self.num_timesteps < self.total:
                 self.step()
-                tell(f"learning: {self.num_timesteps:,} of {self.total:,} steps of {len(self.seeds)} members")
+                tell.count(self.num_timesteps, self.total, f"steps of {len(self.seeds)} members")
         return self
 
     def step(self) -> None:

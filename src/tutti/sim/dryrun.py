@@ -18,7 +18,7 @@ from tutti.lower.parts.schedule_parts import output_layouts, program_of, schedul
 from tutti.lower.program import Program
 from tutti.plan.layouts.layout import Layout, devices
 from tutti.plan.plan import Plan
-from tutti.plan.search.search import Progress
+from tutti.progress import Say, silent
 from tutti.sim.pipeline import pipeline_run
 from tutti.sim.simulate import Simulation, simulate
 from tutti.sim.step import DryRun, SimulatedPart, lowered, peak_of
@@ -32,7 +32,7 @@ def dry_run(
     level: str = "O0",
     *,
     overlaps: bool | None = None,
-    progress: Progress = lambda what: None,
+    progress: Say = silent,
 ) -> DryRun:
     """Lower a plan for one rank of each device and simulate it, as `tutti.parallelize` would run it.
 

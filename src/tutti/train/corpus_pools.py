@@ -15,9 +15,10 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from tutti.data.corpus.pool import ATTEMPTS, Failure, Processes, Progress, nothing
+from tutti.data.corpus.pool import ATTEMPTS, Failure, Processes
 from tutti.data.corpus.tasks import Task
 from tutti.launch.launch import rank, world_size
+from tutti.progress import Count, silent
 
 WAIT = 0.2  # seconds between two looks at the counter of finished tasks
 
@@ -41,17 +42,17 @@ class Ranks:
         self._process = Processes(1)
         self.workers, self.first = world_size(), rank() == 0
 
-    def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
+    def run(self, tasks: Sequence[Task], progress: Count = silent) -> list[Failure]:
         """Do tasks until none is left, and wait for the other ranks. All ranks get the failures of all."""
         self._phase += 1
         failures: list[Failure] = []
         while (index := self._add("next", 1) - 1) < len(tasks):
             failures += self._process.run([tasks[index]])
-            progress(self._add("done", 1), len(tasks), 0, 0)
+            progress(self._add("done", 1), len(tasks))
         while (done := self._add("done", 0)) < len(tasks):
             if self._store.add("closed", 0):
                 raise RuntimeError("another rank has ended with an error")
-            progress(done, len(tasks), 0, 0)
+            progress(done, len(tasks))
             time.sleep(WAIT)
         self._store.set(f"{self._phase}/failures/{rank()}", json.dumps([[f.task, f.why] for f in failures]))
         every = (self._store.get(f"{self._phase}/failures/{k}") for k in range(world_size()))
@@ -93,7 +94,7 @@ class RayTasks:
     def workers(self) -> int:
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
+    def run(self, tasks: Sequence[Task], progress: Count = silent) -> list[Failure]:
         ray = self._ray
         remote = ray.remote(num_cpus=1, max_retries=0)(_done_by_ray)
         waiting = [k for k, task in enumerate(tasks) if task.done() is None]
@@ -118,7 +119,7 @@ class RayTasks:
                     continue
             if why:
                 failures.append(Failure(tasks[index].name, why))
-            progress(done, total, 0, 0)
+            progress(done, total)
         return failures
 
     def close(self) -> None:

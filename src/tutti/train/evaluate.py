@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import tyro
 from tutti.checkpoint.model import load_model, model_folder
 from tutti.data.loader import batch_at, held_out_batches
 from tutti.data.packing import Packed
+from tutti.progress import Count, silent
 from tutti.train.configfile import from_table
 from tutti.train.text.prepare import prepare
 from tutti.train.text.progress import Display
@@ -116,7 +116,7 @@ def score(
     batch: int,
     seq: int,
     batches: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Count = silent,
 ) -> Score:
     """The score of a model in a folder, computed in float32 on a CPU, on windows of `seq` tokens."""
     model = load_model(folder)

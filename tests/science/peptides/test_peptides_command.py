@@ -17,9 +17,9 @@ from tutti.science.peptides.command import _closeness
 from tutti.science.peptides.conditions import Conditions
 from tutti.science.peptides.config import PeptidesConfig
 from tutti.science.peptides.data import read, table
-from tutti.science.peptides.generator import _Progress
 from tutti.science.peptides.grammar import grammar
 from tutti.science.peptides.properties import properties
+from tutti.train.trainer.counting import Counting
 
 RUNS = Path(__file__).parents[3] / "runs"
 SMALL = """
@@ -72,19 +72,19 @@ def test_every_run_of_the_repository_is_a_valid_config():
 
 
 def test_a_run_resumes_and_takes_other_targets(here, capsys, monkeypatch):
-    end = _Progress.on_step_end
+    end = Counting.on_step_end
 
     def interrupted(self, args, state, control, **more):
         if state.global_step == 21:
             os.kill(os.getpid(), signal.SIGTERM)
         end(self, args, state, control, **more)
 
-    monkeypatch.setattr(_Progress, "on_step_end", interrupted)
+    monkeypatch.setattr(Counting, "on_step_end", interrupted)
     assert run() == 128 + signal.SIGTERM
     assert "saved step 2" in capsys.readouterr().out
     folder = here / "out/peptides/small"
     assert not (folder / "model.json").exists()
-    monkeypatch.setattr(_Progress, "on_step_end", end)
+    monkeypatch.setattr(Counting, "on_step_end", end)
     assert run() == 0
     said = capsys.readouterr().out
     assert "held-out perplexity" in said and "hit" in said and "best validation loss" in said

@@ -149,7 +149,7 @@ def test_training_tells_how_far_it_is():
         Helmholtz().fit(steps=101, count=8, model=MultiScale(2, 1, scales=(1.0,), layers=1, width=4),
                         after=lambda step, loss: steps.append((step, loss > 0)))  # fmt: skip
     assert steps == [(0, True), (100, True)]
-    assert any(x.startswith("training a network: 99%, loss ") for x in shown)
+    assert any(x.startswith("training a network: 100 of 101, loss ") for x in shown)
 
 
 def test_divergence_is_an_error():

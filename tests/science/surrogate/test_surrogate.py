@@ -90,7 +90,7 @@ def test_training_tells_how_far_it_is(samples):
         Surrogate.fit(STUB, samples, replace(HOW, members=2, width=8, steps=40, batch=16),
                       after=lambda step, loss: steps.append((step, loss > 0)))  # fmt: skip
     assert [x for x, _ in steps] == list(range(2, 41, 2)) and all(positive for _, positive in steps)
-    assert any(x.startswith("training a surrogate of stub: 50%, loss ") for x in shown)
+    assert any(x.startswith("training a surrogate of stub: 20 of 40, loss ") for x in shown)
 
 
 def test_surrogates_are_shown_in_a_line(surrogate, samples):

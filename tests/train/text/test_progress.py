@@ -3,7 +3,7 @@ import warnings
 
 from rich.console import Console
 
-from tutti.train.text.progress import Display, clock, line
+from tutti.train.text.progress import Display, line
 
 
 def plain():
@@ -20,10 +20,6 @@ def test_the_line_of_a_step_tells_of_data_that_is_waited_for():
     numbers = 1, 2, 3.0, 1.0, 10, 0.1, "float32"
     assert "peak  12 % waiting for data  0:01" in line(*numbers, waiting=0.12)
     assert "data" not in line(*numbers, waiting=0.004)
-
-
-def test_times_are_written_as_on_a_clock():
-    assert [clock(s) for s in (0, 7.4, 192, 3723)] == ["0:00", "0:07", "3:12", "1:02:03"]
 
 
 def test_off_a_terminal_a_stage_is_one_line():

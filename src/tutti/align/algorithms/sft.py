@@ -75,7 +75,7 @@ class SFTTrainer(AlignTrainer):
             rows = []
             for i in range(len(features)):
                 rows.append(features[i])
-                tell(f"tokenizing, to pack sequences: {i + 1:,} of {len(features):,}")
+                tell.count(i + 1, len(features))
         return Packs(rows, self.row_length(args))
 
     def row_length(self, args: Any) -> int:

@@ -30,6 +30,7 @@ from tutti.plan.layouts.layout import devices
 from tutti.plan.plan import Plan
 from tutti.plan.search.search import Search
 from tutti.plan.variant import Variant
+from tutti.progress import Say, silent
 from tutti.serve.apart.costs import Predicted, Served
 from tutti.serve.apart.planning import plans
 from tutti.sim.planning import Simulator
@@ -117,7 +118,7 @@ class Planner:
 
     def __init__(self, graph_of: Callable[[int, Variant], StepGraph], batch: int, config: Any, dtype: torch.dtype,
                  cluster: Cluster, round: Round, level: str = "O2",
-                 progress: Callable[[str], None] = lambda what: None):  # fmt: skip
+                 progress: Say = silent):  # fmt: skip
         self.graph_of, self.batch, self.cluster, self.round = graph_of, batch, cluster, round
         self.level, self.progress = level, progress
         self.predicted, self.refused = Predicted(config, dtype), dict[str, str]()

@@ -12,6 +12,7 @@ import tyro
 from tutti.cli.plan.workload import DTYPES, Captured, Workload
 from tutti.cli.tables import consoles, table
 from tutti.hardware import Cluster
+from tutti.launch.progress import progress
 from tutti.plan.explain import seconds, size
 
 
@@ -69,12 +70,12 @@ def plan_align(
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and prompt + tokens > positions:
         raise ValueError(f"--prompt {prompt} and --tokens {tokens} are more than the model's {positions} positions")
-    console, progress = consoles()
-    with progress.status("reading the model") as status:
+    console = consoles()[0]
+    with progress("reading the model") as tell:
         workload = Workload(model, rows, prompt + tokens, optimizer, dtype, masters=dtype == "bfloat16")
-        captured = Captured(workload, status.update)
+        captured = Captured(workload, tell)
         batch = captured.facts.batch
-        planner = Planner(captured.graph, batch, config, DTYPES[dtype], target, sizes, level, status.update)
+        planner = Planner(captured.graph, batch, config, DTYPES[dtype], target, sizes, level, tell)
         ranked = planner.forecasts()
     best = chosen(ranked)
     shown = table("placement", "training", "engines", "round", "writing", "scoring", "learning", "weights", "received",

@@ -14,11 +14,11 @@ import tyro
 from rich.table import Table
 
 from tutti.cli.plan.answer import check_amounts, few
-from tutti.cli.plan.narrate import narrated
 from tutti.cli.plan.sweep import Point, best_of_each, priced
 from tutti.cli.plan.workload import Captured, Workload
 from tutti.cli.tables import consoles, table, unbroken
 from tutti.hardware import Cluster
+from tutti.launch.progress import narrated
 from tutti.plan.explain import figure, seconds, size
 from tutti.plan.plan import Plan
 from tutti.sim.planning import Simulator

@@ -11,12 +11,13 @@ import tyro
 
 from tutti.analysis.passes import check_level
 from tutti.cli.plan.answer import check_amounts, in_float32, ranking, summary
-from tutti.cli.plan.narrate import Stopwatch, narrated
 from tutti.cli.plan.report import page as report_page
+from tutti.cli.plan.stopwatch import Stopwatch
 from tutti.cli.plan.workload import Captured, Workload
 from tutti.cli.tables import consoles, read, show_alive, show_kinds
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered, without_effect
+from tutti.launch.progress import narrated
 from tutti.plan.explain import counted, seconds, size
 from tutti.plan.layouts.layout import Mesh, devices
 from tutti.plan.layouts.pin import parse_pin

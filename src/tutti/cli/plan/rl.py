@@ -12,6 +12,7 @@ import tyro
 from tutti.cli.tables import consoles, table
 from tutti.hardware import PRESETS, Cluster
 from tutti.hardware.device import Device
+from tutti.launch.progress import progress
 from tutti.rl.placement import links
 from tutti.rl.placement.forecast import OLDER, Costs, Forecast, chosen, forecasts, on_device
 from tutti.rl.placement.fragments import costs
@@ -56,10 +57,10 @@ def plan_rl(
     run = replace(run, level=level or run.level, options={**run.options, **dict(map(parsed, option))})
     target = None if cluster == "auto" else Cluster.parse(cluster)
     remote = target is not None and not target.device.name.startswith("cpu")
-    console, progress = consoles()
-    with progress.status("measuring messages") as status:
-        machine = links.this_machine(ranks, status.update)
-        measured = costs(run.algorithm, run.env, options_of(run), "eager" if remote else run.level, status.update,
+    console = consoles()[0]
+    with progress("measuring messages") as tell:
+        machine = links.this_machine(ranks, tell)
+        measured = costs(run.algorithm, run.env, options_of(run), "eager" if remote else run.level, tell,
                       fresh=fresh)  # fmt: skip
     notes = list(machine.notes)
     if target is not None:

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import tyro
 
-from tutti.cli.plan.narrate import Stopwatch, narrated
+from tutti.cli.plan.stopwatch import Stopwatch
 from tutti.cli.tables import consoles, table, unbroken
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered
+from tutti.launch.progress import narrated
 from tutti.plan.explain import counted, figure
 from tutti.serve.apart.planning import Outcome, ServingPlanner, why
 from tutti.serve.bench import poisson, trace

@@ -12,15 +12,17 @@ from typing import Annotated, Any
 import tyro
 
 from tutti.cli.plan.answer import Bill, bill, check_amounts, few, fitting
-from tutti.cli.plan.narrate import Narrator, Stopwatch, narrated
+from tutti.cli.plan.stopwatch import Stopwatch
 from tutti.cli.plan.workload import Captured, StepWork, Workload
 from tutti.cli.tables import consoles, table, unbroken
 from tutti.hardware import Cluster
 from tutti.hardware.altered import altered
+from tutti.launch.progress import Narrator, narrated
 from tutti.plan.explain import figure, seconds, size
 from tutti.plan.plan import Plan
 from tutti.plan.search.reasons import TooLarge
-from tutti.plan.search.search import BUDGET, Progress, Search
+from tutti.plan.search.search import BUDGET, Search
+from tutti.progress import Say
 from tutti.sim.error_bars import MEMORY, error_bar
 from tutti.sim.picture import check_suffix, drawing
 from tutti.sim.planning import Simulator
@@ -148,7 +150,7 @@ def best_of_each(
         yield replace(point, price=price)
 
 
-def best_on(captured: Captured, target: Cluster, level: str, budget: float, tell: Progress) -> Point:
+def best_on(captured: Captured, target: Cluster, level: str, budget: float, tell: Say) -> Point:
     """The best plan that is found in so many seconds."""
     seq, work = captured.workload.seq, captured.facts.work
     try:

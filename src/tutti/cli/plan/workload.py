@@ -14,8 +14,8 @@ from tutti.compat.adapters import peft_model
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.variants.rebatch import Steps
 from tutti.lower.variants.vary import vary
-from tutti.plan.search.search import Progress
 from tutti.plan.variant import PLAIN, Variant
+from tutti.progress import Say
 from tutti.tracing.batch import Batch, FlatBatch
 from tutti.tracing.capture import capture
 from tutti.tracing.load import load, suiting
@@ -111,7 +111,7 @@ class Captured:
     them, no model is built.
     """
 
-    def __init__(self, workload: Workload, progress: Progress):
+    def __init__(self, workload: Workload, progress: Say):
         for value, choices, what in ((workload.optimizer, OPTIMIZERS, "optimizer"), (workload.dtype, DTYPES, "dtype")):
             if value not in choices:
                 raise ValueError(f"unknown {what} {value!r}; expected one of {', '.join(choices)}")

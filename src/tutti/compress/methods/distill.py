@@ -8,7 +8,7 @@ teacher's. Quantized layers learn by rounding in each forward pass (`compress.me
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -19,6 +19,7 @@ import tutti
 from tutti.compress.methods import qat
 from tutti.compress.modules import own_copy
 from tutti.compress.recipe import Distill
+from tutti.progress import Count
 
 Batch = Mapping[str, Tensor]
 
@@ -45,7 +46,7 @@ def distill(
     batches: Sequence[Batch],
     step: Distill,
     weights: dict[str, Tensor] | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Count | None = None,
     pruned: Collection[str] = (),
 ) -> list[float]:
     """Train a student in place, with all its parameters and quantized layers. Returns the loss of each step.

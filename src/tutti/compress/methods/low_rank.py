@@ -11,7 +11,7 @@ r (n + k) numbers take the place of n k. Ranks are multiples of a number, so tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from tutti.compress.modules import linear_layers, selected, shapes, sharing_copy
 from tutti.compress.recipe import LowRank
 from tutti.compress.statistics import Statistics
 from tutti.nn.linear.low_rank_linear import LowRankLinear
+from tutti.progress import Count
 
 DAMPING = 1e-4  # of the mean diagonal: inputs that the data does not have count a little
 
@@ -73,7 +74,7 @@ def prepare(model: Any, ranks: Mapping[str, int], device: Any = None) -> None:
 
 @torch.no_grad()
 def factored(
-    model: Any, step: LowRank, batches: Sequence[Batch], progress: Callable[[int, int, str], None] | None = None
+    model: Any, step: LowRank, batches: Sequence[Batch], progress: Count | None = None
 ) -> tuple[Any, list[LayerReport]]:
     """A copy of a model with layers of lower rank, and what became of each. The model is not changed."""
     ranks = check(model, step)

@@ -17,7 +17,7 @@ A head is removed with its key and value heads: of grouped-query attention, a wh
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from tutti.compress.blocks import Batch, Walk, first, stack_of
 from tutti.compress.experts import is_experts
 from tutti.compress.recipe import Shrink
 from tutti.compress.statistics import Statistics
+from tutti.progress import Count
 
 ATTENTION = "q_proj", "k_proj", "v_proj", "o_proj"
 MLP = "gate_proj", "up_proj", "down_proj"
@@ -45,9 +46,7 @@ class Removed:
 
 
 @torch.no_grad()
-def shrink(
-    model: Any, step: Shrink, batches: Sequence[Batch], progress: Callable[[int, int, str], None] | None = None
-) -> tuple[Any, Removed]:
+def shrink(model: Any, step: Shrink, batches: Sequence[Batch], progress: Count | None = None) -> tuple[Any, Removed]:
     """A smaller copy of a model, and what was removed. The model is not changed.
 
     batches: calibration data. Raises ValueError for a model whose blocks have no layers of these names, and for a step

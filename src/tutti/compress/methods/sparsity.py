@@ -13,7 +13,7 @@ Files keep the zeros: what is gained is speed on hardware that skips 2 of 4, and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from tutti.compress.methods.gptq import BLOCK, factor
 from tutti.compress.modules import linear_layers, selected, shapes
 from tutti.compress.recipe import Prune
 from tutti.compress.statistics import Statistics
+from tutti.progress import Count
 
 
 def check(model: nn.Module, step: Prune) -> list[str]:
@@ -47,9 +48,7 @@ def check(model: nn.Module, step: Prune) -> list[str]:
 
 
 @torch.no_grad()
-def pruned(
-    model: Any, step: Prune, batches: Sequence[Batch], progress: Callable[[int, int, str], None] | None = None
-) -> tuple[Any, float]:
+def pruned(model: Any, step: Prune, batches: Sequence[Batch], progress: Count | None = None) -> tuple[Any, float]:
     """A pruned copy of a model, and the share of zeros in the layers that were pruned. The model is not changed."""
     paths = set(check(model, step))
     copied = copy.deepcopy(model).eval()

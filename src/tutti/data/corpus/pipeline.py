@@ -18,7 +18,7 @@ from tutti.data.corpus.accounts import Account
 from tutti.data.corpus.files import read_json, write_json
 from tutti.data.corpus.finish import FinishTask, manifest_of
 from tutti.data.corpus.native.tables import version
-from tutti.data.corpus.pool import Failure, Here, Processes, Progress, nothing
+from tutti.data.corpus.pool import Failure, Here, Processes
 from tutti.data.corpus.reading.splits import Source, Split, splits_of
 from tutti.data.corpus.segments import Segment
 from tutti.data.corpus.sketches import BYTES
@@ -26,6 +26,7 @@ from tutti.data.corpus.steps.duplicates import Meeting
 from tutti.data.corpus.steps.mix import Mix
 from tutti.data.corpus.steps.step import Step
 from tutti.data.corpus.tasks import ConnectTask, FreeTask, RepeatTask, ShardTask, SumTask, Task
+from tutti.progress import Count, silent
 
 FORMAT = 1
 """Changes when the same pipeline would write other bytes."""
@@ -37,7 +38,7 @@ class Pool(Protocol):
     workers: int  # processes of all machines
     first: bool  # whether this process is the one, or the first of those that call `run`
 
-    def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]: ...
+    def run(self, tasks: Sequence[Task], progress: Count = silent) -> list[Failure]: ...
 
     def close(self) -> None: ...
 
@@ -123,7 +124,7 @@ class Pipeline:
         return manifest is not None and self._finish().done() is None
 
     def run(
-        self, workers: int | None = None, pool: Pool | None = None, show: Callable[[str], Progress] | None = None
+        self, workers: int | None = None, pool: Pool | None = None, show: Callable[[str], Count] | None = None
     ) -> Corpus:
         """Do what is not done yet, and return the corpus.
 
@@ -136,9 +137,9 @@ class Pipeline:
         out.mkdir(parents=True, exist_ok=True)
         own = Here() if workers == 0 else Processes(_cores() if workers is None else workers)
         with closing(own), _alone(out) if pool is None or pool.first else nullcontext():
-            return self._run(out, pool or own, show or (lambda phase: nothing))
+            return self._run(out, pool or own, show or (lambda phase: silent))
 
-    def _run(self, out: Path, pool: Pool, show: Callable[[str], Progress]) -> Corpus:
+    def _run(self, out: Path, pool: Pool, show: Callable[[str], Count]) -> Corpus:
         finish = self._finish()
         segments = finish.segments
         if (manifest := finish.done()) is not None:
@@ -191,12 +192,12 @@ class Pipeline:
                 names.append(name)
         return segments
 
-    def _run_segment(self, segment: Segment, pool: Pool, show: Callable[[str], Progress], at: str) -> None:
+    def _run_segment(self, segment: Segment, pool: Pool, show: Callable[[str], Count], at: str) -> None:
         list(segment.older_sketches)  # a wrong index is an error before the work
         do([ShardTask(segment, k) for k in range(segment.shards)], pool, show(f"documents, pass {at}"))
-        do([SumTask(segment)], pool, nothing)
+        do([SumTask(segment)], pool, silent)
         if segment.before is not None and not self.keep_work:
-            do([FreeTask(segment.before)], pool, nothing)
+            do([FreeTask(segment.before)], pool, silent)
         if isinstance(segment.meeting, Mix):
             segment.meeting.fractions(segment.domains)
         if isinstance(segment.meeting, Meeting):
@@ -245,7 +246,7 @@ def whole(segment: Segment) -> bool:
     )
 
 
-def do(tasks: Sequence[Task], pool: Pool, progress: Progress) -> None:
+def do(tasks: Sequence[Task], pool: Pool, progress: Count) -> None:
     """Do the tasks that are not done. Raises CorpusError that names those that failed."""
     failures = pool.run(tasks, progress)
     if failures:

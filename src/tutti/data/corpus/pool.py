@@ -9,17 +9,17 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe, wait
 
+from tutti.data.corpus.report import amount
 from tutti.data.corpus.shard import Context
 from tutti.data.corpus.tasks import Task, carry_out
+from tutti.progress import Count, silent
 
 ATTEMPTS = 6
 START = 300.0  # seconds that a worker may take to begin: it imports torch
-Progress = Callable[[int, int, int, int], None]
-"""progress(tasks done, tasks, documents, bytes) of a phase."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,10 @@ class Failure:
     why: str
 
 
-def nothing(done: int, total: int, documents: int, size: int) -> None: ...
+def rate(documents: int, size: int, begin: float) -> str:
+    """How fast documents are read since a time of `time.perf_counter`."""
+    seconds = max(time.perf_counter() - begin, 1e-9)
+    return f"{documents:,} documents, {amount(int(size / seconds))}/s" if documents else ""
 
 
 class Here:
@@ -38,11 +41,11 @@ class Here:
 
     workers, first = 1, True
 
-    def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
+    def run(self, tasks: Sequence[Task], progress: Count = silent) -> list[Failure]:
         failures: list[Failure] = []
-        context = _Counting()
+        context, begin = _Counting(), time.perf_counter()
         for done, task in enumerate(tasks):
-            progress(done, len(tasks), context.documents, context.size)
+            progress(done, len(tasks), rate(context.documents, context.size, begin))
             if task.done() is not None:
                 continue
             try:
@@ -51,7 +54,7 @@ class Here:
                 failures.append(Failure(task.name, described(error)))
                 if is_full(error):
                     break
-        progress(len(tasks), len(tasks), context.documents, context.size)
+        progress(len(tasks), len(tasks), rate(context.documents, context.size, begin))
         return failures
 
     def close(self) -> None: ...
@@ -82,12 +85,12 @@ class Processes:
         self.workers, self.stall = workers, stall
         self._processes: list[_Worker] = []
 
-    def run(self, tasks: Sequence[Task], progress: Progress = nothing) -> list[Failure]:
-        run = _Run([task for task in tasks if task.done() is None])
+    def run(self, tasks: Sequence[Task], progress: Count = silent) -> list[Failure]:
+        run, begin = _Run([task for task in tasks if task.done() is None]), time.perf_counter()
         while run.waiting or self._busy:
             self._give(run)
             self._hear(run)
-            progress(run.done, len(run.tasks), run.documents, run.size)
+            progress(run.done, len(run.tasks), rate(run.documents, run.size, begin))
         return run.failures
 
     def close(self) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 
 from tutti.data.corpus.files import atomic, fraction, read_json, write_json
 from tutti.data.corpus.pipeline import Corpus, Pool, do
-from tutti.data.corpus.pool import Progress
 from tutti.data.corpus.reading.documents import read_documents
 from tutti.data.corpus.shard import Context
 from tutti.data.corpus.tasks import Task
 from tutti.data.packing import Packed, open_packed
 from tutti.data.tokenizer import encode, load_tokenizer, train_tokenizer
+from tutti.progress import Count
 
 NAMES = ("train", "held_out")
 
@@ -81,7 +81,7 @@ def learn_tokenizer(corpus: Corpus, vocab_size: int, size: float, folder: Path) 
 
 
 def tokenize(
-    corpus: Corpus, tokenizer: Path, folder: Path, held_out: float, pool: Pool, show: Callable[[str], Progress]
+    corpus: Corpus, tokenizer: Path, folder: Path, held_out: float, pool: Pool, show: Callable[[str], Count]
 ) -> dict[str, Packed]:
     """Write `train.bin` and `held_out.bin` with their JSON into a folder. Returns what is there if it is finished.
 

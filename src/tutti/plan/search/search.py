@@ -41,6 +41,7 @@ from tutti.plan.search.offload import Offload
 from tutti.plan.search.pipelines import Pipelines
 from tutti.plan.search.single_stage import NEAR, Flat
 from tutti.plan.variant import PLAIN, Variant
+from tutti.progress import Say, silent
 
 BUDGET = 20.0  # nominal seconds of work (`plan.network.work`) that a search may do
 LED = 0.95  # share of the budget for named plans, if memory is scarce or the step is large
@@ -50,8 +51,6 @@ VARIED = 5  # capturing a step takes this many times the work of making it of on
 SAID = (*DECISIONS, "durations")
 
 NEARLY = 1.03  # plans whose times are within this factor are about as fast
-
-Progress = Callable[[str], None]
 
 
 def check_mesh(mesh: Mesh | None, cluster: Cluster) -> None:
@@ -99,7 +98,7 @@ class Search:
         accumulate: int | None = 1,
         mesh: Mesh | None = None,
         budget: float = BUDGET,
-        progress: Progress = lambda what: None,
+        progress: Say = silent,
         stop: Callable[[], bool] = lambda: False,
         better: Callable[[Plan], None] = lambda plan: None,
         error: float = 0.0,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tutti.checkpoint.array_file import write_arrays
 from tutti.observe.board import Board
 from tutti.rl.core import files
 from tutti.rl.core.report import sb3_metrics
@@ -101,8 +102,8 @@ class EvalCallback(Every):
         if self.log is not None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             steps, each = zip(*self.evaluations, strict=True)
-            np.savez(self.log, timesteps=np.array(steps), results=np.stack([x.returns for x in each]),
-                     ep_lengths=np.stack([x.lengths for x in each]))  # fmt: skip
+            write_arrays(self.log, timesteps=np.array(steps), results=np.stack([x.returns for x in each]),
+                         ep_lengths=np.stack([x.lengths for x in each]))  # fmt: skip
         if self.best is not None and evaluation.mean > self.highest:
             self.highest = evaluation.mean
             agent.save(self.best, score=evaluation.mean)

@@ -39,7 +39,8 @@ def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar:
                 started = True
                 return True
             if bar:
-                tell(line(agent, agent.num_timesteps - first, time.perf_counter() - begun))
+                pace = _pace(agent, agent.num_timesteps - first, time.perf_counter() - begun)
+                tell.count(agent.num_timesteps, agent.total, pace)
             stopped = not all([each(agent) is not False for each in hooks])
             return not stopped
 
@@ -93,9 +94,7 @@ def sb3_metrics(agent: Agent) -> dict[str, float]:
     return metrics
 
 
-def line(agent: Agent, steps: int, seconds: float) -> str:
-    """The progress line."""
-    mean = f"  return {statistics.fmean(r for r, _ in agent.episodes):.1f}" if agent.episodes else ""
-    share = agent.num_timesteps / agent.total
-    done = f"{agent.num_timesteps:,} of {agent.total:,} steps ({share:.0%})"
-    return f"learning: {done}{mean}  {steps / seconds:,.0f} steps/s"
+def _pace(agent: Agent, steps: int, seconds: float) -> str:
+    """The mean return of an agent and its speed."""
+    mean = f"return {statistics.fmean(r for r, _ in agent.episodes):.1f}  " if agent.episodes else ""
+    return f"{mean}{steps / seconds:,.0f} steps/s"

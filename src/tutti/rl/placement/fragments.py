@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tutti.hardware import machine
+from tutti.progress import Say, silent
 from tutti.rl.adapt.pure import Pure
 from tutti.rl.algorithms import algorithm
 from tutti.rl.algorithms.families.off_policy import OffPolicy
@@ -61,7 +62,7 @@ class Took:
 
 
 def costs(kind: str | type[Agent], env: str | Env, options: dict[str, Any], level: str = "O2",
-          progress: Callable[[str], None] = lambda _: None, fresh: bool = False) -> Costs:  # fmt: skip
+          progress: Say = silent, fresh: bool = False) -> Costs:  # fmt: skip
     """Measure the costs of an algorithm in an environment. Results are cached per machine. fresh: measure again."""
     own = algorithm(kind) if isinstance(kind, str) else kind
     name = env if isinstance(env, str) else env.name
@@ -78,7 +79,7 @@ def costs(kind: str | type[Agent], env: str | Env, options: dict[str, Any], leve
 
 
 class _Measuring:
-    def __init__(self, kind: type[Agent], env: str | Env, options: dict, level: str, progress: Callable[[str], None]):
+    def __init__(self, kind: type[Agent], env: str | Env, options: dict, level: str, progress: Say):
         if issubclass(kind, Offline):
             raise ValueError(f"{kind.__name__} learns from data, without environments: it has no placement")
         self.kind: Any = kind

@@ -26,6 +26,7 @@ from gymnasium import spaces
 from tutti.exec.runtimes.runtime import join_job
 from tutti.hardware import Cluster, machine
 from tutti.launch.launch import launch
+from tutti.progress import Say, silent
 from tutti.rl.core.vector import Moved, VectorEnv
 from tutti.rl.placement.exchange import receive, send
 from tutti.rl.placement.forecast import Line, Machine
@@ -37,9 +38,7 @@ TIMES = 40  # repetitions of a measurement
 PROCESSES = (2, 4)
 
 
-def this_machine(
-    most: int = 4, progress: Callable[[str], None] = lambda _: None, cache: Path | None = CACHE
-) -> Machine:
+def this_machine(most: int = 4, progress: Say = silent, cache: Path | None = CACHE) -> Machine:
     """Measure this machine with up to `most` ranks, including its present load. The first call takes half a minute."""
     key = machine.key("cpu", 1, 1)
     tables = {}
@@ -87,7 +86,7 @@ def of_cluster(cluster: Cluster, here: Machine) -> Machine:
                    notes)  # fmt: skip
 
 
-def _measured(progress: Callable[[str], None]) -> dict[str, Any]:
+def _measured(progress: Say) -> dict[str, Any]:
     table: dict[str, Any] = {"mean": {}, "meet": {}}
     for count in PROCESSES:
         progress(f"measuring messages between {count} processes")

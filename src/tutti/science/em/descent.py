@@ -47,6 +47,6 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.
             if i % REPORT_EVERY == 0 or i == steps - 1:
                 if not math.isfinite(number := float(value)):
                     raise ValueError(f"training diverged: lower the rate; the loss after {i + 1} steps is {number}")
-                tell(f"{what}: {i / steps:.0%}, loss {number:.3g}")
+                tell.count(i, steps, f"loss {number:.3g}")
                 if after:
                     after(i, number)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.trainer_callback import PrinterCallback, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 import tutti
@@ -20,6 +20,7 @@ from tutti.launch.progress import progress
 from tutti.models.peptides import RESIDUES, PeptideConfig, PeptideForCausalLM
 from tutti.science.peptides.conditions import OPEN, Conditions, condition_tokenizer, prefix
 from tutti.train.stop import train_until_stopped
+from tutti.train.trainer.counting import Counting
 
 __all__ = ["Generator", "Training"]
 
@@ -133,7 +134,7 @@ class Generator:
         resume = any(Path(folder).glob("checkpoint-*/trainer_state.json"))
         with progress(what) as tell:
             trainer.remove_callback(PrinterCallback)
-            trainer.add_callback(_Progress(what, tell))
+            trainer.add_callback(Counting(tell.count))
             train_until_stopped(trainer, resume)
         history = trainer.state.log_history
         return {name: [(int(line["step"]), line[key]) for line in history if key in line]
@@ -188,11 +189,3 @@ class Generator:
                                                              ignore_index=IGNORED, reduction="sum"))  # fmt: skip
             count += int((labels != IGNORED).sum())
         return math.exp(total / count)
-
-
-class _Progress(TrainerCallback):
-    def __init__(self, what: str, tell: Any):
-        self.what, self.tell = what, tell
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.tell(f"{self.what}: step {state.global_step:,} of {state.max_steps:,}")

@@ -23,6 +23,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+from tutti.checkpoint.tensor_file import read_tensors, write_tensors
 from tutti.models.peptides import RESIDUES
 from tutti.science.folder import write
 from tutti.science.peptides.properties import PROPERTIES, counts, encode, properties
@@ -157,20 +158,15 @@ class Oracle:
 
     def save(self, folder: Path) -> None:
         """Write oracle.safetensors and oracle.json into a folder."""
-        from safetensors.torch import save_file
-
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.tensors, folder / "oracle.safetensors")
+        write_tensors(self.tensors, folder / "oracle.safetensors")
         table = {"binary": self.binary, "lengths": self.lengths, "numbers": self.numbers}
         write(folder / "oracle.json", json.dumps(table, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Oracle:
         """Read what `save` wrote."""
-        from safetensors.torch import load_file
-
         table = json.loads((folder / "oracle.json").read_text("utf-8"))
-        tensors = load_file(folder / "oracle.safetensors")
+        tensors = read_tensors(folder / "oracle.safetensors", unsigned=True)
         return cls(table["binary"], tensors, tuple(table["lengths"]), table["numbers"])
 
 

@@ -57,7 +57,7 @@ def clusters(peptides: Sequence[str], identity: float) -> np.ndarray:
     rows, columns = [], []
     with progress("clusters of similar peptides") as tell:
         for first, block in _identities(peptides, peptides, identity - 1e-6):
-            tell(f"clusters of similar peptides: {first:,} of {len(peptides):,}")
+            tell.count(first, len(peptides))
             i, j = np.nonzero(block)
             rows.append(i + first)
             columns.append(j)

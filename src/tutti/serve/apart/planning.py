@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tutti.hardware import Cluster
+from tutti.progress import Say, silent
 from tutti.serve.apart.costs import Predicted, Served
 from tutti.serve.apart.simulate import SimulatedEngine, Sizes, simulate
 from tutti.serve.bench import Arrival, LoadReport, report
@@ -99,7 +100,7 @@ class ServingPlanner:
         most: int = 128,
         dtype: torch.dtype = torch.bfloat16,
         *,
-        progress: Callable[[str], None] = lambda what: None,
+        progress: Say = silent,
         stop: Callable[[], bool] = lambda: False,
         seen: Callable[[Outcome], None] = lambda outcome: None,
     ):

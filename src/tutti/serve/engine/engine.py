@@ -421,7 +421,7 @@ class Engine:
         shapes = self.runner.shapes()[::-1]  # the largest first: recorded steps share memory
         with progress("preparing steps") as tell:
             for i, shape in enumerate(shapes):
-                tell(f"preparing steps: {i + 1} of {len(shapes)}")
+                tell.count(i, len(shapes))
                 self.runner.prepare(shape)
             self.runner.prepare_encoder()
 

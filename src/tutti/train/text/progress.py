@@ -3,13 +3,13 @@
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tutti.launch.progress import told_by
+from tutti.launch.progress import Show, Tell, Work, clock, live, told_by
+from tutti.progress import Count
 
 _NAME = 11  # width of the column of stage names
 _COMPILING = "compiling the step: about a minute, seconds when it is cached; --parallel.level O0 does without"
@@ -65,15 +65,9 @@ class Display:
     @contextmanager
     def stage(self, name: str) -> Iterator["Stage"]:
         """A piece of work before or after training: `with display.stage("read") as stage: ...`."""
-        columns = (
-            SpinnerColumn("line", style="default"),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(40),
-            TimeElapsedColumn(),
-        )
         start = time.perf_counter()
-        with Progress(*columns, console=self.console, transient=True, disable=not self.live) as bar:
-            stage = Stage(self, name, bar)
+        with live(self.console, self.live) as show:
+            stage = Stage(self, name, show)
             with told_by(stage.tell):
                 yield stage
         seconds = time.perf_counter() - start
@@ -82,37 +76,36 @@ class Display:
     @contextmanager
     def training(self, steps: int, first: int, compiles: bool, dtype: str) -> Iterator["Training"]:
         """The training loop from step `first` of `steps`, in a dtype. compiles: whether the first step compiles."""
-        columns = (BarColumn(24), TextColumn("{task.description}", markup=False))
-        bar = Progress(*columns, console=self.console, disable=not self.live, refresh_per_second=4)
-        with bar:
-            training = Training(self, bar, steps, first, compiles, dtype)
+        with live(self.console, self.live, numbers=False, stays=True) as show:  # the text has them
+            training = Training(self, show, steps, first, compiles, dtype)
             with told_by(training.tell):
                 yield training
 
 
-class Stage:
+class Stage(Tell):
     """The progress and the result of a stage."""
 
-    def __init__(self, display: Display, name: str, bar: Progress):
-        self._display, self._bar, self._name = display, bar, name
-        self._task = bar.add_task(f"{name:{_NAME}}", total=None)
+    def __init__(self, display: Display, name: str, show: Show):
+        super().__init__(show)
+        self._display, self._name = display, name
         self._spoke = time.perf_counter()
         self.text = ""
+        self.tell("")
 
-    def update(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
+    def update(self, done: int, total: int, what: str = "", /) -> None:
+        self.count(done, total, what)
         if not self._display.live and time.perf_counter() - self._spoke > _PLAIN_SECONDS:
             self._spoke = time.perf_counter()
             self._display.say(f"{self._name:{_NAME}} {done / max(1, total):.0%}")
 
-    def phase(self, name: str) -> Callable[[int, int, int, int], None]:
+    def phase(self, name: str) -> Count:
         """Begin a phase of the preparation of a corpus: a function that shows its progress in tasks."""
         self.tell(name)
-        return lambda done, total, documents, size: self.update(done, total)
+        return self.update
 
     def tell(self, what: str) -> None:
         """Show what is being done in the stage."""
-        self._bar.update(self._task, description=f"{self._name:{_NAME}} {what}")
+        self(f"{self._name:{_NAME}} {what}")
 
     def result(self, text: str) -> None:
         self.text = text
@@ -121,37 +114,38 @@ class Stage:
 class Training:
     """The progress line of the training loop. The first step is reported separately, as it includes compilation."""
 
-    def __init__(self, display: Display, bar: Progress, steps: int, first: int, compiles: bool, dtype: str):
-        self._display, self._bar, self._steps, self._compiles = display, bar, steps, compiles
-        self._dtype = dtype
+    def __init__(self, display: Display, show: Show, steps: int, first: int, compiles: bool, dtype: str):
+        self._display, self._show, self._steps, self._compiles = display, show, steps, compiles
+        self._done, self._dtype = first, dtype
         self._text = _COMPILING if compiles else "first step"
-        self._task = bar.add_task(self._text, total=steps, completed=first)
         self._start: float | None = time.perf_counter()
         self._spoke = 0.0
+        self.tell("")
         if not display.live:
             display.say(self._text)
 
     def tell(self, what: str) -> None:
         """Show what is being done between two steps."""
-        self._bar.update(self._task, description=what or self._text)
+        self._show(Work(what or self._text, self._done, self._steps))
 
     def step(
         self, done: int, loss: float, seconds: float, tokens: int, peak_seconds: float, waiting: float = 0.0
     ) -> None:
         """Show that `done` steps are complete. A step has `tokens`, takes `seconds` (`peak_seconds` at peak FLOP/s),
         and waits the fraction `waiting` of its time for its batch."""
+        self._done = done
         if self._start is not None:
             text = f"{'compile':{_NAME}} and first step" if self._compiles else f"{'first step':{_NAME}}"
             self._display.say(f"{text} ({time.perf_counter() - self._start:.1f} s)")
             self._start = None
             self._text = f"step {done} of {self._steps}  loss {loss:.4f}"
-            self._bar.update(self._task, completed=done, description=self._text)
+            self.tell("")
             return
-        self._text = text = line(done, self._steps, loss, seconds, tokens, peak_seconds, self._dtype, waiting)
-        self._bar.update(self._task, completed=done, description=text)
+        self._text = line(done, self._steps, loss, seconds, tokens, peak_seconds, self._dtype, waiting)
+        self.tell("")
         if not self._display.live and (time.perf_counter() - self._spoke > _PLAIN_SECONDS or done == self._steps):
             self._spoke = time.perf_counter()
-            self._display.say(text)
+            self._display.say(self._text)
 
 
 def line(
@@ -169,10 +163,3 @@ def line(
     speed = f"{tokens / seconds:,.0f} tokens/s  {100 * peak_seconds / seconds:.0f} % of {dtype} peak"
     speed += f"  {100 * waiting:.0f} % waiting for data" if waiting >= WORTH_TELLING else ""
     return f"step {done} of {steps}  loss {loss:.4f}  {speed}  {clock((steps - done) * seconds)} left"
-
-
-def clock(seconds: float) -> str:
-    """`0:07`, `3:12`, `1:02:03`."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

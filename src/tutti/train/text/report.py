@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tutti.launch.progress import clock
 from tutti.plan.plan import Plan
 from tutti.train.text import history
 from tutti.train.text.config import flatten
 from tutti.train.text.picture import loss_curve, plan_picture
-from tutti.train.text.progress import clock
 
 Lines = list[dict[str, Any]]
 Rows = list[tuple[str, ...]]

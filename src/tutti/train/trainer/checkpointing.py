@@ -26,6 +26,7 @@ from tutti.checkpoint.checkpoints import Checkpoints, SaveError, what_remains
 from tutti.checkpoint.consensus import Consensus
 from tutti.checkpoint.failures import reason
 from tutti.checkpoint.folder import MANIFEST, TRAINER_JSON, TRAINER_STATE, trainer_checkpoints
+from tutti.checkpoint.tensor_file import write_tensors
 from tutti.checkpoint.values import read_values, write_values
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
@@ -186,11 +187,9 @@ def _write_model(trainer: Any, folder: Path, values: dict[str, Tensor]) -> None:
     if hasattr(trainer.model, "save_pretrained"):
         trainer.model.save_pretrained(folder, state_dict=values)
     else:
-        from safetensors.torch import save_file
-
         own = {x.data_ptr(): name for name, x in reversed(values.items())}  # the first name of tied tensors
-        tensors = {name: x.contiguous() for name, x in values.items() if own[x.data_ptr()] == name or not x.numel()}
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        tensors = {name: x for name, x in values.items() if own[x.data_ptr()] == name or not x.numel()}
+        write_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
     processing = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if processing is not None:
         processing.save_pretrained(folder)

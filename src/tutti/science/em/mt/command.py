@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
 
+from tutti.checkpoint.array_file import write_arrays
 from tutti.science.em.mt import figures
 from tutti.science.em.mt.config import MTConfig
 from tutti.science.em.mt.inverse.columns import PRIORS
@@ -48,7 +48,7 @@ def forward(config: Path, out: str = "") -> None:
     mesh, problem, truth, data = _synthetic(table, table.observations())
     data.save(folder / "data.npz")
     data.save(folder / "data.csv")
-    np.savez(folder / "model.npz", log_rho=truth.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges)
+    write_arrays(folder / "model.npz", log_rho=truth.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges)
     figures.sections(folder / "model.png", mesh, {"model": truth}, sites=problem.sites, area=_area(table, mesh, data))
     figures.pseudosections(folder / "data.png", data, name="computed, with noise" if _noisy(table) else "computed")
     size = f"{mesh.nz} x {mesh.nx} cells, {len(problem.frequencies)} frequencies, {len(problem.sites)} sites"
@@ -93,8 +93,8 @@ def invert(config: Path, out: str = "") -> int:
         extra["samples"] = ensemble(inversion, result, wanted.samples).numpy()
     if not result.beta > 0 and (wanted.uncertainty or wanted.samples):
         CONSOLE.print("the inversion made no step: no uncertainty and no models of the posterior")
-    np.savez(folder / "result.npz", log_rho=result.model.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges,
-             response=result.response.view(problem.shape).numpy(), **extra)  # type: ignore[arg-type]  # fmt: skip
+    write_arrays(folder / "result.npz", log_rho=result.model.numpy(), x_edges=mesh.x_edges, z_edges=mesh.z_edges,
+                 response=result.response.view(problem.shape).numpy(), **extra)  # fmt: skip
     (folder / "report.json").write_text(json.dumps(report, indent=1))
     models = ({"truth": truth} if truth is not None else {}) | others | {f"model, chi {result.chi:.2f}": result.model}
     figures.sections(folder / "model.png", mesh, models, sites=problem.sites, area=_area(table, mesh, data))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.checkpoint.array_file import read_arrays
 from tutti.config.build import build
 from tutti.config.files import read
 from tutti.science.em.mt.inverse.columns import PRIORS
@@ -20,7 +21,6 @@ from tutti.science.em.mt.keys import check
 from tutti.science.em.mt.mesh import Mesh2D
 from tutti.science.em.mt.painted import cells_within, interfaces
 from tutti.science.em.mt.surveys.data import Data
-from tutti.science.em.mt.surveys.datafile import arrays
 from tutti.science.em.mt.surveys.edi import read_edi, survey
 from tutti.science.em.mt.surveys.synthetic import SETTINGS, Setting
 from tutti.science.em.mt.tables import (
@@ -126,7 +126,7 @@ class MTConfig:
                 raise ValueError("model.draw needs a survey.setting: its prior is drawn from")
             return setting.truths(1, table.draw)[0]
         if table.file:
-            log_rho = torch.from_numpy(arrays(table.file, "log_rho")["log_rho"]).double()
+            log_rho = torch.from_numpy(read_arrays(table.file, "log_rho")["log_rho"]).double()
             if log_rho.shape != mesh.shape or not log_rho.isfinite().all():
                 raise ValueError(
                     f"log_rho of {table.file} must be finite, log10 ohm-m of the mesh's {mesh.shape} cells (nz, nx);"

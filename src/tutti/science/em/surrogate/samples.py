@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.checkpoint.array_file import read_arrays, write_arrays
 from tutti.launch.progress import progress
 from tutti.science.em.bounds import check_whole
 from tutti.science.em.shown import Brief
@@ -74,7 +75,7 @@ def collect(geometry: Geometry, points: Tensor, folder: str | Path | None = None
         for done, (i, row) in enumerate(solved(geometry, points, missing, processes)):
             rows[i] = row
             write(points[i], row, files[i])
-            tell(f"solving {geometry.name}: {done + 1} of {len(missing)}")
+            tell.count(done + 1, len(missing))
     solved_rows = [row for row in rows if row is not None]
     none = torch.zeros(0, *geometry.shape, dtype=torch.complex128)
     return Samples(points, torch.stack([s for s, _ in solved_rows]) if solved_rows else none,
@@ -129,17 +130,12 @@ def key(geometry: Geometry, point: Tensor) -> str:
 def read(geometry: Geometry, point: Tensor, file: Path | None) -> tuple[Tensor, float] | None:
     if file is None or not file.exists():
         return None
-    with np.load(file) as data:
-        x, s, seconds = (torch.from_numpy(data[name]) for name in ("point", "s", "seconds"))
+    x, s, seconds = map(torch.from_numpy, read_arrays(file, "point", "s", "seconds").values())
     if not torch.equal(x, point):
         raise ValueError(f"{file} is a sample of another point, {geometry.space.describe(x)}")
     return check_s(s, geometry.shape, str(file)), float(seconds)
 
 
 def write(point: Tensor, row: tuple[Tensor, float], file: Path | None) -> None:
-    if file is None:
-        return
-    half = file.with_suffix(".part")
-    with half.open("wb") as out:
-        np.savez(out, point=point.numpy(), s=row[0].numpy(), seconds=np.float64(row[1]))
-    half.replace(file)
+    if file is not None:
+        write_arrays(file, point=point.numpy(), s=row[0].numpy(), seconds=np.float64(row[1]))

@@ -226,19 +226,9 @@ def facts(geometry: Geometry) -> dict[str, Any]:
 def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, folder: str | Path,
             after: Callable[[int, float], None] | None, options: Mapping[str, Any]) -> Ensemble:  # fmt: skip
     """An ensemble, trained on samples by `tutti.Trainer`."""
-    from transformers.trainer_callback import (  # seconds, which processes that solve need not wait for
-        PrinterCallback,
-        TrainerCallback,
-    )
+    from transformers.trainer_callback import PrinterCallback  # seconds, which processes that solve need not wait for
 
-    what = f"training a surrogate of {geometry.name}"
-
-    class Reporter(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            if logs and "loss" in logs:
-                tell(f"{what}: {state.global_step / how.steps:.0%}, loss {logs['loss']:.3g}")
-                if after:
-                    after(state.global_step, logs["loss"])
+    from tutti.train.trainer.counting import Counting
 
     inputs, labels = geometry.space.unit(samples.points).float(), basis.encode(samples.s).float()
     draw = torch.Generator().manual_seed(how.seed)
@@ -261,8 +251,8 @@ def trained(geometry: Geometry, samples: Samples, basis: Basis, how: Training, f
         arguments = tutti.TrainingArguments(str(folder), **(defaults | dict(options)))
         trainer = tutti.Trainer(network, arguments, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Reporter())
-        with threads(1), progress(what) as tell:  # layers are small
+        with threads(1), progress(f"training a surrogate of {geometry.name}") as tell:  # layers are small
+            trainer.add_callback(Counting(tell.count, after))
             trainer.train()
     losses = [x["loss"] for x in trainer.state.log_history if "loss" in x]
     if not all(math.isfinite(x) for x in losses):

@@ -7,17 +7,13 @@ the same order in both, so the interrupted run equals one that saved at the same
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from tutti.science.folder import writing
+from tutti.checkpoint.tensor_file import read_metadata, read_tensors, write_tensors
 from tutti.science.mol.potential import parts as parts_of
 from tutti.science.mol.units import PRESETS
 
@@ -91,25 +87,7 @@ def _write(simulation: Simulation, path: Path, parts: Sequence[Stateful]) -> Non
         "units": simulation.system.units.name,
         "dt": simulation.updater.dt,
     }
-    header = {"tutti.md": json.dumps(about)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    with writing(path):
-        try:
-            save_file({k: v.detach().contiguous().clone() for k, v in tensors.items()}, scratch, header)
-            with open(scratch, "rb") as file:
-                os.fsync(file.fileno())
-        except (OSError, SafetensorError) as error:
-            scratch.unlink(missing_ok=True)
-            raise OSError(str(error)) from None
-    if path.exists():
-        old = _previous(path)
-        old.unlink(missing_ok=True)
-        try:
-            os.link(path, old)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(path, old)
-    scratch.replace(path)
+    write_tensors(tensors, path, {"tutti.md": json.dumps(about)}, _previous(path))
 
 
 def _previous(path: Path) -> Path:
@@ -118,15 +96,13 @@ def _previous(path: Path) -> Path:
 
 def _read(path: Path) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """Step, seed, updater, units and time step, and the tensors."""
+    if not path.exists():
+        raise ValueError(f"there is no restart file {path}")
     try:
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["tutti.md"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about, tensors = json.loads(read_metadata(path)["tutti.md"]), read_tensors(path, unsigned=True)
         names = ("step", "seed", "updater", "units", "dt") if about["format"] == FORMAT else ()
         header = [about[name] for name in names]
-    except FileNotFoundError:
-        raise ValueError(f"there is no restart file {path}") from None
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         old = _previous(path)
         remedy = f"; put the one before it, {old}, in its place" if old.exists() else ""
         raise ValueError(f"{path} is no restart file of a simulation, or damaged: {error}{remedy}") from None

@@ -252,7 +252,7 @@ class Simulation:
         self.together(lambda: self._check(calls), first=True)
         guard = self.guard
         with progress("simulation") as tell:
-            pace, end = Pace(steps), self.count + steps
+            pace, end = Pace(), self.count + steps
             while self.count < end:
                 try:
                     self.updater.step(self)
@@ -263,7 +263,7 @@ class Simulation:
                     self.watch(guard)
                 self.call([call for call in calls if self.count % call.every == 0])
                 if (text := pace.step()) is not None:
-                    tell(text)
+                    tell.count(pace.done, steps, text)
             if guard is not None and self.count % guard.every:
                 self.watch(guard)
         return self

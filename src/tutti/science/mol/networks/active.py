@@ -84,7 +84,7 @@ def learn(
     with progress("active learning") as tell:
         train_all()
         for number in range(rounds):
-            tell(f"active learning: round {number + 1} of {rounds}, {len(labels)} labels")
+            tell.count(number, rounds, f"{len(labels)} labels")
             structures = pool(ensemble) if callable(pool) else [pool[n] for n in rest]
             index = list(range(len(structures))) if callable(pool) else rest
             spread = disagreement(ensemble, structures)

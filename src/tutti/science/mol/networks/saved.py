@@ -13,20 +13,20 @@ import hashlib
 import inspect
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from tutti.checkpoint.tensor_file import read_tensors, write_tensors
+from tutti.science.folder import write
 from tutti.science.mol.networks.ensemble import Ensemble
 from tutti.science.mol.networks.molct import MolCT
 from tutti.science.mol.networks.network import Network
 from tutti.science.mol.networks.painn import PaiNN
 from tutti.science.mol.networks.schnet import SchNet
 from tutti.science.mol.units import PRESETS
+from tutti.weight_files import opened
 
 KINDS: dict[str, type[Network]] = {x.__name__: x for x in (SchNet, PaiNN, MolCT)}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -42,19 +42,18 @@ def save(network: Network | Ensemble, folder: str | Path) -> None:
     if isinstance(network, Ensemble):
         for k, member in enumerate(network.members):
             save(member, folder / f"member-{k}")  # pyright: ignore
-        _write(folder / "config.json", {"format": FORMAT, "kind": "Ensemble", "members": len(network.members)})
+        config = {"format": FORMAT, "kind": "Ensemble", "members": len(network.members)}
+        write(folder / "config.json", json.dumps(config, indent=2) + "\n")
         return
     name = type(network).__name__
     if KINDS.get(name) is not type(network):
         raise ValueError(f"save: a network of kind {', '.join(KINDS)} or an Ensemble, not {name}")
-    tensors = {key: x.detach().cpu().contiguous() for key, x in network.state_dict().items()}
     dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise ValueError(f"save: weights of {' or '.join(DTYPES)}, not {dtype}")
-    save_file(tensors, folder / "weights.tmp")
-    os.replace(folder / "weights.tmp", folder / "weights.safetensors")
+    write_tensors(network.state_dict(), folder / "weights.safetensors")
     config = {"format": FORMAT, "kind": name, "units": network.units, "dtype": dtype, "options": network.options}
-    _write(folder / "config.json", config)
+    write(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def load(folder: str | Path) -> Network:
@@ -103,22 +102,17 @@ def digest(network: Network | Ensemble) -> str:
 def _fill(network: Network, path: Path) -> None:
     """Weights from a file, after the names, shapes and dtypes in its header."""
     expected = network.state_dict()
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    try:
-        with safe_open(path, "pt") as file:
-            if "seen_species" not in file.keys():  # noqa: SIM118
-                expected.pop("seen_species")
-            _names(str(path), set(file.keys()), set(expected))
-            for name, x in expected.items():
-                part = file.get_slice(name)
-                code = {torch.float32: "F32", torch.float64: "F64", torch.bool: "BOOL"}[x.dtype]
-                if (part.get_shape(), part.get_dtype()) != (list(x.shape), code):
-                    raise ValueError(f"{path}: {name} is {code} {list(x.shape)} by the config, but "
-                                     f"{part.get_dtype()} {part.get_shape()} in the file")  # fmt: skip
-            tensors = {name: file.get_tensor(name).clone() for name in expected}  # aligned as any tensor
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a file of safetensors: {error}") from None
+    with opened(path) as file:
+        if "seen_species" not in file.keys():  # noqa: SIM118
+            expected.pop("seen_species")
+        _names(str(path), set(file.keys()), set(expected))
+        for name, x in expected.items():
+            part = file.get_slice(name)
+            code = {torch.float32: "F32", torch.float64: "F64", torch.bool: "BOOL"}[x.dtype]
+            if (part.get_shape(), part.get_dtype()) != (list(x.shape), code):
+                raise ValueError(f"{path}: {name} is {code} {list(x.shape)} by the config, but "
+                                 f"{part.get_dtype()} {part.get_shape()} in the file")  # fmt: skip
+    tensors = {name: x.clone() for name, x in read_tensors(path, unsigned=True).items()}  # aligned as any tensor
     for name, x in tensors.items():
         if not bool(x.isfinite().all()):
             raise ValueError(f"{path}: {name} has numbers that are not finite")
@@ -171,12 +165,6 @@ def _names(where: str, names: set[str], wanted: set[str]) -> None:
         missing, more = sorted(wanted - names), sorted(names - wanted)
         raise ValueError(f"{where}: " + ", ".join([*(f"{x} is missing" for x in missing[:3]),
                                                    *(f"{_short(x)} is not known" for x in more[:3])]))  # fmt: skip
-
-
-def _write(path: Path, config: dict[str, Any]) -> None:
-    new = path.with_suffix(".tmp")
-    new.write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(new, path)
 
 
 def _short(x: Any) -> str:

@@ -125,6 +125,8 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
         )
     from transformers.trainer_callback import PrinterCallback, TrainerCallback  # takes seconds to import
 
+    from tutti.train.trainer.counting import Counting
+
     if how.references and not resume:
         fit_references(network, structures)
     for x in structures:
@@ -133,12 +135,6 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
     logs = max(1, how.steps // 20)
 
     class Watch(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            if logs and "loss" in logs:
-                tell(f"training: {state.global_step / how.steps:.0%}, loss {logs['loss']:.3g}")
-                if after:
-                    after(state.global_step, logs["loss"])
-
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if how.every and held_out and state.global_step % how.every == 0 and state.global_step < how.steps:
                 validation[state.global_step] = errors(network, held_out)
@@ -157,8 +153,9 @@ def fit(network: Network, structures: Sequence[Structure], held_out: Sequence[St
         model = Objective(network, how.energy_weight, how.force_weight)
         trainer = tutti.Trainer(model, arguments, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Watch())
         with progress("training a network") as tell:
+            trainer.add_callback(Counting(tell.count, after))
+            trainer.add_callback(Watch())
             trainer.train(resume_from_checkpoint=resume or None)
     losses = {int(x["step"]): x["loss"] for x in trainer.state.log_history if "loss" in x}
     if not all(math.isfinite(x) for x in losses.values()):

@@ -26,4 +26,4 @@ def reports(problem: Problem, steps: int, what: str) -> Iterator[Callable[[int],
         yield lambda done: None
         return
     with progress(what) as tell:
-        yield lambda done: tell(f"{what}: {done / steps:.0%} of {steps} steps")
+        yield lambda done: tell.count(done, steps)

@@ -127,7 +127,7 @@ def ensemble(inversion: Inversion, result: Result, count: int = 16, *, steps: in
 
     with progress("drawing models") as tell:
         for i in range(count):
-            tell(f"drawing models: {i + 1} of {count}")
+            tell.count(i, count)
             models.append(sample())
     return torch.stack(models)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from tutti.checkpoint.array_file import read_arrays, write_arrays
 from tutti.science.em.mt.response.forward import MODES
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def save(data: Data, path: str | Path) -> None:
     path = _checked(path)
     if path.suffix == ".npz":
         arrays = {name: getattr(data, name).numpy() for name in ("values", "errors", "mask")}
-        np.savez(path, frequencies=data.frequencies, sites=data.sites, modes=data.modes, outputs=data.outputs, **arrays)
+        write_arrays(path, frequencies=data.frequencies, sites=data.sites, modes=data.modes, outputs=data.outputs,
+                     **arrays)  # fmt: skip
         return
     with path.open("w", newline="") as file:
         table = csv.writer(file)
@@ -50,22 +51,7 @@ def save(data: Data, path: str | Path) -> None:
 def load(path: str | Path) -> dict[str, Any]:
     """The fields of the `Data` in a file, by name."""
     path = _checked(path)
-    return _of_arrays(arrays(path, *ARRAYS)) if path.suffix == ".npz" else _of_rows(path)
-
-
-def arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:
-    """Arrays of a .npz file. Raises ValueError that names the file if it is none or lacks one of them."""
-    try:
-        with np.load(path) as file:
-            if missing := [name for name in names if name not in file]:
-                raise ValueError(f"{path} has no array {missing[0]}; it has {', '.join(file) or 'none'}")
-            return {name: file[name] for name in names}
-    except (zipfile.BadZipFile, EOFError, AttributeError, TypeError):
-        raise ValueError(f"{path} is no .npz file of arrays") from None
-    except ValueError as error:
-        if "pickle" in str(error):
-            raise ValueError(f"{path} is no .npz file of arrays of numbers") from None
-        raise
+    return _of_arrays(read_arrays(path, *ARRAYS)) if path.suffix == ".npz" else _of_rows(path)
 
 
 def _of_arrays(content: dict[str, np.ndarray]) -> dict[str, Any]:
