@@ -65,6 +65,13 @@ def is_error(answer: httpx.Response) -> bool:
     return 400 <= answer.status_code < 500 and bool(answer.json()["error"]["message"])
 
 
+def test_every_route_that_takes_a_body_is_tried(running):
+    """A new route belongs into ROUTES, or into a test of its own, as uploads of sound have."""
+    paths = httpx.get(running.url + "/openapi.json", timeout=60).json()["paths"]
+    with_body = {path for path, methods in paths.items() if "post" in methods} - {"/v1/audio/transcriptions"}
+    assert with_body == {address(path) for path in ROUTES}
+
+
 @pytest.mark.parametrize("path", ROUTES)
 def test_no_value_of_a_field_is_an_error_of_the_server(running, path):
     with httpx.Client(base_url=running.url, timeout=60) as client:

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from tutti import compat
 from tutti.tracing.optimizers.marks import check_marks
-from tutti.tracing.optimizers.table import NAMED, TABLE, Group, Rule, rule_for
+from tutti.tracing.optimizers.table import NAMED, TABLE, Group, UpdateRule, rule_for
 
 # Keys of a parameter group that select an implementation in torch and do not change the result.
 WITHOUT_EFFECT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
@@ -37,12 +37,12 @@ def check(optimizer: Optimizer) -> None:
         check_options(optimizer, group)
 
 
-def rule_of(optimizer: Optimizer) -> Rule:
+def rule_of(optimizer: Optimizer) -> UpdateRule:
     """The rule of the optimizer's class or of a parent class. Raises ValueError if there is none."""
     return find(optimizer)[1]
 
 
-def find(optimizer: Optimizer) -> tuple[type[Optimizer], Rule]:
+def find(optimizer: Optimizer) -> tuple[type[Optimizer], UpdateRule]:
     """Return the class in the table that the optimizer belongs to, and its rule."""
     kind = type(optimizer)
     if rule := rule_for(kind):

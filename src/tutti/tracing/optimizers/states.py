@@ -30,7 +30,7 @@ def states_of(
 ) -> Iterator[tuple[str, State]]:
     """Yield the name and the initial state of each trained parameter of `optimizer`, or of those among them in `of`.
 
-    If the optimizer has stepped, values are copies of `optimizer.state`, otherwise what `Rule.state` returns. They are
+    If the optimizer has stepped, values are copies of `optimizer.state`, else what `UpdateRule.state` returns. They are
     on the device of the parameter; a meta or fake parameter gets meta or fake state. With `fp32_master_weights`, the
     state of a bfloat16 or float16 parameter is that of its float32 copy, which is included as "master".
 

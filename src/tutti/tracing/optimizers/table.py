@@ -14,7 +14,7 @@ Update = Callable[..., tuple[Tensor, State]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """One optimizer as a pure function. See `register_optimizer` for the fields."""
 
     update: Update
@@ -26,11 +26,11 @@ class Rule:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-TABLE: dict[type[Optimizer], Rule] = {}
-NAMED: dict[str, Rule] = {}  # "package.Class" -> rule, for classes that are not imported here
+TABLE: dict[type[Optimizer], UpdateRule] = {}
+NAMED: dict[str, UpdateRule] = {}  # "package.Class" -> rule, for classes that are not imported here
 
 
-def rule_for(cls: type) -> Rule | None:
+def rule_for(cls: type) -> UpdateRule | None:
     """The rule of exactly this class, by the class itself or by its top-level package and name."""
     return TABLE.get(cls) or NAMED.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}")
 
@@ -84,7 +84,7 @@ def register_optimizer(
 
     def enter(update: Update) -> Update:
         for cls in classes:
-            TABLE[cls] = Rule(update, state, frozenset(options), dict(supports or {}), low_precision, fused)
+            TABLE[cls] = UpdateRule(update, state, frozenset(options), dict(supports or {}), low_precision, fused)
         return update
 
     return enter
@@ -108,7 +108,7 @@ def register_named(
     """
 
     def enter(update: Update) -> Update:
-        rule = Rule(update, state, frozenset(options), dict(supports or {}), low_precision, False,
+        rule = UpdateRule(update, state, frozenset(options), dict(supports or {}), low_precision, False,
                     dict(attributes or {}))  # fmt: skip
         NAMED.update(dict.fromkeys(names, rule))
         return update

@@ -8,7 +8,7 @@ import tutti.nn.quantized.rounding  # noqa: F401  (registers the operators)
 from tutti.tracing.optimizers.lookup import check_options, rule_of
 from tutti.tracing.optimizers.marks import CENTRALIZE, EMA, EMA_DECAY, averaged, centralized
 from tutti.tracing.optimizers.precision import wide
-from tutti.tracing.optimizers.table import Group, Rule, State
+from tutti.tracing.optimizers.table import Group, State, UpdateRule
 
 
 def update(
@@ -47,7 +47,7 @@ def update(
     return _updated(rule, group, param, grad, state, step, lr, skip, scale, stochastic)
 
 
-def _updated(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
+def _updated(rule: UpdateRule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
              skip: Tensor | None, scale: Tensor | None, stochastic: bool) -> tuple[Tensor, State]:  # fmt: skip
     """Apply the rule's update with masters or stochastic rounding."""
     if stochastic and param.dtype is torch.bfloat16:
@@ -69,7 +69,7 @@ def _rounded(x: Tensor) -> Tensor:
     return torch.ops.tutti.round_stochastically(x, torch.rand_like(x))
 
 
-def _chosen(rule: Rule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
+def _chosen(rule: UpdateRule, group: Group, param: Tensor, grad: Tensor, state: State, step: Tensor, lr: Tensor,
             skip: Tensor | None, scale: Tensor | None) -> tuple[Tensor, State]:  # fmt: skip
     """Apply the rule's update with the scaled gradient. Returns the old values if the update is skipped."""
     if rule.fused:
@@ -93,7 +93,7 @@ def _like(new: Tensor, old: Tensor) -> Tensor:
     return new.to(old.dtype) if new.device == old.device else torch.ops.aten.copy.default(old, new)
 
 
-def _check_results(rule: Rule, param: Tensor, state: State, new: Tensor, new_state: State) -> None:
+def _check_results(rule: UpdateRule, param: Tensor, state: State, new: Tensor, new_state: State) -> None:
     name = getattr(rule.update, "__name__", "the update")
     if new_state.keys() != state.keys():
         raise ValueError(f"{name} returned the state {sorted(new_state)}, but was given {sorted(state)}")
