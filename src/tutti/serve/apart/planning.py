@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -12,6 +11,7 @@ from tutti.hardware import Cluster
 from tutti.serve.apart.costs import Predicted, Served
 from tutti.serve.apart.simulate import SimulatedEngine, Sizes, simulate
 from tutti.serve.bench import Arrival, LoadReport, report
+from tutti.serve.values import Model
 
 MOST_PIPELINE = 4  # stages: a call runs them one after the other
 
@@ -93,7 +93,7 @@ class ServingPlanner:
 
     def __init__(
         self,
-        config: Any,
+        config: Model,
         cluster: Cluster,
         budget: int = 1024,
         most: int = 128,
