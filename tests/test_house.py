@@ -144,3 +144,11 @@ def test_packages_have_at_most_twenty_modules():
     rooms = {path.parent for path in SOURCE.rglob("*.py")}
     crowded = {str(room.relative_to(SOURCE)): n for room in rooms if (n := len(list(room.glob("*.py")))) > 20}
     assert not crowded, "split them by what the modules are about"
+
+
+@pytest.mark.parametrize(("package", "most"), [("train", 7), ("serve", 8)])
+def test_few_values_are_of_any_type(package, most):
+    """most: whole words `Any` in 1,000 lines."""
+    texts = [path.read_text() for path in (SOURCE / package).rglob("*.py")]
+    count, lines = sum(len(re.findall(r"\bAny\b", text)) for text in texts), sum(text.count("\n") for text in texts)
+    assert count <= most * lines / 1000, f"{count} in {lines} lines: name the types, or add a Protocol"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -69,7 +70,8 @@ class Net(torch.nn.Module):
         self.layer = torch.nn.Linear(2, 1)
 
     def forward(self, x, labels):
-        return {"loss": (self.layer(x)[:, 0] - labels).square().mean()}
+        logits = self.layer(x)[:, 0]
+        return {"loss": (logits - labels).square().mean(), "logits": logits}
 
 
 class Seen:
@@ -162,6 +164,19 @@ def test_boost_by_name(tmp_path):
     assert first[0] == pytest.approx(first[1], rel=1e-5)
     with pytest.raises(ValueError, match="O0"):
         tutti.Trainer(Net(), arguments(tmp_path, boost="O7"), train_dataset=rows).train()
+
+
+def test_a_trainer_goes_on_in_the_subspace_of_dim_reduce(tmp_path):
+    torch.manual_seed(0)
+    rows = [{"x": torch.randn(2), "labels": torch.randn(())} for _ in range(16)]
+    args = arguments(tmp_path, boost={"dim_reduce": {"components": 2, "every": 1}}, max_steps=6, logging_steps=1,
+                     eval_strategy="steps", eval_steps=1)  # fmt: skip
+    trainer = tutti.Trainer(Net(), args, train_dataset=rows, eval_dataset=rows[:8],
+                            compute_metrics=lambda prediction: {"rows": len(prediction.predictions)})  # fmt: skip
+    trainer.train()
+    assert trainer.step.step is None and trainer.step.accumulate == 1, "it has switched"
+    assert [x["eval_rows"] for x in trainer.state.log_history if "eval_rows" in x] == [8] * 6
+    assert all(math.isfinite(x["grad_norm"]) for x in trainer.state.log_history if "loss" in x)
 
 
 def test_a_boost_level_knows_the_number_of_steps(tmp_path):

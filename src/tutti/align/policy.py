@@ -49,7 +49,7 @@ from tutti.hardware import machine
 from tutti.launch.progress import progress
 from tutti.serve import Sampling
 from tutti.train.trainer import checkpointing
-from tutti.train.trainer.arguments import option, rows_of_microbatch
+from tutti.train.trainer.arguments import option, output_folder, rows_of_microbatch
 
 HELD_OUT = 1_000_002  # the number of the round of an evaluation, for its seed
 
@@ -165,6 +165,8 @@ class PolicyTrainer(AlignTrainer):
     the reference, if `beta` is above 0; None: the model before training, or without its adapters. env: makes an
     environment that the model converses with, beside or in place of rewards: see `envs`.
     """
+
+    args: PolicyConfig
 
     equal_items, plans_first = False, True
     arguments: type[PolicyConfig] = PolicyConfig
@@ -486,7 +488,7 @@ class PolicyTrainer(AlignTrainer):
         return measures
 
     def _write(self, completed: Completed, totals: Tensor, scored: Tensor) -> None:
-        with Path(self.args.output_dir, COMPLETIONS).open("a") as file:
+        with Path(output_folder(self.args), COMPLETIONS).open("a") as file:
             for i, (prompt, completion) in enumerate(zip(completed.prompts, completed.completions, strict=True)):
                 each = dict(zip(self.rewards.names, map(_number, scored[i]), strict=True))
                 row = {"step": self.state.global_step, "prompt": prompt, "completion": completion,
@@ -517,7 +519,7 @@ class PolicyTrainer(AlignTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy alone."""
-        checkpointing.save_model(self, Path(output_dir or self.args.output_dir), without=self.apart)
+        checkpointing.save_model(self, Path(output_dir or output_folder(self.args)), without=self.apart)
 
     def round_state(self) -> dict[str, Any]:
         """Further state that a run needs to resume, as JSON."""

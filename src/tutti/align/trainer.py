@@ -36,6 +36,8 @@ class AlignTrainer(Trainer):
     alone are trained. processing_class: the tokenizer; by default that of the model's folder.
     """
 
+    args: AlignArguments
+
     equal_items = True
     arguments: type[AlignArguments] = AlignArguments
     auto_class = "AutoModelForCausalLM"

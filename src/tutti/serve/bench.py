@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -242,7 +242,7 @@ def bench_serve(
 
 def table(summary: LoadReport, ttft: float, tpot: float) -> str:
     """The report as text."""
-    rows: list[tuple[str, Any]] = [
+    rows: list[tuple[str, object]] = [
         ("requests", f"{summary.answered} of {summary.requests} answered; statuses "
                      + ", ".join(f"{k}: {n}" for k, n in sorted(summary.statuses.items()))),
         ("seconds", f"{summary.seconds:.1f}"),

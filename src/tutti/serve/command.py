@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -18,6 +18,14 @@ from tutti.serve.cache.attention import CacheDtype
 from tutti.serve.engine.engine import Engine
 from tutti.serve.engine.request import Request, Sampling
 from tutti.serve.quantize import Quantize
+from tutti.serve.values import Json
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from starlette.types import ASGIApp
+
+    from tutti.serve.server.router import Worker
 
 
 def serve(
@@ -89,7 +97,7 @@ def serve(
             raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
     from tutti.serve.server.app import Options, application
-    from tutti.serve.server.router import Remote, Worker, end_with_the_router, processes, worker_command
+    from tutti.serve.server.router import Remote, end_with_the_router, processes, worker_command
 
     name = name or Path(model).resolve().name
     if workers > 1 and replicas:
@@ -117,13 +125,13 @@ def serve(
         engine.runner.release(None)
 
 
-def arguments_of_worker(arguments: dict[str, Any]) -> list[str]:
+def arguments_of_worker(arguments: Json) -> list[str]:
     """The arguments of a server behind a router. given: those of `serve`, of the router and its workers together."""
     name = arguments["name"] or Path(arguments["model"]).resolve().name
     return [arguments["model"], "--name", name, *_arguments(arguments, OF_ROUTER)]
 
 
-def arguments_of_router(arguments: dict[str, Any]) -> list[str]:
+def arguments_of_router(arguments: Json) -> list[str]:
     """The arguments of a router, to be followed by --replicas."""
     model, name = arguments["model"], arguments["name"] or Path(arguments["model"]).resolve().name
     more = ("host", "port", "keys", "rate", "body", "allowed_hosts")
@@ -133,7 +141,7 @@ def arguments_of_router(arguments: dict[str, Any]) -> list[str]:
 OF_ROUTER = "model", "host", "port", "name", "workers", "rate", "allowed_hosts", "replicas"
 
 
-def route_to(workers: Sequence[Any], arguments: dict[str, Any], what: str) -> None:
+def route_to(workers: Sequence[Worker], arguments: Json, what: str) -> None:
     """Serve with workers behind one port, until SIGTERM or Ctrl-C. given: the arguments of `serve`."""
     import uvicorn
 
@@ -166,7 +174,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, folder
 
 
-def _arguments(arguments: dict[str, Any], apart: Sequence[str]) -> list[str]:
+def _arguments(arguments: Json, apart: Sequence[str]) -> list[str]:
     """Options as arguments of the command line, except some and those that have their default."""
     words = []
     for key, value in arguments.items():
@@ -179,7 +187,7 @@ def _arguments(arguments: dict[str, Any], apart: Sequence[str]) -> list[str]:
     return words
 
 
-def _listen(uvicorn: Any, app: Any, host: str, port: int, what: str) -> None:
+def _listen(uvicorn: ModuleType, app: ASGIApp, host: str, port: int, what: str) -> None:
     """Serve an application until SIGTERM or Ctrl-C; requests that run are finished then."""
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", proxy_headers=False,
                                            timeout_graceful_shutdown=60))  # fmt: skip

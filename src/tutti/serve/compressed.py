@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +17,18 @@ from tutti.compress.modules import shapes, sharing_copy
 from tutti.nn.experts.quantized_experts import QuantizedExperts, StackedLinear
 from tutti.nn.quantized.quantized_embedding import QuantizedEmbedding
 from tutti.nn.quantized.quantized_linear import QuantizedLinear
+from tutti.serve.values import Model
 
 _log = logging.getLogger("tutti.serve")
 Stored = QuantizedLinear | QuantizedEmbedding | StackedLinear
 
 
-def is_compressed(model: Any) -> bool:
+def is_compressed(model: Model) -> bool:
     """Whether the files of a model have quantized weights."""
     return getattr(model.config, "quantization_config", None) is not None
 
 
-def prepare(model: Any) -> None:
+def prepare(model: Model) -> None:
     """Put quantized layers in the place of a model's own, as its config says. Raises ValueError for what is not
     served; nothing has been read then."""
     written.factor(model)

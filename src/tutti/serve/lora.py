@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +71,7 @@ class Adapters:
             for hook in hooks:
                 hook.remove()
 
-    def _hook(self, path: str, numbers: Tensor) -> Any:
+    def _hook(self, path: str, numbers: Tensor) -> Callable:
         def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             active = numbers[:, None] == self.owners[path]
             z = (inputs[0] @ self.down[path].t()) * active.to(output.dtype)

@@ -6,19 +6,24 @@ import base64
 import binascii
 import io
 import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
+
+from tutti.serve.values import Json, JsonValue, JsonView, Processor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 LARGEST, MANY = 32 << 20, 64  # pixels of all images of a request; images
 FORMATS = "PNG", "JPEG", "WEBP", "GIF"
 TEXTS = "text", "input_text", "output_text"
 
 
-def images(sources: Sequence[bytes | Path]) -> list[Any]:
+def images(sources: Sequence[bytes | Path]) -> list[Image]:
     """Images (`PIL.Image`, RGB) from the contents or paths of PNG, JPEG, WebP and GIF files.
 
     Raises ValueError for what is none, and for too many images or pixels, before any is decoded.
@@ -61,13 +66,13 @@ def sound(source: bytes | Path) -> tuple[np.ndarray, int]:
         raise ValueError(f"not a WAV file: {error}") from error
 
 
-def begins(processor: Any, text: str) -> bool:
+def begins(processor: Processor, text: str) -> bool:
     """Whether the tokenizer of a processor adds the token that begins a text: it does unless the text has it."""
     first = getattr(processor.tokenizer, "bos_token", None)
     return not (first and text.startswith(first))
 
 
-def seen(processor: Any, text: str, images: Sequence[Any]) -> tuple[list[int], dict[str, Tensor]]:
+def seen(processor: Processor, text: str, images: Sequence[Image]) -> tuple[list[int], dict[str, Tensor]]:
     """The tokens of a text with images, and the inputs of the model. Images without a mark in the text come first."""
     mark = getattr(processor, "image_token", None)
     if mark is None or not hasattr(processor, "image_processor"):
@@ -83,7 +88,7 @@ def seen(processor: Any, text: str, images: Sequence[Any]) -> tuple[list[int], d
     return processed["input_ids"][0].tolist(), inputs
 
 
-def messages_with_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+def messages_with_images(messages: Sequence[JsonView]) -> tuple[list[Json], list[Image]]:
     """Messages of a chat as templates read them, and their images. Raises ValueError for parts of other kinds."""
     shaped, files = [], []
     for message in messages:
@@ -101,14 +106,14 @@ def messages_with_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[di
     return shaped, images(files)
 
 
-def in_line(content: Any, mark: str) -> Any:
+def in_line(content: JsonValue, mark: str) -> JsonValue:
     """The parts of a message as one text, for templates that know no others. mark: of an image."""
     if not isinstance(content, list):
         return content
     return "".join(mark if x["type"] == "image" else x["text"] for x in content)
 
 
-def heard(processor: Any, samples: np.ndarray, rate: int) -> tuple[list[int], dict[str, Tensor]]:
+def heard(processor: Processor, samples: np.ndarray, rate: int) -> tuple[list[int], dict[str, Tensor]]:
     """The tokens with which the decoder begins, and the inputs of the model, for sound of a sampling rate in Hz."""
     extractor = getattr(processor, "feature_extractor", None)
     if extractor is None:

@@ -7,7 +7,7 @@ embeddings of images in memory until the request ends.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,9 @@ from tutti.nn.quantized.quantized_linear import dtype_of
 from tutti.serve.cache.attention import Cache
 from tutti.serve.cache.blocks import Digest
 from tutti.serve.cache.cross import write
+from tutti.serve.values import EncoderInputs, JsonValue, Model, Prompt
 
-Tokens = Callable[[Any], list[int]]
+Tokens = Callable[[Prompt], list[int]]
 
 
 @dataclass(eq=False)
@@ -62,7 +63,7 @@ class Encoder:
 
     crosses = False  # whether a decoder attends to its result; otherwise that is put in the place of tokens
 
-    def __init__(self, model: Any, name: str, longest: int):
+    def __init__(self, model: Model, name: str, longest: int):
         self.model, self.name, self.longest = model, name, longest
         self._lengths: dict[tuple, int] = {}
 
@@ -74,7 +75,7 @@ class Encoder:
         """Compute its result. slots: of the cache (positions,), or -1."""
         raise NotImplementedError
 
-    def read(self, prompt: Any, inputs: Mapping[str, Any], tokens: Tokens) -> tuple[list[int], Source | None]:
+    def read(self, prompt: Prompt, inputs: EncoderInputs, tokens: Tokens) -> tuple[list[int], Source | None]:
         """The prompt of the decoder, and the source. tokens: makes tokens of a prompt. Raises ValueError for inputs
         that the model does not have."""
         raise NotImplementedError
@@ -87,7 +88,7 @@ class Encoder:
         """Arguments of all shapes."""
         return [self.example()]
 
-    def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _checked(self, inputs: EncoderInputs) -> dict[str, Tensor]:
         """The inputs of the encoder as tensors, in the dtype of the model."""
         dtype, example = dtype_of(self.model), self.example()
         tensors = {}
@@ -141,7 +142,7 @@ class CrossEncoder(Encoder):
 
     crosses = True
 
-    def __init__(self, model: Any, name: str, longest: int):
+    def __init__(self, model: Model, name: str, longest: int):
         super().__init__(model, name, longest)
         config, generation = model.config, getattr(model, "generation_config", None)
 
@@ -167,7 +168,7 @@ class CrossEncoder(Encoder):
     def positions(self, inputs: dict[str, Tensor]) -> Tensor:
         return self.model.get_encoder()(**inputs).last_hidden_state
 
-    def read(self, prompt: Any, inputs: Mapping[str, Any], tokens: Tokens) -> tuple[list[int], Source | None]:
+    def read(self, prompt: Prompt, inputs: EncoderInputs, tokens: Tokens) -> tuple[list[int], Source | None]:
         if self.name == "input_ids":
             begun = inputs.get("decoder_input_ids")
             if extra := sorted(inputs.keys() - {"decoder_input_ids"}):
@@ -202,7 +203,7 @@ class CrossEncoder(Encoder):
         return [_padded(torch.ones(1, n, dtype=torch.int64), self.longest) for n in sorted({*sizes, self.longest})]
 
 
-def _row(tokens: Any) -> list[int]:
+def _row(tokens: JsonValue) -> list[int]:
     """The only row of tokens (1, n) or (n,)."""
     row = torch.as_tensor(tokens)
     if row.is_floating_point() or row.numel() != row.shape[-1]:
@@ -225,7 +226,7 @@ def _padded(ids: Tensor, longest: int) -> dict[str, Tensor]:
 class ImageEncoder(Encoder):
     """The vision tower of a language model. Its result takes the place of the prompt's image tokens."""
 
-    def __init__(self, model: Any, longest: int):
+    def __init__(self, model: Model, longest: int):
         super().__init__(model, "pixel_values", longest)
         config = model.config
         self.token = getattr(config, "image_token_id", None) or config.image_token_index
@@ -249,7 +250,7 @@ class ImageEncoder(Encoder):
             features.flatten(0, -2) if isinstance(features, Tensor) else torch.cat([x.flatten(0, -2) for x in features])
         )
 
-    def read(self, prompt: Any, inputs: Mapping[str, Any], tokens: Tokens) -> tuple[list[int], Source | None]:
+    def read(self, prompt: Prompt, inputs: EncoderInputs, tokens: Tokens) -> tuple[list[int], Source | None]:
         ids = tokens(prompt)
         places = np.flatnonzero(np.array(ids) == self.token)
         if not inputs:
@@ -265,7 +266,7 @@ class ImageEncoder(Encoder):
         return ids, Source(images, length, places=places)
 
 
-def encoder_of(model: Any, longest: int, slots: int) -> Encoder | None:
+def encoder_of(model: Model, longest: int, slots: int) -> Encoder | None:
     """The encoder of a model that has one and can be served with it. longest: tokens of a text. slots: of the cache."""
     config = model.config
     if config.is_encoder_decoder:
@@ -283,7 +284,7 @@ def encoder_of(model: Any, longest: int, slots: int) -> Encoder | None:
     return encoder
 
 
-def _sees(model: Any) -> bool:
+def _sees(model: Model) -> bool:
     """Whether images of fixed size take the place of tokens that are causal like others, at positions in one line."""
     from inspect import signature
 
@@ -298,7 +299,7 @@ def _sees(model: Any) -> bool:
     )
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def _pair(size: JsonValue) -> tuple[int, int]:
     return tuple(size) if isinstance(size, (list, tuple)) else (size, size)
 
 

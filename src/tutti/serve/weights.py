@@ -23,6 +23,7 @@ from tutti.ir.kind import Kind
 from tutti.nn.quantized.quantized_linear import QuantizedLinear, quantized_layers
 from tutti.plan.layouts.layout import devices
 from tutti.serve import compressed
+from tutti.serve.values import Model
 
 PREFIX = Kind.PARAM.at("model.")  # of parameters in the engine's store
 OF_PEFT = "base_model.model."  # begins the names of a model within one of peft
@@ -108,7 +109,7 @@ def _parameters_in(folder: Path, model: nn.Module) -> set[str]:
     return {aliases.get(name, name) for name in tensor_names(folder)}
 
 
-def _whole(folder: Path, model: Any) -> dict[str, torch.Tensor]:
+def _whole(folder: Path, model: Model) -> dict[str, torch.Tensor]:
     """The state dict that `transformers` makes of a folder. Raises ValueError if a tensor is missing."""
     whole, about = auto_class(model.config).from_pretrained(folder, dtype="auto", output_loading_info=True)
     if about["missing_keys"]:

@@ -1,16 +1,21 @@
 """The verb `tutti train`: prepare the text, start the processes, and report when training is done."""
 
+from __future__ import annotations
+
 import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tutti.launch.launch import launch, rank, under_launcher
 from tutti.train import taskrun
 from tutti.train.configfile import parse
 from tutti.train.taskrun import TaskRun
 from tutti.train.text.config import Config, changes, is_fixed
+
+if TYPE_CHECKING:
+    from tutti.train.text.progress import Display
 
 RUN = "run.json"
 
@@ -59,7 +64,7 @@ def run(config: Config) -> None:
         finish(config, display)
 
 
-def _calibrate(config: Config, display: Any) -> None:
+def _calibrate(config: Config, display: Display) -> None:
     """Calibrate this machine, if it is not yet, before the training processes start."""
     from tutti.hardware import local
 
@@ -70,7 +75,7 @@ def _calibrate(config: Config, display: Any) -> None:
         stage.result(f"{cluster}; TFLOP/s each: {rates}")
 
 
-def _check_same_run(folder: Path, config: Config, text_key: str, display: Any) -> None:
+def _check_same_run(folder: Path, config: Config, text_key: str, display: Display) -> None:
     """Raise ValueError if the folder has a run of another model or text. Other changes are reported.
 
     A run without checkpoints starts over with the new options.

@@ -1,12 +1,12 @@
 """The config of `tutti train`: a file, and a command line over it, `--optimizer.lr 3e-4`."""
 
 from pathlib import Path
-from typing import Any
 
 from tutti.config.build import build, check_table, keys
 from tutti.config.files import read, with_options
 from tutti.train.taskrun import TaskRun
 from tutti.train.text.config import Config, check
+from tutti.train.values import NamedValues
 
 
 def parse(args: list[str]) -> Config | TaskRun:
@@ -38,6 +38,6 @@ def load(file: Path) -> Config:
     return from_table(read(file), str(file))
 
 
-def from_table(table: dict[str, Any], file: str) -> Config:
+def from_table(table: NamedValues, file: str) -> Config:
     """A config from nested tables of TOML or JSON. Errors name the `file`."""
     return build(Config, table, file)

@@ -59,7 +59,7 @@ def load_pipeline(file: Path, **over: Any) -> Pipeline:
         raise ValueError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
 
 
-def size_of(value: Any, where: str) -> int:
+def size_of(value: object, where: str) -> int:
     """Bytes of a number, or of a string such as "64 MB" or "2 GiB"."""
     units = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
     if isinstance(value, int) and not isinstance(value, bool):

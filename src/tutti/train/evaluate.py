@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import tyro
@@ -16,6 +16,7 @@ from tutti.progress import Count, silent
 from tutti.train.configfile import from_table
 from tutti.train.text.prepare import prepare
 from tutti.train.text.progress import Display
+from tutti.train.values import NamedValues
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def evaluate(
             raise ValueError("--task needs --data, the file of rows to score")
         from tutti.train.scores import score_folder
 
-        options: dict[str, Any] = {} if length is None else {"length": length}
+        options: NamedValues = {} if length is None else {"length": length}
         names = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
         scores = score_folder(model_folder(run), task, data, names, batch=batch, cluster=cluster, plan=plan, **options)
         _print({task: scores})

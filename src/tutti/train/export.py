@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import tyro
@@ -52,7 +52,7 @@ def export(checkpoint: Path, out: Path, shard: str = "5GB") -> None:
         )
     stored = CheckpointReader(checkpoint)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
     draft = out.with_name(f".writing-{out.name}")
     shutil.rmtree(draft, ignore_errors=True)
     offload_store, weights = OffloadStore(draft), {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from tutti.tracing.batch import Batch
-from tutti.train.values import Row
+from tutti.train.values import Outputs, Row
 
 NEVER = -1e4  # the logit of a class that a task does not have
 
@@ -68,9 +68,9 @@ class MultiTaskModel(nn.Module):
             loss = loss / (len(labels) if num_items_in_batch is None else num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
-    def single(self, task: str) -> Any:
+    def single(self, task: str) -> PreTrainedModel:
         """A classifier of transformers for one task, with copies of the trained body and head."""
-        model = copy.deepcopy(self.heads[task])
+        model = cast(PreTrainedModel, copy.deepcopy(self.heads[task]))
         setattr(model, self.prefix, copy.deepcopy(self.body))
         return model
 
@@ -78,20 +78,20 @@ class MultiTaskModel(nn.Module):
 class _Said(nn.Module):
     """Stands for the body of a classifier: returns what the shared body said."""
 
-    said: Any = None
+    said: Outputs = None
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Outputs:
         return self.said
 
 
-def _classifier(model: PreTrainedModel, classes: int) -> Any:
+def _classifier(model: PreTrainedModel, classes: int) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     config.num_labels = classes
     config.problem_type = "single_label_classification"
     return AutoModelForSequenceClassification.from_config(config)
 
 
-def mixed(features: Mapping[str, Sequence[dict[str, Any]]], model: MultiTaskModel) -> list[Row]:
+def mixed(features: Mapping[str, Sequence[Row]], model: MultiTaskModel) -> list[Row]:
     """The features of all tasks, each with its task's number, as rows for a `tutti.Trainer`."""
     for name in features:
         if name not in model.tasks:

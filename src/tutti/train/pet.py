@@ -16,17 +16,17 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from tutti.train.tasks.language.text import stacked
+from tutti.train.trainer.arguments import output_folder
 from tutti.train.trainer.trainer import Trainer
-from tutti.train.values import Outputs, Processor, Row
+from tutti.train.values import Outputs, Processor, ReadRow, Row
 
 MASK = "mask"
 
@@ -41,7 +41,7 @@ class Cloze:
     """
 
     pattern: str
-    verbalizer: Mapping[Any, str | Sequence[str]]
+    verbalizer: Mapping[str | int | bool, str | Sequence[str]]
     length: int = 128
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Cloze:
                 table[i, j, : len(tokens)] = torch.tensor(tokens)
         return table
 
-    def label(self, row: Mapping[str, Any], column: str) -> int:
+    def label(self, row: ReadRow, column: str) -> int:
         """The number of a row's label. Raises ValueError if the verbalizer lacks it."""
         labels, value = list(self.verbalizer), row[column]
         for i, label in enumerate(labels):
@@ -87,7 +87,7 @@ class Cloze:
                 return i
         raise ValueError(f"{column} is {value!r}, and the verbalizer has words for {', '.join(map(str, labels))}")
 
-    def features(self, rows: Sequence[Mapping[str, Any]], tokenizer: Processor,
+    def features(self, rows: Sequence[ReadRow], tokenizer: Processor,
                  label: str | None = "label") -> list[Row]:  # fmt: skip
         """`input_ids`, `mask_positions` and, with a `label` column, `labels` of each row.
 
@@ -105,7 +105,7 @@ class Cloze:
             rows_of_features.append(feature | ({"labels": self.label(row, label)} if label else {}))
         return rows_of_features
 
-    def _ids(self, row: Mapping[str, Any], tokenizer: Processor, masks: int, number: int) -> list[int]:
+    def _ids(self, row: ReadRow, tokenizer: Processor, masks: int, number: int) -> list[int]:
         values = {name: str(row[name]).replace(tokenizer.mask_token, "") for name in self.columns}
         filler = " ".join([tokenizer.mask_token] * masks)
         while True:
@@ -165,12 +165,12 @@ class PetResult:
 def pet(
     model: PreTrainedModel,
     tokenizer: Processor,
-    rows: Sequence[Mapping[str, Any]],
-    unlabelled: Sequence[Mapping[str, Any]],
+    rows: Sequence[ReadRow],
+    unlabelled: Sequence[ReadRow],
     clozes: Sequence[Cloze],
-    args: Any,
+    args: TrainingArguments,
     *,
-    distill: Any = None,
+    distill: TrainingArguments | None = None,
     label: str = "label",
     text: str = "text",
     temperature: float = 2.0,
@@ -222,7 +222,7 @@ def soft_cross_entropy(outputs: Outputs, labels: Tensor, num_items_in_batch: Ten
     return nn.functional.cross_entropy(outputs.logits, labels)
 
 
-def classifier_of(model: PreTrainedModel, labels: int) -> Any:
+def classifier_of(model: PreTrainedModel, labels: int) -> PreTrainedModel:
     """A sequence classifier with the body of another model and a new head."""
     config = copy.deepcopy(model.config)
     config.num_labels = labels
@@ -233,14 +233,14 @@ def classifier_of(model: PreTrainedModel, labels: int) -> Any:
     return classifier
 
 
-def _encoded(rows: Sequence[Mapping[str, Any]], tokenizer: Processor, text: str, length: int) -> list[list[int]]:
+def _encoded(rows: Sequence[ReadRow], tokenizer: Processor, text: str, length: int) -> list[list[int]]:
     return tokenizer([str(row[text]) for row in rows], truncation=True, max_length=length)["input_ids"]
 
 
-def _in(args: Any, folder: str) -> Any:
+def _in(args: TrainingArguments, folder: str) -> TrainingArguments:
     """The same options with a subfolder of their own."""
     changed = copy.copy(args)
-    changed.output_dir = str(Path(args.output_dir, folder))
+    changed.output_dir = str(Path(output_folder(args), folder))
     return changed
 
 

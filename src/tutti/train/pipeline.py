@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch.utils import _pytree as pytree
 
 import tutti
 from tutti.exec.runtimes.runtime import cluster_of
+from tutti.hardware import Cluster
+from tutti.plan.plan import Plan
 from tutti.tracing.batch import Batch
 from tutti.tracing.capture import device_of
 from tutti.train.trainer import batches, evaluation
-from tutti.train.values import NamedValues, Processor
+from tutti.train.values import NamedValues, Outputs, Processor
 
 GENERATE = ("generation", "text2text", "summarization", "translation", "automatic-speech", "image-to-text",
             "image-text-to-text", "text-to-audio", "any-to-any")  # fmt: skip
@@ -23,13 +26,13 @@ GENERATE = ("generation", "text2text", "summarization", "translation", "automati
 
 def pipeline(
     task: str | None = None,
-    model: Any = None,
+    model: str | nn.Module | None = None,
     *args: Any,
-    plan: Any = "auto",
-    cluster: Any = "auto",
+    plan: str | Path | Plan = "auto",
+    cluster: str | Cluster = "auto",
     level: str = "O0",
     **kwargs: Any,
-) -> Any:
+) -> transformers.Pipeline:
     """A `transformers.pipeline` whose model runs on a cluster: `tutti.pipeline("text-classification", "out/model")`.
 
     task, model, args, kwargs: those of `transformers.pipeline`.
@@ -47,10 +50,12 @@ def pipeline(
 class Distributed:
     """The forward pass of a model as a Function. It replaces `model.forward`."""
 
-    def __init__(self, model: nn.Module, tokenizer: Processor, plan: Any, cluster: Any, level: str):
+    def __init__(
+        self, model: nn.Module, tokenizer: Processor, plan: str | Path | Plan, cluster: str | Cluster, level: str
+    ):
         self.model, self.plain = model.eval(), model.forward
         self.options = {"plan": plan, "cluster": cluster, "level": level}
-        config: Any = getattr(model, "config", None)
+        config = getattr(model, "config", None)
         pad = getattr(tokenizer, "pad_token_id", None) or getattr(config, "pad_token_id", None) or 0
         self.pads = {"input_ids": pad, "decoder_input_ids": pad}
         self.buckets = batches.Buckets(config)
@@ -60,7 +65,7 @@ class Distributed:
         self.kinds: dict[tuple, type] = {}
         model.forward = self  # pyright: ignore[reportAttributeAccessIssue]
 
-    def __call__(self, **inputs: Batch) -> Any:
+    def __call__(self, **inputs: Batch) -> Outputs:
         tensors = {key: x for key, x in inputs.items() if isinstance(x, Tensor)}
         others = {key: x for key, x in inputs.items() if not isinstance(x, Tensor)}
         rows = len(next(iter(tensors.values())))
@@ -74,7 +79,7 @@ class Distributed:
         outputs = pytree.tree_map_only(Tensor, lambda x: x[:rows] if x.ndim and len(x) == most else x, outputs)
         return self.kinds[key](**evaluation.cut(outputs, padded, tensors))
 
-    def _forward(self, key: tuple, others: Mapping[str, Any]) -> Any:
+    def _forward(self, key: tuple, others: NamedValues) -> Callable[[dict[str, Tensor]], NamedValues]:
         @torch.no_grad()
         def forward(batch: dict[str, Tensor]) -> NamedValues:
             outputs = self.plain(**batch, **others)

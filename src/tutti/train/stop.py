@@ -1,16 +1,22 @@
 """Stop a run between two steps, at the same step on all ranks."""
 
+from __future__ import annotations
+
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl
 
 from tutti.launch import interrupt
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.launch.launch import Interrupted, rank
+
+if TYPE_CHECKING:
+    from tutti.train.trainer.trainer import Trainer
 
 
 class StopSignal:
@@ -22,9 +28,9 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._received = 0
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Callable | int | None] = {}  # handlers
 
-    def __enter__(self) -> "StopSignal":
+    def __enter__(self) -> StopSignal:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -57,13 +63,13 @@ class StopAtSignal(TrainerCallback):
     def __init__(self, stop: StopSignal):
         self.stop, self.signal = stop, 0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: object, state: object, control: TrainerControl, **kwargs: object) -> None:
         self.signal = self.stop.agreed()
         if self.signal:
             control.should_save = control.should_training_stop = True
 
 
-def train_until_stopped(trainer: Any, resume: bool) -> None:
+def train_until_stopped(trainer: Trainer, resume: bool) -> None:
     """Call `trainer.train`. Raises Interrupted after a signal, once a checkpoint is saved."""
     with StopSignal() as stop:
         callback = StopAtSignal(stop)

@@ -36,10 +36,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tutti.keywords import check_name
 from tutti.launch.launch import launch, rank, under_launcher
+from tutti.train.values import NamedValues, Processor, Rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tutti.train.tasks import Task
 
 TEXTS = 20_000  # rows that a tokenizer is learned from
 
@@ -78,11 +84,11 @@ class TaskRun:
     data: TaskData
     out: str = "out/run"
     seed: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
+    options: NamedValues = field(default_factory=dict)
+    model: NamedValues = field(default_factory=dict)
     tokenizer: TaskTokenizer | None = None
     processor: str | None = None
-    trainer: dict[str, Any] = field(default_factory=dict)
+    trainer: NamedValues = field(default_factory=dict)
     parallel: TaskParallel = TaskParallel()
 
     def check(self) -> None:
@@ -133,7 +139,7 @@ def train(config: TaskRun, file: str) -> None:
         print(f"model                          {out / 'model'}", flush=True)
 
 
-def _processor(config: TaskRun, task: Any, rows: Any) -> Any:
+def _processor(config: TaskRun, task: Task, rows: Rows) -> Processor:
     """The tokenizer or processor of a folder, or a tokenizer learned from the rows and kept in the run's folder."""
     from transformers import AutoProcessor, AutoTokenizer
 
@@ -156,7 +162,7 @@ def _processor(config: TaskRun, task: Any, rows: Any) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def _texts(rows: Any, column: str) -> Iterator[str]:
+def _texts(rows: Rows, column: str) -> Iterator[str]:
     source = (rows[i] for i in range(len(rows))) if hasattr(rows, "__len__") else rows.rows()
     for row in islice(source, TEXTS):
         if column not in row:
@@ -176,7 +182,7 @@ def _wait() -> None:
         dist.barrier()
 
 
-def _model(config: TaskRun, task: Any, processor: Any, file: str) -> Any:
+def _model(config: TaskRun, task: Task, processor: Processor, file: str) -> PreTrainedModel:
     """The model of the config, with weights from a folder or from the seed."""
     import torch
     import transformers

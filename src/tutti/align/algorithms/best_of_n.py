@@ -84,6 +84,8 @@ class BestOfNTrainer(PolicyTrainer):
     divergence from the reference besides.
     """
 
+    args: BestOfNConfig
+
     arguments = BestOfNConfig
     weighted = False
 

@@ -128,6 +128,8 @@ class DPOTrainer(Referenced, PairTrainer):
     `rewards/margins`, `rewards/accuracies`, and `logps/chosen`, `logps/rejected`.
     """
 
+    args: DPOConfig
+
     arguments = DPOConfig
 
     def __init__(self, model: nn.Module | str, ref_model: nn.Module | None = None, args: Any = None, **options: Any):

@@ -64,6 +64,8 @@ class GKDTrainer(PolicyTrainer):
     rounds on completions of the student.
     """
 
+    args: GKDConfig
+
     arguments = GKDConfig
     rewarded, weighted, apart = False, False, "teacher."
 

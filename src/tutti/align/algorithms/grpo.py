@@ -66,6 +66,8 @@ class GRPOTrainer(PolicyTrainer):
     rewards, which teach nothing), `kl`, `entropy`, `clip_ratio` and the lengths of completions.
     """
 
+    args: GRPOConfig
+
     arguments = GRPOConfig
 
     def advantages(self, rollouts: Sequence[Rollout], rewards: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -88,6 +88,8 @@ class KTOTrainer(Referenced, AlignTrainer):
     ref_model: as for `DPOTrainer`. Logs have the implicit rewards b r of good and bad completions, and `kl`.
     """
 
+    args: KTOConfig
+
     arguments = KTOConfig
 
     def __init__(self, model: nn.Module | str, ref_model: nn.Module | None = None, args: Any = None, **options: Any):

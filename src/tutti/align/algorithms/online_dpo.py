@@ -52,6 +52,8 @@ class OnlineDPOTrainer(PolicyTrainer):
     beta log p / p_ref, `kl`, and `pairs/tied`, the share of pairs that teach nothing.
     """
 
+    args: OnlineDPOConfig
+
     equal_items = True
     arguments = OnlineDPOConfig
     weighted = False

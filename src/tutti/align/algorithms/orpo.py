@@ -38,6 +38,8 @@ def odds_ratio_loss(means: Tensor, beta: float) -> Tensor:
 class ORPOTrainer(PairTrainer):
     """Fine-tune a model on the chosen completions, away from the rejected ones. Rows: as for `DPOTrainer`."""
 
+    args: ORPOConfig
+
     arguments = ORPOConfig
 
     def losses(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

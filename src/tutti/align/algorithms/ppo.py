@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tutti.align import objectives
 from tutti.align.advantages import generalized_advantages, normalized
@@ -82,12 +83,14 @@ class PPOTrainer(PolicyTrainer):
     Logs have besides `objective/kl` (nats a completion), `objective/kl_coef`, `value/loss` and `value/explained`.
     """
 
+    args: PPOConfig
+
     arguments = PPOConfig
     scores_old, apart = True, "value_head."
 
     def __init__(self, model: nn.Module | str, *args: Any, **options: Any):
         super().__init__(model, *args, **options)
-        config = self.model.config.get_text_config()
+        config = cast(PreTrainedModel, self.model).config.get_text_config()
         first = next(self.model.parameters())
         head = nn.Linear(config.hidden_size, 1, dtype=first.dtype, device=first.device)
         nn.init.zeros_(head.weight)

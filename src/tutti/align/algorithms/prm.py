@@ -33,6 +33,8 @@ class PRMTrainer(AlignTrainer):
     Rows have `prompt`, `completions` (the steps, texts) and `labels` (whether each is right). Logs have `accuracy`.
     """
 
+    args: PRMConfig
+
     arguments = PRMConfig
     equal_items = False
     auto_class = "AutoModelForTokenClassification"

@@ -33,6 +33,8 @@ class ReinforceConfig(PolicyConfig):
 class ReinforceTrainer(PolicyTrainer):
     """Train a model by REINFORCE with normalized advantages and clipped ratios. See `PolicyTrainer`."""
 
+    args: ReinforceConfig
+
     arguments = ReinforceConfig
     scores_old = True
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tutti.align.arguments import AlignArguments
 from tutti.align.chat import Tokens, is_conversation
@@ -40,15 +41,18 @@ class RewardTrainer(AlignTrainer):
     Rows have `chosen` and `rejected`, and maybe `prompt` and `margin`. Logs have `accuracy`, `margin`, `mean_reward`.
     """
 
+    args: RewardConfig
+
     arguments = RewardConfig
     auto_class, config_options = "AutoModelForSequenceClassification", {"num_labels": 1}
 
     def __init__(self, model: nn.Module | str, args: Any = None, *positional: Any, **options: Any):
         super().__init__(model, args, *positional, **options)
-        outputs = getattr(self.model.config, "num_labels", None)
+        config = cast(PreTrainedModel, self.model).config
+        outputs = getattr(config, "num_labels", None)
         if outputs != 1:
             raise ValueError(f"a reward model has one output, and the model has {outputs}: make it with num_labels=1")
-        self.model.config.pad_token_id = self.pad  # which tells it where a sequence ends
+        config.pad_token_id = self.pad  # which tells it where a sequence ends
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
         pair: dict[str, Any] = {key: self.cut(self._whole(row, key)) for key in ("chosen", "rejected")}

@@ -46,6 +46,8 @@ class RLOOConfig(PolicyConfig):
 class RLOOTrainer(PolicyTrainer):
     """Train a model by REINFORCE, with the other completions of a prompt as baseline. See `PolicyTrainer`."""
 
+    args: RLOOConfig
+
     arguments = RLOOConfig
     scores_old = True
 

@@ -64,6 +64,8 @@ class SFTTrainer(AlignTrainer):
     Arguments are those of `tutti.Trainer`, and `peft_config`. Evaluations report `mean_token_accuracy`.
     """
 
+    args: SFTConfig
+
     equal_items = False
     arguments = SFTConfig
 
@@ -89,7 +91,7 @@ class SFTTrainer(AlignTrainer):
             check_packing(self.model, self.row_length(self.args), "mask")
 
     def features(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        args: Any = self.args
+        args = self.args
         if "input_ids" in row:
             labels = row.get("labels", row["input_ids"])
             return {"input_ids": list(row["input_ids"]), "labels": list(labels)}

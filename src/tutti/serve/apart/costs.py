@@ -13,13 +13,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from tutti.hardware import Cluster
 from tutti.ir.kind import Kind, kind_of
+from tutti.ir.step_graph import StepGraph
 from tutti.lower.variants.vary import vary
 from tutti.plan.layouts.layout import coordinates_of, devices
 from tutti.plan.plan import Plan
@@ -29,6 +29,7 @@ from tutti.serve.cache.rotary import scaling_of
 from tutti.serve.engine.engine import Engine
 from tutti.serve.engine.request import Request, Sampling
 from tutti.serve.engine.runner import CACHE, step_function
+from tutti.serve.values import Model
 from tutti.sim.planning import Simulator, choose
 from tutti.tracing.function import capture_function
 from tutti.tracing.holdings import Holdings
@@ -138,18 +139,18 @@ class Predicted:
     follow.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, config: Model, dtype: torch.dtype = torch.bfloat16):
         self.config, self.dtype = config, dtype
         self.depth = config.num_hidden_layers
         first = getattr(config, "first_k_dense_replace", 0)
         self.depths = (min(self.depth, first + 1), min(self.depth, first + 2)) if self.depth > 1 else (1,)
-        self.graphs: dict[tuple[int, int], Any] = {}
+        self.graphs: dict[tuple[int, int], StepGraph] = {}
         self.layers: list[Layer] = []
         self.models = {n: self._model(n) for n in self.depths}
         self.layers = layers_of(self.models[self.depths[-1]])
         self.slot = slot_bytes(self.layers[-self.layers[0].calls :], dtype) * self.depth
 
-    def _model(self, depth: int) -> Any:
+    def _model(self, depth: int) -> Model:
         from transformers import AutoModelForCausalLM
 
         config = copy.deepcopy(self.config)
@@ -159,7 +160,7 @@ class Predicted:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=self.dtype).eval()
 
-    def _graph(self, depth: int, tokens: int) -> Any:
+    def _graph(self, depth: int, tokens: int) -> StepGraph:
         """The step of a model of this depth, of sequences with a block each."""
         if (depth, tokens) not in self.graphs:
             model = self.models[depth]
@@ -183,7 +184,7 @@ class Predicted:
         device = cluster.device
 
         @functools.cache
-        def planned(depth: int, tokens: int) -> tuple[Any, Plan]:
+        def planned(depth: int, tokens: int) -> tuple[StepGraph, Plan]:
             graph = self._graph(depth, tokens)
             return graph, choose(name, lambda _, variant: vary(graph, variant), 1, cluster, level, (), None, 1, 0.0)
 
@@ -216,7 +217,7 @@ class Predicted:
         return at[b] + (self.depth - b) * (at[b] - at[a])
 
 
-def _weights(graph: Any, plan: Plan) -> float:
+def _weights(graph: StepGraph, plan: Plan) -> float:
     """Bytes of the parameters on the device that holds most."""
     mesh, total = plan.mesh, 0.0
     for name, node in graph.inputs.items():

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from tutti.serve.apart import wire
 from tutti.serve.engine.engine import Carried, Engine, served
 from tutti.serve.engine.request import Output, Request, Sampling
+from tutti.serve.values import Prompt
 
 OUTPUTS = 64 << 20  # bytes of a message besides the cache
 GREETING, LOOK = 10, 0.05  # seconds for a peer to prove that it has the key, and between looks whether one has
@@ -64,7 +65,7 @@ class Channel:
         self.thread = threading.Thread(target=self._read, name="tutti channel", daemon=True)
         self.thread.start()
 
-    def send(self, kind: str, value: Any = None) -> None:
+    def send(self, kind: str, value: object = None) -> None:
         """Send a message."""
         self.connection.send_bytes(wire.pack(kind, value))
 
@@ -220,7 +221,7 @@ def _end(one: socket.socket) -> None:
         one.shutdown(socket.SHUT_RDWR)
 
 
-def _name(address: Any) -> str:
+def _name(address: object) -> str:
     return ":".join(map(str, address[:2])) if isinstance(address, tuple) else str(address)
 
 
@@ -282,6 +283,6 @@ class Disaggregated:
         """Whether a request is unfinished."""
         return self.prompts.busy or self.generation.busy
 
-    def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
+    def generate(self, requests: Iterable[Request | Prompt], sampling: Sampling | None = None) -> list[Output]:
         """As `Engine.generate`."""
         return served(self, requests, sampling)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from tutti.progress import Say, silent
 from tutti.serve.apart.costs import Predicted, Served
 from tutti.serve.apart.simulate import SimulatedEngine, Sizes, simulate
 from tutti.serve.bench import Arrival, LoadReport, report
+from tutti.serve.values import Model
 
 MOST_PIPELINE = 4  # stages: a call runs them one after the other
 
@@ -94,7 +94,7 @@ class ServingPlanner:
 
     def __init__(
         self,
-        config: Any,
+        config: Model,
         cluster: Cluster,
         budget: int = 1024,
         most: int = 128,

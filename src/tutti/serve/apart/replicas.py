@@ -12,6 +12,7 @@ from typing import Any
 from tutti.serve.cache.blocks import digests
 from tutti.serve.engine.engine import Engine, served
 from tutti.serve.engine.request import Output, Request, Sampling
+from tutti.serve.values import Model, Prompt
 
 SLACK = 4  # requests that an engine may have more than the idlest, and still get one whose prompt it knows
 
@@ -29,14 +30,14 @@ class Replicas:
     def __init__(self, engines: Sequence[Engine]):
         if not engines:
             raise ValueError("no engines: give at least one")
-        self.engines = list(engines)
+        self.engines: Sequence[Engine] = list(engines)
         self.constraints = engines[0].constraints
         for engine in engines[1:]:
             engine.constraints = self.constraints
         self.place: dict[str, Engine] = {}
 
     @classmethod
-    def of(cls, model: Any, count: int, **options: Any) -> Replicas:
+    def of(cls, model: Model, count: int, **options: Any) -> Replicas:
         """So many engines with the options of `Engine`."""
         return cls([Engine(model, **options) for _ in range(count)])
 
@@ -79,6 +80,6 @@ class Replicas:
         """Whether a request is unfinished."""
         return any(x.busy for x in self.engines)
 
-    def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
+    def generate(self, requests: Iterable[Request | Prompt], sampling: Sampling | None = None) -> list[Output]:
         """As `Engine.generate`."""
         return served(self, requests, sampling)

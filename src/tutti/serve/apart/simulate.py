@@ -18,6 +18,7 @@ from tutti.serve.cache.blocks import BlockPool
 from tutti.serve.engine.request import Request
 from tutti.serve.engine.scheduler import Batch, Scheduler
 from tutti.serve.engine.sequence import TokenSequence
+from tutti.serve.values import JsonValue
 
 Cost = Callable[[Sequence[tuple[int, int]]], float]  # of a step: (new tokens, tokens with those before) by sequence
 
@@ -82,7 +83,7 @@ def simulate(
     measured = [Measured(x) for x in arrivals]
     events: list[tuple[float, int, str, Any]] = []
 
-    def at(time: float, kind: str, what: Any) -> None:
+    def at(time: float, kind: str, what: JsonValue) -> None:
         heapq.heappush(events, (time, next(number), kind, what))
 
     def begin(engine: SimulatedEngine, now: float) -> None:

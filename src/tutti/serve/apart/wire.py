@@ -25,8 +25,14 @@ from torch import Tensor
 
 from tutti.serve.engine.engine import Carried
 from tutti.serve.engine.request import Output
+from tutti.serve.values import Json, JsonValue
 
-KINDS: dict[str, Any] = {"take_over": Carried, "cancel": tuple[str, str], "outputs": list[Output], "close": type(None)}
+KINDS: dict[str, object] = {
+    "take_over": Carried,
+    "cancel": tuple[str, str],
+    "outputs": list[Output],
+    "close": type(None),
+}
 LONGEST = 64 << 20  # bytes of the JSON
 DTYPES = {str(x).removeprefix("torch."): x for x in (
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -35,7 +41,7 @@ WORD = 8
 DIMS, LARGEST = 8, 1 << 40  # of a tensor, and their size
 
 
-def pack(kind: str, value: Any) -> bytes:
+def pack(kind: str, value: JsonValue) -> bytes:
     """A message. Raises ValueError for a value that it cannot hold."""
     tensors: list[Tensor] = []
     header = {"kind": kind, "value": _shown(value, KINDS[kind], tensors)}
@@ -69,7 +75,7 @@ def unpack(message: bytes, kinds: abc.Collection[str]) -> tuple[str, Any]:
         raise ValueError(f"a message whose value is none of its kind ({type(error).__name__})") from error
 
 
-def _tensors(entries: Any, data: memoryview) -> list[Tensor]:
+def _tensors(entries: JsonValue, data: memoryview) -> list[Tensor]:
     tensors, at = [], 0
     for entry in _checked(entries, list):
         name, shape = _checked(entry, list, 2)
@@ -92,31 +98,31 @@ def _tensors(entries: Any, data: memoryview) -> list[Tensor]:
     return tensors
 
 
-def _checked(value: Any, kind: type, count: int | None = None) -> Any:
+def _checked(value: JsonValue, kind: type, count: int | None = None) -> Any:
     fits = type(value) is kind and (count is None or len(value) == count)
     if not fits:
         raise ValueError(f"{str(value)[:40]!r} in the place of {kind.__name__}")
     return value
 
 
-def _parts(hint: Any) -> tuple[Any, tuple]:
+def _parts(hint: object) -> tuple[Any, tuple]:
     """What a type is made of: `list[int]` of list and int."""
     return typing.get_origin(hint) or hint, typing.get_args(hint)
 
 
-def _member(value: Any, union: tuple) -> Any:
+def _member(value: JsonValue, union: tuple) -> Any:
     """The type of a union that a value other than None has: text, or the one other."""
     return str if isinstance(value, str) and str in union else next(x for x in union if x not in (str, type(None)))
 
 
 @cache
-def _fields(kind: type) -> dict[str, Any]:
+def _fields(kind: type) -> Json:
     """The fields that make a dataclass, with their types."""
     hints = typing.get_type_hints(kind)
     return {x.name: hints[x.name] for x in dataclasses.fields(kind) if x.init}
 
 
-def _shown(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
+def _shown(value: JsonValue, hint: object, tensors: list[Tensor]) -> Any:
     """A value as JSON. Its tensors are appended to `tensors`."""
     kind, inner = _parts(hint)
     if kind in (typing.Union, types.UnionType):
@@ -141,7 +147,7 @@ def _shown(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
     return value
 
 
-def _read(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
+def _read(value: JsonValue, hint: object, tensors: list[Tensor]) -> Any:
     """The value of a type that JSON stands for. Raises ValueError if it is none."""
     kind, inner = _parts(hint)
     if kind is Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ import tutti.nn.attention.sequence_attention  # noqa: F401  (registers the opera
 from tutti.nn.attention.paged_attention import row_size
 from tutti.serve.cache.families import own_forwards
 from tutti.serve.cache.rotary import by_span
+from tutti.serve.values import Model
 
 NAME = "tutti_paged"
 CacheDtype = Literal["", "int8", "int4"]  # "": that of the model
@@ -170,7 +171,8 @@ def current() -> Attention | None:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, position_bias: Tensor | None = None, by_distance: Tensor | None = None, **kwargs: Any,
+    s_aux: Tensor | None = None, position_bias: Tensor | None = None, by_distance: Tensor | None = None,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """What models call: query (1, heads, tokens, width), key and value (1, key heads, tokens, width)."""
     layer = getattr(module, "layer_idx", None)
@@ -191,7 +193,7 @@ def _attention(
     ], None
 
 
-def _by_distance(module: Any, current: Attention) -> Tensor:
+def _by_distance(module: Model, current: Attention) -> Tensor:
     """The relative position bias of a layer (heads, distances): its own, or that of a layer before."""
     if getattr(module, "has_relative_attention_bias", False):
         n = module.relative_attention_max_distance + 1

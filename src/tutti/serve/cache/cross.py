@@ -17,6 +17,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from tutti.serve.cache.attention import Cache, Probe, calling, ops
+from tutti.serve.values import Model
 
 Take = Callable[[int, Tensor, Tensor], None]
 
@@ -30,7 +31,7 @@ class _Source:
         self.keys = self.values = nothing
         self.layers: defaultdict[int, _Source] = defaultdict(lambda: self)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """The projected keys and values (1, heads, positions, width) of a layer."""
         if self.take is not None:
             self.take(layer, keys, values)
@@ -49,7 +50,7 @@ class _Own(DynamicCache):
         self.asked = True
         return self.positions - torch.arange(len(self.positions), device=self.positions.device)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:  # pyright: ignore
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:  # pyright: ignore
         """The new keys and values of a layer, which attention writes into the paged cache."""
         return keys, values
 
@@ -61,7 +62,7 @@ class _Updated(dict[int, bool]):
         super().__init__()
         self.written = written
 
-    def get(self, layer: int, default: Any = None) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def get(self, layer: int, default: object = None) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.written
 
 
@@ -75,7 +76,7 @@ class _PagedCaches(EncoderDecoderCache):
 
 
 def decoded(
-    model: Any, tokens: Tensor, positions: Tensor, hidden: Tensor | None = None, take: Take | None = None
+    model: Model, tokens: Tensor, positions: Tensor, hidden: Tensor | None = None, take: Take | None = None
 ) -> Any:
     """The decoder's result for tokens (tokens,) at these positions, within `calling`.
 
@@ -94,7 +95,7 @@ def decoded(
     return output
 
 
-def write(model: Any, cache: Cache, slots: Tensor, hidden: Tensor) -> None:
+def write(model: Model, cache: Cache, slots: Tensor, hidden: Tensor) -> None:
     """Write the keys and values of an encoder's output (1, positions, width) into the cache.
 
     slots: the slot of each of its positions (positions,), or -1 for padding.

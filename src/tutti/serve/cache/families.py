@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutti.serve.values import Model
+
 Attend = Callable[..., tuple[Tensor, None]]
 
 
 def own_forwards(
     model: nn.Module, attend: Attend, positions: Callable[[], Tensor], reach: int
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[tuple[nn.Module, Callable]]:
     """Modules with attention of their own, and what replaces their `forward`.
 
     attend: the attention interface. positions: of the tokens (tokens,) of the call. reach: the longest sequence.
@@ -36,7 +38,7 @@ def own_forwards(
                 break
 
 
-def _own(module: nn.Module) -> Any:
+def _own(module: nn.Module) -> Model:
     """The Python module that defines a module of a family."""
     return sys.modules[type(module).__module__]
 
@@ -51,8 +53,8 @@ def _with_alibi(query: Tensor, key: Tensor, alibi: Tensor, factor: float) -> tup
 
 
 def _bloom(
-    self: Any, attend: Attend, positions: Callable[[], Tensor], reach: int, hidden_states: Tensor, residual: Tensor,
-    **_: Any,
+    self: Model, attend: Attend, positions: Callable[[], Tensor], reach: int, hidden_states: Tensor, residual: Tensor,
+    **_: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     query, key, value = self._reshape(self.query_key_value(hidden_states))
     slopes = _own(self)._get_alibi_slopes(self.num_heads, hidden_states.device)
@@ -63,8 +65,8 @@ def _bloom(
 
 
 def _falcon(
-    self: Any, attend: Attend, positions: Callable[[], Tensor], reach: int, hidden_states: Tensor,
-    alibi: Tensor | None = None, position_embeddings: Any = None, **_: Any,
+    self: Model, attend: Attend, positions: Callable[[], Tensor], reach: int, hidden_states: Tensor,
+    alibi: Tensor | None = None, position_embeddings: Any = None, **_: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     query, key, value = (x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states)))
     if alibi is None:
@@ -80,7 +82,7 @@ def _falcon(
 
 
 def _mpt(
-    self: Any, attend: Attend, positions: Callable[[], Tensor], reach: int, hidden_states: Tensor, **_: Any
+    self: Model, attend: Attend, positions: Callable[[], Tensor], reach: int, hidden_states: Tensor, **_: object
 ) -> tuple[Tensor, None]:
     qkv = self.Wqkv(hidden_states)
     if self.clip_qkv:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tutti.serve.cache.attention import Layer, Probe, Sequences, calling, current
 from tutti.serve.cache.cross import decoded
+from tutti.serve.values import Model
 
 KINDS = ("full_attention", "sliding_attention")  # layer types of transformers that are supported
 STATES = ("mamba", "linear", "hybrid", "conv", "recurrent", "delta")  # parts of the names of others
@@ -23,7 +23,7 @@ REFUSALS = {  # why the attention of a model cannot be paged
 }
 
 
-def logits(model: Any, tokens: Tensor, positions: Tensor, rows: Tensor | None = None, **inputs: Any) -> Tensor:
+def logits(model: Model, tokens: Tensor, positions: Tensor, rows: Tensor | None = None, **inputs: object) -> Tensor:
     """The logits (rows, vocabulary) after tokens (tokens,) at these positions. inputs: others of the model.
 
     rows: the tokens whose logits are returned; by default all.
@@ -39,7 +39,7 @@ def logits(model: Any, tokens: Tensor, positions: Tensor, rows: Tensor | None = 
     return model(**arguments, position_ids=positions[None], use_cache=False).logits[0]
 
 
-def sequence_logits(model: Any, ids: Tensor) -> Tensor:
+def sequence_logits(model: Model, ids: Tensor) -> Tensor:
     """The logits (rows, t, vocabulary) after each token of sequences ids (rows, t), padded at the end, without
     gradients. A Function of level O0 on a CPU gives them the bits of the engine's steps, if its plan splits the same
     sums; not for rotary embeddings that depend on the length of a sequence.
@@ -64,7 +64,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
             logits(model, token, token)
     except (TypeError, AttributeError, IndexError) as error:
         raise _unpaged(model, "mask", error) from error
-    config: Any = model.config
+    config: Model = model.config
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
     for i, kind in enumerate(kinds):
         if any(x in kind for x in STATES):
@@ -82,7 +82,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return [replace(probe.layers[place], calls=calls) for place in sorted(probe.layers)]
 
 
-def _unpaged(model: nn.Module, why: str, *values: Any) -> ValueError:
+def _unpaged(model: nn.Module, why: str, *values: object) -> ValueError:
     """why: a key of `REFUSALS`, whose text has a place for each of the values."""
     reason = REFUSALS[why].format(*values)
     return ValueError(f"the attention of {type(model).__name__} cannot be paged: {reason}; use model.generate")

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tutti.serve.values import Model
+
 if TYPE_CHECKING:
     from tutti.serve.engine.sequence import TokenSequence
 
@@ -55,7 +57,7 @@ class Scaling:
         return np.maximum(sequence.prompt, np.arange(start + 1, end + 1))
 
 
-def scaling_of(model: Any) -> Scaling | None:
+def scaling_of(model: Model) -> Scaling | None:
     """How the frequencies of a model depend on the length of a sequence; None if they do not.
 
     Raises ValueError for a model whose frequencies do not follow a length by token.
@@ -118,30 +120,30 @@ def pristine(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def _dependent(model: nn.Module) -> list[Any]:
+def _dependent(model: nn.Module) -> list[Model]:
     """The rotary embeddings whose frequencies depend on a length."""
     return [x for x in model.modules() if hasattr(type(x).forward, "__wrapped__") and _kinds(x)]
 
 
-def _kinds(module: Any) -> list[str | None]:
+def _kinds(module: Model) -> list[str | None]:
     """The layer types for which frequencies depend on a length; None stands for all layers."""
     name = getattr(module, "rope_type", None)
-    names: dict[str | None, Any] = dict(name) if isinstance(name, dict) else {None: name}
+    names: dict[str | None, object] = dict(name) if isinstance(name, dict) else {None: name}
     return [kind for kind, x in names.items() if isinstance(x, str) and ("dynamic" in x or x == "longrope")]
 
 
-def _name(module: Any, kind: str | None) -> str:
+def _name(module: Model, kind: str | None) -> str:
     return module.rope_type if kind is None else module.rope_type[kind]
 
 
-def _limit(module: Any, kind: str | None) -> int:
+def _limit(module: Model, kind: str | None) -> int:
     if "dynamic" in _name(module, kind):
         return int(module.config.max_position_embeddings)
     parameters = module.config.rope_parameters
     return int((parameters if kind is None else parameters[kind])["original_max_position_embeddings"])
 
 
-def _rotated(module: Any, spans: Tensor, x: Tensor, position_ids: Any = None, layer_type: str | None = None) -> Any:
+def _rotated(module: Model, spans: Tensor, x: Tensor, position_ids: Any = None, layer_type: str | None = None) -> Any:
     """The module's result, by the span of each token."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -170,7 +172,7 @@ def _rotated(module: Any, spans: Tensor, x: Tensor, position_ids: Any = None, la
 
 
 @contextmanager
-def _instead(module: Any, name: str, value: Tensor) -> Iterator[None]:
+def _instead(module: Model, name: str, value: Tensor) -> Iterator[None]:
     """Within the block, a buffer has another value."""
     before = module._buffers[name]
     module._buffers[name] = value
@@ -180,7 +182,7 @@ def _instead(module: Any, name: str, value: Tensor) -> Iterator[None]:
         module._buffers[name] = before
 
 
-def _drops_cache(model: Any, limit: int) -> bool:
+def _drops_cache(model: Model, limit: int) -> bool:
     """Whether `generate` computes all tokens again when a sequence grows beyond the limit."""
     from transformers import DynamicCache, GenerationMixin
 
@@ -194,7 +196,7 @@ def _drops_cache(model: Any, limit: int) -> bool:
     return prepare(ids, attention_mask=torch.ones_like(ids), **{name: cache}).get(name) is None
 
 
-def _check(module: Any, kind: str | None, limit: int) -> None:
+def _check(module: Model, kind: str | None, limit: int) -> None:
     """Raise ValueError unless results by span are those of the module for a sequence of that length."""
     more = {} if kind is None else {"layer_type": kind}
     for length in (limit, limit + 1, 3 * limit + 1):

@@ -16,10 +16,10 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import Any
 
 from tutti.serve.constraints import trial
 from tutti.serve.constraints.constrain import Constraint, Constraints, Key, key_of, text_of
+from tutti.serve.values import Json, JsonValue, Tokenizer
 
 QUICK, PATIENT = 0.1, 10.0  # seconds of processor time
 # Bytes while a constraint is compiled, and of one that is compiled, which each sequence copies.
@@ -60,7 +60,7 @@ class Trials:
                 self._write(first)
             return self.process
 
-    def measure(self, kind: str, text: str, seconds: float, wanted: Callable[[], bool]) -> dict[str, Any]:
+    def measure(self, kind: str, text: str, seconds: float, wanted: Callable[[], bool]) -> Json:
         """What a constraint takes: its `bytes` and the seconds of a `step`, or an `error`, or why it `ended` early.
 
         Raises Abandoned as soon as nobody waits for it, and ValueError if the process fails.
@@ -171,7 +171,7 @@ class Lane:
             constraint = self.constraints.compile(task.kind, task.text, task.key, taken["bytes"])
         task.done(constraint, None)
 
-    def _refusal(self, kind: str, taken: dict[str, Any]) -> str:
+    def _refusal(self, kind: str, taken: Json) -> str:
         """Why a constraint is refused; an empty text if it is not."""
         if error := taken.get("error"):
             return error
@@ -196,7 +196,7 @@ class Compiler:
         self.patient = Lane(constraints, PATIENT, WAITING)
         self.quick = Lane(constraints, QUICK, room, self.patient)
 
-    def submit(self, kind: str, what: Any, wanted: Callable[[], bool],
+    def submit(self, kind: str, what: JsonValue, wanted: Callable[[], bool],
                done: Callable[[Constraint | None, Exception | None], None]) -> None:  # fmt: skip
         """Compile a constraint; `done` is called at once if it is known. Raises Busy, and ValueError for one that is
         too large."""
@@ -217,9 +217,9 @@ class Compiler:
         self.patient.stop()
 
 
-def _json_of(tokenizer: Any) -> str:
+def _json_of(tokenizer: Tokenizer) -> str:
     """The tokenizer as the `tokenizers` library writes it. Raises ValueError for others."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Tokenizer = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         raise ValueError("constrained decoding needs a fast tokenizer, of the tokenizers library")
     backend = copy(backend)

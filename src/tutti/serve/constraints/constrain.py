@@ -10,7 +10,7 @@ import json
 import threading
 from collections import OrderedDict
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,6 +18,10 @@ from torch import Tensor
 
 from tutti.serve.constraints import expansion
 from tutti.serve.constraints.trial import compiled
+from tutti.serve.values import JsonValue, Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 LARGEST = 1 << 17  # characters; the time to compile grows with their square
 CACHE_BYTES = 256 << 20  # bytes of compiled constraints
@@ -33,7 +37,7 @@ class Constraint:
     own: whether no other constraint has the matcher.
     """
 
-    def __init__(self, matcher: Any, size: int, own: bool = True):
+    def __init__(self, matcher: LLMatcher, size: int, own: bool = True):
         self.matcher, self.size, self.own = matcher, size, own
 
     def allowed(self) -> Tensor:
@@ -66,7 +70,7 @@ class Constraint:
 class Constraints:
     """Makes constraints for a tokenizer. size: of the model's vocabulary. Any thread may call it."""
 
-    def __init__(self, tokenizer: Any, size: int, ends: list[int]):
+    def __init__(self, tokenizer: Tokenizer, size: int, ends: list[int]):
         self.tokenizer, self.size, self.ends = tokenizer, size, ends
         self.lock = threading.Lock()
         self.cache: OrderedDict[Key, tuple[Constraint, int]] = OrderedDict()  # with their bytes, least recent first
@@ -75,7 +79,7 @@ class Constraints:
         self.bytes = self.compilations = 0
 
     @cached_property
-    def vocabulary(self) -> Any:
+    def vocabulary(self) -> LLTokenizer:
         """The tokenizer, as `llguidance` has it."""
         try:
             import llguidance.hf
@@ -93,7 +97,7 @@ class Constraints:
         except ValueError:  # a tokenizer that llguidance does not know
             return self.tokenizer.decode([token]).encode()
 
-    def make(self, kind: str, what: Any, size: int = LEAST) -> Constraint:
+    def make(self, kind: str, what: JsonValue, size: int = LEAST) -> Constraint:
         """A constraint of a kind ("schema", "regex", "grammar"), compiled unless it is cached. size: its bytes.
 
         Raises ValueError if it is malformed or large.
@@ -131,7 +135,7 @@ class Constraints:
                 self.refusals.popitem(last=False)
 
 
-def text_of(kind: str, what: Any) -> str:
+def text_of(kind: str, what: JsonValue) -> str:
     """The text of a constraint. Raises ValueError for what is too large to be tried."""
     if kind == "schema":
         expansion.check(what)

@@ -6,16 +6,16 @@ A reference on its own is compiled once, however often it occurs. One that is co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import unquote
+
+from tutti.serve.values import JsonValue, JsonView
 
 DEEPEST = 64  # levels of objects and arrays
 LARGEST = 4096  # schemas that are merged into one place
 NOTES = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
 
 
-def check(schema: Any) -> None:
+def check(schema: JsonValue) -> None:
     """Raise ValueError for a JSON schema that is nested too deeply, or whose references expand to too much."""
     nested(schema, "the schema")
     sizes: dict[int, int] = {}
@@ -29,7 +29,7 @@ def check(schema: Any) -> None:
                 )
 
 
-def nested(value: Any, name: str, most: int = DEEPEST) -> None:
+def nested(value: JsonValue, name: str, most: int = DEEPEST) -> None:
     """Raise ValueError for a JSON value with more levels than `most`. name: of the value, for the message."""
     level, values = 0, [value]
     while values:
@@ -40,7 +40,7 @@ def nested(value: Any, name: str, most: int = DEEPEST) -> None:
                   if isinstance(y, (dict, list))]  # fmt: skip
 
 
-def _schemas(schema: Any) -> list[Mapping[str, Any]]:
+def _schemas(schema: JsonValue) -> list[JsonView]:
     """All objects in a schema."""
     objects, rest = [], [schema]
     while rest:
@@ -53,7 +53,7 @@ def _schemas(schema: Any) -> list[Mapping[str, Any]]:
     return objects
 
 
-def _size(schema: Any, root: Any, sizes: dict[int, int]) -> int:
+def _size(schema: JsonValue, root: JsonValue, sizes: dict[int, int]) -> int:
     """Number of schemas that are merged in the place of one; a reference to itself counts as one."""
     stack = [(schema, False)]
     while stack:
@@ -72,7 +72,7 @@ def _size(schema: Any, root: Any, sizes: dict[int, int]) -> int:
     return sizes[id(schema)]
 
 
-def _target(reference: str, root: Any) -> Any:
+def _target(reference: str, root: JsonValue) -> JsonValue:
     """The schema that a reference within the document names; None if there is none."""
     if not reference.startswith("#"):
         return None

@@ -14,7 +14,12 @@ import select
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tutti.serve.values import Json
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 # Limits of one constraint while tokens are chosen. A state of the lexer has 1 to 2 kB.
 LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "step_max_items": 50_000,
@@ -34,7 +39,7 @@ def grammar_of(kind: str, text: str) -> str:
     return grammar_from("gbnf", text) if "::=" in text else LLMatcher.grammar_from_lark(text)
 
 
-def compiled(vocabulary: Any, kind: str, text: str) -> Any:
+def compiled(vocabulary: LLTokenizer, kind: str, text: str) -> LLMatcher:
     """The matcher of a constraint, after its first mask. Raises ValueError if it is malformed or beyond `LIMITS`."""
     from llguidance import LLMatcher, LLParserLimits
 
@@ -60,7 +65,7 @@ def _status(name: str) -> int:
         return 0
 
 
-def _try(vocabulary: Any, kind: str, text: str, seconds: float, memory: int) -> dict[str, Any]:
+def _try(vocabulary: LLTokenizer, kind: str, text: str, seconds: float, memory: int) -> Json:
     """What a constraint takes. Called in a fork."""
     before = _status("RssAnon")
     if size := _status("VmSize"):
@@ -74,7 +79,7 @@ def _try(vocabulary: Any, kind: str, text: str, seconds: float, memory: int) -> 
     return {"bytes": max(0, _status("RssAnon") - before), "step": _step(matcher)}
 
 
-def _step(matcher: Any) -> float:
+def _step(matcher: LLMatcher) -> float:
     """Seconds of processor time that a token takes, of the fastest of the first three."""
     matcher, seconds = matcher.deep_copy(), []  # the clock of the process is coarse while its timer runs
     for _ in range(3):
@@ -103,7 +108,7 @@ class _Lines:
         return line.decode()
 
 
-def _run(vocabulary: Any, ask: dict[str, Any], lines: _Lines) -> dict[str, Any] | None:
+def _run(vocabulary: LLTokenizer, ask: Json, lines: _Lines) -> Json | None:
     """The answer to one constraint; None if nobody is there to read it."""
     receive, send = os.pipe()
     child = os.fork()
@@ -152,7 +157,8 @@ def main() -> None:
     if first is None:
         return
     settings = json.loads(first)
-    vocabulary, failure = None, {}
+    vocabulary: Any = None  # a tokenizer of llguidance, unless there is a failure
+    failure: Json = {}
     try:
         vocabulary = LLTokenizer(settings["tokenizer"], n_vocab=settings["size"], eos_token=settings["ends"] or None)
         compiled(vocabulary, "schema", '{"type": "string"}')  # what is loaded late is loaded before it is measured

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 import torch
@@ -30,7 +30,8 @@ from tutti.serve.cache.attention import CacheDtype
 from tutti.serve.cache.blocks import BlockPool
 from tutti.serve.constraints.constrain import Constraint, Constraints
 from tutti.serve.engine.job import Branch, Job
-from tutti.serve.engine.request import Output, Request, Sampling
+from tutti.serve.engine.protocols import Stepping
+from tutti.serve.engine.request import Output, Request, Sampling, TokenLogprobs
 from tutti.serve.engine.runner import Runner
 from tutti.serve.engine.sampling import adjusted, drawn, is_greedy, report, uniform
 from tutti.serve.engine.scheduler import Batch, Piece, Scheduler
@@ -40,6 +41,7 @@ from tutti.serve.engine.speculate import Guesser, PromptLookup
 from tutti.serve.lora import Adapters
 from tutti.serve.quantize import Quantize, quantized
 from tutti.serve.source import Source
+from tutti.serve.values import JsonValue, Model, Processor, Prompt, Tokenizer
 from tutti.serve.weights import Weights, read, update
 
 UNLIMITED = 2048  # tokens of a sequence of models without a limit, unless `longest` says otherwise
@@ -109,7 +111,7 @@ class Engine:
         self,
         model: nn.Module | Step | str | Path,
         *,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer = None,
         cluster: Cluster | str = "auto",
         plan: Plan | str | Path = "auto",
         level: str = "O0",
@@ -147,7 +149,7 @@ class Engine:
             model = quantized(model, quantize, folder is None and source is None)
         self.processor = tokenizer if hasattr(tokenizer, "tokenizer") else None
         self.model, self.tokenizer = model.eval(), self.processor.tokenizer if self.processor else tokenizer
-        self.config: Any = model.config.get_text_config()  # pyright: ignore
+        self.config: Model = model.config.get_text_config()  # pyright: ignore
         self.vocabulary = self.config.vocab_size
         self.adapters = Adapters(model, adapters) if adapters else None
         self.runner = Runner(model, block=block, blocks=blocks, memory=memory, host_memory=host_memory, budget=budget,
@@ -277,7 +279,7 @@ class Engine:
         """
         return self.constraints.make(*request.sampling.constraint) if request.sampling.constraint else None
 
-    def tokens(self, prompt: Any) -> list[int]:
+    def tokens(self, prompt: JsonValue) -> list[int]:
         """The tokens of a prompt. Raises ValueError if they cannot be continued."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
@@ -320,6 +322,11 @@ class Engine:
             completion.finish = completion.finish or reason
         self._conclude(job)
         return job.output
+
+    @property
+    def engines(self) -> list[Engine]:
+        """This one: callers may have several."""
+        return [self]
 
     @property
     def busy(self) -> bool:
@@ -398,7 +405,7 @@ class Engine:
             self.runner.write_blocks([*sequence.source_blocks, *sequence.blocks], cache)
             sequence.register(self.pool)
 
-    def generate(self, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
+    def generate(self, requests: Iterable[Request | Prompt], sampling: Sampling | None = None) -> list[Output]:
         """The outputs of requests, in their order. Every rank of a job must call it; rank 0's requests are served.
 
         requests: `Request` objects, texts, or lists of tokens. sampling: of the latter two.
@@ -562,7 +569,7 @@ class Engine:
             raw /= torch.tensor([x.temperature if x.scaled_logprobs and not is_greedy(x) else 1.0 for x in samplings],
                                 device=raw.device).unsqueeze(1)  # fmt: skip
         tokens = self._choose(owners, logits)
-        logprobs: list[Any] = [None] * len(tokens)
+        logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
         if raw is not None:
             token_logprobs = report(raw, tokens, [x.logprobs for x in samplings], [x.logprob_tokens for x in samplings])
             logprobs = [x if wanted else None for x, wanted in zip(token_logprobs, reported, strict=True)]
@@ -571,7 +578,7 @@ class Engine:
             self._accept(sequence, tokens[at : at + len(rows)], logprobs[at : at + len(rows)])
             at += len(rows)
 
-    def _accept(self, sequence: TokenSequence, tokens: list[int], logprobs: list[Any]) -> None:
+    def _accept(self, sequence: TokenSequence, tokens: list[int], logprobs: list[TokenLogprobs | None]) -> None:
         """Append the tokens up to the first that a draft had not guessed."""
         job, drafts = self.jobs.get(sequence.request.id), sequence.drafts
         if job is None:  # another sequence of the request has just failed
@@ -645,7 +652,7 @@ class Engine:
         del self.jobs[job.request.id]
 
 
-def served(engine: Any, requests: Iterable[Any], sampling: Sampling | None = None) -> list[Output]:
+def served(engine: Stepping, requests: Iterable[Request | Prompt], sampling: Sampling | None = None) -> list[Output]:
     """The finished outputs of requests to anything with the methods of an engine. Arguments: see `Engine.generate`."""
     outputs = [engine.add(x if isinstance(x, Request) else Request(x, sampling or Sampling())) for x in requests]
     while not all(x.finished for x in outputs):
@@ -653,7 +660,7 @@ def served(engine: Any, requests: Iterable[Any], sampling: Sampling | None = Non
     return outputs
 
 
-def _reader(folder: Path) -> Any:
+def _reader(folder: Path) -> Processor:
     """The processor or the tokenizer of a folder, if it has one."""
     from transformers import AutoProcessor, AutoTokenizer
 
@@ -664,7 +671,7 @@ def _reader(folder: Path) -> Any:
         return None
 
 
-def _tokenizer_of(path: Path) -> Any:
+def _tokenizer_of(path: Path) -> Tokenizer:
     """The tokenizer of a file in GGUF, if it has one that is supported."""
     try:
         return gguf.load_tokenizer(path)
@@ -672,13 +679,13 @@ def _tokenizer_of(path: Path) -> Any:
         return None
 
 
-def _positions(config: Any) -> int:
+def _positions(config: Model) -> int:
     """The number of positions that a model, or its decoder, has; or was trained for, if any number is possible."""
     names = "max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len"
     return next((n for name in names if (n := getattr(config, name, None))), UNLIMITED)
 
 
-def _ends(model: Any) -> list[int]:
+def _ends(model: Model) -> list[int]:
     """The tokens that end an output."""
     ids = getattr(model, "generation_config", None) and model.generation_config.eos_token_id
     ids = model.config.get_text_config().eos_token_id if ids is None else ids

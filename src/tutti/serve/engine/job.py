@@ -13,6 +13,7 @@ from tutti.serve.engine.request import Completion, Output, Request, TokenLogprob
 from tutti.serve.engine.sampling import Row
 from tutti.serve.engine.sequence import TokenSequence
 from tutti.serve.engine.text import Text
+from tutti.serve.values import Tokenizer
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Job:
     seed: int
     ends: Collection[int]
     most: int
-    tokenizer: Any
+    tokenizer: Tokenizer
     branches: dict[int, Branch] = field(default_factory=dict)  # by number
     beams: Beams | None = None
     rows: dict[int, Any] = field(default_factory=dict)  # log-probabilities of beams that wait for the others

@@ -7,7 +7,7 @@ them into a pinned buffer, which is copied to a buffer on the device, of which t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ class Recorded:
     for the rows (at least as many, width), which other steps may share.
     """
 
-    def __init__(self, step: Callable[..., Tensor], arguments: tuple[Any, ...], recorder: Recorder, results: Tensor):
+    def __init__(self, step: Callable[..., Tensor], arguments: tuple[object, ...], recorder: Recorder, results: Tensor):
         leaves, tree = pytree.tree_flatten(arguments)
         sizes = [-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in leaves]
         self.recorder = recorder
@@ -99,7 +99,7 @@ class Recorded:
             place.copy_(x)
         self.wait = self.recorder.send(self.host, self.device)
 
-    def __call__(self, *arguments: Any) -> Tensor:
+    def __call__(self, *arguments: object) -> Tensor:
         """Run the step. The result is valid until another step that shares its memory runs."""
         self._send(pytree.tree_leaves(arguments))
         self.replay()

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from tutti.serve.values import EncoderInputs, JsonValue, JsonView
 
 FINISHES = ("stop", "length", "cancelled", "deadline", "error")
 MOST = sys.float_info.max
@@ -74,7 +75,7 @@ class Sampling:
     scaled_logprobs: bool = False
     prompt_logprobs: int | None = None
     logprob_tokens: Sequence[int] = ()
-    schema: Mapping[str, Any] | None = None
+    schema: JsonView | None = None
     regex: str | None = None
     grammar: str | None = None
 
@@ -145,7 +146,7 @@ class Sampling:
         return torch.tensor(list(self.logit_bias)), torch.tensor(list(self.logit_bias.values()), dtype=torch.float32)
 
     @property
-    def constraint(self) -> tuple[str, Any] | None:
+    def constraint(self) -> tuple[str, JsonValue] | None:
         """The kind and text of what the output must match."""
         kinds = (("schema", self.schema), ("regex", self.regex), ("grammar", self.grammar))
         return next(((kind, x) for kind, x in kinds if x is not None), None)
@@ -174,7 +175,7 @@ class Request:
     deadline: float | None = None
     adapter: str = ""
     salt: str = ""
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: EncoderInputs = field(default_factory=dict)
     id: str = ""
     arrival: float = field(default_factory=time.monotonic)
 

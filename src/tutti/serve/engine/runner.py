@@ -36,6 +36,7 @@ from tutti.serve.engine.scheduler import Batch, Move
 from tutti.serve.engine.sequence import TokenSequence
 from tutti.serve.lora import Adapters
 from tutti.serve.source import Encoder, Source, embedded, encoder_of
+from tutti.serve.values import Json, JsonValue, Model
 
 CACHES = {"int8": torch.int8, "int4": torch.uint8}  # dtypes of rounded caches
 CACHE = Kind.CACHE.at("cache.")  # begins the names of keys and values in the store; adapters have other names
@@ -61,7 +62,7 @@ class Runner:
     """
 
     def __init__(self, model: nn.Module, *, block: int, blocks: int | None, memory: int, host_memory: int, budget: int,
-                 most: int, longest: int, options: dict[str, Any], adapters: Adapters | None = None,
+                 most: int, longest: int, options: Json, adapters: Adapters | None = None,
                  cache_dtype: CacheDtype = "", share_frozen: bool = False):  # fmt: skip
         self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
@@ -83,7 +84,7 @@ class Runner:
         self.longest = min(longest, self.blocks * block)
         self.width = -(-self.longest // block)  # blocks of a sequence
         self.cache = empty_cache(self.layers, self.blocks * block, self.cache_dtype, device)
-        objects: dict[str, Any] = {"model": model, "cache": self.cache} | ({"adapters": adapters} if adapters else {})
+        objects: Json = {"model": model, "cache": self.cache} | ({"adapters": adapters} if adapters else {})
         # it packs, rounds and updates them; the model can be trained
         self.store = Store(live=False, share_frozen=share_frozen, **objects)
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
@@ -120,7 +121,7 @@ class Runner:
             more["source_tables"] = zeros(sequences, width, dtype=short)
             more["source_lengths"] = zeros(sequences, dtype=short)
         if images:
-            config: Any = self.model.config
+            config: Model = self.model.config
             width, dtype = config.get_text_config().hidden_size, dtype_of(self.model)
             more |= {"features": zeros(tokens, width, dtype=dtype), "marks": zeros(tokens, dtype=torch.bool)}
         return (zeros(tokens, dtype=long), zeros(tokens, dtype=long), torch.full((tokens,), -1),
@@ -308,7 +309,7 @@ class Runner:
         """Whether this process schedules. In a job of several processes, rank 0 does."""
         return not in_group() or dist.get_rank() == 0
 
-    def _tell(self, *what: Any) -> None:
+    def _tell(self, *what: JsonValue) -> None:
         """Make the other ranks do the same: the name of a method, and its arguments."""
         if self.leads and in_group():
             with HEARTBEAT.within("broadcast", "the next step"):
@@ -328,7 +329,7 @@ class Runner:
             else:
                 return arguments[0]
 
-    def release(self, what: Any) -> None:
+    def release(self, what: JsonValue) -> None:
         """End `follow` on the other ranks."""
         self._tell("release", what)
 
@@ -436,7 +437,7 @@ def _images(sequence: TokenSequence, start: int, count: int) -> tuple[np.ndarray
     return places[first:last] - start, np.arange(first, last)
 
 
-def _hidden(model: Any) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
+def _hidden(model: Model) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
     """The last hidden states of a model as a function of tokens, and of their `spans`."""
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from tutti.serve.engine.runner import Runner
 from tutti.serve.engine.scheduler import Batch, Piece
 from tutti.serve.engine.sequence import TokenSequence
 from tutti.serve.source import Source
+from tutti.serve.values import Model
 from tutti.serve.weights import PREFIX
 
 LENGTHS, CHUNKS = (9, 14, 4), ((7, 1, 1), (5, 9), (4,))
@@ -69,7 +70,7 @@ def _check(runner: Runner) -> None:
 
 def _sequences(runner: Runner) -> list[TokenSequence]:
     """Sequences of random tokens, in blocks of the cache, as far as there is room for them."""
-    config: Any = runner.model.config
+    config: Model = runner.model.config
     vocabulary, draw = config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
     encoder, sequences, used = runner.encoder, [], 0
     source, source_blocks = None, []
@@ -172,7 +173,7 @@ def _is_split(stored: Stored) -> bool:
     return stored.device is not None or bool(stored.layout.splits)
 
 
-def _forward(model: Any) -> Any:
+def _forward(model: Model) -> Callable:
     @torch.no_grad()
     def forward(inputs: dict[str, Tensor]) -> Tensor:
         return model(**inputs, use_cache=False).logits

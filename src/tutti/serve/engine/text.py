@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from tutti.serve.values import Tokenizer
 
 UNFINISHED = "\ufffd"  # what tokenizers print for bytes that are not a character yet
 
@@ -15,7 +16,7 @@ class Text:
     """
 
     def __init__(
-        self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str], include: bool = False, skip: bool = True
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str], include: bool = False, skip: bool = True
     ):
         self.tokenizer, self.stop, self.include, self.skip = tokenizer, stop, include, skip
         self.tokens: list[int] = list(prompt[-8:])

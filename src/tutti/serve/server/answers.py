@@ -6,19 +6,19 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import uuid4
 
 from tutti.serve.engine.request import Completion, Output, TokenLogprobs
 from tutti.serve.engine.text import Text
 from tutti.serve.server.protocol import Tool
 from tutti.serve.server.tools import TAG, Calls
+from tutti.serve.values import Json, Tokenizer
 
 REASONS = {"stop": "stop", "length": "length", "deadline": "length", "cancelled": "stop", "error": "stop"}
 CALLS, JSON = (TAG, "[TOOL_CALLS]"), "{["  # how tool calls begin, anywhere, and an answer that is one
 
 
-def usage(outputs: Sequence[Output]) -> dict[str, Any]:
+def usage(outputs: Sequence[Output]) -> Json:
     """Numbers of tokens."""
     prompt = sum(len(x.prompt) + x.source for x in outputs)
     completion = sum(len(c.tokens) for x in outputs for c in x.completions)
@@ -33,7 +33,7 @@ class Answer:
     """
 
     model: str
-    tokenizer: Any
+    tokenizer: Tokenizer
     spell: Callable[[int], bytes]
     n: int
     kind: str
@@ -46,7 +46,7 @@ class Answer:
     def __post_init__(self) -> None:
         self.id = self.id or f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{uuid4().hex}"
 
-    def frame(self, choices: list[dict[str, Any]], kind: str = "") -> dict[str, Any]:
+    def frame(self, choices: list[Json], kind: str = "") -> Json:
         """The object around choices."""
         return {"id": self.id, "object": kind or self.kind, "created": self.created, "model": self.model,
                 "choices": choices}  # fmt: skip
@@ -61,12 +61,12 @@ class Answer:
         except UnicodeDecodeError:
             return "".join(f"\\x{x:02x}" for x in spelling)
 
-    def prompt_logprobs(self, output: Output) -> dict[str, Any]:
+    def prompt_logprobs(self, output: Output) -> Json:
         """The log-probabilities of a prompt's tokens, if they are part of the answer: none of the first."""
         if not self.prompts:
             return {}
 
-        def shown(x: TokenLogprobs) -> dict[str, Any]:
+        def shown(x: TokenLogprobs) -> Json:
             ranks = {token: (rank, logprob) for rank, (token, logprob) in enumerate(x.top, 1)}
             ranks.setdefault(x.token, (x.rank, x.logprob))
             return {str(token): {"logprob": logprob, "rank": rank, "decoded_token": self.token(token)}
@@ -85,18 +85,18 @@ class TextAnswer(Answer):
     logprobs: bool = False
     echo: Sequence[str | Sequence[int]] = ()
 
-    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
+    def whole(self, outputs: Sequence[Output]) -> Json:
         """The complete answer."""
         choices = [{**self._choice(i * self.n + j, output, c, Sent()), **self.prompt_logprobs(output)}
                    for i, output in enumerate(outputs) for j, c in enumerate(output.completions)]  # fmt: skip
         return {**self.frame(choices), "usage": usage(outputs)}
 
-    def piece(self, number: int, output: Output, completion: Completion, sent: Sent) -> Iterator[dict[str, Any]]:
+    def piece(self, number: int, output: Output, completion: Completion, sent: Sent) -> Iterator[Json]:
         """What is new in a completion."""
         if len(completion.text) > len(sent.text) or completion.finish:
             yield self.frame([self._choice(number, output, completion, sent)])
 
-    def _choice(self, number: int, output: Output, completion: Completion, sent: Sent) -> dict[str, Any]:
+    def _choice(self, number: int, output: Output, completion: Completion, sent: Sent) -> Json:
         """What the client does not have yet."""
         prompt = self.echo[number // self.n] if self.echo else None
         text, growing = "", sent.growing
@@ -120,7 +120,7 @@ class TextAnswer(Answer):
         return {"index": number, "text": text, "logprobs": self._logprobs(reported, growing), **ids,
                 "finish_reason": REASONS.get(completion.finish)}  # fmt: skip
 
-    def _logprobs(self, reported: Sequence[tuple[int, TokenLogprobs | None]], growing: Text) -> dict[str, Any] | None:
+    def _logprobs(self, reported: Sequence[tuple[int, TokenLogprobs | None]], growing: Text) -> Json | None:
         """known: about each token. growing: the text before them, to which they are appended.
 
         The most likely tokens are followed by the token itself where it is not among them, as the APIs of OpenAI and
@@ -155,17 +155,17 @@ class ChatAnswer(Answer):
     role: str = "assistant"
     prefix: str = ""
 
-    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
+    def whole(self, outputs: Sequence[Output]) -> Json:
         """The complete answer."""
         choices = [self._choice(j, c) for output in outputs for j, c in enumerate(output.completions)]
         ids = {"prompt_token_ids": outputs[0].prompt} if self.ids else {}
         return {**self.frame(choices), "usage": usage(outputs), **self.prompt_logprobs(outputs[0]), **ids}
 
-    def _choice(self, number: int, completion: Completion) -> dict[str, Any]:
+    def _choice(self, number: int, completion: Completion) -> Json:
         text, calls = completion.text, self._calls()
         if self.tools:
             text = calls.read(text, last=True) or ""
-        message: dict[str, Any] = {"role": self.role, "content": self.prefix + text or (None if calls.calls else "")}
+        message: Json = {"role": self.role, "content": self.prefix + text or (None if calls.calls else "")}
         if calls.calls:
             shown = [x.shown() for x in calls.calls]
             message |= {"function_call": shown[0]["function"]} if self.legacy else {"tool_calls": shown}
@@ -176,7 +176,7 @@ class ChatAnswer(Answer):
     def _calls(self) -> Calls:
         return Calls(self.tools, self.must, self.parallel and not self.legacy)
 
-    def _ids(self, completion: Completion, first: int) -> dict[str, Any]:
+    def _ids(self, completion: Completion, first: int) -> Json:
         return {"token_ids": completion.tokens[first:]} if self.ids else {}
 
     def _reason(self, completion: Completion, calls: Calls) -> str | None:
@@ -185,7 +185,7 @@ class ChatAnswer(Answer):
             return REASONS.get(completion.finish)
         return "function_call" if self.legacy else "tool_calls"
 
-    def piece(self, number: int, output: Output, completion: Completion, sent: Sent) -> Iterator[dict[str, Any]]:
+    def piece(self, number: int, output: Output, completion: Completion, sent: Sent) -> Iterator[Json]:
         """What is new in a completion."""
         if not sent.begun:
             first = {"prompt_token_ids": output.prompt} if self.ids else {}
@@ -203,7 +203,7 @@ class ChatAnswer(Answer):
         if completion.finish:  # an end token has no text, and is reported here
             yield self._delta(number, {}, completion, sent, self._reason(completion, calls or self._calls()))
 
-    def _call_deltas(self, calls: Calls, sent: Sent) -> Iterator[dict[str, Any]]:
+    def _call_deltas(self, calls: Calls, sent: Sent) -> Iterator[Json]:
         """What is new in the calls: the name of each, then pieces of its arguments."""
         for i, call in enumerate(calls.calls):
             new = i >= len(sent.arguments)
@@ -224,8 +224,8 @@ class ChatAnswer(Answer):
         begun = [len(text) - n for x in CALLS for n in range(1, len(x)) if text.endswith(x[:n])]
         return len(text[: min([*whole, *begun], default=len(text))].rstrip())
 
-    def _delta(self, number: int, delta: dict[str, Any], completion: Completion | None = None, sent: Sent | None = None,
-               reason: str | None = None) -> dict[str, Any]:  # fmt: skip
+    def _delta(self, number: int, delta: Json, completion: Completion | None = None, sent: Sent | None = None,
+               reason: str | None = None) -> Json:  # fmt: skip
         """An event. With a completion, it has the tokens of which the client has been told nothing yet."""
         logprobs, ids = None, {}
         if completion and sent:
@@ -234,11 +234,11 @@ class ChatAnswer(Answer):
         choice = {"index": number, "delta": delta, "logprobs": logprobs, **ids, "finish_reason": reason}
         return self.frame([choice], "chat.completion.chunk")
 
-    def _logprobs(self, reported: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, reported: Sequence[TokenLogprobs]) -> Json | None:
         if not reported:
             return None
 
-        def one(token: int, logprob: float) -> dict[str, Any]:
+        def one(token: int, logprob: float) -> Json:
             return {"token": self.token(token), "logprob": logprob, "bytes": list(self.spell(token))}
 
         return {"content": [{**one(x.token, x.logprob), "top_logprobs": [one(*y) for y in x.top]} for x in reported]}
@@ -258,7 +258,7 @@ class Sent:
     done: bool = False
 
 
-def event(data: dict[str, Any] | str, name: str = "") -> str:
+def event(data: Json | str, name: str = "") -> str:
     """A server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     return f"{f'event: {name}' + chr(10) if name else ''}data: {text}\n\n"

@@ -17,12 +17,14 @@ from uuid import uuid4
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
 import tutti
 from tutti.serve import media
+from tutti.serve.engine.protocols import Serving
 from tutti.serve.engine.request import BAD, Completion, Output, Sampling
 from tutti.serve.engine.request import Request as Ask
 from tutti.serve.server import messages as chats
@@ -47,6 +49,7 @@ from tutti.serve.server.protocol import (
 from tutti.serve.server.responses import ResponseAnswer, turns
 from tutti.serve.server.service import FAILED, Answers, Draining, Full, Service
 from tutti.serve.server.tools import chosen, forced
+from tutti.serve.values import EncoderInputs, Json, JsonValue, JsonView
 
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # headers of a stream
 TEMPLATE = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "tokenizer", "messages"}
@@ -73,7 +76,7 @@ class Options:
     templates: bool = False
 
 
-def application(engine: Any, options: Options) -> FastAPI:
+def application(engine: Serving, options: Options) -> FastAPI:
     """The application that serves an engine. It starts the engine's thread, and drains it when it ends."""
     metrics = Metrics()
     service = Service(engine, options.queue, metrics.observe)
@@ -118,9 +121,9 @@ def application(engine: Any, options: Options) -> FastAPI:
 class Server:
     """The routes."""
 
-    def __init__(self, engine: Any, service: Service, metrics: Metrics, options: Options):
+    def __init__(self, engine: Serving, service: Service, metrics: Metrics, options: Options):
         self.engine, self.service, self.metrics, self.options = engine, service, metrics, options
-        first = _first(engine)
+        first = engine.engines[0]
         self.processor = first.processor
         self.tokenizer, self.spell = first.tokenizer, first.constraints.bytes_of
         self.prompts = Prompts(self.tokenizer, first.longest, options.queue)
@@ -139,7 +142,7 @@ class Server:
         """The page for people."""
         return HTMLResponse(resources.files("tutti.serve.server").joinpath("page.html").read_text())
 
-    async def live(self) -> dict[str, Any]:
+    async def live(self) -> Json:
         """What the page draws: the last minute."""
         self.metrics.sample()
         return {"model": self.options.model, "recent": list(self.metrics.recent)}
@@ -161,14 +164,14 @@ class Server:
         """Prometheus metrics."""
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def models(self, request: Request) -> dict[str, Any]:
+    async def models(self, request: Request) -> Json:
         """The names that requests may give as `model`."""
         self.access.check(request)
         names = [self.options.model, *self.options.adapters]
         return {"object": "list", "data": [{"id": x, "object": "model", "created": self.started, "owned_by": "tutti"}
                                            for x in names]}  # fmt: skip
 
-    async def one_model(self, request: Request, name: str) -> dict[str, Any]:
+    async def one_model(self, request: Request, name: str) -> Json:
         """One of the names."""
         self._begin(request, name)
         return next(x for x in (await self.models(request))["data"] if x["id"] == name)
@@ -233,7 +236,7 @@ class Server:
                           prefix=prefix)  # fmt: skip
         return await self._answer(request, body, reply, [self._ask(prompt, sampling, body, *who, inputs)])
 
-    def _template(self, body: ChatBody) -> dict[str, Any]:
+    def _template(self, body: ChatBody) -> Json:
         """Arguments of the chat template. Raises Refused for what requests may not set."""
         self._check_template(body.chat_template_kwargs)
         if body.chat_template is not None and not self.options.templates:
@@ -251,13 +254,13 @@ class Server:
         return {**body.template(), **own, "add_generation_prompt": body.add_generation_prompt,
                 "continue_final_message": body.continue_final_message}  # fmt: skip
 
-    def _check_template(self, options: Mapping[str, Any]) -> None:
+    def _check_template(self, options: JsonView) -> None:
         """Raise Refused for variables of the chat template that are arguments of its function."""
         if refused := TEMPLATE & options.keys():
             raise Refused(400, f"chat_template_kwargs cannot set {', '.join(sorted(refused))}", "chat_template_kwargs")
 
     async def _sampling(self, request: Request, body: Common, most: int | None, logprobs: int | None,
-                        schema: Any = None, names: Mapping[str, str] = FIELDS) -> Sampling:  # fmt: skip
+                        schema: JsonValue = None, names: Mapping[str, str] = FIELDS) -> Sampling:  # fmt: skip
         """How the tokens of an answer are chosen. names: as for `Common.sampling`."""
         limit = self.options.logprobs
         for name, count in ((names.get("logprobs", "logprobs"), logprobs), ("prompt_logprobs", body.prompt_logprobs),
@@ -315,7 +318,7 @@ class Server:
         raise Refused(404, f"there is no model {model!r}; there is {names}", "model")
 
     def _ask(self, prompt: list[int], sampling: Sampling, body: Common, account: str, adapter: str,
-             inputs: Mapping[str, Any] | None = None) -> Ask:  # fmt: skip
+             inputs: EncoderInputs | None = None) -> Ask:  # fmt: skip
         if body.priority < 0:
             raise Refused(400, f"priority is {body.priority}; it must be at least 0, the first", "priority")
         if body.stream and sampling.best_of and sampling.best_of > sampling.n:
@@ -326,7 +329,7 @@ class Server:
 
     def _check_room(self, prompt: int, most: int | None, name: str) -> None:
         """Raise Refused if a prompt of so many tokens leaves no room for `most`. name: the field that asks for them."""
-        if getattr(_first(self.engine).config, "is_encoder_decoder", False):
+        if getattr(self.engine.engines[0].config, "is_encoder_decoder", False):
             prompt = 1  # the encoder reads it, and the output begins with a start token
         room = self.prompts.longest - prompt
         if most is not None and most > room > 0:  # the engine refuses a prompt that leaves no room at all
@@ -334,7 +337,7 @@ class Server:
                                f"{self.prompts.longest} with the output: ask for at most {room}, or shorten the prompt",
                           name)  # fmt: skip
 
-    async def _tokens(self, request: Request, prompt: str | list[int], name: str, body: Any,
+    async def _tokens(self, request: Request, prompt: str | list[int], name: str, body: JsonValue,
                       most: int | None = None) -> list[int]:  # fmt: skip
         """The tokens of a prompt, truncated as the body says. most: tokens of the output."""
         limit = body.truncate_prompt_tokens
@@ -352,18 +355,18 @@ class Server:
         return tokens[-limit:] if side == "left" else tokens[:limit]
 
     async def _chat_prompt(
-        self, request: Request, messages: list[dict[str, Any]], tools: Sequence[Any], more: dict[str, Any],
+        self, request: Request, messages: list[Json], tools: Sequence[BaseModel], more: Json,
         special: bool, body: Common, most: int | None, name: str = "messages",
-    ) -> tuple[list[int], dict[str, Any]]:  # fmt: skip
+    ) -> tuple[list[int], Json]:  # fmt: skip
         """The tokens of a chat, and the inputs of its images. messages: as `messages.shaped` returns them."""
         reader = self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
-        if not getattr(reader, "chat_template", None) and "chat_template" not in more:
+        if reader is None or not (getattr(reader, "chat_template", None) or "chat_template" in more):
             other = "audio/transcriptions" if hasattr(self.processor, "feature_extractor") else "completions"
             raise Refused(400, f"the model's tokenizer has no chat template; use /v1/{other}", "messages")
-        shown: Any = [x.model_dump(exclude_none=True) for x in tools] or None
+        shown = [x.model_dump(exclude_none=True) for x in tools] or None
         whole = body.truncate_prompt_tokens is None
 
-        def prompt() -> tuple[list[int], dict[str, Any]]:
+        def prompt() -> tuple[list[int], Json]:
             shaped, images = messages, []
             if reader is self.processor or any(isinstance(x["content"], list) for x in shaped):
                 shaped, images = media.messages_with_images(shaped)
@@ -453,18 +456,18 @@ class Server:
 
     # -- embeddings and responses ---------------------------------------------------------------------------------
 
-    async def embeddings(self, request: Request, body: EmbeddingBody) -> dict[str, Any]:
+    async def embeddings(self, request: Request, body: EmbeddingBody) -> Json:
         """`/v1/embeddings`: the mean of the last hidden states, of length one."""
         if self._begin(request, body.model)[1]:
             raise Refused(400, "embeddings are those of the model without an adapter", "model")
-        inputs: Any = body.input
+        inputs: JsonValue = body.input
         texts = [inputs] if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)) else inputs
         if not texts:
             raise Refused(400, "input is empty", "input")
         if len(texts) > self.options.queue:
             raise Refused(400, f"{len(texts)} inputs; the server takes {self.options.queue} at once", "input")
         tokens = [await self._tokens(request, x, "input", body) for x in texts]
-        vectors = [await connected(request, self.service.call(lambda engine, x=x: _first(engine).embed([x])[0]))
+        vectors = [await connected(request, self.service.call(lambda engine, x=x: engine.engines[0].embed([x])[0]))
                  for x in tokens]  # fmt: skip
         if body.dimensions is not None:
             if not 1 <= body.dimensions <= len(vectors[0]):
@@ -496,7 +499,7 @@ class Server:
 
     # -- tokens ---------------------------------------------------------------------------------------------------
 
-    async def tokenize(self, request: Request, body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(self, request: Request, body: TokenizeBody) -> Json:
         """`/tokenize`: the tokens of a text or of a chat."""
         self._begin(request, body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -511,9 +514,9 @@ class Server:
         texts = {"token_strs": self.tokenizer.convert_ids_to_tokens(tokens)} if body.return_token_strs else {}
         return {"tokens": tokens, "count": len(tokens), "max_model_len": self.prompts.longest, **texts}
 
-    async def detokenize(self, request: Request, body: DetokenizeBody) -> dict[str, Any]:
+    async def detokenize(self, request: Request, body: DetokenizeBody) -> Json:
         """`/detokenize`: the text of tokens."""
-        engine = _first(self.engine)
+        engine = self.engine.engines[0]
         self._begin(request, body.model)
         tokens = engine.tokens(body.tokens) if body.tokens else []
         return {"prompt": self.tokenizer.decode(tokens, skip_special_tokens=False)}
@@ -526,19 +529,14 @@ async def _scores(changes: AsyncIterator[dict[int, Output]]) -> AsyncIterator[di
                for i, x in changed.items()}  # fmt: skip
 
 
-def _first(engine: Any) -> Any:
-    """The engine, or the first of replicas."""
-    return getattr(engine, "engines", [engine])[0]
-
-
-def _number(text: Any, name: str) -> float:
+def _number(text: JsonValue, name: str) -> float:
     try:
         return float(text)
     except (TypeError, ValueError) as error:
         raise Refused(400, f"{name} is {text!r}; expected a number", name) from error
 
 
-def _written(numbers: list[float], encoding: str) -> Any:
+def _written(numbers: list[float], encoding: str) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
     return numbers

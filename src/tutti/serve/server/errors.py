@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from tutti.serve.server.service import Draining, Full
+from tutti.serve.values import Json
 
 LONGEST = 2000  # characters of a message
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -22,7 +21,7 @@ class Refused(Exception):
         self.status, self.message, self.param, self.retry = status, message, param, retry
 
 
-def body_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+def body_of(error: Exception) -> tuple[int, Json, dict[str, str]]:
     """Status, body and headers of the answer to an error."""
     refused = _refused(error)
     kind = KINDS.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
 
 from tutti.serve.server.errors import Refused
+from tutti.serve.values import JsonValue
 
 logger = logging.getLogger("tutti.serve")
 _noted: set[str] = set()
@@ -20,7 +20,7 @@ IGNORED = {
 }  # fmt: skip
 
 # Fields that would change an answer: the value that changes nothing, and what to do instead.
-REFUSED: dict[str, tuple[Any, str]] = {
+REFUSED: dict[str, tuple[JsonValue, str]] = {
     "prompt_embeds": (None, "give the prompt as text or tokens"),
     "suffix": ("", "put it into the prompt, with the model's tokens for filling in the middle"),
     "audio": (None, "the model writes text; leave the field out"),
@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "structural_tag": (None, "use structured_outputs.grammar"),
 }
 # Those of responses.
-RESPONSES: dict[str, tuple[Any, str]] = {
+RESPONSES: dict[str, tuple[JsonValue, str]] = {
     "previous_response_id": (None, "the server keeps no responses; send the whole conversation as input"),
     "conversation": (None, "the server keeps no conversations; send the whole conversation as input"),
     "prompt": (None, "the server keeps no prompt templates; send the text as input"),
@@ -58,7 +58,7 @@ def unknown(field: str, names: Iterable[str]) -> Refused:
     return Refused(400, f"unknown field {field!r}" + (f"; did you mean {near[0]!r}?" if near else ""), field)
 
 
-def without(field: str, value: Any, refused: Mapping[str, tuple[Any, str]], names: Iterable[str]) -> None:
+def without(field: str, value: JsonValue, refused: Mapping[str, tuple[JsonValue, str]], names: Iterable[str]) -> None:
     """Take note of a field that a body does not have. names: of those that it has. Raises Refused, unless it can be
     ignored."""
     if field in refused:

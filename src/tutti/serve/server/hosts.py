@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
-from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tutti.serve.server.errors import Refused, body_of
 
@@ -24,13 +25,13 @@ class Hosts:
     addresses also answers to its machine's name and to any address written in numbers, which no name points to.
     """
 
-    def __init__(self, app: Any, bound: str, allowed: Sequence[str] = ()):
+    def __init__(self, app: ASGIApp, bound: str, allowed: Sequence[str] = ()):
         self.app, self.bound = app, bound
         self.names = {name_of(x) for x in (*LOCAL, bound, *allowed) if x}
         if bound in ANY:
             self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self.answers(dict(scope["headers"]).get(b"host", b"").decode("latin-1")):
             return await self.app(scope, receive, send)
         if scope["type"] == "websocket":

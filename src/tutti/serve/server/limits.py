@@ -6,9 +6,9 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tutti.serve.server.errors import Refused, body_of
 
@@ -19,10 +19,10 @@ DISCARDED = 64 << 20  # bytes
 class BodyLimit:
     """ASGI middleware: bodies of more than `most` bytes are refused with 413."""
 
-    def __init__(self, app: Any, most: int):
+    def __init__(self, app: ASGIApp, most: int):
         self.app, self.most = app, most
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         said = dict(scope["headers"]).get(b"content-length", b"0")
@@ -40,12 +40,12 @@ class BodyLimit:
                 break
         first = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
-        async def replay() -> Any:
+        async def replay() -> Message:
             return first.pop() if first else await receive()
 
         await self.app(scope, replay, send)
 
-    async def _refuse(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         from fastapi.responses import JSONResponse
 
         error = Refused(413, f"the body is larger than {self.most} bytes")
@@ -53,7 +53,7 @@ class BodyLimit:
         await JSONResponse(body, status, {**headers, "Connection": "close"})(scope, receive, send)
 
 
-async def _discard(receive: Any) -> None:
+async def _discard(receive: Receive) -> None:
     """Read a body that is refused, up to a limit: clients that still write do not see the answer."""
     size, more = 0, True
     while more and size < DISCARDED:

@@ -6,7 +6,8 @@ The route `/docs` of the server and the page docs/reference/server-fields.md rea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+from tutti.serve.values import Json
 
 MODEL = "the served name or that of an adapter; may be left out"
 SPECIAL = "whether the tokenizer adds special tokens, such as one that begins a text"
@@ -183,7 +184,7 @@ def meaning(kind: type, field: str, table: Mapping[str, Mapping[str, str]] = MEA
     return next((table[x.__name__][field] for x in kind.__mro__ if field in table.get(x.__name__, ())), None)
 
 
-def described(schema: dict[str, Any], kind: type) -> None:
+def described(schema: Json, kind: type) -> None:
     """Add what its fields mean to the JSON schema of a body."""
     for field, about in schema.get("properties", {}).items():
         if (text := meaning(kind, field) or meaning(kind, field, WITHOUT_EFFECT)) is not None:

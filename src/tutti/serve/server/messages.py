@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from tutti.serve import media
 from tutti.serve.server.errors import Refused
+from tutti.serve.values import Json, JsonValue, JsonView
 
 IMAGES = "image_url", "input_image"
 ROLES = "system", "developer", "user", "assistant", "tool", "function"
 
 
-def shaped(messages: Any, name: str = "messages") -> list[dict[str, Any]]:
+def shaped(messages: JsonValue, name: str = "messages") -> list[Json]:
     """Messages as templates read them: contents are texts, or lists of parts where there are images; arguments of calls
     are objects; nulls are left out.
 
@@ -24,18 +23,18 @@ def shaped(messages: Any, name: str = "messages") -> list[dict[str, Any]]:
     return [_message(x, f"{name}[{i}]") for i, x in enumerate(messages)]
 
 
-def characters(messages: list[dict[str, Any]]) -> int:
+def characters(messages: list[Json]) -> int:
     """Number of characters of the texts of messages."""
     return sum(len(text) for x in messages for text in texts(x))
 
 
-def texts(message: Mapping[str, Any]) -> list[str]:
+def texts(message: JsonView) -> list[str]:
     """The texts of a shaped message."""
     content = message["content"]
     return [content] if isinstance(content, str) else [x["text"] for x in content if x["type"] == "text"]
 
 
-def _message(message: Any, place: str) -> dict[str, Any]:
+def _message(message: JsonValue, place: str) -> Json:
     if not isinstance(message, dict):
         raise _malformed(place, message, "an object with role and content")
     fields = {key: x for key, x in message.items() if x is not None}
@@ -62,7 +61,7 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     return fields
 
 
-def _call(call: Any, place: str) -> dict[str, Any]:
+def _call(call: JsonValue, place: str) -> Json:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _malformed(place, call, "an object with function.name and function.arguments")
@@ -77,7 +76,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     return {**call, "type": "function", "function": {**function, "arguments": arguments or {}}}
 
 
-def _content(content: Any, place: str) -> Any:
+def _content(content: JsonValue, place: str) -> JsonValue:
     """A text, or a list of parts if one is an image."""
     if content is None:
         return ""
@@ -89,7 +88,7 @@ def _content(content: Any, place: str) -> Any:
     return parts if any(x["type"] != "text" for x in parts) else "".join(x["text"] for x in parts)
 
 
-def _part(part: Any, place: str) -> dict[str, Any]:
+def _part(part: JsonValue, place: str) -> Json:
     if not isinstance(part, dict):
         raise _malformed(place, part, "an object with type")
     kind = part.get("type")
@@ -107,6 +106,6 @@ def _part(part: Any, place: str) -> dict[str, Any]:
     raise _malformed(f"{place}.type", kind, "text or image_url")
 
 
-def _malformed(place: str, value: Any, expected: str) -> Refused:
+def _malformed(place: str, value: JsonValue, expected: str) -> Refused:
     shown = "missing" if value is None else f"{value!r:.80}"
     return Refused(400, f"{place} is {shown}; expected {expected}", place.partition("[")[0])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tutti.serve.engine.protocols import Serving
 from tutti.serve.engine.request import Output
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+T = TypeVar("T", Counter, Gauge, Histogram)
 
 
 class Metrics:
@@ -19,7 +22,7 @@ class Metrics:
     def __init__(self):
         self.registry = registry = CollectorRegistry()
 
-        def make(kind: Any, name: str, text: str, **options: Any) -> Any:
+        def make(kind: type[T], name: str, text: str, **options: Any) -> T:
             return kind(f"tutti_{name}", text, registry=registry, **options)
 
         self.running = make(Gauge, "running", "Sequences in the batch")
@@ -39,9 +42,9 @@ class Metrics:
         self.tokens, self.last, self.latency = 0, time.monotonic(), 0.0
         self.state: dict[str, float] = {"running": 0, "waiting": 0, "cache": 0.0}
 
-    def observe(self, engine: Any, changed: list[Output]) -> None:
+    def observe(self, engine: Serving, changed: list[Output]) -> None:
         """Count a step."""
-        engines = getattr(engine, "engines", [engine])
+        engines = engine.engines
         running = sum(len(x.scheduler.running) for x in engines)
         waiting = sum(len(x.scheduler.waiting) for x in engines)
         used = sum(x.pool.used for x in engines) / sum(x.pool.count for x in engines)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from transformers import PreTrainedTokenizerFast
 
 from tutti.serve.server.errors import Refused
 from tutti.serve.server.service import Full
+from tutti.serve.values import Json, JsonView, Tokenizer
 
 T = TypeVar("T")
 GONE = 499  # status of a request whose client has left
@@ -26,7 +27,7 @@ KEEPING = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeS
 class Prompts:
     """Turns texts into tokens. longest: tokens of a prompt with its output. limit: texts that may wait."""
 
-    def __init__(self, tokenizer: Any, longest: int, limit: int):
+    def __init__(self, tokenizer: Tokenizer, longest: int, limit: int):
         self.tokenizer, self.longest = tokenizer, longest
         self.short, self.long = _Pool(2, limit), _Pool(1, limit)
         self.characters, self.swallowing = _characters(tokenizer)
@@ -58,7 +59,7 @@ class Prompts:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """The tokens of a text, in the calling thread."""
-        backend: Any = getattr(self.tokenizer, "backend_tokenizer", None)
+        backend: Tokenizer = getattr(self.tokenizer, "backend_tokenizer", None)
         if self.direct and backend.truncation is None and backend.padding is None:  # it lets other threads run
             return backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return self.tokenizer(text, add_special_tokens=special)["input_ids"]
@@ -74,7 +75,7 @@ class _Pool:
 
     def __init__(self, threads: int, limit: int):
         self.threads, self.limit = ThreadPoolExecutor(threads, "tutti prompts"), limit
-        self.unfinished: dict[Future[Any], int] = {}  # with the characters that each reads
+        self.unfinished: dict[Future, int] = {}  # with the characters that each reads
 
     async def run(self, size: int, function: Callable[[], T]) -> T:
         self.unfinished = {x: n for x, n in self.unfinished.items() if not x.done()}
@@ -97,7 +98,7 @@ async def connected(request: Request, work: Awaitable[T]) -> T:
         task.cancel()
 
 
-def _is_direct(tokenizer: Any) -> bool:
+def _is_direct(tokenizer: Tokenizer) -> bool:
     """Whether a tokenizer is one of the `tokenizers` library whose class changes nothing about it."""
     names = "__call__", "_call_one", "_encode_plus", "_batch_encode_plus"
     return (
@@ -107,13 +108,13 @@ def _is_direct(tokenizer: Any) -> bool:
     )
 
 
-def _characters(tokenizer: Any) -> tuple[int | None, list[str]]:
+def _characters(tokenizer: Tokenizer) -> tuple[int | None, list[str]]:
     """The most characters of a text that one token stands for, if no text can have fewer tokens; None if there is no
     such number. And the special tokens that swallow space around them, whose texts have no such number."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Tokenizer = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         return None, []
-    read: dict[str, Any] = json.loads(backend.to_str())
+    read: Json = json.loads(backend.to_str())
     model, vocabulary = read["model"], read["model"].get("vocab")
     if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or not vocabulary:
         return None, []
@@ -129,26 +130,26 @@ def _characters(tokenizer: Any) -> tuple[int | None, list[str]]:
     return factor * max(len(x) for x in (*vocabulary, *(x["content"] for x in added))), swallowing
 
 
-def _parts(part: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+def _parts(part: JsonView | None, name: str) -> list[JsonView]:
     """The parts of a normalizer or a pre-tokenizer, one after the other."""
     if part is None:
         return []
     return [x for y in part[name] for x in _parts(y, name)] if part.get("type") == "Sequence" else [part]
 
 
-def _byte_letters(splits: Sequence[Mapping[str, Any]]) -> set[str]:
+def _byte_letters(splits: Sequence[JsonView]) -> set[str]:
     """The letters that stand for bytes, if texts are turned into bytes."""
     from tokenizers import pre_tokenizers
 
     return set(pre_tokenizers.ByteLevel.alphabet()) if any(x["type"] == "ByteLevel" for x in splits) else set()
 
 
-def _keeps(split: Mapping[str, Any]) -> bool:
+def _keeps(split: JsonView) -> bool:
     """Whether a pre-tokenizer keeps all characters."""
     return split["type"] in KEEPING and split.get("behavior") != "Removed"
 
 
-def _composes(normalizer: Mapping[str, Any]) -> int:
+def _composes(normalizer: JsonView) -> int:
     """How many characters a normalizer turns into one, at most; 0 if any number."""
     kind = normalizer["type"]
     if kind in ("NFC", "NFKC"):

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
@@ -18,6 +18,7 @@ from tutti.serve.engine.request import Sampling
 from tutti.serve.server.errors import Refused
 from tutti.serve.server.fields import REFUSED, RESPONSES, without
 from tutti.serve.server.meanings import described
+from tutti.serve.values import Json, JsonValue, JsonView
 
 T = TypeVar("T")
 
@@ -36,11 +37,11 @@ class Body(BaseModel):
     """A body. Unknown fields are errors; nulls are left out."""
 
     model_config = ConfigDict(protected_namespaces=(), json_schema_extra=described)
-    absent: ClassVar[Mapping[str, tuple[Any, str]]] = REFUSED
+    absent: ClassVar[Mapping[str, tuple[JsonValue, str]]] = REFUSED
 
     @model_validator(mode="before")
     @classmethod
-    def _check_fields(cls, body: Any) -> Any:
+    def _check_fields(cls, body: JsonValue) -> JsonValue:
         if not isinstance(body, dict):
             return body
         for name, value in body.items():
@@ -54,13 +55,13 @@ class Whole(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _readable(cls, body: Any) -> Any:
+    def _readable(cls, body: JsonValue) -> JsonValue:
         nested(body, "the body", DEEPEST)
         _check_values(body)
         return body
 
 
-def _check_values(body: Any) -> None:
+def _check_values(body: JsonValue) -> None:
     """Raise Refused for a text that is no Unicode (half of a surrogate pair), and a number that is none."""
     rest = [body]
     while rest:
@@ -91,13 +92,13 @@ class ResponseFormat(Body):
     """What the answer must match."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: dict[str, Any] | None = None
+    json_schema: Json | None = None
 
 
 class StructuredOutputs(Body):
     """What the answer must match, in the words of vLLM. One of the first five."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: Json | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: List[str] | None = None
     grammar: str | None = None
@@ -107,7 +108,7 @@ class StructuredOutputs(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, body: Any) -> Any:
+    def _named(cls, body: JsonValue) -> JsonValue:
         return {("json_" if k == "json" else k): x for k, x in body.items()} if isinstance(body, dict) else body
 
     model_config = ConfigDict(populate_by_name=True)
@@ -130,7 +131,7 @@ class Common(Whole):
     stream_options: StreamOptions | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, Any] | None = None
+    logit_bias: Json | None = None
     seed: int | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
@@ -149,7 +150,7 @@ class Common(Whole):
     length_penalty: float = 1.0
     regex: str | None = None
     grammar: str | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: Json | str | None = None
     guided_regex: str | None = None
     guided_choice: List[str] | None = None
     guided_grammar: str | None = None
@@ -165,7 +166,7 @@ class Common(Whole):
     truncation_side: Literal["left", "right"] = "left"
     deadline: float | None = None
 
-    def sampling(self, max_tokens: int | None, logprobs: int | None, schema: Any = None,
+    def sampling(self, max_tokens: int | None, logprobs: int | None, schema: JsonValue = None,
                  bad: list[list[int]] | None = None, names: Mapping[str, str] = FIELDS) -> Sampling:  # fmt: skip
         """How tokens are chosen. schema: of a forced call. bad: the tokens of `bad_words`. names: of the fields that
         options of `Sampling` come from, where they differ. Raises Refused for impossible values."""
@@ -174,7 +175,7 @@ class Common(Whole):
         constraint = self._constraint(schema)
         if self.logprob_token_ids and logprobs is None:
             logprobs = 0
-        beams: dict[str, Any] = {"beams": self.n, "length_penalty": self.length_penalty} if self.use_beam_search else {}
+        beams: Json = {"beams": self.n, "length_penalty": self.length_penalty} if self.use_beam_search else {}
         greedy = self.use_beam_search and self.n == 1
         try:
             return Sampling(
@@ -211,7 +212,7 @@ class Common(Whole):
         except (ValueError, TypeError, OverflowError) as error:
             raise Refused(400, f"logit_bias: {error}; expected numbers by token", "logit_bias") from error
 
-    def _constraint(self, schema: Any) -> dict[str, Any]:
+    def _constraint(self, schema: JsonValue) -> Json:
         """What the answer must match: `schema`, `regex` or `grammar`, or nothing."""
         outputs = self.structured_outputs or StructuredOutputs.model_validate({})
         wanted = {
@@ -237,7 +238,7 @@ class Common(Whole):
             )
         return dict(constraints.values())
 
-    def _format(self) -> Any:
+    def _format(self) -> JsonValue:
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
             return None
@@ -249,7 +250,7 @@ class Common(Whole):
         return schema
 
 
-def _schema(schema: dict[str, Any] | str | None, field: str) -> Any:
+def _schema(schema: Json | str | None, field: str) -> JsonValue:
     """A JSON schema that may be given as its text."""
     if isinstance(schema, str):
         try:
@@ -281,7 +282,7 @@ class CompletionBody(Common):
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts of the body."""
-        prompt: Any = self.prompt
+        prompt: JsonValue = self.prompt
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             return [prompt]
         if not prompt:
@@ -294,7 +295,7 @@ class Function(Body):
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
@@ -308,19 +309,19 @@ class Tool(Body):
 class ChatBody(Common):
     """Body of `/v1/chat/completions`."""
 
-    messages: Any  # they are read by `messages.shaped`
+    messages: JsonValue  # they are read by `messages.shaped`
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     tools: List[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | Json | None = None
     functions: List[Function] | None = None
-    function_call: str | dict[str, Any] | None = None
+    function_call: str | Json | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
-    documents: List[dict[str, Any]] | None = None
+    documents: List[Json] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Json = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -343,9 +344,9 @@ class ChatBody(Common):
             self.tool_choice = {"type": "function", "function": name} if isinstance(name, dict) else name
         return self
 
-    def template(self) -> dict[str, Any]:
+    def template(self) -> Json:
         """Variables of the chat template."""
-        more: Mapping[str, Any] = {"reasoning_effort": self.reasoning_effort, "documents": self.documents}
+        more: JsonView = {"reasoning_effort": self.reasoning_effort, "documents": self.documents}
         return {**self.chat_template_kwargs, **{name: x for name, x in more.items() if x is not None}}
 
 
@@ -367,11 +368,11 @@ class TokenizeBody(Whole):
 
     model: str = ""
     prompt: str | None = None
-    messages: Any = None
+    messages: JsonValue = None
     tools: List[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Json = Field(default_factory=dict)
     return_token_strs: bool = False
 
 
@@ -389,11 +390,11 @@ class TextFormat(Body):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Json | None = Field(None, alias="schema")
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, body: Any) -> Any:
+    def _named(cls, body: JsonValue) -> JsonValue:
         return {("schema_" if k == "schema" else k): x for k, x in body.items()} if isinstance(body, dict) else body
 
     model_config = ConfigDict(populate_by_name=True)
@@ -415,18 +416,18 @@ class Reasoning(Body):
 class ResponseBody(Whole):
     """Body of `/v1/responses`, of which text in and out is supported."""
 
-    absent: ClassVar[Mapping[str, tuple[Any, str]]] = {**REFUSED, **RESPONSES}
+    absent: ClassVar[Mapping[str, tuple[JsonValue, str]]] = {**REFUSED, **RESPONSES}
     model: str = ""
-    input: Any
+    input: JsonValue
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     stream: bool = False
-    metadata: dict[str, Any] | None = None
+    metadata: Json | None = None
     user: str | None = None
-    tools: List[dict[str, Any]] = Field(default_factory=list)
-    tool_choice: Any = "auto"
+    tools: List[Json] = Field(default_factory=list)
+    tool_choice: JsonValue = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = Field(default_factory=TextOptions)
     reasoning: Reasoning = Field(default_factory=Reasoning)

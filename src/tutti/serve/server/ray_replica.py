@@ -13,6 +13,7 @@ from tutti.launch.cluster.ray_job import Ray, connect, released, resources
 from tutti.launch.launch import LOGS_VARIABLE
 from tutti.serve.command import arguments_of_worker, route_to
 from tutti.serve.server.router import Worker
+from tutti.serve.values import Json
 
 
 class RayReplica(Worker):
@@ -74,7 +75,7 @@ class RayReplica(Worker):
             self.actor = None
 
 
-def serve(job: ClusterJob, own: Ray, where: Path, logs: Path, arguments: dict[str, Any]) -> None:
+def serve(job: ClusterJob, own: Ray, where: Path, logs: Path, arguments: Json) -> None:
     """Serve with `job.replicas` actors until SIGTERM or Ctrl-C. given: the arguments of `tutti serve`."""
     connect(own.address)
     words = ["-m", "tutti.launch.worker", "-m", "tutti.cli", "serve", *arguments_of_worker(arguments),

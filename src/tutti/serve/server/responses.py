@@ -15,11 +15,12 @@ from tutti.serve.server.answers import event
 from tutti.serve.server.errors import Refused, body_of
 from tutti.serve.server.prompts import GONE
 from tutti.serve.server.protocol import ResponseBody
+from tutti.serve.values import Json
 
 CUT = "incomplete"  # status of a response that has reached its length
 
 
-def turns(body: ResponseBody) -> list[dict[str, Any]]:
+def turns(body: ResponseBody) -> list[Json]:
     """The messages of a chat that a body stands for. Raises Refused for input that is no message."""
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     if isinstance(items, list):
@@ -41,7 +42,7 @@ class ResponseAnswer:
     message: str = field(default_factory=lambda: f"msg_{uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, output: Output) -> dict[str, Any]:
+    def whole(self, output: Output) -> Json:
         """The complete answer."""
         return self._shown(_status(output), output)
 
@@ -82,10 +83,10 @@ class ResponseAnswer:
         yield sent("response.output_item.done", output_index=0, item=self._message(status, [part]))
         yield sent(f"response.{status}", response=self._shown(status, output))
 
-    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _message(self, status: str, content: list[Json]) -> Json:
         return {"type": "message", "id": self.message, "role": "assistant", "status": status, "content": content}
 
-    def _shown(self, status: str, output: Output | None = None) -> dict[str, Any]:
+    def _shown(self, status: str, output: Output | None = None) -> Json:
         body, counts = self.body, None
         if output:
             counts = {"input_tokens": len(output.prompt), "output_tokens": len(output.tokens),
@@ -100,7 +101,7 @@ class ResponseAnswer:
                 "incomplete_details": {"reason": "max_output_tokens"} if status == CUT else None}  # fmt: skip
 
 
-def _part(text: str) -> dict[str, Any]:
+def _part(text: str) -> Json:
     """The part of a message that is its text."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 

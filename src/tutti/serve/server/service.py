@@ -14,12 +14,14 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from tutti.serve.constraints.compiling import Busy, Compiler
 from tutti.serve.constraints.constrain import Constraint
+from tutti.serve.engine.protocols import Serving
 from tutti.serve.engine.request import Output, Request
 
+T = TypeVar("T")
 FAILED = "the engine has failed"  # how the errors of requests begin that are not at fault
 
 
@@ -77,7 +79,7 @@ class Answers:
                 self.service.inbox.put(lambda id=request.id: self.service.cancel(id))
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _settle(done: asyncio.Future, result: object, error: Exception | None) -> None:
     """Answer a call whose caller may have left."""
     if not done.done():
         done.set_exception(error) if error else done.set_result(result)
@@ -90,12 +92,14 @@ class Service:
     thread, with the engine and the outputs that changed.
     """
 
-    def __init__(self, engine: Any, limit: int = 256, observe: Callable[[Any, list[Output]], None] | None = None):
+    def __init__(
+        self, engine: Serving, limit: int = 256, observe: Callable[[Serving, list[Output]], None] | None = None
+    ):
         self.engine, self.limit, self.observe = engine, limit, observe
         self.listeners: dict[str, tuple[Answers, int]] = {}  # who waits for a request, and its number there
         self.inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.draining = self.ended = False
-        self.calls: set[asyncio.Future[Any]] = set()
+        self.calls: set[asyncio.Future] = set()
         self.thread = threading.Thread(target=self._run, name="tutti engine", daemon=True)
         self.compiler = Compiler(engine.constraints, limit)
 
@@ -180,7 +184,7 @@ class Service:
         """The finished output of a request. Raises as `stream` does."""
         return [x async for x in self.stream(request)][-1]
 
-    async def call(self, function: Callable[[Any], Any]) -> Any:
+    async def call(self, function: Callable[[Serving], T]) -> T:
         """`function(engine)`, computed in the engine's thread between steps; dropped if the caller leaves before.
 
         Raises Full and Draining.

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import uuid4
 
 from tutti.serve.server.errors import Refused
 from tutti.serve.server.protocol import Tool
+from tutti.serve.values import Json, JsonValue
 
 # How models write calls: Hermes and Qwen in tags, Mistral after a marker, Llama as plain JSON.
 TAG = "<tool_call>"
@@ -22,7 +22,7 @@ VALUES = {"const", "enum", "default", "examples", "example"}  # keywords of JSON
 NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # names, then schemas
 
 
-def chosen(tools: Sequence[Tool], choice: Any) -> tuple[list[Tool], bool]:
+def chosen(tools: Sequence[Tool], choice: JsonValue) -> tuple[list[Tool], bool]:
     """The tools that an answer may call, and whether it must call one. Raises Refused for unknown tools."""
     if choice in (None, "auto"):
         return list(tools), False
@@ -48,13 +48,13 @@ def chosen(tools: Sequence[Tool], choice: Any) -> tuple[list[Tool], bool]:
     return allowed, must
 
 
-def _name(choice: Any) -> Any:
+def _name(choice: JsonValue) -> JsonValue:
     """The name of a function that a choice names, in the words of chats or of responses."""
     function = choice.get("function", choice) if isinstance(choice, dict) else None
     return function.get("name") if isinstance(function, dict) else None
 
 
-def forced(tools: Sequence[Tool]) -> dict[str, Any]:
+def forced(tools: Sequence[Tool]) -> Json:
     """The JSON schema of an answer that must call one of the tools."""
     calls = []
     for i, tool in enumerate(tools):
@@ -65,7 +65,7 @@ def forced(tools: Sequence[Tool]) -> dict[str, Any]:
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def _moved(schema: Any, place: str, names: bool = False) -> Any:
+def _moved(schema: JsonValue, place: str, names: bool = False) -> JsonValue:
     """A schema as a part of another, at a place: its references to itself begin there. names: whether the keys are
     names of schemas, and no keywords."""
     if isinstance(schema, list):
@@ -92,7 +92,7 @@ class ToolCall:
     complete: bool = False
     id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Json:
         """The call as the OpenAI API writes it."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
@@ -191,13 +191,13 @@ def _written(text: str, names: Sequence[str]) -> tuple[str, list[ToolCall]]:
     return rest, [_call(x) for x in calls]
 
 
-def _loaded(text: str) -> Any:
+def _loaded(text: str) -> JsonValue:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _call(call: dict[str, Any]) -> ToolCall:
+def _call(call: Json) -> ToolCall:
     arguments = call.get("arguments", call.get("parameters", {}))
     return ToolCall(call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments), True)

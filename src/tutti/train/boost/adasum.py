@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from torch.utils import _pytree as pytree
 
 from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss, loss_with
+from tutti.train.values import Outputs
 
 ITEMS = "num_items_in_batch"
 
@@ -81,7 +81,7 @@ def in_parts(loss: Loss, parts: int) -> Loss:
     concatenated along dim 0.
     """
 
-    def value(model: nn.Module, batch: Batch) -> Any:
+    def value(model: nn.Module, batch: Batch) -> Outputs:
         if not model.training:
             return loss(model, batch)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -96,7 +96,7 @@ def in_parts(loss: Loss, parts: int) -> Loss:
     return value
 
 
-def divided(batch: Batch, parts: int) -> list[Any]:
+def divided(batch: Batch, parts: int) -> list[Batch]:
     """Equal parts of a batch along dim 0. Entries whose dim 0 is not the batch size are shared by all parts.
 
     The batch size is the size of dim 0 of the first tensor. Raises ValueError if it does not divide.
@@ -107,9 +107,10 @@ def divided(batch: Batch, parts: int) -> list[Any]:
         raise ValueError(f"adasum divides a batch into {parts} equal parts, but it has {rows} rows")
     size = rows // parts
 
-    def part(x: Any, i: int) -> Any:
-        whole = not isinstance(x, Tensor) or not x.ndim or x.shape[0] != rows
-        return x if whole else x[i * size : (i + 1) * size]
+    def part(x: object, i: int) -> object:
+        if not isinstance(x, Tensor) or not x.ndim or x.shape[0] != rows:
+            return x
+        return x[i * size : (i + 1) * size]
 
     parts_of_batch = [pytree.tree_unflatten([part(x, i) for x in leaves], tree) for i in range(parts)]
     if isinstance(batch, Mapping) and ITEMS in batch:  # what a part divides its sum by, for the mean over parts
@@ -124,11 +125,11 @@ class _Copies(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, parts: int) -> tuple[Tensor, ...]:
+    def forward(ctx: object, parameter: Tensor, parts: int) -> tuple[Tensor, ...]:
         return tuple(parameter.view_as(parameter) for _ in range(parts))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
         return adasum([g * len(gradients) for g in gradients]), None
 
 

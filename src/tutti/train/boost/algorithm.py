@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,13 @@ from torch import Tensor, nn
 from tutti.checkpoint.checkpoints import Checkpoints
 from tutti.plan.plan import Plan
 from tutti.tracing.batch import Batch
-from tutti.train.values import NamedValues
+from tutti.train.values import NamedValues, Outputs
 
-Loss = Callable[[nn.Module, Any], Any]
+if TYPE_CHECKING:
+    from tutti.api.step import Step
+    from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
+
+Loss = Callable[[nn.Module, Batch], Outputs]  # a 0-d tensor, or it and metrics by name
 
 
 class NothingToDo(ValueError):
@@ -44,17 +49,17 @@ class Algorithm:
         """Parameter -> class, from 1, if some steps train only some of the classes (`tutti.Step.count_apart`)."""
         return {}
 
-    def before(self, step: Any, number: int) -> None:
+    def before(self, step: Step, number: int) -> None:
         """Called before a `tutti.Step` is trained. number: of steps done so far."""
 
-    def after(self, step: Any, batch: Batch) -> None:
+    def after(self, step: Step, batch: Batch) -> None:
         """Called after a `tutti.Step` was trained on a batch, also if that raised an error."""
 
     def options(self) -> NamedValues:
         """Options of `tutti.parallelize` that it needs, unless they are given."""
         return {}
 
-    def replaced(self, step: Any, batch: Batch, loss: Loss, options: Mapping[str, Any]) -> Any:
+    def replaced(self, step: Training, batch: Batch, loss: Loss, options: NamedValues) -> Training:
         """The step that training calls, in place of a step made with these arguments."""
         return step
 
@@ -72,22 +77,27 @@ class Training(Protocol):
     def skipped(self) -> int: ...
     @property
     def plan(self) -> Plan: ...
+    @property
+    def accumulate(self) -> int: ...
+    @property
+    def flops(self) -> int: ...
     def __call__(self, batch: Batch) -> Tensor: ...
     def evaluate(self, batch: Batch) -> Tensor: ...
+    def grad_norm(self) -> Tensor: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def training_state(self) -> dict[str, Tensor]: ...
     def load_training_state(self, state: Mapping[str, Tensor]) -> None: ...
-    def save(self, checkpoints: Checkpoints, facts: Mapping[str, Any] | None = None) -> None: ...
-    def load(self, folder: Any) -> Any: ...
+    def save(self, checkpoints: Checkpoints, facts: NamedValues | None = None) -> None: ...
+    def load(self, folder: str | Path | PeerCheckpoint) -> int | None: ...
 
 
-def default_loss(model: nn.Module, batch: Batch) -> Any:
+def default_loss(model: nn.Module, batch: Batch) -> Outputs:
     """The loss of `tutti.parallelize(..., loss=None)`: the model's output, or its `.loss`."""
     output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
 
 
-def loss_with(tensors: Mapping[str, Tensor], model: nn.Module, batch: Batch, loss: Loss) -> Any:
+def loss_with(tensors: Mapping[str, Tensor], model: nn.Module, batch: Batch, loss: Loss) -> Outputs:
     """`loss(model, batch)` with these tensors, by name, in place of the model's parameters and buffers."""
     parameters = {f"model.{name}": x for name, x in tensors.items()}
     return torch.func.functional_call(_Bound(model, loss), parameters, (batch,))
@@ -100,5 +110,5 @@ class _Bound(nn.Module):
         super().__init__()
         self.model, self.of = model, loss
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> Outputs:
         return self.of(self.model, batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,8 +14,9 @@ from tutti.api.step import Step
 from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo, Training, default_loss
 from tutti.train.boost.levels import ALGORITHMS, LEVELS
+from tutti.train.values import NamedValues, Outputs
 
-Value = str | Iterable[str] | Mapping[str, Mapping[str, Any]] | None
+Value = str | Iterable[str] | Mapping[str, NamedValues] | None
 
 
 class Boost:
@@ -101,7 +102,7 @@ class Boost:
         if joint := combined(classes):
             step.count_apart(joint)
         active = [a for a in self.algorithms.values() if a.acts]
-        training: Any = Boosted(step, active) if active else step
+        training = cast(Training, Boosted(step, active)) if active else step
         for algorithm in self.algorithms.values():
             training = algorithm.replaced(training, batch, changed, options)
         return training
@@ -144,7 +145,7 @@ def _with_metrics(names: Iterable[str]) -> Loss:
     if not wanted:
         return default_loss
 
-    def loss(model: nn.Module, batch: Batch) -> Any:
+    def loss(model: nn.Module, batch: Batch) -> Outputs:
         output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
         fields = output if isinstance(output, Mapping) else vars(output)
         return fields["loss"], {name: fields[name] for name in wanted}

@@ -30,15 +30,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from tutti.tracing.batch import Batch
-from tutti.train.boost.algorithm import Algorithm, Loss, loss_with
+from tutti.train.boost.algorithm import Algorithm, Loss, Training, loss_with
 from tutti.train.boost.reduced import Reduced
 from tutti.train.values import NamedValues
+
+if TYPE_CHECKING:
+    from tutti.api.step import Step
 
 TRIES = 3  # of the line search
 EPSILON = 1e-20
@@ -74,8 +77,8 @@ class DimReduce(Algorithm):
             raise ValueError(f"rho={self.rho!r} and sigma={self.sigma!r} must be between 0 and 1, gamma={self.gamma!r} "
                              "at least 0 and less than 1")  # fmt: skip
 
-    def replaced(self, step: Any, batch: Batch, loss: Loss, options: Any) -> Any:
-        return Reduced(step, self, batch, loss, options)
+    def replaced(self, step: Training, batch: Batch, loss: Loss, options: NamedValues) -> Training:
+        return Reduced(cast("Step", step), self, batch, loss, options)  # `step` may pass everything on to a Step
 
     def basis_of(self, copies: Sequence[Tensor]) -> Tensor:
         """The rows of P for copies of the weights, each of shape (number of weights,)."""

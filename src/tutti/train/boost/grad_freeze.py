@@ -21,12 +21,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
 
 from tutti.train.boost.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from tutti.api.step import Step
 
 SMALLEST = 3  # parameters of a unit, after which a new one may begin
 
@@ -62,7 +65,7 @@ class GradFreeze(Algorithm):
         last = len(self._parts) - 1
         return {name: last - i for i, names in enumerate(self._parts) for name in names}
 
-    def before(self, step: Any, number: int) -> None:
+    def before(self, step: Step, number: int) -> None:
         index = self.index(number)
         names = [name for part in self._parts[index:] for name in part]
         step.train_only(names if index else None)

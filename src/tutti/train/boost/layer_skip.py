@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,6 +32,10 @@ from torch import nn
 
 from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss, NothingToDo
+from tutti.train.values import Outputs
+
+if TYPE_CHECKING:
+    from tutti.api.step import Step
 
 
 @dataclass
@@ -101,11 +105,11 @@ class LayerSkip(Algorithm):
         order = 1 + np.random.RandomState([self.seed, pattern]).permutation(count - 2)
         return sorted(order[: max(left_out, 0)].tolist())
 
-    def before(self, step: Any, number: int) -> None:
+    def before(self, step: Step, number: int) -> None:
         for i in self.skipped(number):
             self._layers[i].skipped = True  # pyright: ignore[reportArgumentType]
 
-    def after(self, step: Any, batch: Batch) -> None:
+    def after(self, step: Step, batch: Batch) -> None:
         for layer in self._layers:
             layer.skipped = False  # pyright: ignore[reportArgumentType]
 
@@ -113,10 +117,10 @@ class LayerSkip(Algorithm):
 class _Skippable(nn.Module):
     """A layer that returns its first argument while it is `skipped`."""
 
-    skipped: Any = False
-    in_tuple: Any = False
+    skipped: bool = False
+    in_tuple: bool = False
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: torch.Tensor, *args: object, **kwargs: object) -> Outputs:
         if self.skipped:
             return (x,) if self.in_tuple else x
         return super().forward(x, *args, **kwargs)
@@ -127,7 +131,7 @@ def layers_of(model: nn.Module, batch: Batch, loss: Loss, who: str = "layer_skip
     in a tuple. `loss(model, batch)` runs once. Raises NothingToDo, in the name of `who`, if there is no such list."""
     kinds: dict[nn.Module, bool] = {}
 
-    def see(layer: nn.Module, args: tuple, output: Any) -> None:
+    def see(layer: nn.Module, args: tuple, output: Outputs) -> None:
         value = output[0] if isinstance(output, tuple) and len(output) == 1 else output
         first_argument = args[0] if args else None
         if (

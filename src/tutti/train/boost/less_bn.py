@@ -23,10 +23,10 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn import functional as F
 
 from tutti.tracing.batch import Batch
@@ -109,7 +109,7 @@ def inner_norms(model: nn.Module, batch: Batch, loss: Loss = default_loss) -> li
     return [name for name, _ in model.named_modules() if name in norms]
 
 
-def _branch(operand: Any, other: Any) -> list[Tensor]:
+def _branch(operand: Node | None, other: Node | None) -> list[Tensor]:
     """The weights of the batch norms of one operand of an addition, backwards, up to where both operands begin."""
     begins = {other, *(x for _, x in _chain(other))} - {None}
     weights = []
@@ -120,20 +120,20 @@ def _branch(operand: Any, other: Any) -> list[Tensor]:
     return []
 
 
-def _chain(node: Any) -> Iterator[tuple[Tensor, Any]]:
+def _chain(node: Node | None) -> Iterator[tuple[Tensor, Node | None]]:
     """For BN - conv [- ReLU - BN - conv ...] backwards: the weight of each batch norm, and the input of its conv."""
     while node is not None and node.name().endswith("BatchNormBackward0"):
         conv, weight = node.next_functions[0][0], node.next_functions[1][0]
         if weight is None or conv is None or not conv.name().startswith("ConvolutionBackward"):
             return
         source = conv.next_functions[0][0]
-        yield weight.variable, source
+        yield weight.variable, source  # pyright: ignore[reportAttributeAccessIssue]
         if source is None or not source.name().startswith("ReluBackward"):
             return
         node = source.next_functions[0][0]
 
 
-def _nodes(start: Any) -> Iterator[Any]:
+def _nodes(start: Node | None) -> Iterator[Node]:
     seen, left = set(), [start]
     while left:
         node = left.pop()

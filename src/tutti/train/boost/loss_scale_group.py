@@ -16,16 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, NestedIOFunction
 
 from tutti.ir.kind import Kind
 from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Algorithm, Loss
 from tutti.train.boost.layer_skip import layers_of
-from tutti.train.values import NamedValues
+from tutti.train.values import NamedValues, Outputs
+
+if TYPE_CHECKING:
+    from tutti.api.step import Step
 
 SCALES = "boost_loss_scales"  # a buffer of the model, float32 of shape (groups,)
 
@@ -82,7 +86,7 @@ class LossScaleGroup(Algorithm):
         self._good = [0] * self.groups
 
     def loss(self, loss: Loss) -> Loss:
-        def scaled(model: nn.Module, batch: Batch) -> Any:
+        def scaled(model: nn.Module, batch: Batch) -> Outputs:
             value = loss(model, batch)
             if isinstance(value, tuple):
                 return _Scale.apply(value[0], getattr(model, SCALES)[-1]), value[1]
@@ -93,7 +97,7 @@ class LossScaleGroup(Algorithm):
     def options(self) -> NamedValues:
         return {"max_nonfinite_steps": 20}
 
-    def after(self, step: Any, batch: Batch) -> None:
+    def after(self, step: Step, batch: Batch) -> None:
         bad = [False] * self.groups
         if step.skipped > self._skipped:
             for name, gradient in step.gradients(batch).items():
@@ -101,7 +105,7 @@ class LossScaleGroup(Algorithm):
         self._skipped = step.skipped
         self.update(step, bad)
 
-    def update(self, step: Any, overflowed: list[bool]) -> None:
+    def update(self, step: Step, overflowed: list[bool]) -> None:
         """Adapt the scales after a step in which the gradients of these groups were not finite."""
         self._good = [0 if bad else good + 1 for good, bad in zip(self._good, overflowed, strict=True)]
         if not any(overflowed) and self.interval not in self._good:
@@ -138,12 +142,12 @@ class _Scale(torch.autograd.Function):
     """x, whose gradient is multiplied by a 0-d tensor."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, scale: Tensor) -> Tensor:
         ctx.save_for_backward(scale)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+    def backward(ctx: NestedIOFunction, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
         (scale,) = ctx.saved_tensors
         return (gradient.float() * scale).to(gradient.dtype), None
 
@@ -174,5 +178,5 @@ class _Boundary(nn.Module):
 
     boundary: Callable[[], Tensor]
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Outputs:
         return super().forward(_Scale.apply(x, self.boundary()), *args, **kwargs)

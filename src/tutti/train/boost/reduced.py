@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,11 +12,16 @@ from torch import Tensor
 from tutti.api.function import Function, function
 from tutti.api.store import Store
 from tutti.checkpoint.checkpoints import Checkpoints
-from tutti.checkpoint.peer_checkpoint import opened
+from tutti.checkpoint.peer_checkpoint import PeerCheckpoint, opened
 from tutti.ir.kind import Kind
 from tutti.plan.plan import Plan
 from tutti.tracing.batch import Batch
 from tutti.train.boost.algorithm import Loss
+from tutti.train.values import NamedValues
+
+if TYPE_CHECKING:
+    from tutti.api.step import Step
+    from tutti.train.boost.dim_reduce import DimReduce
 
 OPTIONS = ("cluster", "plan", "level", "pins", "budget", "seed")  # those of `parallelize` that functions have
 MARK = "dim_reduce:"  # of entries of the training state
@@ -29,8 +34,8 @@ class Reduced:
     `step` is None afterwards.
     """
 
-    def __init__(self, step: Any, algorithm: Any, batch: Batch, loss: Loss, options: Mapping[str, Any]):
-        self.step: Any = step
+    def __init__(self, step: Step, algorithm: DimReduce, batch: Batch, loss: Loss, options: NamedValues):
+        self.step: Any = step  # None after the switch
         self.model, self.optimizer = step.model, step.optimizer
         self._algorithm, self._example, self._loss = algorithm, batch, loss
         self._options = {key: options[key] for key in OPTIONS if key in options}
@@ -38,9 +43,9 @@ class Reduced:
             self._options["plan"] = "auto"  # a plan of the other graph
         self._cluster = step.cluster
         self._copies: list[Tensor] = []
-        self.store: Any = step.store
+        self.store: Any = step.store  # a `tutti.Store` after the switch
         self._train: Function | None = None
-        self._evaluate: Callable[[Any], Tensor] | None = None
+        self._evaluate: Function | None = None
         self.metrics: dict[str, Tensor] = {}
 
     @property
@@ -61,6 +66,20 @@ class Reduced:
     def plan(self) -> Plan:
         """The plan that runs, with its prediction."""
         return self.step.plan if self._train is None else self._train.plan
+
+    @property
+    def accumulate(self) -> int:
+        """Number of microbatches: after the switch a batch is one."""
+        return 1 if self.step is None else self.step.accumulate
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one step, all devices together."""
+        return self.step.flops if self._train is None else self._train.graph.flops
+
+    def grad_norm(self) -> Tensor:
+        """The 2-norm of all gradients of the last step; after the switch, of their projections, at first 0. 0-d."""
+        return self.store.whole("cache:state.last_gradient").norm() if self.step is None else self.step.grad_norm()
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a global batch. Returns the mean loss, a 0-d tensor."""
@@ -94,20 +113,23 @@ class Reduced:
     def evaluate(self, batch: Batch) -> Tensor:
         """Compute the mean loss of a batch in evaluation mode, without an update. Returns a 0-d tensor."""
         if self.step is not None:
-            return self.step.evaluate(batch)
+            value = self.step.evaluate(batch)
+            self.metrics = self.step.metrics
+            return value
         model, loss = self.model, self._loss
 
         @torch.no_grad()
-        def evaluation(batch: Batch) -> Tensor:
+        def evaluation(batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
             result = loss(model, batch)
-            return result[0] if isinstance(result, tuple) else result
+            return result if isinstance(result, tuple) else (result, {})
 
         modes, calls = {module: module.training for module in model.modules()}, self.store.calls
         model.eval()
         try:
             if self._evaluate is None:
                 self._evaluate = function(evaluation, batch, store=self.store, **self._options)
-            return self._evaluate(batch)
+            value, self.metrics = self._evaluate(batch)
+            return value
         finally:
             self.store.calls = calls  # counts steps
             for module, mode in modes.items():
@@ -136,14 +158,14 @@ class Reduced:
         self._copies = list(own.get("copies", ()))
         self.step.load_training_state({name: x for name, x in state.items() if not name.startswith(MARK)})
 
-    def save(self, checkpoints: Checkpoints, facts: Mapping[str, Any] | None = None, *args: Any, **kwargs: Any) -> None:
+    def save(self, checkpoints: Checkpoints, facts: NamedValues | None = None, *args: Any, **kwargs: Any) -> None:
         """Start a checkpoint, as `tutti.Step.save`. Copies of weights are not in it: a resumed run begins them anew."""
         if self.step is None:
             self.store.save(checkpoints, {**(facts or {}), "dim_reduce": True}, *args, **kwargs)
         else:
             self.step.save(checkpoints, facts, *args, **kwargs)
 
-    def load(self, folder: Any) -> None:
+    def load(self, folder: str | Path | PeerCheckpoint) -> None:
         """Load a checkpoint of `save`, of before or after the switch."""
         if opened(folder)[0].get("dim_reduce"):
             self._prepare()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 MIB = 1 << 20
 
@@ -51,7 +50,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def passes(
-    code: str, name: str, tests: Sequence[tuple[Sequence[Any], Any]], seconds: float = 2.0, memory: int = 512
+    code: str, name: str, tests: Sequence[tuple[Sequence[object], object]], seconds: float = 2.0, memory: int = 512
 ) -> str:
     """Run code in a process of its own and call its function `name`. Returns "" if all tests pass, else what failed.
 

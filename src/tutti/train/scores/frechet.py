@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Features:
@@ -21,11 +23,11 @@ class Features:
 
     def __init__(self) -> None:
         self.count = 0
-        self._mean: Any = 0.0
-        self._scatter: Any = 0.0  # sum of outer products of deviations
+        self._mean = np.zeros(())
+        self._scatter = np.zeros(())  # sum of outer products of deviations
 
     @classmethod
-    def of(cls, extractor: Callable[[Any], Tensor], batches: Iterable[Any]) -> Features:
+    def of(cls, extractor: Callable[[T], Tensor], batches: Iterable[T]) -> Features:
         """The features (rows, ...) that an extractor makes of batches. Dims after the first are flattened."""
         features = cls()
         with torch.no_grad():

@@ -6,9 +6,9 @@ stop text. `harness_model` is the `lm_eval.api.model.LM` around it, and `run_har
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Scorer:
         self.batch, self.length = batch, length or getattr(self.model.config, "max_position_embeddings", 1024)
         self.options: NamedValues = {"cluster": cluster, "plan": plan, "level": level}
         self.buckets = bucket_lengths(self.length)
-        self._function: Any = None
+        self._function: tutti.Function | None = None
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text, without special tokens."""
@@ -123,7 +123,7 @@ class Scorer:
             self._function = self._distributed(batch)
         return self._function(batch)
 
-    def _distributed(self, example: dict[str, Tensor]) -> Callable[..., Any]:
+    def _distributed(self, example: dict[str, Tensor]) -> tutti.Function:
         model = self.model
 
         @torch.no_grad()
@@ -153,7 +153,7 @@ class Scorer:
         return text[: min(ends)] if ends else text
 
 
-def harness_model(scorer: Scorer) -> Any:
+def harness_model(scorer: Scorer) -> Answers:
     """An `lm_eval.api.model.LM` for `lm_eval.simple_evaluate(model=...)`. Raises ImportError without lm_eval."""
     base = library("lm_eval.api.model").LM
 
@@ -161,6 +161,12 @@ def harness_model(scorer: Scorer) -> Any:
         """Answers of a `Scorer`."""
 
     return TuttiLM(scorer)
+
+
+class Request(Protocol):
+    """A request of lm-eval."""
+
+    args: tuple
 
 
 class Answers:
@@ -174,15 +180,15 @@ class Answers:
     def tokenizer_name(self) -> str:
         return str(self.scorer.tokenizer.name_or_path).replace("/", "__")
 
-    def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Request], **_: object) -> list[tuple[float, bool]]:
         """args: (context, continuation)."""
         return self.scorer.loglikelihoods([request.args for request in requests])
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Request], **_: object) -> list[float]:
         """args: (text,)."""
         return self.scorer.rolling([request.args[0] for request in requests])
 
-    def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
+    def generate_until(self, requests: Sequence[Request], **_: object) -> list[str]:
         """args: (context, options): `until`, `max_gen_toks`, `do_sample` and `temperature`."""
         texts = []
         for request in requests:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from tutti.checkpoint.folder import is_step_checkpoint
 from tutti.checkpoint.model import load_model
@@ -18,7 +19,8 @@ from tutti.exec.stores.weights import check_weights
 from tutti.models import register
 from tutti.train.scores.compute import METRICS, OF_TEXT, compute_metrics
 from tutti.train.scores.text import bleu, rouge
-from tutti.train.tasks import get_task
+from tutti.train.tasks import Task, get_task
+from tutti.train.tasks.language.seq2seq import Seq2Seq
 from tutti.train.trainer.arguments import TrainingArguments
 from tutti.train.trainer.trainer import Trainer
 from tutti.train.values import Outputs, Processor, Rows
@@ -30,7 +32,7 @@ OF_TOKENS = ("causal-lm", "fill-in-the-middle", "masked-lm", "span-corruption", 
 def score_folder(
     folder: str | Path,
     task: str,
-    data: Any,
+    data: Rows,
     metrics: Sequence[str] | None = None,
     *,
     batch: int = 8,
@@ -80,7 +82,8 @@ def score_folder(
     if task in OF_TOKENS:
         measured["perplexity"] = math.exp(measured["loss"])
     if set(wanted) & set(OF_TEXT):
-        wanted_texts = [row[chosen.target] for row in rows]  # pyright: ignore[reportAttributeAccessIssue]
+        assert isinstance(chosen, Seq2Seq)
+        wanted_texts = [row[chosen.target] for row in rows]
         texts = written(model, processor, chosen, rows, batch, new_tokens), wanted_texts
         measured |= {"bleu": bleu(*texts)} if "bleu" in wanted else {}
         measured |= rouge(*texts) if "rouge" in wanted else {}
@@ -93,7 +96,7 @@ def score_folder(
 
 
 @torch.no_grad()
-def written(model: Any, tokenizer: Processor, task: Any, rows: Rows, batch: int, new_tokens: int) -> list[str]:
+def written(model: Any, tokenizer: Processor, task: Seq2Seq, rows: Rows, batch: int, new_tokens: int) -> list[str]:
     """What an encoder-decoder writes, greedily, for the source of each row."""
     outputs: list[str] = []
     for begin in range(0, len(rows), batch):
@@ -106,11 +109,11 @@ def written(model: Any, tokenizer: Processor, task: Any, rows: Rows, batch: int,
     return outputs
 
 
-def _best(logits: Outputs, labels: Any) -> Any:
+def _best(logits: Outputs, labels: object) -> Tensor:
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(-1)
 
 
-def _model(folder: Path, task: Any) -> Any:
+def _model(folder: Path, task: Task) -> transformers.PreTrainedModel:
     if is_step_checkpoint(folder):
         return load_model(folder)
     if not task.model_class.startswith("Auto"):
@@ -119,7 +122,7 @@ def _model(folder: Path, task: Any) -> Any:
     return getattr(transformers, task.model_class).from_pretrained(folder, dtype=torch.float32)
 
 
-def _processor(folder: Path) -> Any:
+def _processor(folder: Path) -> Processor:
     if (folder / "tokenizer_config.json").exists():
         return transformers.AutoTokenizer.from_pretrained(folder)
     if (folder / "preprocessor_config.json").exists():

@@ -64,7 +64,7 @@ def rouge(predictions: Sequence[str], references: Sequence[str] | Sequence[Seque
     return {name: sum(x[name].fmeasure for x in scores) / len(scores) for name in ROUGE}
 
 
-def _references(predictions: Sequence[str], references: Sequence[Any]) -> list[list[str]]:
+def _references(predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
     if len(predictions) != len(references) or not predictions:
         raise ValueError(f"there are {len(predictions)} predictions and {len(references)} references")
     return [[x] if isinstance(x, str) else list(x) for x in references]

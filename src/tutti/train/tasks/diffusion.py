@@ -200,7 +200,7 @@ class Diffusion(Task):
         sampler = scheduler or self.scheduler()
         sampler.set_timesteps(steps)
         condition, none = self._conditions(model, shape[0], labels, texts, processor, guidance, device)
-        inner: Any = model.denoiser if isinstance(model, TextToImage) else model
+        inner = model.denoiser if isinstance(model, TextToImage) else model
         x = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed)).to(device)
         x = x * getattr(sampler, "init_noise_sigma", 1.0)
         for time in sampler.timesteps:
@@ -280,7 +280,7 @@ class TextToImage(nn.Module):
         return x if self.vae is None else self.vae.decode(x / self.vae.config.scaling_factor).sample  # pyright: ignore
 
 
-def denoised(model: Any, x: Tensor, time: Tensor, condition: dict[str, Tensor]) -> Tensor:
+def denoised(model: nn.Module, x: Tensor, time: Tensor, condition: dict[str, Tensor]) -> Tensor:
     """The model's prediction, with as many channels as x (some models also predict a variance)."""
     output = model(x, time, **condition)
     return getattr(output, "sample", output)[:, : x.shape[1]]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tutti.data.rows import SAMPLE
 from tutti.train.values import Row
 
 
-def generator(seed: int, feature: Row, content: Any) -> np.random.Generator:
+def generator(seed: int, feature: Row, content: ArrayLike) -> np.random.Generator:
     """The generator of a sample: of its `sample_index` if it has one, of `content` otherwise."""
     index = feature.get(SAMPLE)
     if index is not None:

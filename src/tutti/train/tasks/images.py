@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,8 +10,13 @@ from torch import Tensor
 
 from tutti.train.values import Processor
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-def pixels(images: list[Any], processor: Processor, size: int | None = None) -> Tensor:
+    ImageLike = Image | np.ndarray | list  # of PIL, or uint8 values
+
+
+def pixels(images: list[ImageLike], processor: Processor, size: int | None = None) -> Tensor:
     """pixel_values of some images, (batch, channels, height, width) float32.
 
     images: images of PIL, or uint8 arrays (height, width, channels).
@@ -24,14 +29,14 @@ def pixels(images: list[Any], processor: Processor, size: int | None = None) -> 
     return torch.from_numpy(np.stack([_scaled(x, size) for x in images]))
 
 
-def image_of(x: Any) -> Any:
+def image_of(x: ImageLike) -> Image:
     """An RGB image of PIL."""
-    from PIL import Image
+    from PIL.Image import fromarray
 
-    return (Image.fromarray(np.asarray(x, np.uint8)) if isinstance(x, np.ndarray | list) else x).convert("RGB")
+    return (fromarray(np.asarray(x, np.uint8)) if isinstance(x, np.ndarray | list) else x).convert("RGB")
 
 
-def _scaled(x: Any, size: int | None) -> np.ndarray:
+def _scaled(x: ImageLike, size: int | None) -> np.ndarray:
     if isinstance(x, np.ndarray | list) and (size is None or np.shape(x)[:2] == (size, size)):
         array = np.asarray(x, np.float32)
         array = array[..., None] if array.ndim == 2 else array
@@ -46,7 +51,7 @@ def _scaled(x: Any, size: int | None) -> np.ndarray:
     return np.ascontiguousarray(array.transpose(2, 0, 1)) / 127.5 - 1
 
 
-def augmented(image: Any, draw: np.random.Generator, flip: bool, crop: float | None) -> Any:
+def augmented(image: ImageLike, draw: np.random.Generator, flip: bool, crop: float | None) -> ImageLike:
     """An image flipped with probability 1/2, and a random part of it (Szegedy et al. 2015).
 
     crop: the smallest fraction of the area that is kept; the ratio of sides changes by up to 4/3. None: all.

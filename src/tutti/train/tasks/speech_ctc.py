@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +81,7 @@ class SpeechCTC(Task):
         frames = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1)).long()  # pyright: ignore
         present = labels != IGNORED
         log_probs = logits.float().log_softmax(-1).transpose(0, 1)  # (frames, batch, vocabulary)
-        blank: Any = model.config.pad_token_id  # pyright: ignore
+        blank: int = model.config.pad_token_id  # pyright: ignore
         targets = labels.masked_fill(~present, 0)
         return F.ctc_loss(log_probs, targets, frames, present.sum(-1), blank, reduction="mean", zero_infinity=True)
 
@@ -113,7 +112,7 @@ class SpeechCTC(Task):
 
     def check(self, model, processor, dataset) -> None:
         super().check(model, processor, dataset)
-        config: Any = getattr(model, "config", None)
+        config = getattr(model, "config", None)
         if config is None:
             return
         if model.training and getattr(config, "apply_spec_augment", False) and (
@@ -145,12 +144,12 @@ def _collapsed(path: np.ndarray, blank: int) -> list[int]:
     return path[starts].tolist()
 
 
-def error_rate(pairs: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> float:
+def error_rate(pairs: Sequence[tuple[Sequence[object], Sequence[object]]]) -> float:
     """Edits (Levenshtein) of all (made, wanted) pairs, for each wanted element. Of words: the word error rate."""
     return sum(_edits(a, b) for a, b in pairs) / max(1, sum(len(b) for _, b in pairs))
 
 
-def _edits(a: Sequence[Any], b: Sequence[Any]) -> int:
+def _edits(a: Sequence[object], b: Sequence[object]) -> int:
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         before, row[0] = row[0], i

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from tutti.data.rows import BadRow
 from tutti.train.tasks.draw import generator, rounded
 from tutti.train.tasks.task import Task
+
+if TYPE_CHECKING:
+    from transformers.models.wav2vec2.modeling_wav2vec2 import Wav2Vec2ForPreTraining, Wav2Vec2GumbelVectorQuantizer
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class SpeechPretraining(Task):
         Computed from the model's modules: the model's own forward pass branches on values, and fills masked frames by
         an operator that no device can share.
         """
-        inner: Any = model
+        inner = cast("Wav2Vec2ForPreTraining", model)
         config = inner.config
         mask, others = batch["mask_time_indices"], batch["sampled_negative_indices"]
         body = inner.wav2vec2
@@ -124,7 +127,7 @@ class SpeechPretraining(Task):
 
     def check(self, model, processor, dataset) -> None:
         super().check(model, processor, dataset)
-        config: Any = getattr(model, "config", None)
+        config = getattr(model, "config", None)
         if not hasattr(model, "quantizer"):
             raise ValueError(f"{type(model).__name__} has no quantizer; use Wav2Vec2ForPreTraining")
         if model.training and getattr(config, "layerdrop", 0) > 0:
@@ -132,15 +135,15 @@ class SpeechPretraining(Task):
                 "the model decides in Python which layers it drops, which a captured step would repeat; "
                 "set config.layerdrop = 0"
             )
-        inner: Any = model
-        model_frames = int(inner._get_feat_extract_output_lengths(torch.tensor(self.samples)))
+        inner = cast("Wav2Vec2ForPreTraining", model)
+        model_frames = int(inner._get_feat_extract_output_lengths(cast(torch.LongTensor, torch.tensor(self.samples))))
         frames = self.frames if self.frames is not None else frames_of(self.samples)
         if model_frames != frames:
             raise ValueError(f"the model makes {model_frames} frames of {self.samples} samples, not {frames}; "
                              f"set frames={model_frames}")  # fmt: skip
 
 
-def quantized(quantizer: Any, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def quantized(quantizer: Wav2Vec2GumbelVectorQuantizer, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """(code vectors (batch, frames, width), perplexity of their use) of features (batch, frames, channels).
 
     As `Wav2Vec2GumbelVectorQuantizer`, but its Gumbel noise is drawn by torch.rand, and so is a function of the global

@@ -17,7 +17,7 @@ from tutti.data.sources.source import MappedStream, StreamingSource
 from tutti.tracing.batch import Batch
 from tutti.train.values import Outputs, Processor, Row, Rows
 
-Feature = dict[str, Any]
+Feature = Row
 Collator = Callable[[list[Feature]], dict[str, Tensor]]
 
 CHECKED = 10_000  # rows whose labels `check` reads
@@ -41,7 +41,7 @@ class Task:
 
     name: ClassVar[str] = ""
     model_class: ClassVar[str] = ""
-    loss: ClassVar[Any] = None
+    loss: ClassVar[Callable | None] = None
 
     def but(self, **options: Any) -> Self:
         """The task with other options. Raises ValueError for an unknown one."""
@@ -55,7 +55,7 @@ class Task:
 
     # -- what a trainer calls ------------------------------------------------------------------------------------
 
-    def prepare(self, rows: Rows, processor: Processor, **options: Any) -> Any:
+    def prepare(self, rows: Rows, processor: Processor, **options: Any) -> Rows:
         """Features of the rows: a sequence of dicts, to be read by the collator; a streaming source of a streaming one.
 
         rows: a `tutti.data` source, a `datasets.Dataset`, or a list of dicts.
@@ -115,7 +115,7 @@ class Task:
         """The batch of some features."""
         raise NotImplementedError(f"{type(self).__name__}.batch")
 
-    def _prepared(self, rows: Rows, processor: Processor) -> Any:
+    def _prepared(self, rows: Rows, processor: Processor) -> Rows:
         return Mapped(rows, Featured(self, processor))
 
     def _streamed(self, rows: StreamingSource, processor: Processor) -> StreamingSource:

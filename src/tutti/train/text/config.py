@@ -5,7 +5,9 @@ A run is a TOML file whose tables are these sections, `[optimizer] lr = 3e-4`; t
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from tutti.train.values import NamedValues
 
 
 @dataclass(frozen=True)
@@ -257,9 +259,9 @@ def check(config: Config) -> None:
         raise ValueError(f"batch.size ({config.batch.size}) is not a multiple of batch.accumulate ({parts})")
 
 
-def flatten(table: dict[str, Any]) -> dict[str, Any]:
+def flatten(table: NamedValues) -> NamedValues:
     """`{"optimizer": {"lr": 1e-3}}` -> `{"optimizer.lr": 1e-3}`, for `asdict` of a config."""
-    flat: dict[str, Any] = {}
+    flat: NamedValues = {}
     for name, value in table.items():
         flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
     return flat
@@ -270,7 +272,7 @@ def is_fixed(key: str) -> bool:
     return key.startswith(_FIXED) and key not in _FREE
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+def changes(before: NamedValues, now: NamedValues) -> dict[str, str]:
     """The differences between the configs of two runs, given as JSON data: key -> sentence."""
     was, is_ = flatten(before), flatten(now)
     return {key: f"{key} was {was.get(key)} and is {is_[key]}" for key in is_ if was.get(key) != is_[key]}

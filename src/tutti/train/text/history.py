@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from tutti.checkpoint.folder import write_whole
 from tutti.observe.board import Board
 from tutti.observe.phases import append, named
+from tutti.train.values import NamedValues
 
+Lines = list[NamedValues]
 _NAME = "history.jsonl"
 
 
@@ -45,7 +47,7 @@ class History:
                 self._file.close()
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read(folder: Path) -> Lines:
     """All lines of a run so far, except one truncated by a crash."""
     path, lines = folder / _NAME, []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -56,7 +58,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def series(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+def series(lines: Lines, name: str) -> tuple[list[int], list[float]]:
     """The steps at which `name` was measured, and the values."""
     points = [(line["step"], line[name]) for line in lines if name in line]
     return [step for step, _ in points], [value for _, value in points]

@@ -5,11 +5,13 @@ import json
 import resource
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _MARK = "tutti.peak"
 
 
@@ -26,7 +28,7 @@ class PeakMemory:
     def __init__(self, report: Callable[[int], None] | None):
         self._report, self._calls = report, 0
 
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+    def __call__(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         self._calls += 1
         if self._report is not None and self._calls == 4:
             measure = _on_gpu if torch.cuda.is_available() else self._on_cpu
@@ -38,7 +40,7 @@ class PeakMemory:
             self._profile.start()
         return function(*args)
 
-    def _on_cpu(self, function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+    def _on_cpu(self, function: Callable[[*Ts], T], *args: *Ts) -> tuple[T, int]:
         before = live_bytes()
         with record_function(_MARK):
             result = function(*args)
@@ -48,7 +50,7 @@ class PeakMemory:
         return result, peak
 
 
-def _on_gpu(function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+def _on_gpu(function: Callable[[*Ts], T], *args: *Ts) -> tuple[T, int]:
     torch.cuda.reset_peak_memory_stats()
     result = function(*args)
     return result, torch.cuda.max_memory_allocated()

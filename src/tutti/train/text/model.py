@@ -75,7 +75,7 @@ def build_model(
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.device("meta"):
-        typed: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        typed: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     for ours, theirs in zip(_tensors(model), _tensors(typed), strict=True):
         ours.data = ours.data.to(theirs.dtype)
     return model.to(device).train()
@@ -87,7 +87,7 @@ def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def build_optimizer(model: torch.nn.Module, optimizer: settings.Optimizer) -> torch.optim.Optimizer:
     """The optimizer of a config, with weight decay for matrices only."""
-    kind: Any = KINDS[optimizer.name]
+    kind = KINDS[optimizer.name]
     matrices = {name for name, p in model.named_parameters() if p.ndim >= 2}
     groups = parameter_groups(
         model, matrices, optimizer.weight_decay, optimizer.lr, optimizer.layer_decay, muon=optimizer.name == "muon"

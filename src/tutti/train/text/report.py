@@ -4,15 +4,15 @@ import json
 from html import escape
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tutti.launch.progress import clock
 from tutti.plan.plan import Plan
 from tutti.train.text import history
 from tutti.train.text.config import flatten
+from tutti.train.text.history import Lines
 from tutti.train.text.picture import loss_curve, plan_picture
+from tutti.train.values import NamedValues
 
-Lines = list[dict[str, Any]]
 Rows = list[tuple[str, ...]]
 
 STYLE = """
@@ -73,7 +73,7 @@ def save(folder: Path, page: str) -> Path:
     return path
 
 
-def summary(lines: list[dict[str, Any]], facts: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, ...]]:
+def summary(lines: Lines, facts: NamedValues, config: NamedValues) -> list[tuple[str, ...]]:
     """The rows of the summary table."""
     losses, seconds = history.series(lines, "loss")[1], history.series(lines, "seconds")[1]
     held_out = history.series(lines, "held_out_loss")[1]

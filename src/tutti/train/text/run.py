@@ -1,5 +1,7 @@
 """A training run on text: `tutti.Trainer` with the options of a `Config`. `command.py` starts it."""
 
+from __future__ import annotations
+
 import fcntl
 import json
 import math
@@ -12,10 +14,12 @@ from statistics import median_low
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.trainer_callback import PrinterCallback, TrainerControl
 
+from tutti.api.step import Step
 from tutti.checkpoint.folder import write_whole
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.prefetch import Prefetch
@@ -27,6 +31,7 @@ from tutti.observe.board import Board
 from tutti.observe.diagnosis import DATA, MONITOR, STEP
 from tutti.observe.phases import Phases
 from tutti.plan.explain import mesh_name
+from tutti.tracing.batch import Batch
 from tutti.train.stop import StopSignal
 from tutti.train.text.config import Config
 from tutti.train.text.history import History
@@ -38,6 +43,7 @@ from tutti.train.text.run_checkpoints import RunCheckpoints
 from tutti.train.text.schedule import WarmupCosine
 from tutti.train.trainer.arguments import TrainingArguments
 from tutti.train.trainer.trainer import Trainer
+from tutti.train.values import NamedValues, Rows
 
 
 def train(config: Config, prepared: Prepared) -> None:
@@ -59,7 +65,10 @@ class Run(Trainer):
     """A run on one rank. It measures each step, shows and writes what it measured, and stops at a signal."""
 
     equal_items, plans_first = True, True
-    step: Any
+    model: PreTrainedModel
+    step: Step
+    lr_scheduler: WarmupCosine
+    checkpoints: RunCheckpoints
 
     def __init__(self, config: Config, prepared: Prepared, display: Display):
         self.config, self.folder, self.display = config, Path(config.out), display
@@ -100,18 +109,18 @@ class Run(Trainer):
 
     # -- what the Trainer takes from a run ---------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> Batches:
         return self.batches
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Rows = None) -> Prefetch:
         windows, seq = self.eval_dataset, self.config.batch.seq
         return Prefetch(lambda i: batch_at(self.text, windows[i], seq), range(len(windows)))
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        self.lr_scheduler = WarmupCosine(self.optimizer, self.config.schedule)
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> WarmupCosine:
+        self.lr_scheduler = WarmupCosine(self._made_optimizer(), self.config.schedule)
         return self.lr_scheduler
 
-    def make_step(self, model: Any, optimizer: Any, batch: Any, **options: Any) -> Any:
+    def make_step(self, model: nn.Module, optimizer: Optimizer, batch: Batch, **options: Any) -> Step:
         with self.display.stage("plan") as stage:
             step = super().make_step(model, optimizer, batch, **options)
             stage.result(describe(step))
@@ -138,7 +147,7 @@ class Run(Trainer):
         self.memory = PeakMemory(report)
         self.args.eval_on_start = done == 0
 
-    def run_step(self, batch: dict[str, Any]) -> Tensor:
+    def run_step(self, batch: NamedValues) -> Tensor:
         before = self.step.skipped
         try:
             with self.phases(STEP):
@@ -179,11 +188,12 @@ class Run(Trainer):
         elif not math.isfinite(loss):
             raise ValueError(f"the loss of step {self.done} is {loss}; {self._advice()}")
 
-    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+    def evaluate(self, eval_dataset: Rows = None, ignore_keys: list[str] | None = None,
+                 metric_key_prefix: str = "eval") -> dict[str, float]:  # fmt: skip
         with self.phases("evaluation"):
-            return super().evaluate(*args, **options)
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
-    def between(self, control: Any) -> None:
+    def between(self, control: TrainerControl) -> None:
         """Decide with all ranks whether to stop after this step, and compare what they replicate."""
         compare = self.config.parallel.compare
         self.signal = self.stop.agreed()
@@ -198,7 +208,7 @@ class Run(Trainer):
 
     # -- details -----------------------------------------------------------------------------------------------------
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> NamedValues:
         """What the report says about the step besides its plan."""
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         return {
@@ -230,10 +240,10 @@ class Stop(TrainerCallback):
     def __init__(self, run: Run):
         self.run = run
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: object, **kwargs: object) -> None:
         self.run.begin()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: object, state: object, control: TrainerControl, **kwargs: object) -> None:
         self.run.between(control)
 
 
@@ -248,9 +258,13 @@ class Batches:
     def example(self, count: int) -> list[dict[str, Tensor]]:
         return [self.run.train_dataset(0)]
 
-    def go_on(self, checkpoint: Any, step: int) -> None:
+    def go_on(self, checkpoint: object, step: int) -> None:
         """Continue after this step."""
         self.first = step
+
+    def state_dict(self) -> NamedValues:
+        """Nothing: batches are a function of the step."""
+        return {}
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         run, steps = self.run, range(self.first, self.run.config.schedule.steps)
@@ -293,7 +307,7 @@ def arguments(config: Config, dtype: torch.dtype) -> TrainingArguments:
     )
 
 
-def describe(step: Any) -> str:
+def describe(step: Step) -> str:
     """A plan in one line: `dp 2 on cpu:2; expected 0.31 s a step, 0.42 GB a rank`."""
     mesh = mesh_name(step.plan.mesh)
     expected = step.plan.predicted

@@ -1,27 +1,33 @@
 """The checkpoints of a run on text: folders `checkpoints/step-N`, written in the background, and copies in memory."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tutti.checkpoint.checkpoints import Checkpoints, SaveError
 from tutti.checkpoint.folder import CHECKPOINTS, manifest, os_errors, step_of
 from tutti.checkpoint.peer_checkpoint import PeerCheckpoint
 from tutti.launch.launch import machine_memory
 from tutti.train.text.config import changes, is_fixed
+from tutti.train.values import NamedValues
+
+if TYPE_CHECKING:
+    from tutti.train.text.run import Run
 
 
 class RunCheckpoints:
     """What a Trainer calls to save and resume, for a `Run`. `saved` is the step of the newest checkpoint."""
 
-    def __init__(self, run: Any):
+    def __init__(self, run: Run):
         self.run, self.saved, self.saving = run, 0, False
         self.options = run.config.checkpoint
         memory = machine_memory() if self.options.memory_every else None
         self.store = Checkpoints(run.folder / CHECKPOINTS, self.options.keep, self.options.second, memory)
 
-    def find(self, resume: Any) -> Path | PeerCheckpoint | None:
+    def find(self, resume: object) -> Path | PeerCheckpoint | None:
         """The newest complete checkpoint. Raises ValueError if it is of another run."""
         checkpoint = self.store.latest(self.run.display.say)
         if checkpoint is not None:  # a checkpoint in memory may be the only trace of its run
@@ -88,5 +94,5 @@ class RunCheckpoints:
     def finish(self) -> None:
         """Everything is saved."""
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> NamedValues:
         return {"config": asdict(self.run.config)}

@@ -62,7 +62,7 @@ ABSENT = {  # attributes of transformers.Trainer that there are not -> what to u
     "num_tokens": "args.include_num_input_tokens_seen counts tokens while it trains",
     "set_initial_training_values": "trainer.state has the numbers of steps and epochs",
 }
-ONLY: dict[str, tuple[Any, str]] = {  # name -> the value that it may have, and what to use instead of others
+ONLY: dict[str, tuple[object, str]] = {  # name -> the value that it may have, and what to use instead of others
     "average_tokens_across_devices": (True, "nothing: losses are means over the items of all processes"),
     "skip_memory_metrics": (True, "`tutti diagnose`, which tells peak memory"),
     "ddp_timeout": (1800, "`tutti run --hang SECONDS`"),
@@ -176,8 +176,14 @@ def check(args: transformers.TrainingArguments) -> None:
         raise ValueError(f"global_batch_size is {size}; it must be a multiple of gradient_accumulation_steps ({parts})")
 
 
-def _instead(name: str, value: Any, instead: str) -> str:
+def _instead(name: str, value: object, instead: str) -> str:
     return f"{name}={value!r} is not an option of tutti.Trainer; use {instead}"
+
+
+def output_folder(args: transformers.TrainingArguments) -> str:
+    """The folder of a run, which has a default."""
+    assert args.output_dir is not None
+    return args.output_dir
 
 
 def seed_of_data(args: transformers.TrainingArguments) -> int:

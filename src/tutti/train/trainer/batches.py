@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 import transformers
@@ -20,7 +19,7 @@ from transformers.utils.import_utils import is_datasets_available
 
 from tutti.data.buckets import PADDED, bucket
 from tutti.train.trainer.arguments import rows_of_evaluation, rows_of_microbatch, seed_of_data
-from tutti.train.values import NamedValues, Rows
+from tutti.train.values import Inputs, NamedValues, Rows
 
 
 class Order:
@@ -113,12 +112,13 @@ def columns_of(model: torch.nn.Module, label_names: Sequence[str]) -> list[str] 
     return [*parameters, "label", "label_ids", *label_names]
 
 
-def without_adapters(model: Any) -> Any:
+def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
     """The model inside of one of peft."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = getattr(model, "get_base_model", None)
+    return model if base is None else base()
 
 
-def readable(dataset: Rows, columns: Sequence[str], what: str) -> Any:
+def readable(dataset: Rows, columns: Sequence[str], what: str) -> Rows:
     """A dataset of `datasets` without the columns that the model does not read. Raises ValueError if none is left."""
     if not is_dataset(dataset):
         return dataset
@@ -148,7 +148,7 @@ class Collator:
         self.collate, self.columns, self.what = collate, columns, what
         self.read = frozenset(columns or ())
 
-    def __call__(self, features: list[Any]) -> Any:
+    def __call__(self, features: Rows) -> NamedValues:
         if self.columns is not None and features and isinstance(features[0], dict):
             whole = features
             features = [{key: x for key, x in row.items() if key in self.read} for row in whole]
@@ -164,7 +164,7 @@ class Collator:
             raise
 
 
-def _uneven(features: list[Any]) -> str:
+def _uneven(features: Rows) -> str:
     """The first entry of rows that is a list of different lengths, with two of them."""
     if not all(isinstance(row, dict) for row in features):
         return ""
@@ -175,7 +175,7 @@ def _uneven(features: list[Any]) -> str:
     return ""
 
 
-def joined(parts: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> NamedValues:
+def joined(parts: Sequence[NamedValues], pads: Mapping[str, int]) -> NamedValues:
     """One batch of several: tensors are padded at the ends of dims to one shape and concatenated along dim 0.
 
     Raises ValueError if token ids without an attention mask have different lengths, or if entries that are shared by
@@ -203,7 +203,7 @@ def joined(parts: Sequence[Mapping[str, Any]], pads: Mapping[str, int]) -> Named
     return batch
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     return bool(torch.equal(a, b)) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
 
 
@@ -219,13 +219,13 @@ class Buckets:
     too: batches with such labels stay as they are.
     """
 
-    def __init__(self, config: Any):
+    def __init__(self, config: object):
         self.most = getattr(config, "max_position_embeddings", None)
         self.two_sequences = bool(getattr(config, "is_encoder_decoder", False))
         self.classes = getattr(config, "num_labels", None)
         self.seen: set[int] = set()
 
-    def __call__(self, batch: Mapping[str, Any], pads: Mapping[str, int]) -> NamedValues:
+    def __call__(self, batch: Inputs, pads: Mapping[str, int]) -> NamedValues:
         mask, padded_batch = batch.get("attention_mask"), dict(batch)
         if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or POSITIONS & batch.keys():
             return padded_batch

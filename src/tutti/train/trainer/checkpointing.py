@@ -12,10 +12,9 @@ import json
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +30,12 @@ from tutti.checkpoint.values import read_values, write_values
 from tutti.launch.launch import rank
 from tutti.optim.ema import ema_state_dict, restart_averages
 from tutti.train.trainer import draws
+from tutti.train.trainer.arguments import output_folder
+from tutti.train.trainer.protocols import Pretrained, ResumableLoader, Schedule
 from tutti.train.values import NamedValues
+
+if TYPE_CHECKING:
+    from tutti.train.trainer.trainer import Trainer
 
 SCHEDULE, RANDOM, ARGUMENTS, STREAM = "scheduler.pt", "rng_state.pth", "training_args.bin", "stream.json"
 ADAPTERS = "adapter_config.json"  # of a model of peft
@@ -41,7 +45,7 @@ DATA = "data"  # the entry of random states that data draws from
 class TrainerCheckpoints:
     """The checkpoints of a Trainer. Every rank of a job makes the same calls."""
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Trainer):
         self.trainer = trainer
 
     @cached_property
@@ -53,7 +57,7 @@ class TrainerCheckpoints:
         one. Raises ValueError if there is none, or if the one that was asked for is damaged."""
         if not resume:
             return None
-        together, output_dir = self.together, self.trainer.args.output_dir
+        together, output_dir = self.together, output_folder(self.trainer.args)
         together.one(lambda: folders.clear(Path(output_dir)))
         if resume is True:
             candidates = trainer_checkpoints(output_dir)[::-1]
@@ -74,7 +78,7 @@ class TrainerCheckpoints:
                 warnings.warn(f"{damage}: skipped", stacklevel=2)
         raise ValueError(f"resume_from_checkpoint=True, but {output_dir} has no whole folder checkpoint-N")
 
-    def restore(self, folder: Path) -> Mapping[str, Any]:
+    def restore(self, folder: Path) -> NamedValues:
         """Restore counts, callbacks, the schedule and random numbers. Returns the states that data goes on with."""
         trainer = self.trainer
         trainer.state = state = TrainerState.load_from_json(str(folder / TRAINER_JSON))
@@ -85,28 +89,25 @@ class TrainerCheckpoints:
         if not (folder / SCHEDULE).exists():
             raise ValueError(f"{folder} has no {SCHEDULE} (save_only_model=True, or a schedule that cannot be saved), "
                              "so no run resumes from it; load it with from_pretrained and train anew")  # fmt: skip
-        trainer.lr_scheduler.load_state_dict(read_values(folder / SCHEDULE))
-        for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
+        schedule = trainer._made_schedule()
+        schedule.load_state_dict(read_values(folder / SCHEDULE))
+        for group, rate in zip(trainer._made_optimizer().param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = rate
         random = read_values(folder / RANDOM)
         draws.set_states(random)
         return random[DATA]
 
-    def position(self, folder: Path) -> NamedValues:
-        """The position in the training data, as `save` found it."""
-        return json.loads((folder / STREAM).read_text())
-
     def load(self, folder: Path) -> None:
         """Load the values of a checkpoint into the step: all state, or the model's alone if there is no more."""
-        state = _state_of(folder)
-        self.trainer.step.load(state or folder)
+        state, step = _state_of(folder), self.trainer._made_step()
+        step.load(state or folder)
         if state is None and self.trainer.ema_decay is not None:
-            restart_averages(self.trainer.step)
+            restart_averages(step)
 
     def save(self) -> None:
         """Save a checkpoint of this step. Raises SaveError on all ranks if one fails; earlier ones are intact then."""
         trainer, together = self.trainer, self.together
-        final = Path(trainer.args.output_dir, f"checkpoint-{trainer.state.global_step}")
+        final = Path(output_folder(trainer.args), f"checkpoint-{trainer.state.global_step}")
         draft = folders.scratch(final)
         if trainer.state.best_global_step == trainer.state.global_step:
             trainer.state.best_model_checkpoint = str(final)
@@ -116,7 +117,7 @@ class TrainerCheckpoints:
             together.one(lambda: _write_model(trainer, draft, values))
             if not trainer.args.save_only_model:
                 checkpoints = Checkpoints(draft / TRAINER_STATE, keep=1, together=together)
-                trainer.step.save(checkpoints)
+                trainer._made_step().save(checkpoints)
                 checkpoints.wait()
             together.one(lambda: self._finish(draft, final))
         except OSError as error:
@@ -131,12 +132,12 @@ class TrainerCheckpoints:
         trainer = self.trainer
         state = trainer.state
         if not trainer.args.save_only_model:
-            _save_schedule(trainer.lr_scheduler, draft)
+            _save_schedule(trainer._made_schedule(), draft)
             write_values({**draws.states(), DATA: trainer.draws.states}, draft / RANDOM)
             loader = trainer.callback_handler.train_dataloader
-            position = loader.state_dict() if hasattr(loader, "go_on") else trainer.position
+            position = loader.state_dict() if isinstance(loader, ResumableLoader) else trainer.position
             (draft / STREAM).write_text(json.dumps(position))
-        state.stateful_callbacks |= _callback_states(trainer)
+        cast(NamedValues, state.stateful_callbacks).update(_callback_states(trainer))
         state.save_to_json(str(draft / TRAINER_JSON))
         files: folders.Files = {}
         if inner := _state_of(draft):
@@ -161,12 +162,17 @@ class TrainerCheckpoints:
         rotate(trainer, last=True)
 
 
+def position(folder: Path) -> dict[str, int]:
+    """The position in the training data, as a checkpoint has it."""
+    return json.loads((folder / STREAM).read_text())
+
+
 def _state_of(folder: Path) -> Path | None:
     """The checkpoint of the step inside a checkpoint; None if it has the model alone."""
     return next(iter(folders.folders(folder / TRAINER_STATE)), None)
 
 
-def save_model(trainer: Any, folder: Path, without: str = "") -> None:
+def save_model(trainer: Trainer, folder: Path, without: str = "") -> None:
     """Save the model and the processing class for `from_pretrained`. Every rank of a job calls it.
 
     without: the beginning of names of values that are left out.
@@ -176,15 +182,15 @@ def save_model(trainer: Any, folder: Path, without: str = "") -> None:
         _write_model(trainer, folder, values)
 
 
-def _values(trainer: Any) -> dict[str, Tensor]:
+def _values(trainer: Trainer) -> dict[str, Tensor]:
     """The values of the model to save. Every rank of a job calls it."""
     return _trained(trainer) if trainer._trains() else trainer.model.state_dict()
 
 
 @folders.os_errors()
-def _write_model(trainer: Any, folder: Path, values: dict[str, Tensor]) -> None:
+def _write_model(trainer: Trainer, folder: Path, values: dict[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if hasattr(trainer.model, "save_pretrained"):
+    if isinstance(trainer.model, Pretrained):
         trainer.model.save_pretrained(folder, state_dict=values)
     else:
         own = {x.data_ptr(): name for name, x in reversed(values.items())}  # the first name of tied tensors
@@ -198,7 +204,7 @@ def _write_model(trainer: Any, folder: Path, values: dict[str, Tensor]) -> None:
     (folder / ARGUMENTS).write_bytes(buffer.getvalue())
 
 
-def _save_schedule(scheduler: Any, folder: Path) -> None:
+def _save_schedule(scheduler: Schedule, folder: Path) -> None:
     """Save the schedule. Warn if its state holds objects: a checkpoint without the schedule cannot be resumed."""
     try:
         write_values(scheduler.state_dict(), folder / SCHEDULE)
@@ -207,19 +213,19 @@ def _save_schedule(scheduler: Any, folder: Path) -> None:
                       "scheduler's state_dict()", stacklevel=2)  # fmt: skip
 
 
-def _callback_states(trainer: Any) -> NamedValues:
+def _callback_states(trainer: Trainer) -> NamedValues:
     """The states of callbacks that have one, by the names of their classes: a list where a class has several."""
-    states = defaultdict[str, list[Any]](list)
+    states = defaultdict[str, list[NamedValues]](list)
     for callback in [*trainer.callback_handler.callbacks, trainer.control]:
         if isinstance(callback, ExportableState):
             states[type(callback).__name__].append(callback.state())
     return {name: each[0] if len(each) == 1 else each for name, each in states.items()}
 
 
-def _restore_callbacks(trainer: Any) -> None:
+def _restore_callbacks(trainer: Trainer) -> None:
     """Restore the callbacks of each class, in their order. Warn of states without a callback."""
     callbacks = trainer.callback_handler.callbacks
-    for name, states in trainer.state.stateful_callbacks.items():
+    for name, states in cast(NamedValues, trainer.state.stateful_callbacks).items():
         states = states if isinstance(states, list) else [states]
         places = [i for i, x in enumerate(callbacks) if type(x).__name__ == name and isinstance(x, ExportableState)]
         for i, state in zip(places, states, strict=False):
@@ -229,18 +235,19 @@ def _restore_callbacks(trainer: Any) -> None:
                           f"{len(places)}: the others are ignored", stacklevel=3)  # fmt: skip
 
 
-def _trained(trainer: Any) -> dict[str, Tensor]:
+def _trained(trainer: Trainer) -> dict[str, Tensor]:
     """The values that the step has trained, averaged with `args.ema_decay`."""
-    return trainer.step.state_dict() if trainer.ema_decay is None else ema_state_dict(trainer.step)
+    step = trainer._made_step()
+    return step.state_dict() if trainer.ema_decay is None else ema_state_dict(step)
 
 
-def rotate(trainer: Any, last: bool = False) -> None:
+def rotate(trainer: Trainer, last: bool = False) -> None:
     """Delete the oldest checkpoints beyond `args.save_total_limit`, never the best one. last: keep only the best if the
     limit is 1."""
     limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
     if rank() != 0 or limit is None or limit <= 0:
         return
-    checkpoints = trainer_checkpoints(trainer.args.output_dir)
+    checkpoints = trainer_checkpoints(output_folder(trainer.args))
     if best is not None:
         checkpoints.sort(key=lambda x: x.resolve() == Path(best).resolve())
         if limit == 1 and not last:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ class Draws:
     """
 
     def __init__(self, seed: int) -> None:
-        self.states: Mapping[str, Any] = {
+        self.states: NamedValues = {
             "python": random.Random(seed).getstate(),
             "numpy": np.random.RandomState(seed % 2**32).get_state(),
             "cpu": torch.Generator().manual_seed(seed).get_state(),
@@ -39,7 +37,7 @@ def states() -> NamedValues:
     return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
 
 
-def set_states(states: Mapping[str, Any]) -> None:
+def set_states(states: NamedValues) -> None:
     """Restore what `states` returned."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])

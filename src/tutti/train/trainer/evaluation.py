@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
+import transformers
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size, nested_detach
@@ -14,11 +15,17 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify
 from tutti.train.trainer.arguments import seed_of_data
 from tutti.train.trainer.draws import Draws
 from tutti.train.trainer.loss import labels_of
-from tutti.train.values import NamedValues, Outputs
+from tutti.train.trainer.protocols import Loader
+from tutti.train.values import Inputs, NamedValues, Outputs
+
+if TYPE_CHECKING:
+    from tutti.train.trainer.trainer import Trainer
+
+T = TypeVar("T")
 
 
 def evaluation_loop(
-    trainer: Any, loader: Any, prefix: str, loss_only: bool, ignored: tuple[str, ...], predicts: bool = False
+    trainer: Trainer, loader: Loader, prefix: str, loss_only: bool, ignored: tuple[str, ...], predicts: bool = False
 ) -> EvalLoopOutput:
     """The mean loss over all rows, predictions, labels and metrics of a dataset.
 
@@ -28,7 +35,7 @@ def evaluation_loop(
     args, concat = trainer.args, trainer.args.eval_do_concat_batches
     losses: list[tuple[float, int]] = []
     predictions, labels, inputs = (EvalLoopContainer(concat, padding_index=-100) for _ in range(3))
-    metrics: Any = None
+    metrics: NamedValues | None = None
     seen = 0
     for number, (batch, last) in enumerate(list_ahead(loader, Draws(seed_of_data(args))), 1):
         rows = find_batch_size(batch) or 0
@@ -58,16 +65,16 @@ def evaluation_loop(
                 gathered.to_cpu_and_numpy()
     if not seen:
         raise ValueError("the dataset to evaluate is empty")
-    all_made: Any = predictions.get_arrays()
-    all_labels: Any = labels.get_arrays()
+    all_made: Outputs = predictions.get_arrays()
+    all_labels: Outputs = labels.get_arrays()
     compute = None if args.batch_eval_metrics else trainer.compute_metrics
     of_task = trainer.task is not None and compute == trainer.task.metrics  # which knows whether it reads labels
     if compute is not None and all_made is not None and (all_labels is not None or of_task):
-        more: Any = {"inputs": inputs.get_arrays()} if "inputs" in args.include_for_metrics else {}
+        more: NamedValues = {"inputs": inputs.get_arrays()} if "inputs" in args.include_for_metrics else {}
         if "loss" in args.include_for_metrics:
             more["losses"] = np.concatenate([np.full(rows, loss) for loss, rows in losses])
         metrics = compute(EvalPrediction(all_made, all_labels, **more))  # pyright: ignore[reportArgumentType]
-    metrics = denumpify_detensorize(metrics or {})
+    metrics = cast(NamedValues, denumpify_detensorize(metrics or {}))
     if losses:
         finite = [(loss, rows) for loss, rows in losses if np.isfinite(loss)] if args.logging_nan_inf_filter else []
         values, weights = zip(*(finite or losses), strict=True)
@@ -76,7 +83,7 @@ def evaluation_loop(
     return EvalLoopOutput(all_made, all_labels, named, seen)  # pyright: ignore[reportArgumentType]
 
 
-def list_ahead(loader: Any, draws: Draws) -> Iterator[tuple[Any, bool]]:
+def list_ahead(loader: Iterable[T], draws: Draws) -> Iterator[tuple[T, bool]]:
     """Each batch, and whether it is the last."""
     with draws:
         batches = iter(loader)
@@ -88,8 +95,8 @@ def list_ahead(loader: Any, draws: Draws) -> Iterator[tuple[Any, bool]]:
         current = following
 
 
-def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,
-                    ignored: tuple[str, ...]) -> tuple[Tensor | None, Any, Any]:  # fmt: skip
+def prediction_step(trainer: Trainer, batch: Inputs, loss_only: bool,
+                    ignored: tuple[str, ...]) -> tuple[Tensor | None, Outputs, Outputs]:  # fmt: skip
     """Loss, outputs and labels of a batch, each of them if there are any."""
     labels = labels_of(batch, trainer.label_names)
     own = trainer.task is not None and trainer.task.loss is not None
@@ -101,7 +108,7 @@ def prediction_step(trainer: Any, batch: Mapping[str, Any], loss_only: bool,
     return loss, predicted, nested_detach(labels) if labels is not None else None
 
 
-def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: Any) -> NamedValues:
+def _asked(args: transformers.TrainingArguments, batch: Inputs, loss: Tensor | None, trainer: Trainer) -> NamedValues:
     more: NamedValues = {}
     if "loss" in args.include_for_metrics:
         more["losses"] = loss
@@ -110,7 +117,7 @@ def _asked(args: Any, batch: Mapping[str, Any], loss: Tensor | None, trainer: An
     return more
 
 
-def cut(outputs: Outputs, padded: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+def cut(outputs: Outputs, padded: Inputs, batch: Inputs) -> Outputs:
     """Outputs without the positions that padding the batch to `padded` added to dim 1."""
     lengths = {}
     for key in ("attention_mask", "labels"):  # an output for each label is as long as these
@@ -118,7 +125,7 @@ def cut(outputs: Outputs, padded: Mapping[str, Any], batch: Mapping[str, Any]) -
         if isinstance(before, Tensor) and before.ndim == 2 and isinstance(now, Tensor):
             lengths[now.shape[1]] = before.shape[1]
 
-    def shortened(x: Any) -> Any:
+    def shortened(x: T) -> T | Tensor:
         if not isinstance(x, Tensor) or x.ndim < 2:
             return x
         return x[:, : lengths.get(x.shape[1], x.shape[1])]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +11,16 @@ from torch import Tensor
 import tutti
 from tutti.train.trainer.arguments import option
 from tutti.train.trainer.loss import unpacked
+from tutti.train.values import Inputs, NamedValues
+
+if TYPE_CHECKING:
+    from tutti.train.trainer.trainer import Trainer
+
+Forward = Callable[[Inputs], tuple[Tensor | None, dict[str, Tensor]]]
+ForwardPass = tuple[tuple[bool, bool, tuple[str, ...], int], Forward]  # what a function was made for, and it
 
 
-def forward_pass(trainer: Any, batch: Mapping[str, Any], has_loss: bool) -> Callable[[Mapping[str, Any]], Any]:
+def forward_pass(trainer: Trainer, batch: Inputs, has_loss: bool) -> Forward:
     """A Function over the model's parameters that returns the loss and the named outputs of batches like this one.
 
     It is made again when other outputs are wanted.
@@ -24,14 +31,14 @@ def forward_pass(trainer: Any, batch: Mapping[str, Any], has_loss: bool) -> Call
         return trainer._forward[1]
 
     @torch.no_grad()
-    def forward(batch: Mapping[str, Any]) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(batch: NamedValues) -> tuple[Tensor | None, dict[str, Tensor]]:
         if has_loss:
             result = objective(model, batch)
             return result if objective.wanted else (result, {})
         with unpacked(batch):
             return None, objective.named(model(**batch), batch, trainer)
 
-    def call(inputs: Mapping[str, Any]) -> Any:
+    def call(inputs: Inputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         was = model.training
         model.eval()
         try:

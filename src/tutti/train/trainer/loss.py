@@ -11,7 +11,7 @@ import inspect
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from transformers import masking_utils
 
-from tutti.train.values import NamedValues, Outputs
+from tutti.train.values import Inputs, NamedValues, Outputs
+
+if TYPE_CHECKING:
+    from tutti.train.trainer.trainer import Trainer
 
 ITEMS = "num_items_in_batch"
 IGNORED = -100  # the label of positions without loss
@@ -33,12 +36,19 @@ class Objective:
     `compute_loss` of the user's own names; a change of one captures the step again.
     """
 
-    def __init__(self, trainer: Any):
-        self._trainer: Any = weakref.ref(trainer)
+    structure: pytree.TreeSpec | None
+
+    def __init__(self, trainer: Trainer):
+        self._reference = weakref.ref(trainer)
         self.wanted, self.structure = False, None
         self.ignored: tuple[str, ...] = ()  # outputs that nobody wants
         self.read: NamedValues = {}
         self._names = _read_by(type(trainer)) | frozenset(_names(trainer.compute_loss_func))
+
+    def _trainer(self) -> Trainer:
+        trainer = self._reference()
+        assert trainer is not None
+        return trainer
 
     def look(self) -> None:
         """Read what the loss depends on besides the batch."""
@@ -48,7 +58,7 @@ class Objective:
             {name: attributes[name] for name in self._names & attributes.keys() if isinstance(attributes[name], PLAIN)}
         )
 
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
+    def __call__(self, model: nn.Module, batch: NamedValues) -> Outputs:
         trainer, inputs = self._trainer(), dict(batch)
         items = inputs.pop(ITEMS, None)
         if model.training or not self.wanted:
@@ -56,7 +66,7 @@ class Objective:
         loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
         return loss, self.named(outputs, inputs, trainer)
 
-    def named(self, outputs: Outputs, inputs: Mapping[str, Any], trainer: Any) -> dict[str, Tensor]:
+    def named(self, outputs: Outputs, inputs: Inputs, trainer: Trainer) -> dict[str, Tensor]:
         """The tensors of the outputs besides the loss, by number. `structured` is the inverse."""
         if isinstance(outputs, Mapping):
             logits = tuple(x for key, x in outputs.items() if key not in ("loss", *self.ignored))
@@ -69,14 +79,14 @@ class Objective:
         leaves, self.structure = pytree.tree_flatten(logits)
         return {str(i): x for i, x in enumerate(leaves) if isinstance(x, Tensor)}
 
-    def structured(self, named: Mapping[str, Tensor]) -> Any:
+    def structured(self, named: Mapping[str, Tensor]) -> Outputs:
         """The outputs of the model from tensors by number."""
         assert self.structure is not None
         leaves = [named.get(str(i)) for i in range(self.structure.num_leaves)]
         return pytree.tree_unflatten(leaves, self.structure)
 
 
-def computed(trainer: Any, model: Any, inputs: NamedValues, items: Tensor | None) -> tuple[Tensor, Any]:
+def computed(trainer: Trainer, model: nn.Module, inputs: NamedValues, items: Tensor | None) -> tuple[Tensor, Outputs]:
     """The loss and the outputs of a model, as `transformers.Trainer.compute_loss` defines them."""
     labels = None
     if (trainer.label_smoother is not None or trainer.compute_loss_func is not None) and "labels" in inputs:
@@ -103,7 +113,7 @@ def computed(trainer: Any, model: Any, inputs: NamedValues, items: Tensor | None
 
 
 @contextmanager
-def unpacked(inputs: Mapping[str, Any]) -> Iterator[None]:
+def unpacked(inputs: Inputs) -> Iterator[None]:
     """Let models of transformers compute with sequences that are not packed, unless the batch has `position_ids`.
 
     Without a cache and a mask they look for packed sequences in the positions that they made themselves. A capture has
@@ -118,7 +128,7 @@ def unpacked(inputs: Mapping[str, Any]) -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = before
 
 
-def _has_a_loss_for_each(labels: Any, outputs: Outputs) -> bool:
+def _has_a_loss_for_each(labels: object, outputs: Outputs) -> bool:
     """Whether the loss is the mean over labels: each has logits of its own."""
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
     if not (isinstance(labels, Tensor) and isinstance(logits, Tensor)) or labels.is_floating_point():
@@ -131,7 +141,7 @@ def count(labels: Tensor, shifted: bool) -> Tensor:
     return labels[..., 1:].ne(IGNORED).sum() if shifted else labels.ne(IGNORED).sum()
 
 
-def items_of(batch: Mapping[str, Any], shifted: bool, parts: int) -> dict[str, Tensor]:
+def items_of(batch: Inputs, shifted: bool, parts: int) -> dict[str, Tensor]:
     """The entry of a batch that says by how many items the loss of each of its `parts` microbatches is divided."""
     labels = batch.get("shift_labels", batch.get("labels"))
     if not isinstance(labels, Tensor):
@@ -140,7 +150,7 @@ def items_of(batch: Mapping[str, Any], shifted: bool, parts: int) -> dict[str, T
     return {ITEMS: number.to(torch.float32) / parts}
 
 
-def labels_of(inputs: Mapping[str, Any], names: list[str]) -> Any:
+def labels_of(inputs: Inputs, names: list[str]) -> object:
     """The labels in a batch: a tensor, a tuple if there are several, or None."""
     labels = tuple(inputs.get(name) for name in names)
     if not labels or any(x is None for x in labels):
@@ -189,6 +199,6 @@ def _read_by(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def _names(function: Any) -> tuple[str, ...]:
+def _names(function: object) -> tuple[str, ...]:
     code = getattr(function, "__code__", None)
     return () if code is None or function.__module__ == "tutti.train.trainer.trainer" else code.co_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Collection
-from typing import Any
+from typing import cast
 
 import torch
 import transformers
@@ -21,12 +21,16 @@ OPTIMIZERS = {"muon": Muon, "lion": Lion, "lamb": Lamb, "adamw8bit": AdamW8bit}
 """Values of `TrainingArguments.optim` beyond those of transformers."""
 
 
-def class_and_options(args: Any, model: Any = None) -> tuple[type[Optimizer], NamedValues]:
+def class_and_options(
+    args: transformers.TrainingArguments, model: nn.Module | None = None
+) -> tuple[type[Optimizer], NamedValues]:
     """The class and the options of `args.optim`. `args.optim_args` are as in a call: "ns_dtype=torch.float32"."""
     kind = OPTIMIZERS.get(args.optim)
     if kind is None:
         try:
-            return transformers.Trainer.get_optimizer_cls_and_kwargs(args, model)
+            return transformers.Trainer.get_optimizer_cls_and_kwargs(
+                args, cast(transformers.PreTrainedModel | None, model)
+            )
         except (ImportError, ValueError) as error:
             name = str(getattr(args.optim, "value", args.optim))
             if "8bit" not in name and "bnb" not in name:
@@ -54,7 +58,7 @@ def _called_with(text: str) -> NamedValues:
         raise ValueError(f'optim_args is {text!r}; write "name=value, name=value"') from None
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr) -> object:
     """A Python literal, or `torch.float32` and the like."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
         return getattr(torch, node.attr)

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
+from torch import nn
 
 from tutti.data import Mixture, Numbered, Stream, StreamingSource, open_source
 from tutti.exec.runtimes.runtime import in_job, join_job
@@ -20,10 +21,13 @@ from tutti.train.trainer.batches import joined
 from tutti.train.trainer.checkpointing import STREAM
 from tutti.train.values import NamedValues, Processor, Row, Rows
 
+if TYPE_CHECKING:
+    from tutti.train.trainer.trainer import Trainer
+
 LARGE = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")  # predictions: the vocabulary
 
 
-def take(trainer: Any, task: Task, collates: bool) -> None:
+def take(trainer: Trainer, task: Task, collates: bool) -> None:
     """Let a task prepare the datasets of a Trainer. Raises ValueError for what does not fit the task."""
     processor = trainer.processing_class
     task = trainer.task = _with_length(task, trainer.model, processor).fitted(trainer.model, processor)
@@ -51,20 +55,20 @@ def take(trainer: Any, task: Task, collates: bool) -> None:
         trainer.compute_metrics = task.metrics
 
 
-def _with_length(task: Task, model: Any, processor: Processor) -> Task:
+def _with_length(task: Task, model: nn.Module, processor: Processor) -> Task:
     """The task with the model's longest sequence as its length, if neither it nor the tokenizer has one."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     unknown = getattr(processor, "model_max_length", 0) > 10**9 and getattr(task, "length", 0) is None
     return task.but(length=limit) if unknown and limit is not None else task
 
 
-def _prepared(task: Task, dataset: Rows, trainer: Any) -> Any:
+def _prepared(task: Task, dataset: Rows, trainer: Trainer) -> Numbered:
     source = open_source(dataset)
     task.check(trainer.model, trainer.processing_class, source)
     return Numbered(task.prepare(source, trainer.processing_class))
 
 
-def stream(trainer: Any) -> StreamLoader:
+def stream(trainer: Trainer) -> StreamLoader:
     """The microbatches of a stream, or of a mixture or a source that is streamed."""
     args, data = trainer.args, trainer.train_dataset
     if isinstance(data, Stream):
@@ -84,7 +88,9 @@ class StreamLoader:
     parts: 1 if each process reads whole batches.
     """
 
-    def __init__(self, source: Stream, parts: int, trainer: Any):
+    whole = False
+
+    def __init__(self, source: Stream, parts: int, trainer: Trainer):
         self.source, self.parts, self.trainer = source, parts, trainer
         self.first = source.state_dict()
 
@@ -94,9 +100,11 @@ class StreamLoader:
             if self.parts > 1:
                 if in_job():
                     join_job(device_of(self.trainer.model))
-                every: list[Any] = [None] * world_size()
+                every: list[Row | None] = [None] * world_size()
                 dist.all_gather_object(every, own)
-                own = joined(every[: self.parts], self.trainer._pads()) if every[0] is not None else None
+                own = (
+                    joined(cast(list[Row], every[: self.parts]), self.trainer._pads()) if every[0] is not None else None
+                )
             if own is None:
                 return
             yield own

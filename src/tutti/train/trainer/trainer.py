@@ -6,14 +6,15 @@ import inspect
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
@@ -25,12 +26,14 @@ from transformers.trainer_callback import (
     ExportableState,
     PrinterCallback,
     ProgressCallback,
+    TrainerCallback,
     TrainerControl,
     TrainerState,
 )
 from transformers.trainer_pt_utils import LabelSmoother, get_parameter_names
 from transformers.trainer_utils import (
-    EvalPrediction,
+    EvalLoopOutput,
+    IntervalStrategy,
     PredictionOutput,
     SaveStrategy,
     TrainOutput,
@@ -51,9 +54,10 @@ from tutti.train.tasks import Task, get_task
 from tutti.train.trainer import arguments, batches, checkpointing, evaluation, loss, rows
 from tutti.train.trainer.arguments import TrainingArguments, option
 from tutti.train.trainer.draws import Draws
-from tutti.train.trainer.forward import forward_pass
+from tutti.train.trainer.forward import ForwardPass, forward_pass
 from tutti.train.trainer.optimizers import class_and_options, parameter_groups
-from tutti.train.values import NamedValues, Processor, Rows
+from tutti.train.trainer.protocols import Loader, Schedule, TrainerStore
+from tutti.train.values import Inputs, NamedValues, Outputs, Processor, Rows
 
 NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]  # as in transformers
 
@@ -99,11 +103,11 @@ class Trainer:
         processing_class: Processor = None,
         model_init: Callable[[], nn.Module] | None = None,
         compute_loss_func: Callable | None = None,
-        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
-        callbacks: list[Any] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),
+        compute_metrics: Callable[..., dict] | None = None,
+        callbacks: list[TrainerCallback | type[TrainerCallback]] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, Schedule | None] = (None, None),
         optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], NamedValues] | None = None,
-        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        preprocess_logits_for_metrics: Callable[[Outputs, Outputs], Outputs] | None = None,
         task: Task | str | None = None,
     ):
         args = TrainingArguments("tmp_trainer") if args is None else args
@@ -111,11 +115,11 @@ class Trainer:
         _check_overrides(type(self))
         if (model is None) == (model_init is None):
             raise ValueError("Trainer takes either a model or model_init")
-        self.args: Any = args
+        self.args = args
         self.model_init = model_init
         transformers.logging.set_verbosity(args.get_process_log_level())
         enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
-        self.model: Any = model_init() if model is None and model_init else model
+        self.model: nn.Module = model_init() if model is None and model_init else model  # pyright: ignore
         self._check_head()
         inner = batches.without_adapters(self.model)
         self.model_accepts_loss_kwargs = loss.accepts_loss_kwargs(inner)
@@ -137,8 +141,8 @@ class Trainer:
         if self.task is not None:
             rows.take(self, self.task, data_collator is None)
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer: Any
-        self.lr_scheduler: Any
+        self.optimizer: torch.optim.Optimizer | None
+        self.lr_scheduler: Schedule | None
         self.optimizer, self.lr_scheduler = optimizers
         if optimizer_cls_and_kwargs is not None and self.optimizer is not None:
             raise ValueError("give optimizers or optimizer_cls_and_kwargs, not both")
@@ -166,7 +170,7 @@ class Trainer:
             raise ValueError("batch_eval_metrics=True calls compute_metrics(prediction, compute_result=last) with each "
                              "batch: give it the parameter compute_result")  # fmt: skip
         if args.eval_strategy != "no" and eval_dataset is None:
-            raise ValueError(f"eval_strategy={str(self.args.eval_strategy.value)!r} needs an eval_dataset")
+            raise ValueError(f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r} needs an eval_dataset")
         self.callback_handler = CallbackHandler(
             [DefaultFlowCallback, *get_reporting_integration_callbacks(args.report_to), *(callbacks or [])],
             self.model, processing_class, self.optimizer, self.lr_scheduler,
@@ -176,18 +180,18 @@ class Trainer:
         self.state = self._new_state()
         self.is_in_train = False
         self.step: tutti.Step | None = None  # while training
-        self.checkpoints: Any = checkpointing.TrainerCheckpoints(self)
-        self.draws: Draws | None = None  # random numbers of training data, once training has begun
+        self.checkpoints: TrainerStore[Any] = checkpointing.TrainerCheckpoints(self)
+        self.draws = Draws(arguments.seed_of_data(args))  # random numbers of training data
         self.position: dict[str, int] = {}  # in the training data
         self.objective = loss.Objective(self)
         self.buckets = batches.Buckets(getattr(self.model, "config", None))
-        self._forward: tuple[Any, Any] | None = None  # objective and function, outside of training
-        self._hook: Any = None
+        self._forward: ForwardPass | None = None  # outside of training
+        self._hook: RemovableHandle | None = None
         if rank() == 0:
-            Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+            Path(arguments.output_folder(self.args)).mkdir(parents=True, exist_ok=True)
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
-        if getattr(self.model, "config", None) is not None:
-            self.model.config.use_cache = args.use_cache
+        if (config := getattr(self.model, "config", None)) is not None:
+            config.use_cache = args.use_cache
 
     def _check_head(self) -> None:
         from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
@@ -198,14 +202,14 @@ class Trainer:
                              "AutoModelForSequenceClassification")  # fmt: skip
 
     def _new_state(self) -> TrainerState:
-        stateful: Any = [x for x in [*self.callback_handler.callbacks, self.control] if isinstance(x, ExportableState)]
+        stateful = [x for x in [*self.callback_handler.callbacks, self.control] if isinstance(x, ExportableState)]
         return TrainerState(is_local_process_zero=self.is_local_process_zero(),
                             is_world_process_zero=self.is_world_process_zero(),
-                            stateful_callbacks=stateful)  # fmt: skip
+                            stateful_callbacks=stateful)  # pyright: ignore[reportArgumentType]  # fmt: skip
 
     # -- data ------------------------------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> Loader:
         """Microbatches of all processes. An override returns global microbatches, equal on all ranks."""
         if self.train_dataset is None:
             raise ValueError("Trainer: training needs a train_dataset")
@@ -215,7 +219,7 @@ class Trainer:
         names = getattr(self.processing_class, "model_input_names", None)
         return batches.training_loader(data, collate, self.args, names[0] if names else None)
 
-    def get_eval_dataloader(self, eval_dataset: Rows = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Rows = None) -> Loader:
         """Batches of all processes, in the order of the dataset. eval_dataset: a dataset, or the name of one."""
         if isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset[eval_dataset]
@@ -225,21 +229,24 @@ class Trainer:
         data, collate = self._readable(chosen, "evaluation")
         return batches.evaluation_loader(data, collate, self.args)
 
-    def get_test_dataloader(self, test_dataset: Rows) -> Any:
+    def get_test_dataloader(self, test_dataset: Rows) -> Loader:
         """Batches of all processes, in the order of the dataset."""
         return self.get_eval_dataloader(test_dataset)
 
-    def num_examples(self, dataloader: Any) -> int:
+    def num_examples(self, dataloader: Loader) -> int:
         """The number of rows of a data loader; of one without `dataset`, of full batches."""
         dataset = getattr(dataloader, "dataset", None)
-        return len(dataset) if dataset is not None else len(dataloader) * arguments.rows_of_microbatch(self.args)
+        if dataset is not None:
+            return len(dataset)
+        assert isinstance(dataloader, Sized)
+        return len(dataloader) * arguments.rows_of_microbatch(self.args)
 
-    def get_total_train_batch_size(self, args: Any = None) -> int:
+    def get_total_train_batch_size(self, args: transformers.TrainingArguments | None = None) -> int:
         """Rows of a step, of all processes and microbatches."""
         args = args or self.args
         return arguments.rows_of_microbatch(args) * args.gradient_accumulation_steps
 
-    def _readable(self, dataset: Rows, what: str) -> tuple[Any, Callable]:
+    def _readable(self, dataset: Rows, what: str) -> tuple[Rows, Callable]:
         if not self.args.remove_unused_columns or self.task is not None:
             return dataset, self.data_collator
         columns = batches.columns_of(self.model, self.label_names)
@@ -256,7 +263,7 @@ class Trainer:
         labels = dict.fromkeys([*self.label_names, "labels", "shift_labels"], loss.IGNORED)
         return labels | {"input_ids": pad or 0, "decoder_input_ids": pad or 0}
 
-    def _bucketed(self, batch: Mapping[str, Any]) -> NamedValues:
+    def _bucketed(self, batch: Inputs) -> NamedValues:
         return self.buckets(batch, self._pads())
 
     # -- optimizer, schedule and loss --------------------------------------------------------------------------------
@@ -277,7 +284,9 @@ class Trainer:
         return self.optimizer
 
     @staticmethod
-    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[type[torch.optim.Optimizer], dict]:
+    def get_optimizer_cls_and_kwargs(
+        args: transformers.TrainingArguments, model: nn.Module | None = None
+    ) -> tuple[type[torch.optim.Optimizer], dict]:
         """The class and the options of `args.optim`."""
         return class_and_options(args, model)
 
@@ -285,15 +294,15 @@ class Trainer:
         """The names of parameters with weight decay: all but biases and norms."""
         return get_parameter_names(model, [nn.LayerNorm], NO_DECAY)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Schedule:
         """The learning-rate schedule of `args.lr_scheduler_type`, unless there is one."""
         if self.lr_scheduler is None:
             self.lr_scheduler = get_scheduler(
                 self.args.lr_scheduler_type,
-                optimizer=optimizer or self.optimizer,
+                optimizer=optimizer or self._made_optimizer(),
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
                 num_training_steps=num_training_steps,
-                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
+                scheduler_specific_kwargs=cast(dict | None, self.args.lr_scheduler_kwargs),
             )
         return self.lr_scheduler
 
@@ -303,7 +312,7 @@ class Trainer:
         self.create_scheduler(num_training_steps)
 
     def compute_loss(self, model: nn.Module, inputs: NamedValues, return_outputs: bool = False,
-                     num_items_in_batch: Tensor | None = None) -> Any:  # fmt: skip
+                     num_items_in_batch: Tensor | None = None) -> Outputs:  # fmt: skip
         """The loss of a microbatch, a 0-d tensor, or (loss, outputs).
 
         num_items_in_batch: what to divide sums over items by, so that the mean over microbatches is the mean over all
@@ -318,7 +327,7 @@ class Trainer:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None,
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial: object = None,
               ignore_keys_for_eval: list[str] | None = None) -> TrainOutput:  # fmt: skip
         """Train. Every rank of a job calls it.
 
@@ -364,7 +373,7 @@ class Trainer:
         loss_only = self.compute_metrics is None or self.args.prediction_loss_only
         loader, begin = self.get_eval_dataloader(chosen), time.time()
         output = self.evaluation_loop(loader, "Evaluation", loss_only, ignore_keys, metric_key_prefix)
-        metrics: Any = output.metrics
+        metrics = output.metrics or {}
         steps = math.ceil(output.num_samples / arguments.rows_of_evaluation(self.args))  # pyright: ignore
         metrics |= speed_metrics(metric_key_prefix, begin, num_samples=output.num_samples, num_steps=steps)
         self.log(metrics)
@@ -376,31 +385,33 @@ class Trainer:
         """Predictions for a dataset, and loss and metrics if it has labels."""
         loader, begin = self.get_test_dataloader(test_dataset), time.time()
         output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
-        metrics: Any = output.metrics
+        metrics = output.metrics or {}
         steps = math.ceil(output.num_samples / arguments.rows_of_evaluation(self.args))  # pyright: ignore
         metrics |= speed_metrics(metric_key_prefix, begin, num_samples=output.num_samples, num_steps=steps)
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)  # pyright: ignore
 
-    def evaluation_loop(self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
-                        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval") -> Any:  # fmt: skip
+    def evaluation_loop(self, dataloader: Loader, description: str, prediction_loss_only: bool | None = None,
+                        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
+                        ) -> EvalLoopOutput:  # fmt: skip
         """Loss, predictions and metrics of a data loader: a `transformers` EvalLoopOutput."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         if ignore_keys is None:
             config = getattr(self.model, "config", None)
             ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["cache"])
-        self.callback_handler.eval_dataloader = dataloader
+        self.callback_handler.eval_dataloader = dataloader  # pyright: ignore[reportAttributeAccessIssue]
         with self.averaged():
             return evaluation.evaluation_loop(self, dataloader, metric_key_prefix, loss_only, tuple(ignore_keys or ()),
                                               predicts=description == "Prediction")  # fmt: skip
 
     def prediction_step(self, model: nn.Module, inputs: Batch, prediction_loss_only: bool,
-                        ignore_keys: Any = None) -> tuple[Any, Any, Any]:  # fmt: skip
+                        ignore_keys: Iterable[str] | None = None,
+                        ) -> tuple[Tensor | None, Outputs, Outputs]:  # fmt: skip
         """(loss, outputs, labels) of a batch; each may be None."""
         return evaluation.prediction_step(self, inputs, prediction_loss_only, tuple(ignore_keys or ()))
 
-    def forward(self, batch: Mapping[str, Any], *, has_loss: bool, wanted: bool,
-                ignored: tuple[str, ...]) -> tuple[Tensor | None, Any]:  # fmt: skip
+    def forward(self, batch: Inputs, *, has_loss: bool, wanted: bool,
+                ignored: tuple[str, ...]) -> tuple[Tensor | None, Outputs]:  # fmt: skip
         """Loss and outputs of a batch in evaluation mode, distributed by the plan."""
         objective = self.objective
         objective.wanted, objective.ignored = wanted, ignored
@@ -431,7 +442,7 @@ class Trainer:
         """Whether there is a step of the model."""
         return self.step is not None and self.step.model is self.model
 
-    def autocast(self) -> Any:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context in which the model computes: bfloat16 autocast with `args.bf16`."""
         kind = next((p.device.type for p in self.model.parameters()), "cpu")
         return torch.autocast(kind, torch.bfloat16) if self.args.bf16 else nullcontext()
@@ -451,12 +462,20 @@ class Trainer:
         """The present learning rate of each parameter group. Raises ValueError before there is an optimizer."""
         return [float(group["lr"]) for group in self._made_optimizer().param_groups]
 
-    def get_optimizer_group(self, param: Any = None) -> Any:
+    def get_optimizer_group(self, param: Tensor | None = None) -> list[list[Tensor]] | NamedValues | None:
         """The parameter group of a parameter, or the parameters of each group."""
         groups = self._made_optimizer().param_groups
         if param is None:
             return [group["params"] for group in groups]
         return next((group for group in groups if any(x is param for x in group["params"])), None)
+
+    def _made_step(self) -> tutti.Step:
+        assert self.step is not None
+        return self.step
+
+    def _made_schedule(self) -> Schedule:
+        assert self.lr_scheduler is not None
+        return self.lr_scheduler
 
     def _made_optimizer(self) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -473,12 +492,12 @@ class Trainer:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model for `from_pretrained`, and the processing class. Every rank of a job calls it."""
-        checkpointing.save_model(self, Path(output_dir or self.args.output_dir))
+        checkpointing.save_model(self, Path(output_dir or arguments.output_folder(self.args)))
 
     def save_state(self) -> None:
         """Save `trainer_state.json` in `args.output_dir`."""
         if self.is_world_process_zero():
-            self.state.save_to_json(str(Path(self.args.output_dir, checkpointing.TRAINER_JSON)))
+            self.state.save_to_json(str(Path(arguments.output_folder(self.args), checkpointing.TRAINER_JSON)))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log numbers: to the state's history and to callbacks."""
@@ -503,15 +522,15 @@ class Trainer:
         """Metrics as texts."""
         return transformers.Trainer.metrics_format(self, metrics)  # pyright: ignore
 
-    def add_callback(self, callback: Any) -> None:
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Add a `transformers.TrainerCallback`, or its class."""
         self.callback_handler.add_callback(callback)
 
-    def pop_callback(self, callback: Any) -> Any:
+    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
         """Remove a callback and return it."""
         return self.callback_handler.pop_callback(callback)
 
-    def remove_callback(self, callback: Any) -> None:
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Remove a callback."""
         self.callback_handler.remove_callback(callback)
 

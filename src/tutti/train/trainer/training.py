@@ -9,19 +9,27 @@ import warnings
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import optimization
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SaveStrategy, TrainOutput, has_length, set_seed, speed_metrics
 
+from tutti.api.step import Step
 from tutti.train.boost import Boost
+from tutti.train.trainer import checkpointing
 from tutti.train.trainer.arguments import option, rows_of_microbatch, seed_of_data
 from tutti.train.trainer.batches import Order, joined
 from tutti.train.trainer.draws import Draws
 from tutti.train.trainer.loss import items_of
-from tutti.train.values import NamedValues
+from tutti.train.trainer.protocols import ResumableLoader, TakesEpoch
+from tutti.train.values import Inputs, NamedValues
+
+if TYPE_CHECKING:
+    from tutti.train.trainer.trainer import Trainer
 
 FROM_METRICS = tuple(  # schedules that step after an evaluation
     filter(None, (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(optimization, "GreedyLR", None)))
@@ -32,10 +40,10 @@ STORED = ("logging", "eval", "save")  # of which `trainer_state.json` has the nu
 class Training:
     """A run of a Trainer's training loop. ignored: outputs that evaluations do not return."""
 
-    def __init__(self, trainer: Any, ignored: tuple[str, ...]):
+    def __init__(self, trainer: Trainer, ignored: tuple[str, ...]):
         self.trainer, self.args, self.ignored = trainer, trainer.args, ignored
         self.parts: int = self.args.gradient_accumulation_steps
-        self.resumed: Mapping[str, Any] | None = None  # random states of data in the checkpoint
+        self.resumed: NamedValues | None = None  # random states of data in the checkpoint
 
     def run(self, resume: str | bool | None) -> TrainOutput:
         """Train from the beginning, or from a checkpoint."""
@@ -47,6 +55,7 @@ class Training:
         trainer.step, trainer._forward = None, None
         trainer.draws = Draws(seed_of_data(args))
         self.loader = trainer.get_train_dataloader()
+        self.resumable = self.loader if isinstance(self.loader, ResumableLoader) else None
         self.count()
         trainer.model.train()
         self._add_noise()
@@ -69,7 +78,7 @@ class Training:
         trainer.state.is_world_process_zero = trainer.is_world_process_zero()
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(trainer.callback_handler, name, getattr(trainer, name))
-        trainer.callback_handler.train_dataloader = self.loader
+        trainer.callback_handler.train_dataloader = self.loader  # pyright: ignore[reportAttributeAccessIssue]
         self.checkpoint, self.first = checkpoint, trainer.state.global_step
         self.begin, self.total, self.recent = time.time(), 0.0, []
         self.logged = self.first
@@ -91,8 +100,8 @@ class Training:
         epoch, self.skipped = 0, self.first * self.reads
         if has_length(self.loader):
             epoch, self.skipped = self.first // self.updates, self.first % self.updates * self.reads
-        elif self.checkpoint is not None and not hasattr(self.loader, "go_on"):
-            position = self.trainer.checkpoints.position(self.checkpoint)
+        elif self.checkpoint is not None and self.resumable is None:
+            position = checkpointing.position(self.checkpoint)
             epoch, self.skipped = position["epoch"], position["microbatches"]
         if self.args.ignore_data_skip:
             self.skipped = 0
@@ -100,8 +109,8 @@ class Training:
 
     def count(self) -> None:
         """Steps in an epoch and in all."""
-        args = self.args
-        self.reads = 1 if getattr(self.loader, "whole", False) else self.parts  # for a step
+        args, loader = self.args, self.loader
+        self.reads = 1 if self.resumable is not None and self.resumable.whole else self.parts  # for a step
         if has_length(self.loader):
             self.microbatches = len(self.loader)
             if not self.microbatches:
@@ -110,7 +119,7 @@ class Training:
             self.updates = -(-self.microbatches // self.reads)
             self.steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self.updates)
             self.epochs = -(-self.steps // self.updates)
-            self.rows = self.trainer.num_examples(self.loader) * self.steps / self.updates
+            self.rows = self.trainer.num_examples(loader) * self.steps / self.updates
         else:
             self.updates, self.microbatches = args.max_steps, args.max_steps * self.reads
             self.steps, self.epochs = args.max_steps, sys.maxsize
@@ -139,12 +148,12 @@ class Training:
         self._call("on_epoch_end")
         self.log_evaluate_save()
 
-    def batches(self, epoch: int) -> Generator[tuple[dict[str, Any], int, int], None, None]:
+    def batches(self, epoch: int) -> Generator[tuple[NamedValues, int, int], None, None]:
         """For each step left in an epoch: the batch, its microbatches, and those of the epoch so far."""
         loader, pads = self.loader, self.trainer._pads()
         order = getattr(loader, "batch_sampler", None)
         for sampler in {id(x): x for x in (loader, order, getattr(loader, "dataset", None))}.values():
-            if sampler is not None and hasattr(sampler, "set_epoch"):
+            if isinstance(sampler, TakesEpoch):
                 sampler.set_epoch(epoch)
         draws, seen, self.skipped = self.trainer.draws, self.skipped, 0
         if isinstance(order, Order):
@@ -153,9 +162,9 @@ class Training:
             self._draw_as_before()
         with draws:
             stream = iter(loader)
-            if hasattr(loader, "go_on"):
+            if self.resumable is not None:
                 if seen:
-                    loader.go_on(self.checkpoint, self.first)
+                    self.resumable.go_on(self.checkpoint, self.first)
             elif not isinstance(order, Order):
                 for _ in range(seen):
                     next(stream, None)
@@ -180,8 +189,8 @@ class Training:
         draws = self.trainer.draws
         before = draws.states
         with draws:
-            example = getattr(self.loader, "example", None)
-            parts = example(self.reads) if example else list(islice(iter(self.loader), self.reads))
+            loader = self.resumable
+            parts = list(islice(self.loader, self.reads)) if loader is None else loader.example(self.reads)
         draws.states = before
         return self.trainer._bucketed(joined(parts, self.trainer._pads()))
 
@@ -196,7 +205,7 @@ class Training:
 
     def advance(self, batch: NamedValues, microbatches: int) -> Tensor:
         """One optimizer step. Returns its loss."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         counted = self.with_items(batch)
         trainer.objective.wanted = False
         trainer.objective.look()
@@ -207,19 +216,19 @@ class Training:
             self._call(event)
         self.rate = self._rate()
         if not isinstance(trainer.lr_scheduler, FROM_METRICS):
-            trainer.lr_scheduler.step()
+            trainer._made_schedule().step()
         return value
 
-    def parallelize(self, batch: Mapping[str, Any]) -> None:
+    def parallelize(self, batch: NamedValues) -> None:
         """Make the step, with the values of the checkpoint if the run resumes."""
         trainer, args = self.trainer, self.args
         plan = option(args, "plan")
         recompute = ("layers",) if args.activation_checkpointing and plan != "auto" else ()
         with trainer.autocast():
-            make: Any = self.boost.make_step if self.boost.algorithms else trainer.make_step
-            trainer.step = make(
+            make = self.boost.make_step if self.boost.algorithms else trainer.make_step
+            step = make(
                 trainer.model,
-                trainer.optimizer,
+                trainer._made_optimizer(),
                 dict(batch),
                 loss=trainer.objective,
                 cluster=option(args, "cluster"),
@@ -234,6 +243,7 @@ class Training:
                 stochastic_rounding=option(args, "stochastic_rounding"),
                 max_nonfinite_steps=option(args, "max_nonfinite_steps"),
             )
+        trainer.step = cast(Step, step)  # an algorithm of Boost passes on what a Step has
         if self.checkpoint is not None:
             trainer.checkpoints.load(self.checkpoint)
 
@@ -243,14 +253,16 @@ class Training:
         if trainer.control.should_log and state.global_step > self.logged:
             logs = {"loss": self._drained() / (state.global_step - self.logged)}
             if self.args.max_grad_norm:
-                logs["grad_norm"] = float(trainer.step.grad_norm())
+                logs["grad_norm"] = float(trainer._made_step().grad_norm())
             logs["learning_rate"] = self.rate
             self.logged = state.global_step
             trainer.log(logs, self.begin)
         if trainer.control.should_evaluate:
             metrics = trainer.evaluate(ignore_keys=list(self.ignored) or None)
-            if isinstance(trainer.lr_scheduler, FROM_METRICS):
-                trainer.lr_scheduler.step(_metric(metrics, self.args.metric_for_best_model))
+            if isinstance(schedule := trainer._made_schedule(), FROM_METRICS):
+                name = self.args.metric_for_best_model
+                assert name is not None
+                schedule.step(_metric(metrics, name))
             best = self._is_best(metrics)
             if self.args.save_strategy == SaveStrategy.BEST:
                 trainer.control.should_save = best
@@ -298,12 +310,12 @@ class Training:
         return True
 
     def _rate(self) -> float:
-        scheduler = self.trainer.lr_scheduler
+        scheduler = self.trainer._made_schedule()
         if isinstance(scheduler, FROM_METRICS):
-            return float(self.trainer.optimizer.param_groups[0]["lr"])
+            return float(self.trainer._made_optimizer().param_groups[0]["lr"])
         return float(scheduler.get_last_lr()[0])
 
-    def _count_tokens(self, batch: Mapping[str, Any]) -> None:
+    def _count_tokens(self, batch: Inputs) -> None:
         how, state = self.args.include_num_input_tokens_seen, self.trainer.state
         ids = batch.get(getattr(self.trainer.model, "main_input_name", "input_ids"))
         if how != "no" and isinstance(ids, Tensor):
@@ -317,8 +329,8 @@ class Training:
         if self.args.neftune_noise_alpha is not None:
             from transformers.integrations.neftune import neftune_post_forward_hook
 
-            embeddings = self.trainer.model.get_input_embeddings()
-            embeddings.neftune_noise_alpha = self.args.neftune_noise_alpha
+            embeddings = cast(transformers.PreTrainedModel, self.trainer.model).get_input_embeddings()
+            vars(embeddings)["neftune_noise_alpha"] = self.args.neftune_noise_alpha
             self.trainer._hook = embeddings.register_forward_hook(neftune_post_forward_hook)
 
     def _call(self, event: str) -> None:
@@ -334,7 +346,7 @@ def _metric(metrics: Mapping[str, float], name: str) -> float:
     return metrics[key]
 
 
-def _compare(args: Any, asked: Any, stored: Any) -> None:
+def _compare(args: transformers.TrainingArguments, asked: TrainerState, stored: TrainerState) -> None:
     """Warn of arguments that differ from those of the run that wrote a checkpoint. asked, stored: the state of each, in
     which shares of the run are numbers of steps."""
     names = [f"{what}_steps" for what in STORED if getattr(args, f"{what}_strategy") == "steps"]

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -63,7 +62,7 @@ class CausalLM(Task):
         if not {"input_ids", "sequences"} & set(first):
             column(first, self.text, f"{self.name}: the dataset")
 
-    def _prepared(self, rows: Rows, processor: Processor) -> Any:
+    def _prepared(self, rows: Rows, processor: Processor) -> Rows:
         if {"input_ids", "sequences"} & set(rows[0]):
             return rows
         length = length_of(self.length, processor)

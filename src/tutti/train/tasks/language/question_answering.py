@@ -6,7 +6,6 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -106,7 +105,7 @@ class QuestionAnswering(Task):
             scores.append(2 * both / (b - a + 1 + d - c + 1))
         return {"exact": float(np.mean(exact)), "f1": float(np.mean(scores))}
 
-    def answers_of(self, rows: Rows, features: Sequence[dict[str, Any]], start: Any, end: Any) -> list[str]:
+    def answers_of(self, rows: Rows, features: Sequence[Row], start: np.ndarray, end: np.ndarray) -> list[str]:
         """The answer to each row's question: the best span of all its windows, "" if pointing to the first token scores
         more in every window.
 
