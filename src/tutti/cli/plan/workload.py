@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 
 import torch
 
-from tutti.cli.plan.capture_cache import CaptureCache
+from tutti.api.saved_graphs import SavedGraphs
 from tutti.compat.adapters import peft_model
 from tutti.ir.step_graph import StepGraph
 from tutti.lower.variants.rebatch import Steps
@@ -104,10 +105,17 @@ class Facts:
     work: StepWork
 
 
+def graphs_of(workload: Workload) -> SavedGraphs | None:
+    """The saved steps of a workload. None for a model of a function, whose code may change, and if caches are off."""
+    config = Path(workload.model)
+    config = config / "config.json" if config.is_dir() else config
+    return SavedGraphs.of(config.read_bytes(), replace(workload, model="")) if config.is_file() else None
+
+
 class Captured:
     """The captured step of a workload, for any number of microbatches.
 
-    The steps of a transformers config are kept in the user's cache folder (see `cli.plan.capture_cache`). Where it has
+    The steps of a transformers config are kept in the user's cache folder (see `api.saved_graphs`). Where it has
     them, no model is built.
     """
 
@@ -118,7 +126,7 @@ class Captured:
         if workload.lora < 0:
             raise ValueError(f"--lora {workload.lora}: a rank is at least 1, or 0 to train the model itself")
         self.workload, self.progress = workload, progress
-        self.cache = CaptureCache.of(workload)
+        self.cache = graphs_of(workload)
         self.facts = self._facts()
         self.captured = Steps(self._step).planned
         self.graph = cache(self._graph)
@@ -152,10 +160,10 @@ class Captured:
         """The captured step, from the cache if it is there."""
         if not self.cache:
             return self._captured(microbatch_count)
-        if step := self.cache.step(microbatch_count):
+        if step := self.cache.graph(str(microbatch_count)):
             return step
         step = self._captured(microbatch_count)
-        self.cache.keep(asdict(self.facts), microbatch_count, step)
+        self.cache.save(str(microbatch_count), step, asdict(self.facts))
         return step
 
     def _captured(self, microbatch_count: int) -> StepGraph:

@@ -154,7 +154,7 @@ class Engine:
         self.adapters = Adapters(model, adapters) if adapters else None
         self.runner = Runner(model, block=block, blocks=blocks, memory=memory, host_memory=host_memory, budget=budget,
                              most=most, longest=longest or _positions(self.config), adapters=self.adapters,
-                             cache_dtype=cache_dtype, share_frozen=share_frozen,
+                             cache_dtype=cache_dtype, share_frozen=share_frozen, saves=self_check,
                              options={"cluster": cluster, "plan": plan, "level": level})  # fmt: skip
         self.bytes = read(self.runner.store, model, folder) if folder else 0
         self.longest = self.runner.longest

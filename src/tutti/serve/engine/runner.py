@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tutti.api.function import Function, function
-from tutti.api.store import Store
 from tutti.exec.runtimes.runtime import in_group, own_slice
 from tutti.exec.stores.large_pages import pack
 from tutti.ir.kind import Kind
@@ -32,6 +31,7 @@ from tutti.serve.cache.attention import Cache, CacheDtype, PagedStep, empty_cach
 from tutti.serve.cache.logits import layers_of, logits
 from tutti.serve.cache.rotary import by_span, scaling_of
 from tutti.serve.engine.recorded import CudaGraphs, Recorded, Recorder
+from tutti.serve.engine.saved_steps import SavedStore, graphs_of
 from tutti.serve.engine.scheduler import Batch, Move
 from tutti.serve.engine.sequence import TokenSequence
 from tutti.serve.lora import Adapters
@@ -58,12 +58,12 @@ class Runner:
     model: a model that generates. block: tokens of a block. blocks: number of blocks, or None: as many as `memory`
     bytes hold. host_memory: bytes for blocks on the host. budget, most: tokens and sequences of a step. longest: tokens
     of a sequence, at most. options: those of `tutti.function`. adapters: of the requests. share_frozen: as for the
-    engine.
+    engine. saves: whether captured steps are read from disk and written there (`serve.engine.saved_steps`).
     """
 
     def __init__(self, model: nn.Module, *, block: int, blocks: int | None, memory: int, host_memory: int, budget: int,
                  most: int, longest: int, options: Json, adapters: Adapters | None = None,
-                 cache_dtype: CacheDtype = "", share_frozen: bool = False):  # fmt: skip
+                 cache_dtype: CacheDtype = "", share_frozen: bool = False, saves: bool = False):  # fmt: skip
         self.adapters, self.options = adapters, options
         self.model, self.block, self.budget, self.most = model, block, budget, most
         self.layers, self.scaling = layers_of(model), scaling_of(model)
@@ -86,7 +86,10 @@ class Runner:
         self.cache = empty_cache(self.layers, self.blocks * block, self.cache_dtype, device)
         objects: Json = {"model": model, "cache": self.cache} | ({"adapters": adapters} if adapters else {})
         # it packs, rounds and updates them; the model can be trained
-        self.store = Store(live=False, share_frozen=share_frozen, **objects)
+        self.encoder = encoder_of(model, self.longest, self.blocks * block)
+        plain = not (adapters or self.scaling or self.encoder)
+        graphs = graphs_of(model, block, cache_dtype) if saves and plain else None
+        self.store = SavedStore(graphs, live=False, share_frozen=share_frozen, **objects)
         self.host: list[dict[str, Tensor]] = []  # blocks on the host, by local rank
         self.sizes = buckets(budget, between=device.type == "cpu")  # a GPU computes few rows more in the same time
         self.ready: dict[tuple[int, ...], Callable[..., Tensor]] = {}  # captured steps, by shape
@@ -95,7 +98,6 @@ class Runner:
         self.addresses: list[int] = []  # of stored tensors, when steps were recorded
         self.results: Tensor | None = None  # logits of recorded steps
         self._hidden: Function | None = None
-        self.encoder = encoder_of(model, self.longest, self.blocks * block)
         if adapters and self.crosses:
             raise ValueError(f"{type(model).__name__} has an encoder, to which adapters cannot be added by request")
         step = step_function(model, self.cache, block, adapters)

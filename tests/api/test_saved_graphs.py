@@ -62,7 +62,7 @@ def test_a_cache_that_cannot_be_read_is_written_again(config, content):
 
 
 def test_the_least_recently_used_are_removed(config, monkeypatch):
-    monkeypatch.setattr("tutti.cli.plan.capture_cache.MOST", 2)
+    monkeypatch.setattr("tutti.api.saved_graphs.MOST", 2)
     folders = []
     for batch in (2, 4, 8):
         work = captured(config, batch=batch)
