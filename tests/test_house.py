@@ -146,7 +146,7 @@ def test_packages_have_at_most_twenty_modules():
     assert not crowded, "split them by what the modules are about"
 
 
-@pytest.mark.parametrize(("package", "most"), [("train", 7), ("serve", 8)])
+@pytest.mark.parametrize(("package", "most"), [("train", 10), ("serve", 10)])
 def test_few_values_are_of_any_type(package, most):
     """most: whole words `Any` in 1,000 lines."""
     texts = [path.read_text() for path in (SOURCE / package).rglob("*.py")]

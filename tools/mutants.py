@@ -276,9 +276,9 @@ def tests_of(file: str) -> list[str]:
         if any(each in text for each in names) or any(name in line.split("import")[1] for line in lines):
             importers.append(str(path.relative_to(ROOT)))
     parts = file.removeprefix("src/tutti/").split("/")[:-1]
-    while parts and not (ROOT / "tests" / "/".join(parts)).is_dir():
-        parts = [parts[0], *parts[2:]] if len(parts) > 2 else parts[:-1]  # tests/science/mt for science/em/mt
-    folder = ["tests/" + "/".join(parts)] if parts else []
+    shorter = [parts[:end] for end in range(len(parts), 0, -1)]  # tests/science/mt for science/em/mt/inverse
+    folders = ["/".join(["tests", *x[:1], *x[skip:]]) for x in shorter for skip in range(1, max(2, len(x)))]
+    folder = [each for each in folders if (ROOT / each).is_dir()][:1]
     package = file.removeprefix("src/tutti/").removesuffix(".py").split("/")[0]
     others = [f"tests/test_{package}_{name}.py", f"tests/test_{package}.py"]
     others += ["tests/proofs/test_rules.py"] if package == "ops" else []

@@ -79,7 +79,11 @@ class Reduced:
 
     def grad_norm(self) -> Tensor:
         """The 2-norm of all gradients of the last step; after the switch, of their projections, at first 0. 0-d."""
-        return self.store.whole("cache:state.last_gradient").norm() if self.step is None else self.step.grad_norm()
+        return (
+            self.store.whole(Kind.CACHE.at("state.last_gradient")).norm()
+            if self.step is None
+            else self.step.grad_norm()
+        )
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a global batch. Returns the mean loss, a 0-d tensor."""
