@@ -27,8 +27,7 @@ from typing import Any
 import torch
 
 import harness
-from tutti.science.em.mt import Mesh2D
-from tutti.science.em.mt.response import layered
+from tutti.science.em.mt import Mesh2D, layered
 from tutti.science.em.mt.response.te import air_layers
 
 SIMPEG = ("simpeg==0.25.2",)

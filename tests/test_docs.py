@@ -90,7 +90,7 @@ def test_pages_import_public_names(page):
         for node in ast.walk(ast.parse(block)):
             source = node.module if isinstance(node, ast.ImportFrom) else None
             if source and source.startswith("tutti.") and not source.startswith(INTERNAL):
-                assert source.removeprefix("tutti.") in api.public(), f"{source}: docs/generating/api.py has it not"
+                assert source.removeprefix("tutti.") in api.public(), f"{source} is not in docs/generating/api.py"
                 names = {alias.name for alias in node.names} - set(api.names_of(source.removeprefix("tutti.")))
                 modules = {name for name in names if f"{source}.{name}".removeprefix("tutti.") in api.public()}
                 assert names <= modules, f"{source}: {names}"

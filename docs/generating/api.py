@@ -15,7 +15,8 @@ PAGES = {
     "serving": ("Serving", ("serve",)),
     "rl": ("Reinforcement learning", ("rl",)),
     "electromagnetics": ("Electromagnetics", ("science.em.mt", "science.em.fdtd", "science.em.fdtd.mie",
-                                              "science.em.cad", "science.em.surrogate", "science.em.pinn")),
+                                              "science.em.cad", "science.em.cad.picture", "science.em.surrogate",
+                                              "science.em.surrogate.active", "science.em.pinn")),
     "molecules": ("Molecular dynamics", ("science.mol", "science.mol.terms", "science.mol.forcefield",
                                          "science.mol.dynamics", "science.mol.dynamics.restart", "science.mol.biases",
                                          "science.mol.networks", "science.mol.observables")),
@@ -70,7 +71,7 @@ def index() -> str:
                        for page, (title, modules) in PAGES.items())  # fmt: skip
     lines = [f"{NOTE}\n# API\n", "These names are imported from `tutti`. Other packages:\n", others, ""]
     for title, names in TUTTI.items():
-        directives = [str(_directive(getattr(tutti, name))) for name in names]
+        directives = [_directive(getattr(tutti, name)) or name for name in names]
         lines += [f"## {title}\n", *directives, *(f"::: tutti.{path}" for path in INSIDE.get(title, ())), ""]
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 NAME, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = b"PK\x03\x04", b"\x80"  # how files of torch.save and of pickle begin
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how files of torch.save, and of pickle, begin
 
 
 def opened(path: Path) -> Any:
@@ -28,9 +28,11 @@ def opened(path: Path) -> Any:
     except (SafetensorError, OSError, UnicodeDecodeError) as error:
         why = str(error)
     with path.open("rb") as file:
-        if file.read(4).startswith(PICKLES):
-            raise ValueError(f"{path} is a pickle, as torch.save writes, and reading it could run code: refused. "
-                             "Write its tensors with safetensors.torch.save_file")  # fmt: skip
+        start = file.read(9)
+    # 0x80 may also be the lowest byte of the length of a header, which begins with a brace
+    if start.startswith(ZIP) or (start.startswith(PICKLE) and start[8:] != b"{"):
+        raise ValueError(f"{path} is a pickle, or an archive that may hold one, as torch.save writes, and reading it "
+                         "could run code: refused. Write its tensors with safetensors.torch.save_file")  # fmt: skip
     raise ValueError(f"{path} is damaged: {why}. Copy or download it again")
 
 

@@ -50,6 +50,12 @@ def test_rows_are_the_most_frequent_size_outside_of_lists():
     assert FlatBatch({"n": 3}).rows == FlatBatch({"s": torch.tensor(1.0)}).rows == 0
 
 
+def test_a_tensor_that_is_in_a_list_too_counts_once():
+    table = torch.zeros(8)
+    flat = FlatBatch({"x": torch.zeros(4, 2), "table": table, "boxes": [table]})
+    assert flat.rows == 4 and list(flat.inputs) == ["batch:x", "common:table", "common:boxes.0"]
+
+
 def test_parts_slice_rows_and_lists_of_samples():
     made = FlatBatch({**BATCH, "each": [torch.ones(i) for i in range(6)]}).part(2, 4)
     assert made["p"].a.tolist() == [2, 3] and made["p"].b is BATCH["p"].b and made["s"].x.shape == (2, 4)

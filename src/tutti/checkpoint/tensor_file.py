@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor, uint8
@@ -32,7 +34,7 @@ def write_tensors(
     from safetensors.torch import save_file
 
     contiguous, metadata = _apart(tensors), dict(metadata or {})
-    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os_errors():
@@ -43,7 +45,8 @@ def write_tensors(
         unfinished.replace(path)
         to_disk(path.parent)
     except (OSError, SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
         raise OSError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -59,11 +62,16 @@ def read_tensors(path: Path, unsigned: bool = False) -> dict[str, Tensor]:
 
     unsigned: also of a file without a checksum, which other programs and earlier versions wrote.
     """
-    with opened(path) as file:
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    from safetensors import SafetensorError
+
+    try:
+        with opened(path) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, RuntimeError, TypeError, AttributeError) as error:  # such as a dtype torch lacks
+        raise ValueError(f"{path} cannot be read: {error}") from error
     checksum = metadata.pop(CHECKSUM, None)
-    if checksum != (None if checksum is None and unsigned else _checksum(tensors, metadata)):
+    if (checksum is not None or not unsigned) and checksum != _checksum(tensors, metadata):
         raise ValueError(f"{path} is damaged: its content has changed since it was written")
     return tensors
 

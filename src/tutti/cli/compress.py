@@ -14,7 +14,7 @@ from tutti.compress.folder import checked_folders
 from tutti.compress.recipe import Distill, parse
 from tutti.compress.verb import compress
 from tutti.launch.launch import launch, rank, under_launcher
-from tutti.launch.progress import LINES, narrated
+from tutti.launch.progress import LINE_EVERY, narrated
 
 STDLIB = "stdlib"
 
@@ -66,7 +66,7 @@ def command(
     if steps.find(Distill):
         each = [x["input_ids"] for x in rows(model, calibration, training_samples, length)]
         training = [{"input_ids": torch.cat(each[i : i + 8])} for i in range(0, max(1, len(each) - 7), 8)]
-    with narrated(console, "compressing", LINES) as tell:
+    with narrated(console, "compressing", LINE_EVERY) as tell:
         try:
             compressed = compress(model, steps, data, out=out, training=training, progress=tell.count)
         except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from rich.text import Text
 from tutti.data.corpus import STEPS, Corpus, CorpusError, Source
 from tutti.data.corpus.pipeline import finished
 from tutti.data.corpus.report import HEAD, amount, rows
-from tutti.launch.progress import LINES, narrated
+from tutti.launch.progress import LINE_EVERY, narrated
 from tutti.progress import Count
 
 First = tyro.conf.Positional
@@ -201,7 +201,7 @@ def _default(field: Any) -> str:
 @contextmanager
 def _shown(console: Console) -> Iterator[Callable[[str], Count]]:
     """A function that shows the progress of a phase, and keeps a line of each that has ended."""
-    with narrated(console, "reading", LINES) as tell:
+    with narrated(console, "reading", LINE_EVERY) as tell:
 
         def show(phase: str) -> Count:
             tell(phase)

@@ -22,14 +22,15 @@ from tutti.launch.launch import rank
 from tutti.progress import Count, Say
 
 EVERY = 1.0  # seconds between lines where there is no terminal
-LINES = 10.0  # the same, of commands that may take hours
+LINE_EVERY = 10.0  # the same, of commands that may take hours
+FIRST = 8  # so many counted pieces of work get a line when they begin; later ones every `every` seconds
 SILENT = 5.0  # so many times `every` without a line, the current activity is named again
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is being done. total: 0 if it is not counted. what: what comes next, or how fast it goes. first: what was
-    done at `begin`."""
+    """What is being done. total: 0 if it is not counted. what: the next item, or the speed. first: how much was done
+    at `begin`."""
 
     text: str = ""
     done: int = 0
@@ -45,7 +46,7 @@ class Work:
     @property
     def left(self) -> str:
         """The time until all is done, at the pace so far, or nothing."""
-        if self.done <= self.first or not self.total:
+        if not self.first < self.done <= self.total:
             return ""
         seconds = (time.monotonic() - self.begin) * (self.total - self.done) / (self.done - self.first)
         return f", about {clock(seconds)} left"
@@ -133,8 +134,8 @@ class _Counted(ProgressColumn):
 def live(
     console: Console, shown: bool, numbers: bool = True, drawn: bool = True, stays: bool = False
 ) -> Iterator[Show]:
-    """A line of a terminal. numbers: beside the bar of counted work. drawn: also between two calls. stays: as it is
-    when the work ends."""
+    """A line of a terminal. numbers: whether counts and times stand beside the bar. drawn: whether the line is drawn
+    between two calls, too. stays: whether the line stays when the work ends."""
     if not shown:
         yield lambda work: None
         return
@@ -167,12 +168,12 @@ class Narrator(Tell):
         super().__init__(show or self.narrate)
         self.console, self.every = console, every
         self.begin = self.last = time.monotonic()
-        self.counted: float | None = None  # the begin of the counted work of which there is a line
+        self.counted: set[float] = set()  # begins of the counted work of which there is a line
 
     def narrate(self, work: Work) -> None:
-        first = work.total > 0 and work.begin != self.counted
+        first = work.total > 0 and work.begin not in self.counted and len(self.counted) < FIRST
         if work.text and (first or time.monotonic() - self.last > self.every):
-            self.counted = work.begin if work.total else None
+            self.counted |= {work.begin} if work.total else set()
             self.result(f"{work}{work.left}")
 
     def result(self, text: str) -> None:

@@ -47,20 +47,22 @@ class FlatBatch:
         self.tensors: dict[str, torch.Tensor] = {}
         self.statics: dict[str, Any] = {}
         self._outside: set[int] = set()  # tensors that are in no list
-        self._flatten("", batch, False)
-        sizes = [x.shape[0] for x in self.tensors.values() if x.ndim and id(x) in self._outside]
+        sizes: list[int] = []
+        self._flatten("", batch, False, sizes)
         counted = Counter(sizes or [x.shape[0] for x in self.tensors.values() if x.ndim])
         self.rows = max(counted, key=lambda n: counted[n]) if counted else 0
 
-    def _flatten(self, name: str, tree: Any, listed: bool) -> None:
+    def _flatten(self, name: str, tree: Any, listed: bool, sizes: list[int]) -> None:
+        """Add the leaves of a tree, and to `sizes` those of dim 0 outside of lists."""
         if isinstance(tree, torch.Tensor):
             self.tensors[name] = tree
             if not listed:
                 self._outside.add(id(tree))
+                sizes += tree.shape[:1]
         elif _is_container(tree):
             listed = listed or (isinstance(tree, list) and tree is not self.batch)
             for key, x in _items(tree):
-                self._flatten(f"{name}.{key}" if name else str(key), x, listed)
+                self._flatten(f"{name}.{key}" if name else str(key), x, listed, sizes)
         elif isinstance(tree, PLAIN):
             self.statics[name] = tree
         else:

@@ -260,7 +260,7 @@ class Runner:
                 raise RuntimeError("the plan has several devices")
             self.addresses, rows = self._addresses(), arguments[6]
             if self.results is None or len(self.results) < len(rows):
-                spec = self.function.graph.outputs[f"{Kind.OUTPUT}:0"].meta["val"]
+                spec = self.function.graph.outputs[Kind.OUTPUT.at(0)].meta["val"]
                 count = max(len(rows), self._bucket(self.most))
                 self.results = torch.empty(count, *spec.shape[1:], dtype=spec.dtype, device=self.store.device)
             recorded = Recorded(self.ready[shape], arguments, recorder, self.results)

@@ -38,6 +38,7 @@ class Reduced:
         self.step: Any = step  # None after the switch
         self.model, self.optimizer = step.model, step.optimizer
         self._algorithm, self._example, self._loss = algorithm, batch, loss
+        self._clips = options.get("clip_norm") is not None
         self._options = {key: options[key] for key in OPTIONS if key in options}
         if isinstance(self._options.get("plan"), Plan | Path):
             self._options["plan"] = "auto"  # a plan of the other graph
@@ -45,7 +46,8 @@ class Reduced:
         self._copies: list[Tensor] = []
         self.store: Any = step.store  # a `tutti.Store` after the switch
         self._train: Function | None = None
-        self._evaluate: Function | None = None
+        self._evaluations: dict[tuple[object, ...], Function] = {}  # by what the loss returns besides its value
+        self._norm_at_switch: Tensor | None = None  # of the step that switched
         self.metrics: dict[str, Tensor] = {}
 
     @property
@@ -78,22 +80,25 @@ class Reduced:
         return self.step.flops if self._train is None else self._train.graph.flops
 
     def grad_norm(self) -> Tensor:
-        """The 2-norm of all gradients of the last step; after the switch, of their projections, at first 0. 0-d."""
-        return (
-            self.store.whole(Kind.CACHE.at("state.last_gradient")).norm()
-            if self.step is None
-            else self.step.grad_norm()
-        )
+        """The 2-norm of all gradients of the last step; after the switch, of their projections. 0-d."""
+        if self.step is not None:
+            return self.step.grad_norm()
+        if self._norm_at_switch is not None:
+            return self._norm_at_switch
+        return self.store.whole(Kind.CACHE.at("state.last_gradient")).norm()
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a global batch. Returns the mean loss, a 0-d tensor."""
         if self._train is not None:
+            self._norm_at_switch = None
             return self._train(batch)
         value, algorithm = self.step(batch), self._algorithm
         self.metrics = self.step.metrics
         if self.step.steps % algorithm.every == 0:
             self._copies.append(torch.cat([self.store.whole(Kind.PARAM.at(name)).flatten() for name in self._trained]))
             if len(self._copies) > algorithm.components:
+                if self._clips:
+                    self._norm_at_switch = self.step.grad_norm()
                 self._switch(algorithm.basis_of(self._copies))
         return value
 
@@ -130,9 +135,10 @@ class Reduced:
         modes, calls = {module: module.training for module in model.modules()}, self.store.calls
         model.eval()
         try:
-            if self._evaluate is None:
-                self._evaluate = function(evaluation, batch, store=self.store, **self._options)
-            value, self.metrics = self._evaluate(batch)
+            key = getattr(loss, "wanted", None), getattr(loss, "ignored", None)
+            if key not in self._evaluations:
+                self._evaluations[key] = function(evaluation, batch, store=self.store, **self._options)
+            value, self.metrics = self._evaluations[key](batch)
             return value
         finally:
             self.store.calls = calls  # counts steps

@@ -135,7 +135,8 @@ class TrainerCheckpoints:
             _save_schedule(trainer._made_schedule(), draft)
             write_values({**draws.states(), DATA: trainer.draws.states}, draft / RANDOM)
             loader = trainer.callback_handler.train_dataloader
-            position = loader.state_dict() if isinstance(loader, ResumableLoader) else trainer.position
+            resumable = cast(ResumableLoader, loader) if hasattr(loader, "go_on") else None
+            position = trainer.position if resumable is None else resumable.state_dict()
             (draft / STREAM).write_text(json.dumps(position))
         cast(NamedValues, state.stateful_callbacks).update(_callback_states(trainer))
         state.save_to_json(str(draft / TRAINER_JSON))
@@ -190,8 +191,8 @@ def _values(trainer: Trainer) -> dict[str, Tensor]:
 @folders.os_errors()
 def _write_model(trainer: Trainer, folder: Path, values: dict[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(trainer.model, Pretrained):
-        trainer.model.save_pretrained(folder, state_dict=values)
+    if hasattr(trainer.model, "save_pretrained"):
+        cast(Pretrained, trainer.model).save_pretrained(folder, state_dict=values)
     else:
         own = {x.data_ptr(): name for name, x in reversed(values.items())}  # the first name of tied tensors
         tensors = {name: x for name, x in values.items() if own[x.data_ptr()] == name or not x.numel()}

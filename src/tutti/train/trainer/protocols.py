@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -19,7 +19,6 @@ class Loader(Protocol):
     def __iter__(self) -> Iterator[NamedValues]: ...
 
 
-@runtime_checkable
 class ResumableLoader(Protocol):
     """A loader that finds its place in the data again by itself.
 
@@ -42,7 +41,6 @@ class ResumableLoader(Protocol):
         ...
 
 
-@runtime_checkable
 class TakesEpoch(Protocol):
     """A loader, sampler or dataset whose order depends on the epoch."""
 
@@ -77,7 +75,6 @@ class TrainerStore(Protocol[Checkpoint]):
     def finish(self) -> None: ...
 
 
-@runtime_checkable
 class Pretrained(Protocol):
     """A model of transformers or peft, which saves itself for `from_pretrained`."""
 

@@ -50,6 +50,7 @@ from tutti.launch.launch import local_rank, rank
 from tutti.optim import Muon, averaged, with_ema
 from tutti.tracing.batch import Batch
 from tutti.tracing.optimizers.marks import EMA_DECAY
+from tutti.train.boost.boost import Boost
 from tutti.train.tasks import Task, get_task
 from tutti.train.trainer import arguments, batches, checkpointing, evaluation, loss, rows
 from tutti.train.trainer.arguments import TrainingArguments, option
@@ -157,6 +158,8 @@ class Trainer:
                              "rates to yours: tutti.optim.groups(model, lr=..., layer_decay=...)")  # fmt: skip
         self.own_schedule = False  # whether `train` made the schedule, and makes another if it is called again
         self.ema_decay: float | None = option(args, "ema_decay")
+        if self.ema_decay is not None and "dim_reduce" in Boost.parse(option(args, "boost")).algorithms:
+            raise ValueError("ema_decay averages weights, which steps of dim_reduce do not have: leave one of them out")
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         if args.max_steps <= 0 and self.train_dataset is not None and not has_length(self.train_dataset):
             raise ValueError("the train_dataset has no length: give args.max_steps")

@@ -55,7 +55,7 @@ class Training:
         trainer.step, trainer._forward = None, None
         trainer.draws = Draws(seed_of_data(args))
         self.loader = trainer.get_train_dataloader()
-        self.resumable = self.loader if isinstance(self.loader, ResumableLoader) else None
+        self.resumable = cast(ResumableLoader, self.loader) if hasattr(self.loader, "go_on") else None
         self.count()
         trainer.model.train()
         self._add_noise()
@@ -110,7 +110,7 @@ class Training:
     def count(self) -> None:
         """Steps in an epoch and in all."""
         args, loader = self.args, self.loader
-        self.reads = 1 if self.resumable is not None and self.resumable.whole else self.parts  # for a step
+        self.reads = 1 if getattr(loader, "whole", False) else self.parts  # for a step
         if has_length(self.loader):
             self.microbatches = len(self.loader)
             if not self.microbatches:
@@ -153,8 +153,8 @@ class Training:
         loader, pads = self.loader, self.trainer._pads()
         order = getattr(loader, "batch_sampler", None)
         for sampler in {id(x): x for x in (loader, order, getattr(loader, "dataset", None))}.values():
-            if isinstance(sampler, TakesEpoch):
-                sampler.set_epoch(epoch)
+            if hasattr(sampler, "set_epoch"):
+                cast(TakesEpoch, sampler).set_epoch(epoch)
         draws, seen, self.skipped = self.trainer.draws, self.skipped, 0
         if isinstance(order, Order):
             order.first = seen
@@ -330,7 +330,7 @@ class Training:
             from transformers.integrations.neftune import neftune_post_forward_hook
 
             embeddings = cast(transformers.PreTrainedModel, self.trainer.model).get_input_embeddings()
-            vars(embeddings)["neftune_noise_alpha"] = self.args.neftune_noise_alpha
+            setattr(embeddings, "neftune_noise_alpha", self.args.neftune_noise_alpha)  # noqa: B010
             self.trainer._hook = embeddings.register_forward_hook(neftune_post_forward_hook)
 
     def _call(self, event: str) -> None:

@@ -12,6 +12,8 @@ from matplotlib.patches import Patch
 from tutti.science.em.bounds import check_kind
 from tutti.science.em.cad.voxels import Voxels
 
+__all__ = ["picture"]
+
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 NAMES = "xyz"
 COLUMNS = 4  # of the legend

@@ -10,7 +10,7 @@ with extra("science"):
     from tutti.science.em.fdtd.grid import C0, Grid
     from tutti.science.em.fdtd.media.cpml import CPML
     from tutti.science.em.fdtd.media.dispersion import Pole, drude, lorentz
-    from tutti.science.em.fdtd.media.subpixel import conductor
+    from tutti.science.em.fdtd.media.subpixel import conductor, permittivity
     from tutti.science.em.fdtd.observation.farfield import scattering_width, surface
     from tutti.science.em.fdtd.observation.farfield3d import amplitude, cross_section, extinction, surface3d
     from tutti.science.em.fdtd.observation.monitors import Energy, Probe, Snapshots, Spectrum
@@ -41,6 +41,7 @@ __all__ = [
     "gaussian",
     "gaussian_up_to",
     "lorentz",
+    "permittivity",
     "predict",
     "pulse",
     "s_parameters",

@@ -20,6 +20,8 @@ from tutti.science.em.surrogate.geometry import Geometry
 from tutti.science.em.surrogate.samples import Samples, collect
 from tutti.science.em.surrogate.surrogate import Surrogate, Training, check_tolerance, rank
 
+__all__ = ["active"]
+
 
 def chosen(surrogate: Surrogate, candidates: Tensor, count: int, solved: int) -> Tensor:
     """Rows of the candidates to solve next (count,). solved: the number of samples so far."""
