@@ -69,7 +69,12 @@ def index() -> str:
         raise KeyError(f"docs/generating/api.py: {sorted(missing)} are not both in tutti.NAMES and in TUTTI")
     others = "\n".join(f"- [{title}](api/{page}.md): {', '.join(f'`tutti.{module}`' for module in modules)}"
                        for page, (title, modules) in PAGES.items())  # fmt: skip
-    lines = [f"{NOTE}\n# API\n", "These names are imported from `tutti`. Other packages:\n", others, ""]
+    lines = [
+        f"{NOTE}\n# API\n",
+        "These names are imported from `tutti`. [Packages](../design.md) is about what is inside. Other packages:\n",
+        others,
+        "",
+    ]
     for title, names in TUTTI.items():
         directives = [_directive(getattr(tutti, name)) or name for name in names]
         lines += [f"## {title}\n", *directives, *(f"::: tutti.{path}" for path in INSIDE.get(title, ())), ""]

@@ -42,10 +42,14 @@ PHASES = {
     ),
     "Run": (
         ("api/step.py", "Step.__call__", "flattens the batch once, and looks for changes that the user made"),
-        ("exec/executables.py", "Executables.of_microbatches", "finds the executor by shapes and guards"),
+        ("api/step.py", "Step._run", "cuts the batch into microbatches; one whose rows do not divide stays whole"),
+        ("exec/executables.py", "Executables.of_microbatches", "finds the executor by shapes and guards; a batch of "
+         "another shape is captured, and `plan.planner.replan` keeps the layouts of the first plan"),
         ("exec/executor.py", "Executor.run", "lets every local device do the actions of the schedule"),
         ("exec/device.py", "Device.inputs", "takes the rank's part of `param:fc.weight` from the store"),
         ("exec/runtimes/runtime.py", "Distributed.run", "drives the generator; `Virtual` runs all ranks in turns"),
+        ("lower/parts/gradient_sums.py", "add_to_sums", "makes a part add its gradient to the sum over microbatches, "
+         "which `Device.act` divides before the update"),
         ("exec/device.py", "Device.replace", "puts the parameter's successor in its place"),
         ("exec/stores/live.py", "Live.stepped", "notes that the user's parameter is behind: it is filled when read"),
     ),

@@ -222,8 +222,8 @@ def test_a_new_shape_is_told(tmp_path):
     with told_by(said.append):
         trainer.train()
     assert said.count("capturing the step") == 1
-    assert said.count("capturing the step again: a batch of another shape") == 1
-    later = said[said.index("capturing the step again: a batch of another shape") :]
+    assert said.count("capturing the step again: a batch of another shape: input_ids has (4, 12)") == 1
+    later = said[said.index("capturing the step again: a batch of another shape: input_ids has (4, 12)") :]
     assert "lowering the plan" in later and said[-1] == ""
 
 

@@ -20,6 +20,7 @@ from tutti.exec.stores.live_store import LiveStore
 from tutti.hardware import Cluster
 from tutti.ir.garbage import uncollected
 from tutti.ir.kind import Kind
+from tutti.ir.spec import Spec
 from tutti.ir.step_graph import StepGraph
 from tutti.ir.values import Guards
 from tutti.launch.heartbeat import HEARTBEAT
@@ -115,7 +116,7 @@ class Executables:
             if len(alike) < len(captured_before):
                 reason = reason or "other parameters have had equally many updates"
             reason = reason or (
-                f"{state[0][0]} is {reprlib.repr(state[0][1])} now" if state else "a batch of another shape"
+                f"{state[0][0]} is {reprlib.repr(state[0][1])} now" if state else self._other_shape(signature)
             )
             self.reasons.append(reason)
             what += f" again: {reason}"
@@ -123,6 +124,13 @@ class Executables:
             key = self._capture(evaluates, batch, count)
         captured_before.append((key, self.plans[key][0].guards))
         return key
+
+    def _other_shape(self, signature: Signature) -> str:
+        """What differs between a batch and the first one."""
+        first = set(self.first.signature)
+        name, now, *_ = next((entry for entry in signature if entry not in first), ("", None))
+        shape = f": {name} has {now.shape}" if isinstance(now, Spec) else ""
+        return f"a batch of another shape{shape}"
 
     def _counts_hold(self, graph: StepGraph) -> bool:
         """Whether a graph of training still has the right inputs for numbers of updates."""

@@ -186,13 +186,19 @@ def _registered(name: str, devices: int, stages: int, microbatches: int) -> Sche
             f"{name} has {registered.chunks} stages on each device: {devices * registered.chunks}, not {stages}"
         )
     place = tuple(registered.place(stage, devices) for stage in range(stages))
-    slots = tuple(map(tuple, registered.make(devices, microbatches)))
+    lists = registered.make(devices, microbatches)
+    if not isinstance(lists, Sequence) or not all(isinstance(mine, Sequence) for mine in lists):
+        raise ValueError(f"{name}: the function must return a list of slots for each device, not {lists!r}")
+    slots = tuple(map(tuple, lists))
+    if any(not isinstance(device, int) or not 0 <= device < devices for device in place):
+        raise ValueError(f"{name}: place must return devices from 0 to {devices - 1}, not {place}")
     if len(slots) != devices:
         raise ValueError(f"{name} gives the slots of {len(slots)} devices, not of {devices}")
+    kinds = "FBW" if registered.split else "FB"
     for device, mine in enumerate(slots):
         todo = Counter(
             Slot(kind, stage, microbatch)
-            for kind in ("FBW" if registered.split else "FB")
+            for kind in kinds
             for stage in range(stages)
             for microbatch in range(microbatches)
             if place[stage] == device
@@ -200,6 +206,10 @@ def _registered(name: str, devices: int, stages: int, microbatches: int) -> Sche
         for i, slot in enumerate(mine):
             if not isinstance(slot, Slot):
                 raise ValueError(f"{name}: device {device}, position {i}: {slot!r} is not a tutti.Slot")
+            if slot.kind not in kinds:
+                raise ValueError(
+                    f"{name}: device {device}, position {i}: kind {slot.kind!r}; it may be {', '.join(kinds)}"
+                )
         for slot in todo - Counter(mine):
             raise ValueError(f"{name}: device {device} lacks {slot}; its {len(mine)} positions have others")
         for slot in Counter(mine) - todo:

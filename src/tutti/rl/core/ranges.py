@@ -26,7 +26,7 @@ class Range:
 
     def __str__(self) -> str:
         if self.low == -math.inf:
-            return "finite"
+            return "finite" if self.high == math.inf else f"at most {self.high:g}"
         if self.high < math.inf:
             first, second = ("above", "and at most") if self.above else ("from", "to")
             return f"{first} {self.low:g} {second} {self.high:g}"

@@ -8,6 +8,7 @@ struct Tuples {  // as in terms/tuples.py
   const double* p[6];    // parameters (count) each
 };
 
+// In the order of KINDS in terms/tuples.py.
 enum { BOND, ANGLE, TORSION, IMPROPER, RYCKAERT_BELLEMANS, SPECIAL_PAIR, ERF };
 
 using Vector = std::array<double, 3>;
@@ -91,10 +92,12 @@ void add(const Tuples& t, const Replica& r, double* energies) {
         const double length = std::sqrt(r2), x = length - p[0][k];
         total += 0.5 * p[1][k] * x * x;
         r.pair(atoms[0], atoms[1], d, length > 0 ? p[1][k] * x / length : 0);
-      } else {
+      } else if (t.kind == SPECIAL_PAIR) {
         const double s2 = p[0][k] * p[0][k] / r2, s6 = s2 * s2 * s2, u = 4 * p[1][k] * (s6 * s6 - s6), c = p[2][k] / std::sqrt(r2);
         total += u, other += c;
         r.pair(atoms[0], atoms[1], d, (24 * p[1][k] * (s6 - 2 * s6 * s6) - c) / r2);
+      } else {
+        total = NAN;  // a kind without a formula
       }
     } else if (size == 3) {
       const Vector a = r.difference(atoms[1], atoms[0]), c = r.difference(atoms[1], atoms[2]), n = cross(a, c);
@@ -109,7 +112,7 @@ void add(const Tuples& t, const Replica& r, double* energies) {
       const Vector b[3] = {r.difference(atoms[0], atoms[1]), r.difference(atoms[1], atoms[2]), r.difference(atoms[2], atoms[3])};
       const Vector m = cross(b[0], b[1]), n = cross(b[1], b[2]);
       const double phi = std::atan2(std::sqrt(dot(b[1], b[1])) * dot(b[0], n), dot(m, n));
-      double slope;
+      double slope = NAN;
       if (t.kind == TORSION) {
         const double x = p[0][k] * phi - p[1][k];
         total += p[2][k] * (1 + std::cos(x));
@@ -118,12 +121,14 @@ void add(const Tuples& t, const Replica& r, double* energies) {
         const double x = turn(phi - p[0][k]);
         slope = p[1][k] * x;
         total += 0.5 * slope * x;
-      } else {
+      } else if (t.kind == RYCKAERT_BELLEMANS) {
         const double x = -std::cos(phi);
         double u = 0, du = 0;
         for (int n = 5; n >= 0; --n) du = du * x + u, u = u * x + p[n][k];
         total += u;
         slope = du * std::sin(phi);
+      } else {
+        total = NAN;
       }
       r.torsion(atoms, b, slope);
     }
