@@ -196,7 +196,7 @@ class Device:
             self.successors[name] = row
             if self.executor.repeats:  # the next microbatch reads them
                 self.replace()
-        elif kind == "value":
+        elif kind == Kind.VALUE:
             self.values[Message(name, microbatch)] = row
         elif kind == "loss":
             self.loss = row[0] if self.loss is None else self.loss + row[0]
@@ -221,7 +221,7 @@ def _kind(name: str) -> str:
     kind = kind_of(name)
     if name in UPDATE_METRICS:
         return "reported"
-    return kind if kind in ("value", "loss", "grad") else "stored"
+    return kind if kind in (Kind.VALUE, "loss", Kind.GRAD) else "stored"
 
 
 def _message(name: str, microbatch: int, values: Mapping[Message, Row]) -> Message:

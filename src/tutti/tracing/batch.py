@@ -29,9 +29,7 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.d
 class FlatBatch:
     """A batch and its leaves, flattened once.
 
-    batch: the containers. tensors, statics: the leaves that are tensors, and the others, by name, in order. rows: the
-    batch size (0 for a batch without rows), the most frequent size of dim 0, of equally frequent ones the first.
-    Tensors in lists count only if there are no others, since a list has one item per sample.
+    batch: the containers. tensors, statics: the leaves that are tensors, and the others, by name, in order.
 
     Raises ValueError for a batch that is no container, and for a leaf that is neither a tensor nor a plain value.
     """
@@ -47,22 +45,19 @@ class FlatBatch:
         self.tensors: dict[str, torch.Tensor] = {}
         self.statics: dict[str, Any] = {}
         self._outside: set[int] = set()  # tensors that are in no list
-        sizes: list[int] = []
-        self._flatten("", batch, False, sizes)
-        counted = Counter(sizes or [x.shape[0] for x in self.tensors.values() if x.ndim])
-        self.rows = max(counted, key=lambda n: counted[n]) if counted else 0
+        self._sizes: list[int] = []  # of dim 0, of tensors that are in no list
+        self._flatten("", batch, False)
 
-    def _flatten(self, name: str, tree: Any, listed: bool, sizes: list[int]) -> None:
-        """Add the leaves of a tree, and to `sizes` those of dim 0 outside of lists."""
+    def _flatten(self, name: str, tree: Any, listed: bool) -> None:
         if isinstance(tree, torch.Tensor):
             self.tensors[name] = tree
             if not listed:
                 self._outside.add(id(tree))
-                sizes += tree.shape[:1]
+                self._sizes += tree.shape[:1]
         elif _is_container(tree):
             listed = listed or (isinstance(tree, list) and tree is not self.batch)
             for key, x in _items(tree):
-                self._flatten(f"{name}.{key}" if name else str(key), x, listed, sizes)
+                self._flatten(f"{name}.{key}" if name else str(key), x, listed)
         elif isinstance(tree, PLAIN):
             self.statics[name] = tree
         else:
@@ -70,6 +65,15 @@ class FlatBatch:
                 f"batch entry {name!r} is a {type(tree).__name__}; entries are tensors or plain values (numbers, "
                 "strings, None): convert arrays with torch.as_tensor"
             )
+
+    @cached_property
+    def rows(self) -> int:
+        """The batch size, the most frequent size of dim 0, of equally frequent ones the first; 0 without rows.
+
+        Tensors in lists count only if there are no others, since a list has one item per sample.
+        """
+        counted = Counter(self._sizes or [x.shape[0] for x in self.tensors.values() if x.ndim])
+        return max(counted, key=lambda n: counted[n]) if counted else 0
 
     @cached_property
     def inputs(self) -> dict[str, torch.Tensor]:

@@ -274,13 +274,13 @@ class _Draft:
         copy = self.graph.placeholder(x.name)
         copy.meta = {**x.meta}
         kind = kind_of(name)
-        if kind == "grad":
+        if kind == Kind.GRAD:
             label = self.cutter.step.gradient_label(path_of(name))
             copy.meta |= {"label": label, "phase": UPDATE, "flops": 0, "bytes": 0}
-        elif kind == "value":
+        elif kind == Kind.VALUE:
             copy.meta |= {"label": name, "flops": 0, "bytes": 0}
         self.inputs[name] = self.copies[x] = copy
-        if kind in ("grad", "value"):
+        if kind in (Kind.GRAD, Kind.VALUE):
             self.cutter.readers[name].append(self.place)
 
     def finish(self, results: Mapping[str, fx.Node]) -> StepGraph:
