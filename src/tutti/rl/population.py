@@ -9,7 +9,7 @@ best = population.agent(3)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from tutti.launch.progress import progress
 from tutti.rl.algorithms import algorithm
 from tutti.rl.core.agent import Agent
+from tutti.rl.core.driver import drive
 from tutti.rl.core.env import Env
 from tutti.rl.core.program import Program
 
@@ -69,15 +70,21 @@ class Population:
         own = {name: float(x[i]) for name, x in self.varied.items()}
         return self.kind(self.env, seed=self.seeds[i], level=level, **self.shared, **own)
 
-    def learn(self, total_timesteps: int) -> Population:
-        """Learn for so many steps of each member more."""
+    def learn(self, total_timesteps: int, callback: Callable[[Population], bool | None] | None = None) -> Population:
+        """Learn for so many steps of each member more.
+
+        callback: called with the population after each iteration; learning ends when it returns False.
+        """
         self.total = self.num_timesteps + total_timesteps
         total = torch.full((len(self.seeds),), float(self.total))
         self.program.put({"total": total})
-        with progress("learning") as tell:
-            while self.num_timesteps < self.total:
-                self.step()
-                tell.count(self.num_timesteps, self.total, f"steps of {len(self.seeds)} members")
+        with progress("learning") as display:
+
+            def report() -> bool | None:
+                display.count(self.num_timesteps, self.total, f"steps of {len(self.seeds)} members")
+                return callback(self) if callback else None
+
+            drive(self, self.total, self.step, report)
         return self
 
     def step(self) -> None:

@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 
 from tutti.rl import sb3
 from tutti.rl.core import collect, files, keys, ranges
+from tutti.rl.core.driver import drive
 from tutti.rl.core.env import Env
 from tutti.rl.core.evaluate import Evaluation, check_spaces, evaluate
 from tutti.rl.core.host import HostActor
@@ -304,9 +305,8 @@ class Agent(ABC):
         self.prepare()
         self.program.on_compile = self._tell_compiling if self.verbose else None
         log = log_interval if log_interval is None else _whole("log_interval", log_interval, 1)
-        with reporting(self, callback, progress_bar, log, tb_log_name) as goes_on:
-            while self.num_timesteps < self.total and goes_on():
-                self.step()
+        with reporting(self, callback, progress_bar, log, tb_log_name) as report:
+            drive(self, self.total, self.step, report)
         self.check_weights()
         return self
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 @contextmanager
 def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar: bool, every: int | None = None,
               name: str | None = None) -> Iterator[Callable[[], bool]]:  # fmt: skip
-    """Yield a function to call before each iteration, which returns whether learning goes on.
+    """Yield a function to call after each iteration, which returns whether learning goes on.
 
-    every: between logs. name: of TensorBoard's run.
+    every: iterations or episodes between two logs. name: of TensorBoard's run.
     """
     hooks = callbacks(callback)
     if agent.verbose or agent.tensorboard_log is not None:
@@ -30,23 +30,16 @@ def reporting(agent: Agent, callback: Callback | Iterable[Callback] | None, bar:
     for each in hooks:
         if hasattr(each, "begin"):
             each.begin(agent)  # pyright: ignore[reportFunctionMemberAccess]
-    begun, first, started, stopped = time.perf_counter(), agent.num_timesteps, False, False
+    begun, first = time.perf_counter(), agent.num_timesteps
     with progress("learning") as tell:
 
-        def goes_on() -> bool:
-            nonlocal started, stopped
-            if not started:
-                started = True
-                return True
+        def report() -> bool:
             if bar:
                 pace = _pace(agent, agent.num_timesteps - first, time.perf_counter() - begun)
                 tell.count(agent.num_timesteps, agent.total, pace)
-            stopped = not all([each(agent) is not False for each in hooks])
-            return not stopped
+            return all([each(agent) is not False for each in hooks])
 
-        yield goes_on
-        if started and not stopped:
-            goes_on()
+        yield report
 
 
 class Log:

@@ -28,12 +28,12 @@ from tutti.rl.algorithms import algorithm
 from tutti.rl.algorithms.families.off_policy import OffPolicy
 from tutti.rl.algorithms.families.offline import Offline
 from tutti.rl.algorithms.families.on_policy import OnPolicy
-from tutti.rl.core.actor import Actor
 from tutti.rl.core.agent import Agent
 from tutti.rl.core.env import Env
 from tutti.rl.core.options import configured
 from tutti.rl.core.vector import VectorEnv
 from tutti.rl.placement import ranks as of_ranks
+from tutti.rl.placement.actor import Actor
 from tutti.rl.placement.exchange import size_of
 from tutti.rl.placement.forecast import HOSTED, Costs, Line
 from tutti.rl.placement.placement import shared, shared_out

@@ -20,6 +20,7 @@ from tutti.checkpoint.tensor_file import write_tensors
 from tutti.rl.core import files
 from tutti.rl.core.agent import Agent
 from tutti.rl.core.callbacks import Every, checkpoints
+from tutti.rl.core.driver import drive
 from tutti.rl.placement.exchange import Lost, send_to_all
 from tutti.rl.placement.exchange import receive as received
 from tutti.rl.placement.placement import Placed
@@ -84,18 +85,16 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
             callback.begin(placed.agent)
         if isinstance(callback, Every):
             callback.due_after(reported)
-    while True:
-        if placed.num_timesteps > reported:
-            goes_on = process() or all([callback(placed.agent) is not False for callback in callbacks])
-            if not _of_first(torch.tensor(bool(goes_on))):
-                return
-            reported = placed.num_timesteps
-            if process() == 0:
-                report_file.write_text(str(reported))
-            if _of_first(torch.tensor(stops())):
-                return
-        if placed.num_timesteps >= steps:
-            return
+
+    def report() -> bool:
+        goes_on = process() or all([callback(placed.agent) is not False for callback in callbacks])
+        if not _of_first(torch.tensor(bool(goes_on))):
+            return False
+        if process() == 0:
+            report_file.write_text(str(placed.num_timesteps))
+        return not _of_first(torch.tensor(stops()))
+
+    def step() -> None:
         end = min(steps, *((placed.num_timesteps // each + 1) * each for each in every))
         try:
             placed.learn(end - placed.num_timesteps, schedule=steps)
@@ -106,6 +105,9 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
             own = f"rank {first}" if ranks == 1 else f"ranks {first} to {last}"
             print(f"lost {own} after {placed.num_timesteps:,} steps: {lost}", file=sys.stderr, flush=True)
             raise
+
+    if placed.num_timesteps <= reported or report():
+        drive(placed, steps, step, report)
 
 
 def _steps_in(path: Path) -> int:

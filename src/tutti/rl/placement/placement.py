@@ -22,7 +22,7 @@ A fragment that fails ends all others with its error. A process that is killed e
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from inspect import signature
@@ -37,13 +37,14 @@ from tutti.exec.runtimes.runtime import in_job, join_job
 from tutti.rl.algorithms import algorithm
 from tutti.rl.algorithms.families.on_policy import OnPolicy
 from tutti.rl.core import collect, files, keys
-from tutti.rl.core.actor import Actor
 from tutti.rl.core.agent import Agent
+from tutti.rl.core.driver import drive
 from tutti.rl.core.env import Env
 from tutti.rl.core.host import HostActor
 from tutti.rl.core.options import configured
 from tutti.rl.core.program import leaves, with_leaves
 from tutti.rl.core.vector import VectorEnv
+from tutti.rl.placement.actor import Actor
 from tutti.rl.placement.exchange import (
     Failed,
     Failure,
@@ -143,10 +144,9 @@ class Placed:
             end = agent.num_timesteps + (per_rank if agent in self.learners else total_timesteps)
             agent.total = end if schedule is None else schedule // (share if agent in self.learners else 1)
             agent.prepare()
-        steps = self.agent.config.n_steps * self.part * (self.ranks if self.placement in ("actors", "async") else 1)
-        rounds = -(-(per_rank if self.learners else total_timesteps) // steps)
+        rounds = -(-(per_rank if self.learners else total_timesteps) // self._round)
         getattr(self, f"_{self.placement}")(rounds)
-        self.num_timesteps += rounds * steps * (self.ranks if self.learners else 1)
+        self.num_timesteps += rounds * self._round * (self.ranks if self.learners else 1)
         if self.learners:
             self.agent.num_timesteps, self.agent.metrics = self.num_timesteps, self.learners[0].metrics
             for agent in self.learners:
@@ -154,17 +154,24 @@ class Placed:
                 agent.episodes.clear()
         return self
 
+    @property
+    def _round(self) -> int:
+        """The steps by which a round raises `num_timesteps` of the agents that count it."""
+        return self.agent.config.n_steps * self.part * (self.ranks if self.placement in ("actors", "async") else 1)
+
+    def _drive(self, agent: Agent, rounds: int, step: Callable[[], Any], after: Any = None) -> None:
+        """Call `step`, which raises the agent's `num_timesteps`, for so many rounds."""
+        drive(agent, agent.num_timesteps + rounds * self._round, step, after)
+
     def _fused(self, rounds: int) -> None:
-        for _ in range(rounds):
-            self.agent.step()
+        self._drive(self.agent, rounds, self.agent.step)
 
     _environments = _fused
 
     def _learners(self, rounds: int) -> None:
         def work(rank: int) -> None:
             agent = self.learners[rank - self.own[0]]
-            for _ in range(rounds):
-                agent.step()
+            self._drive(agent, rounds, agent.step)
             if rounds:
                 means = mean_of_ranks(torch.tensor([*agent.metrics.values()], dtype=torch.float64))
                 agent.metrics = dict(zip(agent.metrics, means.tolist(), strict=True))
@@ -180,7 +187,9 @@ class Placed:
             return self._act_for_process_0(policy, rounds)
         send_to_all(policy)
         own = together([actor.example(policy) for actor in self.actors if actor.pure])
-        for _ in range(rounds):
+
+        def step() -> None:
+            nonlocal policy, own
             unheard = set(range(1, processes()))
             try:
                 chunks = [actor.act(policy, self.agent) for actor in self.actors]
@@ -196,18 +205,24 @@ class Placed:
             policy = self._policy()
             send_to_all(policy)
 
+        self._drive(self.agent, rounds, step)
+
     def _act_for_process_0(self, policy: Tree, rounds: int) -> None:
         policy = receive(policy, 0)
         chunks = [actor.example(policy) for actor in self.actors if actor.pure]
-        for _ in range(rounds):
+
+        def step() -> None:
+            nonlocal policy, chunks
             try:
                 chunks = [actor.act(policy, self.agent) for actor in self.actors]
             except BaseException as error:
                 send_error(error, together(chunks), 0)
                 raise
             send(together(chunks), 0)
-            self.agent.num_timesteps += self.agent.config.n_steps * self.agent.config.n_envs
+            self.agent.num_timesteps += self._round
             policy = receive(policy, 0)
+
+        self._drive(self.agent, rounds, step)
 
     def _tell(self, error: BaseException, chunks: Tree, policy: Tree, unheard: set[int]) -> None:
         """Send an error to the other processes; first receive the pending message of those in `unheard`."""
@@ -232,17 +247,24 @@ class Placed:
 
         def work(actor: Actor) -> None:
             policy = newest
-            for _ in range(rounds):
+
+            def step() -> None:
+                nonlocal policy
                 chunk = actor.act(policy, actor.agent)
-                actor.agent.num_timesteps += chunk["terminated"].numel() * self.ranks
+                actor.agent.num_timesteps += self._round
                 policy = self._ask(chunk, newest, actor.rank, handle)
+
+            self._drive(actor.agent, rounds, step)
+
+        def learn() -> None:
+            nonlocal newest
+            self.agent.learn_from(waiting.get())
+            newest = pytree.tree_map(torch.clone, self._policy())
 
         with self._serving(handle, example, newest, rounds, failure):
             acting = Threads(work, self.actors, failure, lambda actor, error: self._report(error, example, actor.rank))
             if process() == 0:
-                for _ in range(rounds * self.ranks):
-                    self.agent.learn_from(waiting.get())
-                    newest = pytree.tree_map(torch.clone, self._policy())
+                self._drive(self.agent, rounds, learn)
             acting.join()
 
     def _server(self, rounds: int) -> None:
@@ -258,13 +280,16 @@ class Placed:
 
         def work(rank: int) -> None:
             agent = self.learners[rank - self.own[0]]
-            for _ in range(rounds):
+
+            def step() -> None:
                 failure.check()
                 before = shared(pytree.tree_map(torch.clone, agent.program.state()["learner"]))["weights"]
                 agent.step()
                 after = shared(agent.program.state()["learner"])
                 change = {**after, "weights": {name: x - before[name] for name, x in after["weights"].items()}}
                 agent.program.put({"learner": self._ask(change, like, rank, handle)["weights"]})
+
+            self._drive(agent, rounds, step)
 
         with self._serving(handle, like, like, rounds, failure):
             Threads(work, list(self.own), failure, lambda rank, error: self._report(error, like, rank)).join()
