@@ -1,7 +1,8 @@
-"""Operators in C++ files of this folder, which share `vectors.h`. They are compiled at their first use."""
+"""Operators in C++ files of this package, which share `vectors.h`. They are compiled at their first use."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +20,9 @@ def has_triton() -> bool:
 
 
 def source(path: Path) -> str:
-    """The C++ source of a file, with what it shares."""
-    return SHARED.read_text() + path.read_text()
+    """The C++ source of a file, with what it shares and the headers beside it that it includes."""
+    text = re.sub(r'^#include "(\w+\.h)"$', lambda line: path.with_name(line[1]).read_text(), path.read_text(), flags=re.M)
+    return SHARED.read_text() + text
 
 
 def operators(path: Path) -> Any:

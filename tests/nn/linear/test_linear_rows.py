@@ -90,6 +90,20 @@ def test_bits_do_not_depend_on_other_rows(kind, dtype):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("n, k", [(1, 2), (16, 30), (17, 32), (47, 1090), (64, 1026), (33, 101)])
+def test_bits_of_bfloat16_are_those_of_single_rows(n, k):
+    """For every number of rows, with depths and widths that are no multiples of a vector."""
+    x, weight, bias = drawn(130, n, k, torch.bfloat16)
+    single = torch.cat([ops.linear_rows(row, weight, bias) for row in x.split(1)])
+    close(single, F.linear(x.double(), weight.double(), bias.double()), BOUND[torch.bfloat16])
+    for m in [*range(2, 20), 25, 63, 130]:
+        assert torch.equal(ops.linear_rows(x[:m], weight, bias), single[:m])
+    wider = torch.full((130, k + 40), torch.nan, dtype=torch.bfloat16)
+    wider[:, :k] = x
+    for m in (5, 30):  # numbers beside the rows are not read
+        assert torch.equal(ops.linear_rows(wider[:m, :k], weight, bias), single[:m])
+
+
 @BOTH
 @pytest.mark.parametrize("m", [1, 4, 33])
 @pytest.mark.parametrize("k", [64, 1100, 2048])

@@ -1,9 +1,10 @@
 // Linear layers for few rows (linear_rows.py, linear_quantized.py): out = x W^T + bias, with W (n, k) as it is stored.
 //
-// The product of a row of x and a row of W is a vector of partial sums over k, which is summed up at the end: always in
-// the same order, so a row of the result does not depend on the others. WIDE rows of W at a time stay in a cache while
-// rows of x pass, up to TALL at a time. Weights of other types become floats or BFloat16 first, PIECE numbers of a row
-// at a time. Threads share the rows of W.
+// BFloat16 with instructions that add up pairs is multiplied as `transposing.h` says. Otherwise the product of a row of
+// x and a row of W is a vector of partial sums over k, which is summed up at the end: always in the same order, so a row
+// of the result does not depend on the others. WIDE rows of W at a time stay in a cache while rows of x pass, up to TALL
+// at a time. Weights of other types become floats or BFloat16 first, PIECE numbers of a row at a time. Threads share the
+// rows of W.
 
 #include <ATen/native/CPUBlas.h>
 
@@ -14,8 +15,9 @@
 #include <unistd.h>
 #endif
 
-namespace {
+#include "transposing.h"
 
+namespace {
 
 constexpr int WIDE = 8, TALL = N == 16 ? 3 : 1;
 constexpr int64_t PIECE = 1024;      // numbers of a row of W that are copied or converted at once
@@ -1050,6 +1052,15 @@ void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles
         linear_by_tiles(p);
     return;
   }
+#if X86_512
+  if constexpr (std::is_same_v<T, BFloat16>)
+    if (first.w.kind == SAME && first.k % 2 == 0 && multiplies_bfloat16()) {
+      std::vector<transposing::Product> products;
+      for (const Problem<T>& p : problems)
+        products.push_back({p.x, p.stride, p.w.template row<T>(0), p.w.stride, p.bias, p.out, p.m, p.n, p.k});
+      return transposing::multiply(std::move(products));
+    }
+#endif
   if constexpr (std::is_same_v<T, float> || X86_512)
     if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(problems, first.x, first.stride);
   const int64_t rows = last.first + last.m, k = first.k;
