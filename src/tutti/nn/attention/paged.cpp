@@ -7,7 +7,9 @@
 //     sum' = f sum + sum(p),   o' = f o + p V
 //
 // (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.) A block that a query does not see
-// changes none of its numbers, so these do not depend on the tile. Threads share the tiles.
+// changes none of its numbers, so these do not depend on the tile. Threads share the tiles. The heads of a tile of few
+// queries take turns at each block, whose keys and values lie beside each other in the cache; what is needed next is
+// fetched meanwhile.
 
 #include <atomic>
 #include <limits>
@@ -16,6 +18,8 @@ namespace {
 
 
 constexpr int64_t KEYS = 64, ROWS = 64;  // of a block; of a tile
+constexpr int64_t SQUARE = 8;            // values that take as long as a square of keys
+constexpr int64_t TILES = 4;             // of a thread, at least, where there are so many heads
 constexpr int64_t LINE = 64;             // bytes of a line of a cache
 constexpr int64_t SIDE = 4;                // vectors beside each other in registers
 constexpr int QUERIES = N == 16 ? 4 : 2;  // queries in registers at once
@@ -174,6 +178,27 @@ float weigh(float* s, int64_t low, int64_t high, float scale, float softcap, con
   return fades;
 }
 
+// Lines of a cache that are needed soon. They are fetched a few at a time between other work: a core waits when more are
+// on their way than it can count.
+struct Ahead {
+  std::vector<std::pair<const char*, int64_t>> rows;  // with their bytes
+  size_t row = 0;
+  int64_t at = 0, lines = 0;
+
+  void clear() { rows.clear(), row = at = lines = 0; }
+  void add(const void* x, int64_t bytes) {
+    rows.emplace_back(static_cast<const char*>(x), bytes);
+    lines += (bytes + LINE - 1) / LINE;
+  }
+
+  void fetch(int64_t count) {
+    for (; count > 0 && row < rows.size(); --count) {
+      __builtin_prefetch(rows[row].first + at, 0, 2);
+      if ((at += LINE) >= rows[row].second) ++row, at = 0;
+    }
+  }
+};
+
 // One thread's memory. depth: of the products of queries and keys, in numbers or pairs of them.
 template <class T>
 struct Memory {
@@ -182,6 +207,8 @@ struct Memory {
   std::vector<T> row;   // of int8 keys
   float scales[KEYS];   // of these
   const T* rows[KEYS];
+  Ahead ahead;
+  int64_t share = 0;    // lines of it to fetch with each value; SQUARE times as many with each square of keys
 
   Memory(int64_t queries, int64_t width, int64_t values, bool pairs)
       : depth(pairs ? width / 2 : width), value_width(padded(values)), q(queries * depth), k(KEYS * depth),
@@ -192,6 +219,7 @@ struct Memory {
 struct Tile {
   int64_t sequence, first, count;  // tokens
   int64_t position, length;        // of the first token; of the sequence
+  int64_t head, heads;             // key heads
 };
 
 // C: of the cache, T, int8, or uint8 for int4.
@@ -256,9 +284,9 @@ struct Attention {
         for (int64_t d = 0; d < n.value_width; ++d) to[d] *= scale;
       }
       if (pairs())
-        turn(reinterpret_cast<const float*>(m.row.data()), n.width / 2, run, m.depth, &m.k[j]);
+        turn(reinterpret_cast<const float*>(m.row.data()), n.width / 2, run, &m.k[j], m);
       else
-        turn(m.wide.data(), n.width, run, m.depth, &m.k[j]);
+        turn(m.wide.data(), n.width, run, &m.k[j], m);
     });
   }
 
@@ -274,12 +302,12 @@ struct Attention {
   void fetch_stored(const Tile& tile, int64_t head, int64_t begin, int64_t count, bool wide, Memory<T>& m) const {
     runs(tile, head, begin, count, [&](int64_t run, int64_t j, const C* k, const C* v) {
       if constexpr (std::is_same_v<T, float>) {
-        turn(k, n.key_slot, run, m.depth, &m.k[j]);
+        turn(k, n.key_slot, run, &m.k[j], m);
       } else if (pairs()) {
-        turn(reinterpret_cast<const float*>(k), n.key_slot / 2, run, m.depth, &m.k[j]);
+        turn(reinterpret_cast<const float*>(k), n.key_slot / 2, run, &m.k[j], m);
       } else {
         for (int64_t i = 0; i < run; ++i) widen(k + i * n.key_slot, n.width, &m.wide[i * n.width], n.width);
-        turn(m.wide.data(), n.width, run, m.depth, &m.k[j]);
+        turn(m.wide.data(), n.width, run, &m.k[j], m);
       }
       for (int64_t i = 0; i < run; ++i) {
         m.rows[j + i] = v + i * n.value_slot;
@@ -288,28 +316,58 @@ struct Attention {
     });
   }
 
-  // Fetch a later block into a cache.
-  void prefetch(const Tile& tile, int64_t head, int64_t begin, int64_t count) const {
-    runs(tile, head, begin, count, [&](int64_t run, int64_t, const C* k, const C* v) {
+  // Fetch, while a block is added, the keys and values of all heads of a part of the block of a tile from `begin` on.
+  // now: keys of the block that is added meanwhile.
+  void prefetch(const Tile& tile, int64_t begin, int64_t part, int64_t parts, int64_t now, Memory<T>& m) const {
+    const int64_t count = std::max<int64_t>(0, std::min(KEYS, end(tile) - begin));
+    const int64_t first = count * part / parts, some = count * (part + 1) / parts - first;
+    m.ahead.clear();
+    runs(tile, tile.head, begin + first, some, [&](int64_t run, int64_t, const C* k, const C* v) {
       for (int64_t i = 0; i < run; ++i) {
-        for (int64_t d = 0; d < n.width; d += LINE / sizeof(C)) __builtin_prefetch(k + i * n.key_slot + d);
-        for (int64_t d = 0; d < n.value_width; d += LINE / sizeof(C)) __builtin_prefetch(v + i * n.value_slot + d);
+        m.ahead.add(k + i * n.key_slot, tile.heads * n.key_head * sizeof(C));
+        m.ahead.add(v + i * n.value_slot, tile.heads * n.value_head * sizeof(C));
       }
     });
+    const int64_t squares = (now + N - 1) / N * ((m.depth + N - 1) / N), times = squares * SQUARE + now;
+    m.share = (m.ahead.lines + times - 1) / times;
   }
 
-  static void turn(const float* x, int64_t stride, int64_t count, int64_t depth, float* to) {
+  // Transpose `rows` by `columns` numbers.
+  static void square(const float* x, int64_t stride, int64_t rows, int64_t columns, float* to) {
+#if X86_512
+    if (rows == N && columns == N) {
+      __m512i lines[N];
+      transpose_16([&](int i) { return x + i * stride; }, lines);
+      for (int i = 0; i < N; ++i) _mm512_storeu_si512(to + i * KEYS, lines[i]);
+      return;
+    }
+#endif
+    at::vec::transpose_mxn<float>(x, stride, to, KEYS, rows, columns);
+  }
+
+  static void turn(const float* x, int64_t stride, int64_t count, float* to, Memory<T>& m) {
     for (int64_t i = 0; i < count; i += N)
-      for (int64_t d = 0; d < depth; d += N)
-        at::vec::transpose_mxn<float>(x + i * stride + d, stride, to + d * KEYS + i, KEYS, std::min(N, count - i),
-                                      std::min(N, depth - d));
+      for (int64_t d = 0; d < m.depth; d += N) {
+        m.ahead.fetch(SQUARE * m.share);
+        square(x + i * stride + d, stride, std::min(N, count - i), std::min(N, m.depth - d), to + d * KEYS + i);
+      }
   }
 
-  void run(const Tile& tile, int64_t head, Memory<T>& m) const {
-    const int64_t group = n.heads / n.key_heads, rows = tile.count * group;
-    const bool wide = ROUNDED || rows > QUERIES || n.value_width != m.value_width;
+  int64_t begin(const Tile& tile) const {
+    return n.window ? std::max<int64_t>(0, tile.position - n.window + 1) / KEYS * KEYS : 0;
+  }
+
+  int64_t end(const Tile& tile) const {
+    return n.causal ? std::min(tile.length, tile.position + tile.count) : tile.length;
+  }
+
+  // next: the tile that the thread computes next, or null.
+  void run(const Tile& tile, const Tile* next, Memory<T>& m) const {
+    const int64_t group = n.heads / n.key_heads, each = tile.count * group, rows = tile.heads * each;
+    const auto query_head = [&](int64_t r) { return (tile.head + r / each) * group + r % group; };
+    const auto token = [&](int64_t r) { return tile.first + r % each / group; };
     for (int64_t r = 0; r < rows; ++r) {
-      const T* q = query + (tile.first + r / group) * n.query_token + (head * group + r % group) * n.query_head;
+      const T* q = query + token(r) * n.query_token + query_head(r) * n.query_head;
       if (pairs())
         std::memcpy(&m.q[r * m.depth], q, n.width * sizeof(T));
       else
@@ -318,49 +376,62 @@ struct Attention {
     std::fill(m.o.begin(), m.o.begin() + rows * m.value_width, 0.f);
     std::fill(m.most.begin(), m.most.begin() + rows, NOTHING);
     std::fill(m.sum.begin(), m.sum.begin() + rows, 0.f);
-    const int64_t end = n.causal ? std::min(tile.length, tile.position + tile.count) : tile.length;
-    const int64_t begin = n.window ? std::max<int64_t>(0, tile.position - n.window + 1) / KEYS * KEYS : 0;
-    for (int64_t j = begin; j < end; j += KEYS) {
-      const int64_t count = std::min(KEYS, end - j);
-      fetch(tile, head, j, count, wide, m);
-      if (j + KEYS < end) prefetch(tile, head, j + KEYS, std::min(KEYS, end - j - KEYS));
-      by_rows(rows, [&](int64_t r, auto q) {
-        if (pairs())
-          product_of_pairs<q>(&m.q[r * m.depth], m.depth, m.k.data(), m.depth, &m.s[r * KEYS]);
+    for (int64_t j = begin(tile); j < end(tile); j += KEYS)
+      for (int64_t h = 0; h < tile.heads; ++h) {
+        const int64_t now = std::min(KEYS, end(tile) - j);
+        if (j + KEYS < end(tile))
+          prefetch(tile, j + KEYS, h, tile.heads, now, m);
+        else if (next)
+          prefetch(*next, begin(*next), h, tile.heads, now, m);
         else
-          product<q, false>(&m.q[r * m.depth], m.depth, [&](int64_t d) { return &m.k[d * KEYS]; }, m.depth, KEYS,
-                            &m.s[r * KEYS], KEYS);
-      });
-      for (int64_t r = 0; r < rows; ++r) {
-        const int64_t own = tile.position + r / group;
-        const int64_t high = n.causal ? std::min(count, own + 1 - j) : count;
-        const int64_t low = n.window ? std::max<int64_t>(0, own - n.window + 1 - j) : 0;
-        if (ROUNDED)
-          for (int64_t c = 0; c < KEYS; c += N)
-            (Floats::loadu(&m.s[r * KEYS + c]) * Floats::loadu(m.scales + c)).store(&m.s[r * KEYS + c]);
-        const ByDistance by{bias ? bias + (head * group + r % group) * n.distances : nullptr, n.distances, own - j};
-        const float fades = weigh<T>(&m.s[r * KEYS], low, high, scale, softcap, by, m.most[r], m.sum[r]);
-        float* o = &m.o[r * m.value_width];
-        if (fades != 1.f)
-          for (int64_t d = 0; d < m.value_width; d += N) (Floats::loadu(o + d) * Floats(fades)).store(o + d);
+          m.ahead.clear();
+        add(tile, tile.head + h, j, h * each, each, m);
       }
-      by_rows(rows, [&](int64_t r, auto q) {
-        const int64_t w = m.value_width;
-        if (wide)
-          product<q, true>(&m.s[r * KEYS], KEYS, [&](int64_t d) { return &m.v[d * w]; }, count, w, &m.o[r * w], w);
-        else
-          product<q, true>(&m.s[r * KEYS], KEYS, [&](int64_t d) { return m.rows[d]; }, count, w, &m.o[r * w], w);
-      });
-    }
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t token = tile.first + r / group, h = head * group + r % group;
+      const int64_t h = query_head(r);
       float share = m.sum[r] == 0.f ? 0.f : 1.f / m.sum[r];
       if (sinks) {
         const float top = std::max(m.most[r], sinks[h]), fades = std::exp(m.most[r] - top);
         share = fades / (m.sum[r] * fades + std::exp(sinks[h] - top));
       }
-      narrow(&m.o[r * m.value_width], n.value_width, share, out + (token * n.heads + h) * n.value_width);
+      narrow(&m.o[r * m.value_width], n.value_width, share, out + (token(r) * n.heads + h) * n.value_width);
     }
+  }
+
+  // Add the keys and values of a block from j on to rows `first` to `first + rows` of queries.
+  void add(const Tile& tile, int64_t head, int64_t j, int64_t first, int64_t rows, Memory<T>& m) const {
+    const int64_t group = n.heads / n.key_heads, w = m.value_width, count = std::min(KEYS, end(tile) - j);
+    const bool wide = ROUNDED || rows > QUERIES || n.value_width != w;
+    float *const q = &m.q[first * m.depth], *const s = &m.s[first * KEYS], *const o = &m.o[first * w];
+    fetch(tile, head, j, count, wide, m);
+    by_rows(rows, [&](int64_t r, auto some) {
+      if (pairs())
+        product_of_pairs<some>(q + r * m.depth, m.depth, m.k.data(), m.depth, s + r * KEYS);
+      else
+        product<some, false>(q + r * m.depth, m.depth, [&](int64_t d) { return &m.k[d * KEYS]; }, m.depth, KEYS,
+                             s + r * KEYS, KEYS);
+    });
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t own = tile.position + r / group;
+      const int64_t high = n.causal ? std::min(count, own + 1 - j) : count;
+      const int64_t low = n.window ? std::max<int64_t>(0, own - n.window + 1 - j) : 0;
+      if (ROUNDED)
+        for (int64_t c = 0; c < KEYS; c += N)
+          (Floats::loadu(s + r * KEYS + c) * Floats::loadu(m.scales + c)).store(s + r * KEYS + c);
+      const ByDistance by{bias ? bias + (head * group + r % group) * n.distances : nullptr, n.distances, own - j};
+      const float fades = weigh<T>(s + r * KEYS, low, high, scale, softcap, by, m.most[first + r], m.sum[first + r]);
+      if (fades != 1.f)
+        for (int64_t d = 0; d < w; d += N) (Floats::loadu(o + r * w + d) * Floats(fades)).store(o + r * w + d);
+    }
+    by_rows(rows, [&](int64_t r, auto some) {
+      if (wide)
+        product<some, true>(s + r * KEYS, KEYS, [&](int64_t d) { return &m.v[d * w]; }, count, w, o + r * w, w);
+      else
+        product<some, true>(s + r * KEYS, KEYS, [&](int64_t d) {
+          m.ahead.fetch(m.share);
+          return m.rows[d];
+        }, count, w, o + r * w, w);
+    });
   }
 };
 
@@ -368,18 +439,28 @@ template <class T, class C>
 void attend(const void* const* x, const float* sinks, const float* bias, const int32_t* tables, const int32_t* starts,
             const int32_t* lengths, const Sizes& n, double scale, double softcap) {
   const int64_t group = n.heads / n.key_heads, tokens = std::max<int64_t>(1, ROWS / group);
+  int64_t count = 0;  // of tiles with all heads
+  for (int64_t s = 0; s < n.sequences; ++s) count += (starts[s + 1] - starts[s] + tokens - 1) / tokens;
+  const int64_t most = std::max<int64_t>(1, count * n.key_heads / (TILES * at::get_num_threads()));
   std::vector<Tile> tiles;
   for (int64_t s = 0; s < n.sequences; ++s)
-    for (int64_t t = starts[s]; t < starts[s + 1]; t += tokens)
-      tiles.push_back({s, t, std::min(tokens, starts[s + 1] - t), lengths[s] - starts[s + 1] + t, lengths[s]});
+    for (int64_t t = starts[s]; t < starts[s + 1]; t += tokens) {
+      const int64_t here = std::min(tokens, starts[s + 1] - t);
+      const int64_t heads = std::clamp<int64_t>(ROWS / (here * group), 1, std::min(most, n.key_heads));
+      for (int64_t h = 0; h < n.key_heads; h += heads)
+        tiles.push_back({s, t, here, lengths[s] - starts[s + 1] + t, lengths[s], h, std::min(heads, n.key_heads - h)});
+    }
   const Attention<T, C> work{static_cast<const T*>(x[0]), static_cast<const C*>(x[1]), static_cast<const C*>(x[2]),
                           static_cast<T*>(const_cast<void*>(x[3])), tables, sinks, bias, float(scale), float(softcap), n};
-  const int64_t items = tiles.size() * n.key_heads, row = n.heads * n.value_width;
+  const int64_t items = tiles.size(), row = n.heads * n.value_width;
   std::fill(work.out + starts[n.sequences] * row, work.out + n.tokens * row, T(0));
   std::atomic<int64_t> next{0};
   at::parallel_for(0, std::min<int64_t>(items, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    Memory<T> memory(tokens * group, n.width, n.value_width, work.pairs());
-    for (int64_t i; (i = next++) < items;) work.run(tiles[i / n.key_heads], i % n.key_heads, memory);
+    Memory<T> memory(std::max(tokens * group, ROWS), n.width, n.value_width, work.pairs());
+    for (int64_t i = next++, after; i < items; i = after) {
+      after = next++;
+      work.run(tiles[i], after < items ? &tiles[after] : nullptr, memory);
+    }
   });
 }
 

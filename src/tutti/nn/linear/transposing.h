@@ -33,32 +33,12 @@ WITH_BFLOAT16 inline __m512 add_pairs(__m512 sum, const BFloat16* pair, __m512i 
 }
 
 // Numbers k to k + 31 of 16 rows, as 16 vectors of a pair of each row.
-WITH_BFLOAT16 inline void transpose(const BFloat16* const* rows, int64_t k, __m512i* pairs) {
-  __m512i a[16];
-  const auto quarter = [&](int row, int q) WITH_BFLOAT16 {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + k + 8 * q));
-  };
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-      __m512i x = _mm512_castsi128_si512(quarter(i, q));
-      x = _mm512_inserti32x4(x, quarter(i + 4, q), 1);
-      x = _mm512_inserti32x4(x, quarter(i + 8, q), 2);
-      a[4 * q + i] = _mm512_inserti32x4(x, quarter(i + 12, q), 3);
-    }
-#pragma GCC unroll 4
-  for (int q = 0; q < 16; q += 4) {
-    const __m512i low = _mm512_unpacklo_epi32(a[q], a[q + 1]), high = _mm512_unpackhi_epi32(a[q], a[q + 1]);
-    const __m512i next_low = _mm512_unpacklo_epi32(a[q + 2], a[q + 3]);
-    const __m512i next_high = _mm512_unpackhi_epi32(a[q + 2], a[q + 3]);
-    pairs[q] = _mm512_unpacklo_epi64(low, next_low), pairs[q + 1] = _mm512_unpackhi_epi64(low, next_low);
-    pairs[q + 2] = _mm512_unpacklo_epi64(high, next_high), pairs[q + 3] = _mm512_unpackhi_epi64(high, next_high);
-  }
+inline void transpose(const BFloat16* const* rows, int64_t k, __m512i* pairs) {
+  transpose_16([&](int i) { return rows[i] + k; }, pairs);
 }
 
 // The same of the last `count` < 32 numbers of rows.
-WITH_BFLOAT16 inline void transpose_last(const BFloat16* const* rows, int64_t k, int64_t count, __m512i* pairs) {
+inline void transpose_last(const BFloat16* const* rows, int64_t k, int64_t count, __m512i* pairs) {
   BFloat16 copies[LANES][32];
   const BFloat16* copied[LANES];
   for (int i = 0; i < LANES; ++i) {
