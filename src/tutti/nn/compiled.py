@@ -21,8 +21,10 @@ def has_triton() -> bool:
 
 def source(path: Path) -> str:
     """The C++ source of a file, with what it shares and the headers beside it that it includes."""
-    text = re.sub(r'^#include "(\w+\.h)"$', lambda line: path.with_name(line[1]).read_text(), path.read_text(), flags=re.M)
-    return SHARED.read_text() + text
+    own = re.sub(
+        r'^#include "(\w+\.h)"$', lambda line: path.with_name(line[1]).read_text(), path.read_text(), flags=re.MULTILINE
+    )
+    return SHARED.read_text() + own
 
 
 def operators(path: Path) -> Any:
