@@ -18,10 +18,10 @@ namespace {
 
 
 constexpr int64_t KEYS = 64, ROWS = 64;  // of a block; of a tile
-constexpr int64_t SQUARE = 8;            // values that take as long as a square of keys
-constexpr int64_t TILES = 4;             // of a thread, at least, where there are so many heads
-constexpr int64_t LINE = 64;             // bytes of a line of a cache
-constexpr int64_t SIDE = 4;                // vectors beside each other in registers
+constexpr int64_t SQUARE = 8;             // values that take as long as a square of keys
+constexpr int64_t TILES = 4;              // that a thread computes, at least, where there are so many heads
+constexpr int64_t LINE = 64;              // bytes of a line of a cache
+constexpr int64_t SIDE = 4;               // vectors beside each other in registers
 constexpr int QUERIES = N == 16 ? 4 : 2;  // queries in registers at once
 constexpr int64_t SCALE = sizeof(float);  // bytes after the numbers of a row of int8, of a group of int4
 constexpr int64_t GROUP = 64;             // numbers of int4 with a scale
@@ -439,14 +439,15 @@ template <class T, class C>
 void attend(const void* const* x, const float* sinks, const float* bias, const int32_t* tables, const int32_t* starts,
             const int32_t* lengths, const Sizes& n, double scale, double softcap) {
   const int64_t group = n.heads / n.key_heads, tokens = std::max<int64_t>(1, ROWS / group);
-  int64_t count = 0;  // of tiles with all heads
-  for (int64_t s = 0; s < n.sequences; ++s) count += (starts[s + 1] - starts[s] + tokens - 1) / tokens;
-  const int64_t most = std::max<int64_t>(1, count * n.key_heads / (TILES * at::get_num_threads()));
+  int64_t keys = 0;  // of all tiles and heads
+  for (int64_t s = 0; s < n.sequences; ++s)
+    keys += (starts[s + 1] - starts[s] + tokens - 1) / tokens * lengths[s] * n.key_heads;
+  const int64_t share = keys / (TILES * at::get_num_threads());
   std::vector<Tile> tiles;
   for (int64_t s = 0; s < n.sequences; ++s)
     for (int64_t t = starts[s]; t < starts[s + 1]; t += tokens) {
-      const int64_t here = std::min(tokens, starts[s + 1] - t);
-      const int64_t heads = std::clamp<int64_t>(ROWS / (here * group), 1, std::min(most, n.key_heads));
+      const int64_t here = std::min(tokens, starts[s + 1] - t), most = share / std::max<int64_t>(1, lengths[s]);
+      const int64_t heads = std::clamp<int64_t>(ROWS / (here * group), 1, std::clamp<int64_t>(most, 1, n.key_heads));
       for (int64_t h = 0; h < n.key_heads; h += heads)
         tiles.push_back({s, t, here, lengths[s] - starts[s + 1] + t, lengths[s], h, std::min(heads, n.key_heads - h)});
     }
