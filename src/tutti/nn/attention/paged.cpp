@@ -458,8 +458,8 @@ void attend(const void* const* x, const float* sinks, const float* bias, const i
   std::atomic<int64_t> next{0};
   at::parallel_for(0, std::min<int64_t>(items, at::get_num_threads()), 1, [&](int64_t, int64_t) {
     Memory<T> memory(std::max(tokens * group, ROWS), n.width, n.value_width, work.pairs());
-    for (int64_t i = next++, after; i < items; i = after) {
-      after = next++;
+    for (int64_t i; (i = next++) < items;) {
+      const int64_t after = next;  // most likely this thread's, which must not claim it yet: others may be idle
       work.run(tiles[i], after < items ? &tiles[after] : nullptr, memory);
     }
   });

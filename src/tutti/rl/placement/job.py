@@ -87,6 +87,8 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
             callback.due_after(reported)
 
     def report() -> bool:
+        if placed.num_timesteps <= reported:
+            return True
         goes_on = process() or all([callback(placed.agent) is not False for callback in callbacks])
         if not _of_first(torch.tensor(bool(goes_on))):
             return False
@@ -106,7 +108,7 @@ def train(placed: Placed, steps: int, every: Sequence[int], folder: Path,
             print(f"lost {own} after {placed.num_timesteps:,} steps: {lost}", file=sys.stderr, flush=True)
             raise
 
-    if placed.num_timesteps <= reported or report():
+    if report():
         drive(placed, steps, step, report)
 
 
