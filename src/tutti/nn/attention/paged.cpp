@@ -317,18 +317,24 @@ struct Attention {
   }
 
   // Fetch, while a block is added, the keys and values of all heads of a part of the block of a tile from `begin` on.
-  // now: keys of the block that is added meanwhile.
-  void prefetch(const Tile& tile, int64_t begin, int64_t part, int64_t parts, int64_t now, Memory<T>& m) const {
+  // now, rows: keys of the block that is added meanwhile, and queries that it is added to.
+  void prefetch(const Tile& tile, int64_t begin, int64_t part, int64_t parts, int64_t now, int64_t rows,
+                Memory<T>& m) const {
     const int64_t count = std::max<int64_t>(0, std::min(KEYS, end(tile) - begin));
     const int64_t first = count * part / parts, some = count * (part + 1) / parts - first;
+    const auto list = [&](const C* x, int64_t head, int64_t width) {
+      if (head <= 2 * width) return m.ahead.add(x, tile.heads * head * sizeof(C));  // heads lie beside each other
+      for (int64_t h = 0; h < tile.heads; ++h) m.ahead.add(x + h * head, width * sizeof(C));
+    };
     m.ahead.clear();
     runs(tile, tile.head, begin + first, some, [&](int64_t run, int64_t, const C* k, const C* v) {
       for (int64_t i = 0; i < run; ++i) {
-        m.ahead.add(k + i * n.key_slot, tile.heads * n.key_head * sizeof(C));
-        m.ahead.add(v + i * n.value_slot, tile.heads * n.value_head * sizeof(C));
+        list(k + i * n.key_slot, n.key_head, n.width);
+        list(v + i * n.value_slot, n.value_head, n.value_width);
       }
     });
-    const int64_t squares = (now + N - 1) / N * ((m.depth + N - 1) / N), times = squares * SQUARE + now;
+    const int64_t squares = (now + N - 1) / N * ((m.depth + N - 1) / N);
+    const int64_t times = squares * SQUARE + (is_wide(rows, m) ? 0 : now);
     m.share = (m.ahead.lines + times - 1) / times;
   }
 
@@ -351,6 +357,11 @@ struct Attention {
         m.ahead.fetch(SQUARE * m.share);
         square(x + i * stride + d, stride, std::min(N, count - i), std::min(N, m.depth - d), to + d * KEYS + i);
       }
+  }
+
+  // Whether values are copied as float32 before they are added to so many queries.
+  bool is_wide(int64_t rows, const Memory<T>& m) const {
+    return ROUNDED || rows > QUERIES || n.value_width != m.value_width;
   }
 
   int64_t begin(const Tile& tile) const {
@@ -380,9 +391,9 @@ struct Attention {
       for (int64_t h = 0; h < tile.heads; ++h) {
         const int64_t now = std::min(KEYS, end(tile) - j);
         if (j + KEYS < end(tile))
-          prefetch(tile, j + KEYS, h, tile.heads, now, m);
+          prefetch(tile, j + KEYS, h, tile.heads, now, each, m);
         else if (next)
-          prefetch(*next, begin(*next), h, tile.heads, now, m);
+          prefetch(*next, begin(*next), h, tile.heads, now, each, m);
         else
           m.ahead.clear();
         add(tile, tile.head + h, j, h * each, each, m);
@@ -401,7 +412,7 @@ struct Attention {
   // Add the keys and values of a block from j on to rows `first` to `first + rows` of queries.
   void add(const Tile& tile, int64_t head, int64_t j, int64_t first, int64_t rows, Memory<T>& m) const {
     const int64_t group = n.heads / n.key_heads, w = m.value_width, count = std::min(KEYS, end(tile) - j);
-    const bool wide = ROUNDED || rows > QUERIES || n.value_width != w;
+    const bool wide = is_wide(rows, m);
     float *const q = &m.q[first * m.depth], *const s = &m.s[first * KEYS], *const o = &m.o[first * w];
     fetch(tile, head, j, count, wide, m);
     by_rows(rows, [&](int64_t r, auto some) {

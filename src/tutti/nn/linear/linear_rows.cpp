@@ -15,8 +15,6 @@
 #include <unistd.h>
 #endif
 
-#include "transposing.h"
-
 namespace {
 
 constexpr int WIDE = 8, TALL = N == 16 ? 3 : 1;
@@ -63,6 +61,12 @@ struct Problem {
   int64_t m, n, k;
   int64_t first = 0;  // row among those of all problems
 };
+
+}  // namespace
+
+#include "transposing.h"
+
+namespace {
 
 // ---- sums of products -----------------------------------------------------------------------------------------------
 
@@ -1054,12 +1058,7 @@ void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles
   }
 #if X86_512
   if constexpr (std::is_same_v<T, BFloat16>)
-    if (first.w.kind == SAME && first.k % 2 == 0 && multiplies_bfloat16()) {
-      std::vector<transposing::Product> products;
-      for (const Problem<T>& p : problems)
-        products.push_back({p.x, p.stride, p.w.template row<T>(0), p.w.stride, p.bias, p.out, p.m, p.n, p.k});
-      return transposing::multiply(std::move(products));
-    }
+    if (first.w.kind == SAME && first.k % 2 == 0 && multiplies_bfloat16()) return transposing::multiply(problems);
 #endif
   if constexpr (std::is_same_v<T, float> || X86_512)
     if (std::is_same_v<T, float> || multiplies_bfloat16()) return linear<T, T>(problems, first.x, first.stride);
