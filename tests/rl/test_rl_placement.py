@@ -154,6 +154,15 @@ def test_what_cannot_be_placed():
         Placed("PPO", "CartPole-v1", "actors", 3, n_envs=8)
 
 
+def test_rounds_of_an_offline_algorithm_are_counted_in_updates():
+    env, options = ALL["BC"]
+    placed = Placed("BC", env, level="eager", **{**options, "gradient_steps": 4}, **given("BC"))
+    for updates in (12, 24):
+        placed.learn(10)  # up to the end of an iteration
+        assert placed.num_timesteps == placed.agent.num_timesteps == int(placed.agent.program.state()["steps"])
+        assert placed.num_timesteps == updates
+
+
 def test_episodes_of_learners_are_reported_once():
     placed = Placed("PPO", "CartPole-v1", "learners", 2, level="eager", **CASES["PPO"][1])
     for _ in range(4):

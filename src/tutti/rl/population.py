@@ -100,7 +100,7 @@ class Population:
                 raise ValueError(f"{name} of member {member} is {float(x[member])} by step {self.num_timesteps:,}; "
                                  "lower its learning_rate, or scale rewards")  # fmt: skip
         if ended is None:  # offline algorithms count updates
-            self.num_timesteps += one.config.gradient_steps
+            self.num_timesteps += one.steps_per_iteration
             return
         returns, lengths = ended["return"], ended["length"]
         each = returns if returns.ndim == lengths.ndim else returns.mean(-1)

@@ -231,6 +231,11 @@ class Agent(ABC):
         """Initial memory of a policy in an episode: tensors (n, ...)."""
         return {}
 
+    @property
+    def steps_per_iteration(self) -> int:
+        """What an iteration adds to `num_timesteps`."""
+        return self.config.n_steps * self.config.n_envs
+
     # -- what algorithms use --------------------------------------------------------------------------------------
 
     def rows(self, n: int) -> tuple[int, ...]:

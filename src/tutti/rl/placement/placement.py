@@ -157,11 +157,11 @@ class Placed:
     @property
     def _round(self) -> int:
         """The steps by which a round raises `num_timesteps` of the agents that count it."""
-        return self.agent.config.n_steps * self.part * (self.ranks if self.placement in ("actors", "async") else 1)
+        return self.agent.steps_per_iteration * (self.ranks if self.placement == "async" else 1)
 
-    def _drive(self, agent: Agent, rounds: int, step: Callable[[], Any], after: Any = None) -> None:
+    def _drive(self, agent: Agent, rounds: int, step: Callable[[], Any]) -> None:
         """Call `step`, which raises the agent's `num_timesteps`, for so many rounds."""
-        drive(agent, agent.num_timesteps + rounds * self._round, step, after)
+        drive(agent, agent.num_timesteps + rounds * self._round, step)
 
     def _fused(self, rounds: int) -> None:
         self._drive(self.agent, rounds, self.agent.step)

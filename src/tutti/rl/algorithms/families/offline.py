@@ -86,11 +86,15 @@ class Offline(agent.Agent):
     def absorb(self, run: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         raise NotImplementedError("an offline algorithm learns from its data only")
 
+    @property
+    def steps_per_iteration(self) -> int:
+        return self.config.gradient_steps
+
     def step(self) -> None:
         """One iteration: `gradient_steps` updates."""
         if self.data is None:
             raise ValueError(f"{type(self).__name__} has no data to learn from; pass data=")
-        start, count = time.perf_counter(), self.config.gradient_steps
+        start, count = time.perf_counter(), self.steps_per_iteration
         metrics = self.program.call(self.phase())
         self.num_timesteps += count
         self.metrics = self._finite(metrics)
