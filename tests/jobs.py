@@ -32,7 +32,7 @@ PATIENCE = 400  # seconds
 SLOW = """
 import sys, time
 from tutti import cli
-from tutti.train import run
+from tutti.train.text import run
 run_step = run.Run.run_step
 def slow(self, batch):
     time.sleep(0.5)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import runpy
+import textwrap
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -49,6 +52,28 @@ def test_names_of_test_modules_are_unique():
     """pytest imports them by name."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def _scripts(path: Path) -> Iterator[ast.Module]:
+    """The texts of a file that are Python and import from here: scripts that tests run."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "from tutti" in node.value:
+            with suppress(SyntaxError):
+                yield ast.parse(textwrap.dedent(node.value))
+
+
+def test_scripts_in_tests_import_what_there_is():
+    """Those of slow tests, too, which nobody runs after each move of a module."""
+    missing = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for script in _scripts(path):
+            for line in (x for x in ast.walk(script) if isinstance(x, ast.ImportFrom) and x.module):
+                if line.module.split(".")[0] == "tutti":
+                    module = importlib.import_module(line.module)
+                    for name in (x.name for x in line.names):
+                        if not hasattr(module, name) and not importlib.util.find_spec(f"{line.module}.{name}"):
+                            missing.append(f"{path.name}: from {line.module} import {name}")
+    assert not missing
 
 
 RETIRED = {

@@ -26,7 +26,8 @@ TRAIN = [
 # Runs `tutti train`; its last rank kills itself before step 6, once.
 KILLED = """
 import os, signal, sys
-from tutti.train import command, run
+from tutti.train import command
+from tutti.train.text import run
 from tutti.train.configfile import parse
 run_step = run.Run.run_step
 def killed(self, batch):

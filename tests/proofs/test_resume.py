@@ -26,7 +26,7 @@ KILLED = """
 import os, signal, sys
 from tutti import cli
 from tutti.checkpoint import folder
-from tutti.train import run
+from tutti.train.text import run
 what, when = sys.argv[1], int(sys.argv[2])
 run_step, to_disk = run.Run.run_step, folder.to_disk
 def killed_step(self, batch):
