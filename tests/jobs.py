@@ -62,10 +62,10 @@ class Machines:
     def __init__(self, text: Path, out: Path, least: int, most: int, options: Sequence[str]):
         with socket.socket() as free:
             free.bind(("localhost", 0))
-            meet = f"localhost:{free.getsockname()[1]}"
+            self.port = free.getsockname()[1]
         script = out.with_name("slow.py")
         script.write_text(SLOW)
-        run = ["run", "--min", str(least), "--max", str(most), "--restarts", "9", "--meet", meet, str(script)]
+        run = ["run", "--min", str(least), "--max", str(most), "--restarts", "9", "--meet", f"localhost:{self.port}", str(script)]
         self.line = [sys.executable, "-m", "tutti.cli", *run, *places(text, out), *options]
         self.out, self.machines = out, []
 
@@ -81,6 +81,7 @@ class Machines:
         return self.out.with_name(f"memory-{number}")
 
     def add(self) -> None:
+        """Start a machine. The first one is where the others meet: it has to listen before they start."""
         number = len(self.machines)
         self.memory(number).mkdir()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TUTTI_PLANS": "off"}
@@ -88,6 +89,12 @@ class Machines:
         with open(self.out.with_name(f"machine-{number}.log"), "w") as log:
             made = subprocess.Popen(self.line, stdout=log, stderr=subprocess.STDOUT, env=environment)
         self.machines.append(made)
+        if number == 0:
+            self.wait_for(self.listens, "the first machine listens")
+
+    def listens(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("localhost", self.port)) == 0
 
     def lose(self, number: int) -> None:
         """A machine, all at once, with its memory."""

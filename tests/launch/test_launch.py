@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -162,3 +163,28 @@ def test_a_job_starts_anew_as_often_as_it_may(tmp_path, capfd):
 def test_machines_that_cannot_be(given, message):
     with pytest.raises(ValueError, match=message):
         Machines(*given)
+
+
+STORE = """
+import torch.distributed as dist, time
+store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_lost_meeting_place_is_an_error_with_its_remedy(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WAIT)
+    with subprocess.Popen([sys.executable, "-c", STORE], stdout=subprocess.PIPE, text=True) as store:
+        meet = f"localhost:{int(store.stdout.readline())}"
+        machine = subprocess.Popen(
+            [sys.executable, "-m", "tutti.cli", "run", "--min", "2", "--max", "2", "--meet", meet, str(script)],
+            stderr=subprocess.PIPE, text=True)  # fmt: skip
+        time.sleep(6)  # it waits for the second machine
+        store.kill()
+    _, said = machine.communicate(timeout=60)
+    assert machine.returncode == 1
+    assert f"tutti run: the connection to {meet}, where the machines meet, was lost" in said
+    assert "Traceback" not in said

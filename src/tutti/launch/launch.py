@@ -37,7 +37,8 @@ _LOST_PEER = re.compile(r"gloo/transport|Connection (closed|reset) by peer|NCCL 
 
 
 class LaunchError(RuntimeError):
-    """A rank failed: `rank`, `kind` (type of its exception, "" if none), `trace`, `exit_code`.
+    """A rank failed: `rank`, `kind` (type of its exception, "" if none), `trace`, `exit_code`. rank -1: no rank failed,
+    but the machines lost each other.
 
     `plain`: the message suffices without a traceback, see `is_plain`.
     """
@@ -207,7 +208,7 @@ def run(argv: list[str]) -> int:
     except LaunchError as e:
         print(f"{e.trace}tutti run: {e}", file=sys.stderr)
         if args.logs:
-            print(f"log: {args.logs}/rank-{e.rank}*.txt", file=sys.stderr)
+            print(f"log: {args.logs}/rank-{'' if e.rank < 0 else e.rank}*.txt", file=sys.stderr)
         return e.exit_code
     return 0
 
@@ -281,9 +282,10 @@ def _start(
 ) -> None:
     """Run `python -m tutti.launch.worker WORKER_ARGS` in every process and wait.
 
-    Raises LaunchError when a process fails after its last restart."""
+    Raises LaunchError when a process fails after its last restart, or the machine where all meet is lost."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from tutti.launch.listen import listen_where_named
@@ -318,6 +320,13 @@ def _start(
             errors = _errors(Path(logs))
             ranks = max((error["ranks"] for error in errors.values()), default=processes)  # of all machines
             raise failure(codes, errors, ranks) from None
+        except RendezvousConnectionError:
+            raise LaunchError(
+                f"the connection to {machines.meet}, where the machines meet, was lost: that machine ended or cannot be "
+                "reached. Start the job again on all machines: training goes on from its last checkpoint",
+                rank=-1,
+                plain=True,
+            ) from None
         except SignalException as e:
             raise Interrupted(e.sigval) from None
 
