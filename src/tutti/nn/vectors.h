@@ -72,25 +72,25 @@ constexpr int64_t N = Floats::size();
 [[maybe_unused]] void widen(const float* x, int64_t count, float* y) { std::copy(x, x + count, y); }
 
 #if X86_512
-// 16 rows of 16 numbers of 4 bytes become 16 columns. row: where row i begins. A quarter of a row is loaded into a quarter
-// of a register: shuffles are scarcer than loads.
-template <class F>
+// 16 rows of 4 QUARTERS numbers of 4 bytes become as many columns. row: where row i begins. A quarter of a register is
+// loaded at a time: shuffles are scarcer than loads.
+template <int QUARTERS = 4, class F>
 [[maybe_unused]] inline __attribute__((always_inline)) void transpose_16(F row, __m512i* columns) {
-  __m512i a[16];
   const auto quarter = [&](int i, int q) __attribute__((always_inline)) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row(i)) + q);
   };
+  __m512i a[4 * QUARTERS];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i)
 #pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
+    for (int q = 0; q < QUARTERS; ++q) {
       __m512i x = _mm512_castsi128_si512(quarter(i, q));
       x = _mm512_inserti32x4(x, quarter(i + 4, q), 1);
       x = _mm512_inserti32x4(x, quarter(i + 8, q), 2);
       a[4 * q + i] = _mm512_inserti32x4(x, quarter(i + 12, q), 3);
     }
 #pragma GCC unroll 4
-  for (int q = 0; q < 16; q += 4) {
+  for (int q = 0; q < 4 * QUARTERS; q += 4) {
     const __m512i low = _mm512_unpacklo_epi32(a[q], a[q + 1]), high = _mm512_unpackhi_epi32(a[q], a[q + 1]);
     const __m512i next_low = _mm512_unpacklo_epi32(a[q + 2], a[q + 3]);
     const __m512i next_high = _mm512_unpackhi_epi32(a[q + 2], a[q + 3]);

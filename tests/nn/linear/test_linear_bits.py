@@ -66,7 +66,7 @@ def test_equals_its_dequantized_weight(m, n, group, zeros, dtype, bits):
 def test_a_row_does_not_depend_on_the_others(dtype, rounded, bits):
     x, weight, bias = drawn(40, 70, 640, dtype, bits)
     whole = ops.linear_bits(x, *weight, bias, bits=bits, rounded=rounded)
-    for part in (slice(0, 1), slice(3, 20), slice(39, 40)):
+    for part in (slice(0, 1), slice(5, 7), slice(5, 8), slice(3, 20), slice(39, 40)):
         assert torch.equal(ops.linear_bits(x[part], *weight, bias, bits=bits, rounded=rounded), whole[part])
 
 

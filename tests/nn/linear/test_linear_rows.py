@@ -1,5 +1,7 @@
 """Linear layers for few rows, of floats, int8 and int4, against their formulas; bits that depend on nothing else."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,6 +104,28 @@ def test_bits_of_bfloat16_are_those_of_single_rows(n, k):
     wider[:, :k] = x
     for m in (5, 30):  # numbers beside the rows are not read
         assert torch.equal(ops.linear_rows(wider[:m, :k], weight, bias), single[:m])
+
+
+@BOTH
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("kind, n, k, group, zeros", [
+    ("int8", 1, 3, None, False), ("int8", 47, 1090, None, False), ("int8", 64, 512, None, False),
+    ("int4", 33, 192, 64, True), ("int4", 70, 1152, 32, True), ("int4", 16, 2176, 128, False),
+])  # fmt: skip
+def test_bits_of_quantized_layers_are_those_of_single_rows(kind, n, k, group, zeros, rounded, dtype):
+    """For every number of rows, with depths and widths that are no multiples of a vector, and more groups than one
+    load of scales has."""
+    x, weight, bias = drawn(70, n, k, dtype)
+    if kind == "int8":
+        operands, linear, dequantize = quantize_int8(weight), ops.linear_int8, dequantize_int8
+    else:
+        operands, linear, dequantize = quantize_int4(weight, group, zeros), ops.linear_int4, dequantize_int4
+    run = partial(linear, rounded=rounded)
+    single = torch.cat([run(row, *operands, bias=bias) for row in x.split(1)])
+    wanted = F.linear(x.double(), dequantize(*operands).double(), bias.double())
+    close(single, wanted, 0.02 if rounded else BOUND[dtype])
+    for m in [*range(2, 20), 25, 70]:
+        assert torch.equal(run(x[:m], *operands, bias=bias), single[:m])
 
 
 @BOTH

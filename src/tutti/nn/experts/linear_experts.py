@@ -86,7 +86,7 @@ def cpu(x, expert, weight, scales, zeros=None, *, layout, bits, rounded=False):
     exact = layout in ("bits", "float8")
     of_row, order = expert.sort(stable=True)
     sorted_rows = kernels().linear_groups(x[order], weight, scales, zeros, None, of_row, kind_of(layout, bits), group,
-                                          0 if exact else digits(x, rounded, layout != "int8"), tiles())  # fmt: skip
+                                          0 if exact else digits(x, rounded), tiles())  # fmt: skip
     out = torch.empty_like(sorted_rows)
     out[order] = sorted_rows
     return out

@@ -9,9 +9,9 @@
 | bias | (n) or none | of the dtype of x |
 
 k is a multiple of 64 and of the group. With `rounded`, each row of x is rounded to int8 with a scale of its own, and
-the products of a group are summed in integers. Otherwise W is rounded to the dtype of x, except on processors without
-bfloat16 instructions. On a CPU, float32 and bfloat16 are computed by `linear_rows.cpp`; a row's bits do not depend on
-the other rows.
+the products of a group are summed in integers. Otherwise, on processors with VNNI instructions, rows of bfloat16 are
+rounded to 16 bits of their largest magnitude; on those with bfloat16 instructions alone, W is rounded to bfloat16. On a
+CPU, float32 and bfloat16 are computed by `linear_rows.cpp`; a row's bits do not depend on the other rows.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@
 | bias | (n) or none | of the dtype of x |
 
 With `rounded`, each row of x is rounded to int8 with a scale of its own, and products are summed in integers: on
-processors with VNNI instructions several times faster for many rows. Otherwise the result is exact in the weight.
-On a CPU, float32 and bfloat16 are computed by `linear_rows.cpp`; a row's bits do not depend on the other rows. On a GPU
+processors with VNNI instructions about twice as fast for many rows. Otherwise the result is exact in the weight. On a
+CPU, float32 and bfloat16 are computed by `linear_rows.cpp`; a row's bits do not depend on the other rows. With VNNI
+instructions, rows of bfloat16 that are not `rounded` are rounded to 16 bits of their largest magnitude. On a GPU
 with Triton, `linear_quantized_triton.py` computes up to 64 rows (16 of float32) that are not rounded; for more, the
 weight is dequantized in the dtype of x.
 """
@@ -75,7 +76,7 @@ def compiled(x: Any, weight: Any, scales: Any, bias: Any = None, rounded: bool =
     if x.dtype not in DTYPES or (rounded and not rounds()):
         return None
     _check(x, weight, scales)
-    args = x, weight, scales, None, bias, INT8, 0, digits(x, rounded, packed=False), tiles()
+    args = x, weight, scales, None, bias, INT8, 0, digits(x, rounded), tiles()
     return kernels().linear_rows.default, args
 
 

@@ -47,15 +47,14 @@ def rounds() -> bool:
     return kernels().rounds()
 
 
-def digits(x: Any, rounded: bool, packed: bool = True) -> int:
+def digits(x: Any, rounded: bool) -> int:
     """Digits of int8 that rows of x are rounded to before they are multiplied by a quantized weight; 0: they are not.
 
-    Two digits are 16 bits: more than bfloat16 has. Without tiles they make a single row 3 to 4 times as fast for packed
-    weights (int4, int3, int2), and hundreds of rows half as fast; int8 gains less and stays exact.
+    Two digits are 16 bits: more than bfloat16 has.
     """
     if rounded:
         return 1
-    return 2 if x.dtype == torch.bfloat16 and rounds() and (packed or tiles()) else 0
+    return 2 if x.dtype == torch.bfloat16 and rounds() else 0
 
 
 def quantized_on_gpu(

@@ -1,0 +1,358 @@
+// Rows of x rounded to int8, and their products with weights of int8 and packed numbers by instructions that add up
+// products of quads of bytes (AVX-512 VNNI).
+//
+// 16 rows of W are transposed in registers as they are stored: a vector then has a quad of codes of each of 16 rows, and
+// is multiplied by that quad of a row of x. The codes of DEPTH numbers of WIDTH columns are stored, so that BLOCK rounded
+// rows at a time pass. Products are summed in integers within a group, less the zeros of its codes, and in floats over
+// the groups in their order: a result has the same bits whatever the number of rows, columns, or threads.
+
+namespace {
+
+// Rows as int8, their scales, and the totals of their groups. With two digits a row becomes two, whose second is what
+// is left of FINER times, so that their sum has 16 bits.
+constexpr int FINER = 256;
+constexpr int64_t UNUSED = 8;  // rows of zeros in the end
+
+struct Rounded {
+  int64_t digits, rows, stride, groups;
+  std::vector<int8_t> x;
+  std::vector<float> scales, sums;
+
+  // group: numbers whose total is needed
+  Rounded(int64_t m, int64_t digits, int64_t k, int64_t group)
+      : digits(digits), rows(m * digits), stride((k + 63) / 64 * 64), groups((k + group - 1) / group),
+        x((rows + UNUSED) * stride), scales(rows), sums(rows * groups) {}
+};
+
+// A row, of which `wide` and `left` have room for a copy.
+template <class T>
+void round_row(const T* x, int64_t k, int64_t group, Rounded& to, int64_t row, std::vector<float>& wide,
+               std::vector<float>& left) {
+  wide.assign((k + N - 1) / N * N, 0.f);
+  left.resize(wide.size());
+  widen(x, k, wide.data());
+  Floats top(0.f);
+  for (int64_t i = 0; i < k; i += N) top = at::vec::maximum(top, Floats::loadu(&wide[i]).abs());
+  const float most = greatest(top);
+  const Floats inverse(most > 0.f ? 127.f / most : 0.f), finer(FINER), highest(127.f);
+  for (int64_t i = 0; i < k; i += N) {
+    const Floats exact = Floats::loadu(&wide[i]) * inverse, near = exact.round();
+    near.store(&wide[i]);
+    at::vec::minimum(((exact - near) * finer).round(), highest).store(&left[i]);
+  }
+  for (int64_t digit = 0; digit < to.digits; ++digit) {
+    const int64_t at = row * to.digits + digit;
+    const float* digits = digit ? left.data() : wide.data();
+    to.scales[at] = most / (digit ? 127.f * FINER : 127.f);
+    for (int64_t g = 0; g < to.groups; ++g)
+      to.sums[at * to.groups + g] =
+          at::vec::reduce_all<float>([](Floats p, Floats q) { return p + q; }, digits + g * group,
+                                     std::min(group, k - g * group));
+    narrow(digits, k, &to.x[at * to.stride]);
+  }
+}
+
+template <class T>
+Rounded round_rows(const Problem<T>& p, int64_t digits, int64_t group) {
+  Rounded x(p.m, digits, p.k, group);
+  at::parallel_for(0, p.m, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, p.k)), [&](int64_t i, int64_t end) {
+    std::vector<float> wide, left;
+    for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, group, x, i, wide, left);
+  });
+  return x;
+}
+
+#if X86_512
+namespace quads {
+
+constexpr int64_t LANES = 16, DEPTH = 256;
+constexpr int64_t VECTORS = 2, WIDTH = VECTORS * LANES;
+constexpr int64_t BLOCK = 8;     // rounded rows that are multiplied at once
+constexpr int64_t MOST = 384;    // rows whose sums a thread has at once
+constexpr int64_t AHEAD = 2048;  // bytes of a row that are fetched before they are needed
+static_assert(FINER == 1 << 8 && 255LL * (127 * FINER + 128) * DEPTH < 1LL << 31);
+
+// What is multiplied: W (n, k), rounded rows, and the totals of their groups, whose digits are added up: (m, groups).
+struct Product {
+  const Weight& w;
+  int64_t n, k, group;
+  const Rounded& x;
+  std::vector<float> totals;
+
+  Product(const Weight& w, int64_t n, int64_t k, int64_t group, const Rounded& x)
+      : w(w), n(n), k(k), group(group), x(x), totals((x.rows / x.digits + BLOCK) * x.groups) {
+    for (int64_t row = 0; row < x.rows; ++row)
+      for (int64_t g = 0; g < x.groups; ++g) {
+        float& total = totals[row / x.digits * x.groups + g];
+        total = total * FINER + x.sums[row * x.groups + g];
+      }
+  }
+
+  // The rows of W of 16 columns; the last one stands for those that there are not.
+  void rows_of(int64_t column, const uint8_t** rows) const {
+    for (int64_t i = 0; i < LANES; ++i) rows[i] = w.row<uint8_t>(std::min(column + i, n - 1));
+  }
+
+  // How far from byte `at` of a row the byte is that is fetched: of the same rows, then of those `columns` further on.
+  int64_t ahead(int64_t at, int64_t columns) const {
+    const int64_t bytes = (w.stride + 63) / 64 * 64, same = std::min(AHEAD, bytes);
+    return at + same < bytes ? same : columns * w.stride + same - bytes;
+  }
+};
+
+// The scales of KEPT groups of 16 columns, and their products with the zeros.
+struct Groups {
+  static constexpr int64_t KEPT = 16;
+  __m512 scales[KEPT], offsets[KEPT];
+
+  // Those of group g and the ones after it.
+  WITH_INT8 void load(const Product& p, int64_t column, int64_t g) {
+    const Weight& w = p.w;
+    if (w.kind == INT8) {  // a single scale
+      const int64_t count = std::clamp<int64_t>(p.n - column, 0, LANES);
+      const __m512 of_columns = _mm512_maskz_loadu_ps((1 << count) - 1, w.scales + column);
+      for (int i = 0; i < KEPT; ++i)
+        scales[i] = of_columns, offsets[i] = _mm512_mul_ps(of_columns, _mm512_set1_ps(128.f));
+      return;
+    }
+    const __mmask16 here = (1 << std::min(KEPT, w.groups - g)) - 1;
+    alignas(64) float copies[LANES][KEPT], products[LANES][KEPT];
+    for (int64_t i = 0; i < LANES; ++i) {
+      const int64_t at = std::min(column + i, p.n - 1) * w.groups + g;
+      const __m512 of_row = _mm512_maskz_loadu_ps(here, w.scales + at);
+      _mm512_store_ps(copies[i], of_row);
+      if (w.zeros) {
+        const __m512i zeros = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(here, w.zeros + at));
+        _mm512_store_ps(products[i], _mm512_mul_ps(of_row, _mm512_cvtepi32_ps(zeros)));
+      }
+    }
+    transpose_16([&](int i) { return copies[i]; }, reinterpret_cast<__m512i*>(scales));
+    if (w.zeros)
+      transpose_16([&](int i) { return products[i]; }, reinterpret_cast<__m512i*>(offsets));
+    else
+      for (int i = 0; i < KEPT; ++i) offsets[i] = _mm512_mul_ps(scales[i], _mm512_set1_ps(w.zero(0)));
+  }
+};
+
+// The codes of numbers k to k + 63 of 16 rows, as 16 vectors of a quad of each row. count: numbers from k on
+template <Kind KIND>
+WITH_INT8 inline void load_quads(const uint8_t* const* rows, int64_t k, int64_t count, __m512i* quads) {
+  const int64_t at = KIND == INT8 ? k : k / 64 * packed_bytes(KIND);
+  if (KIND == INT4) {
+    __m512i halves[8];
+    transpose_16<2>([&](int i) { return rows[i] + at; }, halves);
+    const __m512i low = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      quads[i] = _mm512_and_si512(halves[i], low);
+      quads[i + 8] = _mm512_and_si512(_mm512_srli_epi16(halves[i], 4), low);
+    }
+    return;
+  }
+  if (KIND == INT8 && count >= 64) {
+    transpose_16([&](int i) { return rows[i] + at; }, quads);
+  } else {
+    alignas(64) uint8_t copies[LANES][64];
+    for (int64_t i = 0; i < LANES; ++i)
+      if constexpr (KIND == INT8)
+        _mm512_store_si512(copies[i], _mm512_maskz_loadu_epi8((1ull << count) - 1, rows[i] + at));
+      else
+        _mm512_store_si512(copies[i], codes<KIND>(rows[i] + at));
+    transpose_16([&](int i) { return copies[i]; }, quads);
+  }
+  if (KIND == INT8)
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) quads[i] = _mm512_xor_si512(quads[i], _mm512_set1_epi8(char(128)));
+}
+
+// sum += products of quads of codes and of rounded numbers. GCC copies the sums of the intrinsic in each step of a loop.
+inline void add_quads(__m512i& sum, __m512i codes, const int8_t* quad) {
+  int32_t four;
+  std::memcpy(&four, quad, sizeof four);
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(_mm512_set1_epi32(four)));
+}
+
+// sum + the products of a row and of group `slot`. c: products of its digits, `apart` vectors from each other. total: of
+// the rounded numbers
+template <int DIGITS>
+WITH_INT8 inline __m512 add_group(__m512 sum, const __m512i* c, int64_t apart, const Groups& groups, int64_t slot,
+                                  float total) {
+  __m512i all = c[0];
+  if (DIGITS == 2) all = _mm512_add_epi32(_mm512_slli_epi32(all, 8), c[apart]);
+  sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(all), groups.scales[slot], sum);
+  return _mm512_fnmadd_ps(groups.offsets[slot], _mm512_set1_ps(total), sum);
+}
+
+// sums (ROWS, LANES) of 16 columns from `column` on, of all rows.
+template <Kind KIND, int ROWS, int DIGITS>
+WITH_INT8 void columns_of_few(const Product& p, int64_t column, Groups& groups, float* to) {
+  const uint8_t* rows[LANES];
+  p.rows_of(column, rows);
+  __m512 sums[ROWS];
+  __m512i c[ROWS * DIGITS], quads[LANES];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r) sums[r] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS * DIGITS; ++r) c[r] = _mm512_setzero_si512();
+  for (int64_t k = 0; k < p.k; k += 64) {
+    const int64_t at = k * p.w.bytes() / 64;
+    if (at % 64 < p.w.bytes()) {
+      const int64_t ahead = at + p.ahead(at, LANES);
+      for (int64_t i = 0; i < LANES; ++i) __builtin_prefetch(rows[i] + ahead, 0, 2);
+    }
+    load_quads<KIND>(rows, k, p.k - k, quads);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 8
+      for (int i = 8 * half; i < 8 * half + 8; ++i)
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS * DIGITS; ++r) add_quads(c[r], quads[i], &p.x.x[r * p.x.stride + k + 4 * i]);
+      const int64_t end = k + 32 * half + 32, g = (end - 1) / p.group;
+      if (end % p.group && (half == 0 || end < p.k)) continue;
+      const int64_t slot = KIND == INT8 ? 0 : g % Groups::KEPT;
+      if (slot == 0 && (KIND != INT8 || g == 0)) groups.load(p, column, g);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r)
+        sums[r] = add_group<DIGITS>(sums[r], c + r * DIGITS, 1, groups, slot, p.totals[r * p.x.groups + g]);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS * DIGITS; ++r) c[r] = _mm512_setzero_si512();
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r) _mm512_storeu_ps(to + r * LANES, sums[r]);
+}
+
+// Where a thread has the codes of DEPTH numbers of WIDTH columns of W, the scales and zeros of groups, and sums.
+struct Panel {
+  std::vector<__m512i> codes;  // (DEPTH / 4, VECTORS)
+  std::vector<Groups> groups;  // (VECTORS)
+  std::vector<float> sums;     // (MOST, WIDTH)
+
+  Panel() : codes(DEPTH / 4 * VECTORS), groups(VECTORS), sums(MOST * WIDTH) {}
+};
+
+// sums (ROWS, WIDTH) += products of ROWS rows from `row` on, and numbers k to k + depth.
+template <int ROWS, int DIGITS>
+WITH_INT8 void add_block(const Product& p, int64_t row, int64_t k, int64_t depth, const Panel& panel, float* sums) {
+  const int8_t* x = &p.x.x[row * DIGITS * p.x.stride + k];
+  const float* totals = &p.totals[row * p.x.groups];
+  const int64_t stride = p.x.stride;
+  const __m512i* codes = panel.codes.data();
+  for (int64_t begin = 0; begin < depth; begin += p.group, x += p.group) {
+    const int64_t steps = (std::min(p.group, depth - begin) + 3) / 4, g = (k + begin) / p.group;
+    const int64_t slot = p.w.kind == INT8 ? 0 : g % Groups::KEPT;
+    __m512i c[ROWS * DIGITS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS * DIGITS; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) c[r][v] = _mm512_setzero_si512();
+    for (int64_t i = 0; i < steps; ++i, codes += VECTORS)
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS * DIGITS; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; ++v) add_quads(c[r][v], codes[v], x + r * stride + 4 * i);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) {
+        float* to = sums + r * WIDTH + v * LANES;
+        const __m512 before = _mm512_maskz_loadu_ps(g ? 0xffff : 0, to);
+        _mm512_storeu_ps(to, add_group<DIGITS>(before, &c[r * DIGITS][v], VECTORS, panel.groups[v], slot,
+                                               totals[r * p.x.groups + g]));
+      }
+  }
+}
+
+template <int ROWS, int DIGITS>
+void add_rows(int64_t rows, const Product& p, int64_t row, int64_t k, int64_t depth, const Panel& panel, float* sums) {
+  if (rows == ROWS) return add_block<ROWS, DIGITS>(p, row, k, depth, panel, sums);
+  if constexpr (ROWS > 1) add_rows<ROWS - 1, DIGITS>(rows, p, row, k, depth, panel, sums);
+}
+
+// The sums of WIDTH columns from `column` on, of `count` rows of x from `first` on.
+template <Kind KIND, int DIGITS>
+WITH_INT8 void columns_of_many(const Product& p, int64_t first, int64_t count, int64_t column, Panel& panel) {
+  constexpr int64_t EACH = BLOCK / DIGITS;
+  for (int64_t k = 0; k < p.k; k += DEPTH) {
+    const int64_t depth = std::min(DEPTH, p.k - k), g = k / p.group;
+    const int64_t at = k * p.w.bytes() / 64, bytes = (depth * p.w.bytes() + 63) / 64, ahead = at + p.ahead(at, WIDTH);
+    for (int64_t v = 0; v < VECTORS; ++v) {
+      const uint8_t* rows[LANES];
+      p.rows_of(column + v * LANES, rows);
+      if (KIND == INT8 ? g == 0 : g % Groups::KEPT == 0) panel.groups[v].load(p, column + v * LANES, g);
+      for (int64_t i = 0; i < LANES; ++i)
+        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(rows[i] + ahead + byte, 0, 2);
+      for (int64_t i = 0; i < depth; i += 64) {
+        __m512i quads[LANES];
+        load_quads<KIND>(rows, k + i, depth - i, quads);
+#pragma GCC unroll 16
+        for (int64_t j = 0; j < LANES; ++j) panel.codes[(i / 4 + j) * VECTORS + v] = quads[j];
+      }
+    }
+    for (int64_t r = 0; r < count; r += EACH)
+      add_rows<EACH, DIGITS>(std::min(EACH, count - r), p, first + r, k, depth, panel, &panel.sums[r * WIDTH]);
+  }
+}
+
+// Round sums (rows, `width`) of `count` rows from `first` on and of columns from `column` on.
+template <class T>
+WITH_BFLOAT16 void store_rows(const Problem<T>& p, const Rounded& x, int64_t first, int64_t count, int64_t column,
+                              int64_t width, const float* sums) {
+  for (int64_t r = first; r < first + count; ++r, sums += width)
+    for (int64_t i = 0; i < std::min(width, p.n - column); i += LANES) {
+      const int64_t at = column + i;
+      const __mmask16 here = p.n - at < LANES ? (1 << (p.n - at)) - 1 : 0xffff;
+      const __m512 scale = _mm512_set1_ps(x.scales[(r + 1) * x.digits - 1]);
+      __m512 y = _mm512_mul_ps(_mm512_loadu_ps(sums + i), scale);
+      if (p.bias) y = _mm512_add_ps(y, load(p.bias + at, here));
+      store(p.out + r * p.n + at, here, y);
+    }
+}
+
+using Few = void (*)(const Product&, int64_t, Groups&, float*);
+using Many = void (*)(const Product&, int64_t, int64_t, int64_t, Panel&);
+
+template <Kind KIND, int DIGITS>
+std::pair<Few, Many> functions(int64_t rows) {
+  constexpr int64_t MOST_FEW = BLOCK / DIGITS;
+  const Few few = rows <= 1          ? columns_of_few<KIND, 1, DIGITS>
+                  : rows <= 2        ? columns_of_few<KIND, 2, DIGITS>
+                  : rows <= 4        ? columns_of_few<KIND, 4, DIGITS>
+                  : rows <= MOST_FEW ? columns_of_few<KIND, MOST_FEW, DIGITS>
+                                     : nullptr;
+  return {few, columns_of_many<KIND, DIGITS>};
+}
+
+template <int DIGITS>
+std::pair<Few, Many> functions(Kind kind, int64_t rows) {
+  return kind == INT8   ? functions<INT8, DIGITS>(rows)
+         : kind == INT4 ? functions<INT4, DIGITS>(rows)
+         : kind == INT3 ? functions<INT3, DIGITS>(rows)
+                        : functions<INT2, DIGITS>(rows);
+}
+
+template <class T>
+void multiply(const Problem<T>& p, int64_t digits) {
+  const int64_t group = p.w.kind == INT8 ? DEPTH : p.w.group;
+  const Rounded x = round_rows(p, digits, group);
+  const Product product(p.w, p.n, p.k, group, x);
+  const auto [few, many] = digits == 2 ? functions<2>(p.w.kind, p.m) : functions<1>(p.w.kind, p.m);
+  const int64_t width = few ? LANES : WIDTH, grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.k * width));
+  at::parallel_for(0, (p.n + width - 1) / width, grain, [&, few = few, many = many](int64_t i, int64_t end) {
+    std::optional<Panel> panel;
+    Groups groups;
+    float sums[BLOCK * LANES];
+    if (!few) panel.emplace();
+    for (; i < end; ++i)
+      for (int64_t r = 0; r < p.m; r += MOST) {
+        const int64_t count = std::min(MOST, p.m - r);
+        few ? few(product, i * width, groups, sums) : many(product, r, count, i * width, *panel);
+        store_rows(p, x, r, count, i * width, width, few ? sums : panel->sums.data());
+      }
+  });
+}
+
+}  // namespace quads
+#endif
+
+}  // namespace
