@@ -16,6 +16,7 @@ from pathlib import Path
 
 
 def convert(model: str, folder: str, kind: str) -> None:
+    sys.modules["torchvision"] = None  # optional, and the build that pip takes does not load beside a CPU torch
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig, OVWeightQuantizationConfig
 

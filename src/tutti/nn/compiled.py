@@ -20,11 +20,15 @@ def has_triton() -> bool:
 
 
 def source(path: Path) -> str:
-    """The C++ source of a file, with what it shares and the headers beside it that it includes."""
-    own = re.sub(
+    """The C++ source of a file, with what it shares and its headers."""
+    return with_headers(SHARED) + with_headers(path)
+
+
+def with_headers(path: Path) -> str:
+    """The text of a C++ file with the headers beside it that it includes."""
+    return re.sub(
         r'^#include "(\w+\.h)"$', lambda line: path.with_name(line[1]).read_text(), path.read_text(), flags=re.MULTILINE
     )
-    return SHARED.read_text() + own
 
 
 def operators(path: Path) -> Any:

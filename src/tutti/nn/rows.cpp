@@ -30,7 +30,7 @@ Floats rounded(const Floats& x) {
 
 template <class F>
 void rows_of(int64_t rows, int64_t width, F f) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, GRAIN / std::max<int64_t>(width, 1)), [&](int64_t i, int64_t end) {
+  for_parts(rows, std::max<int64_t>(1, GRAIN / std::max<int64_t>(width, 1)), [&](int64_t i, int64_t end) {
     for (; i < end; ++i) f(i);
   });
 }

@@ -3,7 +3,6 @@
 // A cut is a number e and a place i. It keeps the numbers greater than e, and those equal to e up to place i. It is
 // found in the histogram: only the numbers of the bucket that it falls into are sorted. Threads share the rows.
 
-#include <ATen/Parallel.h>
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
@@ -16,6 +15,8 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include "threads.h"
 
 namespace {
 
@@ -140,7 +141,7 @@ struct Row {
 extern "C" void sample(const float* logits, int64_t rows, int64_t count, int64_t stride, const float* temperature,
                        const int64_t* top_k, const float* top_p, const float* min_p, const float* uniform,
                        int64_t* out) {
-  at::parallel_for(0, rows, 1, [&](int64_t r, int64_t end) {
+  tutti_threads::for_parts(rows, 1, [&](int64_t r, int64_t end) {
     Row row(count);
     for (; r < end; ++r) {
       row.logits = logits + r * stride;

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from tutti import compat
+from tutti.nn.compiled import with_headers
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -73,7 +74,7 @@ def _check(logits: Tensor, *each: Tensor) -> None:
 
 @cache
 def _kernel():
-    library = compat.compile_cpp(SOURCE.read_text())
+    library = compat.compile_cpp(with_headers(SOURCE))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     library.sample.argtypes = [pointer, *[integer] * 3, *[pointer] * 6]
     library.sample.restype = None

@@ -1,7 +1,6 @@
 // What the compiled operators share (compiled.py puts it before each source): vectors of float32 and BFloat16, and the
 // instructions of the processor.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
@@ -32,9 +31,13 @@
 #define NAMESPACE tutti_compiled
 #endif
 
+#include "threads.h"
+
 namespace {
 
 using c10::BFloat16;
+using tutti_threads::for_parts;
+using tutti_threads::take_parts;
 using Floats = at::vec::Vectorized<float>;
 using Halves = at::vec::Vectorized<BFloat16>;
 using Optional = std::optional<at::Tensor>;

@@ -11,7 +11,6 @@
 // queries take turns at each block, whose keys and values lie beside each other in the cache; what is needed next is
 // fetched meanwhile.
 
-#include <atomic>
 #include <limits>
 
 namespace {
@@ -453,7 +452,7 @@ void attend(const void* const* x, const float* sinks, const float* bias, const i
   int64_t keys = 0;  // of all tiles and heads
   for (int64_t s = 0; s < n.sequences; ++s)
     keys += (starts[s + 1] - starts[s] + tokens - 1) / tokens * lengths[s] * n.key_heads;
-  const int64_t share = keys / (TILES * at::get_num_threads());
+  const int64_t share = keys / (TILES * tutti_threads::threads_here());
   std::vector<Tile> tiles;
   for (int64_t s = 0; s < n.sequences; ++s)
     for (int64_t t = starts[s]; t < starts[s + 1]; t += tokens) {
@@ -467,7 +466,7 @@ void attend(const void* const* x, const float* sinks, const float* bias, const i
   const int64_t items = tiles.size(), row = n.heads * n.value_width;
   std::fill(work.out + starts[n.sequences] * row, work.out + n.tokens * row, T(0));
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(items, at::get_num_threads()), 1, [&](int64_t, int64_t) {
+  for_parts(std::min<int64_t>(items, tutti_threads::threads_here()), 1, [&](int64_t, int64_t) {
     Memory<T> memory(std::max(tokens * group, ROWS), n.width, n.value_width, work.pairs());
     for (int64_t i; (i = next++) < items;) {
       const int64_t after = next;  // most likely this thread's, which must not claim it yet: others may be idle
@@ -576,7 +575,7 @@ void write_int4(const T* x, int64_t count, std::vector<float>& wide, uint8_t* to
 template <class T>
 void write_rounded(const at::Tensor& cache, const at::Tensor& values, const int64_t* at) {
   const int64_t heads = values.size(1), width = values.size(2), size = heads * cache.size(2);
-  at::parallel_for(0, values.size(0), std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(size, 1)),
+  for_parts(values.size(0), std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(size, 1)),
                    [&](int64_t i, int64_t end) {
     std::vector<float> wide;
     for (; i < end; ++i)
@@ -606,7 +605,7 @@ void paged_write(at::Tensor cache, const at::Tensor& given, const at::Tensor& pl
   if (cache.scalar_type() != values.scalar_type())
     return values.scalar_type() == at::kBFloat16 ? write_rounded<BFloat16>(cache, values, at)
                                                  : write_rounded<float>(cache, values, at);
-  at::parallel_for(0, count, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(size, 1)), [&](int64_t i, int64_t end) {
+  for_parts(count, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(size, 1)), [&](int64_t i, int64_t end) {
     for (; i < end; ++i)
       if (at[i] >= 0) std::memcpy(to + at[i] * cache.stride(0) * bytes, from + i * values.stride(0) * bytes, size);
   });

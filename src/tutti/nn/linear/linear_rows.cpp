@@ -199,7 +199,7 @@ void linear(const std::vector<Problem<T>>& problems, const C* x, int64_t stride)
   const int64_t k = problems[0].k, n = problems[0].n, tiles = (n + WIDE - 1) / WIDE;
   const int64_t rows = std::max<int64_t>(48, NEAR / (sizeof(C) * std::max<int64_t>(k, 1)) / TALL * TALL);
   const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, k * WIDE));
-  at::parallel_for(0, tiles * problems.size(), grain, [&](int64_t begin, int64_t end) {
+  for_parts(tiles * problems.size(), grain, [&](int64_t begin, int64_t end) {
     for (int64_t last; begin < end; begin = last) {
       const Problem<T>& p = problems[begin / tiles];
       const int64_t before = begin / tiles * tiles;
@@ -232,11 +232,11 @@ void pack(const BFloat16* x, int64_t stride, int64_t rows, int64_t k, BFloat16* 
 void linear_by_tiles(const Problem<BFloat16>& p) {
   const int64_t groups = (p.m + SQUARE - 1) / SQUARE, each = SQUARE * p.k;
   std::vector<BFloat16> x(groups * each);
-  at::parallel_for(0, groups, 1, [&](int64_t g, int64_t end) {
+  for_parts(groups, 1, [&](int64_t g, int64_t end) {
     for (; g < end; ++g)
       pack(p.x + g * SQUARE * p.stride, p.stride, std::min(SQUARE, p.m - g * SQUARE), p.k, &x[g * each]);
   });
-  at::parallel_for(0, (p.n + SQUARE - 1) / SQUARE, 1, [&](int64_t tile, int64_t end) {
+  for_parts((p.n + SQUARE - 1) / SQUARE, 1, [&](int64_t tile, int64_t end) {
     std::vector<BFloat16> copy(p.w.kind == SAME ? 0 : each);
     float sums[SQUARE * SQUARE], found[WIDE];
     for (; tile < end; ++tile) {
@@ -387,6 +387,7 @@ TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
       "int group, int digits, bool tiles) -> Tensor",
       linear_groups);
   library.def("rounds() -> bool", rounds);
+  library.def("own_threads(int threads) -> ()", [](int64_t threads) { tutti_threads::Pool::shared().set_own(threads); });
 }
 
 }  // namespace

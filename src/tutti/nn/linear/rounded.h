@@ -55,7 +55,7 @@ void round_row(const T* x, int64_t k, int64_t group, Rounded& to, int64_t row, s
 template <class T>
 Rounded round_rows(const Problem<T>& p, int64_t digits, int64_t group) {
   Rounded x(p.m, digits, p.k, group);
-  at::parallel_for(0, p.m, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, p.k)), [&](int64_t i, int64_t end) {
+  for_parts(p.m, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, p.k)), [&](int64_t i, int64_t end) {
     std::vector<float> wide, left;
     for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, group, x, i, wide, left);
   });
@@ -338,17 +338,18 @@ void multiply(const Problem<T>& p, int64_t digits) {
   const Product product(p.w, p.n, p.k, group, x);
   const auto [few, many] = digits == 2 ? functions<2>(p.w.kind, p.m) : functions<1>(p.w.kind, p.m);
   const int64_t width = few ? LANES : WIDTH, grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.k * width));
-  at::parallel_for(0, (p.n + width - 1) / width, grain, [&, few = few, many = many](int64_t i, int64_t end) {
+  take_parts((p.n + width - 1) / width, grain, [&, few = few, many = many](auto take) {
     std::optional<Panel> panel;
     Groups groups;
     float sums[BLOCK * LANES];
     if (!few) panel.emplace();
-    for (; i < end; ++i)
-      for (int64_t r = 0; r < p.m; r += MOST) {
-        const int64_t count = std::min(MOST, p.m - r);
-        few ? few(product, i * width, groups, sums) : many(product, r, count, i * width, *panel);
-        store_rows(p, x, r, count, i * width, width, few ? sums : panel->sums.data());
-      }
+    for (int64_t i, end; take(i, end);)
+      for (; i < end; ++i)
+        for (int64_t r = 0; r < p.m; r += MOST) {
+          const int64_t count = std::min(MOST, p.m - r);
+          few ? few(product, i * width, groups, sums) : many(product, r, count, i * width, *panel);
+          store_rows(p, x, r, count, i * width, width, few ? sums : panel->sums.data());
+        }
   });
 }
 

@@ -182,7 +182,7 @@ void linear_by_int8_tiles(const Problem<T>& p, const Rounded& x) {
     for (int64_t k = 0; k < x.stride; k += 4)
       std::memcpy(packed.data + row / TILE * each + k * TILE + row % TILE * 4, &x.x[row * x.stride + k], 4);
   const int64_t grain = std::max<int64_t>(1, (1 << 18) / std::max<int64_t>(1, p.k * BLOCK));
-  at::parallel_for(0, (p.n + BLOCK - 1) / BLOCK, grain, [&](int64_t begin, int64_t end) {
+  for_parts((p.n + BLOCK - 1) / BLOCK, grain, [&](int64_t begin, int64_t end) {
     blocks_by_tiles(p, x, packed.data, begin, end);
   });
 }
@@ -303,7 +303,7 @@ template <class T>
 void linear_by_columns(const Problem<T>& p, const Rounded& x) {
   const auto f = p.w.kind == INT4 ? few_rows<INT4, T> : p.w.kind == INT3 ? few_rows<INT3, T> : few_rows<INT2, T>;
   const int64_t grain = std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(1, p.k * TILE));
-  at::parallel_for(0, (p.n + TILE - 1) / TILE, grain, [&](int64_t i, int64_t end) {
+  for_parts((p.n + TILE - 1) / TILE, grain, [&](int64_t i, int64_t end) {
     for (; i < end; ++i) f(p, x, i * TILE);
   });
 }

@@ -214,23 +214,24 @@ struct Copies {
   const Copies copies(products);
   const int64_t n = products[0].n, k = products[0].k, panels = (n + WIDTH - 1) / WIDTH;
   const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, k * WIDTH));
-  at::parallel_for(0, panels * products.size(), grain, [&](int64_t begin, int64_t end) {
+  take_parts(panels * products.size(), grain, [&](auto take) {
     std::optional<Panel> panel;
-    for (int64_t last; begin < end; begin = last) {
-      const Product& p = products[begin / panels];
-      const int64_t before = begin / panels * panels;
-      last = std::min(end, before + panels);
-      if (p.m <= FEW_ROWS) {
-        const Columns columns = few_columns(p.m).first;
-        for (int64_t at = (begin - before) * WIDTH; at < std::min((last - before) * WIDTH, n); at += LANES)
-          columns(p, at);
-        continue;
+    for (int64_t begin, end; take(begin, end);)
+      for (int64_t last; begin < end; begin = last) {
+        const Product& p = products[begin / panels];
+        const int64_t before = begin / panels * panels;
+        last = std::min(end, before + panels);
+        if (p.m <= FEW_ROWS) {
+          const Columns columns = few_columns(p.m).first;
+          for (int64_t at = (begin - before) * WIDTH; at < std::min((last - before) * WIDTH, n); at += LANES)
+            columns(p, at);
+          continue;
+        }
+        if (!panel) panel.emplace();
+        for (int64_t r = 0; r < p.m; r += MOST)
+          for (int64_t at = (begin - before) * WIDTH; at < std::min((last - before) * WIDTH, n); at += WIDTH)
+            columns_of_many(p, r, std::min(MOST, p.m - r), at, *panel);
       }
-      if (!panel) panel.emplace();
-      for (int64_t r = 0; r < p.m; r += MOST)
-        for (int64_t at = (begin - before) * WIDTH; at < std::min((last - before) * WIDTH, n); at += WIDTH)
-          columns_of_many(p, r, std::min(MOST, p.m - r), at, *panel);
-    }
   });
 }
 

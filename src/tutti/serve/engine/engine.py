@@ -450,12 +450,13 @@ class Engine:
             if self.jobs and not changed:
                 raise RuntimeError("no sequence fits into the KV cache; give the engine more blocks")
             return changed
-        wanted = self._rows(batch)
-        logits = self.runner.run(batch, [row for _, reported, chosen in wanted for row in (*reported, *chosen)])
-        self.steps += 1
-        for sequence in batch.sources:
-            sequence.know_source(self.pool)
-        return list({x.id: x for x in [*changed, *self._take(wanted, logits)]}.values())
+        with self.runner.threads():
+            wanted = self._rows(batch)
+            logits = self.runner.run(batch, [row for _, reported, chosen in wanted for row in (*reported, *chosen)])
+            self.steps += 1
+            for sequence in batch.sources:
+                sequence.know_source(self.pool)
+            return list({x.id: x for x in [*changed, *self._take(wanted, logits)]}.values())
 
     def _expire(self) -> list[Output]:
         """End requests whose deadline has passed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -22,9 +22,11 @@ from tutti.api.function import Function, function
 from tutti.exec.runtimes.runtime import in_group, own_slice
 from tutti.exec.stores.large_pages import pack
 from tutti.ir.kind import Kind
+from tutti.ir.step_graph import StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.nn.attention.paged_attention import DTYPES
 from tutti.nn.quantized.quantized_linear import dtype_of
+from tutti.nn.threads import own_threads
 from tutti.plan.layouts.layout import devices
 from tutti.plan.layouts.roles import UndividedBatch
 from tutti.serve.cache.attention import Cache, CacheDtype, PagedStep, empty_cache, paging, slot_bytes
@@ -40,6 +42,14 @@ from tutti.serve.values import Json, JsonValue, Model
 
 CACHES = {"int8": torch.int8, "int4": torch.uint8}  # dtypes of rounded caches
 CACHE = Kind.CACHE.at("cache.")  # begins the names of keys and values in the store; adapters have other names
+
+
+# Operators of PyTorch that are short beside the products of a step, so that one thread computes them; `mm` and `addmm`
+# become `tutti::linear_rows`
+SHORT = {
+    *("t", "reshape", "transpose", "unsqueeze", "select", "slice", "split", "cat", "index", "embedding", "add", "mul"),
+    *("cos", "sin", "_to_copy", "_softmax", "topk", "native_layer_norm", "mm", "addmm"),
+}
 
 
 def buckets(most: int, between: bool = True) -> list[int]:
@@ -98,6 +108,7 @@ class Runner:
         self.addresses: list[int] = []  # of stored tensors, when steps were recorded
         self.results: Tensor | None = None  # logits of recorded steps
         self._hidden: Function | None = None
+        self.own_threads = False  # whether steps use threads of their own
         if adapters and self.crosses:
             raise ValueError(f"{type(model).__name__} has an encoder, to which adapters cannot be added by request")
         step = step_function(model, self.cache, block, adapters)
@@ -111,6 +122,9 @@ class Runner:
             nowhere = torch.full((self.encoder.length(inputs),), -1)
             self.encoding = function(run, inputs, nowhere, store=self.store, **options)
         pack(self.store, blank=CACHE)
+        single = device.type == "cpu" and len(self.store.parts) == 1 and not in_group()
+        if single and options["level"] == "O0" and self.encoder is None:
+            self.own_threads = is_own(self.function.graph)
 
     def _example(self, tokens: int, sequences: int, rows: int, images: bool = False) -> tuple[Any, ...]:
         """Arguments of a step without sequences. images: whether it has embeddings of images."""
@@ -217,6 +231,10 @@ class Runner:
         arguments = self.arguments(batch, rows)
         self._tell("execute", arguments, moves)
         return self.execute(arguments, moves)[: len(rows)]
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Where steps are executed, and tokens chosen."""
+        return own_threads() if self.own_threads else nullcontext()
 
     def encode(self, source: Source, blocks: Sequence[int]) -> None:
         """Run the encoder on a source. Its keys and values go to these blocks, or its result to `features`."""
@@ -394,6 +412,15 @@ class Runner:
             target = self.host[rank][name] if kind == "out" else x
             blocks = self._in_blocks(source)[sources.to(source.device)]
             self._in_blocks(target)[targets.to(target.device)] = blocks.to(target.device)
+
+
+def is_own(graph: StepGraph) -> bool:
+    """Whether compiled operators of Tutti do nearly all the work of a step on a CPU."""
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
+            if node.target.overloadpacket.__name__ not in SHORT:
+                return False
+    return True
 
 
 def step_function(
