@@ -93,3 +93,21 @@ def test_which_norms_of_a_graph_are_replaced(dtype, kept):
     found = [node.args for node in graph.find_nodes(op="call_function", target=ops.norm_rows.default)]
     expected = [(x, weight, None, 1e-5, 1.0, True, False), (x, weight, None, 1e-6, 0.0, True, True)]
     assert found == (expected if dtype == torch.float32 and kept == 1 else [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 15, 33, 32000])
+def test_greatest(dtype, width):
+    torch.manual_seed(0)
+    x = torch.randn(9, width).to(dtype)
+    x[1] = -torch.inf
+    x[2, -1] = torch.nan
+    x[3] = 2.0  # the first of equals
+    x[4, width // 2] = torch.inf
+    wanted = x.max(1).indices
+    wanted[1] = wanted[2] = -1
+    wanted[3] = 0
+    assert torch.equal(rows.greatest(x), wanted)
+    assert torch.equal(rows.greatest(x.t().contiguous().t()), wanted)
+    assert torch.equal(rows.greatest(x.double()), wanted)
+    assert rows.greatest(x[:0]).shape == (0,)

@@ -166,12 +166,48 @@ at::Tensor glu_rows(const at::Tensor& gate, const at::Tensor& up, std::string_vi
   return out;
 }
 
+// The first index of the greatest number of a row; -1 if none is above -infinity, or one is not a number. Pieces of the
+// row tell where to look for it.
+template <class T>
+int64_t greatest_of(const T* x, int64_t width) {
+  constexpr int64_t PIECE = 32 * N;
+  float most = -INFINITY;
+  int64_t at = 0;
+  for (int64_t begin = 0; begin < width; begin += PIECE) {
+    const int64_t end = std::min(width, begin + PIECE);
+    Floats top(-INFINITY);
+    for (int64_t i = begin; i < end; i += N) {
+      const Floats here = load(x + i, end - i);
+      top = at::vec::maximum(top, end - i < N ? Floats::set(Floats(-INFINITY), here, end - i) : here);
+    }
+    const float found = greatest(top);
+    if (std::isnan(found)) return -1;
+    if (found > most) most = found, at = begin;
+  }
+  if (most == -INFINITY) return -1;
+  while (float(x[at]) != most) ++at;
+  return at;
+}
+
+// x (rows, width) -> (rows) int64
+at::Tensor greatest_rows(const at::Tensor& x) {
+  const at::Tensor in = in_rows(x), out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  const auto each = [&]<class T>(T) {
+    const T* from = in.const_data_ptr<T>();
+    int64_t* to = out.data_ptr<int64_t>();
+    rows_of(in.size(0), in.size(1), [&](int64_t i) { to[i] = greatest_of(from + i * in.stride(0), in.size(1)); });
+  };
+  if (in.scalar_type() == at::kBFloat16) each(BFloat16()); else each(float());
+  return out;
+}
+
 TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
   library.def(
       "norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps, float offset, bool wide, bool centered) -> Tensor",
       norm_rows);
   library.def("rotary_rows(Tensor x, Tensor cos, Tensor sin) -> Tensor", rotary_rows);
   library.def("glu_rows(Tensor gate, Tensor up, str activation) -> Tensor", glu_rows);
+  library.def("greatest_rows(Tensor x) -> Tensor", greatest_rows);
 }
 
 }  // namespace

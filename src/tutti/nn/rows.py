@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 
 from tutti.nn import glu, rms_norm, rotary
 from tutti.nn.activation import ACTIVATIONS
@@ -65,6 +65,17 @@ def _on_cpu(name: str, reference: Callable) -> Callable:
         return reference(*args)
 
     return cpu
+
+
+def greatest(x: Tensor) -> Tensor:
+    """The first index of the greatest number of each row: x (rows, width) -> (rows) int64.
+
+    -1 where no number is above -infinity, or one is not a number.
+    """
+    if x.is_cpu and x.dtype in DTYPES:
+        return kernels().greatest_rows(x)
+    most, index = x.max(1)
+    return torch.where(most > -torch.inf, index, -1)
 
 
 def triton_kernels(*tensors: Any) -> Any:

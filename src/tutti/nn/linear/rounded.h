@@ -68,7 +68,7 @@ namespace quads {
 constexpr int64_t LANES = 16, DEPTH = 256;
 constexpr int64_t VECTORS = 2, WIDTH = VECTORS * LANES;
 constexpr int64_t BLOCK = 8;     // rounded rows that are multiplied at once
-constexpr int64_t MOST = 384;    // rows whose sums a thread has at once
+constexpr int64_t MOST = 512;    // rows whose sums a thread has at once
 constexpr int64_t AHEAD = 2048;  // bytes of a row that are fetched before they are needed
 static_assert(FINER == 1 << 8 && 255LL * (127 * FINER + 128) * DEPTH < 1LL << 31);
 

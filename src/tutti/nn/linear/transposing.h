@@ -12,7 +12,7 @@ namespace transposing {
 
 constexpr int64_t LANES = 16, DEPTH = 256, FEW_ROWS = 16, BLOCK = 8;
 constexpr int64_t VECTORS = 2, WIDTH = VECTORS * LANES;
-constexpr int64_t MOST = 384;  // rows whose sums a thread has at once
+constexpr int64_t MOST = 512;  // rows whose sums a thread has at once
 constexpr int64_t AHEAD = 1024;  // numbers of a row that are fetched before they are needed
 
 using Product = Problem<BFloat16>;

@@ -24,6 +24,7 @@ from tutti.compress.formats import gguf
 from tutti.hardware import Cluster
 from tutti.keywords import names_nearest
 from tutti.launch.progress import progress
+from tutti.nn.rows import greatest
 from tutti.plan.plan import Plan
 from tutti.serve import compressed
 from tutti.serve.cache.attention import CacheDtype
@@ -492,8 +493,7 @@ class Engine:
         rows = [job.row(sequence, drafts) for job, (sequence, drafts) in zip(jobs, owners, strict=True)]
         logits, samplings = adjusted(logits, rows), [job.request.sampling for job in jobs]
         if all(is_greedy(x) for x in samplings):
-            most, tokens = logits.max(-1)
-            return torch.where(most > -torch.inf, tokens, -1).tolist()
+            return greatest(logits).tolist()
         numbers = [uniform(job.seed, sequence.number, len(sequence.tokens) + len(drafts))
                    for job, (sequence, drafts) in zip(jobs, owners, strict=True)]  # fmt: skip
         return drawn(logits, samplings, numbers)
