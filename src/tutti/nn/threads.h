@@ -14,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -45,7 +46,7 @@ class Pool {
   void run(int64_t helpers, Body body, const void* context) {
     helpers = std::min<int64_t>(helpers, JOINED);
     if (helpers < 1 || busy.exchange(true, std::memory_order_acquire)) return body(context, 0);  // another loop has it
-    for (; started < helpers; ++started) std::thread(&Pool::help, this).detach();
+    start(helpers);
     this->body = body, this->context = context;
     wanted.store(helpers, std::memory_order_relaxed);
     state.store((state.load(std::memory_order_relaxed) | OPEN) + NUMBER);
@@ -77,6 +78,13 @@ class Pool {
       Pool& pool = shared();
       pool.state = 0, pool.sleeping = 0, pool.busy = false, pool.started = 0;
     });
+  }
+
+  void start(int64_t helpers) {
+    try {
+      for (; started < helpers; ++started) std::thread(&Pool::help, this).detach();
+    } catch (const std::system_error&) {  // the process may have no more threads: there are fewer helpers
+    }
   }
 
   void help() {

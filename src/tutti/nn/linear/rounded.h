@@ -6,6 +6,7 @@
 // rows at a time pass. Products are summed in integers within a group, less the zeros of its codes, and in floats over
 // the groups in their order: a result has the same bits whatever the number of rows, columns, or threads.
 
+#if X86_512
 namespace {
 
 // Rows as int8, their scales, and the totals of their groups. With two digits a row becomes two, whose second is what
@@ -24,31 +25,33 @@ struct Rounded {
         x((rows + UNUSED) * stride), scales(rows), sums(rows * groups) {}
 };
 
-// A row, of which `wide` and `left` have room for a copy.
+// Round a row. `group` is a multiple of 16, or k.
 template <class T>
-void round_row(const T* x, int64_t k, int64_t group, Rounded& to, int64_t row, std::vector<float>& wide,
-               std::vector<float>& left) {
-  wide.assign((k + N - 1) / N * N, 0.f);
-  left.resize(wide.size());
-  widen(x, k, wide.data());
+WITH_INT8 void round_row(const T* x, int64_t k, int64_t group, Rounded& to, int64_t row) {
+  const auto some = [&](int64_t i) -> __mmask16 { return k - i < 16 ? (1 << (k - i)) - 1 : 0xffff; };
   Floats top(0.f);
-  for (int64_t i = 0; i < k; i += N) top = at::vec::maximum(top, Floats::loadu(&wide[i]).abs());
+  for (int64_t i = 0; i < k; i += 16) top = at::vec::maximum(top, Floats(load(x + i, some(i))).abs());
   const float most = greatest(top);
-  const Floats inverse(most > 0.f ? 127.f / most : 0.f), finer(FINER), highest(127.f);
-  for (int64_t i = 0; i < k; i += N) {
-    const Floats exact = Floats::loadu(&wide[i]) * inverse, near = exact.round();
-    near.store(&wide[i]);
-    at::vec::minimum(((exact - near) * finer).round(), highest).store(&left[i]);
-  }
-  for (int64_t digit = 0; digit < to.digits; ++digit) {
-    const int64_t at = row * to.digits + digit;
-    const float* digits = digit ? left.data() : wide.data();
-    to.scales[at] = most / (digit ? 127.f * FINER : 127.f);
-    for (int64_t g = 0; g < to.groups; ++g)
-      to.sums[at * to.groups + g] =
-          at::vec::reduce_all<float>([](Floats p, Floats q) { return p + q; }, digits + g * group,
-                                     std::min(group, k - g * group));
-    narrow(digits, k, &to.x[at * to.stride]);
+  const __m512 inverse = _mm512_set1_ps(most > 0.f ? 127.f / most : 0.f), finer = _mm512_set1_ps(FINER);
+  const int64_t at = row * to.digits;
+  to.scales[at] = most / 127.f;
+  if (to.digits == 2) to.scales[at + 1] = most / (127.f * FINER);
+  for (int64_t g = 0; g < to.groups; ++g) {
+    __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    const auto put = [&](int digit, int64_t i, __m512i numbers) WITH_INT8 {
+      sums[digit] = _mm512_add_epi32(sums[digit], numbers);
+      _mm512_mask_cvtsepi32_storeu_epi8(&to.x[(at + digit) * to.stride + i], some(i), numbers);
+    };
+    for (int64_t i = g * group; i < std::min(k, (g + 1) * group); i += 16) {
+      const __m512 exact = _mm512_mul_ps(load(x + i, some(i)), inverse);
+      const __m512i near = _mm512_cvtps_epi32(exact);
+      put(0, i, near);
+      if (to.digits == 1) continue;
+      const __m512 left = _mm512_mul_ps(_mm512_sub_ps(exact, _mm512_cvtepi32_ps(near)), finer);
+      put(1, i, _mm512_min_epi32(_mm512_cvtps_epi32(left), _mm512_set1_epi32(127)));
+    }
+    for (int64_t digit = 0; digit < to.digits; ++digit)
+      to.sums[(at + digit) * to.groups + g] = float(_mm512_reduce_add_epi32(sums[digit]));
   }
 }
 
@@ -56,13 +59,11 @@ template <class T>
 Rounded round_rows(const Problem<T>& p, int64_t digits, int64_t group) {
   Rounded x(p.m, digits, p.k, group);
   for_parts(p.m, std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, p.k)), [&](int64_t i, int64_t end) {
-    std::vector<float> wide, left;
-    for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, group, x, i, wide, left);
+    for (; i < end; ++i) round_row(p.x + i * p.stride, p.k, group, x, i);
   });
   return x;
 }
 
-#if X86_512
 namespace quads {
 
 constexpr int64_t LANES = 16, DEPTH = 256;
@@ -354,6 +355,5 @@ void multiply(const Problem<T>& p, int64_t digits) {
 }
 
 }  // namespace quads
-#endif
-
 }  // namespace
+#endif

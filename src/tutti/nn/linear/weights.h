@@ -46,15 +46,6 @@ struct Problem {
   int64_t first = 0;  // row among those of all problems
 };
 
-void narrow(const float* x, int64_t count, int8_t* y) {
-  int64_t i = 0;
-#if X86_512
-  for (; i + 16 <= count; i += 16)
-    _mm_storeu_si128((__m128i*)(y + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_loadu_ps(x + i))));
-#endif
-  for (; i < count; ++i) y[i] = int8_t(x[i]);
-}
-
 // int8, without its scale
 void widen(const int8_t* x, int64_t count, float* y) {
   for (int64_t i = 0; i < count; ++i) y[i] = x[i];

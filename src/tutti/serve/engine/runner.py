@@ -233,7 +233,7 @@ class Runner:
         return self.execute(arguments, moves)[: len(rows)]
 
     def threads(self) -> AbstractContextManager[None]:
-        """Where steps are executed, and tokens chosen."""
+        """A context for steps, and for the choice of tokens after them."""
         return own_threads() if self.own_threads else nullcontext()
 
     def encode(self, source: Source, blocks: Sequence[int]) -> None:
@@ -269,7 +269,8 @@ class Runner:
             self.ready[shape] = self.function.fixed(*arguments)
         if self.recorder and shape not in self.recorded:
             self._record(shape, arguments, self.recorder)
-        return self.recorded.get(shape, self.ready[shape])(*arguments)
+        with self.threads():
+            return self.recorded.get(shape, self.ready[shape])(*arguments)
 
     def _record(self, shape: tuple[int, ...], arguments: tuple[Any, ...], recorder: Recorder) -> None:
         """Record a step. If that is not possible, steps run without being recorded, and a warning says so."""
