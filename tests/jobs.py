@@ -65,7 +65,8 @@ class Machines:
             self.port = free.getsockname()[1]
         script = out.with_name("slow.py")
         script.write_text(SLOW)
-        run = ["run", "--min", str(least), "--max", str(most), "--restarts", "9", "--meet", f"localhost:{self.port}", str(script)]
+        meet = f"localhost:{self.port}"
+        run = ["run", "--min", str(least), "--max", str(most), "--restarts", "9", "--meet", meet, str(script)]
         self.line = [sys.executable, "-m", "tutti.cli", *run, *places(text, out), *options]
         self.out, self.machines = out, []
 

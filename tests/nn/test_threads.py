@@ -6,7 +6,6 @@ import threading
 import pytest
 import torch
 
-from tutti.nn.linear import linear_rows
 from tutti.nn.threads import own_threads
 
 ops = torch.ops.tutti
@@ -30,7 +29,7 @@ def test_results_are_those_of_openmp(dtype):
     for m in (1, 5, 16, 70):
         x, weight = drawn(m, dtype=dtype)
         wanted = ops.linear_rows(x, weight, None)
-        with own_threads():
+        with own_threads(3):
             assert torch.get_num_threads() == 1
             for _ in range(50):
                 assert torch.equal(ops.linear_rows(x, weight, None), wanted)
@@ -43,8 +42,7 @@ def test_several_callers_at_once():
     right = []
 
     def call():
-        torch.set_num_threads(3)
-        with own_threads():
+        with own_threads(3):
             right.append(all(torch.equal(ops.linear_rows(x, weight, None), wanted) for _ in range(100)))
 
     callers = [threading.Thread(target=call) for _ in range(4)]
@@ -58,7 +56,7 @@ def test_several_callers_at_once():
 def test_a_forked_process_has_threads_of_its_own():
     x, weight = drawn(m=4)
     wanted = ops.linear_rows(x, weight, None)
-    with own_threads():
+    with own_threads(3):
         ops.linear_rows(x, weight, None)
         if (child := os.fork()) == 0:
             os._exit(0 if all(torch.equal(ops.linear_rows(x, weight, None), wanted) for _ in range(20)) else 1)
@@ -66,11 +64,21 @@ def test_a_forked_process_has_threads_of_its_own():
 
 
 def test_an_error_gives_the_threads_back():
-    with pytest.raises(ZeroDivisionError), own_threads():
+    with pytest.raises(ZeroDivisionError), own_threads(3):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 3
     x, weight = drawn()
     assert ops.linear_rows(x, weight, None).shape == (70, 700)
-    torch.set_num_threads(1)
-    with own_threads():
-        assert linear_rows.kernels() and torch.get_num_threads() == 1
+
+
+def test_threads_that_begin_meanwhile_have_all_threads_of_pytorch():
+    counts = []
+    with own_threads(3):
+        x, weight = drawn(m=4)
+        with own_threads(3):
+            ops.linear_rows(x, weight, None)
+        assert torch.get_num_threads() == 1
+        other = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+    assert counts == [3] and torch.get_num_threads() == 3

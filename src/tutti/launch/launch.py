@@ -320,13 +320,15 @@ def _start(
             errors = _errors(Path(logs))
             ranks = max((error["ranks"] for error in errors.values()), default=processes)  # of all machines
             raise failure(codes, errors, ranks) from None
-        except RendezvousConnectionError:
+        except RendezvousConnectionError as e:
+            if not machines.meet:
+                raise
             raise LaunchError(
-                f"the connection to {machines.meet}, where the machines meet, was lost: that machine ended or cannot be "
-                "reached. Start the job again on all machines: training goes on from its last checkpoint",
+                f"the connection to {machines.meet}, where the machines meet, was lost: that machine ended or cannot "
+                "be reached. Start the job again on all machines: training goes on from its last checkpoint",
                 rank=-1,
                 plain=True,
-            ) from None
+            ) from e
         except SignalException as e:
             raise Interrupted(e.sigval) from None
 

@@ -1,8 +1,8 @@
 // Threads of the compiled operators. A loop is cut into parts, and each thread takes the next part when it is done with
 // one. In contrast to the threads of OpenMP, one that is late because another process has its core is not waited for: the
 // others take its parts, so a shared machine slows a loop down by what it takes away, and not by whole time slices. But
-// the threads of OpenMP go on to spin for milliseconds after a loop, and would take the cores from these: loops use the
-// pool where `own` says so (threads.py), and OpenMP elsewhere.
+// the threads of OpenMP spin for milliseconds after a loop, and would take the cores from these: loops use the pool where
+// `own` says so (threads.py), and OpenMP elsewhere.
 //
 // Operators are compiled into several libraries, which share one pool: a static variable of an inline function is unique
 // in a process.
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <system_error>
 #include <thread>
+#include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -123,8 +124,12 @@ inline int64_t threads_here() {
 // What is left of a thread's share of a loop. It takes parts from the begin, and others from the end.
 struct alignas(64) Share {
   std::atomic<uint64_t> both{0};  // begin and end, of 32 bits each
+  uint64_t least = 1;             // of a part
 
-  void set(uint64_t begin, uint64_t end) { both.store(begin << 32 | end, std::memory_order_relaxed); }
+  void set(uint64_t begin, uint64_t end) {
+    both.store(begin << 32 | end, std::memory_order_relaxed);
+    least = std::max<uint64_t>(1, (end - begin) / 16);
+  }
 
   // A quarter of what is left.
   bool take(bool own, int64_t& begin, int64_t& end) {
@@ -132,7 +137,7 @@ struct alignas(64) Share {
     for (;;) {
       const uint64_t first = now >> 32, last = now & 0xffffffff;
       if (first >= last) return false;
-      const uint64_t some = std::max<uint64_t>(1, (last - first) / 4);
+      const uint64_t some = std::min(last - first, std::max(least, (last - first) / 4));
       begin = own ? first : last - some, end = own ? first + some : last;
       const uint64_t left = own ? (first + some) << 32 | last : first << 32 | (last - some);
       if (both.compare_exchange_weak(now, left, std::memory_order_relaxed)) return true;
@@ -145,10 +150,8 @@ struct alignas(64) Share {
 // f must not throw.
 template <class F>
 void take_parts(int64_t count, int64_t grain, const F& f) {
-  const int64_t threads = std::min(threads_here(), count / grain);
-  constexpr int64_t MOST = 64;
-  const int64_t shares = std::clamp<int64_t>(threads, 1, MOST);
-  Share left[MOST];
+  const int64_t shares = std::max<int64_t>(1, std::min(threads_here(), count / grain));
+  std::vector<Share> left(shares);
   for (int64_t i = 0; i < shares; ++i) left[i].set(i * count / shares, (i + 1) * count / shares);
   const auto body = [&](int64_t own) noexcept {
     f([&](int64_t& begin, int64_t& end) {
@@ -166,7 +169,7 @@ void take_parts(int64_t count, int64_t grain, const F& f) {
     });
 }
 
-// Call f(begin, end) for parts of 0 to count, of `grain` at least.
+// Call f(begin, end) for parts of 0 to count, a few in each thread. grain: what a thread is worth at least.
 template <class F>
 void for_parts(int64_t count, int64_t grain, const F& f) {
   take_parts(count, grain, [&](auto take) {

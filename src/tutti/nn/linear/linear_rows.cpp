@@ -8,6 +8,7 @@
 // floats or BFloat16 first, PIECE numbers of a row at a time. Threads share the rows of W.
 
 #include <ATen/native/CPUBlas.h>
+#include <omp.h>
 
 #include "weights.h"
 #include "transposing.h"
@@ -377,6 +378,15 @@ at::Tensor linear_groups(const at::Tensor& x, const at::Tensor& weight, const Op
 // Whether rows of x can be rounded to int8.
 bool rounds() { return multiplies_int8(); }
 
+// Set how many threads of their own the loops of this thread have, and how many of OpenMP. Returns the former as it was.
+int64_t own_threads(int64_t threads, int64_t openmp) {
+  auto& pool = tutti_threads::Pool::shared();
+  const int64_t before = pool.own();
+  pool.set_own(threads);
+  omp_set_num_threads(openmp);  // and not PyTorch's function, which also sets it for threads that begin later
+  return before;
+}
+
 TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
   library.def(
       "linear_rows(Tensor x, Tensor weight, Tensor? scales, Tensor? zeros, Tensor? bias, int kind, int group, "
@@ -387,7 +397,7 @@ TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
       "int group, int digits, bool tiles) -> Tensor",
       linear_groups);
   library.def("rounds() -> bool", rounds);
-  library.def("own_threads(int threads) -> ()", [](int64_t threads) { tutti_threads::Pool::shared().set_own(threads); });
+  library.def("own_threads(int threads, int openmp) -> int", own_threads);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,12 @@ def _operands(node: Any) -> tuple | None:
         return None
     turned = right.target in (aten.t.default, aten.transpose.int, aten.permute.default)
     return (x, right.args[0], bias) if turned and _is_stored(right.args[0]) else None
+
+
+def is_layer(node: fx.Node) -> bool:
+    """Whether a node is a product that `use` replaces for some number of rows."""
+    operands = _operands(node)
+    return operands is not None and _fits(operands[0], inf)
 
 
 def _is_stored(weight: fx.Node) -> bool:

@@ -112,8 +112,7 @@ struct Groups {
     if (w.kind == INT8) {  // a single scale
       const int64_t count = std::clamp<int64_t>(p.n - column, 0, LANES);
       const __m512 of_columns = _mm512_maskz_loadu_ps((1 << count) - 1, w.scales + column);
-      for (int i = 0; i < KEPT; ++i)
-        scales[i] = of_columns, offsets[i] = _mm512_mul_ps(of_columns, _mm512_set1_ps(128.f));
+      scales[0] = of_columns, offsets[0] = _mm512_mul_ps(of_columns, _mm512_set1_ps(128.f));
       return;
     }
     const __mmask16 here = (1 << std::min(KEPT, w.groups - g)) - 1;
@@ -297,7 +296,7 @@ WITH_INT8 void columns_of_many(const Product& p, int64_t first, int64_t count, i
 
 // Round sums (rows, `width`) of `count` rows from `first` on and of columns from `column` on.
 template <class T>
-WITH_BFLOAT16 void store_rows(const Problem<T>& p, const Rounded& x, int64_t first, int64_t count, int64_t column,
+WITH_INT8 void store_rows(const Problem<T>& p, const Rounded& x, int64_t first, int64_t count, int64_t column,
                               int64_t width, const float* sums) {
   for (int64_t r = first; r < first + count; ++r, sums += width)
     for (int64_t i = 0; i < std::min(width, p.n - column); i += LANES) {

@@ -228,8 +228,9 @@ inline __m512 load(const BFloat16* x, __mmask16 here) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(here, x)), 16));
 }
 inline void store(float* to, __mmask16 here, __m512 x) { _mm512_mask_storeu_ps(to, here, x); }
-WITH_BFLOAT16 inline void store(BFloat16* to, __mmask16 here, __m512 x) {
-  _mm256_mask_storeu_epi16(to, here, (__m256i)_mm512_cvtneps_pbh(x));
+inline void store(BFloat16* to, __mmask16 here, __m512 x) {  // also without instructions for BFloat16
+  const Halves halves = at::vec::convert_from_float<BFloat16>(Floats(x), Floats(x));
+  _mm256_mask_storeu_epi16(to, here, _mm512_castsi512_si256(__m512i(halves)));
 }
 #endif
 

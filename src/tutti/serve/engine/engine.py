@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -451,13 +452,12 @@ class Engine:
             if self.jobs and not changed:
                 raise RuntimeError("no sequence fits into the KV cache; give the engine more blocks")
             return changed
-        with self.runner.threads():
-            wanted = self._rows(batch)
-            logits = self.runner.run(batch, [row for _, reported, chosen in wanted for row in (*reported, *chosen)])
-            self.steps += 1
-            for sequence in batch.sources:
-                sequence.know_source(self.pool)
-            return list({x.id: x for x in [*changed, *self._take(wanted, logits)]}.values())
+        wanted = self._rows(batch)
+        logits = self.runner.run(batch, [row for _, reported, chosen in wanted for row in (*reported, *chosen)])
+        self.steps += 1
+        for sequence in batch.sources:
+            sequence.know_source(self.pool)
+        return list({x.id: x for x in [*changed, *self._take(wanted, logits)]}.values())
 
     def _expire(self) -> list[Output]:
         """End requests whose deadline has passed."""
@@ -561,15 +561,16 @@ class Engine:
         owners = [(sequence, sequence.drafts[:i]) for sequence, rows in chosen for i in range(len(rows))]
         jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
         rows = [row for _, each in chosen for row in each]
-        if rows != list(range(len(logits))):
-            logits = logits[torch.tensor(rows, device=logits.device)]
         samplings = [job.request.sampling for job in jobs]
         reported = [x.logprobs is not None or x.sequences > 1 for x in samplings]
-        raw = logits.float().clone() if any(reported) else None
-        if raw is not None and any(x.scaled_logprobs for x in samplings):
-            raw /= torch.tensor([x.temperature if x.scaled_logprobs and not is_greedy(x) else 1.0 for x in samplings],
-                                device=raw.device).unsqueeze(1)  # fmt: skip
-        tokens = self._choose(owners, logits)
+        with nullcontext() if any(reported) else self.runner.threads():
+            if rows != list(range(len(logits))):
+                logits = logits[torch.tensor(rows, device=logits.device)]
+            raw = logits.float().clone() if any(reported) else None
+            if raw is not None and any(x.scaled_logprobs for x in samplings):
+                raw /= torch.tensor([x.temperature if x.scaled_logprobs and not is_greedy(x) else 1.0
+                                     for x in samplings], device=raw.device).unsqueeze(1)  # fmt: skip
+            tokens = self._choose(owners, logits)
         logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
         if raw is not None:
             token_logprobs = report(raw, tokens, [x.logprobs for x in samplings], [x.logprob_tokens for x in samplings])

@@ -25,6 +25,7 @@ from tutti.ir.kind import Kind
 from tutti.ir.step_graph import StepGraph
 from tutti.launch.heartbeat import HEARTBEAT
 from tutti.nn.attention.paged_attention import DTYPES
+from tutti.nn.linear import linear_rows
 from tutti.nn.quantized.quantized_linear import dtype_of
 from tutti.nn.threads import own_threads
 from tutti.plan.layouts.layout import devices
@@ -44,11 +45,10 @@ CACHES = {"int8": torch.int8, "int4": torch.uint8}  # dtypes of rounded caches
 CACHE = Kind.CACHE.at("cache.")  # begins the names of keys and values in the store; adapters have other names
 
 
-# Operators of PyTorch that are short beside the products of a step, so that one thread computes them; `mm` and `addmm`
-# become `tutti::linear_rows`
+# Operators of PyTorch that are short beside the products of a step, so that one thread computes them
 SHORT = {
     *("t", "reshape", "transpose", "unsqueeze", "select", "slice", "split", "cat", "index", "embedding", "add", "mul"),
-    *("cos", "sin", "_to_copy", "_softmax", "topk", "native_layer_norm", "mm", "addmm"),
+    *("cos", "sin", "_to_copy", "_softmax", "topk", "native_layer_norm"),
 }
 
 
@@ -108,7 +108,7 @@ class Runner:
         self.addresses: list[int] = []  # of stored tensors, when steps were recorded
         self.results: Tensor | None = None  # logits of recorded steps
         self._hidden: Function | None = None
-        self.own_threads = False  # whether steps use threads of their own
+        self.own_threads = 0  # threads of their own that steps use
         if adapters and self.crosses:
             raise ValueError(f"{type(model).__name__} has an encoder, to which adapters cannot be added by request")
         step = step_function(model, self.cache, block, adapters)
@@ -123,8 +123,9 @@ class Runner:
             self.encoding = function(run, inputs, nowhere, store=self.store, **options)
         pack(self.store, blank=CACHE)
         single = device.type == "cpu" and len(self.store.parts) == 1 and not in_group()
-        if single and options["level"] == "O0" and self.encoder is None:
-            self.own_threads = is_own(self.function.graph)
+        compiled = single and dtype in DTYPES and options["level"] == "O0" and self.encoder is None
+        if compiled and is_own(self.function.graph):
+            self.own_threads = torch.get_num_threads()
 
     def _example(self, tokens: int, sequences: int, rows: int, images: bool = False) -> tuple[Any, ...]:
         """Arguments of a step without sequences. images: whether it has embeddings of images."""
@@ -234,7 +235,7 @@ class Runner:
 
     def threads(self) -> AbstractContextManager[None]:
         """A context for steps, and for the choice of tokens after them."""
-        return own_threads() if self.own_threads else nullcontext()
+        return own_threads(self.own_threads) if self.own_threads else nullcontext()
 
     def encode(self, source: Source, blocks: Sequence[int]) -> None:
         """Run the encoder on a source. Its keys and values go to these blocks, or its result to `features`."""
@@ -417,11 +418,9 @@ class Runner:
 
 def is_own(graph: StepGraph) -> bool:
     """Whether compiled operators of Tutti do nearly all the work of a step on a CPU."""
-    for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
-            if node.target.overloadpacket.__name__ not in SHORT:
-                return False
-    return True
+    calls = [x for x in graph.graph.nodes if isinstance(x.target, torch._ops.OpOverload)]
+    others = [x for x in calls if x.target.namespace == "aten" and x.target.overloadpacket.__name__ not in SHORT]
+    return all(map(linear_rows.is_layer, others))
 
 
 def step_function(
