@@ -71,14 +71,12 @@ def test_an_error_gives_the_threads_back():
     assert ops.linear_rows(x, weight, None).shape == (70, 700)
 
 
-def test_threads_that_begin_meanwhile_have_all_threads_of_pytorch():
-    counts = []
+def test_contexts_nest():
+    x, weight = drawn(m=4)
+    wanted = ops.linear_rows(x, weight, None)
     with own_threads(3):
-        x, weight = drawn(m=4)
         with own_threads(3):
-            ops.linear_rows(x, weight, None)
+            assert torch.equal(ops.linear_rows(x, weight, None), wanted)
         assert torch.get_num_threads() == 1
-        other = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
-        other.start()
-        other.join()
-    assert counts == [3] and torch.get_num_threads() == 3
+        assert torch.equal(ops.linear_rows(x, weight, None), wanted)
+    assert torch.get_num_threads() == 3

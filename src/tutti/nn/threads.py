@@ -19,7 +19,9 @@ def own_threads(threads: int) -> Iterator[None]:
     """
     pool, openmp = kernels(), torch.get_num_threads()
     before = pool.own_threads(threads, 1)
+    torch.set_num_threads(1)  # of MKL, too
     try:
         yield
     finally:
         pool.own_threads(before, openmp)
+        torch.set_num_threads(openmp)

@@ -452,12 +452,15 @@ class Engine:
             if self.jobs and not changed:
                 raise RuntimeError("no sequence fits into the KV cache; give the engine more blocks")
             return changed
-        wanted = self._rows(batch)
-        logits = self.runner.run(batch, [row for _, reported, chosen in wanted for row in (*reported, *chosen)])
-        self.steps += 1
-        for sequence in batch.sources:
-            sequence.know_source(self.pool)
-        return list({x.id: x for x in [*changed, *self._take(wanted, logits)]}.values())
+        samplings = [piece[0].request.sampling for piece in batch.pieces]
+        reports = any(x.logprobs is not None or x.prompt_logprobs is not None or x.sequences > 1 for x in samplings)
+        with nullcontext() if reports else self.runner.threads():  # log-probabilities are PyTorch's work
+            wanted = self._rows(batch)
+            logits = self.runner.run(batch, [row for _, reported, chosen in wanted for row in (*reported, *chosen)])
+            self.steps += 1
+            for sequence in batch.sources:
+                sequence.know_source(self.pool)
+            return list({x.id: x for x in [*changed, *self._take(wanted, logits)]}.values())
 
     def _expire(self) -> list[Output]:
         """End requests whose deadline has passed."""
@@ -563,14 +566,13 @@ class Engine:
         rows = [row for _, each in chosen for row in each]
         samplings = [job.request.sampling for job in jobs]
         reported = [x.logprobs is not None or x.sequences > 1 for x in samplings]
-        with nullcontext() if any(reported) else self.runner.threads():
-            if rows != list(range(len(logits))):
-                logits = logits[torch.tensor(rows, device=logits.device)]
-            raw = logits.float().clone() if any(reported) else None
-            if raw is not None and any(x.scaled_logprobs for x in samplings):
-                raw /= torch.tensor([x.temperature if x.scaled_logprobs and not is_greedy(x) else 1.0
-                                     for x in samplings], device=raw.device).unsqueeze(1)  # fmt: skip
-            tokens = self._choose(owners, logits)
+        if rows != list(range(len(logits))):
+            logits = logits[torch.tensor(rows, device=logits.device)]
+        raw = logits.float().clone() if any(reported) else None
+        if raw is not None and any(x.scaled_logprobs for x in samplings):
+            raw /= torch.tensor([x.temperature if x.scaled_logprobs and not is_greedy(x) else 1.0 for x in samplings],
+                                device=raw.device).unsqueeze(1)  # fmt: skip
+        tokens = self._choose(owners, logits)
         logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
         if raw is not None:
             token_logprobs = report(raw, tokens, [x.logprobs for x in samplings], [x.logprob_tokens for x in samplings])
