@@ -15,13 +15,14 @@ def own_threads(threads: int) -> Iterator[None]:
     """Let the loops of compiled operators in this thread use so many threads of their own.
 
     They do not wait for a thread whose core another process uses. PyTorch's operators have one thread meanwhile: those
-    of OpenMP spin for milliseconds after each loop, and would take the cores from ours.
+    of OpenMP and MKL spin for milliseconds after each loop, and would take the cores from ours. A thread that calls
+    PyTorch for the first time meanwhile has one thread, too.
     """
     pool, openmp = kernels(), torch.get_num_threads()
-    before = pool.own_threads(threads, 1)
-    torch.set_num_threads(1)  # of MKL, too
+    before = pool.own_threads(threads)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        pool.own_threads(before, openmp)
         torch.set_num_threads(openmp)
+        pool.own_threads(before)

@@ -576,7 +576,7 @@ template <class T>
 void write_rounded(const at::Tensor& cache, const at::Tensor& values, const int64_t* at) {
   const int64_t heads = values.size(1), width = values.size(2), size = heads * cache.size(2);
   for_parts(values.size(0), std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(size, 1)),
-                   [&](int64_t i, int64_t end) {
+            [&](int64_t i, int64_t end) {
     std::vector<float> wide;
     for (; i < end; ++i)
       for (int64_t h = 0; at[i] >= 0 && h < heads; ++h) {

@@ -8,7 +8,6 @@
 // floats or BFloat16 first, PIECE numbers of a row at a time. Threads share the rows of W.
 
 #include <ATen/native/CPUBlas.h>
-#include <omp.h>
 
 #include "weights.h"
 #include "transposing.h"
@@ -299,7 +298,6 @@ void compute(const std::vector<Problem<T>>& problems, int64_t digits, bool tiles
   linear<float, T>(problems, x.data(), k);
 }
 
-
 Optional contiguous(const Optional& x, at::ScalarType type) { return x ? Optional(x->to(type).contiguous()) : x; }
 
 template <class T>
@@ -378,12 +376,11 @@ at::Tensor linear_groups(const at::Tensor& x, const at::Tensor& weight, const Op
 // Whether rows of x can be rounded to int8.
 bool rounds() { return multiplies_int8(); }
 
-// Set how many threads of their own the loops of this thread have, and how many of OpenMP. Returns the former as it was.
-int64_t own_threads(int64_t threads, int64_t openmp) {
+// Set how many threads of their own the loops of this thread have; 0: those of OpenMP. Returns what it was.
+int64_t own_threads(int64_t threads) {
   auto& pool = tutti_threads::Pool::shared();
   const int64_t before = pool.own();
   pool.set_own(threads);
-  omp_set_num_threads(openmp);  // and not PyTorch's function, which also sets it for threads that begin later
   return before;
 }
 
@@ -397,7 +394,7 @@ TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
       "int group, int digits, bool tiles) -> Tensor",
       linear_groups);
   library.def("rounds() -> bool", rounds);
-  library.def("own_threads(int threads, int openmp) -> int", own_threads);
+  library.def("own_threads(int threads) -> int", own_threads);
 }
 
 }  // namespace

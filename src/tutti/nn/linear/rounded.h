@@ -12,7 +12,7 @@ namespace {
 // Rows as int8, their scales, and the totals of their groups. With two digits a row becomes two, whose second is what
 // is left of FINER times, so that their sum has 16 bits.
 constexpr int FINER = 256;
-constexpr int64_t UNUSED = 8;  // rows of zeros in the end
+constexpr int64_t UNUSED = 8;  // rows of zeros in the end, which functions for a few rows may read
 
 struct Rounded {
   int64_t digits, rows, stride, groups;
@@ -87,11 +87,6 @@ struct Product {
         float& total = totals[row / x.digits * x.groups + g];
         total = total * FINER + x.sums[row * x.groups + g];
       }
-  }
-
-  // The rows of W of 16 columns; the last one stands for those that there are not.
-  void rows_of(int64_t column, const uint8_t** rows) const {
-    for (int64_t i = 0; i < LANES; ++i) rows[i] = w.row<uint8_t>(std::min(column + i, n - 1));
   }
 
   // How far from byte `at` of a row the byte is that is fetched: of the same rows, then of those `columns` further on.
@@ -187,7 +182,7 @@ WITH_INT8 inline __m512 add_group(__m512 sum, const __m512i* c, int64_t apart, c
 template <Kind KIND, int ROWS, int DIGITS>
 WITH_INT8 void columns_of_few(const Product& p, int64_t column, Groups& groups, float* to) {
   const uint8_t* rows[LANES];
-  p.rows_of(column, rows);
+  p.w.rows_from(column, p.n, rows);
   __m512 sums[ROWS];
   __m512i c[ROWS * DIGITS], quads[LANES];
 #pragma GCC unroll 8
@@ -278,7 +273,7 @@ WITH_INT8 void columns_of_many(const Product& p, int64_t first, int64_t count, i
     const int64_t at = k * p.w.bytes() / 64, bytes = (depth * p.w.bytes() + 63) / 64, ahead = at + p.ahead(at, WIDTH);
     for (int64_t v = 0; v < VECTORS; ++v) {
       const uint8_t* rows[LANES];
-      p.rows_of(column + v * LANES, rows);
+      p.w.rows_from(column + v * LANES, p.n, rows);
       if (KIND == INT8 ? g == 0 : g % Groups::KEPT == 0) panel.groups[v].load(p, column + v * LANES, g);
       for (int64_t i = 0; i < LANES; ++i)
         for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(rows[i] + ahead + byte, 0, 2);
@@ -297,7 +292,7 @@ WITH_INT8 void columns_of_many(const Product& p, int64_t first, int64_t count, i
 // Round sums (rows, `width`) of `count` rows from `first` on and of columns from `column` on.
 template <class T>
 WITH_INT8 void store_rows(const Problem<T>& p, const Rounded& x, int64_t first, int64_t count, int64_t column,
-                              int64_t width, const float* sums) {
+                          int64_t width, const float* sums) {
   for (int64_t r = first; r < first + count; ++r, sums += width)
     for (int64_t i = 0; i < std::min(width, p.n - column); i += LANES) {
       const int64_t at = column + i;

@@ -49,16 +49,11 @@ WITH_BFLOAT16 inline void store_row(const Product& p, int64_t row, int64_t colum
   _mm256_mask_storeu_epi16(p.out + row * p.n + column, here, (__m256i)_mm512_cvtneps_pbh(sums));
 }
 
-// The rows of W of 16 columns; the last one stands for those that there are not.
-inline void rows_of(const Product& p, int64_t column, const BFloat16** rows) {
-  for (int64_t i = 0; i < LANES; ++i) rows[i] = p.w.row<BFloat16>(std::min(column + i, p.n - 1));
-}
-
 // 16 columns from `column` on, of ROWS rows of x, of which the first p.m are stored.
 template <int ROWS>
 WITH_BFLOAT16 void columns_of_few(const Product& p, int64_t column) {
   const BFloat16* rows[LANES];
-  rows_of(p, column, rows);
+  p.w.rows_from(column, p.n, rows);
   // numbers from those that are multiplied to those that are fetched: of the same rows, then of the next ones
   const int64_t same = std::min(AHEAD, (p.k + 31) / 32 * 32);
   const int64_t next = column + 2 * LANES <= p.n ? LANES * p.w.stride + same - p.k : 0;
@@ -153,7 +148,7 @@ WITH_BFLOAT16 inline void columns_of_many(const Product& p, int64_t first, int64
     for (int64_t v = 0; v < VECTORS; ++v) {
       const BFloat16* rows[LANES];
       __m512i pairs[LANES];
-      rows_of(p, column + v * LANES, rows);
+      p.w.rows_from(column + v * LANES, p.n, rows);
       for (int64_t i = 0; i < depth; i += 32) {
         if (depth - i >= 32)
           transpose(rows, k + i, pairs);

@@ -22,6 +22,12 @@ struct Weight {
   template <class T>
   const T* row(int64_t i) const { return static_cast<const T*>(data) + i * stride; }
 
+  // 16 of n rows from row i on; the last one stands for those that there are not.
+  template <class T>
+  void rows_from(int64_t i, int64_t n, const T** rows) const {
+    for (int64_t j = 0; j < 16; ++j) rows[j] = row<T>(std::min(i + j, n - 1));
+  }
+
   bool packed() const { return kind >= INT4; }
   int64_t bytes() const {  // of 64 numbers
     return kind == CODES ? 8 * bits : kind == FLOAT8 ? 64 : packed() ? packed_bytes(kind) : 64 * size;

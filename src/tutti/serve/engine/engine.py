@@ -452,7 +452,7 @@ class Engine:
             if self.jobs and not changed:
                 raise RuntimeError("no sequence fits into the KV cache; give the engine more blocks")
             return changed
-        samplings = [piece[0].request.sampling for piece in batch.pieces]
+        samplings = [piece.sequence.request.sampling for piece in batch.pieces]
         reports = any(x.logprobs is not None or x.prompt_logprobs is not None or x.sequences > 1 for x in samplings)
         with nullcontext() if reports else self.runner.threads():  # log-probabilities are PyTorch's work
             wanted = self._rows(batch)
@@ -564,10 +564,10 @@ class Engine:
         owners = [(sequence, sequence.drafts[:i]) for sequence, rows in chosen for i in range(len(rows))]
         jobs = [self.jobs[sequence.request.id] for sequence, _ in owners]
         rows = [row for _, each in chosen for row in each]
-        samplings = [job.request.sampling for job in jobs]
-        reported = [x.logprobs is not None or x.sequences > 1 for x in samplings]
         if rows != list(range(len(logits))):
             logits = logits[torch.tensor(rows, device=logits.device)]
+        samplings = [job.request.sampling for job in jobs]
+        reported = [x.logprobs is not None or x.sequences > 1 for x in samplings]
         raw = logits.float().clone() if any(reported) else None
         if raw is not None and any(x.scaled_logprobs for x in samplings):
             raw /= torch.tensor([x.temperature if x.scaled_logprobs and not is_greedy(x) else 1.0 for x in samplings],
