@@ -1,7 +1,8 @@
 """A step learns as transformers' Trainer does: validation losses after the same steps, in bfloat16 with masters too.
 
 The Trainer in float32 is what both precisions are held against: its own bfloat16, which is autocast, ends 1.7 % higher.
-After 300 steps all that rounds to bfloat16 has gone ways of its own, which end up to 1.6 % from float32.
+Rounding decides where 300 steps end: in float32, plain PyTorch ends up to 0.5 % and levels up to 0.9 % from the Trainer
+when the first weights change by 1e-7. What rounds to bfloat16 ends up to 1.6 % from float32.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def by_trainer(tmp_path_factory) -> dict[torch.dtype, float]:
 def test_validation_loss_is_that_of_the_trainer(by_trainer, dtype, level):
     loss = learned(dtype, level, fp32_master_weights=dtype != torch.float32)
     print(f"validation loss {loss:.4f} in {dtype} at {level}, by the Trainer {by_trainer}")
-    assert loss == pytest.approx(by_trainer[torch.float32], rel=0.005 if dtype == torch.float32 else 0.02)
+    assert loss == pytest.approx(by_trainer[torch.float32], rel=0.012 if dtype == torch.float32 else 0.02)
 
 
 @pytest.mark.slow
