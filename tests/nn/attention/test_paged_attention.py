@@ -46,6 +46,8 @@ CASES = {
     "one key head": dict(counts=[9], lengths=[80], heads=5, groups=1),
     "odd widths": dict(counts=[4, 1], lengths=[20, 70], width=20, value_width=36),
     "wide": dict(counts=[2], lengths=[70], width=128, value_width=128),
+    "80 numbers": dict(counts=[1, 6], lengths=[70, 90], width=80, value_width=96),
+    "a query for each key": dict(counts=[1, 1, 30], lengths=[200, 3, 130], heads=12, groups=12, width=64, value_width=64),
     "window": dict(counts=[80, 1], lengths=[150, 140], window=40),
     "softcap": dict(counts=[10, 1], lengths=[70, 80], softcap=1.5),
     "sinks": dict(counts=[10, 1], lengths=[70, 80], sinks=torch.tensor([1.0, -1.0, 0.0, 3.0])),
@@ -114,7 +116,11 @@ def test_the_formula_is_that_of_pytorch():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"window": 50}, {"sinks": torch.ones(4)}, {"bias": BIAS}], ids="".join)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 50}, {"sinks": torch.ones(4)}, {"bias": BIAS}, {"groups": 4, "width": 80}, {"groups": 1}],
+    ids="".join,
+)
 def test_bits_do_not_depend_on_other_tokens(dtype, options):
     """All tokens of a sequence at once, in chunks, and one by one beside another sequence."""
     length = 150

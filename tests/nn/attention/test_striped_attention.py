@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tutti.nn.attention.striped_attention  # noqa: F401  (registers the operators)
+
 ops = torch.ops.tutti
 
 

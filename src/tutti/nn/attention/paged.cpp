@@ -9,12 +9,13 @@
 // (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.) A block that a query does not see
 // changes none of its numbers, so these do not depend on the tile. Threads share the tiles. The heads of a tile of few
 // queries take turns at each block, whose keys and values lie beside each other in the cache; what is needed next is
-// fetched meanwhile.
+// fetched meanwhile. Keys are transposed for many queries; few queries are multiplied with them where they are (`pairs.h`).
 
 #include <limits>
 
-namespace {
+#include "pairs.h"
 
+namespace {
 
 constexpr int64_t KEYS = 64, ROWS = 64;  // of a block; of a tile
 constexpr int64_t SQUARE = 8;             // values that take as long as a square of keys
@@ -23,6 +24,7 @@ constexpr int64_t LINE = 64;              // bytes of a line of a cache
 constexpr int64_t SIDE = 4;               // vectors beside each other in registers
 constexpr int QUERIES = N == 16 ? 4 : 2;  // queries in registers at once
 constexpr int64_t SCALE = sizeof(float);  // bytes after the numbers of a row of int8, of a group of int4
+constexpr int64_t FEW = 16;               // queries of a key head that are multiplied with keys as they are stored
 constexpr int64_t GROUP = 64;             // numbers of int4 with a scale
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
@@ -88,36 +90,6 @@ void product(const float* a, int64_t of_a, F row, int64_t depth, int64_t columns
   }
 }
 
-#if X86_512
-// out (Q, KEYS) = a (Q, depth) b (depth, KEYS), of pairs of BFloat16
-template <int Q>
-WITH_BFLOAT16 void product_of_pairs(const float* a, int64_t of_a, const float* b, int64_t depth, float* out) {
-  __m512 sum[Q][SIDE];
-#pragma GCC unroll 4
-  for (int q = 0; q < Q; ++q)
-#pragma GCC unroll 4
-    for (int v = 0; v < SIDE; ++v) sum[q][v] = _mm512_setzero_ps();
-  for (int64_t d = 0; d < depth; ++d) {
-    __m512bh right[SIDE];
-#pragma GCC unroll 4
-    for (int v = 0; v < SIDE; ++v) right[v] = (__m512bh)_mm512_loadu_ps(b + d * KEYS + v * N);
-#pragma GCC unroll 4
-    for (int q = 0; q < Q; ++q) {
-      const __m512bh left = (__m512bh)_mm512_set1_ps(a[q * of_a + d]);
-#pragma GCC unroll 4
-      for (int v = 0; v < SIDE; ++v) sum[q][v] = _mm512_dpbf16_ps(sum[q][v], left, right[v]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int q = 0; q < Q; ++q)
-#pragma GCC unroll 4
-    for (int v = 0; v < SIDE; ++v) _mm512_storeu_ps(out + q * KEYS + v * N, sum[q][v]);
-}
-#else
-template <int Q>
-void product_of_pairs(const float*, int64_t, const float*, int64_t, float*) {}  // never called
-#endif
-
 // Call f with the first of QUERIES rows, as often as there are so many, and then with one row at a time.
 template <class F>
 void by_rows(int64_t rows, F f) {
@@ -153,21 +125,23 @@ float weigh(float* s, int64_t low, int64_t high, float scale, float softcap, con
     std::fill(s, s + KEYS, 0.f);
     return 1.f;
   }
+  const int64_t end = (high + N - 1) / N * N;
   Floats top(NOTHING);
-  for (int64_t c = 0; c < KEYS; c += N) {
+  for (int64_t c = 0; c < end; c += N) {
     Floats x = Floats::loadu(s + c) * Floats(scale);
     if (softcap != 0.f) x = Floats(softcap) * (x / Floats(softcap)).tanh();
     x.store(s + c);
   }
   if (by.bias) by.add_to(s, low, high);
   std::fill(s, s + low, NOTHING);
-  std::fill(s + high, s + KEYS, NOTHING);
-  for (int64_t c = 0; c < KEYS; c += N) top = at::vec::maximum(top, Floats::loadu(s + c));
+  std::fill(s + high, s + end, NOTHING);
+  std::fill(s + end, s + KEYS, 0.f);
+  for (int64_t c = 0; c < end; c += N) top = at::vec::maximum(top, Floats::loadu(s + c));
   const float before = most, found = greatest(top);
   most = std::isnan(found) ? found : std::max(before, found);
   const float from = most == NOTHING ? 0.f : most;
   Floats total(0.f);
-  for (int64_t c = 0; c < KEYS; c += N) {
+  for (int64_t c = 0; c < end; c += N) {
     const Floats x = exponential<T>(Floats::loadu(s + c) - Floats(from));
     x.store(s + c);
     total = total + x;
@@ -198,6 +172,12 @@ struct Ahead {
   }
 };
 
+// Where the keys and values of a block are, those of the first head of a tile.
+struct Rows {
+  int64_t count = 0;
+  const BFloat16 *keys[KEYS], *values[KEYS];
+};
+
 // One thread's memory. depth: of the products of queries and keys, in numbers or pairs of them.
 template <class T>
 struct Memory {
@@ -206,6 +186,7 @@ struct Memory {
   std::vector<T> row;   // of int8 keys
   float scales[KEYS];   // of these
   const T* rows[KEYS];
+  Rows now, next;       // of the block that is added to few queries, and of the one after it
   Ahead ahead;
   int64_t share = 0;    // lines of it to fetch with each value; SQUARE times as many with each square of keys
 
@@ -386,17 +367,12 @@ struct Attention {
     std::fill(m.o.begin(), m.o.begin() + rows * m.value_width, 0.f);
     std::fill(m.most.begin(), m.most.begin() + rows, NOTHING);
     std::fill(m.sum.begin(), m.sum.begin() + rows, 0.f);
-    for (int64_t j = begin(tile); j < end(tile); j += KEYS)
-      for (int64_t h = 0; h < tile.heads; ++h) {
-        const int64_t now = std::min(KEYS, end(tile) - j);
-        if (j + KEYS < end(tile))
-          prefetch(tile, j + KEYS, h, tile.heads, now, each, m);
-        else if (next)
-          prefetch(*next, begin(*next), h, tile.heads, now, each, m);
-        else
-          m.ahead.clear();
-        add(tile, tile.head + h, j, h * each, each, m);
-      }
+    if constexpr (std::is_same_v<C, BFloat16>) {
+      if (is_read_in_order(each, m)) add_in_order(tile, next, each, m);
+      else add_by_heads(tile, next, each, m);
+    } else {
+      add_by_heads(tile, next, each, m);
+    }
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t h = query_head(r);
       float share = m.sum[r] == 0.f ? 0.f : 1.f / m.sum[r];
@@ -408,19 +384,75 @@ struct Attention {
     }
   }
 
-  // Add the keys and values of a block from j on to rows `first` to `first + rows` of queries.
-  void add(const Tile& tile, int64_t head, int64_t j, int64_t first, int64_t rows, Memory<T>& m) const {
-    const int64_t group = n.heads / n.key_heads, w = m.value_width, count = std::min(KEYS, end(tile) - j);
-    const bool wide = is_wide(rows, m);
-    float *const q = &m.q[first * m.depth], *const s = &m.s[first * KEYS], *const o = &m.o[first * w];
-    fetch(tile, head, j, count, wide, m);
-    by_rows(rows, [&](int64_t r, auto some) {
-      if (pairs())
-        product_of_pairs<some>(q + r * m.depth, m.depth, m.k.data(), m.depth, s + r * KEYS);
-      else
-        product<some, false>(q + r * m.depth, m.depth, [&](int64_t d) { return &m.k[d * KEYS]; }, m.depth, KEYS,
-                             s + r * KEYS, KEYS);
+  void add_by_heads(const Tile& tile, const Tile* next, int64_t each, Memory<T>& m) const {
+    for (int64_t j = begin(tile); j < end(tile); j += KEYS)
+      for (int64_t h = 0; h < tile.heads; ++h) {
+        const int64_t now = std::min(KEYS, end(tile) - j);
+        if (j + KEYS < end(tile))
+          prefetch(tile, j + KEYS, h, tile.heads, now, each, m);
+        else if (next)
+          prefetch(*next, begin(*next), h, tile.heads, now, each, m);
+        else
+          m.ahead.clear();
+        add(tile, tile.head + h, j, h * each, each, m);
+      }
+  }
+
+  // Whether the keys and values of all heads of a tile are multiplied where they are, in the order of the cache.
+  bool is_read_in_order(int64_t each, const Memory<T>& m) const {
+    return pairs() && each <= FEW && m.depth % LANES == 0 && n.value_width % (2 * N) == 0;
+  }
+
+  void locate(const Tile* tile, int64_t begin, Rows& rows) const {
+    rows.count = tile ? std::clamp<int64_t>(end(*tile) - begin, 0, KEYS) : 0;
+    if (rows.count == 0) return;
+    runs(*tile, tile->head, begin, rows.count, [&](int64_t run, int64_t j, const C* k, const C* v) {
+      for (int64_t i = 0; i < run; ++i) rows.keys[j + i] = k + i * n.key_slot, rows.values[j + i] = v + i * n.value_slot;
     });
+  }
+
+  // Fetch the rows of a head that belong to a part of a block.
+  static void fetch_part(const BFloat16* const* rows, int64_t count, int64_t part, int64_t parts, int64_t offset,
+                         int64_t width) {
+    for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i)
+      for (int64_t c = 0; c < width; c += LINE / sizeof(BFloat16)) __builtin_prefetch(rows[i] + offset + c, 0, 2);
+  }
+
+  // Values are fetched while queries and keys are multiplied, the next keys while values are added.
+  void add_in_order(const Tile& tile, const Tile* next, int64_t each, Memory<T>& m) const {
+    const int64_t w = m.value_width, rows = tile.heads * each;
+    locate(&tile, begin(tile), m.next);
+    for (int64_t j = begin(tile); j < end(tile); j += KEYS) {
+      std::swap(m.now, m.next);
+      const bool last = j + KEYS >= end(tile);
+      locate(last ? next : &tile, last && next ? begin(*next) : j + KEYS, m.next);
+      const int64_t count = m.now.count, parts = (count + N - 1) / N;
+      std::fill(m.now.keys + count, m.now.keys + parts * N, m.now.keys[count - 1]);
+      for (int64_t part = 0; part < parts; ++part)
+        for (int64_t h = 0; h < tile.heads; ++h) {
+          fetch_part(m.now.values, count, part, parts, h * n.value_head, n.value_width);
+          for (int64_t r = h * each; r < (h + 1) * each; ++r)
+            products_of_row(&m.q[r * m.depth], m.depth, m.now.keys + part * N, h * n.key_head,
+                            &m.s[r * KEYS + part * N]);
+        }
+      for (int64_t h = 0; h < tile.heads; ++h) weigh_rows(tile, tile.head + h, j, h * each, each, m);
+      for (int64_t part = 0; part < parts; ++part)
+        for (int64_t h = 0; h < tile.heads; ++h) {
+          fetch_part(m.next.keys, m.next.count, part, parts, h * n.key_head, n.width);
+          by_rows(each, [&](int64_t r, auto some) {
+            const int64_t row = h * each + r;
+            add_values<some>(&m.s[row * KEYS + part * N], KEYS, std::min(N, count - part * N), m.now.values + part * N,
+                             h * n.value_head, n.value_width, &m.o[row * w], w);
+          });
+        }
+    }
+    for (int64_t r = 0; r < rows; ++r) interleave(&m.o[r * w], n.value_width);
+  }
+
+  // Products with the keys of a block from j on become shares of the softmax.
+  void weigh_rows(const Tile& tile, int64_t head, int64_t j, int64_t first, int64_t rows, Memory<T>& m) const {
+    const int64_t group = n.heads / n.key_heads, w = m.value_width, count = std::min(KEYS, end(tile) - j);
+    float *const s = &m.s[first * KEYS], *const o = &m.o[first * w];
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t own = tile.position + r / group;
       const int64_t high = n.causal ? std::min(count, own + 1 - j) : count;
@@ -433,6 +465,22 @@ struct Attention {
       if (fades != 1.f)
         for (int64_t d = 0; d < w; d += N) (Floats::loadu(o + r * w + d) * Floats(fades)).store(o + r * w + d);
     }
+  }
+
+  // Add the keys and values of a block from j on to rows `first` to `first + rows` of queries.
+  void add(const Tile& tile, int64_t head, int64_t j, int64_t first, int64_t rows, Memory<T>& m) const {
+    const int64_t w = m.value_width, count = std::min(KEYS, end(tile) - j);
+    const bool wide = is_wide(rows, m);
+    float *const q = &m.q[first * m.depth], *const s = &m.s[first * KEYS], *const o = &m.o[first * w];
+    fetch(tile, head, j, count, wide, m);
+    by_rows(rows, [&](int64_t r, auto some) {
+      if (pairs())
+        product_of_pairs<some>(q + r * m.depth, m.depth, m.k.data(), m.depth, KEYS, s + r * KEYS);
+      else
+        product<some, false>(q + r * m.depth, m.depth, [&](int64_t d) { return &m.k[d * KEYS]; }, m.depth, KEYS,
+                             s + r * KEYS, KEYS);
+    });
+    weigh_rows(tile, head, j, first, rows, m);
     by_rows(rows, [&](int64_t r, auto some) {
       if (wide)
         product<some, true>(s + r * KEYS, KEYS, [&](int64_t d) { return &m.v[d * w]; }, count, w, o + r * w, w);

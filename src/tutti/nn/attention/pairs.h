@@ -1,0 +1,154 @@
+// Products of queries and keys of BFloat16 by instructions that multiply pairs of them, and sums of values of BFloat16.
+//
+// Pair d of a row belongs to lane d mod 16. A product is the sum of its 16 lanes, each of which adds its pairs one after
+// another. The lanes are added as a tree, in one order whether the keys are transposed (`product_of_pairs`, for many
+// queries) or lie as they are stored (`products_of_row`, for few).
+
+#pragma once
+
+namespace {
+
+#if X86_512
+constexpr int LANES = 8;
+
+constexpr int BESIDE = 2;  // vectors of keys that share a number of a query
+
+// out (Q, keys) = a (Q, depth) b (depth, keys), of pairs; keys: a multiple of 32, which both b and out have in a row.
+template <int Q>
+WITH_BFLOAT16 void product_of_pairs(const float* a, int64_t of_a, const float* b, int64_t depth, int64_t keys,
+                                    float* out) {
+  const auto add = [&](__m512(&x)[Q][BESIDE], const __m512(&y)[Q][BESIDE]) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < BESIDE; ++v) x[q][v] = _mm512_add_ps(x[q][v], y[q][v]);
+  };
+  for (int64_t k = 0; k < keys; k += BESIDE * N) {
+    const auto lane = [&](int64_t first, __m512(&sums)[Q][BESIDE]) WITH_BFLOAT16 {
+#pragma GCC unroll 4
+      for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+        for (int v = 0; v < BESIDE; ++v) sums[q][v] = _mm512_setzero_ps();
+      for (int64_t d = first; d < depth; d += LANES) {
+        __m512bh right[BESIDE];
+#pragma GCC unroll 4
+        for (int v = 0; v < BESIDE; ++v) right[v] = (__m512bh)_mm512_loadu_ps(b + d * keys + k + v * N);
+#pragma GCC unroll 4
+        for (int q = 0; q < Q; ++q) {
+          const __m512bh left = (__m512bh)_mm512_set1_ps(a[q * of_a + d]);
+#pragma GCC unroll 4
+          for (int v = 0; v < BESIDE; ++v) sums[q][v] = _mm512_dpbf16_ps(sums[q][v], left, right[v]);
+        }
+      }
+    };
+    __m512 sums[Q][BESIDE] = {};
+#pragma GCC unroll 1
+    for (int64_t l = 0; l < LANES / 2; ++l) {
+      __m512 some[Q][BESIDE], others[Q][BESIDE];
+      lane(l, some), lane(l + LANES / 2, others);
+      add(some, others), add(sums, some);
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < BESIDE; ++v) _mm512_storeu_ps(out + q * keys + k + v * N, sums[q][v]);
+  }
+}
+
+// The sums of the lanes of 16 vectors.
+inline __attribute__((always_inline)) __m512 sums_of_lanes(const __m256* x) {
+  __m512 y[4];
+  const auto beside = [&](int i) __attribute__((always_inline)) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(x[i]), x[i + 4], 1);
+  };
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = beside(i), b = beside(i + 8);
+    y[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+  const auto pairs = [](__m512 a, __m512 b) __attribute__((always_inline)) {
+    return std::pair(_mm512_castps_pd(_mm512_unpacklo_ps(a, b)), _mm512_castps_pd(_mm512_unpackhi_ps(a, b)));
+  };
+  const auto [a, b] = pairs(y[0], y[1]);
+  const auto [c, d] = pairs(y[2], y[3]);
+  __m512 sums = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+  sums = _mm512_add_ps(sums, _mm512_castpd_ps(_mm512_unpackhi_pd(a, c)));
+  sums = _mm512_add_ps(sums, _mm512_castpd_ps(_mm512_unpacklo_pd(b, d)));
+  return _mm512_add_ps(sums, _mm512_castpd_ps(_mm512_unpackhi_pd(b, d)));
+}
+
+// out (16) = the products of a query, `depth` pairs, and 16 keys that begin at keys[i] + offset. depth: a multiple of 8.
+WITH_BFLOAT16 inline void products_of_row(const float* query, int64_t depth, const BFloat16* const* keys,
+                                          int64_t offset, float* out) {
+  __m256 sums[N];
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) sums[i] = _mm256_setzero_ps();
+  for (int64_t d = 0; d < depth; d += LANES) {
+    const __m256bh left = (__m256bh)_mm256_loadu_ps(query + d);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+      const auto key = reinterpret_cast<const float*>(keys[i] + offset);
+      sums[i] = _mm256_dpbf16_ps(sums[i], left, (__m256bh)_mm256_loadu_ps(key + d));
+    }
+  }
+  _mm512_storeu_ps(out, sums_of_lanes(sums));
+}
+
+// out (Q, width) += weights (Q, count) values (count, width). Value i begins at values[i] + offset. In each 32 numbers of
+// a row of `out` those of even columns come first. width: a multiple of 32.
+template <int Q>
+void add_values(const float* weights, int64_t of_weights, int64_t count, const BFloat16* const* values, int64_t offset,
+                int64_t width, float* out, int64_t of_out) {
+  const auto add = [&](int64_t column, auto parts) __attribute__((always_inline)) {
+    constexpr int PARTS = parts;
+    __m512 sums[Q][2 * PARTS];
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * PARTS; ++i) sums[q][i] = _mm512_loadu_ps(out + q * of_out + column + i * N);
+    for (int64_t k = 0; k < count; ++k)
+#pragma GCC unroll 4
+      for (int i = 0; i < PARTS; ++i) {
+        const __m512i x = _mm512_loadu_si512(values[k] + offset + column + 2 * i * N);
+        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+        const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(0xffff0000)));
+#pragma GCC unroll 4
+        for (int q = 0; q < Q; ++q) {
+          const __m512 weight = _mm512_set1_ps(weights[q * of_weights + k]);
+          sums[q][2 * i] = _mm512_fmadd_ps(weight, even, sums[q][2 * i]);
+          sums[q][2 * i + 1] = _mm512_fmadd_ps(weight, odd, sums[q][2 * i + 1]);
+        }
+      }
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * PARTS; ++i) _mm512_storeu_ps(out + q * of_out + column + i * N, sums[q][i]);
+  };
+  int64_t c = 0;
+  if constexpr (Q == 1)
+    for (; c + 8 * N <= width; c += 8 * N) add(c, std::integral_constant<int, 4>());
+  for (; c + 4 * N <= width; c += 4 * N) add(c, std::integral_constant<int, 2>());
+  for (; c < width; c += 2 * N) add(c, std::integral_constant<int, 1>());
+}
+
+// Put columns in their order.
+inline void interleave(float* x, int64_t width) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  for (int64_t c = 0; c < width; c += 2 * N) {
+    const __m512 even = _mm512_loadu_ps(x + c), odd = _mm512_loadu_ps(x + c + N);
+    _mm512_storeu_ps(x + c, _mm512_permutex2var_ps(even, low, odd));
+    _mm512_storeu_ps(x + c + N, _mm512_permutex2var_ps(even, high, odd));
+  }
+}
+#else  // never called
+constexpr int LANES = 8;
+template <int Q>
+void product_of_pairs(const float*, int64_t, const float*, int64_t, int64_t, float*) {}
+inline void products_of_row(const float*, int64_t, const BFloat16* const*, int64_t, float*) {}
+template <int Q>
+void add_values(const float*, int64_t, int64_t, const BFloat16* const*, int64_t, int64_t, float*, int64_t) {}
+inline void interleave(float*, int64_t) {}
+#endif
+
+}  // namespace
