@@ -29,7 +29,14 @@ def in_pytorch(**objects: Any) -> Callable:
 def under(plan: str, cluster: str | None = None) -> Lift:
     def over_store(**objects: Any) -> Callable:
         store, where = tutti.Store(**objects), cluster or f"cpu:{PLANS[plan]}"
-        return lambda f, *example: tutti.function(f, *example, store=store, plan=plan, cluster=where)
+
+        def lifted(f: Callable, *example: Any) -> Callable:
+            chosen = plan
+            if plan == "random":  # drawn from all that the rules allow
+                chosen = tutti.random_plan(store.capture(f, example, {}).graph, PLANS[plan], seed=1)
+            return tutti.function(f, *example, store=store, plan=chosen, cluster=where)
+
+        return lifted
 
     return over_store
 

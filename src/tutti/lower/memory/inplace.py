@@ -70,7 +70,8 @@ def _write_rows(graph: fx.Graph) -> None:
 
 def _update_together(graph: fx.Graph) -> None:
     """Merge all updates of a kind in a piece into one call."""
-    last, ready = _last_reads(graph), _ready(graph, _updates(graph))
+    updates = _updates(graph)
+    last, ready, used = _last_reads(graph), _ready(graph, updates), _used(graph, updates)
     at = {node: i for i, node in enumerate(graph.nodes)}
     groups: dict[tuple, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -80,7 +81,7 @@ def _update_together(graph: fx.Graph) -> None:
             if writable and all(last[x] is node for x in writable):
                 _copy_parts(graph, node, targets, last)
                 groups[node.target, node.args[lists:], tuple(node.kwargs.items())].append(node)
-    pieces = [(key, piece) for key, nodes in groups.items() for piece in _pieces(nodes, ready)]
+    pieces = [(key, piece) for key, nodes in groups.items() for piece in _pieces(nodes, ready, used)]
     replaced: dict[fx.Node, fx.Node] = {}
     for (target, numbers, hyper), nodes in pieces:
         nodes.sort(key=at.__getitem__)
@@ -107,11 +108,15 @@ def _may_go(node: fx.Node) -> bool:
     return node.op == "placeholder" and "read_later" not in node.meta
 
 
-def _pieces(nodes: list[fx.Node], ready: dict[fx.Node, int]) -> Iterator[list[fx.Node]]:
-    """Updates that become one call: those ready at the same time, and more until the piece is large enough."""
+def _pieces(nodes: list[fx.Node], ready: dict[fx.Node, int], used: dict[fx.Node, int]) -> Iterator[list[fx.Node]]:
+    """Updates that become one call: those ready at the same time, and more until the piece is large enough.
+
+    Calls that an update waits for do not use results of its piece.
+    """
     piece: list[fx.Node] = []
     for node in sorted(nodes, key=ready.__getitem__):
-        if piece and ready[piece[-1]] < ready[node] and sum(map(_gradient_bytes, piece)) >= PIECE:
+        is_full = piece and ready[piece[-1]] < ready[node] and sum(map(_gradient_bytes, piece)) >= PIECE
+        if is_full or any(used[x] <= ready[node] for x in piece):
             yield piece
             piece = []
         piece.append(node)
@@ -146,6 +151,15 @@ def _ready(graph: fx.Graph, updates: Collection[fx.Node]) -> dict[fx.Node, int]:
         before += [ready[x] for home in homes for x in behind_views(home) if x in ready]
         ready[node] = max(before, default=-1) if node in updates else -1 if node.op == "placeholder" else i
     return ready
+
+
+def _used(graph: fx.Graph, updates: Collection[fx.Node]) -> dict[fx.Node, int]:
+    """For each call, the index of the first call outside any update that depends on it."""
+    at = {node: i for i, node in enumerate(graph.nodes)}
+    used: dict[fx.Node, int] = {}
+    for node in reversed(graph.nodes):
+        used[node] = min((used[user] if user in updates else at[user] for user in node.users), default=len(at))
+    return used
 
 
 def _let_go(graph: fx.Graph) -> None:
