@@ -74,18 +74,22 @@ constexpr int64_t AHEAD = 2048;  // bytes of a row that are fetched before they 
 static_assert(FINER == 1 << 8 && 255LL * (127 * FINER + 128) * DEPTH < 1LL << 31);
 
 // What is multiplied: W (n, k), rounded rows, and the totals of their groups, whose digits are added up: (m, groups).
+// starts: what the sums of a group begin with, less what a zero that all codes share adds to them.
 struct Product {
   const Weight& w;
   int64_t n, k, group;
   const Rounded& x;
   std::vector<float> totals;
+  std::vector<int32_t> starts;
 
   Product(const Weight& w, int64_t n, int64_t k, int64_t group, const Rounded& x)
-      : w(w), n(n), k(k), group(group), x(x), totals((x.rows / x.digits + BLOCK) * x.groups) {
+      : w(w), n(n), k(k), group(group), x(x), totals((x.rows / x.digits + BLOCK) * x.groups), starts(totals.size()) {
+    const int32_t zero = w.zeros ? 0 : w.kind == INT8 ? 128 : w.zero(0);
     for (int64_t row = 0; row < x.rows; ++row)
       for (int64_t g = 0; g < x.groups; ++g) {
-        float& total = totals[row / x.digits * x.groups + g];
-        total = total * FINER + x.sums[row * x.groups + g];
+        const int64_t at = row / x.digits * x.groups + g;
+        totals[at] = totals[at] * FINER + x.sums[row * x.groups + g];
+        starts[at] = -zero * int32_t(totals[at]);
       }
   }
 
@@ -96,7 +100,7 @@ struct Product {
   }
 };
 
-// The scales of KEPT groups of 16 columns, and their products with the zeros.
+// The scales of KEPT groups of 16 columns, and their products with zeros of their own.
 struct Groups {
   static constexpr int64_t KEPT = 16;
   __m512 scales[KEPT], offsets[KEPT];
@@ -106,8 +110,7 @@ struct Groups {
     const Weight& w = p.w;
     if (w.kind == INT8) {  // a single scale
       const int64_t count = std::clamp<int64_t>(p.n - column, 0, LANES);
-      const __m512 of_columns = _mm512_maskz_loadu_ps((1 << count) - 1, w.scales + column);
-      scales[0] = of_columns, offsets[0] = _mm512_mul_ps(of_columns, _mm512_set1_ps(128.f));
+      scales[0] = _mm512_maskz_loadu_ps((1 << count) - 1, w.scales + column);
       return;
     }
     const __mmask16 here = (1 << std::min(KEPT, w.groups - g)) - 1;
@@ -122,10 +125,7 @@ struct Groups {
       }
     }
     transpose_16([&](int i) { return copies[i]; }, reinterpret_cast<__m512i*>(scales));
-    if (w.zeros)
-      transpose_16([&](int i) { return products[i]; }, reinterpret_cast<__m512i*>(offsets));
-    else
-      for (int i = 0; i < KEPT; ++i) offsets[i] = _mm512_mul_ps(scales[i], _mm512_set1_ps(w.zero(0)));
+    if (w.zeros) transpose_16([&](int i) { return products[i]; }, reinterpret_cast<__m512i*>(offsets));
   }
 };
 
@@ -167,15 +167,21 @@ inline void add_quads(__m512i& sum, __m512i codes, const int8_t* quad) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(_mm512_set1_epi32(four)));
 }
 
-// sum + the products of a row and of group `slot`. c: products of its digits, `apart` vectors from each other. total: of
-// the rounded numbers
+// sum + the products of a row and of group g. c: products of its digits, `apart` vectors from each other.
 template <int DIGITS>
-WITH_INT8 inline __m512 add_group(__m512 sum, const __m512i* c, int64_t apart, const Groups& groups, int64_t slot,
-                                  float total) {
+WITH_INT8 inline __m512 add_group(__m512 sum, const __m512i* c, int64_t apart, const Product& p, const Groups& groups,
+                                  int64_t row, int64_t g) {
+  const int64_t slot = p.w.kind == INT8 ? 0 : g % Groups::KEPT;
   __m512i all = c[0];
   if (DIGITS == 2) all = _mm512_add_epi32(_mm512_slli_epi32(all, 8), c[apart]);
   sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(all), groups.scales[slot], sum);
-  return _mm512_fnmadd_ps(groups.offsets[slot], _mm512_set1_ps(total), sum);
+  if (!p.w.zeros) return sum;
+  return _mm512_fnmadd_ps(groups.offsets[slot], _mm512_set1_ps(p.totals[row * p.x.groups + g]), sum);
+}
+
+// What the products of the last digit of a row and of group g begin with.
+inline __m512i start_of(const Product& p, int64_t row, int64_t g) {
+  return _mm512_set1_epi32(p.starts[row * p.x.groups + g]);
 }
 
 // sums (ROWS, LANES) of 16 columns from `column` on, of all rows.
@@ -187,8 +193,12 @@ WITH_INT8 void columns_of_few(const Product& p, int64_t column, Groups& groups, 
   __m512i c[ROWS * DIGITS], quads[LANES];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r) sums[r] = _mm512_setzero_ps();
+  const auto begin = [&](int64_t g) __attribute__((always_inline)) WITH_INT8 {
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS * DIGITS; ++r) c[r] = _mm512_setzero_si512();
+    for (int r = 0; r < ROWS * DIGITS; ++r)
+      c[r] = r % DIGITS < DIGITS - 1 ? _mm512_setzero_si512() : start_of(p, r / DIGITS, g);
+  };
+  begin(0);
   for (int64_t k = 0; k < p.k; k += 64) {
     const int64_t at = k * p.w.bytes() / 64;
     if (at % 64 < p.w.bytes()) {
@@ -204,13 +214,10 @@ WITH_INT8 void columns_of_few(const Product& p, int64_t column, Groups& groups, 
         for (int r = 0; r < ROWS * DIGITS; ++r) add_quads(c[r], quads[i], &p.x.x[r * p.x.stride + k + 4 * i]);
       const int64_t end = k + 32 * half + 32, g = (end - 1) / p.group;
       if (end % p.group && (half == 0 || end < p.k)) continue;
-      const int64_t slot = KIND == INT8 ? 0 : g % Groups::KEPT;
-      if (slot == 0 && (KIND != INT8 || g == 0)) groups.load(p, column, g);
+      if (KIND == INT8 ? g == 0 : g % Groups::KEPT == 0) groups.load(p, column, g);
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; ++r)
-        sums[r] = add_group<DIGITS>(sums[r], c + r * DIGITS, 1, groups, slot, p.totals[r * p.x.groups + g]);
-#pragma GCC unroll 8
-      for (int r = 0; r < ROWS * DIGITS; ++r) c[r] = _mm512_setzero_si512();
+      for (int r = 0; r < ROWS; ++r) sums[r] = add_group<DIGITS>(sums[r], c + r * DIGITS, 1, p, groups, r, g);
+      if (end < p.k) begin(g + 1);
     }
   }
 #pragma GCC unroll 8
@@ -226,42 +233,61 @@ struct Panel {
   Panel() : codes(DEPTH / 4 * VECTORS), groups(VECTORS), sums(MOST * WIDTH) {}
 };
 
+// Lines of a cache that are needed next, `lines` of each of WIDTH rows of W.
+struct Next {
+  const uint8_t* rows[WIDTH];
+  int64_t lines, line = 0;
+
+  void fetch() {
+    if (line < WIDTH * lines) __builtin_prefetch(rows[line / lines] + line % lines * 64, 0, 2);
+    ++line;
+  }
+};
+
 // sums (ROWS, WIDTH) += products of ROWS rows from `row` on, and numbers k to k + depth.
 template <int ROWS, int DIGITS>
-WITH_INT8 void add_block(const Product& p, int64_t row, int64_t k, int64_t depth, const Panel& panel, float* sums) {
+WITH_INT8 void add_block(const Product& p, int64_t row, int64_t k, int64_t depth, const Panel& panel, float* sums,
+                         Next& next, int64_t lines) {
   const int8_t* x = &p.x.x[row * DIGITS * p.x.stride + k];
-  const float* totals = &p.totals[row * p.x.groups];
   const int64_t stride = p.x.stride;
   const __m512i* codes = panel.codes.data();
+  __m512 sum[ROWS][VECTORS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) sum[r][v] = _mm512_maskz_loadu_ps(k ? 0xffff : 0, sums + r * WIDTH + v * LANES);
   for (int64_t begin = 0; begin < depth; begin += p.group, x += p.group) {
     const int64_t steps = (std::min(p.group, depth - begin) + 3) / 4, g = (k + begin) / p.group;
-    const int64_t slot = p.w.kind == INT8 ? 0 : g % Groups::KEPT;
     __m512i c[ROWS * DIGITS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS * DIGITS; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; ++v) c[r][v] = _mm512_setzero_si512();
-    for (int64_t i = 0; i < steps; ++i, codes += VECTORS)
+      for (int v = 0; v < VECTORS; ++v)
+        c[r][v] = r % DIGITS < DIGITS - 1 ? _mm512_setzero_si512() : start_of(p, row + r / DIGITS, g);
+    for (int64_t i = 0; i < steps; ++i, codes += VECTORS) {
+      if (lines-- > 0) next.fetch();
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS * DIGITS; ++r)
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; ++v) add_quads(c[r][v], codes[v], x + r * stride + 4 * i);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; ++v) {
-        float* to = sums + r * WIDTH + v * LANES;
-        const __m512 before = _mm512_maskz_loadu_ps(g ? 0xffff : 0, to);
-        _mm512_storeu_ps(to, add_group<DIGITS>(before, &c[r * DIGITS][v], VECTORS, panel.groups[v], slot,
-                                               totals[r * p.x.groups + g]));
-      }
+      for (int v = 0; v < VECTORS; ++v)
+        sum[r][v] = add_group<DIGITS>(sum[r][v], &c[r * DIGITS][v], VECTORS, p, panel.groups[v], row + r, g);
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) _mm512_storeu_ps(sums + r * WIDTH + v * LANES, sum[r][v]);
 }
 
 template <int ROWS, int DIGITS>
-void add_rows(int64_t rows, const Product& p, int64_t row, int64_t k, int64_t depth, const Panel& panel, float* sums) {
-  if (rows == ROWS) return add_block<ROWS, DIGITS>(p, row, k, depth, panel, sums);
-  if constexpr (ROWS > 1) add_rows<ROWS - 1, DIGITS>(rows, p, row, k, depth, panel, sums);
+void add_rows(int64_t rows, const Product& p, int64_t row, int64_t k, int64_t depth, const Panel& panel, float* sums,
+              Next& next, int64_t lines) {
+  if (rows == ROWS) return add_block<ROWS, DIGITS>(p, row, k, depth, panel, sums, next, lines);
+  if constexpr (ROWS > 1) add_rows<ROWS - 1, DIGITS>(rows, p, row, k, depth, panel, sums, next, lines);
 }
 
 // The sums of WIDTH columns from `column` on, of `count` rows of x from `first` on.
@@ -270,13 +296,17 @@ WITH_INT8 void columns_of_many(const Product& p, int64_t first, int64_t count, i
   constexpr int64_t EACH = BLOCK / DIGITS;
   for (int64_t k = 0; k < p.k; k += DEPTH) {
     const int64_t depth = std::min(DEPTH, p.k - k), g = k / p.group;
-    const int64_t at = k * p.w.bytes() / 64, bytes = (depth * p.w.bytes() + 63) / 64, ahead = at + p.ahead(at, WIDTH);
+    const bool more = k + DEPTH < p.k;
+    const int64_t from = more ? (k + DEPTH) * p.w.bytes() / 64 : 0;
+    Next next;
+    next.lines = (std::min(DEPTH * p.w.bytes() / 64, p.w.stride - from) + 63) / 64;
+    for (int64_t i = 0; i < WIDTH; ++i)
+      next.rows[i] = p.w.row<uint8_t>(std::min(column + i + (more ? 0 : WIDTH), p.n - 1)) + from;
+    const int64_t blocks = (count + EACH - 1) / EACH, lines = (WIDTH * next.lines + blocks - 1) / blocks;
     for (int64_t v = 0; v < VECTORS; ++v) {
       const uint8_t* rows[LANES];
       p.w.rows_from(column + v * LANES, p.n, rows);
       if (KIND == INT8 ? g == 0 : g % Groups::KEPT == 0) panel.groups[v].load(p, column + v * LANES, g);
-      for (int64_t i = 0; i < LANES; ++i)
-        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(rows[i] + ahead + byte, 0, 2);
       for (int64_t i = 0; i < depth; i += 64) {
         __m512i quads[LANES];
         load_quads<KIND>(rows, k + i, depth - i, quads);
@@ -285,7 +315,8 @@ WITH_INT8 void columns_of_many(const Product& p, int64_t first, int64_t count, i
       }
     }
     for (int64_t r = 0; r < count; r += EACH)
-      add_rows<EACH, DIGITS>(std::min(EACH, count - r), p, first + r, k, depth, panel, &panel.sums[r * WIDTH]);
+      add_rows<EACH, DIGITS>(std::min(EACH, count - r), p, first + r, k, depth, panel, &panel.sums[r * WIDTH],
+                             next, lines);
   }
 }
 
