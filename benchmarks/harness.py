@@ -155,11 +155,12 @@ PEERS = Path.home() / ".cache" / "tutti" / "peers"
 def environment_of(name: str, requirements: Sequence[str], python: str | Path = sys.executable) -> Path:
     """The Python of a virtual environment with these packages, made once with this Python."""
     folder = PEERS / name
-    if not (folder / "ready").exists():
+    ready, listed = folder / "ready", "\n".join(requirements)
+    if not ready.exists() or ready.read_text() != listed:
         say(f"installing {', '.join(requirements)} in {folder}")
         subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
         subprocess.run([folder / "bin" / "pip", "install", "-q", *requirements], check=True, stdout=sys.stderr)
-        (folder / "ready").touch()
+        ready.write_text(listed)
     return folder / "bin" / "python"
 
 

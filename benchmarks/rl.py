@@ -24,7 +24,7 @@ import harness
 
 TORCH = ("torch==2.13.0", "stable-baselines3==2.9.2", "torchrl==0.14.1", "envpool==1.2.5", "gymnasium[mujoco]==1.4.0",
          "mpe2==1.0.0")  # fmt: skip
-JAX = ("jax==0.10.2", "gymnax==1.0.1", "optax")
+JAX = ("jax==0.10.2", "gymnax==1.0.1", "six", "optax")  # six: gymnax imports it and does not require it
 ENVIRONMENTS = {"jax": ("rl-jax", JAX), **dict.fromkeys(("sb3", "torchrl", "single", "mpe2"), ("rl-torch", TORCH))}
 ROUNDS, SECONDS = 5, 4.0  # of a turn, by what the warm-up took
 CURVE = {"seeds": 5, "steps": 150_000, "points": 10}
