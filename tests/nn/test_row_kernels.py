@@ -9,6 +9,7 @@ from torch.library import opcheck
 
 from tutti.ir.spec import Spec
 from tutti.nn import rows
+from tutti.nn.activation import ACTIVATIONS
 
 aten, ops = torch.ops.aten, torch.ops.tutti
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,6 +56,8 @@ def test_gated_units(activation, dtype):
     torch.manual_seed(0)
     gate, up = drawn(3, 2, 2 * 1300, dtype=dtype).chunk(2, -1)
     close(ops.glu_rows(gate, up, activation), ops.glu(gate, up, activation))
+    close(ops.activation_rows(gate, activation), ACTIVATIONS[activation].forward(gate))
+    assert ops.activation_rows(gate[:0], activation).shape == (0, *gate.shape[1:])
 
 
 @BOTH
@@ -69,6 +72,7 @@ def test_registration():
     x, weight = drawn(3, 8, dtype=torch.float32), drawn(8, dtype=torch.float32)
     opcheck(ops.norm_rows.default, (x, weight, None, 1e-5, 0.0, False, False))
     opcheck(ops.glu_rows.default, (x.double(), x.double(), "silu"))
+    opcheck(ops.activation_rows.default, (x, "gelu"))
     four = drawn(1, 3, 2, 8, dtype=torch.float32).transpose(1, 2)
     opcheck(ops.rotary_rows.default, (four, four[:, :1], four[:, :1]))
 
@@ -93,6 +97,26 @@ def test_which_norms_of_a_graph_are_replaced(dtype, kept):
     found = [node.args for node in graph.find_nodes(op="call_function", target=ops.norm_rows.default)]
     expected = [(x, weight, None, 1e-5, 1.0, True, False), (x, weight, None, 1e-6, 0.0, True, True)]
     assert found == (expected if dtype == torch.float32 and kept == 1 else [])
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_activations_of_a_graph_are_replaced_on_a_cpu(on_cpu):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    wide = graph.placeholder("wide")
+    x.meta["val"], wide.meta["val"] = Spec((3, 8), torch.float32), Spec((3, 8), torch.float64)
+    calls = [
+        graph.call_function(aten.gelu.default, (x,)),
+        graph.call_function(aten.gelu.default, (x,), {"approximate": "tanh"}),
+        graph.call_function(aten.relu.default, (x,)),
+        graph.call_function(aten.silu.default, (wide,)),
+    ]
+    for call in calls:
+        call.meta["val"] = call.args[0].meta["val"]
+    graph.output(tuple(calls))
+    rows.use(graph, on_cpu)
+    replaced = [node.args[1] for node in graph.find_nodes(op="call_function", target=ops.activation_rows.default)]
+    assert replaced == (["gelu", "gelu_tanh", "relu"] if on_cpu else [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

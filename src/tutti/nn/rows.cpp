@@ -125,7 +125,19 @@ Floats silu(const Floats& x) {
   return x / (Floats(1.f) + (std::is_same_v<T, float> ? x.neg().exp() : x.neg().exp_u20()));
 }
 
-Floats gelu(const Floats& x) { return x * Floats(0.5f) * (Floats(1.f) + (x * Floats(float(M_SQRT1_2))).erf()); }
+// In BFloat16 by erfc(|z|) = (a1 t + ... + a5 t^5) exp(-z^2), t = 1 / (1 + p |z|), whose error is below 1.5e-7 (Abramowitz
+// and Stegun, "Handbook of Mathematical Functions", 7.1.26).
+template <class T>
+Floats gelu(const Floats& x) {
+  const Floats z = x * Floats(float(M_SQRT1_2));
+  if constexpr (std::is_same_v<T, float>) return x * Floats(0.5f) * (Floats(1.f) + z.erf());
+  const Floats t = Floats(1.f) / (Floats(1.f) + Floats(0.3275911f) * z.abs());
+  Floats sum(1.061405429f);
+  for (const float a : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f})
+    sum = at::vec::fmadd(sum, t, Floats(a));
+  const Floats less = Floats(0.5f) * x * sum * t * (z * z).neg().exp_u20();
+  return Floats::blendv(x - less, less, x < Floats(0.f));
+}
 
 Floats gelu_tanh(const Floats& x) {
   const Floats inner = Floats(float(M_SQRT2 * M_2_SQRTPI * 0.5)) * (x + Floats(0.044715f) * (x * x * x));
@@ -134,15 +146,50 @@ Floats gelu_tanh(const Floats& x) {
 
 Floats relu(const Floats& x) { return at::vec::maximum(x, Floats(0.f)); }
 
-using Activation = Floats (*)(const Floats&);
-
-template <class T>
-Activation activation_of(std::string_view name) {
-  if (name == "silu") return silu<T>;
-  if (name == "gelu") return gelu;
-  if (name == "gelu_tanh") return gelu_tanh;
+// Call f with the activation of a name.
+template <class T, class F>
+void with_activation(std::string_view name, const F& f) {
+  if (name == "silu") return f([](const Floats& x) { return silu<T>(x); });
+  if (name == "gelu") return f([](const Floats& x) { return gelu<T>(x); });
+  if (name == "gelu_tanh") return f([](const Floats& x) { return gelu_tanh(x); });
   TORCH_CHECK_VALUE(name == "relu", "unknown activation ", name);
-  return relu;
+  f([](const Floats& x) { return relu(x); });
+}
+
+// Call f(row, begin, end) for pieces of `rows` rows.
+template <class F>
+void pieces_of(int64_t rows, int64_t width, const F& f) {
+  const int64_t step = 1 << 10, pieces = (width + step - 1) / step;
+  rows_of(rows * pieces, std::min(step, width), [&](int64_t task) {
+    const int64_t begin = task % pieces * step;
+    f(task / pieces, begin, std::min(width, begin + step));
+  });
+}
+
+// x (..., width)
+at::Tensor activation_rows(const at::Tensor& x, std::string_view activation) {
+  const int64_t width = x.size(-1);
+  const at::Tensor in = in_rows(x).reshape({-1, width});
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  const auto each = [&]<class T>(T) {
+    const T* from = in.const_data_ptr<T>();
+    T* to = out.data_ptr<T>();
+    with_activation<T>(activation, [&](auto act) {
+      pieces_of(in.size(0), width, [&](int64_t row, int64_t begin, int64_t end) {
+        const T* x = from + row * in.stride(0);
+        T* y = to + row * width;
+        int64_t i = begin;
+        if constexpr (std::is_same_v<T, BFloat16>)
+          for (; i + 2 * N <= end; i += 2 * N) {
+            const auto [a, b] = at::vec::convert_to_float(Halves::loadu(x + i));
+            at::vec::convert_from_float<BFloat16>(act(a), act(b)).store(y + i);
+          }
+        for (; i < end; i += N) store(act(load(x + i, end - i)), y + i, end - i);
+      });
+    });
+  };
+  if (in.scalar_type() == at::kBFloat16) each(BFloat16()); else each(float());
+  return out;
 }
 
 // gate and up (..., width)
@@ -151,15 +198,14 @@ at::Tensor glu_rows(const at::Tensor& gate, const at::Tensor& up, std::string_vi
   const at::Tensor g = in_rows(gate).reshape({-1, width}), u = in_rows(up).reshape({-1, width});
   at::Tensor out = at::empty(gate.sizes(), gate.options());
   const auto each = [&]<class T>(T) {
-    const Activation act = activation_of<T>(activation);
     const T *a = g.const_data_ptr<T>(), *b = u.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
-    const int64_t step = 1 << 10, pieces = (width + step - 1) / step;
-    rows_of(g.size(0) * pieces, std::min(step, width), [&](int64_t task) {
-      const int64_t row = task / pieces, begin = task % pieces * step, end = std::min(width, begin + step);
-      const T *x = a + row * g.stride(0), *y = b + row * u.stride(0);
-      for (int64_t i = begin; i < end; i += N)
-        store(rounded<T>(act(load(x + i, end - i))) * load(y + i, end - i), to + row * width + i, end - i);
+    with_activation<T>(activation, [&](auto act) {
+      pieces_of(g.size(0), width, [&](int64_t row, int64_t begin, int64_t end) {
+        const T *x = a + row * g.stride(0), *y = b + row * u.stride(0);
+        for (int64_t i = begin; i < end; i += N)
+          store(rounded<T>(act(load(x + i, end - i))) * load(y + i, end - i), to + row * width + i, end - i);
+      });
     });
   };
   if (g.scalar_type() == at::kBFloat16) each(BFloat16()); else each(float());
@@ -206,6 +252,7 @@ TORCH_LIBRARY_FRAGMENT(NAMESPACE, library) {
       "norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps, float offset, bool wide, bool centered) -> Tensor",
       norm_rows);
   library.def("rotary_rows(Tensor x, Tensor cos, Tensor sin) -> Tensor", rotary_rows);
+  library.def("activation_rows(Tensor x, str activation) -> Tensor", activation_rows);
   library.def("glu_rows(Tensor gate, Tensor up, str activation) -> Tensor", glu_rows);
   library.def("greatest_rows(Tensor x) -> Tensor", greatest_rows);
 }

@@ -1,9 +1,12 @@
-"""Norms, rotary embedding and gated units without gradients: on a CPU compiled from `rows.cpp`, on a GPU in Triton.
+"""Norms, rotary embedding, activations and gated units without gradients.
+
+On a CPU they are compiled from `rows.cpp`; on a GPU they are Triton kernels.
 
 | operator | is |
 |---|---|
 | norm_rows(x, weight, bias, eps, offset, wide, centered) | `tutti.nn.rms_norm`, or a layer norm, where `centered` |
 | rotary_rows(x, cos, sin) | `tutti.nn.rotary`; x (a, b, c, width), and the result has its strides |
+| activation_rows(x, activation) | a function of `tutti.nn.activation`, on a CPU |
 | glu_rows(gate, up, activation) | `tutti.nn.glu` |
 
 They round where the formulas round, and differ from them in the order of sums only. The bits of a row do not depend on
@@ -32,6 +35,7 @@ from tutti.nn.compiled import has_triton, operators
 aten, ops = torch.ops.aten, torch.ops.tutti
 SOURCE = Path(__file__).with_suffix(".cpp")
 DTYPES = torch.float32, torch.bfloat16  # dtypes of the compiled kernels
+ACTIVATION_OF = {aten.gelu.default: "gelu", aten.silu.default: "silu", aten.relu.default: "relu"}
 GATES = ACTIVATIONS.keys() - {"relu2"}
 
 _library = torch.library.Library("tutti", "FRAGMENT")
@@ -39,6 +43,7 @@ _library.define(
     "norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps, float offset, bool wide, bool centered) -> Tensor"
 )
 _library.define("rotary_rows(Tensor x, Tensor cos, Tensor sin) -> Tensor")
+_library.define("activation_rows(Tensor x, str activation) -> Tensor")
 _library.define("glu_rows(Tensor gate, Tensor up, str activation) -> Tensor")
 
 
@@ -51,7 +56,8 @@ def kernels() -> Any:
 def compiled(name: str, *args: Any) -> tuple | None:
     """The compiled operator of a name and its arguments: tensors, or Specs, and options. None if it does not fit."""
     kinds = {x.dtype for x in args if hasattr(x, "dtype")}
-    fits = len(kinds) == 1 and kinds <= set(DTYPES) and (name != "glu_rows" or args[2] in GATES)
+    gated = name in ("glu_rows", "activation_rows")
+    fits = len(kinds) == 1 and kinds <= set(DTYPES) and (not gated or args[-1] in GATES)
     return (getattr(kernels(), name).default, args) if fits else None
 
 
@@ -99,6 +105,10 @@ def rotary_reference(x, cos, sin):
     return torch.empty_like(x).copy_(rotary.forward(x, cos, sin))
 
 
+def activation_reference(x, activation):
+    return ACTIVATIONS[activation].forward(x).contiguous()
+
+
 def glu_reference(gate, up, activation):
     return glu.forward(gate, up, activation).contiguous()
 
@@ -119,19 +129,22 @@ def glu_on_gpu(gate, up, activation):
 
 
 GPU = {"norm_rows": norm_on_gpu, "rotary_rows": rotary_on_gpu, "glu_rows": glu_on_gpu}
-REFERENCES = {"norm_rows": norm_reference, "rotary_rows": rotary_reference, "glu_rows": glu_reference}
+REFERENCES = {"norm_rows": norm_reference, "rotary_rows": rotary_reference, "glu_rows": glu_reference,
+              "activation_rows": activation_reference}  # fmt: skip
 CPU = {name: _on_cpu(name, reference) for name, reference in REFERENCES.items()}
 for _name, _reference in REFERENCES.items():
     _library.impl(_name, CPU[_name], "CPU")
-    _library.impl(_name, GPU[_name], "CUDA")
+    _library.impl(_name, GPU.get(_name, _reference), "CUDA")
 torch.library.register_fake("tutti::norm_rows", lambda x, *rest: x.new_empty(x.shape))
 torch.library.register_fake("tutti::rotary_rows", lambda x, cos, sin: torch.empty_like(x))
+torch.library.register_fake("tutti::activation_rows", lambda x, activation: x.new_empty(x.shape))
 torch.library.register_fake("tutti::glu_rows", lambda gate, up, activation: gate.new_empty(gate.shape))
 
 
 def use(graph: fx.Graph, on_cpu: bool = True) -> None:
     """Use these kernels for a graph without gradients, in place. On a CPU, starts their compilation."""
-    replaced = [node for node in graph.nodes if node.op == "call_function" and _replaced(graph, node)]
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    replaced = [node for node in calls if _replaced(graph, node) or (on_cpu and _is_activation(node))]
     if replaced and on_cpu:
         threading.Thread(target=_compile, name="tutti compiler", daemon=True).start()
 
@@ -165,6 +178,17 @@ def _replaced(graph: fx.Graph, node: Any) -> bool:
         part.replace_all_uses_with(new)
         graph.erase_node(part)
     graph.erase_node(node)
+    return True
+
+
+def _is_activation(node: fx.Node) -> bool:
+    """Replace an activation."""
+    name = ACTIVATION_OF.get(node.target)
+    if name is None or node.meta["val"].dtype not in DTYPES:
+        return False
+    if node.target is aten.gelu.default and node.kwargs.get("approximate", "none") == "tanh":
+        name = "gelu_tanh"
+    node.target, node.args, node.kwargs = ops.activation_rows.default, (node.args[0], name), {}
     return True
 
 

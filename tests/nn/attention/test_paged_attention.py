@@ -47,7 +47,9 @@ CASES = {
     "odd widths": dict(counts=[4, 1], lengths=[20, 70], width=20, value_width=36),
     "wide": dict(counts=[2], lengths=[70], width=128, value_width=128),
     "80 numbers": dict(counts=[1, 6], lengths=[70, 90], width=80, value_width=96),
-    "a query for each key": dict(counts=[1, 1, 30], lengths=[200, 3, 130], heads=12, groups=12, width=64, value_width=64),
+    "a query for each key": dict(
+        counts=[1, 1, 30], lengths=[200, 3, 130], heads=12, groups=12, width=64, value_width=64
+    ),
     "window": dict(counts=[80, 1], lengths=[150, 140], window=40),
     "softcap": dict(counts=[10, 1], lengths=[70, 80], softcap=1.5),
     "sinks": dict(counts=[10, 1], lengths=[70, 80], sinks=torch.tensor([1.0, -1.0, 0.0, 3.0])),

@@ -27,6 +27,7 @@ from tutti.launch.heartbeat import HEARTBEAT
 from tutti.nn.attention.paged_attention import DTYPES
 from tutti.nn.linear import linear_rows
 from tutti.nn.quantized.quantized_linear import dtype_of
+from tutti.nn.rows import ACTIVATION_OF
 from tutti.nn.threads import own_threads
 from tutti.plan.layouts.layout import devices
 from tutti.plan.layouts.roles import UndividedBatch
@@ -419,7 +420,8 @@ class Runner:
 def is_own(graph: StepGraph) -> bool:
     """Whether compiled operators of Tutti do nearly all the work of a step on a CPU."""
     calls = [x for x in graph.graph.nodes if isinstance(x.target, torch._ops.OpOverload)]
-    others = [x for x in calls if x.target.namespace == "aten" and x.target.overloadpacket.__name__ not in SHORT]
+    foreign = [x for x in calls if x.target.namespace == "aten" and x.target not in ACTIVATION_OF]
+    others = [x for x in foreign if x.target.overloadpacket.__name__ not in SHORT]
     return all(map(linear_rows.is_layer, others))
 
 
