@@ -1,0 +1,81 @@
+"""Decoding beside a process that uses a core: the engine's own threads against those of OpenMP, in turns.
+
+A Llama of 104M with random weights, bfloat16, greedy, 1 and 16 sequences, as many threads as there are cores. Each
+contender is a process of its own; one waits while the other works. The busy process computes in Python without pause.
+`times`: seconds of a step with OpenMP over those with own threads, median over turns, alone and beside it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from typing import Any
+
+import harness
+from serve import load_of, model_of
+
+ROUNDS, SIZE = 9, "104M"
+
+
+def work(turns: harness.Turns, whose: str) -> None:
+    import time
+
+    from tutti.serve import Engine, Request, Sampling
+
+    engine = Engine(model_of(SIZE), plan="single", memory=512 << 20, prefix_cache=False)
+    if whose == "openmp":
+        engine.runner.own_threads = 0
+    engine.warm_up()
+
+    def seconds(count: int) -> float:
+        """Of a step, after the prompts."""
+        load = load_of(f"batch {count}", SIZE)
+        outputs = [engine.add(Request(x, Sampling(max_tokens=n, temperature=0, ignore_end=True))) for x, n in load]
+        while not all(x.tokens for x in outputs):
+            engine.step()
+        begin, steps = time.perf_counter(), 0
+        while engine.busy:
+            engine.step()
+            steps += 1
+        return (time.perf_counter() - begin) / steps
+
+    while count := turns.wait():
+        turns.done([seconds(count)])
+
+
+def compute() -> None:
+    """Use a core."""
+    while True:
+        sum(range(100_000))
+
+
+def compared(contenders: dict[str, harness.Process], count: int, rounds: int) -> dict[str, float]:
+    steps: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(rounds + 1):
+        for name, contender in contenders.items():
+            (took,) = contender.turn(count)
+            if i:
+                steps[name].append(took)
+    own, openmp = steps["own"], steps["openmp"]
+    return {"own threads, s": statistics.median(own), "openmp, s": statistics.median(openmp),
+            "times": statistics.median(b / a for a, b in zip(own, openmp, strict=True))}  # fmt: skip
+
+
+def run(quick: bool) -> dict[str, Any]:
+    contenders = {name: harness.Process(name, work, name) for name in ("own", "openmp")}
+    busy = multiprocessing.get_context("spawn").Process(target=compute, daemon=True)
+    figures: dict[str, Any] = {}
+    for case in ("alone", "beside a busy process"):
+        if case != "alone":
+            busy.start()
+        for count in (1, 16):
+            figures[f"{case}, batch {count}"] = compared(contenders, count, 3 if quick else ROUNDS)
+            harness.say(f"{case}, batch {count}: {figures[f'{case}, batch {count}']}")
+    busy.kill()
+    for contender in contenders.values():
+        contender.close()
+    return figures
+
+
+if __name__ == "__main__":
+    harness.main(run, __file__)
