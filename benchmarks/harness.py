@@ -155,7 +155,7 @@ PEERS = Path.home() / ".cache" / "tutti" / "peers"
 def environment_of(name: str, requirements: Sequence[str], python: str | Path = sys.executable) -> Path:
     """The Python of a virtual environment with these packages, made once with this Python."""
     folder = PEERS / name
-    ready, listed = folder / "ready", "\n".join(requirements)
+    ready, listed = folder / "ready", "\n".join([str(python), *requirements])
     if not ready.exists() or ready.read_text() != listed:
         say(f"installing {', '.join(requirements)} in {folder}")
         subprocess.run([python, "-m", "venv", "--clear", folder], check=True)

@@ -57,7 +57,18 @@ def test_gated_units(activation, dtype):
     gate, up = drawn(3, 2, 2 * 1300, dtype=dtype).chunk(2, -1)
     close(ops.glu_rows(gate, up, activation), ops.glu(gate, up, activation))
     close(ops.activation_rows(gate, activation), ACTIVATIONS[activation].forward(gate))
-    assert ops.activation_rows(gate[:0], activation).shape == (0, *gate.shape[1:])
+    for x in (gate[:0], gate[..., :0], gate[0, 0, 0]):
+        close(ops.activation_rows(x, activation), ACTIVATIONS[activation].forward(x))
+    close(ops.glu_rows(gate[..., :0], up[..., :0], activation), gate[..., :0])
+
+
+@BOTH
+@pytest.mark.parametrize("width", [1, 16, 50])
+def test_activations_of_numbers_that_are_not_finite(width, dtype):
+    x = torch.tensor([torch.inf, torch.nan, -0.0, 30.0, -30.0], dtype=dtype)[:, None].expand(5, width)
+    found = ops.activation_rows(x, "gelu")
+    assert torch.equal(found[0], x[0]) and found[1].isnan().all()
+    assert torch.equal(found[2:], torch.tensor([0.0, 30.0, 0.0], dtype=dtype)[:, None].expand(3, width))
 
 
 @BOTH

@@ -1,4 +1,4 @@
-// Norms, rotary embedding and gated units of few rows (rows.py), in float32, rounded where the formulas round. Each row
+// Norms, rotary embedding, activations and gated units of few rows (rows.py), in float32, rounded where the formulas round. Each row
 // is computed alike. Threads share the rows.
 
 #include <array>
@@ -129,13 +129,14 @@ Floats silu(const Floats& x) {
 // and Stegun, "Handbook of Mathematical Functions", 7.1.26).
 template <class T>
 Floats gelu(const Floats& x) {
-  const Floats z = x * Floats(float(M_SQRT1_2));
-  if constexpr (std::is_same_v<T, float>) return x * Floats(0.5f) * (Floats(1.f) + z.erf());
+  if constexpr (std::is_same_v<T, float>)
+    return x * Floats(0.5f) * (Floats(1.f) + (x * Floats(float(M_SQRT1_2))).erf());
+  const Floats near = at::vec::clamp(x, Floats(-20.f), Floats(20.f)), z = near * Floats(float(M_SQRT1_2));
   const Floats t = Floats(1.f) / (Floats(1.f) + Floats(0.3275911f) * z.abs());
   Floats sum(1.061405429f);
   for (const float a : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f})
     sum = at::vec::fmadd(sum, t, Floats(a));
-  const Floats less = Floats(0.5f) * x * sum * t * (z * z).neg().exp_u20();
+  const Floats less = Floats(0.5f) * near * sum * t * (z * z).neg().exp_u20();
   return Floats::blendv(x - less, less, x < Floats(0.f));
 }
 
@@ -168,9 +169,10 @@ void pieces_of(int64_t rows, int64_t width, const F& f) {
 
 // x (..., width)
 at::Tensor activation_rows(const at::Tensor& x, std::string_view activation) {
-  const int64_t width = x.size(-1);
-  const at::Tensor in = in_rows(x).reshape({-1, width});
   at::Tensor out = at::empty(x.sizes(), x.options());
+  if (!out.numel()) return out;
+  const int64_t width = x.dim() ? x.size(-1) : 1;
+  const at::Tensor in = (x.dim() ? in_rows(x) : x).reshape({-1, width});
   const auto each = [&]<class T>(T) {
     const T* from = in.const_data_ptr<T>();
     T* to = out.data_ptr<T>();
@@ -194,9 +196,10 @@ at::Tensor activation_rows(const at::Tensor& x, std::string_view activation) {
 
 // gate and up (..., width)
 at::Tensor glu_rows(const at::Tensor& gate, const at::Tensor& up, std::string_view activation) {
+  at::Tensor out = at::empty(gate.sizes(), gate.options());
+  if (!out.numel()) return out;
   const int64_t width = gate.size(-1);
   const at::Tensor g = in_rows(gate).reshape({-1, width}), u = in_rows(up).reshape({-1, width});
-  at::Tensor out = at::empty(gate.sizes(), gate.options());
   const auto each = [&]<class T>(T) {
     const T *a = g.const_data_ptr<T>(), *b = u.const_data_ptr<T>();
     T* to = out.data_ptr<T>();

@@ -120,7 +120,15 @@ def test_the_formula_is_that_of_pytorch():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 50}, {"sinks": torch.ones(4)}, {"bias": BIAS}, {"groups": 4, "width": 80}, {"groups": 1}],
+    [
+        {},
+        {"window": 50},
+        {"sinks": torch.ones(4)},
+        {"bias": BIAS},
+        {"groups": 4, "width": 80},
+        {"heads": 17, "groups": 1},
+        {"heads": 16, "groups": 1, "value_width": 96},
+    ],
     ids="".join,
 )
 def test_bits_do_not_depend_on_other_tokens(dtype, options):

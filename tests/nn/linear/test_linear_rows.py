@@ -141,6 +141,16 @@ def test_int8_is_exact_in_the_weight(m, k, dtype):
           linear_int8.reference(x, q, scales, bias, rounded=True), BOUND[dtype] / 2)  # fmt: skip
 
 
+@BOTH
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("m", [0, 1, 20])
+def test_nothing_is_added_up(m, rounded, dtype):
+    bias = torch.randn(3).to(dtype)
+    weight = torch.zeros(3, 0, dtype=torch.int8), torch.ones(3)
+    found = ops.linear_int8(torch.zeros(m, 0, dtype=dtype), *weight, bias, rounded=rounded)
+    assert torch.equal(found, bias.expand(m, 3))
+
+
 def test_int8_is_the_nearest():
     _, weight, _ = drawn(1, 50, 100, torch.float32)
     weight[3] = 0

@@ -111,14 +111,18 @@ def _may_go(node: fx.Node) -> bool:
 def _pieces(nodes: list[fx.Node], ready: dict[fx.Node, int], used: dict[fx.Node, int]) -> Iterator[list[fx.Node]]:
     """Updates that become one call: those ready at the same time, and more until the piece is large enough.
 
-    Calls that an update waits for do not use results of its piece.
+    Calls that an update waits for do not use results of its piece, so the merged calls have an order. Between the
+    updates of a piece, nothing reads what another update overwrites: those of an optimizer's step lie together.
     """
     piece: list[fx.Node] = []
+    size = first_use = 0
     for node in sorted(nodes, key=ready.__getitem__):
-        is_full = piece and ready[piece[-1]] < ready[node] and sum(map(_gradient_bytes, piece)) >= PIECE
-        if is_full or any(used[x] <= ready[node] for x in piece):
+        is_full = size >= PIECE and ready[piece[-1]] < ready[node]
+        if piece and (is_full or first_use <= ready[node]):
             yield piece
-            piece = []
+            piece, size = [], 0
+        first_use = min(first_use, used[node]) if piece else used[node]
+        size += _gradient_bytes(node)
         piece.append(node)
     yield piece
 

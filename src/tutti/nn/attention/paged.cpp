@@ -186,7 +186,7 @@ struct Memory {
   std::vector<T> row;   // of int8 keys
   float scales[KEYS];   // of these
   const T* rows[KEYS];
-  Rows now, next;       // of the block that is added to few queries, and of the one after it
+  Rows blocks[2];       // that are added to few queries
   Ahead ahead;
   int64_t share = 0;    // lines of it to fetch with each value; SQUARE times as many with each square of keys
 
@@ -367,12 +367,10 @@ struct Attention {
     std::fill(m.o.begin(), m.o.begin() + rows * m.value_width, 0.f);
     std::fill(m.most.begin(), m.most.begin() + rows, NOTHING);
     std::fill(m.sum.begin(), m.sum.begin() + rows, 0.f);
-    if constexpr (std::is_same_v<C, BFloat16>) {
-      if (is_read_in_order(each, m)) add_in_order(tile, next, each, m);
-      else add_by_heads(tile, next, each, m);
-    } else {
-      add_by_heads(tile, next, each, m);
-    }
+    const bool in_order = is_read_in_order(each, m);
+    if constexpr (std::is_same_v<C, BFloat16>)
+      if (in_order) add_in_order(tile, next, each, m);
+    if (!in_order) add_by_heads(tile, next, each, m);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t h = query_head(r);
       float share = m.sum[r] == 0.f ? 0.f : 1.f / m.sum[r];
@@ -400,7 +398,7 @@ struct Attention {
 
   // Whether the keys and values of all heads of a tile are multiplied where they are, in the order of the cache.
   bool is_read_in_order(int64_t each, const Memory<T>& m) const {
-    return pairs() && each <= FEW && m.depth % LANES == 0 && n.value_width % (2 * N) == 0;
+    return pairs() && std::is_same_v<C, BFloat16> && each <= FEW && m.depth % LANES == 0 && n.value_width % (2 * N) == 0;
   }
 
   void locate(const Tile* tile, int64_t begin, Rows& rows) const {
@@ -418,30 +416,32 @@ struct Attention {
       for (int64_t c = 0; c < width; c += LINE / sizeof(BFloat16)) __builtin_prefetch(rows[i] + offset + c, 0, 2);
   }
 
-  // Values are fetched while queries and keys are multiplied, the next keys while values are added.
+  // Values are fetched while queries and keys are multiplied, the next keys while values are added. Whose keys these are
+  // is a guess at the end of a tile: another thread may take the next one.
   void add_in_order(const Tile& tile, const Tile* next, int64_t each, Memory<T>& m) const {
     const int64_t w = m.value_width, rows = tile.heads * each;
-    locate(&tile, begin(tile), m.next);
+    Rows *now = &m.blocks[0], *after = &m.blocks[1];
+    locate(&tile, begin(tile), *after);
     for (int64_t j = begin(tile); j < end(tile); j += KEYS) {
-      std::swap(m.now, m.next);
+      std::swap(now, after);
       const bool last = j + KEYS >= end(tile);
-      locate(last ? next : &tile, last && next ? begin(*next) : j + KEYS, m.next);
-      const int64_t count = m.now.count, parts = (count + N - 1) / N;
-      std::fill(m.now.keys + count, m.now.keys + parts * N, m.now.keys[count - 1]);
+      locate(last ? next : &tile, last && next ? begin(*next) : j + KEYS, *after);
+      const int64_t count = now->count, parts = (count + N - 1) / N;
+      std::fill(now->keys + count, now->keys + parts * N, now->keys[count - 1]);
       for (int64_t part = 0; part < parts; ++part)
         for (int64_t h = 0; h < tile.heads; ++h) {
-          fetch_part(m.now.values, count, part, parts, h * n.value_head, n.value_width);
+          fetch_part(now->values, count, part, parts, h * n.value_head, n.value_width);
           for (int64_t r = h * each; r < (h + 1) * each; ++r)
-            products_of_row(&m.q[r * m.depth], m.depth, m.now.keys + part * N, h * n.key_head,
+            products_of_row(&m.q[r * m.depth], m.depth, now->keys + part * N, h * n.key_head,
                             &m.s[r * KEYS + part * N]);
         }
       for (int64_t h = 0; h < tile.heads; ++h) weigh_rows(tile, tile.head + h, j, h * each, each, m);
       for (int64_t part = 0; part < parts; ++part)
         for (int64_t h = 0; h < tile.heads; ++h) {
-          fetch_part(m.next.keys, m.next.count, part, parts, h * n.key_head, n.width);
+          fetch_part(after->keys, after->count, part, parts, h * n.key_head, n.width);
           by_rows(each, [&](int64_t r, auto some) {
             const int64_t row = h * each + r;
-            add_values<some>(&m.s[row * KEYS + part * N], KEYS, std::min(N, count - part * N), m.now.values + part * N,
+            add_values<some>(&m.s[row * KEYS + part * N], KEYS, std::min(N, count - part * N), now->values + part * N,
                              h * n.value_head, n.value_width, &m.o[row * w], w);
           });
         }

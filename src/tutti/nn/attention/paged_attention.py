@@ -25,7 +25,8 @@ Keys and values may be of int8 or int4 as `tutti.nn.attention.paged_write` round
 
 On a CPU, float32 and bfloat16 are computed in float32 by `paged.cpp`, which is compiled at first use. The bits
 of a token's result depend on its query, the keys and values that it sees, and their positions only: not on other
-sequences, on the part of the prompt that is computed at once, on the cache blocks or on the number of threads. On a GPU
+sequences, on the part of the prompt that is computed at once, on the cache blocks or on the number of threads, as long
+as keys and values are finite. On a GPU
 with Triton, the kernel is that of `paged_attention_triton.py`.
 """
 

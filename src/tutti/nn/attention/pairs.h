@@ -1,15 +1,16 @@
 // Products of queries and keys of BFloat16 by instructions that multiply pairs of them, and sums of values of BFloat16.
 //
-// Pair d of a row belongs to lane d mod 16. A product is the sum of its 16 lanes, each of which adds its pairs one after
-// another. The lanes are added as a tree, in one order whether the keys are transposed (`product_of_pairs`, for many
+// Pair d of a row belongs to lane d mod 8, which adds its pairs one after another. Lanes l and l + 4 are added, and then
+// these four sums one after another: the order is the same whether keys are transposed (`product_of_pairs`, for many
 // queries) or lie as they are stored (`products_of_row`, for few).
 
 #pragma once
 
 namespace {
 
-#if X86_512
 constexpr int LANES = 8;
+
+#if X86_512
 
 constexpr int BESIDE = 2;  // vectors of keys that share a number of a query
 
@@ -142,7 +143,6 @@ inline void interleave(float* x, int64_t width) {
   }
 }
 #else  // never called
-constexpr int LANES = 8;
 template <int Q>
 void product_of_pairs(const float*, int64_t, const float*, int64_t, int64_t, float*) {}
 inline void products_of_row(const float*, int64_t, const BFloat16* const*, int64_t, float*) {}

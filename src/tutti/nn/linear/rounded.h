@@ -83,20 +83,21 @@ struct Product {
   std::vector<int32_t> starts;
 
   Product(const Weight& w, int64_t n, int64_t k, int64_t group, const Rounded& x)
-      : w(w), n(n), k(k), group(group), x(x), totals((x.rows / x.digits + BLOCK) * x.groups), starts(totals.size()) {
+      : w(w), n(n), k(k), group(group), x(x), totals((x.rows / x.digits + BLOCK) * std::max<int64_t>(1, x.groups)),
+        starts(totals.size()) {
     const int32_t zero = w.zeros ? 0 : w.kind == INT8 ? 128 : w.zero(0);
     for (int64_t row = 0; row < x.rows; ++row)
       for (int64_t g = 0; g < x.groups; ++g) {
         const int64_t at = row / x.digits * x.groups + g;
         totals[at] = totals[at] * FINER + x.sums[row * x.groups + g];
-        starts[at] = -zero * int32_t(totals[at]);
+        if (std::abs(totals[at]) <= 1 << 23) starts[at] = -zero * int32_t(totals[at]);  // else x is not finite
       }
   }
 
-  // How far from byte `at` of a row the byte is that is fetched: of the same rows, then of those `columns` further on.
-  int64_t ahead(int64_t at, int64_t columns) const {
+  // How far from byte `at` of a row the byte is that is fetched: of the same rows, then of those LANES further on.
+  int64_t ahead(int64_t at) const {
     const int64_t bytes = (w.stride + 63) / 64 * 64, same = std::min(AHEAD, bytes);
-    return at + same < bytes ? same : columns * w.stride + same - bytes;
+    return at + same < bytes ? same : LANES * w.stride + same - bytes;
   }
 };
 
@@ -202,7 +203,7 @@ WITH_INT8 void columns_of_few(const Product& p, int64_t column, Groups& groups, 
   for (int64_t k = 0; k < p.k; k += 64) {
     const int64_t at = k * p.w.bytes() / 64;
     if (at % 64 < p.w.bytes()) {
-      const int64_t ahead = at + p.ahead(at, LANES);
+      const int64_t ahead = at + p.ahead(at);
       for (int64_t i = 0; i < LANES; ++i) __builtin_prefetch(rows[i] + ahead, 0, 2);
     }
     load_quads<KIND>(rows, k, p.k - k, quads);
@@ -233,14 +234,15 @@ struct Panel {
   Panel() : codes(DEPTH / 4 * VECTORS), groups(VECTORS), sums(MOST * WIDTH) {}
 };
 
-// Lines of a cache that are needed next, `lines` of each of WIDTH rows of W.
+// WIDTH rows of W, of which `lines` times 64 bytes each are needed next, and what is fetched already.
 struct Next {
   const uint8_t* rows[WIDTH];
-  int64_t lines, line = 0;
+  int64_t lines, row = 0, line = 0;
 
   void fetch() {
-    if (line < WIDTH * lines) __builtin_prefetch(rows[line / lines] + line % lines * 64, 0, 2);
-    ++line;
+    if (row == WIDTH) return;
+    __builtin_prefetch(rows[row] + line * 64, 0, 2);
+    if (++line == lines) ++row, line = 0;
   }
 };
 

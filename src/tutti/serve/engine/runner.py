@@ -48,8 +48,8 @@ CACHE = Kind.CACHE.at("cache.")  # begins the names of keys and values in the st
 
 # Operators of PyTorch that are short beside the products of a step, so that one thread computes them
 SHORT = {
-    *("t", "reshape", "transpose", "unsqueeze", "select", "slice", "split", "cat", "index", "embedding", "add", "mul"),
-    *("cos", "sin", "_to_copy", "_softmax", "topk", "native_layer_norm"),
+    *("t", "reshape", "transpose", "permute", "expand", "unsqueeze", "select", "slice", "split", "cat", "index"),
+    *("embedding", "add", "mul", "cos", "sin", "_to_copy", "_softmax", "topk", "native_layer_norm"),
 }
 
 
