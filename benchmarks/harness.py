@@ -187,6 +187,7 @@ def main(run: Callable[..., dict[str, Any]], script: str, packages: Sequence[str
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{name}{'-quick' if quick else ''}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
+        (Rows.FOLDER / path.name).unlink(missing_ok=True)
         say(f"saved {path.relative_to(RESULTS.parent.parent)}")
     print(json.dumps(result), flush=True)
 
@@ -206,6 +207,39 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "versions": versions,
     }
+
+
+class Rows:
+    """Rows of a long benchmark in a file, so that a run goes on where an earlier one stopped.
+
+    They belong to the sources of `src` as they are committed, the device and the versions: with others, all rows are
+    measured anew. The file goes when the whole result is saved.
+    """
+
+    FOLDER = Path.home() / ".cache" / "tutti" / "benchmarks"
+
+    def __init__(self, name: str, packages: Sequence[str] = ()) -> None:
+        self.path = self.FOLDER / f"{name}.json"
+        sources = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD:src"]
+        facts = environment(packages) | {"date": None, "sources": subprocess.check_output(sources, text=True).strip()}
+        self._saved: dict[str, Any] = {"facts": facts, "rows": {}}
+        with suppress(FileNotFoundError, json.JSONDecodeError):
+            earlier = json.loads(self.path.read_text())
+            if earlier["facts"] == facts:
+                self._saved = earlier
+
+    def row(self, key: str, measure: Callable[[], Any]) -> Any:
+        """The row of a key; it is measured unless an earlier run has done so."""
+        rows = self._saved["rows"]
+        if key in rows:
+            say(f"{key}: measured by an earlier run")
+        else:
+            rows[key] = measure()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = self.path.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(self._saved))
+            unfinished.replace(self.path)
+        return rows[key]
 
 
 Times = dict[str, list[list[float]]]  # contender -> round -> seconds of each step

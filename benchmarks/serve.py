@@ -9,6 +9,7 @@ OpenVINO GenAI has the same weights, converted, and an environment of its own. B
 - `mixed`: 32 requests at once, prompts of 16 to 256 tokens, outputs of 16 to 128: output tokens per second. Peers:
   `generate` with static batches of 16, left-padded, of which useful tokens count; its continuous batching; OpenVINO.
 - `times faster`: ours over the peer, median over turns.
+- A run that is stopped goes on with the next row when it is started again.
 - `bytes/s`: of the weights in a step of one sequence, and what this machine reads from memory, in a copy of 256 MB.
 """
 
@@ -18,6 +19,7 @@ import random
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +222,12 @@ def run(quick: bool) -> dict[str, Any]:
     rounds = 1 if quick else ROUNDS
     cases = [case for case in CONTENDERS if not quick or not case.endswith(KINDS)]
     told: dict[str, Any] = {}
+    rows = harness.Rows("serve-quick" if quick else "serve", ["transformers"])
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
-            told[size] = {case: compared(case, size, rounds, Path(folder)) for case in cases}
+            told[size] = {
+                case: rows.row(f"{size}, {case}", partial(compared, case, size, rounds, Path(folder))) for case in cases
+            }
         weights = sum(p.numel() * 2 for p in model_of(size).parameters())
         told[size]["bytes/s"] = {"decoding": weights / told[size]["batch 1"]["tutti"]["step, s"],
                                  "memory": bandwidth()}  # fmt: skip

@@ -14,6 +14,7 @@ def harness(monkeypatch, tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "RESULTS", tmp_path / "benchmarks" / "results")
+    monkeypatch.setattr(module.Rows, "FOLDER", tmp_path / "rows")
     (tmp_path / "benchmarks").mkdir()
     return module
 
@@ -74,6 +75,29 @@ def test_last_line_is_the_saved_object(harness, monkeypatch, capsys, script, opt
     assert {"benchmark", "date", "device", "threads", "versions"} <= set(result)
     assert {"python", "torch", "tutti", "numpy"} == set(result["versions"])
     assert "half done" in captured.err and "half done" not in captured.out
+
+
+def test_rows_of_a_run_that_was_stopped_are_not_measured_again(harness, monkeypatch, capsys):
+    measured = []
+
+    def measure(row):
+        measured.append(row)
+        return {"s": len(measured)}
+
+    rows = harness.Rows("long")
+    assert rows.row("a", lambda: measure("a")) == {"s": 1}
+    with pytest.raises(ZeroDivisionError):
+        rows.row("b", lambda: 1 / 0)
+    again = harness.Rows("long")
+    assert [again.row(key, lambda key=key: measure(key)) for key in "ab"] == [{"s": 1}, {"s": 2}]
+    assert measured == ["a", "b"]
+    harness.Rows("long", ["numpy"]).row("a", lambda: measure("a with other versions"))
+    assert measured == ["a", "b", "a with other versions"]
+    (harness.Rows.FOLDER / "long.json").write_text("{")  # a file that is cut off
+    assert harness.Rows("long").row("a", lambda: measure("a")) == {"s": 4}
+    monkeypatch.setattr(sys, "argv", ["long.py"])
+    harness.main(lambda quick: {}, "long.py")
+    assert not (harness.Rows.FOLDER / "long.json").exists(), "the whole result is saved"
 
 
 def test_contenders_may_warm_up_together(harness):
