@@ -8,7 +8,7 @@ contender is a process of its own; one waits while the other works. The busy pro
 from __future__ import annotations
 
 import multiprocessing
-import statistics
+import time
 from typing import Any
 
 import harness
@@ -18,8 +18,6 @@ ROUNDS, SIZE = 9, "104M"
 
 
 def work(turns: harness.Turns, whose: str) -> None:
-    import time
-
     from tutti.serve import Engine, Request, Sampling
 
     engine = Engine(model_of(SIZE), plan="single", memory=512 << 20, prefix_cache=False)
@@ -49,20 +47,17 @@ def compute() -> None:
         sum(range(100_000))
 
 
-def compared(contenders: dict[str, harness.Process], count: int, rounds: int) -> dict[str, float]:
-    steps: dict[str, list[float]] = {name: [] for name in contenders}
-    for i in range(rounds + 1):
-        for name, contender in contenders.items():
-            (took,) = contender.turn(count)
-            if i:
-                steps[name].append(took)
-    own, openmp = steps["own"], steps["openmp"]
-    return {"own threads, s": statistics.median(own), "openmp, s": statistics.median(openmp),
-            "times": statistics.median(b / a for a, b in zip(own, openmp, strict=True))}  # fmt: skip
+def compared(contenders: list[harness.Process], count: int, rounds: int) -> dict[str, float]:
+    times = harness.take_turns(contenders, rounds, steps=count, warmup=count)  # a turn decodes `count` sequences
+    return {
+        "own threads, s": harness.summary(times["own"])["median"],
+        "openmp, s": harness.summary(times["openmp"])["median"],
+        "times": harness.ratio(times, ["own"], ["openmp"])["times_faster"],
+    }
 
 
 def run(quick: bool) -> dict[str, Any]:
-    contenders = {name: harness.Process(name, work, name) for name in ("own", "openmp")}
+    contenders = [harness.Process(name, work, name) for name in ("own", "openmp")]
     busy = multiprocessing.get_context("spawn").Process(target=compute, daemon=True)
     figures: dict[str, Any] = {}
     for case in ("alone", "beside a busy process"):
@@ -72,7 +67,7 @@ def run(quick: bool) -> dict[str, Any]:
             figures[f"{case}, batch {count}"] = compared(contenders, count, 3 if quick else ROUNDS)
             harness.say(f"{case}, batch {count}: {figures[f'{case}, batch {count}']}")
     busy.kill()
-    for contender in contenders.values():
+    for contender in contenders:
         contender.close()
     return figures
 

@@ -1,5 +1,5 @@
-// Norms, rotary embedding, activations and gated units of few rows (rows.py), in float32, rounded where the formulas round. Each row
-// is computed alike. Threads share the rows.
+// Norms, rotary embedding, activations and gated units of few rows (rows.py), in float32, rounded where the formulas
+// round. Each row is computed alike. Threads share the rows.
 
 #include <array>
 #include <string_view>

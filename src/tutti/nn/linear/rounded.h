@@ -74,7 +74,7 @@ constexpr int64_t AHEAD = 2048;  // bytes of a row that are fetched before they 
 static_assert(FINER == 1 << 8 && 255LL * (127 * FINER + 128) * DEPTH < 1LL << 31);
 
 // What is multiplied: W (n, k), rounded rows, and the totals of their groups, whose digits are added up: (m, groups).
-// starts: what the sums of a group begin with, less what a zero that all codes share adds to them.
+// starts: what the sums of a group begin with: minus what a zero that all codes share adds to them.
 struct Product {
   const Weight& w;
   int64_t n, k, group;
