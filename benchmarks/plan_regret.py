@@ -44,6 +44,7 @@ from tutti.ir.step_graph import StepGraph
 from tutti.lower.variants.vary import vary
 from tutti.plan.plan import Plan
 from tutti.sim.dryrun import dry_run
+from tutti.whole_files import write_text
 
 KEPT = machine.FOLDER / "plan_regret"
 ROUNDS, QUICK_ROUNDS = 4, 2
@@ -127,11 +128,11 @@ def measured(case: Case, plans: dict[str, Plan], rounds: int) -> dict[str, list[
     """The quietest turns of each plan; kept for the next time."""
     keys = {name: hashlib.sha1(content(plan).encode()).hexdigest()[:16] for name, plan in plans.items()}
     file = KEPT / f"{case} {torch.__version__}.json".replace(" ", "-")
-    known = json.loads(file.read_text()) if file.exists() else {}
-    if not set(keys.values()) <= set(known) or any(len(known[k]) < rounds for k in keys.values()):
-        known = dict(zip(keys.values(), _in_turns(case, plans, rounds), strict=True))
-        machine.write(file, json.dumps(known))
-    return {name: [Turn(*turn) for turn in known[key]] for name, key in keys.items()}
+    stored = json.loads(file.read_text()) if file.exists() else {}
+    if not set(keys.values()) <= set(stored) or any(len(stored[k]) < rounds for k in keys.values()):
+        stored = dict(zip(keys.values(), _in_turns(case, plans, rounds), strict=True))
+        write_text(file, json.dumps(stored))
+    return {name: [Turn(*turn) for turn in stored[key]] for name, key in keys.items()}
 
 
 def _in_turns(case: Case, plans: dict[str, Plan], rounds: int) -> list[list[Turn]]:
@@ -141,10 +142,10 @@ def _in_turns(case: Case, plans: dict[str, Plan], rounds: int) -> list[list[Turn
         for name, plan in plans.items():
             about.append(max(pool.run(prepare, case.model, plan.to_json(), case.level)))
             harness.say(f"{case}: {name}, about {1e3 * about[-1]:.0f} ms")
-        found: list[list[Turn]] = [[] for _ in plans]
+        records: list[list[Turn]] = [[] for _ in plans]
         patience = PATIENCE
         for i in range(MOST * rounds):
-            left = [j for j, turns in enumerate(found) if sum(t.foreign < QUIET for t in turns) < rounds]
+            left = [j for j, turns in enumerate(records) if sum(t.foreign < QUIET for t in turns) < rounds]
             if not left:
                 break
             first = i % len(left)
@@ -152,14 +153,14 @@ def _in_turns(case: Case, plans: dict[str, Plan], rounds: int) -> list[list[Turn
                 patience -= _wait(patience)
                 ranks = pool.run(turn, j, max(1, round(SECONDS / about[j])))
                 foreign = ranks[0][2] - sum(cpu for _, cpu, _, _ in ranks) / ranks[0][3]
-                found[j].append(Turn(max(seconds for seconds, *_ in ranks), max(0.0, foreign)))
-            best = min(range(len(found)), key=lambda j: min(found[j]))
-            quiet = statistics.mean(sum(t.foreign < QUIET for t in turns) for turns in found)
+                records[j].append(Turn(max(seconds for seconds, *_ in ranks), max(0.0, foreign)))
+            best = min(range(len(records)), key=lambda j: min(records[j]))
+            quiet = statistics.mean(sum(t.foreign < QUIET for t in turns) for turns in records)
             said = f"of {rounds} quiet turns {quiet:.1f}, patience {patience:.0f} s, fastest {names[best]}"
             harness.say(f"{case}: round {i + 1}, {said}")
     finally:
         pool.close()
-    return [sorted(turns, key=lambda t: t.foreign)[:rounds] for turns in found]
+    return [sorted(turns, key=lambda t: t.foreign)[:rounds] for turns in records]
 
 
 def lower_quartile(values: list[float]) -> float:
@@ -171,13 +172,13 @@ def lower_quartile(values: list[float]) -> float:
 
 def cluster_of(processes: int) -> Cluster:
     threads = machine.threads_of(processes, 1)
-    found = calibrated(processes, threads, "cpu")
-    if found is None:
+    cluster = calibrated(processes, threads, "cpu")
+    if cluster is None:
         harness.say(f"calibrating {processes} processes")
         calibrate(processes, threads, kind="cpu")
-        found = calibrated(processes, threads, "cpu")
-        assert found, "a calibration that was just made"
-    return found
+        cluster = calibrated(processes, threads, "cpu")
+        assert cluster, "a calibration that was just made"
+    return cluster
 
 
 def predicted(graph: StepGraph, plan: Plan, cluster: Cluster, level: str) -> float:

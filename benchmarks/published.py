@@ -34,6 +34,7 @@ from tutti.plan.planner import Planner
 from tutti.plan.textbook import parse_name
 from tutti.sim.dryrun import dry_run
 from tutti.sim.error_bars import DENSE, EXPERTS, MEMORY, kind_of, within
+from tutti.whole_files import write_text
 
 DATA = Path(__file__).parent / "published_runs"
 QUICK = ("S4", "M1", "S6")
@@ -110,11 +111,11 @@ def predicted(row: Row) -> Row:
     captured = Captured(workload, lambda _: None)
     variant = parse_name(name, cluster.size).variant
     graph = captured.graph(count, variant)
-    made = dry_run(graph, Planner(graph, cluster, (), count, variant).named(name), cluster, LEVEL)
-    foreseen = made.prediction()
+    simulated = dry_run(graph, Planner(graph, cluster, (), count, variant).named(name), cluster, LEVEL)
+    foreseen = simulated.prediction()
     return {
-        "plan": name, "kind": kind_of(made), "predicted_seconds": foreseen.step_seconds,
-        "communication_seconds": foreseen.communication_seconds, "bubble_seconds": made.bubble,
+        "plan": name, "kind": kind_of(simulated), "predicted_seconds": foreseen.step_seconds,
+        "communication_seconds": foreseen.communication_seconds, "bubble_seconds": simulated.bubble,
         "predicted_gib": foreseen.peak_bytes / 2**30, "fits": foreseen.peak_bytes <= cluster.device.memory,
         "took": round(time.perf_counter() - start, 1),
     }  # fmt: skip
@@ -125,7 +126,7 @@ def cached(row: Row, source: str) -> Row:
     key = hashlib.sha256(json.dumps([row, named(row), source]).encode()).hexdigest()[:24]
     file = machine.FOLDER / "published" / f"{key}.json"
     if not file.is_file():
-        machine.write(file, json.dumps(predicted(row)))
+        write_text(file, json.dumps(predicted(row)))
     return json.loads(file.read_text())
 
 
@@ -137,16 +138,17 @@ def source() -> str:
     return digest.hexdigest()
 
 
-def judged(row: Row, found: Row) -> Row:
+def judged(row: Row, prediction: Row) -> Row:
     """A row of the result."""
     seconds, gib = row["step_seconds"], row["peak_gib"]
     return {
-        "row": row["row"], "model": Path(row["config"]).stem, "cluster": row["cluster"], "plan": found["plan"],
-        "kind": found["kind"], "published_seconds": seconds, "predicted_seconds": round(found["predicted_seconds"], 4),
-        "error": round(found["predicted_seconds"] / seconds - 1, 4),
-        "published_gib": gib, "predicted_gib": round(found["predicted_gib"], 2),
-        "memory_error": round(found["predicted_gib"] / gib - 1, 4) if gib else None,
-        "fits": found["fits"], "source": row["source"].split(" (")[0].split(", ")[0], "took": found["took"],
+        "row": row["row"], "model": Path(row["config"]).stem, "cluster": row["cluster"], "plan": prediction["plan"],
+        "kind": prediction["kind"], "published_seconds": seconds,
+        "predicted_seconds": round(prediction["predicted_seconds"], 4),
+        "error": round(prediction["predicted_seconds"] / seconds - 1, 4),
+        "published_gib": gib, "predicted_gib": round(prediction["predicted_gib"], 2),
+        "memory_error": round(prediction["predicted_gib"] / gib - 1, 4) if gib else None,
+        "fits": prediction["fits"], "source": row["source"].split(" (")[0].split(", ")[0], "took": prediction["took"],
     }  # fmt: skip
 
 
@@ -154,16 +156,16 @@ def errors(rows: Iterable[Mapping[str, Any]], what: str = "error") -> list[float
     return [abs(row[what]) for row in rows if row[what] is not None]
 
 
-def summary(found: Sequence[float]) -> dict[str, float]:
+def summary(errors: Sequence[float]) -> dict[str, float]:
     return {
-        "rows": len(found), "mean": round(statistics.mean(found), 4), "median": round(statistics.median(found), 4),
-        "largest": round(max(found), 4), "error_bar": round(within(found), 4),
+        "rows": len(errors), "mean": round(statistics.mean(errors), 4), "median": round(statistics.median(errors), 4),
+        "largest": round(max(errors), 4), "error_bar": round(within(errors), 4),
     }  # fmt: skip
 
 
 def by_kind(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     of = {kind: errors(row for row in rows if row["kind"] == kind) for kind in (DENSE, EXPERTS)}
-    return {kind: summary(found) for kind, found in {**of, MEMORY: errors(rows, "memory_error")}.items() if found}
+    return {kind: summary(values) for kind, values in {**of, MEMORY: errors(rows, "memory_error")}.items() if values}
 
 
 def by_source(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
@@ -182,8 +184,8 @@ def run(quick: bool) -> dict[str, Any]:
         harness.say(f"{r['row']:5} {r['model']:16} {r['predicted_seconds']:9.3f} s predicted, "
                     f"{r['published_seconds']:9.3f} published: {100 * r['error']:+6.1f} %{memory}")  # fmt: skip
     kinds = by_kind(rows)
-    for kind, found in kinds.items():
-        harness.say(f"{kind}: mean error {100 * found['mean']:.1f} % of {found['rows']} rows")
+    for kind, figures in kinds.items():
+        harness.say(f"{kind}: mean error {100 * figures['mean']:.1f} % of {figures['rows']} rows")
     if not quick:
         draw(rows, harness.RESULTS / "published.svg")
     return {

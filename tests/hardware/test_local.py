@@ -8,6 +8,7 @@ import torch
 
 from tutti.hardware import Cluster, Device, Link, local, machine
 from tutti.hardware.presets import RING_ONLY
+from tutti.whole_files import write_text
 
 module = import_module("tutti.hardware.local")
 
@@ -100,7 +101,7 @@ CALIBRATED = Cluster(Device("cpu", {"float32": 3e11}, 1e9, 1e10), ((4, Link(1e9,
 def keep(folder, key: str) -> Path:
     file = machine.calibration("cpu", 4, 2, folder)
     source = machine.CALIBRATED + key
-    machine.write(file, replace(CALIBRATED, device=replace(CALIBRATED.device, source=source)).to_json())
+    write_text(file, replace(CALIBRATED, device=replace(CALIBRATED.device, source=source)).to_json())
     return file
 
 

@@ -27,13 +27,13 @@ def test_parts_of_the_cores(processes, cores, parts):
 
 
 def test_processes_keep_to_their_own_cores(monkeypatch):
-    kept = []
+    affinities = []
     monkeypatch.setattr(machine, "_allowed", lambda: (4, 5, 6, 7))
-    monkeypatch.setattr(machine.os, "sched_setaffinity", lambda process, cores: kept.append(cores), raising=False)
-    assert machine.keep_to_own_cores(1, 2, 2) and kept == [{6, 7}]
+    monkeypatch.setattr(machine.os, "sched_setaffinity", lambda process, cores: affinities.append(cores), raising=False)
+    assert machine.keep_to_own_cores(1, 2, 2) and affinities == [{6, 7}]
     assert not machine.keep_to_own_cores(0, 1, 4), "has all of them"
     assert not machine.keep_to_own_cores(1, 2, 4), "its threads would share them"
-    assert machine.cores() == 4 and len(kept) == 1
+    assert machine.cores() == 4 and len(affinities) == 1
 
 
 def test_a_key_tells_machines_releases_and_jobs_apart(monkeypatch):
@@ -41,10 +41,3 @@ def test_a_key_tells_machines_releases_and_jobs_apart(monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 8)
     assert machine.key("cpu", 4, 2) == f"Abacus 2 | 8 cores | torch {torch.__version__} | 4 processes | 2 threads"
     assert machine.calibration("cpu", 4, 2, Path("here")) == Path("here/cpu-4x2.json")
-
-
-def test_files_are_written_whole(tmp_path):
-    file = tmp_path / "new" / "file.json"
-    machine.write(file, "one")
-    machine.write(file, "two")
-    assert file.read_text() == "two" and list(file.parent.iterdir()) == [file]

@@ -34,6 +34,7 @@ from tutti.data.corpus.steps import (
     Repair,
     Rules,
 )
+from tutti.whole_files import UNFINISHED
 
 CONFIG = """
 [corpus]
@@ -153,7 +154,7 @@ def test_runs_that_are_killed_at_random_moments_end_with_the_same_bytes(tmp_path
         kills += 1
     corpus = finished(tmp_path / "out")
     assert corpus is not None and kills > 0 and same(corpus, whole)
-    assert not list((tmp_path / "out").rglob("*.part"))
+    assert not list((tmp_path / "out").rglob(f"*{UNFINISHED}"))
 
 
 def _until(holds) -> None:
@@ -278,10 +279,10 @@ def test_near_copies_are_found_as_often_as_theory_says(tmp_path, planting):
     shares = {"clean": 0.8, "near": 0.2}
     modules["corpus"].write(tmp_path / "planted", 12_000_000, text=text, seed=6, shares=shares)
     corpus = Pipeline([NearDuplicates()], [Source(str(tmp_path / "planted/documents"))], tmp_path / "out").run(0)
-    kept = {i for p in corpus.files for b in read_documents(p, ["id"]) for i in b.column("id").to_pylist()}
+    ids = {i for p in corpus.files for b in read_documents(p, ["id"]) for i in b.column("id").to_pylist()}
     truth = modules["corpus"].read_truth(tmp_path / "planted")
     uses = Counter(fact["of"] for fact in truth.values())
-    pairs = [(f["jaccard"], n not in kept or f["of"] not in kept) for n, f in truth.items() if uses[f["of"]] == 1
+    pairs = [(f["jaccard"], n not in ids or f["of"] not in ids) for n, f in truth.items() if uses[f["of"]] == 1
              and f["of"] not in truth and not uses[n]]  # fmt: skip
     law = np.array([1 - (1 - s**8) ** 14 for s, _ in pairs])
     hits = np.array([hit for _, hit in pairs])

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from safetensors.torch import load_file, save_file
 
-from tutti.checkpoint import tensor_file
+from tutti import whole_files
 from tutti.checkpoint.tensor_file import write_tensors
 from tutti.rl import PPO, Agent, Placed, adapt
 from tutti.rl.adapt import minari, snapshot
@@ -145,8 +145,8 @@ def test_a_damaged_newest_file_is_passed_over_with_a_line(saved, tmp_path, capsy
     elif damage == "about":
         content[content.index(b"num_timesteps") + 18] ^= 1
     last.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
-    found = files.newest([first, last], files.whole)
-    assert found and found.path == first
+    newest = files.newest([first, last], files.whole)
+    assert newest and newest.path == first
     assert f"{last} is" in capsys.readouterr().out
     with pytest.raises(ValueError, match=f"{last} is"):
         Agent.load(last)
@@ -180,7 +180,7 @@ def test_a_full_disk_leaves_the_file_before(saved, tmp_path, monkeypatch):
     def full(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tensor_file, "to_disk", full)
+    monkeypatch.setattr(whole_files, "to_disk", full)
     with pytest.raises(OSError, match=f"{path} cannot be written: No space left on device"):
         agent.save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
@@ -226,10 +226,10 @@ def test_states_of_environments_are_data(saved, tmp_path):
 @pytest.mark.parametrize("make", [np.random.MT19937, np.random.Philox, np.random.RandomState])
 @pytest.mark.parametrize("place", [-1, 1 << 40])
 def test_generators_that_would_read_other_memory_are_refused(make, place):
-    made = make(0)
-    words, arrays = plain.pack(made if make is np.random.RandomState else np.random.Generator(made))
+    generator = make(0)
+    words, arrays = plain.pack(generator if make is np.random.RandomState else np.random.Generator(generator))
     assert plain.unpack(words, arrays).bytes(8) == (
-        made if hasattr(made, "bytes") else np.random.Generator(made)
+        generator if hasattr(generator, "bytes") else np.random.Generator(generator)
     ).bytes(8)
     name = "buffer_pos" if make is np.random.Philox else "pos"
     text = re.sub(rf'("{name}", )\d+', rf"\g<1>{place}", json.dumps(words))

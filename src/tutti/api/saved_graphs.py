@@ -21,6 +21,7 @@ from tutti.hardware import machine
 from tutti.ir.graph_file import from_json, to_json
 from tutti.ir.portable import NotPortable
 from tutti.ir.step_graph import StepGraph
+from tutti.whole_files import write_text
 
 MOST = 32  # sources that are kept
 BUILDERS = ("torch", "transformers", "peft")  # packages
@@ -62,9 +63,9 @@ class SavedGraphs:
     def save(self, name: str, graph: StepGraph, facts: dict[str, Any] | None = None) -> None:
         """Write a graph, if JSON can express it, and remove the least recently used of too many sources."""
         try:
-            machine.write(self.folder / f"{name}.json", to_json(graph))
+            write_text(self.folder / f"{name}.json", to_json(graph))
             if facts is not None:
-                machine.write(self.folder / "facts.json", json.dumps(facts))
+                write_text(self.folder / "facts.json", json.dumps(facts))
             others = sorted(self.folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
             for folder in others[MOST:]:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,8 @@ from tokenize import TokenError
 
 import numpy as np
 
+from tutti.whole_files import whole_file
+
 HEADER = (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError, RecursionError, SyntaxError,
           TokenError)  # what numpy raises for a damaged header  # fmt: skip
 DENSEST = 1032  # bytes of content to a byte of a deflated file, at most
@@ -19,14 +21,8 @@ DENSEST = 1032  # bytes of content to a byte of a deflated file, at most
 
 def write_arrays(path: str | Path, **arrays: object) -> None:
     """Write arrays. The file that was there stays until the new one is complete."""
-    path = Path(path)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with draft.open("wb") as file:
-            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with whole_file(Path(path)) as draft, draft.open("wb") as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
 def read_arrays(path: str | Path, *names: str) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tutti.checkpoint import unpickle
+from tutti.whole_files import to_disk
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run
 TRAINER_STATE = "state"  # subfolder of a checkpoint of a Trainer: the checkpoint of its step
@@ -26,7 +27,6 @@ TRAINER_JSON = "trainer_state.json"  # a file of a checkpoint of a Trainer
 MANIFEST = "manifest.json"
 METADATA = ".metadata"  # index file of torch.distributed.checkpoint
 WRITING, REPLACED = ".writing-", ".replaced-"  # prefixes of folders that are not complete, or no longer
-WHOLE = ".partial"  # suffix of a file that is being written
 FORMAT = 1  # of manifests
 
 Files = dict[str, dict[str, int | str]]  # by name: bytes and sha256
@@ -228,18 +228,6 @@ def describe(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there as a whole, or as it was before, whenever the process ends."""
-    draft = path.with_name(f"{path.name}{WHOLE}")
-    try:
-        draft.write_text(text)
-        to_disk(draft)
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
 @contextmanager
 def os_errors() -> Iterator[None]:
     """Raise errors of the file system that libraries in Rust report, by their text, as OSErrors."""
@@ -250,12 +238,3 @@ def os_errors() -> Iterator[None]:
             code = int(number[1])
             raise OSError(code, os.strerror(code)) from error
         raise
-
-
-def to_disk(path: Path) -> None:
-    """Wait until a file or a folder is on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

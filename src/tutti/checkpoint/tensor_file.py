@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor, uint8
 
-from tutti.checkpoint.folder import os_errors, to_disk
+from tutti.checkpoint.folder import os_errors
 from tutti.weight_files import opened
+from tutti.whole_files import whole_file
 
 CHECKSUM = "sha256"  # a key of the metadata
-UNFINISHED = ".unfinished"  # the end of the name of a file that is being written
 
 
 def write_tensors(
@@ -34,19 +32,13 @@ def write_tensors(
     from safetensors.torch import save_file
 
     contiguous, metadata = _apart(tensors), dict(metadata or {})
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os_errors():
-            save_file(contiguous, unfinished, {**metadata, CHECKSUM: _checksum(contiguous, metadata)})
-        to_disk(unfinished)
-        if previous is not None and path.exists():
-            _second_name(path, previous)
-        unfinished.replace(path)
-        to_disk(path.parent)
+        with whole_file(path, durable=True) as draft:
+            with os_errors():
+                save_file(contiguous, draft, {**metadata, CHECKSUM: _checksum(contiguous, metadata)})
+            if previous is not None and path.exists():
+                _second_name(path, previous)
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise OSError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 

@@ -15,6 +15,7 @@ from tutti.hardware.curve import Curve
 from tutti.hardware.device import FAMILIES
 from tutti.hardware.topology import Cluster
 from tutti.launch.progress import drawn_when_counted
+from tutti.whole_files import write_text
 
 SHAPES = ((512, 512, 512), (2048, 512, 2048), (1, 2048, 2048))
 BYTES = (1 << 16, 1 << 22, 1 << 26)
@@ -56,7 +57,7 @@ def command(
         threads = machine.threads_of(devices, threads)
         cluster = calibrate(devices, threads, kind, prepare=keep_freed_memory, display=drawn_when_counted)
     file = save or machine.calibration(kind, devices, threads)
-    machine.write(file, cluster.to_json())
+    write_text(file, cluster.to_json())
     console = Console(highlight=False)
     for table in (_computing(cluster), _moving(cluster), *_exchanging(cluster)):
         console.print(table)

@@ -26,6 +26,7 @@ from tutti.nn.quantized.quantized_linear import QuantizedLinear
 from tutti.nn.quantized.scheme import Scheme
 from tutti.progress import Count
 from tutti.weight_files import files_of, opened
+from tutti.whole_files import UNFINISHED, write_text
 
 STATE = "compress.json"  # in the folder that is being written
 
@@ -194,6 +195,8 @@ class Files:
         if not state["blocks"]:
             shutil.rmtree(self.draft, ignore_errors=True)
         self.draft.mkdir(parents=True, exist_ok=True)
+        for file in self.draft.glob(f"*{UNFINISHED}"):
+            file.unlink()
         return state
 
     def _inside(self, name: str) -> bool:
@@ -235,9 +238,7 @@ class Files:
         """Write a block, and that it is finished."""
         tensors = written.file_tensors(self.model, lambda name: name.startswith(f"{path}."))
         written.write(tensors, self._file(path))
-        state = self.draft / f"{STATE}.unfinished"
-        state.write_text(json.dumps(self.state))
-        state.replace(self.draft / STATE)
+        write_text(self.draft / STATE, json.dumps(self.state))
 
     def end(self) -> None:
         """Write what stands outside of blocks, and put the folder in its place."""

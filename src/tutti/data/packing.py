@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from tutti.data.text_folder import Document
 from tutti.data.tokenizer import encode
 from tutti.progress import Count, silent
+from tutti.whole_files import write_text
 
 _CHUNK = 64  # documents between two records of progress
 
@@ -105,6 +106,4 @@ def _resume(binary: Path, note: Path, dtype: str) -> Packed:
 
 def _write(path: Path, packed: Packed) -> None:
     meta = {k: v for k, v in asdict(packed).items() if k != "path"}
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(meta))
-    scratch.replace(path)
+    write_text(path, json.dumps(meta))

@@ -23,6 +23,7 @@ from tutti.hardware.device import Device, Link
 from tutti.hardware.presets import LOOPBACK, PRESETS, RING_ONLY
 from tutti.hardware.timing import times
 from tutti.hardware.topology import Cluster
+from tutti.whole_files import write_text
 
 CACHE = machine.FOLDER / "devices.json"
 PCIE = Link(32e9, 5.7e-6, 0.75, "assumed: PCI Express 4.0 x16")
@@ -152,7 +153,7 @@ def _cached(key: str, cache: Path | None, make: Callable[[], dict]) -> dict:
     if not isinstance(entries, dict) or key not in entries:
         entries = {**(entries if isinstance(entries, dict) else {}), key: make()}
         try:
-            machine.write(cache, json.dumps(entries, indent=2))
+            write_text(cache, json.dumps(entries, indent=2))
         except OSError as error:
             warnings.warn(f"could not keep the measurement of this machine: {error}", stacklevel=3)
     return entries[key]

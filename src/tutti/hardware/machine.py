@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -106,15 +105,6 @@ def memory(device: torch.device) -> int:
     except OSError:
         return total
     return min(total, int(limit)) if limit.isdigit() else total
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file atomically: other processes may read it at any time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    Path(name).replace(path)
 
 
 @cache

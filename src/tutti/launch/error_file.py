@@ -11,6 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from torch.distributed.elastic.multiprocessing.errors import record as elastic
 
 from tutti.launch.launch import is_plain, rank, world_size
+from tutti.whole_files import write_text
 
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _NOT_USER = (str(Path(__file__).parents[1]), "<frozen", sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
@@ -40,9 +41,8 @@ class ErrorFile(ErrorHandler):
             "frame": frame_of_user(traceback.extract_tb(tb)),
             "plain": is_plain(e),
         }
-        whole = Path(path).with_suffix(".part")  # the launcher may read the file, and end this process, at any time
-        whole.write_text(json.dumps({"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}))
-        whole.replace(path)
+        report = {"message": {"message": f"{type(e).__name__}: {e}", "extraInfo": extra}}
+        write_text(Path(path), json.dumps(report))  # the launcher may read it, and end this process, at any time
         return True
 
 

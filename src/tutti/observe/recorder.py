@@ -30,6 +30,7 @@ from tutti.lower.program import Program
 from tutti.observe.calls import calls_of, count
 from tutti.observe.links import Links
 from tutti.plan.layouts.layout import devices
+from tutti.whole_files import write_text
 
 STEPS = 50  # kept in the file
 
@@ -59,9 +60,8 @@ class Recorder:
         self.rewrite()
 
     def rewrite(self) -> None:
-        whole, self.written = self.path.with_suffix(".part"), len(self.steps)
-        whole.write_text("".join(f"{line}\n" for line in (*self.head, *self.steps)))
-        whole.replace(self.path)
+        self.written = len(self.steps)
+        write_text(self.path, "".join(f"{line}\n" for line in (*self.head, *self.steps)))
 
     def append(self, line: str) -> None:
         with open(self.path, "a") as file:

@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tutti.checkpoint.folder import write_whole
 from tutti.config.build import build
 from tutti.config.files import read, toml_value
 from tutti.launch.interrupt import noted
@@ -27,6 +26,7 @@ from tutti.rl.placement.job import RunPlacement
 from tutti.rl.placement.placement import SPLIT, Placed
 from tutti.rl.placement.ranks import process
 from tutti.rl.presets import PRESETS, preset
+from tutti.whole_files import write_text
 
 FINAL, CURVE, CONFIG = "agent.safetensors", "curve.json", "config.json"
 
@@ -158,7 +158,7 @@ def placed_run(run: RunConfig) -> None:
     curve, scores = Curve(), EvalCallback(run.evaluate, threshold=run.threshold, best=folder / "best.safetensors")
     if process() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / CONFIG, json.dumps(_check_folder(run, folder)))
+        write_text(folder / CONFIG, json.dumps(_check_folder(run, folder)), durable=True)
         curve.points.extend(_points(folder))
         written = CurveFile(curve, folder, every=1)
         callbacks = [curve, written, scores, TensorBoard(folder), _says(scores)]
@@ -212,7 +212,7 @@ def _begun(run: RunConfig, folder: Path) -> Agent:
         return agent
     agent = kind(run.env, seed=run.seed, level=run.level, **options, **more)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / CONFIG, json.dumps(config))
+    write_text(folder / CONFIG, json.dumps(config), durable=True)
     return agent
 
 
@@ -256,7 +256,7 @@ class CurveFile(Every):
         self.curve, self.path = curve, folder / CURVE
 
     def run(self, agent: Agent) -> None:
-        write_whole(self.path, json.dumps(self.curve.points))
+        write_text(self.path, json.dumps(self.curve.points), durable=True)
 
 
 def _points(folder: Path) -> list[tuple[int, float]]:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tutti.whole_files import write_text
+
 
 def differing(tables: dict[str, Any], path: Path) -> list[str]:
     """Keys, as in "run.dt", of tables of a config that differ from those `note` wrote; none without the file.
@@ -33,14 +35,7 @@ def differing(tables: dict[str, Any], path: Path) -> list[str]:
 
 def note(tables: dict[str, Any], path: Path) -> None:
     """Write the tables of a config as JSON."""
-    write(path, json.dumps(tables, indent=1) + "\n")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file so that an interruption leaves the old one or the new one."""
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    write_text(path, json.dumps(tables, indent=1) + "\n")
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from tutti.plan.textbook import refined, with_recompute
 from tutti.plan.variant import PLAIN, Variant
 from tutti.sim.dryrun import dry_run
 from tutti.sim.forward import forward_seconds
+from tutti.whole_files import write_text
 
 ROOM = 2  # times all tensors of a step's graph: an upper bound that includes workspaces
 SAID = "taken from the plans that were found before: the same graph, cluster and options"
@@ -131,7 +132,7 @@ def best_plan(
         plan = search.best()
     if file:
         try:
-            machine.write(file, plan.to_json() + "\n")
+            write_text(file, plan.to_json() + "\n")
         except OSError as error:
             warnings.warn(f"the plan that was found is not kept: {error}", stacklevel=2)
     return plan

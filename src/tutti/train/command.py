@@ -80,7 +80,8 @@ def _check_same_run(folder: Path, config: Config, text_key: str, display: Displa
 
     A run without checkpoints starts over with the new options.
     """
-    from tutti.checkpoint.folder import CHECKPOINTS, write_whole
+    from tutti.checkpoint.folder import CHECKPOINTS
+    from tutti.whole_files import write_text
 
     now = {"text": text_key, "config": json.loads(json.dumps(asdict(config)))}
     path = folder / RUN
@@ -94,4 +95,4 @@ def _check_same_run(folder: Path, config: Config, text_key: str, display: Displa
     if changed:
         display.say("changed since the run began: " + "; ".join(changed.values()))
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(now, indent=1))
+    write_text(path, json.dumps(now, indent=1), durable=True)

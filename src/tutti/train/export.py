@@ -17,6 +17,7 @@ from tutti.exec.stores.offload_store import OffloadStore
 from tutti.exec.stores.sharded_tensor import ShardedTensor
 from tutti.plan.tier import DISK
 from tutti.train.text.progress import Display
+from tutti.whole_files import whole_folder
 
 
 def command(
@@ -53,15 +54,13 @@ def export(checkpoint: Path, out: Path, shard: str = "5GB") -> None:
     stored = CheckpointReader(checkpoint)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
-    draft = out.with_name(f".writing-{out.name}")
-    shutil.rmtree(draft, ignore_errors=True)
-    offload_store, weights = OffloadStore(draft), {}
-    for name in model.state_dict():
-        if (key := key_of(stored, name)) is not None:
-            weights[name] = offload_store.take(stored.tensors[key], DISK)
-            stored.load({key: ShardedTensor.whole(weights[name])})
-    model.to(dtype=next(iter(weights.values())).dtype).save_pretrained(draft, state_dict=weights, max_shard_size=shard)
-    for path in checkpoint.glob("*token*"):
-        shutil.copy(path, draft)
-    shutil.rmtree(out, ignore_errors=True)
-    draft.rename(out)
+    with whole_folder(out) as draft:
+        offload_store, weights = OffloadStore(draft), {}
+        for name in model.state_dict():
+            if (key := key_of(stored, name)) is not None:
+                weights[name] = offload_store.take(stored.tensors[key], DISK)
+                stored.load({key: ShardedTensor.whole(weights[name])})
+        model.to(dtype=next(iter(weights.values())).dtype)
+        model.save_pretrained(draft, state_dict=weights, max_shard_size=shard)
+        for path in checkpoint.glob("*token*"):
+            shutil.copy(path, draft)

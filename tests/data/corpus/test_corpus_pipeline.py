@@ -18,6 +18,7 @@ from tutti.data.corpus.accounts import Account
 from tutti.data.corpus.pipeline import finished
 from tutti.data.corpus.pool import Here, Processes
 from tutti.data.corpus.steps import Duplicates, Language, Licence, Lines, Mix, NearDuplicates, Repair, Rules, Words
+from tutti.whole_files import UNFINISHED
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_a_full_disk_leaves_no_file_that_looks_complete(raw, tmp_path, monkeypat
     monkeypatch.setattr(files.Checked, "write", write)
     with pytest.raises(CorpusError, match="No space left on device"):
         pipeline(raw, tmp_path / "out").run(workers=0)
-    assert not list((tmp_path / "out").rglob("*.part")) and finished(tmp_path / "out") is None
+    assert not list((tmp_path / "out").rglob(f"*{UNFINISHED}")) and finished(tmp_path / "out") is None
     room[0] = 1 << 40
     assert pipeline(raw, tmp_path / "out").run(workers=0).key == whole.key
 

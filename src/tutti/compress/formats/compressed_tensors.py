@@ -52,6 +52,7 @@ from tutti.nn.quantized.scheme import (
     unpack_bits,
     unpack_ternary,
 )  # fmt: skip
+from tutti.whole_files import whole_file, whole_folder
 
 METHOD = "compressed-tensors"
 VERSION = "0.15.0"  # of the package that reads what is written
@@ -424,22 +425,18 @@ def save(model: Any, folder: Path, shard: int = 5 << 30, files: Path | None = No
     check_out(folder)
     modules = {path: x for path, x in model.named_modules() if isinstance(x, QuantizedModule)}
     check(model, {path: x.scheme for path, x in modules.items()})
-    draft = folder.with_name(f".writing-{folder.name}")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
     shards: list[dict[str, Tensor]] = [{}]
     for name, x in file_tensors(model).items():
         if shards[-1] and sum(y.nbytes for y in shards[-1].values()) + x.nbytes > shard:
             shards.append({})
         shards[-1][name] = x
     names = {}
-    for i, tensors in enumerate(shards):
-        file = "model.safetensors" if len(shards) == 1 else shard_name(i, len(shards))
-        write(tensors, draft / file)
-        names |= dict.fromkeys(tensors, file)
-    finish(model, draft, names, files)
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
+    with whole_folder(folder) as draft:
+        for i, tensors in enumerate(shards):
+            file = "model.safetensors" if len(shards) == 1 else shard_name(i, len(shards))
+            write(tensors, draft / file)
+            names |= dict.fromkeys(tensors, file)
+        finish(model, draft, names, files)
     return folder
 
 
@@ -475,12 +472,10 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    draft = path.with_name(f"{path.name}.unfinished")
     try:
-        save_file({name: x.detach().contiguous() for name, x in tensors.items()}, draft, {"format": "pt"})
-        draft.replace(path)
+        with whole_file(path) as draft:
+            save_file({name: x.detach().contiguous() for name, x in tensors.items()}, draft, {"format": "pt"})
     except (OSError, SafetensorError) as error:
-        draft.unlink(missing_ok=True)
         raise OSError(f"could not save {path}: {error}") from error
 
 

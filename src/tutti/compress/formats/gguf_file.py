@@ -16,7 +16,6 @@ is allocated, and the tensors are memory-mapped.
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tutti.compress.formats.gguf_blocks import TYPES, BlockType
+from tutti.whole_files import whole_file
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
@@ -78,23 +78,14 @@ def write(path: Path, metadata: Mapping[str, Any], tensors: Iterable[Written]) -
     NumPy array. Raises OSError if the disk is full.
     """
     tensors = list(tensors)
-    unfinished = path.with_name(path.name + ".unfinished")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(unfinished, "wb") as file:
-            _write_head(file, metadata, tensors)
-            for x in tensors:
-                rows = np.ascontiguousarray(x.rows())
-                if rows.nbytes != x.bytes:
-                    raise AssertionError(f"{x.name} has {rows.nbytes} bytes, expected {x.bytes}")
-                file.write(rows.data)
-                file.write(b"\0" * (-rows.nbytes % ALIGNMENT))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with whole_file(path, durable=True) as draft, open(draft, "wb") as file:
+        _write_head(file, metadata, tensors)
+        for x in tensors:
+            rows = np.ascontiguousarray(x.rows())
+            if rows.nbytes != x.bytes:
+                raise AssertionError(f"{x.name} has {rows.nbytes} bytes, expected {x.bytes}")
+            file.write(rows.data)
+            file.write(b"\0" * (-rows.nbytes % ALIGNMENT))
 
 
 def _write_head(file: BinaryIO, metadata: Mapping[str, Any], tensors: list[Written]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
+
+from tutti.whole_files import whole_file
 
 
 class Checked:
@@ -55,22 +55,13 @@ class Checked:
 def atomic(path: Path) -> Iterator[Checked]:
     """A file that gets its name when the block ends without an error. An error of the disk (full, say) is raised and
     leaves nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        with open(scratch, "wb") as file:
-            checked = Checked(file)
-            try:
-                yield checked
-            except BaseException:
-                checked.abandoned = True
-                raise
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+    with whole_file(path, durable=True) as draft, open(draft, "wb") as file:
+        checked = Checked(file)
+        try:
+            yield checked
+        except BaseException:
+            checked.abandoned = True
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:

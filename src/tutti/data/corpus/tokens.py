@@ -23,6 +23,7 @@ from tutti.data.corpus.tasks import Task
 from tutti.data.packing import Packed, open_packed
 from tutti.data.tokenizer import encode, load_tokenizer, train_tokenizer
 from tutti.progress import Count
+from tutti.whole_files import whole_folder
 
 NAMES = ("train", "held_out")
 
@@ -74,10 +75,8 @@ def sample(corpus: Corpus, size: float) -> Iterator[str]:
 
 def learn_tokenizer(corpus: Corpus, vocab_size: int, size: float, folder: Path) -> None:
     """Learn a tokenizer from `size` bytes of a corpus and save it into a folder, at once."""
-    scratch = folder.with_name(f".{folder.name}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    train_tokenizer(sample(corpus, size), vocab_size).save_pretrained(scratch)
-    scratch.rename(folder)
+    with whole_folder(folder) as draft:
+        train_tokenizer(sample(corpus, size), vocab_size).save_pretrained(draft)
 
 
 def tokenize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+
+from tutti.whole_files import whole_file
 
 SMALL = 1 << 20  # bytes; indexes of smaller files are not kept
 CHUNK = 1 << 24
@@ -37,14 +39,8 @@ def indexed(
     except (OSError, ValueError, KeyError):
         pass  # none yet, or half written by another program
     index = make(path)
-    scratch = saved.with_name(f"{saved.name}.{os.getpid()}.tmp")
-    try:
-        saved.parent.mkdir(parents=True, exist_ok=True)
-        with open(scratch, "wb") as file:
-            np.savez(file, **{"stamp": stamp, **index})  # pyright: ignore[reportArgumentType]
-        scratch.replace(saved)
-    except OSError:
-        scratch.unlink(missing_ok=True)
+    with suppress(OSError), whole_file(saved) as draft, open(draft, "wb") as file:
+        np.savez(file, **{"stamp": stamp, **index})  # pyright: ignore[reportArgumentType]
     return index
 
 

@@ -37,6 +37,7 @@ from tutti.rl.placement.actor import Actor
 from tutti.rl.placement.exchange import size_of
 from tutti.rl.placement.forecast import HOSTED, Costs, Line
 from tutti.rl.placement.placement import shared, shared_out
+from tutti.whole_files import write_text
 
 FOLDER = machine.FOLDER / "rl-costs"
 MAX_RANKS = 4  # ranks whose share is measured; that of others lies on the line through it
@@ -74,7 +75,7 @@ def costs(kind: str | type[Agent], env: str | Env, options: dict[str, Any], leve
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} does not hold measured costs: {error}; --fresh measures them again") from error
     measured = _Measuring(own, env, options, level, progress).costs()
-    machine.write(file, json.dumps(measured.to_table(), indent=2))
+    write_text(file, json.dumps(measured.to_table(), indent=2))
     return measured
 
 

@@ -31,6 +31,7 @@ from tutti.rl.core.vector import Moved, VectorEnv
 from tutti.rl.placement.exchange import receive, send
 from tutti.rl.placement.forecast import Line, Machine
 from tutti.rl.placement.ranks import Ranks
+from tutti.whole_files import write_text
 
 CACHE = machine.FOLDER / "rl-messages.json"
 SMALL, LARGE = 1 << 6, 1 << 20  # float32 numbers in a message
@@ -47,7 +48,7 @@ def this_machine(most: int = 4, progress: Say = silent, cache: Path | None = CAC
     if key not in tables:
         tables[key] = _measured(progress)
         if cache is not None:
-            machine.write(cache, json.dumps(tables, indent=2))
+            write_text(cache, json.dumps(tables, indent=2))
     table, now = tables[key], stretch()
     lines = {name: {int(n): Line(*x) for n, x in table[name].items()} for name in ("mean", "meet")}
     name = f"this machine, {machine.cores()} cores"

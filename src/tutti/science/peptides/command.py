@@ -17,7 +17,7 @@ from rich.console import Console
 
 from tutti.launch.launch import world_size
 from tutti.launch.progress import progress
-from tutti.science.folder import differing, note, write
+from tutti.science.folder import differing, note
 from tutti.science.peptides import evaluate, figures, grammar, ngrams, scores
 from tutti.science.peptides.conditions import OPEN, Conditions
 from tutti.science.peptides.config import PeptidesConfig
@@ -27,6 +27,7 @@ from tutti.science.peptides.oracle import Oracle, Prediction
 from tutti.science.peptides.properties import PROPERTIES, properties
 from tutti.science.peptides.report import markdown
 from tutti.science.peptides.similarity import clusters, nearest, split
+from tutti.whole_files import write_text
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 PARTS = ("train", "oracle", "validation", "held out")
@@ -106,7 +107,7 @@ class Run:
         if _begun(self.folder) and path.exists() and path.read_text() != fingerprint:
             raise ValueError(f"{self.config.data.source} has changed since the run in {self.folder} began; choose"
                              " another folder by --out, or remove it")  # fmt: skip
-        write(path, fingerprint)
+        write_text(path, fingerprint)
 
     def _values(self, peptides: Peptides) -> dict[str, np.ndarray]:
         return properties(peptides.sequences) | peptides.values
@@ -121,8 +122,8 @@ class Run:
         report, values = self._measure(generator, oracle, samples)
         shown = {name: x for name, x in values.items() if name in self.conditions.edges}
         figures.draw(self.folder / "peptides.png", losses, shown, self.conditions.edges, report.get("oracle", {}))
-        write(self.folder / "report.md", markdown(self.name, report))
-        write(self.folder / "report.json", json.dumps(report, indent=1) + "\n")
+        write_text(self.folder / "report.md", markdown(self.name, report))
+        write_text(self.folder / "report.json", json.dumps(report, indent=1) + "\n")
         self._say(report)
         return report
 
@@ -173,7 +174,7 @@ class Run:
         what = checkpoints.replace("_", "-")
         losses = generator.train(rows, self.folder / checkpoints, training, what, validation)
         generator.save(self.folder / name)
-        write(self.folder / f"{name}.json", json.dumps(losses) + "\n")
+        write_text(self.folder / f"{name}.json", json.dumps(losses) + "\n")
         shutil.rmtree(self.folder / checkpoints)
         best = min((loss, step) for step, loss in losses["validation"]) if validation else None
         chosen = f"; the best validation loss, {best[0]:.3f}, is that of step {best[1]:,}" if best else ""
@@ -199,7 +200,7 @@ class Run:
             draw(target.name, generator, target.bins, options.guidance)
         if self.config.fine_tuning.steps:
             draw("fine-tuned", self._fine_tuned(), {})
-        write(path, json.dumps(samples) + "\n")
+        write_text(path, json.dumps(samples) + "\n")
         return samples
 
     # --- measures ---
@@ -290,11 +291,11 @@ class Run:
             for key, field in {f"predicted_{label}": "mean", "low": "low", "high": "high"}.items():
                 numbers = [x for name in generated for x in getattr(predictions[name], field).tolist()]
                 columns[key] = ["" if np.isnan(x) else round(x, 4) for x in numbers]
-        write(self.folder / "peptides.csv", table(columns))
+        write_text(self.folder / "peptides.csv", table(columns))
         training = set(train)
         text = [fasta([x for x in dict.fromkeys(valid[name]) if x not in training], name.replace(" ", "_"))
                 for name in self.targets]  # fmt: skip
-        write(self.folder / "peptides.fasta", "".join(text))
+        write_text(self.folder / "peptides.fasta", "".join(text))
 
     def _say(self, report: dict[str, Any]) -> None:
         perplexity = report["perplexity"]

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from tutti.checkpoint.tensor_file import read_tensors, write_tensors
 from tutti.models.peptides import RESIDUES
-from tutti.science.folder import write
 from tutti.science.peptides.properties import PROPERTIES, counts, encode, properties
+from tutti.whole_files import write_text
 
 __all__ = ["Oracle", "Prediction"]
 
@@ -160,7 +160,7 @@ class Oracle:
         """Write oracle.safetensors and oracle.json into a folder."""
         write_tensors(self.tensors, folder / "oracle.safetensors")
         table = {"binary": self.binary, "lengths": self.lengths, "numbers": self.numbers}
-        write(folder / "oracle.json", json.dumps(table, indent=1) + "\n")
+        write_text(folder / "oracle.json", json.dumps(table, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Oracle:

@@ -5,10 +5,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tutti.checkpoint.folder import write_whole
 from tutti.observe.board import Board
 from tutti.observe.phases import append, named
 from tutti.train.values import NamedValues
+from tutti.whole_files import write_text
 
 Lines = list[NamedValues]
 _NAME = "history.jsonl"
@@ -27,7 +27,7 @@ class History:
         if write:
             folder.mkdir(parents=True, exist_ok=True)
             lines = [line for line in read(folder) if line["step"] <= step] if step else []
-            write_whole(folder / _NAME, "".join(json.dumps(line) + "\n" for line in lines))
+            write_text(folder / _NAME, "".join(json.dumps(line) + "\n" for line in lines), durable=True)
             self._file = open(folder / _NAME, "a", buffering=1)  # noqa: SIM115
             self._board = Board(folder / "tensorboard", step)
 

@@ -12,6 +12,7 @@ from tutti.data.text_folder import Corpus, Document, read_corpus
 from tutti.data.tokenizer import load_tokenizer, train_tokenizer
 from tutti.train.text.config import Config
 from tutti.train.text.progress import Display, Stage
+from tutti.whole_files import whole_folder
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ def prepare(config: Config, display: Display) -> Prepared:
 def _tokenizer(config: Config, corpus: Corpus, cache: Path, stage: Stage) -> Path:
     sample = _first(corpus.train, config.tokenizer.sample_mb * 1e6)
     key = _key([d.digest for d in sample], config.tokenizer.vocab_size)
-    folder, scratch = cache / f"tokenizer-{key}", cache / f".tokenizer-{key}"
+    folder = cache / f"tokenizer-{key}"
     size = sum(d.size for d in sample)
     if not folder.exists():
-        train_tokenizer(_counted(sample, size, stage), config.tokenizer.vocab_size).save_pretrained(scratch)
-        scratch.rename(folder)
+        with whole_folder(folder) as draft:
+            train_tokenizer(_counted(sample, size, stage), config.tokenizer.vocab_size).save_pretrained(draft)
     stage.result(f"{config.tokenizer.vocab_size} tokens, learned from {size / 1e6:.1f} MB")
     return folder
 

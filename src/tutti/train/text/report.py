@@ -12,6 +12,7 @@ from tutti.train.text.config import flatten
 from tutti.train.text.history import Lines
 from tutti.train.text.picture import loss_curve, plan_picture
 from tutti.train.values import NamedValues
+from tutti.whole_files import write_text
 
 Rows = list[tuple[str, ...]]
 
@@ -66,10 +67,7 @@ def write_report(folder: Path, sample: str) -> Path:
 
 def save(folder: Path, page: str) -> Path:
     """Write the page of a report at once: a reader sees the old one or the new one."""
-    path = folder / "report.html"
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(page, "utf-8")
-    scratch.replace(path)
+    write_text(path := folder / "report.html", page)
     return path
 
 

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, TrainerControl
 
 from tutti.api.step import Step
-from tutti.checkpoint.folder import write_whole
 from tutti.data.loader import Loader, batch_at, held_out_batches
 from tutti.data.prefetch import Prefetch
 from tutti.data.tokenizer import load_tokenizer
@@ -44,6 +43,7 @@ from tutti.train.text.schedule import WarmupCosine
 from tutti.train.trainer.arguments import TrainingArguments
 from tutti.train.trainer.trainer import Trainer
 from tutti.train.values import NamedValues, Rows
+from tutti.whole_files import write_text
 
 
 def train(config: Config, prepared: Prepared) -> None:
@@ -132,7 +132,7 @@ class Run(Trainer):
         done, steps, parallel = self.done, self.config.schedule.steps, self.config.parallel
         if self.first_rank:
             self.step.plan.save(self.folder / "plan.json")
-            write_whole(self.folder / "step.json", json.dumps(self._facts()))
+            write_text(self.folder / "step.json", json.dumps(self._facts()), durable=True)
         self._record(steps - done)
         self.history = history = self.opened.enter_context(History(self.folder, done, write=self.first_rank))
         logs = Board(self.folder / "tensorboard" / f"rank-{rank()}", done)

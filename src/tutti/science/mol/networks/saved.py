@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from tutti.checkpoint.tensor_file import read_tensors, write_tensors
-from tutti.science.folder import write
 from tutti.science.mol.networks.ensemble import Ensemble
 from tutti.science.mol.networks.molct import MolCT
 from tutti.science.mol.networks.network import Network
@@ -27,6 +26,7 @@ from tutti.science.mol.networks.painn import PaiNN
 from tutti.science.mol.networks.schnet import SchNet
 from tutti.science.mol.units import PRESETS
 from tutti.weight_files import opened
+from tutti.whole_files import write_text
 
 KINDS: dict[str, type[Network]] = {x.__name__: x for x in (SchNet, PaiNN, MolCT)}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -43,7 +43,7 @@ def save(network: Network | Ensemble, folder: str | Path) -> None:
         for k, member in enumerate(network.members):
             save(member, folder / f"member-{k}")  # pyright: ignore
         config = {"format": FORMAT, "kind": "Ensemble", "members": len(network.members)}
-        write(folder / "config.json", json.dumps(config, indent=2) + "\n")
+        write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
         return
     name = type(network).__name__
     if KINDS.get(name) is not type(network):
@@ -53,7 +53,7 @@ def save(network: Network | Ensemble, folder: str | Path) -> None:
         raise ValueError(f"save: weights of {' or '.join(DTYPES)}, not {dtype}")
     write_tensors(network.state_dict(), folder / "weights.safetensors")
     config = {"format": FORMAT, "kind": name, "units": network.units, "dtype": dtype, "options": network.options}
-    write(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def load(folder: str | Path) -> Network:
